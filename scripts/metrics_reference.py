@@ -35,6 +35,11 @@ SECTIONS = (
         "[kv-tiers.md](../explanation/kv-tiers.md) explains the tier in RAM behind a GPU's KV pool and the one on "
         "disk (`--kv-disk`). All are 0 for a tier that there is not.",
     ),
+    (
+        "expert_disk",
+        "Experts on disk",
+        "[experts-on-disk.md](../explanation/experts-on-disk.md) explains it.",
+    ),
     ("expert_cache", "Expert cache", "[expert-cache.md](../explanation/expert-cache.md) explains it."),
     (
         "process",
@@ -71,7 +76,7 @@ def metrics_page(made: str) -> Iterator[str]:
     reported = {family.name: "router" for family in LoadCollector("model").collect()}
     for declared in declared_metrics(LoadReport):
         if len(declared.path) > 1:
-            nested = "expert_cache" if declared.path[0] == "expert_cache" else "tiers"
+            nested = declared.path[0] if declared.path[0] in ("expert_cache", "expert_disk") else "tiers"
             reported[f"moeserve:{declared.metric.name}"] = nested
     for section, title, introduction in SECTIONS:
         yield from (f"## {title}", "")

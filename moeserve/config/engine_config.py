@@ -34,6 +34,15 @@ class EngineConfig(SpeculativeConfig):
         "it is, for an instant start and less memory (do not change the file while it is served)",
         choices=("panels", "file"),
     )
+    expert_ram: float | None = option(
+        None,
+        "CPU engine",
+        "RAM for routed experts; all others are read from the GGUF file when a text uses them (default: all experts in "
+        "RAM, or if they do not fit, what is free beside the other weights and some KV)",
+        low=0.001,
+        high=1e6,
+        metavar="GIB",
+    )
     numa_nodes: int | None = option(
         None,
         "CPU engine",

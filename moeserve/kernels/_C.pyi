@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from moeserve.kernels.stream_operands import ExpertAdapters, KvLayer
+from moeserve.kernels.stream_operands import DiskLayer, ExpertAdapters, KvLayer
 
 PANEL_ROWS: int
 
@@ -133,6 +133,7 @@ class Stream:
         self, types: list[int], weight_bytes: int, least_gain: float
     ) -> list[ProductChoice]: ...
     def pack(self, source: int, bytes: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
+    def slots(self, type: int, rows: int, cols: int, count: int) -> Matrix: ...
     def view(self, source: int, bytes: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
     def embed(
         self, table: int, bytes: int, type: int, ids: Tensor, n: int, x: Tensor, scale: float
@@ -322,6 +323,7 @@ class Stream:
         down_bias: Tensor | None,
         lora: ExpertAdapters | None,
         add: bool,
+        disk: DiskLayer | None,
     ) -> None: ...
     def read(self, matrix: Matrix) -> None: ...
 
@@ -363,6 +365,31 @@ class SamplerState:
 
 def uniform_at(seed: int, position: int, stream: int = 0) -> float: ...
 def runs_by_lag(text: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]: ...
+
+class DiskCounts:
+    hits: int
+    misses: int
+    bytes: int
+    waited_us: int
+    busy_us: int
+    predicted: int
+    predicted_right: int
+    errors: int
+
+class DiskExperts:
+    is_direct: bool
+    def __init__(
+        self,
+        stream: Stream,
+        paths: list[str],
+        layers: list[tuple[int, list[tuple[Matrix, int, int, int]]] | None],
+        threads: int,
+        piece_bytes: int,
+        decay: float,
+        patience: float,
+    ) -> None: ...
+    def take_failures(self) -> list[tuple[int, str]]: ...
+    def counts(self) -> DiskCounts: ...
 
 class ExpertCachePolicy:
     def __init__(

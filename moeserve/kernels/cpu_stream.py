@@ -25,6 +25,7 @@ from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 from moeserve.kernels.stream_operands import (
     Activations,
     AdapterRows,
+    DiskLayer,
     ExpertAdapters,
     Heads,
     KvLayer,
@@ -52,6 +53,13 @@ class CpuStream(RecurrentOperations):
         bring_codebook(ggml_type)
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
         return self._native.view(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
+
+    def slots(self, ggml_type: int, shape: tuple[int, int, int]) -> Matrix:
+        """Returns a packed matrix of shape [slots, out, in] for experts on disk. It takes no RAM until `DiskExperts`
+        is opened. Raises ValueError for a type without kernels, and MemoryError."""
+        bring_codebook(ggml_type)
+        count, rows, cols = shape
+        return self._native.slots(ggml_type, rows, cols, count)
 
     def embed(
         self,
@@ -299,6 +307,7 @@ class CpuStream(RecurrentOperations):
         down_bias: torch.Tensor | None = None,
         lora: ExpertAdapters | None = None,
         add: bool = True,
+        disk: DiskLayer | None = None,
     ) -> None:
         """x[t] += sum_j weights[t, j] * down(activation(gate(y[t]), up(y[t]))) of expert ids[t, j]; without `add`,
         x[t] = the sum.
@@ -309,14 +318,19 @@ class CpuStream(RecurrentOperations):
         not counted. Experts without a gate pass the same matrix as gate and up; its product is computed once. A dense
         feed-forward is one expert with `shared_gate`'s routes. lora: the adapters' terms of the products; h then has
         both forms. limit, alpha: of the activation, see experts/reference.py. weighs_input: a weight multiplies an
-        expert's input, not its output.
+        expert's input, not its output. disk: the matrices are slots of experts on disk; the call then waits for
+        all earlier operations and for the disk, and routes of tokens whose experts cannot be read become -1
+        (`DiskExperts.take_failures`).
         """
         r, counts = routing, expert_token_counts
         self._native.experts(
             gate, up, down, y.native, n, r.ids, r.weights, r.starts, r.active, r.routes, h.native, counts, x,
             activation, limit_of(activation, limit), alpha, weighs_input, gate_bias, up_bias, down_bias, lora, add,
+            disk,
         )  # fmt: skip
-        self._held.append((gate, up, down, y, routing, h, counts, x, gate_bias, up_bias, down_bias, lora))
+        self._held.append(
+            (gate, up, down, y, routing, h, counts, x, gate_bias, up_bias, down_bias, lora, disk)
+        )
 
     def read(self, matrix: Matrix) -> None:
         """Reads every byte of the matrix without arithmetic, to measure memory bandwidth."""

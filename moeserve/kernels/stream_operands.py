@@ -60,6 +60,18 @@ class KvLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskLayer:
+    """A layer whose experts are on disk; its matrices have slots in RAM. See `disk_experts.py`."""
+
+    native: _C.DiskExperts
+    layer: int
+    num_experts: int
+    # int32 [tokens, any]: experts that `ahead_layer` will probably use, read ahead; None: no guess
+    ahead: torch.Tensor | None = None
+    ahead_layer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StateLayer:
     """One layer's part of the recurrent states: float32 [slots, values], from column `first` on."""
 

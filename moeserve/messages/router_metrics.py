@@ -7,6 +7,7 @@ from typing import Annotated, Final
 import msgspec
 
 from moeserve.messages.expert_cache import ExpertCacheCounts
+from moeserve.messages.expert_disk import ExpertDiskCounts
 from moeserve.messages.metric import Family, HistogramCounts, Metric
 from moeserve.messages.pages import TierCounts
 
@@ -225,3 +226,4 @@ class LoadReport(msgspec.Struct, tag=True):
     running_adapters: list[str] = []
     waiting_adapters: list[str] = []
     expert_cache: Annotated[ExpertCacheCounts, Family("expert_cache_")] = ExpertCacheCounts()
+    expert_disk: Annotated[ExpertDiskCounts, Family("expert_disk_")] = ExpertDiskCounts()

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from moeserve.messages.expert_cache import ExpertCacheCounts
+from moeserve.messages.expert_disk import ExpertDiskCounts
 from moeserve.messages.pages import PageOrders, PageReport, Tier
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
@@ -195,6 +196,11 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     draft_ms: float = 0.0  # of compute_ms, what drafting took
     # Of compute_ms, how long a GPU waited for the host because the step has drafts; others are launched ahead.
     draft_wait_ms: float = 0.0
+    # Since the result before; None: all experts are in memory.
+    expert_disk: ExpertDiskCounts | None = None
+    # By index of the plan's rows: why a row's results are wrong and its request ends. No row of another request is
+    # affected, but the KV that such a row wrote must not be used.
+    failed_rows: dict[int, str] = {}
 
 
 class ExpertUse(msgspec.Struct, frozen=True, tag=True):

@@ -34,6 +34,7 @@ from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.draft_rows import DraftRows
 from moeserve.worker.drafts.drafting import Drafting
 from moeserve.worker.drafts.run_sampler import RunSampler
+from moeserve.worker.engines.disk_experts import DiskExperts
 from moeserve.worker.engines.engine import Engine
 from moeserve.worker.recording.step_recorder import StepRecord, StepRecorder
 from moeserve.worker.sequences import Sequences, StepLayout, entries, log_bound
@@ -75,9 +76,10 @@ class Runner:
         pages: PageMover | None = None,
         adapters: ResidentAdapters[Any] | None = None,
         drafting: Drafting | None = None,
+        disk: DiskExperts | None = None,
     ) -> None:
         """pages: the tiers behind the KV pool; None: there are none. adapters: None if requests cannot use any.
-        drafting: None if rows have no drafts."""
+        drafting: None if rows have no drafts. disk: None if all experts are in memory."""
         self.engine = engine
         self._ready = ready
         self._adapters = adapters
@@ -92,6 +94,7 @@ class Runner:
             self._drafts = DraftRows(self._sequences, drafting.drafter(self._sequences))
             self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder
+        self._disk = disk
         self._pages = pages
         self._grammars: dict[int, str] = {}  # grammars of plans, by number, until they are dropped
         self._step_ended = time.perf_counter()
@@ -189,6 +192,7 @@ class Runner:
                 compute_ms,
             )
         pages, cache = self._page_report(), self.engine.take_expert_cache_counts()
+        disk = None if self._disk is None else self._disk.end_step(step.layout, self._sequences)
         return StepResult(
             step.plan.step,
             step.sampled,
@@ -201,6 +205,8 @@ class Runner:
             cache,
             step.draft_ms,
             draft_wait_ms,
+            None if disk is None else disk.counts,
+            {} if disk is None else disk.failed_rows,
         )
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
@@ -237,7 +243,10 @@ class Runner:
         if pages is not None and plan.pages is not None:
             pages.write(plan.pages)
         if plan.state_copies:
-            self.engine.copy_states(np.frombuffer(plan.state_copies, np.int32).reshape(-1, 2))
+            copies = np.frombuffer(plan.state_copies, np.int32).reshape(-1, 2)
+            self.engine.copy_states(copies)
+            if self._disk is not None:
+                self._disk.states_copied(copies)
         if pages is not None and plan.pages is not None:
             pages.load(plan.pages)
 

@@ -49,6 +49,10 @@ class Driver:
     def free(self, slot: int) -> None:
         self._free += self._held.pop(slot, [])
 
+    def adopt(self, slot: int, kv_slots: list[int]) -> None:
+        """A request begins with another's KV."""
+        self._held[slot] = kv_slots
+
     def take(self) -> int:
         """A free KV slot."""
         return int(self._free.pop(0))

@@ -13,11 +13,13 @@ from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.kernels.attention.reference import Sequence
 from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.disk_experts import Reading
 from moeserve.kernels.stream_operands import StateSequences
 from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import FLOAT16, KvDtype, KvLayout
 from moeserve.kv.states import StateCache
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
+from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts, has_experts_on_disk
 from moeserve.models.blocks.cpu.workspace import CpuBatch
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_loader import CpuLoader
@@ -27,6 +29,7 @@ from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import GGUFFile
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.step_buffers import CPU_LOGIT_ROWS
+from moeserve.placement.expert_cache.policy import DECAY
 from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.kernels.operations import stream_of
 from tests.kernels.weights import dequantize
@@ -49,17 +52,22 @@ class Engine:
         in_place: bool = False,
         kv_dtype: KvDtype = FLOAT16,
         drafts: bool = False,
+        slots: int | None = None,
     ) -> None:
-        """drafts: with the model's next-token block."""
+        """drafts: with the model's next-token block. slots: of each layer's experts in RAM, the others on disk."""
         self.file = open_model(path)  # in place, the weights are in it
         self.config = c = read_shape(self.file)
         if drafts:
             self.config = c = with_next_token_block(c, self.file)
         self.stream = stream
-        weights = CpuLoader(stream, self.file, c, lambda *_: None, in_place).load()
+        of_layers = None if slots is None else [slots] * c.num_layers
+        weights = CpuLoader(stream, self.file, c, lambda *_: None, in_place, of_layers).load()
         kv = KvCache(KvLayout(c, kv_dtype), MAX_TOKENS, range(len(c.loaded_layers))).layers
         states = StateCache(KvLayout(c), 2, range(c.num_layers)).layers
-        self.model = CpuDecoder(c, weights, stream, kv, MAX_TOKENS, MAX_TOKENS, states=states)
+        disk = None
+        if has_experts_on_disk(weights.layers):
+            disk = CpuDiskExperts(stream, c, weights.layers, Reading(4, 4096, DECAY))
+        self.model = CpuDecoder(c, weights, stream, kv, MAX_TOKENS, MAX_TOKENS, states=states, disk=disk)
 
     def logits(self, tokens: list[int], chunk: int = MAX_TOKENS) -> torch.Tensor:
         """float32 [len(tokens), vocab]: the prediction at every position."""

@@ -17,7 +17,6 @@ from tests.conftest import OWN_FIXTURES, family_models
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.model_engine import Fixture
 
-OWN = OWN_FIXTURES / "tiny-qwen2moe-q4_k_m.gguf"
 SIZES = {
     "max_num_seqs": 2,
     "max_num_batched_tokens": 64,
@@ -36,9 +35,15 @@ DENSE = {"all on the GPU", "two dense layers on the GPU"}
 # A file of each family, and how many tokens its large step has: more than gpt-oss's window and Gemma's.
 FAMILIES = {"gptoss-mxfp4": 40, "glm4moe-q4_k_m": 20, "minimaxm2-q4_k_m": 20, "qwen3-q4_k_m": 20,
             "qwen3next-q4_k_m": 20, "qwen35moe-q4_k_m": 20, "deepseek2-q4_k_m": 20, "gemma4-q4_k_m": 40,
-            "minimaxm3-f16": 40, "kimilinear-f16": 20, "nemotronhmoe-f16": 20,
-            "granitehybrid-f16": 20}  # fmt: skip
-CASES = [(OWN, 20, name) for name in PLACEMENTS if name != "two dense layers on the GPU"]
+            "minimaxm3-f16": 40, "kimilinear-f16": 20}  # fmt: skip
+CASES = [
+    (OWN_FIXTURES / f"tiny-{file}.gguf", 20, name)
+    for file in ("qwen2moe-q4_k_m", "nemotronhmoe-f16", "granitehybrid-f16")
+    for name in PLACEMENTS
+    if name != "two dense layers on the GPU"
+]
+# Feed-forwards first and one behind another, in layers of one block.
+CASES += [(OWN_FIXTURES / "tiny-nemotronh-f16.gguf", 20, name) for name in DENSE]
 CASES += [
     (model, tokens, name)
     for file, tokens in FAMILIES.items()

@@ -24,6 +24,7 @@ MODEL_FILES = {
     "moeserve.models.errors",
     "moeserve.models.sources.gguf",
     "moeserve.models.sources.huggingface",
+    "moeserve.models.sources.experts_in_file",
     "moeserve.models.sources.model_files",
     "moeserve.models.sources.splits",
     "moeserve.models.sources.regular_file",
@@ -178,6 +179,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.chatformat": set(),
     "moeserve.processes.sandbox": {"moeserve.errors", "moeserve.processes.process_state"},
     "moeserve.models.sources.gguf": {
+        "moeserve.models.sources.experts_in_file",
         "moeserve.errors",
         "moeserve.models.errors",
         "moeserve.models.sources.model_files",
@@ -276,6 +278,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.ranks.rank_share",
         "moeserve.models.tensors",
         "moeserve.models.step_buffers",
+        "moeserve.kv.capacity",
         "moeserve.kv.layout",
         "moeserve.kv.state_capacity",
         "moeserve.kv.window_capacity",

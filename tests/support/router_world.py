@@ -150,6 +150,20 @@ class World:
             self.scheduler.step_result(told, self.now)
             self._read()
 
+    def worker_id(self, req_slot: int, plan: StepPlan) -> int:
+        """The request that has this slot when the plan, which is not executed yet, is."""
+        for new in plan.new_seqs:
+            if new.req_slot == req_slot:
+                return new.sampling.seed
+        return self.worker.bound[req_slot].id
+
+    def fail_row(self, row: int, cause: str) -> None:
+        """The worker finishes its oldest plan, of which one row's results are wrong."""
+        self.now += 1.0
+        result = self.worker.step(self.in_flight.popleft())
+        self.scheduler.step_result(msgspec.structs.replace(result, failed_rows={row: cause}), self.now)
+        self._read()
+
     def run(self, max_steps: int = 10_000) -> int:
         """Plans and steps, as the manager does, until nothing is left; the number of steps."""
         for steps in range(max_steps):

@@ -41,8 +41,7 @@ def runner(model: CpuModel) -> Runner:
     return build_cpu_runner(model)
 
 
-def serve(runner: Runner, **limits: object) -> tuple[Answers, LoadReport]:
-    """Four conversations that share a system prompt: two turns, then the second again with another message."""
+def world_of(runner: Runner, **limits: object) -> World:
     ready = runner.ready()
     usual = {
         "num_kv_slots": ready.num_kv_slots,
@@ -57,6 +56,12 @@ def serve(runner: Runner, **limits: object) -> tuple[Answers, LoadReport]:
     world.worker = runner  # type: ignore[assignment]
     for _ in range(200):
         world.scheduler._history.add(2)  # so that answers are predicted to be short
+    return world
+
+
+def serve(runner: Runner, **limits: object) -> tuple[Answers, LoadReport]:
+    """Four conversations that share a system prompt: two turns, then the second again with another message."""
+    world, ready = world_of(runner, **limits), runner.ready()
     rng = random.Random(0)
 
     def text(length: int) -> list[int]:
@@ -101,6 +106,24 @@ def test_snapshots_do_not_change_a_token(
     assert report.state_snapshot_hits >= 6
     if not limits:
         assert report.cached_tokens >= 0.6 * report.prompt_tokens
+
+
+def test_of_ten_turns_nine_tenths_come_from_the_cache(runner: Runner) -> None:
+    """A conversation's prompts, the first among them: what is computed is each message, and the answer's last token."""
+    world = world_of(runner)
+    rng, vocab_size = random.Random(1), runner.ready().vocab_size
+
+    def text(length: int) -> list[int]:
+        return [rng.randrange(3, vocab_size) for _ in range(length)]
+
+    history = text(200)
+    for turn in range(10):
+        prompt = history + text(10)
+        world.add(msgspec.structs.replace(request(turn, prompt, 6), sampling=GREEDY))
+        world.run()
+        history = prompt + world.seen[turn].tokens
+    report = world.scheduler.load_report()
+    assert report.cached_tokens >= 0.9 * report.prompt_tokens
 
 
 def test_the_next_process_continues_from_states_on_disk(

@@ -7,13 +7,12 @@ memory twice. In place, nothing is read on loading; pages are read at first use.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
 from moeserve.kernels.stream_operands import DeltaParameters
-from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import (
@@ -36,9 +35,11 @@ from moeserve.models.loading.cpu_weights import (
     ExpertBiases,
     GatedExperts,
 )
+from moeserve.models.loading.disk_slots import experts_on_disk, num_slots_of
 from moeserve.models.loading.engine_types import check_cpu_types
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
+from moeserve.models.loading.halves import pack_halves
 from moeserve.models.loading.head_order import bytes_in_halves, in_halves, is_reordered
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.mamba2 import mamba2_parameters
@@ -60,7 +61,10 @@ class CpuLoader:
         shape: ModelShape,
         progress: OnProgress,
         in_place: bool = False,
+        slots: Sequence[int] | None = None,
     ) -> None:
+        """slots: of each layer, how many experts RAM holds; all others stay on disk. None: all are in RAM."""
+        self._slots = slots
         self._in_place = in_place
         self._stream = stream
         self._source = source
@@ -136,26 +140,7 @@ class CpuLoader:
         )
 
     def _halves(self, name: str) -> tuple[Matrix, Matrix]:
-        """Returns the left and the right half of a matrix's columns, packed. Raises ModelError if a quantised block
-        spans both."""
-        tensor = self._source.tensors[name]
-        rows, cols = tensor.shape
-        data = (
-            self._source.data(name).reshape(rows, 2, -1)
-            if cols // 2 % tensor.type.block_columns == 0
-            else None
-        )
-        if data is None:
-            raise ModelError(
-                self._source.path,
-                f"tensor {name!r}: half of its {cols} columns are no whole blocks of {tensor.type.name}",
-            )
-        left, right = (
-            self._stream.pack(
-                np.ascontiguousarray(data[:, half]).reshape(-1), int(tensor.type), (rows, cols // 2)
-            )
-            for half in (0, 1)
-        )
+        left, right = pack_halves(self._stream, self._source, name)
         self._matrices += [left, right]
         self._finish(name)
         return left, right
@@ -333,12 +318,25 @@ class CpuLoader:
         return self._vector(n.of_layer(index, self._shape.loaded_layers[index].ffn_norm))
 
     def _experts(self, index: int, parts: tuple[str, ...], *, has_bias: bool = False) -> GatedExperts:
-        *inputs, down = (self._matrix(n.of_layer(index, part)) for part in dict.fromkeys(parts))
+        num_slots = num_slots_of(self._source, self._slots, index, parts)
+        load = self._matrix if num_slots is None else lambda name: self._slots_of(name, num_slots)
+        *inputs, down = (load(n.of_layer(index, part)) for part in dict.fromkeys(parts))
         gate, up = inputs[0], inputs[-1]  # without a gate the same
         biases = None
         if has_bias:
             biases = ExpertBiases(*(self._vector(name) for name in expert_bias_tensors(index)))
-        return GatedExperts(gate, up, down, biases)
+        names = [n.of_layer(index, part) for part in parts]
+        on_disk = None if num_slots is None else experts_on_disk(self._source, names)
+        return GatedExperts(gate, up, down, biases, on_disk)
+
+    def _slots_of(self, name: str, num_slots: int) -> Matrix:
+        tensor = self._source.tensors[name]
+        _, rows, cols = tensor.shape
+        matrix = self._stream.slots(int(tensor.type), (num_slots, rows, cols))
+        self._matrices.append(matrix)
+        self._done += tensor.nbytes
+        self._progress("loading weights", self._done, self._total)
+        return matrix
 
     def _shared_expert(self, index: int, shape: SharedExpert) -> CpuSharedExpert:
         experts = self._experts(index, shape.parts)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import LinearGroup, Matrix
 from moeserve.kernels.stream_operands import DeltaParameters, Mamba2Parameters
+from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.source import ModelSource
 
 
@@ -29,6 +30,14 @@ class ExpertBiases:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsOnDisk:
+    """The experts of a layer that has fewer slots in RAM."""
+
+    num_experts: int
+    in_file: tuple[ExpertsInFile, ExpertsInFile, ExpertsInFile]  # gate, up, down
+
+
+@dataclass(frozen=True, slots=True)
 class GatedExperts:
     """down(activation(gate x, up x)) for each expert; a single expert if all tokens pass it."""
 
@@ -36,6 +45,8 @@ class GatedExperts:
     up: Matrix  # [E, width, hidden]
     down: Matrix  # [E, hidden, width]
     biases: ExpertBiases | None = None  # None: no biases
+    # The matrices have slots instead of E experts, [slots, ...], which the text's experts are read into.
+    on_disk: ExpertsOnDisk | None = None
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:

@@ -72,6 +72,9 @@ class RankSource:
         first, end = (tensor.type.row_bytes(column) for column in (cut.start, cut.end))
         return np.ascontiguousarray(rows[:, first:end]).reshape(-1)
 
+    def experts_in_file(self, name: str) -> None:
+        """Returns None: a rank's share of an expert is cut from the model's."""
+
     def advise_done(self, name: str) -> None:
         self._source.advise_done(self._share.name_in_model(name))
 

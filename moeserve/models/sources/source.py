@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.gguf import Metadata, TensorInfo
 
 
@@ -54,6 +55,11 @@ class ModelSource(Protocol):
     def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Returns the tensor's bytes: uint8 [nbytes], read-only, rows contiguous; a view of the file, or a copy that
         lasts as long as it is referenced. KeyError if absent."""
+        ...
+
+    def experts_in_file(self, name: str) -> ExpertsInFile | None:
+        """Returns where the file has an expert tensor's bytes as `data` returns them; None if `data` makes them.
+        KeyError if absent."""
         ...
 
     def advise_done(self, name: str) -> None:

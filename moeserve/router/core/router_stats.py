@@ -23,6 +23,8 @@ def observe_step(totals: LoadReport, scheduled: ScheduledStep, result: StepResul
     totals.kernels_compiled += result.kernels_compiled
     if result.expert_cache is not None:
         totals.expert_cache = totals.expert_cache.plus(result.expert_cache)
+    if result.expert_disk is not None:
+        totals.expert_disk = totals.expert_disk.plus(result.expert_disk)
     totals.prompt_tokens += scheduled.fresh_tokens
     totals.repeated_tokens += scheduled.repeated_tokens
     (totals.prefill_step_ms if scheduled.prompt_tokens else totals.decode_step_ms).add(result.compute_ms)

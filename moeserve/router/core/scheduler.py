@@ -167,11 +167,13 @@ class Scheduler:
         settle(scheduled, result.sampled)
         self._planner.finished(scheduled, result)
         observe_step(self._totals, scheduled, result)
+        for index, cause in result.failed_rows.items():
+            if (owner := scheduled.owners[index]).state is not State.FINISHED:
+                self._fail(owner, 500, cause, forget=True)
         late = [index for index in range(len(scheduled.sampling)) if result.sampled[index].late]
         self._turns.observe(scheduled.sampling, result.mask_ms, result.compute_ms, late)
         for index, logprobs in result.prompt_logprobs.items():
-            owner, row = scheduled.owners[index], scheduled.rows[index]
-            self._out.emit_prompt_logprobs(owner, row.start, logprobs)
+            self._out.emit_prompt_logprobs(scheduled.owners[index], scheduled.rows[index].start, logprobs)
         self._out.emit_progress(scheduled.chunks(), now)
         if runs := scheduled.num_draft_rows:
             items, ended = accept_runs(scheduled.sampling[:runs], result.sampled[:runs], now)
@@ -237,9 +239,8 @@ class Scheduler:
             return None
         if not self._open and not self._memory.has_work:
             return None
-        scheduled = self._planner.plan(
-            self._batch.last_planned + 1, now, results_awaited=bool(self._in_flight)
-        )
+        awaited = bool(self._in_flight)
+        scheduled = self._planner.plan(self._batch.last_planned + 1, now, results_awaited=awaited)
         if scheduled is None:
             return None
         self._batch.last_planned = scheduled.step

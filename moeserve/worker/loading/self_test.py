@@ -32,6 +32,8 @@ def check_logits(runner: Runner, path: Path) -> None:
     slots = np.arange(n, dtype=np.int32).tobytes()
     row = Row(0, 0, n, slots, True, slots if ready.num_window_slots else b"")
     result = runner.rehearse(StepPlan(0, [seq], [row], ZEROED if has_state else b""))
+    if result.failed_rows:
+        raise ModelError(path, result.failed_rows[0])
     of_prompt = result.prompt_logprobs.get(0, [])
     if result.sampled[0].token_id < 0 or any(entry.rank == 0 for entry in of_prompt):
         raise ModelError(

@@ -13,6 +13,7 @@ from typing import get_args, get_type_hints
 import msgspec
 
 from moeserve.messages.expert_cache import ExpertCacheCounts
+from moeserve.messages.expert_disk import ExpertDiskCounts
 from moeserve.messages.metric import Family, HistogramCounts, Metric, declared_metrics, with_totals_of
 from moeserve.messages.pages import TierCounts
 from moeserve.messages.router_metrics import LoadReport
@@ -43,6 +44,8 @@ def test_metrics_names_are_prometheus_and_differ() -> None:
 def test_counters_and_histograms_add_up_and_gauges_do_not() -> None:
     """Every field is covered, nested ones included: a total that is left out falls when a router is replaced."""
 
+    frozen = {"expert_cache": ExpertCacheCounts, "expert_disk": ExpertDiskCounts}
+
     def filled(number: int) -> LoadReport:
         report = LoadReport()
         for declared in declared_metrics(LoadReport):
@@ -52,9 +55,10 @@ def test_counters_and_histograms_add_up_and_gauges_do_not() -> None:
                 holder = getattr(holder, name)
             if declared.metric.kind == "histogram":
                 getattr(holder, last).add(number)
-            elif last not in ExpertCacheCounts.__struct_fields__:
+            elif declared.path[0] not in frozen:
                 setattr(holder, last, number)
-        report.expert_cache = ExpertCacheCounts(number, number, number, number)
+        for name, counts in frozen.items():
+            setattr(report, name, counts(*[number] * len(counts.__struct_fields__)))
         return report
 
     both = with_totals_of(filled(3), filled(4))

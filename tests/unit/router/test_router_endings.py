@@ -96,6 +96,33 @@ def test_non_finite_logits_fail_that_request_only() -> None:
     world.check_all_free()
 
 
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_a_failed_row_ends_its_request_alone(step: int) -> None:
+    """Whether it is a chunk of a prompt, its last one or a decode row; a plan behind it is on its way."""
+    world = make_world(max_num_batched_tokens=8)
+    world.add(request(0, prompt=7, max_tokens=5, prompt_logprobs=0, progress=True))
+    world.add(request(1, prompt=7, max_tokens=5))
+    for _ in range(step):
+        world.plan()
+        world.result()
+    plan = world.plan()
+    world.plan()
+    assert plan is not None
+    row = [world.worker_id(row.req_slot, plan) for row in plan.rows].index(0)
+    world.fail_row(row, "expert 3 of layer 1 could not be read from disk: Input/output error")
+    world.run()
+    error = final_error(world, 0)
+    assert (error.status, error.message[:8]) == (500, "expert 3")
+    assert len(world.seen[1].tokens) == 5
+    world.check_all_free()
+    # None of its KV is found again.
+    world.add(request(2, prompt=[100_000, *range(1, 7)], max_tokens=1))
+    world.run()
+    usage = final_item(world, 2).usage
+    assert usage is not None
+    assert usage.cached_tokens == 0
+
+
 def test_the_servers_end_ends_every_request_and_refuses_the_next() -> None:
     world = make_world(max_num_seqs=2)
     for id in range(4):

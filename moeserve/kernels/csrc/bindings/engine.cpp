@@ -132,6 +132,7 @@ void bind_engine(nb::module_& m) {
            "least_gain"_a)
       .def("pack", &Stream::pack, ReleaseGil(), "source"_a, "bytes"_a, "type"_a, "rows"_a, "cols"_a,
            "experts"_a)
+      .def("slots", &Stream::slots, "type"_a, "rows"_a, "cols"_a, "count"_a)
       .def("view", &Stream::view, "source"_a, "bytes"_a, "type"_a, "rows"_a, "cols"_a, "experts"_a)
       .def("embed", &Stream::embed)
       .def("norm", &Stream::norm, "x"_a, "weight"_a, "eps"_a, "n"_a, "y"_a, "rows"_a.none())
@@ -156,7 +157,7 @@ void bind_engine(nb::module_& m) {
       .def("experts", &Stream::experts, "gate"_a, "up"_a, "down"_a, "y"_a, "n"_a, "ids"_a, "weights"_a,
            "starts"_a, "active"_a, "routes"_a, "h"_a, "expert_token_counts"_a.none(), "x"_a, "activation"_a,
            "limit"_a, "alpha"_a, "weighs_input"_a, "gate_bias"_a.none(), "up_bias"_a.none(),
-           "down_bias"_a.none(), "lora"_a.none(), "add"_a)
+           "down_bias"_a.none(), "lora"_a.none(), "add"_a, "disk"_a.none())
       .def("lora", &Stream::lora)
       .def("delta_net", &Stream::delta_net, "q"_a, "k"_a.none(), "v"_a.none(), "z"_a, "b"_a, "a"_a.none(),
            "conv"_a, "rate"_a, "dt_bias"_a, "norm"_a, "eps"_a, "heads"_a, "states"_a, "first"_a, "row"_a,

@@ -349,11 +349,12 @@ void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, c
                      Tensor ids, Tensor weights, Tensor starts, Tensor active, Tensor routes,
                      const Activations& h, Tensor expert_token_counts, Tensor x,
                      const std::string& activation, float limit, float alpha, bool weighs_input,
-                     Tensor gate_bias, Tensor up_bias, Tensor down_bias, nb::object lora, bool add) {
-  const int64_t num = gate.experts, ff = gate.rows;
+                     Tensor gate_bias, Tensor up_bias, Tensor down_bias, nb::object lora, bool add,
+                     const nb::object& disk) {
+  const int64_t held = gate.experts, num = num_experts_arg(disk, held), ff = gate.rows;
   if (ff % kPanelRows != 0) reject("gate", "rows that 32 divides wanted, not " + std::to_string(ff));
-  if (up.experts != num || up.rows != ff || up.cols != gate.cols) reject("up", "the shape of gate wanted");
-  if (down.experts != num || down.cols != ff) reject("down", "[experts, out, rows of gate] wanted");
+  if (up.experts != held || up.rows != ff || up.cols != gate.cols) reject("up", "the shape of gate wanted");
+  if (down.experts != held || down.cols != ff) reject("down", "[experts, out, rows of gate] wanted");
   const int64_t top_k = tensor_arg(ids, "routing.ids", Element::kInt32).cols, most_routes = n * top_k;
   check_activations(y, "y", n, gate.cols, gate.integer());
   check_activations(y, "y", n, up.cols, up.integer());
@@ -364,7 +365,8 @@ void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, c
   op.up = &up;
   op.down = &down;
   op.y = y;
-  op.ids = rows_arg<int32_t>(ids, "routing.ids", n, top_k);
+  int32_t* const own_ids = rows_arg<int32_t>(ids, "routing.ids", n, top_k);
+  op.ids = own_ids;
   op.weights = rows_arg<float>(weights, "routing.weights", n, top_k);
   op.n = n;
   op.top_k = static_cast<int>(top_k);
@@ -386,6 +388,7 @@ void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, c
   op.lora = expert_lora_arg(lora, op);
   parts_.fit(pool_, static_cast<int>(most_routes), down.rows);
   op.parts = parts_.data();
+  if (!disk.is_none()) return run_from_disk(op, own_ids, disk);
   pool_.submit(SortRoutesOp{op});
   pool_.submit(op);
 }

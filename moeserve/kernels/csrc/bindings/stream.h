@@ -33,6 +33,10 @@ Activations make_activations(nanobind::handle f32, nanobind::handle q8, int64_t 
 
 // a, b: float32 tensors in LoraPair's layout, kept alive by the caller; None: no pair.
 void set_lora_pair(LoraTable& table, int adapter, int64_t expert, nanobind::handle a, nanobind::handle b);
+// disk: a DiskLayer of stream_operands.py, or None: how many experts a layer has, whose matrices have `held`.
+int64_t num_experts_arg(const nanobind::object& disk, int64_t held);
+// Computes `op`, whose experts are on disk; ids: op.ids.
+void run_from_disk(const ExpertsOp& op, int32_t* ids, const nanobind::object& disk);
 // lora: an ExpertAdapters of stream_operands.py, or None.
 ExpertLora expert_lora_arg(const nanobind::object& lora, const ExpertsOp& op);
 
@@ -59,6 +63,8 @@ class Stream {
                                int64_t experts);
   std::unique_ptr<Matrix> view(uintptr_t source, size_t bytes, int type, int64_t rows, int64_t cols,
                                int64_t experts);
+  // Packed, of `count` experts, in untouched memory: nothing takes RAM before it is written.
+  std::unique_ptr<Matrix> slots(int type, int64_t rows, int64_t cols, int64_t count);
 
   void embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x, float scale);
   void norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows);
@@ -82,7 +88,7 @@ class Stream {
                Tensor ids, Tensor weights, Tensor starts, Tensor active, Tensor routes, const Activations& h,
                Tensor expert_token_counts, Tensor x, const std::string& activation, float limit, float alpha,
                bool weighs_input, Tensor gate_bias, Tensor up_bias, Tensor down_bias, nanobind::object lora,
-               bool add);
+               bool add, const nanobind::object& disk);
   // stream_lora.cpp
   void lora(const Activations& x, int n, Tensor rows, Tensor adapters, const nanobind::list& tables,
             const nanobind::list& out, Tensor shrunk);

@@ -54,6 +54,19 @@ void ExpertCachePolicy::observe(const uint8_t* used) {
   for (size_t i = 0; i < size; ++i) scores_[i] = scores_[i] * decay_ + static_cast<float>(used[i]);
 }
 
+void ExpertCachePolicy::observe_layer(int layer, const uint8_t* used) {
+  float* scores = scores_.data() + static_cast<size_t>(layer) * experts_;
+  for (int e = 0; e < experts_; ++e) scores[e] = scores[e] * decay_ + static_cast<float>(used[e]);
+}
+
+int ExpertCachePolicy::lowest(int layer, const uint8_t* may_go) const {
+  int found = -1;
+  for (int e = 0; e < experts_; ++e) {
+    if (may_go[e] && (found < 0 || score(layer, e) < score(layer, found))) found = e;
+  }
+  return found;
+}
+
 void ExpertCachePolicy::learn(const uint8_t* used) {
   ++step_;
   std::array<int64_t, kBands> more{}, fewer{}, watched{};

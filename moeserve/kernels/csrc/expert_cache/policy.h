@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -34,6 +35,15 @@ class ExpertCachePolicy {
   // Learns from the step what past moves, made or only considered, have saved. Call it after `choose`, when there is
   // time.
   void learn(const uint8_t* used);
+
+  // By one layer at a time, for a cache whose misses come at once, in the place of whom its owner chooses by `lowest`: the
+  // experts that a step used, [experts].
+  void observe_layer(int layer, const uint8_t* used);
+  // Who of a layer has the lowest score among those that may go, [experts], of equal ones the first; -1: none may.
+  int lowest(int layer, const uint8_t* may_go) const;
+  float score(int layer, int expert) const {
+    return scores_[static_cast<std::size_t>(layer) * experts_ + expert];
+  }
 
   const uint8_t* cached() const { return cached_.data(); }
   // The reads that a promotion is expected to save the pool, a lower bound, by band of gain.

@@ -15,7 +15,7 @@ int ExpertsOp::compute(Team& team, bool is_whole) const {
   if (lora.any()) shrink_inputs(team);
   BytesAhead ahead = down_first(team);
   team.for_claimed_panels(
-      active[0], gate->panels,
+      num_active(), gate->panels,
       [&](int64_t rank, int64_t panel, Claim& claim) { gate_up(rank, panel, claim); },
       [&] { return ahead.fetch(); });
   if (lora.down != nullptr) shrink_intermediates(team);
@@ -29,7 +29,7 @@ int ExpertsOp::compute(Team& team, bool is_whole) const {
   }
   if (n * top_k <= kMostParts) {
     team.for_claimed_panels(
-        active[0], down->panels,
+        num_active(), down->panels,
         [&](int64_t rank, int64_t panel, Claim& claim) { down_part(rank, panel, claim); }, Team::no_idle);
     if (is_whole) team.last_phase();
     team.for_claimed_panels(
@@ -49,9 +49,9 @@ int ExpertsOp::compute(Team& team, bool is_whole) const {
 // not idle. Saves 3% of a layer's time at 1 and at 4 tokens with 16 threads (medians of four alternating runs with and
 // without; runs varied by 5%).
 BytesAhead ExpertsOp::down_first(const Team& team) const {
-  if (active[0] == 0 || !down->packed() || n * top_k > kMostParts) return {};
-  const auto [rank, panel] = team.first_pair(sums_at_once ? 1 : active[0], down->panels);
-  return {down->panel(active_expert(rank), panel).data,
+  if (num_active() == 0 || !down->packed() || n * top_k > kMostParts) return {};
+  const auto [rank, panel] = team.first_pair(sums_at_once ? 1 : num_active(), down->panels);
+  return {down->panel(place_of(active_expert(rank)), panel).data,
           static_cast<ptrdiff_t>((down->panels - panel) * down->panel_bytes)};
 }
 
@@ -61,22 +61,33 @@ ExpertsOp::Rows ExpertsOp::rows_of(int expert) const {
 }
 
 int ExpertsOp::active_expert(int64_t rank) const {
-  const volatile int32_t* now = active + 1 + rank;
+  const volatile int32_t* now = active + 1 + wave.first + rank;
   const int32_t expert = *now;
-  return std::min(expert, static_cast<int32_t>(gate->experts) - 1);
+  return std::min(expert, static_cast<int32_t>(num_experts()) - 1);
 }
 
-float* ExpertsOp::zeroed_sums(Team& team) const {
+ExpertsOp::Rows ExpertsOp::wave_rows() const {
+  if (wave.count < 0) return {0, std::min(starts[num_experts()], n * top_k)};
+  if (wave.count == 0) return {0, 0};
+  return {rows_of(active_expert(0)).begin, rows_of(active_expert(wave.count - 1)).end};
+}
+
+float* ExpertsOp::begin_sums(Team& team, int64_t panel) const {
   const size_t rows = std::max(n, most_rows);
   auto* sums = static_cast<float*>(team.scratch(round_up(sizeof(float) * rows * kPanelRows, 64)));
   std::fill(sums, sums + static_cast<int64_t>(n) * kPanelRows, 0.0f);
+  if (wave.is_first) return sums;
+  const int valid = down->valid_rows(panel);
+  for (int t = 0; t < n; ++t) {
+    std::copy_n(wave.sums + t * down->rows + panel * kPanelRows, valid, sums + t * kPanelRows);
+  }
   return sums;
 }
 
 // Counting sort of the n * top_k routes by expert, on one thread: at 512 tokens it takes 10 us of a layer's 20 ms.
 bool ExpertsOp::sort_routes() const {
   const int routes_n = n * top_k;
-  const int experts = static_cast<int>(gate->experts);
+  const int experts = static_cast<int>(num_experts());
   std::fill(starts, starts + experts + 1, 0);
   active[0] = 0;
   for (int i = 0; i < routes_n; ++i) {
@@ -104,9 +115,11 @@ bool ExpertsOp::sort_routes() const {
 
 // Computes y times the adapters' A of gate and up, by row of h.
 void ExpertsOp::shrink_inputs(Team& team) const {
-  const int routed = starts[gate->experts], parts = lora.stride / kLoraRows;
+  const int routed = starts[num_experts()], parts = lora.stride / kLoraRows;
+  const Rows mine = wave_rows();
   team.for_units(int64_t{2} * routed * parts, [&](int64_t unit) {
     const int64_t item = unit / parts, i = item % routed;
+    if (i < mine.begin || i >= mine.end) return;
     const LoraTable* table = item < routed ? lora.gate : lora.up;
     const int route = routes[i], adapter = lora.adapters[route / top_k];
     if (table == nullptr || adapter < 0) return;
@@ -117,9 +130,11 @@ void ExpertsOp::shrink_inputs(Team& team) const {
 
 // Computes h times the adapters' A of down; h must be complete.
 void ExpertsOp::shrink_intermediates(Team& team) const {
-  const int routed = starts[gate->experts], parts = lora.stride / kLoraRows;
+  const int routed = starts[num_experts()], parts = lora.stride / kLoraRows;
+  const Rows mine = wave_rows();
   team.for_units(int64_t{routed} * parts, [&](int64_t unit) {
     const int64_t i = unit / parts;
+    if (i < mine.begin || i >= mine.end) return;
     const int route = routes[i], adapter = lora.adapters[route / top_k];
     if (adapter < 0) return;
     shrink(*k, lora.down->pair(adapter, ids[route]), h.cols, static_cast<int>(unit % parts),
@@ -130,7 +145,7 @@ void ExpertsOp::shrink_intermediates(Team& team) const {
 void ExpertsOp::add_lora(const LoraTable* table, int part, int expert, int64_t panel, int i0, int tokens,
                          float* tile) const {
   if (table == nullptr) return;
-  const float* shrunk = lora.shrunk + (int64_t{part} * starts[gate->experts] + i0) * lora.stride;
+  const float* shrunk = lora.shrunk + (int64_t{part} * starts[num_experts()] + i0) * lora.stride;
   for (int i = 0; i < tokens; ++i) {
     const int adapter = lora.adapters[routes[i0 + i] / top_k];
     if (adapter < 0) continue;
@@ -152,10 +167,12 @@ void ExpertsOp::activate(float* g, const float* u, int n) const {
 void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
   const int expert = active_expert(rank);
   const int64_t row0 = panel * kPanelRows;
-  const Panel gate_panel = gate->panel(expert, panel), up_panel = up->panel(expert, panel);
+  const int64_t place = place_of(expert);
+  const Panel gate_panel = gate->panel(place, panel), up_panel = up->panel(place, panel);
   const bool last = panel + 1 == gate->panels;
-  const uint8_t* next = last && rank + 1 < active[0] ? gate->panel(active_expert(rank + 1), 0).data
-                                                     : gate_panel.data + gate->panel_bytes;
+  const uint8_t* next = last && rank + 1 < num_active()
+                            ? gate->panel(place_of(active_expert(rank + 1)), 0).data
+                            : gate_panel.data + gate->panel_bytes;
   const bool gated = gate != up;
   alignas(64) float g[kMostTokens * kPanelRows], of_up[kMostTokens * kPanelRows];
   float* u = gated ? of_up : g;
@@ -202,18 +219,19 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
 // One thread owns the panel's 32 output rows for all experts, so no reduction is needed. A token's experts are added in
 // ascending order of their ids, independent of the rest of the step.
 void ExpertsOp::down_panel(Team& team, int64_t panel, Claim& claim) const {
-  float* sums = zeroed_sums(team);
+  float* sums = begin_sums(team, panel);
   alignas(64) float tile[kMostTokens * kPanelRows];
   const void* rows[kMostTokens];
-  const int count = active[0];
+  const int count = num_active();
   for (int rank = 0; rank < count; ++rank) {
     const int expert = active_expert(rank);
-    const uint8_t* next = rank + 1 < count ? down->panel(active_expert(rank + 1), panel).data : nullptr;
+    const uint8_t* next =
+        rank + 1 < count ? down->panel(place_of(active_expert(rank + 1)), panel).data : nullptr;
     const auto [begin, end] = rows_of(expert);
     for (int i0 = begin; i0 < end; i0 += kMostTokens) {
       const int tokens = std::min(kMostTokens, end - i0);
       for (int i = 0; i < tokens; ++i) rows[i] = h.row(down->integer(), i0 + i);
-      k->multiply(down->type, down->panel(expert, panel), next, down->cols, rows, tokens, tile);
+      k->multiply(down->type, down->panel(place_of(expert), panel), next, down->cols, rows, tokens, tile);
       add_down_bias(expert, panel, tokens, tile);
       add_lora(lora.down, 0, expert, panel, i0, tokens, tile);
       for (int i = 0; i < tokens; ++i) {
@@ -234,10 +252,11 @@ void ExpertsOp::add_down_bias(int expert, int64_t panel, int tokens, float* tile
 // The same in two passes, with the same bits. First pass: the products of one expert.
 void ExpertsOp::down_part(int64_t rank, int64_t panel, Claim& claim) const {
   const int expert = active_expert(rank);
-  const Panel own = down->panel(expert, panel);
+  const Panel own = down->panel(place_of(expert), panel);
   const bool last = panel + 1 == down->panels;
-  const uint8_t* next = last && rank + 1 < active[0] ? down->panel(active_expert(rank + 1), 0).data
-                                                     : own.data + down->panel_bytes;
+  const uint8_t* next = last && rank + 1 < num_active()
+                            ? down->panel(place_of(active_expert(rank + 1)), 0).data
+                            : own.data + down->panel_bytes;
   alignas(64) float tile[kMostTokens * kPanelRows];
   const void* rows[kMostTokens];
   const int valid = down->valid_rows(panel);
@@ -257,11 +276,11 @@ void ExpertsOp::down_part(int64_t rank, int64_t panel, Claim& claim) const {
 
 // Second pass: their weighted sums.
 void ExpertsOp::add_parts(Team& team, int64_t panel, Claim& claim) const {
-  float* sums = zeroed_sums(team);
+  float* sums = begin_sums(team, panel);
   const int valid = down->valid_rows(panel);
   alignas(64) float tile[kPanelRows] = {};
-  const int routed = std::min(starts[down->experts], n * top_k);
-  for (int i = 0; i < routed; ++i) {
+  const auto [begin, end] = wave_rows();
+  for (int i = begin; i < std::min(end, n * top_k); ++i) {
     const int route = routes[i];
     std::copy_n(parts + i * down->rows + panel * kPanelRows, valid, tile);
     k->axpy(weight_of(route), tile, kPanelRows, sums + route / top_k * kPanelRows);
@@ -269,9 +288,14 @@ void ExpertsOp::add_parts(Team& team, int64_t panel, Claim& claim) const {
   if (claim()) put(panel, sums);
 }
 
-// Writes or adds sums [n, 32] to the panel's rows of x.
+// Writes or adds sums [n, 32] to the panel's rows of x; before the last wave, keeps them for the next one.
 void ExpertsOp::put(int64_t panel, const float* sums) const {
   const int valid = down->valid_rows(panel);
+  if (!wave.is_last) {
+    for (int t = 0; t < n; ++t)
+      std::copy_n(sums + t * kPanelRows, valid, wave.sums + t * down->rows + panel * kPanelRows);
+    return;
+  }
   for (int t = 0; t < n; ++t) {
     float* out = x + t * down->rows + panel * kPanelRows;
     const float* sum = sums + t * kPanelRows;

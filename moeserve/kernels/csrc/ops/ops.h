@@ -272,6 +272,15 @@ struct ExpertOptions {
   const float* down_bias = nullptr;  // [experts, hidden]
 };
 
+// Part of a step's experts, in ascending order of their ids, when they do not all fit into slots at once. Each wave
+// continues the sums of the one before, so that the bits are those of a single operation.
+struct Wave {
+  int first = 0;          // of the active experts
+  int count = -1;         // -1: all
+  float* sums = nullptr;  // [n, hidden]; nullptr: this is the only wave
+  bool is_first = true, is_last = true;
+};
+
 // x[t] = (or +=) sum over t's experts of weight * down(activation(gate(y), up(y))); the usual activation is silu(gate)
 // * up. Each expert's weights are read once per step.
 struct ExpertsOp {
@@ -301,6 +310,11 @@ struct ExpertsOp {
   int most_rows = 0;
   // Terms of the rows' adapters. If an adapter changes down, h has both forms.
   ExpertLora lora = {};
+  // Of experts in slots (expert_disk/): the matrices have slots, `slots` [experts] says which slot has an expert, and
+  // `experts` how many there are; 0: the matrices have all experts, by id.
+  const int32_t* slots = nullptr;
+  int experts = 0;
+  Wave wave = {};
   static constexpr int kMostParts = 512;
   static constexpr int kMostPhases = 3;  // without adapters
   // After sort_routes() of the same operation.
@@ -326,7 +340,12 @@ struct ExpertsOp {
   // Reads the rows once: a late thread may see those of any later layer, with more experts.
   Rows rows_of(int expert) const;
   int active_expert(int64_t rank) const;
-  float* zeroed_sums(Team& team) const;  // [n, 32]
+  int64_t num_experts() const { return slots != nullptr ? experts : gate->experts; }
+  // Where the matrices have an expert. A thread that comes late may ask for one that this layer has in no slot.
+  int64_t place_of(int expert) const { return slots != nullptr ? std::max(slots[expert], 0) : expert; }
+  int num_active() const { return wave.count < 0 ? active[0] : wave.count; }
+  Rows wave_rows() const;                              // of h
+  float* begin_sums(Team& team, int64_t panel) const;  // [n, 32]: zeros, or what the wave before has left
   void activate(float* g, const float* u, int n) const;
   // The factor of the route's output.
   float weight_of(int route) const { return options.weighs_input ? 1.0f : weights[route]; }

@@ -232,7 +232,7 @@ class Pool {
 
  private:
   friend class Team;
-  static constexpr size_t kOpBytes = 320;
+  static constexpr size_t kOpBytes = 384;
   static constexpr int kSlots = 1024;  // submit() waits while this many operations are pending
 
   struct alignas(64) Slot {

@@ -26,6 +26,7 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import AdapterRows, KvLayer, StateLayer
 from moeserve.models.blocks.cpu.attention import attend, project_qkv
 from moeserve.models.blocks.cpu.delta_net import project_delta, recur
+from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts
 from moeserve.models.blocks.cpu.ffn import feed_forward, mix
 from moeserve.models.blocks.cpu.forms import RopeTables, angles_of, forms_of
 from moeserve.models.blocks.cpu.latent import attend_latent, project_latent
@@ -70,10 +71,12 @@ class CpuDecoder:
         pinned: bool = False,
         adapters: CpuAdapters | None = None,
         angles: Mapping[AttentionForm, RopeTables] | None = None,
+        disk: CpuDiskExperts | None = None,
     ) -> None:
         """kv, states: one per layer of the weights; kv of the next-token block comes last; states is empty without
         recurrent layers. most_drafts: drafts per step, at most. pinned: x is in pinned memory, for a GPU to read.
-        adapters: LoRA adapters that rows may use. angles: result of `angles_of`, if already computed."""
+        adapters: LoRA adapters that rows may use. angles: result of `angles_of`, if already computed.
+        disk: reads the experts that RAM has no slot for; None: all are in RAM."""
         self.shape = shape
         self._weights = weights
         # Followed by the layer of the next-token block, like `kv`.
@@ -95,6 +98,7 @@ class CpuDecoder:
         self._space = CpuWorkspace(
             shape, weights, max_tokens, logit_rows, pinned=pinned, has_adapters=adapters is not None
         )
+        self.disk = disk
         self._num_forwards = 0
         self._num_heads_read = 0
         self._embedded: Sequence[tuple[int, Tensor]] = ()  # argument of the last `begin`
@@ -323,8 +327,14 @@ class CpuDecoder:
             return out
         assert isinstance(shape, MoeShape)
         if w.parts is not None:
-            return mix_parts(self._stream, w, w.parts, shape, eps, n, self._space, counts, adapters)
-        mix(self._stream, w, shape, eps, n, self._space, counts, adapters, out, add=add)
+            parts = w, w.parts, shape, eps, n, self._space, counts, adapters
+            return mix_parts(self._stream, *parts, self.disk, index)
+        mix(
+            *(self._stream, w, shape, eps, n, self._space, counts, adapters, out),
+            add=add,
+            disk=self.disk,
+            index=index,
+        )
         return out
 
     def _show_feed_forward(self, index: int, batch: CpuBatch, observer: LayerObserver) -> None:

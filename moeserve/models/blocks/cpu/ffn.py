@@ -10,6 +10,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.stream_operands import DiskLayer
+from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts
 from moeserve.models.blocks.cpu.lora import LayerAdapters, project
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
 from moeserve.models.interface import DenseFfnShape, MoeShape, SharedExpert
@@ -29,12 +31,16 @@ def mix(
     out: Tensor,
     *,
     add: bool,
+    disk: CpuDiskExperts | None = None,
+    index: int = 0,
 ) -> None:
-    """Launches router, experts and shared expert. expert_token_counts: int64 [2, experts], see `CpuStream.experts`."""
+    """Launches router, experts and shared expert. expert_token_counts: int64 [2, experts], see `CpuStream.experts`.
+    disk: None if all experts are in RAM; index: the layer's."""
     stream.norm(space.x, w.norm, eps, n, space.y)
     project(stream, space.y, n, w.router, [space.router_logits], adapters, (names.FFN_GATE_INP,))
     stream.route(space.router_logits, n, space.routing, shape.router, bias=w.choice_bias)
-    run_experts(stream, w, shape, n, space, expert_token_counts, adapters, out, add=add)
+    on_disk = None if disk is None else disk.layer(index, n, space)
+    run_experts(stream, w, shape, n, space, expert_token_counts, adapters, out, add=add, disk=on_disk)
     if w.shared is not None:
         assert shape.shared is not None
         run_unrouted(stream, w.shared, shape.shared, n, space, adapters, shape.shared.parts, out, add=True)
@@ -68,6 +74,7 @@ def run_experts(
     out: Tensor,
     *,
     add: bool,
+    disk: DiskLayer | None,
 ) -> None:
     """Launches the experts that space.routing has chosen, on space.y."""
     e, b = w.experts, w.experts.biases
@@ -78,6 +85,7 @@ def run_experts(
         up_bias=None if b is None else b.up,
         down_bias=None if b is None else b.down,
         lora=None if adapters is None else adapters.experts(shape.parts),
+        disk=disk,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts
 from moeserve.models.blocks.cpu.ffn import run_experts, run_unrouted
 from moeserve.models.blocks.cpu.lora import LayerAdapters, project
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
@@ -26,9 +27,11 @@ def mix_parts(
     space: CpuWorkspace,
     expert_token_counts: Tensor,
     adapters: LayerAdapters | None,
+    disk: CpuDiskExperts | None,
+    index: int,
 ) -> Tensor:
     """Launches both parts. Returns the tensor with the sum. expert_token_counts: int64 [2, experts], see
-    `CpuStream.experts`."""
+    `CpuStream.experts`. disk, index: as for `mix`."""
     s = space.sandwich
     assert s is not None
     assert w.shared is not None
@@ -41,6 +44,7 @@ def mix_parts(
     project(stream, space.y, n, w.router, [space.router_logits], adapters, (names.FFN_GATE_INP,))
     stream.route(space.router_logits, n, space.routing, shape.router, expert_scale=w.expert_scale)
     stream.norm(space.x, norms.experts_input, eps, n, space.y)
-    run_experts(stream, w, shape, n, space, expert_token_counts, adapters, s.block, add=False)
+    on_disk = None if disk is None else disk.layer(index, n, space)
+    run_experts(stream, w, shape, n, space, expert_token_counts, adapters, s.block, add=False, disk=on_disk)
     stream.add_norm(s.block, norms.experts_output, eps, n, s.sum.f32)
     return s.sum.f32

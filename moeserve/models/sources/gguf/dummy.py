@@ -3,12 +3,13 @@
 The file may be truncated after the header. Matrices are taken from pools of random blocks, each chunk of a tensor
 from a different place in its type's pool; vectors (norms) are ones. Matrices preserve the magnitude of their input
 (weights of about 1 / sqrt(columns)); the router's is ROUTER times larger, like a trained one's, whose choices are
-clear.
+clear. The rates of recurrent states are -1: with positive ones states would grow without end.
 """
 
 from __future__ import annotations
 
 import zlib
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ class DummyFile(GGUFFile):
 
     def data(self, name: str) -> Bytes:
         tensor = self.tensors[name]
+        if name.endswith(f".{n.SSM_A}"):
+            return _as_bytes(np.full(prod(tensor.shape), -1.0, np.float32), tensor.type)
         if len(tensor.shape) == 1:
             return _as_bytes(np.ones(tensor.shape[0], np.float32), tensor.type)
         if len(self._scratch) < tensor.nbytes:
@@ -63,6 +66,9 @@ class DummyFile(GGUFFile):
             first = int(rng.integers(0, period // block)) * block
             out[start : start + size] = pool[first : first + size]
         return out
+
+    def experts_in_file(self, name: str) -> None:
+        """Returns None: no file has these weights."""
 
     def advise_done(self, name: str) -> None:
         """Does nothing: no file is mapped."""

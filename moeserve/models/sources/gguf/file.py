@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from moeserve.models.sources.experts_in_file import ExpertsInFile, FileVersion
 from moeserve.models.sources.model_files import is_model_file
 from moeserve.models.sources.regular_file import map_file
 
@@ -34,7 +35,8 @@ class GGUFFile:
         self.metadata: Metadata = headers[0].metadata
         self.tensors: dict[str, MappedTensor] = {}
         self.file_bytes = sum(len(buffer) for buffer in buffers)
-        self._buffers = buffers
+        self._buffers, self._paths = buffers, paths
+        self._versions = [FileVersion.of(path) for path in paths]
         for path, header in zip(paths, headers, strict=True):
             for tensor in separated(header.tensors):
                 if tensor.name in self.tensors:
@@ -61,6 +63,12 @@ class GGUFFile:
         if tensor.half is None:
             return stored
         return stored.reshape(tensor.shape[0], 2, -1)[:, tensor.half].reshape(-1)
+
+    def experts_in_file(self, name: str) -> ExpertsInFile | None:
+        tensor = self.tensors[name]
+        stride, half = _stored_bytes(tensor) // tensor.shape[0], tensor.half or 0
+        offset = tensor.offset + half * (tensor.nbytes // tensor.shape[0])
+        return ExpertsInFile(self._paths[tensor.part], self._versions[tensor.part], offset, stride)
 
     def advise_done(self, name: str) -> None:
         """Releases the tensor's mapped pages, except those shared with a neighbour.

@@ -91,6 +91,9 @@ class HuggingFaceFolder:
         # A header of odd length would leave 16 and 32-bit numbers at odd addresses.
         return views[0] if len(views) == 1 and parts[0].start % 4 == 0 else np.concatenate(views)
 
+    def experts_in_file(self, name: str) -> None:
+        """Returns None: a folder has each expert's matrices as tensors of their own."""
+
     def advise_done(self, name: str) -> None:
         """See ModelSource."""
         for part in (part for whole in self._parts[name] for part in whole.parts):

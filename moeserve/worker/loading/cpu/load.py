@@ -29,6 +29,7 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import most_drafts
 from moeserve.placement import ModelSizes, place
 from moeserve.placement.engine_memory import draft_record_bytes
+from moeserve.placement.expert_ram import READER_BYTES, dense_bytes, expert_bytes, slot_bytes
 from moeserve.placement.options import placement_options
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.processes.embedding_files import EmbeddingFiles
@@ -40,7 +41,9 @@ from moeserve.worker.adapters.resident import AdapterAtStart, ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.cpu.sampler import CpuSampler
+from moeserve.worker.engines.disk_experts import DiskExperts
 from moeserve.worker.engines.embedding_rows import EmbeddingRows
+from moeserve.worker.loading.cpu.expert_ram import open_disk, plan_expert_slots
 from moeserve.worker.loading.cpu.pool_start import check_ram, choose_products, open_stream
 from moeserve.worker.loading.drafting import drafting_of, refuse_records_of_drafts
 from moeserve.worker.loading.ready import log_skipped, ready_message
@@ -107,18 +110,24 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         check_cpu_reads(layout)
         tokens = step_tokens(config.max_num_batched_tokens, shape, gpu_bytes=None)
         recorder = open_recorder(config, shape, max(tokens, config.max_num_seqs))
-        placement = place(ModelSizes.of(source.tensors, layout), placement_options(config, shape), gpu=None)
+        sizes = ModelSizes.of(source.tensors, layout)
+        place(sizes, placement_options(config, shape), gpu=None)  # refuses the flags of GPUs
         in_place = config.weight_layout == "file"
         if in_place and not source.is_mapped:
             raise ConfigError(
                 "--weight-layout file needs a GGUF file and no --load-format dummy; leave it out, or say panels"
             )
+        if in_place and config.expert_ram is not None:
+            raise ConfigError("--expert-ram has no effect with --weight-layout file; leave one of them out")
+        slots = None if in_place else plan_expert_slots(config, source, shape, layout)
+        slots_bytes = 0 if slots is None else slot_bytes(sizes, slots)
         if not in_place:
-            check_ram(placement.cpu_weight_bytes, remedy="or read it from disk with --weight-layout file")
-        weights = CpuLoader(stream, source, shape, on_progress, in_place).load()
+            expert_ram = expert_bytes(sizes) if slots is None else slots_bytes + READER_BYTES
+            check_ram(dense_bytes(sizes) + expert_ram, remedy="or lower --expert-ram")
+        weights = CpuLoader(stream, source, shape, on_progress, in_place, slots).load()
         of_adapters = adapter_memory(config, shape, checked, max(tokens, config.max_num_seqs))
         adapters = read_adapters(checked, of_adapters)
-        free = available_bytes() - of_adapters.resident - of_adapters.later
+        free = available_bytes() - of_adapters.resident - of_adapters.later - slots_bytes
         free -= draft_record_bytes(config, shape, tokens)
         states = state_slots(config, layout.state_bytes(), free)
         layers = range(layout.num_layers)
@@ -158,6 +167,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     resident = None
     if adapters is not None:
         resident = ResidentAdapters(adapters, at_start, later_bytes(config), config.lora_dir)
+    disk = open_disk(loaded.weights, stream, shape)
     model = CpuDecoder(
         shape,
         loaded.weights,
@@ -169,6 +179,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         most_drafts=most_drafts(loaded.step_tokens, config.max_num_seqs, num_drafts(config)),
         adapters=adapters,
         angles=loaded.angles,
+        disk=disk,
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, stream.isa)
     rows = None if spans is None else EmbeddingRows(spans, shape.embedding_size)
@@ -194,6 +205,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         pages,
         resident,
         drafting_of(config, engine, model.next_token, constraints),
+        None if disk is None else DiskExperts(disk.native, capacity.num_slots, loaded.state_slots),
     )
 
 

@@ -13,6 +13,7 @@ from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.gguf import GGUFError, open_gguf
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.dummy import open_dummy, std_of
+from tests.conftest import OWN_FIXTURES
 from tests.support.header_only import write_header_only
 
 
@@ -46,3 +47,13 @@ def test_matrices_are_random_and_vectors_ones(header_only: Path) -> None:
     gate, up = (dummy.data(n.of_layer(0, part)).copy() for part in (n.FFN_GATE_EXPS, n.FFN_UP_EXPS))
     assert not np.array_equal(gate, up)
     assert np.array_equal(gate, dummy.data(n.of_layer(0, n.FFN_GATE_EXPS)))  # the same at every start
+
+
+@pytest.mark.parametrize("name", ["nemotronhmoe-f16", "kimilinear-f16", "qwen3next-q4_k_m"])
+def test_recurrent_states_decay(name: str) -> None:
+    """With a rate above 0 a state grows with every token, and a benchmark computes with infinities."""
+    file = open_dummy(OWN_FIXTURES / f"tiny-{name}.gguf")
+    rates = [tensor for tensor in file.tensors.values() if tensor.name.endswith("ssm_a")]
+    assert rates
+    for tensor in rates:
+        assert (file.data(tensor.name).view(np.float32) == -1.0).all()

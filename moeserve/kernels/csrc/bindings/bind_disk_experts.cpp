@@ -1,0 +1,121 @@
+// moeserve.kernels._C.DiskExperts: see expert_disk/disk_experts.h. The typed wrapper is moeserve/kernels/disk_experts.py.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "expert_disk/disk_experts.h"
+#include "stream.h"
+#include "tensor_arg.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace moeserve {
+namespace {
+
+constexpr int kMostThreads = 256;
+
+// (matrix, file, offset, stride) of a tuple.
+DiskPart disk_part(const nb::tuple& part, size_t files, int experts) {
+  const DiskPart out{nb::cast<const Matrix*>(part[0]), nb::cast<int>(part[1]), nb::cast<int64_t>(part[2]),
+                     nb::cast<int64_t>(part[3])};
+  const auto bytes = static_cast<int64_t>(row_bytes(out.slots->type, out.slots->cols)) * out.slots->rows;
+  if (!out.slots->packed() || out.slots->experts > experts)
+    reject("layers", "slots, no more than experts, wanted");
+  if (out.file < 0 || static_cast<size_t>(out.file) >= files) reject("layers", "no such file");
+  if (out.offset < 0 || out.stride < bytes) reject("layers", "experts that overlap in the file");
+  return out;
+}
+
+// layers: for each None, or (experts, three parts).
+std::vector<DiskLayer> disk_layers(const nb::list& layers, size_t files) {
+  std::vector<DiskLayer> out;
+  for (const nb::handle layer : layers) {
+    DiskLayer& made = out.emplace_back();
+    if (layer.is_none()) continue;
+    const auto pair = nb::cast<nb::tuple>(layer);
+    const auto parts = nb::cast<nb::list>(pair[1]);
+    made.experts = nb::cast<int>(pair[0]);
+    if (made.experts < 1 || parts.size() != made.parts.size())
+      reject("layers", "three parts of experts wanted");
+    for (size_t i = 0; i < made.parts.size(); ++i) {
+      made.parts[i] = disk_part(nb::cast<nb::tuple>(parts[i]), files, made.experts);
+      if (made.parts[i].slots->experts != made.parts[0].slots->experts)
+        reject("layers", "as many slots each wanted");
+    }
+  }
+  return out;
+}
+
+void make_disk_experts(DiskExperts* at, Stream& stream, const std::vector<std::string>& paths,
+                       const nb::list& layers, int threads, int64_t piece_bytes, float decay,
+                       double patience) {
+  if (threads < 1 || threads > kMostThreads) reject("threads", "1 to " + std::to_string(kMostThreads));
+  if (piece_bytes < 1) reject("piece_bytes", "1 or more wanted");
+  std::vector<DiskLayer> made = disk_layers(layers, paths.size());
+  const nb::gil_scoped_release release;
+  try {
+    new (at) DiskExperts(stream.pool(), stream.kernels(), paths, std::move(made), threads, piece_bytes, decay,
+                         patience);
+  } catch (const std::system_error& error) {
+    const nb::gil_scoped_acquire acquire;
+    errno = error.code().value();
+    PyErr_SetString(PyExc_OSError, error.what());
+    throw nb::python_error();
+  }
+}
+
+}  // namespace
+
+int64_t num_experts_arg(const nb::object& disk, int64_t held) {
+  return disk.is_none() ? held : nb::cast<int64_t>(disk.attr("num_experts"));
+}
+
+void run_from_disk(const ExpertsOp& op, int32_t* ids, const nb::object& disk) {
+  auto& experts = nb::cast<DiskExperts&>(disk.attr("native"));
+  const int layer = nb::cast<int>(disk.attr("layer"));
+  if (experts.experts_of(layer) != num_experts_arg(disk, 0)) reject("disk", "another number of experts");
+  const nb::object ahead = disk.attr("ahead");
+  const int32_t* ahead_ids = nullptr;
+  int ahead_layer = 0, count = 0;
+  if (!ahead.is_none()) {
+    const TensorArg a = tensor_arg(ahead, "disk.ahead", Element::kInt32);
+    ahead_ids = rows_arg<int32_t>(ahead, "disk.ahead", op.n, a.cols);
+    count = static_cast<int>(op.n * a.cols);
+    ahead_layer = nb::cast<int>(disk.attr("ahead_layer"));
+    experts.experts_of(ahead_layer);  // throws for a layer that is none
+  }
+  const nb::gil_scoped_release release;
+  experts.run(op, layer, ids, ahead_layer, ahead_ids, count);
+}
+
+std::unique_ptr<Matrix> Stream::slots(int type, int64_t rows, int64_t cols, int64_t count) {
+  return make_matrix(row_bytes(type, cols) * rows * count, type, rows, cols, count, nullptr);
+}
+
+void bind_disk_experts(nb::module_& m) {
+  nb::class_<DiskCounts>(m, "DiskCounts")
+      .def_ro("hits", &DiskCounts::hits)
+      .def_ro("misses", &DiskCounts::misses)
+      .def_ro("bytes", &DiskCounts::bytes)
+      .def_ro("waited_us", &DiskCounts::waited_us)
+      .def_ro("busy_us", &DiskCounts::busy_us)
+      .def_ro("predicted", &DiskCounts::predicted)
+      .def_ro("predicted_right", &DiskCounts::predicted_right)
+      .def_ro("errors", &DiskCounts::errors);
+  nb::class_<DiskExperts>(m, "DiskExperts")
+      .def("__init__", &make_disk_experts, "stream"_a, "paths"_a, "layers"_a, "threads"_a, "piece_bytes"_a,
+           "decay"_a, "patience"_a, nb::keep_alive<1, 2>())
+      .def("take_failures", &DiskExperts::take_failures)
+      .def("counts", &DiskExperts::counts)
+      .def_prop_ro("is_direct", &DiskExperts::is_direct);
+}
+
+}  // namespace moeserve

@@ -1,0 +1,128 @@
+// Experts on disk, of which RAM holds some: each layer's slots have the experts that the texts use, and a step's missing
+// ones are read before it computes them (docs/explanation/experts-on-disk.md).
+//
+// An expert is absent (in no slot), loading (it owns a slot that threads write) or ready (its slot is whole and stays as it
+// is until another expert takes it). Only ready experts are computed with, and no slot of the wave that the pool computes
+// changes its owner.
+//
+// Who writes what: the slots' panels, DiskReader's threads while their expert is loading; states and owners, whoever has
+// `mutex_`; a layer's `table` and all else, the thread that calls `run`, while the pool is idle.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "expert_cache/policy.h"
+#include "expert_disk/disk_reader.h"
+#include "ops/ops.h"
+
+namespace moeserve {
+
+// One of a layer's three matrices: where the file has its experts, and the slots.
+struct DiskPart {
+  const Matrix* slots;
+  int file;
+  int64_t offset, stride;  // of the first expert, and from one to the next
+};
+
+struct DiskLayer {
+  int experts = 0;  // 0: the layer's experts are not on disk
+  std::array<DiskPart, 3> parts{};
+};
+
+// Since the start.
+struct DiskCounts {
+  int64_t hits = 0, misses = 0;  // experts that steps used, ready when they were asked for or not
+  int64_t bytes = 0;             // read
+  int64_t waited_us = 0;         // by steps
+  int64_t busy_us = 0;           // at least one read was under way
+  int64_t predicted = 0, predicted_right = 0;
+  int64_t errors = 0;  // experts that could not be read
+};
+
+class DiskExperts {
+ public:
+  // Allocates the slots' memory, so that what does not fit fails here. `piece_bytes`: of a read,
+  // about. `patience`: seconds after which a step gives up on
+  // reads of which none has ended meanwhile. Throws std::system_error for a file that cannot be opened.
+  DiskExperts(Pool& pool, const Kernels& kernels, const std::vector<std::string>& paths,
+              std::vector<DiskLayer> layers, int threads, int64_t piece_bytes, float decay, double patience);
+  ~DiskExperts();
+  DiskExperts(const DiskExperts&) = delete;
+
+  // Computes a layer's experts: waits for the pool, reads what is missing and queues `op`, in waves if there are fewer slots
+  // than experts. `ids`: op.ids; the routes of tokens whose experts cannot be read are taken out of it, and the tokens are
+  // among `take_failures`. ahead [num_ahead]: experts that the layer `ahead_layer` is expected to use, which are read when
+  // nothing else is.
+  void run(ExpertsOp op, int layer, int32_t* ids, int ahead_layer, const int32_t* ahead, int num_ahead);
+
+  int experts_of(int layer) const { return layers_.at(layer).of.experts; }
+  // (row of the step, why) of each token since the last call.
+  std::vector<std::pair<int, std::string>> take_failures();
+  DiskCounts counts();
+  bool is_direct() const { return reader_->is_direct(); }
+
+ private:
+  enum class State : uint8_t { kAbsent, kLoading, kReady };
+  enum class Keep : uint8_t { kNot, kIfPossible, kSurely };  // an expert's slot
+  struct Expert {
+    State state = State::kAbsent;
+    bool is_ahead = false;  // its pieces are not urgent
+    int32_t slot = -1;
+    int pieces = 0, left = 0;  // in all, and not done
+    std::string error;         // of the last read
+  };
+  struct Layer {
+    DiskLayer of;
+    std::vector<Expert> experts;
+    std::vector<int32_t> owners;     // of each slot; -1: free
+    std::vector<int32_t> table;      // ExpertsOp::slots
+    std::vector<Keep> keep;          // of each expert
+    std::vector<int32_t> predicted;  // for the step to come
+  };
+  struct Part {  // of what a layer needs: [begin, end)
+    size_t begin, end;
+  };
+
+  // With `mutex_` held.
+  void count_use(int index, const std::vector<int32_t>& need);
+  void drop_wrong_guesses(int index, const std::vector<uint8_t>& used);
+  bool request(int index, const int32_t* ids, size_t count, bool urgent);
+  int take_slot(int index, int expert, bool urgent);
+  void start(int index, int expert, int slot, bool urgent);
+  void keep_slots(Layer& layer, const std::vector<int32_t>& need, Part surely);
+
+  void look_ahead(int index, const int32_t* ahead, int count);
+  // Waits until the experts are ready or cannot be. Returns those that are not.
+  std::vector<int32_t> bring(int index, const std::vector<int32_t>& need, Part wave);
+  void fail_tokens(int index, const ExpertsOp& op, int32_t* ids, const std::vector<int32_t>& missing);
+  void remove_failed_routes(int32_t* ids, int n, int top_k) const;
+  void fill_table(Layer& layer);
+  void on_piece(const DiskPiece& piece, const char* error);
+
+  Pool& pool_;
+  std::vector<Layer> layers_;
+  ExpertCachePolicy policy_;
+  const int64_t piece_bytes_;
+  const std::chrono::duration<double> patience_;
+  std::map<int, std::string> failed_;  // tokens of the running step
+  std::vector<float> sums_;            // Wave::sums
+
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  uint64_t progress_ = 0;  // pieces done
+  int under_way_ = 0;      // pieces to be read
+  std::chrono::steady_clock::time_point busy_since_;
+  DiskCounts counts_;
+  std::unique_ptr<DiskReader> reader_;  // last: its threads use all of the above
+};
+
+}  // namespace moeserve

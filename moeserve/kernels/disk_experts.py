@@ -1,0 +1,62 @@
+"""Experts on disk: opens the C++ reader that brings them into RAM slots (csrc/expert_disk)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from moeserve.kernels import _C
+from moeserve.kernels.cpu_stream import CpuStream, Matrix
+
+
+class Reading(NamedTuple):
+    """How experts are read, and which one goes when another comes."""
+
+    readers: int  # threads, each with one read under way
+    piece_bytes: int  # of a read, about
+    decay: float  # of an expert's score with each step, as in the expert cache's policy
+    patience_s: float = 30.0  # without the end of any read, after which a step gives up on what it waits for
+
+
+class DiskPart(NamedTuple):
+    """One of a layer's three matrices of experts."""
+
+    slots: Matrix
+    path: Path
+    offset: int  # of the first expert in the file
+    stride: int  # bytes from one expert to the next
+
+
+class DiskExpertLayer(NamedTuple):
+    num_experts: int
+    parts: tuple[DiskPart, DiskPart, DiskPart]  # gate, up, down
+
+
+def open_disk_experts(
+    stream: CpuStream,
+    layers: Sequence[DiskExpertLayer | None],
+    reading: Reading,
+) -> _C.DiskExperts:
+    """Starts the reading threads, and writes zeros to all slots, so that their memory is taken now. layers: None for a
+    layer without experts on disk.
+
+    Raises OSError for a file that cannot be opened.
+    """
+    paths = sorted({part.path for layer in layers if layer is not None for part in layer.parts})
+    number = {path: index for index, path in enumerate(paths)}
+
+    def native(layer: DiskExpertLayer) -> tuple[int, list[tuple[Matrix, int, int, int]]]:
+        return layer.num_experts, [(p.slots, number[p.path], p.offset, p.stride) for p in layer.parts]
+
+    of_layers = [None if layer is None else native(layer) for layer in layers]
+    r = reading
+    return _C.DiskExperts(
+        stream.native,
+        [str(path) for path in paths],
+        of_layers,
+        r.readers,
+        r.piece_bytes,
+        r.decay,
+        r.patience_s,
+    )

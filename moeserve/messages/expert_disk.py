@@ -1,0 +1,76 @@
+"""The worker's report on experts that are read from disk."""
+
+from __future__ import annotations
+
+from operator import add, sub
+from typing import Annotated
+
+import msgspec
+from msgspec.structs import astuple
+
+from moeserve.messages.metric import Metric
+
+
+class ExpertDiskCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Counts of one step or of several: a step counts each expert of a layer once, however many tokens use it."""
+
+    hits: Annotated[
+        int,
+        Metric(
+            "counter",
+            "hits",
+            "Experts that a step used and found in RAM, of the layers whose experts are on disk; a step counts each "
+            "expert of a layer once.",
+        ),
+    ] = 0
+    misses: Annotated[
+        int,
+        Metric("counter", "misses", "Experts that a step used and had to wait for, as they were on disk."),
+    ] = 0
+    bytes: Annotated[
+        int, Metric("counter", "bytes", "Bytes of experts read from disk, needed or ahead.", "bytes")
+    ] = 0
+    waited_ms: Annotated[
+        float, Metric("counter", "wait_seconds", "Time that steps waited for experts from disk.", "ms")
+    ] = 0.0
+    busy_ms: Annotated[
+        float,
+        Metric(
+            "counter", "read_seconds", "Time in which at least one expert was being read from disk.", "ms"
+        ),
+    ] = 0.0
+    predicted: Annotated[
+        int,
+        Metric(
+            "counter",
+            "predicted",
+            "Experts that a layer was expected to use, by its router on the state before the layer ahead of it.",
+        ),
+    ] = 0
+    predicted_right: Annotated[
+        int, Metric("counter", "predicted_right", "Of these, experts that the layer did use.")
+    ] = 0
+    errors: Annotated[
+        int,
+        Metric(
+            "counter",
+            "errors",
+            "Experts that could not be read from disk; the requests that needed them ended with an error.",
+        ),
+    ] = 0
+
+    def plus(self, other: ExpertDiskCounts) -> ExpertDiskCounts:
+        return ExpertDiskCounts(*map(add, astuple(self), astuple(other)))
+
+    def since(self, before: ExpertDiskCounts) -> ExpertDiskCounts:
+        return ExpertDiskCounts(*map(sub, astuple(self), astuple(before)))
+
+    @property
+    def hit_rate(self) -> float:
+        """0 .. 1; 0 where nothing was used."""
+        return self.hits / max(1, self.hits + self.misses)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """While something was read; 0 where nothing was."""
+        return self.bytes / (self.busy_ms / 1e3) if self.busy_ms else 0.0

@@ -1,0 +1,97 @@
+"""A decoder's experts on disk: which layers have some, and the guess of the next layer's.
+
+A layer's router applied to the state before the layer ahead of it chooses mostly the experts that it will choose
+itself. The guess decides only what is read ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from moeserve.kernels import _C
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.disk_experts import DiskExpertLayer, DiskPart, Reading, open_disk_experts
+from moeserve.kernels.stream_operands import Activations, DiskLayer, RoutingWorkspace
+from moeserve.models.blocks.cpu.workspace import CpuWorkspace
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.cpu_weights import CpuLayer, ExpertsOnDisk, GatedExperts
+from moeserve.models.sources.experts_in_file import FileVersion
+
+# Tokens of a step up to which the next layer's experts are guessed: more tokens use most experts anyway.
+MOST_GUESSED_TOKENS = 8
+
+
+class CpuDiskExperts:
+    """Owns the reading threads, and the guesses' buffers. The decoder asks it for each layer."""
+
+    def __init__(
+        self, stream: CpuStream, shape: ModelShape, layers: Sequence[CpuLayer], reading: Reading
+    ) -> None:
+        """layers: the model's, of which some have experts on disk. Raises ModelError for a file that cannot be opened
+        or is not the one that was loaded."""
+        self._stream = stream
+        self._shapes, self._layers, self._eps = shape.loaded_layers, layers, shape.rms_eps
+        found = [_experts_on_disk(layer) for layer in layers]
+        self.native = _open(stream, found, reading)
+        self._num_experts = [0 if f is None else f[1].num_experts for f in found]
+        on_disk = [index for index, count in enumerate(self._num_experts) if count]
+        # By layer, the next one with experts on disk.
+        self._next: dict[int, int | None] = dict(zip(on_disk, [*on_disk[1:], None], strict=True))
+        self._y = Activations(MOST_GUESSED_TOKENS, shape.hidden_size)
+        self._logits = torch.empty(MOST_GUESSED_TOKENS, shape.num_experts)
+        self._routing = RoutingWorkspace(MOST_GUESSED_TOKENS, shape.num_experts, shape.top_k)
+
+    def layer(self, index: int, n: int, space: CpuWorkspace) -> DiskLayer | None:
+        """Launches the guess of the next layer's experts for a step of n tokens. Returns what `CpuStream.experts` needs
+        for layer `index`; None if its experts are in RAM."""
+        if index >= len(self._layers) or not self._num_experts[index]:
+            return None
+        ahead = self._next[index]
+        guess = None if ahead is None or n > MOST_GUESSED_TOKENS else self._guess(ahead, n, space)
+        return DiskLayer(self.native, index, self._num_experts[index], guess, ahead or 0)
+
+    def _guess(self, index: int, n: int, space: CpuWorkspace) -> torch.Tensor:
+        w, shape = self._layers[index].moe, self._shapes[index].moe
+        assert w is not None
+        assert shape is not None
+        norm = w.norm if w.parts is None else w.parts.router_input
+        self._stream.norm(space.x, norm, self._eps, n, self._y)
+        self._stream.linear(self._y, n, w.router, [self._logits])
+        self._stream.route(self._logits, n, self._routing, shape.router, bias=w.choice_bias)
+        return self._routing.ids
+
+
+def has_experts_on_disk(layers: Sequence[CpuLayer]) -> bool:
+    return any(_experts_on_disk(layer) is not None for layer in layers)
+
+
+def _experts_on_disk(layer: CpuLayer) -> tuple[GatedExperts, ExpertsOnDisk] | None:
+    if layer.moe is None or layer.moe.experts.on_disk is None:
+        return None
+    return layer.moe.experts, layer.moe.experts.on_disk
+
+
+def _open(
+    stream: CpuStream, layers: Sequence[tuple[GatedExperts, ExpertsOnDisk] | None], reading: Reading
+) -> _C.DiskExperts:
+    files = {at.path: at.version for layer in layers if layer is not None for at in layer[1].in_file}
+    path = next(iter(files))
+    try:
+        native = open_disk_experts(stream, [layer and _in_file(*layer) for layer in layers], reading)
+        for path, version in files.items():
+            if FileVersion.of(path) != version:
+                raise ModelError(path, "was replaced or changed since it was loaded; restart the server")
+    except OSError as error:
+        raise ModelError(path, f"its experts cannot be read: {error}") from error
+    return native
+
+
+def _in_file(experts: GatedExperts, on_disk: ExpertsOnDisk) -> DiskExpertLayer:
+    gate, up, down = (
+        DiskPart(matrix, at.path, at.offset, at.stride)
+        for matrix, at in zip((experts.gate, experts.up, experts.down), on_disk.in_file, strict=True)
+    )
+    return DiskExpertLayer(on_disk.num_experts, (gate, up, down))

@@ -1,0 +1,26 @@
+"""Packs a matrix as two, each with half of its columns."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from moeserve.kernels.cpu_stream import CpuStream, Matrix
+from moeserve.models.errors import ModelError
+from moeserve.models.sources.source import ModelSource
+
+
+def pack_halves(stream: CpuStream, source: ModelSource, name: str) -> tuple[Matrix, Matrix]:
+    """Returns the left and the right half of a matrix's columns. Raises ModelError if a quantised block spans both."""
+    tensor = source.tensors[name]
+    rows, cols = tensor.shape
+    if cols // 2 % tensor.type.block_columns:
+        raise ModelError(
+            source.path,
+            f"tensor {name!r}: half of its {cols} columns are no whole blocks of {tensor.type.name}",
+        )
+    data = source.data(name).reshape(rows, 2, -1)
+    left, right = (
+        stream.pack(np.ascontiguousarray(data[:, half]).reshape(-1), int(tensor.type), (rows, cols // 2))
+        for half in (0, 1)
+    )
+    return left, right

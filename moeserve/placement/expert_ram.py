@@ -1,0 +1,77 @@
+"""Divides the RAM for experts into slots by layer, when not all experts fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
+from moeserve.errors import ConfigError
+from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
+from moeserve.kv.layout import KvLayout
+from moeserve.models.interface import ModelShape
+from moeserve.placement.sizes import ModelSizes
+
+# Memory that stays free by default: for the server's other processes, and pages of the files that they read.
+MARGIN_BYTES = 512 << 20
+MARGIN_SHARE = 0.05
+# Share of the memory beside the dense weights that KV may take from the experts by default.
+MOST_KV_SHARE = 0.125
+# Pieces of an expert that are read at once, each by a thread: as many keep an NVMe drive busy.
+READERS = 8
+PIECE_BYTES = 1 << 20  # about; a piece has at least 32 rows
+READER_BYTES = READERS * (PIECE_BYTES + 8192)
+
+
+def dense_bytes(sizes: ModelSizes) -> int:
+    """Returns the bytes in RAM of all weights but routed experts."""
+    return sizes.embedding.cpu + sizes.head.cpu + sum(layer.dense.cpu for layer in sizes.layers)
+
+
+def expert_bytes(sizes: ModelSizes) -> int:
+    return sum(layer.num_experts * layer.expert.cpu for layer in sizes.layers)
+
+
+def expert_ram_bytes(config: ServerConfig, sizes: ModelSizes, layout: KvLayout, free: int) -> int | None:
+    """Returns the RAM for routed experts; None if all fit into `free` bytes with the other weights. With --expert-ram,
+    what it says; None if that is enough for all.
+
+    By default it is what is free beside the other weights, a margin, and KV for the requests that may run at once, of
+    which memory for an eighth of the rest is kept."""
+    everything, dense = expert_bytes(sizes), dense_bytes(sizes)
+    if config.expert_ram is not None:
+        budget = int(config.expert_ram * GIB)
+        return None if budget >= everything else budget
+    if dense + everything <= free:
+        return None
+    left = max(0, free - dense)
+    longest = config.max_model_len or layout.shape.context_length
+    tokens = config.max_total_tokens or config.max_num_seqs * longest
+    kv = min(tokens * layout.token_bytes() / SHARE_OF_FREE_MEMORY, MOST_KV_SHARE * left)
+    return max(0, int(left - kv - MARGIN_BYTES - MARGIN_SHARE * left - READER_BYTES))
+
+
+def expert_slots(sizes: ModelSizes, shape: ModelShape, budget: int) -> list[int]:
+    """Returns how many of each layer's experts `budget` bytes of RAM hold: the same share of every layer, and no less
+    than a token uses. 0 for a layer without experts. Raises ConfigError if that does not fit."""
+    least = [
+        0 if layer.moe is None else min(layer.moe.top_k, layer.moe.num_experts) for layer in shape.layers
+    ]
+    needed = slot_bytes(sizes, least)
+    if needed > budget:
+        raise ConfigError(
+            f"{budget / GIB:.2f} GiB of RAM for experts are too few: the experts of one token take {needed / GIB:.2f} "
+            "GiB; raise --expert-ram, free some memory, or choose a smaller model or quantisation"
+        )
+    share = budget / max(1, expert_bytes(sizes))
+    counts = [layer.num_experts for layer in sizes.layers]
+    slots = [max(few, int(share * count)) for few, count in zip(least, counts, strict=True)]
+    # The least of some layers may have taken what the share gave to others.
+    while slot_bytes(sizes, slots) > budget:
+        fullest = max(range(len(slots)), key=lambda index: slots[index] - least[index])
+        slots[fullest] -= 1
+    return slots
+
+
+def slot_bytes(sizes: ModelSizes, slots: Sequence[int]) -> int:
+    return sum(count * layer.expert.cpu for count, layer in zip(slots, sizes.layers, strict=True))

@@ -1,0 +1,123 @@
+"""What a step's result says of experts on disk: rows whose experts could not be read, and counts.
+
+A row that lacked an expert has written wrong KV, and its request ends. The router may have given these KV slots to
+other requests already, as a shared prefix: their rows read them in the same step or in the next one that is on its
+way. So slots with wrong KV are remembered until they are written again, and rows that read them fail too.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.config.units import GIB
+from moeserve.kernels import _C
+from moeserve.messages.expert_disk import ExpertDiskCounts
+from moeserve.worker.sequences import Int32s, Sequences, StepLayout
+
+log = logging.getLogger(__name__)
+
+REPORT_S: Final = 60.0  # between two log lines about a slow disk
+SLOW_SHARE: Final = 0.5  # of a report's time that steps waited for the disk
+
+SHARED: Final = "a prefix that it shares was computed without an expert, which could not be read from disk"
+
+Slots = npt.NDArray[np.bool_]
+
+
+class StepEnd(NamedTuple):
+    failed_rows: dict[int, str]  # as in StepResult
+    counts: ExpertDiskCounts  # since the step before
+
+
+class DiskExperts:
+    """Owns the record of wrong KV slots and states. Called by the thread that executes plans."""
+
+    def __init__(self, native: _C.DiskExperts, num_kv_slots: int, num_state_slots: int) -> None:
+        self._native = native
+        self._wrong_kv: Slots = np.zeros(num_kv_slots, np.bool_)
+        self._wrong_states: Slots = np.zeros(num_state_slots, np.bool_)
+        self._has_wrong = False
+        self._before = _counts_of(native)
+        self._reported, self._reported_at = self._before, time.monotonic()
+
+    def states_copied(self, pairs: Int32s) -> None:
+        """Takes a plan's state copies, [n, 2]: source (-1: zeros) and target slots."""
+        if not self._has_wrong:
+            return
+        for source, target in pairs.tolist():
+            self._wrong_states[target] = source >= 0 and self._wrong_states[source]
+
+    def end_step(self, layout: StepLayout, sequences: Sequences) -> StepEnd:
+        """Returns the step's failed rows and counts, after all of it is computed."""
+        failed: dict[int, str] = {}
+        found = self._native.take_failures()
+        for token, cause in found:
+            row = int(np.searchsorted(layout.offset, token, side="right")) - 1
+            failed.setdefault(row, cause)
+        if found or self._has_wrong:
+            self._wrong_kv[layout.kv_slots] = False
+            self._spread(layout, sequences, failed)
+            self._has_wrong = bool(self._wrong_kv.any() or self._wrong_states.any())
+        if found:
+            log.error("%d rows of a step failed: %s", len(failed), found[0][1])
+        now = _counts_of(self._native)
+        counts, self._before = now.since(self._before), now
+        self._report(now)
+        return StepEnd(failed, counts)
+
+    def _spread(self, layout: StepLayout, sequences: Sequences, failed: dict[int, str]) -> None:
+        """Adds the rows that read what failed rows wrote, in this step or before."""
+        states = sequences.state_slots[layout.req_slot]
+        cause = next(iter(failed.values()), SHARED)
+        self._mark(failed, layout, states)
+        while True:
+            more = {
+                row: cause
+                for row in range(len(layout.req_slot))
+                if row not in failed and self._reads_wrong(row, layout, sequences, states)
+            }
+            if not more:
+                return
+            failed |= more
+            self._mark(more, layout, states)
+
+    def _reads_wrong(self, row: int, layout: StepLayout, sequences: Sequences, states: Int32s) -> bool:
+        if states[row] >= 0 and self._wrong_states[states[row]]:
+            return True
+        before = sequences.kv_slots[layout.req_slot[row], : layout.start[row]]
+        return bool(self._wrong_kv[before].any())
+
+    def _mark(self, rows: Iterable[int], layout: StepLayout, states: Int32s) -> None:
+        for row in rows:
+            first = layout.offset[row]
+            self._wrong_kv[layout.kv_slots[first : first + layout.count[row]]] = True
+            if states[row] >= 0:
+                self._wrong_states[states[row]] = True
+
+    def _report(self, now: ExpertDiskCounts) -> None:
+        """Logs once a minute that steps mostly wait for the disk."""
+        at = time.monotonic()
+        seconds = at - self._reported_at
+        if seconds < REPORT_S:
+            return
+        since = now.since(self._reported)
+        self._reported, self._reported_at = now, at
+        if since.waited_ms / 1e3 < SLOW_SHARE * seconds:
+            return
+        log.warning(
+            "steps waited for experts from disk for %.0f of the last %.0f s: it reads %.2f GiB/s, and %.0f%% of the "
+            "experts were in RAM; raise --expert-ram, or use a faster disk",
+            *(since.waited_ms / 1e3, seconds, since.bytes_per_second / GIB, 100 * since.hit_rate),
+        )
+
+
+def _counts_of(native: _C.DiskExperts) -> ExpertDiskCounts:
+    c = native.counts()
+    times = c.waited_us / 1e3, c.busy_us / 1e3
+    return ExpertDiskCounts(c.hits, c.misses, c.bytes, *times, c.predicted, c.predicted_right, c.errors)

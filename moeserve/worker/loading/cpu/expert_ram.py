@@ -1,0 +1,69 @@
+"""Decides which experts of a CPU model stay on disk, and starts what reads them."""
+
+from __future__ import annotations
+
+import logging
+
+from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
+from moeserve.errors import ConfigError
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.disk_experts import Reading
+from moeserve.kv.layout import KvLayout
+from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts, has_experts_on_disk
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.cpu_weights import CpuWeights
+from moeserve.models.sources.source import ModelSource
+from moeserve.models.tensors import expert_tensors
+from moeserve.placement.expert_cache.policy import DECAY
+from moeserve.placement.expert_ram import (
+    PIECE_BYTES,
+    READERS,
+    expert_bytes,
+    expert_ram_bytes,
+    expert_slots,
+    slot_bytes,
+)
+from moeserve.placement.sizes import ModelSizes
+from moeserve.processes.free_memory import available_bytes, limit_note
+
+log = logging.getLogger(__name__)
+
+
+def plan_expert_slots(
+    config: ServerConfig, source: ModelSource, shape: ModelShape, layout: KvLayout
+) -> list[int] | None:
+    """Returns how many of each layer's experts RAM holds; None if all are in RAM. Raises ConfigError if what is on
+    disk cannot be served."""
+    sizes = ModelSizes.of(source.tensors, layout)
+    budget = expert_ram_bytes(config, sizes, layout, available_bytes())
+    if budget is None:
+        return None
+    names = [name for index in range(shape.num_layers) for name in expert_tensors(shape, index)]
+    if not names:
+        if config.expert_ram is None:
+            return None  # a dense model that does not fit is refused with its size
+        raise ConfigError("--expert-ram: this model has no routed experts; leave it out")
+    if any(source.experts_in_file(name) is None for name in names):
+        raise ConfigError(
+            "experts can be read from disk only out of a GGUF file with its own weights: free memory for all "
+            f"experts ({expert_bytes(sizes) / GIB:.1f} GiB), or convert the folder to GGUF"
+        )
+    if config.kv_disk is not None:
+        raise ConfigError(
+            "--kv-disk cannot be used while experts are on disk: leave it out, or free memory for all"
+        )
+    slots = expert_slots(sizes, shape, budget)
+    log.info(
+        "RAM holds %.2f of %.2f GiB of routed experts%s; the others are read from disk when a text uses them",
+        *(slot_bytes(sizes, slots) / GIB, expert_bytes(sizes) / GIB, limit_note()),
+    )
+    return slots
+
+
+def open_disk(weights: CpuWeights, stream: CpuStream, shape: ModelShape) -> CpuDiskExperts | None:
+    """Allocates the slots' memory and starts the reading threads; None if all experts are in RAM. Raises ModelError if
+    a file cannot be opened, or is not the one that was loaded."""
+    if not has_experts_on_disk(weights.layers):
+        return None
+    return CpuDiskExperts(stream, shape, weights.layers, Reading(READERS, PIECE_BYTES, DECAY))

@@ -1,0 +1,169 @@
+"""A CPU worker with experts on disk: tokens as with all in RAM, and what a disk that fails does to a step's rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from moeserve.config.units import GIB
+from moeserve.errors import ConfigError
+from moeserve.kv.layout import KvLayout
+from moeserve.messages.expert_disk import ExpertDiskCounts
+from moeserve.messages.steps import NewSeq, StepResult
+from moeserve.models.errors import ModelError
+from moeserve.models.registry import read_shape
+from moeserve.models.sources.gguf import open_gguf
+from moeserve.placement.expert_ram import expert_bytes
+from moeserve.placement.sizes import ModelSizes
+from moeserve.worker.loading.cpu.load import build_cpu_runner, load_cpu_model, load_cpu_runner
+from tests.conftest import TINY_MODEL
+from tests.gpu.driver import GREEDY, Driver, small_config
+from tests.kernels.model_engine import own_fixture
+
+STREAMS = 8
+PROMPTS = [own_fixture().tokens[0][3 * slot : 3 * slot + 12] for slot in range(STREAMS)]
+FAULTY_READS = Path(__file__).parent.parent / "support" / "faulty_reads.c"
+
+
+def ram_for(experts: int) -> float:
+    """GiB for as many of each layer's experts."""
+    file = open_gguf(TINY_MODEL)
+    shape = read_shape(file)
+    everything = expert_bytes(ModelSizes.of(file.tensors, KvLayout(shape)))
+    return (experts + 0.5) / shape.num_experts * everything / GIB
+
+
+def driver_of(model: Path, **options: object) -> Driver:
+    return Driver(load_cpu_runner(small_config(model, threads=2, **options), lambda *_: None))
+
+
+def prompts_of(driver: Driver) -> StepResult:
+    new = [driver.new(slot, tokens, GREEDY) for slot, tokens in enumerate(PROMPTS)]
+    return driver.step(
+        new, [driver.row(slot, len(tokens), sample=True) for slot, tokens in enumerate(PROMPTS)]
+    )
+
+
+def tokens_of(driver: Driver) -> StepResult:
+    return driver.step([], [driver.row(slot, 1, sample=True) for slot in range(STREAMS)])
+
+
+def tokens(result: StepResult) -> list[int]:
+    return [entry.token_id for entry in result.sampled]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return Path(shutil.copy(TINY_MODEL, tmp_path / "model.gguf"))
+
+
+def test_several_streams_are_as_in_ram_and_are_counted() -> None:
+    plain, disk = driver_of(TINY_MODEL), driver_of(TINY_MODEL, expert_ram=ram_for(5))
+    expected, found = prompts_of(plain), prompts_of(disk)
+    assert expected.expert_disk is None
+    assert tokens(found) == tokens(expected)
+    totals = ExpertDiskCounts()
+    for step in range(40):
+        # All streams, which need more experts than there are slots, then one.
+        slots = range(STREAMS) if step < 20 else range(1)
+        expected, found = (
+            driver.step([], [driver.row(slot, 1, sample=True) for slot in slots]) for driver in (plain, disk)
+        )
+        assert tokens(found) == tokens(expected)
+        assert not found.failed_rows
+        assert found.expert_disk is not None
+        totals = totals.plus(found.expert_disk)
+    assert totals.misses > 0
+    assert totals.hits > 0
+    assert totals.bytes > 0
+    assert totals.busy_ms > 0
+    assert totals.predicted >= totals.predicted_right > totals.predicted / 4
+
+
+def test_a_truncated_file_ends_the_rows_that_needed_it(model: Path) -> None:
+    plain, disk = driver_of(TINY_MODEL), driver_of(model, expert_ram=ram_for(7))
+    whole = model.read_bytes()
+    prompts_of(plain)
+    assert not prompts_of(disk).failed_rows
+    os.truncate(model, 4096)
+    failed: set[int] = set()
+    while not failed:
+        expected, found = tokens_of(plain), tokens_of(disk)
+        failed |= found.failed_rows.keys()
+        for slot in set(range(STREAMS)) - failed:
+            assert found.sampled[slot].token_id == expected.sampled[slot].token_id
+    assert len(failed) < STREAMS
+    assert all(
+        "could not be read from disk: the file ends at byte" in why for why in found.failed_rows.values()
+    )
+    assert found.expert_disk is not None
+    assert found.expert_disk.errors > 0
+
+    # Who continues from what such a row wrote fails, too, and the others go on.
+    (ended, *_), (alive, *_) = sorted(failed), sorted(set(range(STREAMS)) - failed)
+    model.write_bytes(whole)
+    slots = {slot: list(disk.slots(slot)) for slot in (ended, alive)}
+    both = [*PROMPTS[0], 5]
+    prefixes = [np.array(slots[slot][: len(both) - 1], np.int32) for slot in (ended, alive)]
+    prefixes[0][-1] = slots[ended][-1]
+    new = [
+        NewSeq(STREAMS + i, np.array(both, np.int32).tobytes(), len(both), prefix.tobytes(), GREEDY)
+        for i, prefix in enumerate(prefixes)
+    ]
+    for i, prefix in enumerate(prefixes):
+        disk.adopt(STREAMS + i, prefix.tolist())
+    found = disk.step(new, [disk.row(STREAMS + i, 1, sample=True) for i in range(2)])
+    assert list(found.failed_rows) == [0]
+    assert "a prefix that it shares" in found.failed_rows[0]
+
+    # All of it again, on a disk that is whole.
+    for driver in (plain, disk):
+        for slot in range(STREAMS + 2):
+            driver.free(slot)
+    assert tokens(prompts_of(disk)) == tokens(prompts_of(plain))
+
+
+def test_a_thousand_faults_bring_no_wrong_token(tmp_path: Path) -> None:
+    library = tmp_path / "faulty_reads.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, FAULTY_READS, "-ldl"], check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.on_faulty_disk", str(TINY_MODEL), str(ram_for(5)), "1000"],
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert min(found[kind] for kind in ("eio", "cut", "delayed", "failed", "right")) > 0, found
+
+
+def test_a_file_that_was_replaced_is_not_read(model: Path) -> None:
+    loaded = load_cpu_model(small_config(model, threads=2, expert_ram=ram_for(5)), lambda *_: None)
+    build_cpu_runner(loaded)
+    other = model.with_name("other.gguf")
+    shutil.copy(TINY_MODEL, other)
+    other.replace(model)
+    with pytest.raises(ModelError, match="was replaced or changed since it was loaded"):
+        build_cpu_runner(loaded)
+
+
+def test_too_little_ram_for_one_token_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the experts of one token take"):
+        driver_of(TINY_MODEL, expert_ram=ram_for(1))
+
+
+def test_ram_for_all_leaves_nothing_on_disk() -> None:
+    assert prompts_of(driver_of(TINY_MODEL, expert_ram=1.0)).expert_disk is None
+
+
+def test_a_disk_tier_of_kv_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--kv-disk cannot be used"):
+        driver_of(TINY_MODEL, expert_ram=ram_for(5), kv_disk=str(tmp_path / "kv"))
