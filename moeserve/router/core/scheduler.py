@@ -215,8 +215,7 @@ class Scheduler:
 
     @property
     def step_awaited(self) -> tuple[int, float] | None:
-        """Returns the oldest plan in flight and its expected duration in milliseconds (0: unknown); None if there is
-        none."""
+        """Returns the oldest plan in flight and its expected duration in ms (0: unknown); None if there is none."""
         return self._in_flight.awaited
 
     def close(self, cause: str) -> None:
