@@ -11,7 +11,6 @@ from moeserve.grammar import check_process, checker
 from moeserve.httpserver.batches import input_lines, message_batch_input
 from moeserve.httpserver.batches import store as batch_store
 from moeserve.httpserver.generation.engine import open_generations
-from moeserve.httpserver.generation.request import pictures
 from moeserve.httpserver.generation.resolve import request_builder
 from moeserve.httpserver.responses import store
 from moeserve.httpserver.transport import (
@@ -23,6 +22,7 @@ from moeserve.httpserver.transport import (
     sse,
     turns,
 )
+from moeserve.messages.pictures import MOST_PICTURES
 from moeserve.processes.sandbox.parent import PATIENCE
 from moeserve.remote import frames, gate
 from moeserve.tokenizer import render_process, renderer
@@ -67,7 +67,7 @@ def row(beginning: str) -> str:
         ("its longer side", f"{picture_size.MOST_ASPECT} times its shorter side "),
         ("seconds of CPU time", f"{picture_decoder.TIMEOUT_S:g} s "),
         ("memory to decode one", f"{decode_process.MEMORY_BYTES // MIB} MiB "),
-        ("pictures of a request", f"{pictures.MOST_PICTURES} "),
+        ("pictures of a request", f"{MOST_PICTURES} "),
         (
             "chunk heads, extensions and trailers",
             f"{connection.MAX_HEAD_BYTES // KIB} KiB between two pieces, "
