@@ -14,8 +14,8 @@ from moeserve.httpserver.transport.request_state import state_of
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """It goes with a request from the route to the engine. `record`, `notes` and `admit` lead back to the log line, the
-    answer's headers and the connection."""
+    """The sender of a request, passed from the route to the engine. Through `record`, `notes` and `admit` the
+    engine reaches the log line, the answer's headers and the connection."""
 
     arrival: float  # time.monotonic()
     request_id: str = ""
