@@ -15,7 +15,17 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from moeserve.config import ServerConfig
-from moeserve.httpserver import anthropic, lightllm, llama_server, native, ollama, openai, responses, web
+from moeserve.httpserver import (
+    anthropic,
+    batches,
+    lightllm,
+    llama_server,
+    native,
+    ollama,
+    openai,
+    responses,
+    web,
+)
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.access import Access, AnswerCounts
 from moeserve.httpserver.observability.request_record import record_of
@@ -41,6 +51,7 @@ APIS: Final[tuple[Api, ...]] = (
     openai.API,
     responses.API,
     anthropic.API,
+    batches.API,
     lightllm.API,
     llama_server.API,
     ollama.API,

@@ -24,6 +24,8 @@ class Caller:
     record: RequestRecord = field(default_factory=lambda: RequestRecord(time.monotonic()))
     notes: dict[str, str] = field(default_factory=dict)
     admit: Callable[[], None] = lambda: None
+    # A line of an offline batch: it gets the time that others leave, and --request-timeout does not bound it.
+    is_background: bool = False
 
 
 def caller_of(request: Request) -> Caller:
@@ -37,4 +39,5 @@ def caller_of(request: Request) -> Caller:
         record_of(request.scope),
         state.notes,
         state.admit,
+        state.is_background,
     )
