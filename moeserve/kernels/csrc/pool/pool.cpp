@@ -67,6 +67,10 @@ void flush_denormals() {
 #if defined(__x86_64__)
   _MM_SET_FLUSH_ZERO_MODE(_MM_FLUSH_ZERO_ON);
   _mm_setcsr(_mm_getcsr() | 0x40);  // denormal operands too
+#elif defined(__aarch64__)
+  uint64_t control;
+  asm volatile("mrs %0, fpcr" : "=r"(control));
+  asm volatile("msr fpcr, %0" ::"r"(control | uint64_t{1} << 24));  // FZ: operands and results
 #endif
 }
 
