@@ -167,11 +167,11 @@ class MoeShape:
     expert_bias: bool = False  # the routed experts' three products have biases
     expert_scale: bool = False  # a chosen expert's weight is multiplied by a factor of the expert
     weighs_input: bool = False  # routing weights multiply the experts' input instead of their output
-    # In a sandwiched layer: the outputs of the shared and of the routed experts are normalised separately before they
-    # are added. The routed experts' input and the router's input have separate norms; the latter's weight is divided by
-    # sqrt(hidden).
+    # In a sandwiched layer: the outputs of the shared and the routed experts are normalised separately and then added.
+    # The routed experts' and the router's inputs have separate norms; the latter's weight is divided by sqrt(hidden).
     parts_normed: bool = False
     parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate, up and down; without gates up is both
+    latent: int = 0  # width of the experts' input and output, between two matrices; 0: the model's
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,6 +300,12 @@ class CpuLoader:
             if shape.expert_scale
             else None,
             parts=self._parts(index) if shape.parts_normed else None,
+            latent=(
+                self._group(index, n.FFN_LATENT_DOWN, has_bias=False),
+                self._group(index, n.FFN_LATENT_UP, has_bias=False),
+            )
+            if shape.latent
+            else None,
         )
 
     def _parts(self, index: int) -> CpuParts:

@@ -147,6 +147,7 @@ class CpuMoe:
     expert_scale: Tensor | None = None  # float32 [E]: factors of the chosen experts' weights
     # set if parts have separate norms; `norm` is then only the shared expert's input norm
     parts: CpuParts | None = None
+    latent: tuple[LinearGroup, LinearGroup] | None = None  # [latent, hidden], [hidden, latent]
 
 
 @dataclass(frozen=True, slots=True)
