@@ -103,6 +103,7 @@ class DeltaHeads:
         tiled: bool,
         kimi: bool,
         mamba2: bool = False,
+        sigmoid: bool = False,
     ) -> None: ...
 
 class Pool:
@@ -281,6 +282,52 @@ class Stream:
         pending: Tensor,
     ) -> None: ...
     def copy_states(self, states: Tensor, pairs: Tensor) -> None: ...
+    def stream_norm(
+        self, x: Tensor, weight: Tensor, eps: float, n: int, y: Activations, rows: Tensor | None
+    ) -> None: ...
+    def scaled_silu(self, x: Tensor, factor: float, n: int, out: Activations) -> None: ...
+    def mix_streams(self, gate: Tensor, x: Activations, n: int, out: Activations) -> None: ...
+    def inject(self, block: Tensor, weights: Tensor, n: int, x: Tensor) -> None: ...
+    def ngram_gate(
+        self,
+        x: Tensor,
+        key: Tensor,
+        value: Tensor,
+        query_norm: Tensor,
+        key_norm: Tensor,
+        conv_norm: Tensor,
+        eps: float,
+        n: int,
+        factors: Tensor,
+    ) -> None: ...
+    def ngram_conv(
+        self,
+        inputs: Tensor,
+        factors: Tensor,
+        value: Tensor,
+        conv: Tensor,
+        dilation: int,
+        states: Tensor,
+        first: int,
+        row: Tensor,
+        count: Tensor,
+        slot: Tensor,
+        drafts: Tensor | None,
+        kept: Tensor | None,
+        pending: Tensor | None,
+        n: int,
+        x: Tensor,
+    ) -> None: ...
+    def commit_ngrams(
+        self,
+        states: Tensor,
+        first: int,
+        kept_rows: int,
+        slot: Tensor,
+        kept: Tensor,
+        accepted: Tensor,
+        pending: Tensor,
+    ) -> None: ...
     def route(
         self,
         logits: Tensor,

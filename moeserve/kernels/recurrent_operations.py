@@ -107,5 +107,12 @@ def _heads(heads: DeltaHeads | Mamba2Heads) -> _C.DeltaHeads:
         sizes = (h.num_groups, h.num_heads, h.state_dim, h.head_dim, h.conv_kernel)
         return _C.DeltaHeads(*sizes, tiled=False, kimi=False, mamba2=True)
     return _C.DeltaHeads(
-        h.key_heads, h.value_heads, h.key_dim, h.value_dim, h.conv_kernel, h.is_tiled, h.is_kimi
+        h.key_heads,
+        h.value_heads,
+        h.key_dim,
+        h.value_dim,
+        h.conv_kernel,
+        h.is_tiled,
+        h.is_kimi,
+        sigmoid=h.has_sigmoid_gate,
     )

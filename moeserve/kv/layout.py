@@ -68,8 +68,11 @@ class KvLayout:
 
     def state_values(self, layer: int) -> int:
         """Float32 numbers of one sequence's recurrent state in `layer`; 0 for an attention layer."""
-        delta_net = self.shape.loaded_layers[layer].recurrence
-        return 0 if delta_net is None else delta_net.heads.state_values
+        delta_net, ngrams = self.shape.loaded_layers[layer].recurrence, self.shape.ngrams
+        recurrent = 0 if delta_net is None else delta_net.heads.state_values
+        if ngrams is None or ngrams.layer != layer:
+            return recurrent
+        return recurrent + ngrams.state_values(self.shape.residual_width)
 
     def state_bytes(self, layers: Iterable[int] | None = None) -> int:
         """Bytes of one sequence's recurrent state in `layers`; None: in all layers."""

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 MAX_PICTURE_BYTES: Final = 32 << 20  # of a file; a whole request's body has no more
+MOST_PICTURES: Final = 64  # of a request
 
 
 class EncodePicture(msgspec.Struct, frozen=True, tag=True):

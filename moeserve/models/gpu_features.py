@@ -22,7 +22,12 @@ _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
 def cpu_only_features(shape: ModelShape) -> list[str]:
     """Returns the model's features that only the CPU engine computes."""
     found = [what for what, has in _CPU_ONLY.items() if any(map(has, shape.layers))]
-    return [*found, "layers with inputs of their own"] if shape.layer_input_width else found
+    of_model = {
+        "layers with inputs of their own": shape.layer_input_width > 0,
+        "a residual of several streams": shape.streams is not None,
+        "n-gram embeddings": shape.ngrams is not None,
+    }
+    return [*found, *(what for what, has in of_model.items() if has)]
 
 
 def check_gpu_features(source: ModelSource, shape: ModelShape) -> None:

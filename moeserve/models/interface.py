@@ -15,6 +15,7 @@ from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
+from moeserve.models.residual import HyperConnections, NgramShape
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.mapping import HuggingFaceMapping
@@ -52,8 +53,7 @@ class AttentionShape:
     norm_after: bool = False  # the per-head norms of q and k come after RoPE
     rope_scaled: bool = True  # the model's `rope_scaling` applies; False: it does not
     kv_from: int | None = None  # the earlier layer whose k and v are used; None: its own
-    # In the file, rotated dimensions are pairs of neighbours. The loaders reorder the rows of q and k into split halves
-    # (loading/head_order.py), so kernels only handle halves.
+    # In the file, rotated dimensions are pairs of neighbours. Loaders reorder rows into halves (loading/head_order.py).
     in_pairs: bool = False
 
     @property
@@ -78,8 +78,7 @@ class AttentionShape:
         return (n.ATTN_Q, n.ATTN_K) if self.v_from_k else (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
 
     @property
-    def is_gated(self) -> bool:
-        """True if q's matrix contains gates."""
+    def is_gated(self) -> bool:  # q's matrix contains gates
         return self.gate == "in_q"
 
     @property
@@ -104,8 +103,7 @@ class AttentionShape:
         return self.num_heads * self.head_dim
 
     @property
-    def q_rows(self) -> int:
-        """Rows of q's matrix."""
+    def q_rows(self) -> int:  # of its matrix
         return self.q_width * (2 if self.is_gated else 1)
 
     @property
@@ -167,8 +165,8 @@ class MoeShape:
     expert_bias: bool = False  # the routed experts' three products have biases
     expert_scale: bool = False  # a chosen expert's weight is multiplied by a factor of the expert
     weighs_input: bool = False  # routing weights multiply the experts' input instead of their output
-    # In a sandwiched layer: the outputs of the shared and the routed experts are normalised separately and then added.
-    # The routed experts' and the router's inputs have separate norms; the latter's weight is divided by sqrt(hidden).
+    # In a sandwiched layer: outputs of shared and routed experts are normalised separately before they are added, and
+    # so are inputs of routed experts and router; the weight of the router's norm is divided by sqrt(hidden).
     parts_normed: bool = False
     parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate, up and down; without gates up is both
     latent: int = 0  # width of the experts' input and output, between two matrices; 0: the model's
@@ -186,8 +184,7 @@ class DenseFfnShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """A layer has a mixer, a feed-forward, or both."""
-
+    # One of the two may be missing.
     mixer: AttentionShape | LatentAttentionShape | Recurrence | None
     ffn: MoeShape | DenseFfnShape | None
     ffn_norm: str = n.FFN_NORM  # GGUF name of the norm before the feed-forward
@@ -230,15 +227,13 @@ class LayerShape:
         return self.ffn.shared if isinstance(self.ffn, MoeShape) else self.ffn
 
     @property
-    def num_parts(self) -> int:
-        """Number of feed-forward outputs that are summed per token."""
+    def num_parts(self) -> int:  # outputs that are summed per token
         return self.num_routes + (1 if self.unrouted_width else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The shape of a decoder: embedding, layers (a mixer, i.e. attention or recurrence, and a feed-forward, each
-    after an RMSNorm), and a head.
+    """The shape of a decoder: embedding, layers (a mixer and a feed-forward, each after an RMSNorm), and a head.
 
     Latent attention and recurrence each have one form per model, and at least one layer attends. Properties of the
     whole model return the largest value of all layers, for which buffers are allocated; 0 if none has the feature."""
@@ -261,6 +256,8 @@ class ModelShape:
     layer_input_width: int = 0  # width of the per-layer embeddings; 0: none
     spans_see_ahead: bool = False  # in windowed layers, rows of a span of embeddings see all of it
     deep_layers: int = 0  # number of first layers whose output DeepStack adds embeddings to
+    streams: HyperConnections | None = None  # of the residual; None: it is one vector
+    ngrams: NgramShape | None = None  # n-gram embeddings, which a layer adds to the residual
 
     def __post_init__(self) -> None:
         """Raises ValueError if no layer attends, or if latent attention or recurrent layers have several forms."""
@@ -273,6 +270,10 @@ class ModelShape:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def residual_width(self) -> int:  # of a token
+        return self.hidden_size * (1 if self.streams is None else self.streams.count)
 
     @property
     def embedding_size(self) -> int:
@@ -292,8 +293,7 @@ class ModelShape:
 
     @property
     def heads(self) -> AttentionShape | LatentAttentionShape:
-        """Attention shape of any layer, for models with one form; valid for head sizes, but not for example for the
-        window."""
+        """Attention shape of any layer, for models with one form: of its sizes, but not, say, of its window."""
         return next(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
@@ -393,8 +393,8 @@ class ModelFamily:
     """An architecture: how its files are read. The resulting shape determines the computation."""
 
     architecture: str  # `general.architecture` in GGUF files
-    # Reads and range-checks the metadata. Raises ModelError.
-    read_shape: Callable[[ModelSource], ModelShape]
+    read_shape: Callable[[ModelSource], ModelShape]  # reads and range-checks the metadata; raises ModelError
     hugging_face: HuggingFaceMapping | None = None  # None: only GGUF files can be read
-    # Its files may have a next-token block, whose layer has the shape of the last attention layer: next_token.py.
-    has_next_token_block: bool = False
+    has_next_token_block: bool = (
+        False  # in some files, its layer like the last attention layer: next_token.py
+    )

@@ -40,6 +40,7 @@ from moeserve.models.qwen3dense.family import FAMILY as QWEN3
 from moeserve.models.qwen3moe.family import FAMILY as QWEN3_MOE
 from moeserve.models.qwen3moe.vision import FAMILY as QWEN3_VL_MOE
 from moeserve.models.qwen3next.family import FAMILY as QWEN3_NEXT
+from moeserve.models.qwen4exp.family import FAMILY as QWEN4_EXP
 from moeserve.models.qwen35dense.family import FAMILY as QWEN35
 from moeserve.models.qwen35moe.family import FAMILY as QWEN35_MOE
 from moeserve.models.sources.huggingface.mapping import check_settings
@@ -81,6 +82,7 @@ _families: dict[str, ModelFamily] = {
         AFMOE,
         MINIMAX_M3,
         KIMI_LINEAR,
+        QWEN4_EXP,
         NEMOTRON_H_MOE,
         NEMOTRON_H,
         GRANITE_HYBRID,

@@ -16,6 +16,7 @@ from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
+from moeserve.models.residual import HyperConnections, NgramShape
 
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int8": 1, "uint8": 1}
 GpuFloat = Literal["float32", "float16", "bfloat16"]
@@ -235,8 +236,10 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
             *_pair("state", rows, hidden),
         ]
     return (
-        Buffer("x", (rows, hidden)),
+        Buffer("x", (rows, model.residual_width)),
         *_pair("y", rows, hidden),
+        *(_cpu_stream_buffers(model.streams, model.residual_width, hidden, rows) if model.streams else []),
+        *(_cpu_ngram_buffers(model.ngrams, model.residual_width, hidden, rows) if model.ngrams else []),
         *sandwich,
         *drafting,
         Buffer("q", (rows, 0 if model.latent else model.q_width)),
@@ -259,6 +262,27 @@ def _cpu_latent_experts(model: ModelShape, rows: int) -> list[Buffer]:
     return [Buffer("latent_experts", (rows, width)), *_pair("latent_converted", rows, width)] if width else []
 
 
+def _cpu_stream_buffers(shape: HyperConnections, width: int, hidden: int, rows: int) -> list[Buffer]:
+    return [
+        *_pair("normed_streams", rows, width),
+        Buffer("stream_low_rank", (rows, shape.low_rank)),
+        *_pair("stream_gate_input", rows, shape.low_rank),
+        Buffer("stream_gate", (rows, width)),
+        Buffer("stream_weights", (rows, shape.count)),
+        Buffer("block_output", (rows, hidden)),
+    ]
+
+
+def _cpu_ngram_buffers(shape: NgramShape, width: int, hidden: int, rows: int) -> list[Buffer]:
+    return [
+        Buffer("ngrams", (rows, shape.width)),
+        *_pair("ngram_input", rows, shape.width),
+        Buffer("ngram_keys", (rows, width)),
+        Buffer("ngram_values", (rows, hidden)),
+        Buffer("ngram_factors", (rows, width // hidden)),
+    ]
+
+
 def _cpu_recurrent_buffers(shape: Recurrence, rows: int) -> list[Buffer]:
     if isinstance(shape, Mamba2Shape):
         return [Buffer("mamba2", (rows, shape.input_width)), Buffer("decays", (rows, shape.heads.num_heads))]
@@ -278,6 +302,11 @@ def draft_records(model: ModelShape, drafts: int) -> dict[int, Buffer]:
         for index, layer in enumerate(model.layers)
         if layer.recurrence is not None
     }
+
+
+def ngram_records(model: ModelShape, drafts: int) -> Buffer | None:
+    """Returns the buffer that the layer with n-gram embeddings keeps likewise; None without such a layer."""
+    return None if model.ngrams is None else Buffer("ngram_records", (drafts, model.residual_width))
 
 
 def most_drafts(step_tokens: int, max_num_seqs: int, drafts: int) -> int:

@@ -30,9 +30,11 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
     of_layer = shape.loaded_layers[layer]
     parts: dict[str, tuple[int, ...]] = {}
     if of_layer.mixer is not None:
-        parts[n.of_part(n.ATTN_NORM)] = (shape.hidden_size,)
+        parts |= _input_tensors(shape, n.HC_ATTN, n.ATTN_NORM)
     if of_layer.ffn is not None:
-        parts[n.of_part(of_layer.ffn_norm)] = (shape.hidden_size,)
+        parts |= _input_tensors(shape, n.HC_FFN, of_layer.ffn_norm)
+    if shape.ngrams is not None and shape.ngrams.layer == layer:
+        parts |= shape.ngrams.tensors(shape.hidden_size, shape.residual_width)
     if isinstance(of_layer.mixer, AttentionShape):
         parts |= _attention_tensors(shape.hidden_size, of_layer.mixer)
     elif of_layer.mixer is not None:
@@ -50,6 +52,25 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
     elif of_layer.ffn is not None:
         parts |= _router_tensors(shape.hidden_size, of_layer.ffn)
     return {n.in_layer(layer, name): dimensions for name, dimensions in parts.items()}
+
+
+def _input_tensors(shape: ModelShape, block: str, norm: str) -> dict[str, tuple[int, ...]]:
+    """Returns the tensors through which a block reads the residual: its norm, or those of several streams."""
+    if shape.streams is None:
+        return {n.of_part(norm): (shape.hidden_size,)}
+    return shape.streams.tensors(shape.hidden_size, block)
+
+
+def head_inputs(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Returns the tensors through which the head reads the residual, with their shapes."""
+    if shape.streams is None:
+        return {n.OUTPUT_NORM: (shape.hidden_size,)}
+    return shape.streams.tensors(shape.hidden_size, n.OUTPUT_HC, injects=False)
+
+
+def unloaded_tensors(shape: ModelShape) -> frozenset[str]:
+    """Returns the tensors that stay in the file: rows are read as tokens need them."""
+    return frozenset() if shape.ngrams is None else frozenset({n.LAYER_INPUT_EMBD})
 
 
 def _attention_tensors(hidden: int, a: AttentionShape) -> dict[str, tuple[int, ...]]:
@@ -112,8 +133,10 @@ def model_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     hidden = shape.hidden_size
     tensors: dict[str, tuple[int, ...]] = {
         n.TOKEN_EMBD: (shape.vocab_size, hidden),
-        n.OUTPUT_NORM: (hidden,),
+        **head_inputs(shape),
     }
+    if shape.ngrams is not None:
+        tensors[n.LAYER_INPUT_EMBD] = (shape.ngrams.table_rows, shape.ngrams.head_width)
     if not shape.tied_embeddings:
         tensors[n.OUTPUT] = (shape.vocab_size, hidden)
     if shape.layer_input_width:

@@ -13,6 +13,7 @@ from moeserve.models.step_buffers import (
     draft_records,
     gpu_arena_bytes,
     most_drafts,
+    ngram_records,
     step_sizes,
 )
 from moeserve.placement.sizes import ModelSizes
@@ -75,7 +76,9 @@ def cpu_workspace_bytes(shape: ModelShape, rows: int) -> int:
 def draft_record_bytes(config: ServerConfig, shape: ModelShape, step_tokens: int) -> int:
     """Returns the bytes of RAM in which CPU recurrent layers record their states at drafts; 0 without drafts."""
     drafts = most_drafts(step_tokens, config.max_num_seqs, num_drafts(config))
-    return sum(buffer.nbytes for buffer in draft_records(shape, drafts).values())
+    of_ngrams = ngram_records(shape, drafts)
+    records = sum(buffer.nbytes for buffer in draft_records(shape, drafts).values())
+    return records + (0 if of_ngrams is None else of_ngrams.nbytes)
 
 
 def cpu_logits_bytes(shape: ModelShape, max_num_seqs: int) -> int:

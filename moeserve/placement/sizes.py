@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from moeserve.kv.layout import KvLayout
 from moeserve.models.interface import ModelShape
+from moeserve.models.residual import cached_table_bytes
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.tensors import (
@@ -20,7 +21,9 @@ from moeserve.models.tensors import (
     dense_tensors,
     expert_bias_tensors,
     expert_tensors,
+    head_inputs,
     model_tensors,
+    unloaded_tensors,
 )
 
 
@@ -80,11 +83,16 @@ class ModelSizes:
                 expert_tensors=of_experts,
             )
 
+        def embedding() -> Bytes:
+            inputs = part([n.TOKEN_EMBD, *(LAYER_INPUTS if shape.layer_input_width else ())])
+            kept = sum(cached_table_bytes(tensors[name].nbytes) for name in unloaded_tensors(shape))
+            return Bytes(inputs.cpu + kept, inputs.cuda)
+
         head = n.TOKEN_EMBD if shape.tied_embeddings else n.OUTPUT
         drafting = [name for name in model_tensors(shape) if n.layer_of(name) == shape.num_layers]
         return cls(
-            embedding=part([n.TOKEN_EMBD, *(LAYER_INPUTS if shape.layer_input_width else ())]),
-            head=part([head, n.OUTPUT_NORM, *drafting]),
+            embedding=embedding(),
+            head=part([head, *head_inputs(shape), *drafting]),
             layers=tuple(layer(index) for index in range(shape.num_layers)),
         )
 

@@ -97,6 +97,13 @@ class Sequences:
         self.tokens[target, position] = token
         return targets, sources, end
 
+    def previous(self, layout: StepLayout, count: int) -> Int32s:
+        """Returns the `count` tokens before each row of a step, int32 [n, count], the nearest first; -1 before the
+        request's first token."""
+        positions = layout.position[:, None] - np.arange(1, count + 1, dtype=np.int32)
+        tokens = self.tokens[layout.sequence[:, None], np.maximum(positions, 0)]
+        return np.where(positions < 0, np.int32(-1), tokens)
+
     def expect(self, slots: Int32s, positions: Int32s) -> None:
         """Writes placeholders for tokens that are being sampled: -1 - i for the i-th, until `append`."""
         inside = positions < self.tokens.shape[1]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
@@ -76,7 +77,11 @@ class Engine:
         found = []
         for first in range(0, len(tokens), chunk):
             part = tokens[first : first + chunk]
-            self.model.forward(self._batch(part, Sequence(0, len(part), first, slots)))
+            self.model.forward(
+                self._batch(
+                    part, Sequence(0, len(part), first, slots), self._previous(tokens, first, len(part))
+                )
+            )
             for row in range(0, len(part), CPU_LOGIT_ROWS):
                 rows = torch.arange(row, min(row + CPU_LOGIT_ROWS, len(part)), dtype=torch.int32)
                 logits = self.model.logits(rows)
@@ -84,10 +89,21 @@ class Engine:
                 found.append(logits.clone())
         return torch.cat(found)
 
-    def _batch(self, tokens: list[int], s: Sequence) -> CpuBatch:
+    def _previous(self, tokens: list[int], first: int, count: int) -> npt.NDArray[np.int32] | None:
+        """See `NgramHashes.rows`; None for a model without n-gram embeddings."""
+        if self.config.ngrams is None:
+            return None
+        known = np.array([-1] * MAX_TOKENS + tokens, np.int32)
+        ages = range(1, self.config.ngrams.hashes.size)
+        at = MAX_TOKENS + first
+        return np.stack([known[at - age : at - age + count] for age in ages], axis=1)
+
+    def _batch(
+        self, tokens: list[int], s: Sequence, previous: npt.NDArray[np.int32] | None = None
+    ) -> CpuBatch:
         one = [np.array([value], np.int32) for value in (s.row, s.count, s.position, 0)]
         self._table = s.slots.numpy()[None]  # the plan points into it
-        self.model.begin(torch.tensor(tokens, dtype=torch.int32))
+        self.model.begin(torch.tensor(tokens, dtype=torch.int32), previous=previous)
         self.model.plan_attention(*one, self._table)
         return CpuBatch(
             n=s.count,

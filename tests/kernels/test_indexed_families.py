@@ -11,7 +11,7 @@ from tests.conftest import family_models
 from tests.kernels.model_engine import Engine, Fixture, distance
 from tests.kernels.operations import COSTLY_ISAS, ISAS, stream_of
 
-MODELS = [model for family in ("glmdsa", "minimaxm3") for model in family_models(family)]
+MODELS = [model for family in ("glmdsa", "minimaxm3", "qwen4exp") for model in family_models(family)]
 
 
 @pytest.mark.parametrize("isa", COSTLY_ISAS)

@@ -104,13 +104,22 @@ def good(call: str) -> Arguments:
             "gate": GATE, "up": UP, "down": DOWN, "y": y, "n": N, "routing": routing(), "h": h,
             "expert_token_counts": torch.zeros(2, EXPERTS, dtype=torch.int64), "x": x,
         },
+        "stream_norm": {
+            "x": torch.zeros(N, HIDDEN), "weight": torch.ones(2, HIDDEN // 2), "eps": 1e-6, "n": N, "y": y,
+            "rows": None,
+        },
+        "scaled_silu": {"x": torch.zeros(N, HIDDEN), "factor": 1.0, "n": N, "out": y},
+        "mix_streams": {"gate": torch.zeros(N, HIDDEN), "x": y, "n": N, "out": Activations(N, HIDDEN // 2)},
+        "inject": {
+            "block": torch.zeros(N, 32), "weights": torch.zeros(N, 2), "n": N, "x": torch.zeros(N, HIDDEN),
+        },
     }  # fmt: skip
     return arguments[call]
 
 
 CALLS = (
     "embed", "norm", "linear", "rope_store", "attention", "latent_store", "linear_by_head", "route", "shared_gate",
-    "experts",
+    "experts", "stream_norm", "scaled_silu", "mix_streams", "inject",
 )  # fmt: skip
 
 
@@ -271,7 +280,7 @@ WRONG: list[tuple[str, Callable[[], Arguments], str]] = [
     ("experts", lambda: {"routing": routing(starts=ints(0))}, "routing.starts: 6 rows wanted, not 1"),
     ("experts", lambda: {"routing": routing(active=ints(0))}, "routing.active: 6 rows wanted, not 1"),
     ("experts", lambda: {"routing": routing(routes=ints(0))}, "routing.routes: 6 rows wanted, not 1"),
-    ("experts", lambda: {"activation": "relu"}, "activation: neither"),
+    ("experts", lambda: {"activation": "tanh"}, "activation: neither"),
     ("experts", lambda: {"gate_bias": torch.zeros(FF)}, "gate_bias: 480 elements wanted, not 96"),
     ("experts", lambda: {"up_bias": torch.zeros(FF)}, "up_bias: 480 elements wanted, not 96"),
     ("experts", lambda: {"down_bias": torch.zeros(FF)}, "down_bias: 320 elements wanted, not 96"),

@@ -9,7 +9,6 @@ import pytest
 
 from moeserve.grammar import check_process, checker
 from moeserve.httpserver.generation.engine import open_generations
-from moeserve.httpserver.generation.request import pictures
 from moeserve.httpserver.generation.resolve import request_builder
 from moeserve.httpserver.responses import store
 from moeserve.httpserver.transport import (
@@ -21,6 +20,7 @@ from moeserve.httpserver.transport import (
     sse,
     turns,
 )
+from moeserve.messages.pictures import MOST_PICTURES
 from moeserve.processes.sandbox.parent import PATIENCE
 from moeserve.remote import frames, gate
 from moeserve.tokenizer import render_process, renderer
@@ -56,7 +56,7 @@ def row(beginning: str) -> str:
         ("its longer side", f"{picture_size.MOST_ASPECT} times its shorter side "),
         ("seconds of CPU time", f"{picture_decoder.TIMEOUT_S:g} s "),
         ("memory to decode one", f"{decode_process.MEMORY_BYTES // MIB} MiB "),
-        ("pictures of a request", f"{pictures.MOST_PICTURES} "),
+        ("pictures of a request", f"{MOST_PICTURES} "),
         (
             "chunk heads, extensions and trailers",
             f"{connection.MAX_HEAD_BYTES // KIB} KiB between two pieces, "

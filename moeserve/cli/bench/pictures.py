@@ -15,8 +15,8 @@ from moeserve.cli.workload.options import whole
 from moeserve.cli.workload.shapes import WITH_PICTURES
 from moeserve.cli.workload.trace import Workload
 from moeserve.errors import ConfigError
+from moeserve.messages.pictures import MOST_PICTURES
 
-MOST_PICTURES: Final = 64  # of a request, as moeserve takes them
 MOST_PIXELS: Final = 16384  # of a side
 DEFAULT_SIZE: Final = (256, 256)
 _PICTURE: Final = 2  # what a stream of random numbers is for; see `workload/prompts.py`

@@ -26,7 +26,6 @@ from moeserve.httpserver.generation.request.fields import (
     ModelName,
 )
 from moeserve.httpserver.generation.request.pictures import (
-    MOST_PICTURES,
     Picture,
     joined,
     picture_of_base64,
@@ -44,6 +43,7 @@ from moeserve.httpserver.transport.request_model import (
     RequestModel,
     unsupported,
 )
+from moeserve.messages.pictures import MOST_PICTURES
 
 Images = Annotated[list[str], Field(max_length=MOST_PICTURES, description="Pictures in base64.")]
 _LATEST: Final = ":latest"  # the tag that Ollama's clients add to a name without one

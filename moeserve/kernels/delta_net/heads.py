@@ -27,6 +27,11 @@ class DeltaHeads:
     # Kimi Delta Attention (https://arxiv.org/abs/2510.26692): each dimension of a key head decays by itself, and the
     # output's gate is a sigmoid. key_heads is value_heads.
     is_kimi: bool = False
+    sigmoid_gate: bool = False  # the output's gate is a sigmoid in place of SiLU; Kimi's always is
+
+    @property
+    def has_sigmoid_gate(self) -> bool:
+        return self.is_kimi or self.sigmoid_gate
 
     @property
     def key_width(self) -> int:

@@ -49,8 +49,8 @@ def delta_net(
     """Computes n further tokens of a sequence. qkv [n, channels], z [n, value_width], b [n, value_heads], a [n,
     decays].
 
-    Returns RMSNorm(o) * norm * silu(z) (Kimi: sigmoid(z)) of every value head, float64 [n, value_width], and the
-    state after these tokens.
+    Returns RMSNorm(o) * norm * silu(z) of every value head (sigmoid(z) with `has_sigmoid_gate`), float64 [n,
+    value_width], and the state after these tokens.
     """
     mixed, conv = causal_conv(qkv.double(), w.conv.double(), state.conv)
     q, k, v = mixed.split([heads.key_width, heads.key_width, heads.value_width], dim=-1)
@@ -62,7 +62,7 @@ def delta_net(
     decay = (w.a.double()[:, None] * speed).exp()
     o, delta = delta_rule(q * heads.key_dim**-0.5, k, v, decay, b.double().sigmoid(), state.delta)
     normed = o * torch.rsqrt(o.square().mean(dim=-1, keepdim=True) + eps) * w.norm.double()
-    gate = F.sigmoid if heads.is_kimi else F.silu
+    gate = F.sigmoid if heads.has_sigmoid_gate else F.silu
     gated = normed * gate(z.double().unflatten(-1, (heads.value_heads, heads.value_dim)))
     return gated.flatten(1), DeltaState(delta, conv)
 

@@ -15,12 +15,14 @@ from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
 from moeserve.kernels.stream_operands import DeltaParameters
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
 from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.loading.cpu_residual import load_input, load_ngrams
 from moeserve.models.loading.cpu_weights import (
     CpuAttention,
     CpuDeltaNet,
     CpuDenseFfn,
     CpuEmbedding,
     CpuHead,
+    CpuInput,
     CpuLatentAttention,
     CpuLayer,
     CpuLayerInput,
@@ -48,7 +50,7 @@ from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.tensors import check_tensors, expert_bias_tensors, model_tensors
+from moeserve.models.tensors import check_tensors, expert_bias_tensors, model_tensors, unloaded_tensors
 
 
 class CpuLoader:
@@ -70,8 +72,7 @@ class CpuLoader:
         self._source = source
         self._shape = shape
         self._progress = progress
-        self._done = 0
-        self._total = 0
+        self._done = self._total = 0
         self._matrices: list[Matrix] = []
 
     def load(self) -> CpuWeights:
@@ -89,6 +90,7 @@ class CpuLoader:
     def _load(self, names: list[str], num_layers: int, *, with_head: bool) -> CpuWeights:
         check_tensors(self._shape, self._source)
         check_cpu_types(self._source, names)
+        names = [name for name in names if name not in unloaded_tensors(self._shape)]
         for form in self._shape.forms:
             widths = {"attention.key_length": form.head_dim, "rope.dimension_count": form.rotary_dim}
             check_lanes(self._source, self._shape, "CPU", widths)
@@ -96,6 +98,7 @@ class CpuLoader:
         embedding = self._table(n.TOKEN_EMBD, is_read_again=with_head and self._shape.tied_embeddings)
         head = self._head() if with_head else None
         layers = [self._layer(index) for index in range(num_layers)]
+        ngrams = load_ngrams(self._source, self._shape, num_layers, self._vector, self._matrix)
         first = 0 if head is None else 1
         dense_bytes = sum(m.bytes for m in self._matrices[first:]) - _expert_bytes(layers)
         return CpuWeights(
@@ -106,16 +109,18 @@ class CpuLoader:
             dense_bytes=dense_bytes,
             rope_factors=self._rope_factors(),
             layer_inputs=self._layer_inputs() if self._shape.layer_input_width else None,
+            ngrams=ngrams,
             next_token=self._next_token() if with_head and self._shape.next_token_layer else None,
             matrices=self._matrices,
             source=self._source if self._in_place else None,
         )
 
     def _head(self) -> CpuHead:
-        norm = self._vector(n.OUTPUT_NORM)
-        if self._shape.logit_scale != 1.0:
-            norm = norm * self._shape.logit_scale
         matrix = self._matrix(n.TOKEN_EMBD if self._shape.tied_embeddings else n.OUTPUT)
+        norm = self._input(n.OUTPUT_HC, n.OUTPUT_NORM)
+        if self._shape.logit_scale != 1.0:
+            assert isinstance(norm, torch.Tensor)
+            norm = norm * self._shape.logit_scale
         return CpuHead(norm, matrix, LinearGroup([matrix]))
 
     def _next_token(self) -> CpuNextToken:
@@ -198,7 +203,7 @@ class CpuLoader:
     def _latent_attention(self, index: int, shape: LatentAttentionShape) -> CpuLatentAttention:
         has_q_a = shape.q_rank > 0
         return CpuLatentAttention(
-            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            norm=self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index),
             inputs=self._latent_inputs(index, shape),
             q_a_norm=self._vector(n.of_layer(index, n.ATTN_Q_A_NORM)) if has_q_a else None,
             q_b=self._group(index, n.ATTN_Q_B, has_bias=False) if has_q_a else None,
@@ -222,7 +227,7 @@ class CpuLoader:
         taps = shape.heads.conv_kernel
         conv = torch.cat([self._vector(n.of_layer(index, part)).view(-1, taps) for part in shape.conv_parts])
         return CpuDeltaNet(
-            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            norm=self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index),
             inputs=self._group(index, *(part for part, _ in shape.input_parts), has_bias=False),
             gates=[self._group(index, part, has_bias=False) for part, _ in shape.gate_parts],
             parameters=DeltaParameters(
@@ -236,7 +241,7 @@ class CpuLoader:
 
     def _mamba2(self, index: int, shape: Mamba2Shape) -> CpuMamba2:
         return CpuMamba2(
-            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            norm=self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index),
             input=self._group(index, n.SSM_IN, has_bias=False),
             parameters=mamba2_parameters(
                 shape.heads, lambda name: self._vector(n.in_layer(index, name)), as_attention=True
@@ -249,7 +254,7 @@ class CpuLoader:
         ones = torch.ones(shape.head_dim) if shape.qk_norm == "unweighted" else None
         parts = (*shape.qkv_parts, n.ATTN_GATE) if shape.has_gate_matrix else shape.qkv_parts
         return CpuAttention(
-            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            norm=self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index),
             qkv=self._gated_qkv(index, shape)
             if shape.is_gated
             else self._group(index, *parts, has_bias=shape.qkv_bias),
@@ -289,7 +294,7 @@ class CpuLoader:
         return LinearGroup(matrices, [of_q.reshape(-1), k_bias, v_bias, of_gate.reshape(-1)])
 
     def _moe(self, index: int, shape: MoeShape) -> CpuMoe:
-        shared = shape.shared
+        shared, latent = shape.shared, n.LATENT_PARTS if shape.latent else ()
         return CpuMoe(
             norm=self._ffn_norm(index),
             router=self._group(index, n.FFN_GATE_INP, has_bias=shape.router_bias),
@@ -300,12 +305,7 @@ class CpuLoader:
             if shape.expert_scale
             else None,
             parts=self._parts(index) if shape.parts_normed else None,
-            latent=(
-                self._group(index, n.FFN_LATENT_DOWN, has_bias=False),
-                self._group(index, n.FFN_LATENT_UP, has_bias=False),
-            )
-            if shape.latent
-            else None,
+            latent=[self._group(index, part, has_bias=False) for part in latent],
         )
 
     def _parts(self, index: int) -> CpuParts:
@@ -320,8 +320,11 @@ class CpuLoader:
             experts_output=norm(n.POST_FFW_NORM_2),
         )
 
-    def _ffn_norm(self, index: int) -> torch.Tensor:
-        return self._vector(n.of_layer(index, self._shape.loaded_layers[index].ffn_norm))
+    def _ffn_norm(self, index: int) -> CpuInput:
+        return self._input(n.HC_FFN, n.of_layer(index, self._shape.loaded_layers[index].ffn_norm), index)
+
+    def _input(self, block: str, norm: str, index: int | None = None) -> CpuInput:
+        return load_input(self._shape, block, norm, index, self._vector, self._matrix)
 
     def _experts(self, index: int, parts: tuple[str, ...], *, has_bias: bool = False) -> GatedExperts:
         num_slots = num_slots_of(self._source, self._slots, index, parts)
@@ -377,7 +380,6 @@ class CpuLoader:
         return matrix
 
     def _group(self, index: int, *parts: str, has_bias: bool) -> LinearGroup:
-        """Loads a layer's matrices over the same input as a group."""
         matrices = [self._matrix(n.of_layer(index, part)) for part in parts]
         if not has_bias:
             return LinearGroup(matrices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,9 @@ import numpy.typing as npt
 from torch import Tensor
 
 from moeserve.kernels.cpu_stream import LinearGroup, Matrix
+from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.stream_operands import DeltaParameters, Mamba2Parameters
+from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.source import ModelSource
 
@@ -20,6 +23,29 @@ class CpuEmbedding:
 
     table: npt.NDArray[np.uint8]  # [vocab, row_bytes]
     ggml_type: int
+
+
+@dataclass(frozen=True, slots=True)
+class CpuStreamMix:
+    """The weights through which a block reads a residual of several streams: kernels/streams/reference.py."""
+
+    norm: Tensor  # float32 [streams, hidden]
+    down: LinearGroup  # [low_rank, streams * hidden], and [streams, streams * hidden] of what is injected
+    up: LinearGroup  # [streams * hidden, low_rank]
+
+
+# How a block reads the residual: through an RMS norm, float32 [hidden], or a mix of its streams.
+CpuInput = Tensor | CpuStreamMix
+
+
+@dataclass(frozen=True, slots=True)
+class CpuNgrams:
+    """The weights of a layer's n-gram embeddings: kernels/ngrams/reference.py."""
+
+    table: TableRows
+    products: LinearGroup  # [streams * hidden, width] of keys, [hidden, width] of values
+    norms: NgramNorms
+    conv: Tensor  # float32 [taps, streams * hidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +87,7 @@ class GatedExperts:
 
 @dataclass(frozen=True, slots=True)
 class CpuAttention:
-    norm: Tensor  # float32 [hidden]
+    norm: CpuInput
     # In the order of AttentionShape.qkv_parts: [q_width, hidden], [kv_width, hidden], [value_width, hidden], then the
     # gates, [gate_width, hidden], if any
     qkv: LinearGroup
@@ -76,7 +102,7 @@ class CpuAttention:
 
 @dataclass(frozen=True, slots=True)
 class CpuLatentAttention:
-    norm: Tensor  # float32 [hidden]
+    norm: CpuInput
     inputs: LinearGroup  # as LatentAttentionShape.input_parts
     q_a_norm: Tensor | None  # float32 [q_rank]; None: q is made from the layer's input
     q_b: LinearGroup | None  # [q_rows, q_rank]
@@ -88,7 +114,7 @@ class CpuLatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class CpuDeltaNet:
-    norm: Tensor  # float32 [hidden]
+    norm: CpuInput
     inputs: LinearGroup  # as GatedDeltaNetShape.input_parts
     gates: list[LinearGroup]  # as GatedDeltaNetShape.gate_parts
     parameters: DeltaParameters
@@ -97,7 +123,7 @@ class CpuDeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class CpuMamba2:
-    norm: Tensor  # float32 [hidden]
+    norm: CpuInput
     input: LinearGroup  # [row_width, hidden]
     parameters: Mamba2Parameters
     output: LinearGroup  # [hidden, value_width]
@@ -139,7 +165,7 @@ class CpuLayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class CpuMoe:
-    norm: Tensor  # float32 [hidden]
+    norm: CpuInput
     router: LinearGroup  # [E, hidden]
     experts: GatedExperts
     shared: CpuSharedExpert | None
@@ -147,12 +173,12 @@ class CpuMoe:
     expert_scale: Tensor | None = None  # float32 [E]: factors of the chosen experts' weights
     # set if parts have separate norms; `norm` is then only the shared expert's input norm
     parts: CpuParts | None = None
-    latent: tuple[LinearGroup, LinearGroup] | None = None  # [latent, hidden], [hidden, latent]
+    latent: Sequence[LinearGroup] = ()  # [latent, hidden] and [hidden, latent], if experts are latent
 
 
 @dataclass(frozen=True, slots=True)
 class CpuDenseFfn:
-    norm: Tensor  # float32 [hidden]
+    norm: CpuInput
     expert: CpuSharedExpert  # without a gate
 
 
@@ -184,7 +210,7 @@ class CpuLayer:
 
 @dataclass(frozen=True, slots=True)
 class CpuHead:
-    norm: Tensor  # float32 [hidden]
+    norm: CpuInput
     matrix: Matrix  # [vocab, hidden]
     output: LinearGroup  # the same
 
@@ -218,4 +244,5 @@ class CpuWeights:  # bytes of its matrices outside the routed experts
     next_token: CpuNextToken | None  # None: no block drafts
     matrices: list[Matrix]  # keeps all matrices alive: operations hold only addresses
     layer_inputs: CpuLayerInputs | None
+    ngrams: CpuNgrams | None  # None: no layer here adds any
     source: ModelSource | None  # in place: the file that the matrices point into

@@ -72,6 +72,10 @@ class RankSource:
         first, end = (tensor.type.row_bytes(column) for column in (cut.start, cut.end))
         return np.ascontiguousarray(rows[:, first:end]).reshape(-1)
 
+    def rows(self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Bytes:
+        """See ModelSource. For tensors that all ranks have whole."""
+        return self._source.rows(self._share.name_in_model(name), rows)
+
     def experts_in_file(self, name: str) -> None:
         """Returns None: a rank's share of an expert is cut from the model's."""
 

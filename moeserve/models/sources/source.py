@@ -57,6 +57,12 @@ class ModelSource(Protocol):
         lasts as long as it is referenced. KeyError if absent."""
         ...
 
+    def rows(
+        self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Returns a copy of some of the tensor's rows: uint8 [n, bytes of a row]. No others are read from the disk."""
+        ...
+
     def experts_in_file(self, name: str) -> ExpertsInFile | None:
         """Returns where the file has an expert tensor's bytes as `data` returns them; None if `data` makes them.
         KeyError if absent."""

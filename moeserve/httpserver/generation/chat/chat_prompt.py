@@ -10,8 +10,8 @@ from moeserve.httpserver.generation.chat.picture_tokens import ChatTokens
 from moeserve.httpserver.generation.chat.thinking_tokens import template_effort
 from moeserve.httpserver.generation.engine.picture_client import PictureClient
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
-from moeserve.httpserver.generation.request.pictures import MOST_PICTURES
 from moeserve.httpserver.transport.errors import invalid
+from moeserve.messages.pictures import MOST_PICTURES
 
 _SWITCHES: Final = ("enable_thinking", "thinking")  # templates' variables; the second one is DeepSeek's
 

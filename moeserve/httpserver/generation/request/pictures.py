@@ -20,7 +20,6 @@ from urllib.parse import unquote
 from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
-MOST_PICTURES: Final = 64  # of a request
 MOST_URL: Final = 8192  # characters of an address
 LOW_DETAIL_TOKENS: Final = 256  # of 512 x 512 pixels, as OpenAI has it
 

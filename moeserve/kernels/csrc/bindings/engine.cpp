@@ -90,8 +90,8 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("most_rank", &LoraTable::most_rank)
       .def("set", &set_lora_pair, "adapter"_a, "expert"_a, "a"_a.none(), "b"_a.none());
   nb::class_<DeltaHeads>(m, "DeltaHeads")
-      .def(nb::init<int, int, int, int, int, bool, bool, bool>(), "key_heads"_a, "value_heads"_a, "key_dim"_a,
-           "value_dim"_a, "taps"_a, "tiled"_a, "kimi"_a, "mamba2"_a = false)
+      .def(nb::init<int, int, int, int, int, bool, bool, bool, bool>(), "key_heads"_a, "value_heads"_a,
+           "key_dim"_a, "value_dim"_a, "taps"_a, "tiled"_a, "kimi"_a, "mamba2"_a = false, "sigmoid"_a = false)
       .def_prop_ro("state_values", &DeltaHeads::state_values);
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def(nb::init<>())
@@ -168,6 +168,15 @@ void bind_engine(nb::module_& m) {
       .def("commit_states", &Stream::commit_states, "heads"_a, "states"_a, "first"_a, "slot"_a, "kept"_a,
            "accepted"_a, "pending"_a)
       .def("copy_states", &Stream::copy_states, "states"_a, "pairs"_a)
+      .def("stream_norm", &Stream::stream_norm, "x"_a, "weight"_a, "eps"_a, "n"_a, "y"_a, "rows"_a.none())
+      .def("scaled_silu", &Stream::scaled_silu)
+      .def("mix_streams", &Stream::mix_streams)
+      .def("inject", &Stream::inject)
+      .def("ngram_gate", &Stream::ngram_gate)
+      .def("ngram_conv", &Stream::ngram_conv, "inputs"_a, "factors"_a, "value"_a, "conv"_a, "dilation"_a,
+           "states"_a, "first"_a, "row"_a, "count"_a, "slot"_a, "drafts"_a.none(), "kept"_a.none(),
+           "pending"_a.none(), "n"_a, "x"_a)
+      .def("commit_ngrams", &Stream::commit_ngrams)
       .def("read", &Stream::read);
 }
 

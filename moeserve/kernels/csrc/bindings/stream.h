@@ -109,6 +109,18 @@ class Stream {
   void commit_states(const DeltaHeads& heads, Tensor states, int64_t first, Tensor slot, Tensor kept,
                      Tensor accepted, Tensor pending);
   void copy_states(Tensor states, Tensor pairs);
+  // stream_residual.cpp
+  void stream_norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows);
+  void scaled_silu(Tensor x, float factor, int n, const Activations& out);
+  void mix_streams(Tensor gate, const Activations& x, int n, const Activations& out);
+  void inject(Tensor block, Tensor weights, int n, Tensor x);
+  void ngram_gate(Tensor x, Tensor key, Tensor value, Tensor query_norm, Tensor key_norm, Tensor conv_norm,
+                  float eps, int n, Tensor factors);
+  void ngram_conv(Tensor inputs, Tensor factors, Tensor value, Tensor conv, int dilation, Tensor states,
+                  int64_t first, Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept,
+                  Tensor pending, int n, Tensor x);
+  void commit_ngrams(Tensor states, int64_t first, int kept_rows, Tensor slot, Tensor kept, Tensor accepted,
+                     Tensor pending);
   void read(const Matrix& matrix) { pool_.submit(ReadOp{&matrix}); }
 
  private:

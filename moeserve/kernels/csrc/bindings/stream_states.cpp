@@ -1,8 +1,8 @@
 // Stream's operations on recurrent states: argument checks.
 #include <algorithm>
-#include <vector>
 
 #include "ops/mamba2.h"
+#include "state_checks.h"
 #include "stream.h"
 #include "stream_checks.h"
 
@@ -22,40 +22,11 @@ void check_delta_heads(const DeltaHeads& h) {
   if (h.mamba2 && (h.kimi || h.tiled)) reject("heads", "one form wanted");
 }
 
-// Checks that the sequences cover rows 0 .. n - 1 in order and have distinct slots.
-StateSequences state_sequences(nb::handle row, nb::handle count, nb::handle slot, int n, int64_t slots) {
-  const int num = static_cast<int>(tensor_arg(count, "count", Element::kInt32).size());
-  StateSequences s{num,
-                   sized_arg<int32_t>(row, "row", num),
-                   sized_arg<int32_t>(count, "count", num),
-                   sized_arg<int32_t>(slot, "slot", num),
-                   nullptr,
-                   nullptr};
-  check_ids("state slot", s.slot, num, slots);
-  int64_t next = 0;
-  for (int i = 0; i < num; ++i) {
-    if (s.row[i] != next || s.count[i] < 1) reject("row", "sequences one after another wanted");
-    next += s.count[i];
-  }
-  if (next != n) reject("count", std::to_string(n) + " rows in all wanted, not " + std::to_string(next));
-  std::vector<int32_t> sorted(s.slot, s.slot + num);
-  std::sort(sorted.begin(), sorted.end());
-  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
-    reject("slot", "one of its own for each sequence wanted");
-  }
-  return s;
-}
-
 // The consecutive records that hold the sequences' drafts.
 PendingStates pending_states(nb::handle pending, const DeltaHeads& heads, int num, const int32_t* drafts,
                              const int32_t* first) {
-  const TensorArg all = tensor_arg(pending, "pending", Element::kFloat32);
-  if (all.cols != PendingStates::values(heads)) reject("pending", "records of another size wanted");
-  for (int i = 0; i < num; ++i) {
-    if (drafts[i] < 0 || first[i] < 0 || int64_t{first[i]} + drafts[i] > all.rows)
-      reject("first", "records that are there wanted");
-  }
-  return {static_cast<float*>(all.data), all.cols};
+  const int64_t values = PendingStates::values(heads);
+  return {draft_rows_arg(pending, values, num, drafts, first), values};
 }
 
 // What any recurrent layer needs besides its products.
@@ -79,15 +50,10 @@ void fill_recurrent(RecurrentOp& op, const Kernels* k, const DeltaHeads& heads, 
 
 void fill_sequences(RecurrentOp& op, nb::handle row, nb::handle count, nb::handle slot, nb::handle drafts,
                     nb::handle kept, nb::handle pending, int64_t slots) {
-  op.sequences = state_sequences(row, count, slot, op.n, slots);
-  if (drafts.is_none()) return;
-  const int num = op.sequences.num;
-  op.sequences.drafts = sized_arg<int32_t>(drafts, "drafts", num);
-  op.sequences.first = sized_arg<int32_t>(kept, "first", num);
-  for (int i = 0; i < num; ++i) {
-    if (op.sequences.sure(i) < 1) reject("drafts", "fewer than the rows wanted");
-  }
-  op.pending = pending_states(pending, op.heads, num, op.sequences.drafts, op.sequences.first);
+  op.sequences = state_sequences_arg(row, count, slot, op.n, slots);
+  add_drafts(op.sequences, drafts, kept);
+  if (const StateSequences& of = op.sequences; of.drafts != nullptr)
+    op.pending = pending_states(pending, op.heads, of.num, of.drafts, of.first);
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ void DeltaNetOp::write_out(int64_t row, int head) const {
   const int64_t first = int64_t{head} * heads.value_dim;
   float* o = out.f32 + row * out.cols + first;
   k->rms_norm(o, norm, eps, heads.value_dim, o);
-  if (heads.kimi) {
+  if (heads.sigmoid) {
     k->sigmoid_mul(z + row * out.cols + first, heads.value_dim, o);
   } else {
     k->silu_mul(z + row * out.cols + first, o, heads.value_dim, o);

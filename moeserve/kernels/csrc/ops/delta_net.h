@@ -14,12 +14,12 @@ struct DeltaHeads {
   int key_heads, value_heads, key_dim, value_dim;
   int taps;  // tokens per convolution
   bool tiled;
-  // Kimi Delta Attention: each dimension of a key head has its own decay, and the output gate is a sigmoid. q, k and v
-  // have the same number of heads.
+  // Kimi Delta Attention: each dimension of a key head has its own decay. q, k and v have the same number of heads.
   bool kimi;
   // Mamba-2 (mamba2.h): q and k are C and B of a group, v is a head's x; the state takes k (beta * v)^T without reading
   // itself, and q and k are not normalised.
   bool mamba2;
+  bool sigmoid;  // the output's gate is a sigmoid in place of SiLU
   int64_t channels() const { return int64_t{2} * key_heads * key_dim + int64_t{value_heads} * value_dim; }
   int64_t delta_values() const { return int64_t{value_heads} * key_dim * value_dim; }
   int decays_of_head() const { return kimi ? key_dim : 1; }

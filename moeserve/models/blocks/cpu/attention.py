@@ -10,6 +10,7 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.lora import LayerAdapters, project
+from moeserve.models.blocks.cpu.residual import add_block, block_output, read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.interface import AttentionShape
 from moeserve.models.loading.cpu_weights import CpuAttention
@@ -27,7 +28,7 @@ def project_qkv(
     adapters: LayerAdapters | None,
 ) -> None:
     """Launches the products q, k and v of norm(x)."""
-    stream.norm(space.x, w.norm, eps, n, space.y)
+    read_residual(stream, w.norm, eps, n, space)
     outputs = [form.q, form.k, form.v][: len(shape.qkv_parts)]
     projected = [*outputs, space.gates[shape.gate_width]] if shape.gate_width else outputs
     project(stream, space.y, n, w.qkv, projected, adapters, shape.qkv_parts)
@@ -62,7 +63,9 @@ def attend(
         gate=space.gates.get(shape.gate_width), gate_softplus=shape.gate == "head_softplus",
     )  # fmt: skip
     if w.output_norm is None:
-        project(stream, form.attended, n, w.output, [space.x], adapters, (names.ATTN_OUTPUT,), add=True)
+        out, add = block_output(space)
+        project(stream, form.attended, n, w.output, [out], adapters, (names.ATTN_OUTPUT,), add=add)
+        add_block(stream, n, space)
         return
     assert space.sandwich is not None
     block = space.sandwich.block

@@ -34,6 +34,8 @@ from moeserve.models.blocks.cpu.layer_inputs import add_input, make_inputs
 from moeserve.models.blocks.cpu.lora import CpuAdapters, LayerAdapters
 from moeserve.models.blocks.cpu.mamba2 import project_mamba2, recur_mamba2
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
+from moeserve.models.blocks.cpu.ngrams import add_ngrams, look_up
+from moeserve.models.blocks.cpu.residual import add_block, block_output, embed, read_for_head
 from moeserve.models.blocks.cpu.sandwich import mix_parts
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.blocks.forget import forget_kv
@@ -49,7 +51,7 @@ from moeserve.models.loading.cpu_weights import (
 )
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.observer import LayerObserver, LayerRouting
-from moeserve.models.step_buffers import CPU_LOGIT_ROWS, draft_records
+from moeserve.models.step_buffers import CPU_LOGIT_ROWS, draft_records, ngram_records
 
 Int32s = npt.NDArray[np.int32]
 
@@ -91,6 +93,8 @@ class CpuDecoder:
         # Per recurrent layer, the state changes of the step's drafts; RAM pages are allocated at first use.
         records = draft_records(shape, most_drafts) if most_drafts else {}
         self._pending = {index: torch.empty(buffer.shape) for index, buffer in records.items()}
+        of_ngrams = ngram_records(shape, most_drafts) if most_drafts else None
+        self._pending_ngrams = None if of_ngrams is None else torch.empty(of_ngrams.shape)
         # int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start-up.
         self._expert_counts = torch.zeros(len(self._layers), 2, shape.num_experts, dtype=torch.int64)
         self.expert_token_counts = self._expert_counts[: len(weights.layers)]
@@ -147,23 +151,33 @@ class CpuDecoder:
         token_ids: Tensor,
         adapters: AdapterRows | None = None,
         embedded: Sequence[tuple[int, Tensor]] = (),
+        previous: Int32s | None = None,
     ) -> None:
         """Launches the part of a step that needs only token ids (int32 [n], n up to max_tokens) and adapters, so
         that the pool works while the host prepares `forward`, which must follow. embedded: (first row, float32 [any,
-        `ModelShape.embedding_size`]) for rows with embeddings instead of tokens."""
+        `ModelShape.embedding_size`]) for rows with embeddings instead of tokens. previous: the tokens before each row,
+        as `NgramHashes.rows` takes them, for a model with n-gram embeddings."""
         self._num_forwards += 1
-        table, scale = self._weights.embedding, self.shape.embedding_scale
         n = len(token_ids)
-        self._stream.embed(table.table, table.ggml_type, token_ids, n, self._space.x, scale=scale)
+        scale = self.shape.embedding_scale
+        embed(self._stream, self._weights.embedding, token_ids, n, self._space, scale=scale)
         self._embedded = embedded
         if embedded:
             self._stream.wait()
             for first, rows in embedded:
-                self._space.x[first : first + len(rows)] = rows[:, : self.shape.hidden_size]
+                streams = self.shape.residual_width // self.shape.hidden_size
+                self._space.x[first : first + len(rows)] = rows[:, : self.shape.hidden_size].repeat(
+                    1, streams
+                )
         if self._weights.layer_inputs is not None:
             make_inputs(self._stream, self._weights.layer_inputs, self.shape, token_ids, n, self._space)
-        if self._weights.layers:
+        ngrams = self.shape.ngrams
+        self._is_projected = len(self._weights.layers) > 0 and (ngrams is None or ngrams.layer > 0)
+        if self._is_projected:
             self._project(0, n, adapters)
+        if self._weights.ngrams is not None and ngrams is not None:
+            assert previous is not None
+            look_up(self._stream, self._weights.ngrams, ngrams, token_ids.numpy(), previous, self._space)
 
     def forward(self, batch: CpuBatch, observer: LayerObserver | None = None) -> None:
         """Launches all layers for the rows of `begin`; then x is ready for `logits`. With an observer, waits after
@@ -172,7 +186,9 @@ class CpuDecoder:
             self._stream.wait()
             observer.embedding(self._space.x)
         for index in range(len(self._weights.layers)):
-            if index:
+            if self.shape.ngrams is not None and index == self.shape.ngrams.layer:
+                self._add_ngrams(index, batch)
+            if index or not self._is_projected:
                 self._project(index, batch.n, batch.adapters)
             self._mix_tokens(index, batch)
             if observer is None:
@@ -181,6 +197,20 @@ class CpuDecoder:
                 self._show_feed_forward(index, batch, observer)
             if index < self.shape.deep_layers and self._embedded:
                 self._add_deep(index)
+
+    def _add_ngrams(self, index: int, batch: CpuBatch) -> None:
+        """Launches the addition of n-gram embeddings to x."""
+        w = self._weights.ngrams
+        assert w is not None
+        state, pending = self._ngram_state(index), self._pending_ngrams
+        add_ngrams(self._stream, w, self.shape, state, batch, self._space, pending)
+
+    def _ngram_state(self, index: int) -> StateLayer:
+        """Returns the state of the layer's n-gram convolution, which lies behind that of its recurrence."""
+        state, recurrence = self._states[index], self._shapes[index].recurrence
+        return StateLayer(
+            state.states, state.first + (0 if recurrence is None else recurrence.heads.state_values)
+        )
 
     def _add_deep(self, index: int) -> None:
         """Waits, then adds DeepStack's embeddings for this layer's output to the rows whose input is embeddings."""
@@ -205,6 +235,10 @@ class CpuDecoder:
             mixer, state = self._shapes[index].recurrence, self._states[index]
             assert mixer is not None
             self._stream.commit_states(mixer.heads, state, slot, first, accepted, pending)
+        ngrams = self.shape.ngrams
+        if ngrams is not None and self._pending_ngrams is not None:
+            state, kept = self._ngram_state(ngrams.layer), ngrams.kept_inputs
+            self._stream.commit_ngrams(state, kept, slot, first, accepted, self._pending_ngrams)
 
     def logits(self, rows: Tensor) -> Tensor:
         """Launches the head for up to CPU_LOGIT_ROWS rows of the last step. rows: int32 [m]. Returns float32 [m,
@@ -212,7 +246,7 @@ class CpuDecoder:
         space, head, m = self._space, self._weights.head, len(rows)
         assert head is not None
         self._num_heads_read += 1
-        self._stream.norm(space.x, head.norm, self.shape.rms_eps, m, space.final, rows)
+        read_for_head(self._stream, head.norm, self.shape.rms_eps, rows, space, space.final)
         self._stream.linear(space.final, m, head.output, [space.logits])
         if self.shape.logit_softcap:
             self._stream.softcap(space.logits, m, self.shape.logit_softcap)
@@ -301,7 +335,9 @@ class CpuDecoder:
     def _feed_forward(self, index: int, batch: CpuBatch) -> None:
         w, eps, space, n = self._layers[index], self.shape.rms_eps, self._space, batch.n
         if w.ffn_output_norm is None:
-            self._run_ffn(index, batch, space.x, add=True)
+            out, add = block_output(space)
+            self._run_ffn(index, batch, out, add=add)
+            add_block(self._stream, n, space)
             return
         assert space.sandwich is not None
         out = self._run_ffn(index, batch, space.sandwich.block, add=False)
@@ -353,5 +389,5 @@ class CpuDecoder:
             routing=None
             if is_dense
             else LayerRouting(space.router_logits, space.routing.ids, space.routing.weights),
-            expert_output=space.x[:n] - after_attention,
+            expert_output=space.x[:n] - after_attention if space.streams is None else space.streams.block[:n],
         )

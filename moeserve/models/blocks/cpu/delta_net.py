@@ -1,7 +1,8 @@
 """x += output(norm(delta_rule(conv(qkv))) * silu(z)), with qkv, z, b and a projected from norm(x); queued on the
 pool's stream.
 
-Kimi Delta Attention uses sigmoid(z). It computes a and z by two products each, through low-rank vectors f and g.
+Some models' output gate is sigmoid(z), among them Kimi Delta Attention, which computes a and z by two products each,
+through low-rank vectors f and g.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import StateLayer
+from moeserve.models.blocks.cpu.residual import add_block, block_output, read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.loading.cpu_weights import CpuDeltaNet
 from moeserve.models.recurrence import GatedDeltaNetShape
@@ -19,7 +21,7 @@ def project_delta(stream: CpuStream, w: CpuDeltaNet, eps: float, n: int, space: 
     """Launches the products qkv, z, b and a of norm(x)."""
     delta = space.delta
     assert delta is not None
-    stream.norm(space.x, w.norm, eps, n, space.y)
+    read_residual(stream, w.norm, eps, n, space)
     stream.linear(space.y, n, w.inputs, delta.inputs)
     # Converts f and g to the activation format of products.
     for source, low_rank, weights, out in zip(
@@ -53,4 +55,6 @@ def recur(
         qkv, z, b = delta.inputs[:3]
         a = None if shape.merged_gates else delta.inputs[3]
     stream.delta_net(qkv, z, b, a, w.parameters, eps, shape.heads, state, batch.states, n, delta.out, pending)
-    stream.linear(delta.out, n, w.output, [space.x], add=True)
+    out, add = block_output(space)
+    stream.linear(delta.out, n, w.output, [out], add=add)
+    add_block(stream, n, space)

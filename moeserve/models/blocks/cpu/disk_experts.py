@@ -53,11 +53,13 @@ class CpuDiskExperts:
         guess = None if ahead is None or n > MOST_GUESSED_TOKENS else self._guess(ahead, n, space)
         return DiskLayer(self.native, index, self._num_experts[index], guess, ahead or 0)
 
-    def _guess(self, index: int, n: int, space: CpuWorkspace) -> torch.Tensor:
+    def _guess(self, index: int, n: int, space: CpuWorkspace) -> torch.Tensor | None:
         w, shape = self._layers[index].moe, self._shapes[index].moe
         assert w is not None
         assert shape is not None
         norm = w.norm if w.parts is None else w.parts.router_input
+        if not isinstance(norm, torch.Tensor):
+            return None  # of several streams: no guess is made yet
         self._stream.norm(space.x, norm, self._eps, n, self._y)
         self._stream.linear(self._y, n, w.router, [self._logits])
         self._stream.route(self._logits, n, self._routing, shape.router, bias=w.choice_bias)

@@ -13,6 +13,7 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import Activations, DiskLayer
 from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts
 from moeserve.models.blocks.cpu.lora import LayerAdapters, project
+from moeserve.models.blocks.cpu.residual import read_residual
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
 from moeserve.models.interface import DenseFfnShape, MoeShape, SharedExpert
 from moeserve.models.loading.cpu_weights import CpuDenseFfn, CpuMoe, CpuSharedExpert
@@ -36,11 +37,11 @@ def mix(
 ) -> None:
     """Launches router, experts and shared expert. expert_token_counts: int64 [2, experts], see `CpuStream.experts`.
     disk: None if all experts are in RAM; index: the layer's."""
-    stream.norm(space.x, w.norm, eps, n, space.y)
+    read_residual(stream, w.norm, eps, n, space)
     project(stream, space.y, n, w.router, [space.router_logits], adapters, (names.FFN_GATE_INP,))
     stream.route(space.router_logits, n, space.routing, shape.router, bias=w.choice_bias)
     on_disk = None if disk is None else disk.layer(index, n, space)
-    if w.latent is None:
+    if not w.latent:
         run_experts(stream, w, shape, n, space, expert_token_counts, adapters, out, add=add, disk=on_disk)
     else:
         assert space.latent_experts is not None
@@ -70,7 +71,7 @@ def feed_forward(
     add: bool,
 ) -> None:
     """Launches the feed-forward of a layer without experts."""
-    stream.norm(space.x, w.norm, eps, n, space.y)
+    read_residual(stream, w.norm, eps, n, space)
     run_unrouted(stream, w.expert, shape, n, space, adapters, shape.parts, out, add=add)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.cpu.forms import CpuForm
+from moeserve.models.blocks.cpu.residual import read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuLatentAttention
@@ -27,7 +28,7 @@ def project_latent(
     """Launches the products q and latent of norm(x)."""
     s = space.latent
     assert s is not None
-    stream.norm(space.x, w.norm, eps, n, space.y)
+    read_residual(stream, w.norm, eps, n, space)
     if w.q_b is None:
         stream.linear(space.y, n, w.inputs, [s.q, s.latent])
     else:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import StateLayer
+from moeserve.models.blocks.cpu.residual import add_block, block_output, read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.loading.cpu_weights import CpuMamba2
 from moeserve.models.mamba2 import Mamba2Shape
@@ -15,7 +16,7 @@ from moeserve.models.mamba2 import Mamba2Shape
 def project_mamba2(stream: CpuStream, w: CpuMamba2, eps: float, n: int, space: CpuWorkspace) -> None:
     """Launches the product of norm(x)."""
     assert space.mamba2 is not None
-    stream.norm(space.x, w.norm, eps, n, space.y)
+    read_residual(stream, w.norm, eps, n, space)
     stream.linear(space.y, n, w.input, [space.mamba2.projected])
 
 
@@ -37,4 +38,6 @@ def recur_mamba2(
     stream.mamba2(
         own.projected, own.decays, w.parameters, shape.eps, heads, state, batch.states, n, own.out, pending
     )
-    stream.linear(own.out, n, w.output, [space.x], add=True)
+    out, add = block_output(space)
+    stream.linear(own.out, n, w.output, [out], add=add)
+    add_block(stream, n, space)

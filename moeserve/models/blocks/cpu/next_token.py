@@ -18,6 +18,7 @@ from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.cpu.forms import CpuForm
+from moeserve.models.blocks.cpu.residual import read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.loading.cpu_weights import CpuAttention, CpuWeights
@@ -57,6 +58,8 @@ class CpuNextTokenBlock:
         assert space.next_token is not None
         self._shape = shape
         self._embedding = weights.embedding
+        assert isinstance(weights.head.norm, Tensor)
+        self._head_norm = weights.head.norm
         self._w = weights.next_token
         self._head = weights.head
         self._stream = stream
@@ -89,7 +92,7 @@ class CpuNextTokenBlock:
         """Returns the model's hidden states, after the output norm, of up to a step's rows. A view that the next
         call overwrites."""
         n = len(rows)
-        self._stream.norm(rows, self._head.norm, self._shape.rms_eps, n, self._own.states)
+        self._stream.norm(rows, self._head_norm, self._shape.rms_eps, n, self._own.states)
         self._stream.wait()
         return self._own.states.f32[:n]
 
@@ -100,7 +103,7 @@ class CpuNextTokenBlock:
         assert isinstance(mixer, CpuAttention)
         assert isinstance(shape, AttentionShape)
         self._join_inputs(rows)
-        stream.norm(space.x, mixer.norm, self._shape.rms_eps, n, space.y)
+        read_residual(stream, mixer.norm, self._shape.rms_eps, n, space)
         stream.linear(space.y, n, self._w.k_v, [form.k, form.v])
         stream.rope_store(
             *(form.q, form.k, form.v, mixer.q_norm, mixer.k_norm, self._shape.rms_eps, form.cos, form.sin),

@@ -11,6 +11,7 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts
 from moeserve.models.blocks.cpu.ffn import run_experts, run_unrouted
 from moeserve.models.blocks.cpu.lora import LayerAdapters, project
+from moeserve.models.blocks.cpu.residual import read_residual
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
 from moeserve.models.interface import MoeShape
 from moeserve.models.loading.cpu_weights import CpuMoe, CpuParts
@@ -36,7 +37,7 @@ def mix_parts(
     assert s is not None
     assert w.shared is not None
     assert shape.shared is not None
-    stream.norm(space.x, w.norm, eps, n, space.y)
+    read_residual(stream, w.norm, eps, n, space)
     run_unrouted(stream, w.shared, shape.shared, n, space, adapters, shape.shared.parts, s.block, add=False)
     stream.norm(s.block, norms.shared_output, eps, n, s.sum)
 

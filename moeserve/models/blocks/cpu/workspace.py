@@ -10,6 +10,7 @@ from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.residual import HyperConnections, NgramShape
 
 
 class CpuBatch:
@@ -49,6 +50,30 @@ class SandwichWorkspace:
     def __init__(self, hidden: int, tokens: int) -> None:
         self.block = torch.empty(tokens, hidden)  # output of a block, before its norm
         self.sum = Activations(tokens, hidden, q8=False)  # sum of a feed-forward's parts
+
+
+class StreamsWorkspace:
+    """Additional buffers of a residual of several streams, for one block at a time."""
+
+    def __init__(self, shape: HyperConnections, hidden: int, tokens: int) -> None:
+        self.count = shape.count
+        self.normed = Activations(tokens, shape.count * hidden)
+        self.low_rank = torch.empty(tokens, shape.low_rank)
+        self.gate_input = Activations(tokens, shape.low_rank)
+        self.gate = torch.empty(tokens, shape.count * hidden)
+        self.weights = torch.empty(tokens, shape.count)  # of the block's output, before the sigmoid
+        self.block = torch.empty(tokens, hidden)  # output of a block
+
+
+class NgramWorkspace:
+    """Additional buffers of n-gram embeddings."""
+
+    def __init__(self, shape: NgramShape, hidden: int, streams: int, tokens: int) -> None:
+        self.embedded = torch.empty(tokens, shape.width)
+        self.input = Activations(tokens, shape.width)
+        self.keys = torch.empty(tokens, streams * hidden)
+        self.values = torch.empty(tokens, hidden)
+        self.factors = torch.empty(tokens, streams)
 
 
 class LayerInputWorkspace:
@@ -129,7 +154,7 @@ class CpuWorkspace:
         """pinned: x is in pinned memory, for a GPU to read. has_adapters: experts' intermediate rows are also kept
         in float32."""
         s = shape
-        self.x = torch.empty(tokens, s.hidden_size, pin_memory=pinned)  # the residual stream
+        self.x = torch.empty(tokens, s.residual_width, pin_memory=pinned)  # the residual
         self.y = Activations(tokens, s.hidden_size)  # norm of x, the input of every block
         # As wide as the widest layer's q, k and v; forms.py makes narrower views.
         self.q = torch.empty(tokens, 0 if s.latent else s.q_width)
@@ -140,6 +165,9 @@ class CpuWorkspace:
         self.gates = {width: gate[: tokens * width].view(tokens, width) for width in s.gate_widths}
         self.widest_mixed = Activations(tokens, s.mixed_width)  # input of the mixers' output product
         self.sandwich = SandwichWorkspace(s.hidden_size, tokens) if s.is_sandwiched else None
+        self.streams = None if s.streams is None else StreamsWorkspace(s.streams, s.hidden_size, tokens)
+        count = s.residual_width // s.hidden_size
+        self.ngrams = None if s.ngrams is None else NgramWorkspace(s.ngrams, s.hidden_size, count, tokens)
         self.inputs = LayerInputWorkspace(s, tokens) if s.layer_input_width else None
         self.next_token = None if s.next_token_layer is None else NextTokenWorkspace(s.hidden_size, tokens)
         self.latent = None if s.latent is None else LatentWorkspace(s.latent, tokens)

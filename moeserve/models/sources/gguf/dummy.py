@@ -67,6 +67,15 @@ class DummyFile(GGUFFile):
             out[start : start + size] = pool[first : first + size]
         return out
 
+    def rows(self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Bytes:
+        """Returns random rows, each the same whenever it is asked for."""
+        tensor = self.tensors[name]
+        pool = self._pool(tensor.type, std_of(tensor))
+        row_bytes = tensor.nbytes // tensor.shape[0]
+        block = tensor.type.block_bytes
+        first = rows * 1_000_003 % (len(pool) // 2 // block) * block
+        return np.take(pool, (first[:, None] + np.arange(row_bytes)) % len(pool))
+
     def experts_in_file(self, name: str) -> None:
         """Returns None: no file has these weights."""
 

@@ -37,6 +37,7 @@ class GGUFFile:
         self.file_bytes = sum(len(buffer) for buffer in buffers)
         self._buffers, self._paths = buffers, paths
         self._versions = [FileVersion.of(path) for path in paths]
+        self._sparsely_read: set[str] = set()
         for path, header in zip(paths, headers, strict=True):
             for tensor in separated(header.tensors):
                 if tensor.name in self.tensors:
@@ -63,6 +64,18 @@ class GGUFFile:
         if tensor.half is None:
             return stored
         return stored.reshape(tensor.shape[0], 2, -1)[:, tensor.half].reshape(-1)
+
+    def rows(
+        self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Returns a copy of some rows of a matrix: uint8 [n, bytes of a row]. The system reads no more of the file than
+        their pages. Raises KeyError if the tensor is absent."""
+        tensor = self.tensors[name]
+        if name not in self._sparsely_read:  # no read-ahead: the rows lie anywhere
+            self._sparsely_read.add(name)
+            start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            self._buffers[tensor.part].madvise(mmap.MADV_RANDOM, start, tensor.offset + tensor.nbytes - start)
+        return np.take(self.data(name).reshape(tensor.shape[0], -1), rows, axis=0)
 
     def experts_in_file(self, name: str) -> ExpertsInFile | None:
         tensor = self.tensors[name]

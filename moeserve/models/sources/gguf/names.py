@@ -80,6 +80,17 @@ LAYER_INPUT_PROJ_NORM = "per_layer_proj_norm.weight"
 LAYER_INPUT_GATE = "inp_gate"
 LAYER_INPUT_PROJ = "proj"
 LAYER_INPUT_NORM = "post_norm"
+# Of a residual of several streams, by block: norm, down, up, and what its output is added with (inject).
+HC_ATTN = "hc_attn"
+HC_FFN = "hc_ffn"
+OUTPUT_HC = "output_hc"  # before the head, without inject
+# Of n-gram embeddings, whose table is LAYER_INPUT_EMBD.
+PLE_KEY = "ple_key"
+PLE_VALUE = "ple_value"
+PLE_NORM_QUERY = "ple_norm_query"
+PLE_NORM_KEY = "ple_norm_key"
+PLE_NORM_CONV = "ple_norm_conv"
+PLE_CONV1D = "ple_conv1d"
 # The indexer, which chooses the keys of latent attention.
 INDEXER = (
     "indexer.attn_k.weight",
@@ -88,7 +99,7 @@ INDEXER = (
     "indexer.k_norm.weight",
     "indexer.k_norm.bias",
 )
-# The indexer of MiniMax-M3, which chooses blocks of keys.
+# The indexer of MiniMax-M3 and Qwen3.8-Flash-Next, which chooses blocks of keys.
 BLOCK_INDEXER = (
     "indexer.q_proj.weight",
     "indexer.k_proj.weight",
@@ -106,6 +117,7 @@ FFN_DOWN_EXPS = "ffn_down_exps"
 FFN_GATE_UP_EXPS = "ffn_gate_up_exps"  # both in one tensor: merged_experts.py
 FFN_LATENT_DOWN = "ffn_latent_down"  # to the experts' input, and from their output
 FFN_LATENT_UP = "ffn_latent_up"
+LATENT_PARTS = (FFN_LATENT_DOWN, FFN_LATENT_UP)
 FFN_GATE_SHEXP = "ffn_gate_shexp"  # the shared expert's
 FFN_UP_SHEXP = "ffn_up_shexp"
 FFN_DOWN_SHEXP = "ffn_down_shexp"

@@ -91,6 +91,12 @@ class HuggingFaceFolder:
         # A header of odd length would leave 16 and 32-bit numbers at odd addresses.
         return views[0] if len(views) == 1 and parts[0].start % 4 == 0 else np.concatenate(views)
 
+    def rows(
+        self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]
+    ) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """See ModelSource."""
+        return np.take(self.data(name).reshape(self.tensors[name].shape[0], -1), rows, axis=0)
+
     def experts_in_file(self, name: str) -> None:
         """Returns None: a folder has each expert's matrices as tensors of their own."""
 

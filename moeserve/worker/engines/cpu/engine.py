@@ -40,7 +40,9 @@ def launch(
         # token: Gemma's token 0, whose per-layer inputs images have.
         tokens = np.maximum(tokens, 0)
     embedded = [(span.first, torch.from_numpy(span.rows)) for span in found]
-    model.begin(torch.from_numpy(tokens), adapters, embedded)
+    ngrams = model.shape.ngrams
+    previous = None if ngrams is None else sequences.previous(layout, ngrams.hashes.size - 1)
+    model.begin(torch.from_numpy(tokens), adapters, embedded, previous)
     positions = layout.position if rotary is None else rotary.of_step(layout)
     ends = EmbeddingRows.ends(found, layout.position) if model.shape.spans_see_ahead else None
     model.forward(_batch(layout, sequences, model, adapters, positions, ends), observer)

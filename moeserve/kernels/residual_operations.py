@@ -1,0 +1,109 @@
+"""The stream's operations on a residual of several streams, and on n-gram embeddings, which are added to it.
+
+`streams` vectors of `hidden` numbers lie one behind the other in a row. Specified in streams/reference.py and
+ngrams/reference.py; what `CpuStream` says of operands holds for these.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from moeserve.kernels.operation_queue import OperationQueue
+from moeserve.kernels.stream_operands import Activations, StateLayer, StateSequences
+
+
+class NgramNorms(NamedTuple):
+    """Weights of RMS norms of each stream: float32 [streams * hidden]."""
+
+    query: torch.Tensor  # of the residual
+    key: torch.Tensor
+    conv: torch.Tensor  # of what the convolution reads
+
+
+class ResidualOperations(OperationQueue):
+    def stream_norm(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        eps: float,
+        n: int,
+        y: Activations,
+        rows: torch.Tensor | None = None,
+    ) -> None:
+        """y[i] = RMSNorm of each stream of x[rows[i]], times weight [streams, hidden]; quantised too where y has room.
+        rows: int32 [n] or None."""
+        self._native.stream_norm(x, weight, eps, n, y.native, rows)
+        self._held.append((x, weight, y, rows))
+
+    def scaled_silu(self, x: torch.Tensor, factor: float, n: int, out: Activations) -> None:
+        """out[t] = silu(x[t] * factor), quantised too where `out` has room. x is overwritten."""
+        self._native.scaled_silu(x, factor, n, out.native)
+        self._held.append((x, out))
+
+    def mix_streams(self, gate: torch.Tensor, x: Activations, n: int, out: Activations) -> None:
+        """out[t] = mean over the streams of sigmoid(gate[t, s]) * x[t, s]. gate, x: [n, streams * hidden]; out: [n,
+        hidden]."""
+        self._native.mix_streams(gate, x.native, n, out.native)
+        self._held.append((gate, x, out))
+
+    def inject(self, block: torch.Tensor, weights: torch.Tensor, n: int, x: torch.Tensor) -> None:
+        """x[t, s] += 2 * sigmoid(weights[t, s] / streams) * block[t]. block: [n, hidden]; weights: [n, streams]; x: [n,
+        streams * hidden]."""
+        self._native.inject(block, weights, n, x)
+        self._held.append((block, weights, x))
+
+    def ngram_gate(
+        self,
+        x: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        norms: NgramNorms,
+        eps: float,
+        n: int,
+        factors: torch.Tensor,
+    ) -> None:
+        """Computes how far each stream lets a token's n-gram value in, factors [n, streams], and what the convolution
+        reads of it, which overwrites key. x, key: [n, streams * hidden]; value: [n, hidden]."""
+        self._native.ngram_gate(x, key, value, norms.query, norms.key, norms.conv, eps, n, factors)
+        self._held.append((x, key, value, norms, factors))
+
+    def ngram_conv(
+        self,
+        inputs: torch.Tensor,
+        factors: torch.Tensor,
+        value: torch.Tensor,
+        conv: torch.Tensor,
+        dilation: int,
+        state: StateLayer,
+        sequences: StateSequences,
+        n: int,
+        x: torch.Tensor,
+        pending: torch.Tensor | None = None,
+    ) -> None:
+        """x[t, s] += factors[t, s] * value[t] + silu(conv(inputs)[t, s]), and advances the states: the last (taps - 1)
+        * dilation inputs of each sequence. inputs: `ngram_gate`'s key. conv: [taps, streams * hidden], the weight of
+        the oldest input first; taps lie `dilation` tokens apart. pending: float32 [records, streams * hidden], needed
+        if rows have drafts: see `commit_ngrams`."""
+        s = sequences
+        drafts, kept = (None, None) if s.drafts is None else (s.drafts.drafts, s.drafts.first)
+        self._native.ngram_conv(
+            inputs, factors, value, conv, dilation, state.states, state.first, s.row, s.count, s.slot, drafts, kept,
+            pending, n, x,
+        )  # fmt: skip
+        self._held.append((inputs, factors, value, conv, state, sequences, pending, x))
+
+    def commit_ngrams(
+        self,
+        state: StateLayer,
+        kept_rows: int,
+        slot: torch.Tensor,
+        first: torch.Tensor,
+        accepted: torch.Tensor,
+        pending: torch.Tensor,
+    ) -> None:
+        """Advances `ngram_conv`'s states in these slots by the first accepted[i] drafts, whose inputs start at
+        pending[first[i]]. kept_rows: inputs of a state. slot, first, accepted: int32 [sequences], distinct slots."""
+        self._native.commit_ngrams(state.states, state.first, kept_rows, slot, first, accepted, pending)
+        self._held.append((state, slot, first, accepted, pending))

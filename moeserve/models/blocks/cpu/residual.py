@@ -1,0 +1,74 @@
+"""How blocks read the residual x and add to it, on the pool's stream: y = norm(x) and x += block(y).
+
+With several streams (hyper-connections) a block reads a gated mean of them, and its output is added to each stream with
+a weight of the token: kernels/streams/reference.py.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.stream_operands import Activations
+from moeserve.models.blocks.cpu.workspace import CpuWorkspace
+from moeserve.models.loading.cpu_weights import CpuEmbedding, CpuInput, CpuStreamMix
+
+
+def embed(
+    stream: CpuStream, table: CpuEmbedding, token_ids: Tensor, n: int, space: CpuWorkspace, *, scale: float
+) -> None:
+    """Launches x = the tokens' embeddings, the same in all streams. token_ids: int32 [n]."""
+    x = space.x
+    if space.streams is not None:
+        token_ids = token_ids.repeat_interleave(space.streams.count)
+        x = x.view(len(x) * space.streams.count, -1)
+    stream.embed(table.table, table.ggml_type, token_ids, len(token_ids), x, scale=scale)
+
+
+def read_residual(stream: CpuStream, w: CpuInput, eps: float, n: int, space: CpuWorkspace) -> None:
+    """Launches y = what a block reads of x, and with several streams the weights that its output is added with."""
+    if isinstance(w, Tensor):
+        stream.norm(space.x, w, eps, n, space.y)
+        return
+    assert space.streams is not None
+    _read_streams(stream, w, eps, n, space, space.y, [space.streams.weights], None)
+
+
+def read_for_head(
+    stream: CpuStream, w: CpuInput, eps: float, rows: Tensor, space: CpuWorkspace, out: Activations
+) -> None:
+    """Launches out = what the head reads of these rows of x. rows: int32 [m]."""
+    if isinstance(w, Tensor):
+        stream.norm(space.x, w, eps, len(rows), out, rows)
+        return
+    _read_streams(stream, w, eps, len(rows), space, out, [], rows)
+
+
+def _read_streams(
+    stream: CpuStream,
+    w: CpuStreamMix,
+    eps: float,
+    n: int,
+    space: CpuWorkspace,
+    out: Activations,
+    weights: list[Tensor],
+    rows: Tensor | None,
+) -> None:
+    s = space.streams
+    assert s is not None
+    stream.stream_norm(space.x, w.norm, eps, n, s.normed, rows)
+    stream.linear(s.normed, n, w.down, [s.low_rank, *weights])
+    stream.scaled_silu(s.low_rank, 1.0 / s.count, n, s.gate_input)
+    stream.linear(s.gate_input, n, w.up, [s.gate])
+    stream.mix_streams(s.gate, s.normed, n, out)
+
+
+def block_output(space: CpuWorkspace) -> tuple[Tensor, bool]:
+    """Returns where a block writes its output, and whether it adds to what is there. `add_block` must follow."""
+    return (space.x, True) if space.streams is None else (space.streams.block, False)
+
+
+def add_block(stream: CpuStream, n: int, space: CpuWorkspace) -> None:
+    """Launches what is left of adding a block's output to x."""
+    if space.streams is not None:
+        stream.inject(space.streams.block, space.streams.weights, n, space.x)

@@ -1,0 +1,56 @@
+"""Loads what belongs to a residual of several streams, and n-gram embeddings, for the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from moeserve.kernels.cpu_stream import LinearGroup, Matrix
+from moeserve.kernels.residual_operations import NgramNorms
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.cpu_weights import CpuInput, CpuNgrams, CpuStreamMix
+from moeserve.models.loading.table_rows import TableRows
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.source import ModelSource
+
+Vector = Callable[[str], Tensor]  # loads a vector by its full name
+LoadMatrix = Callable[[str], Matrix]
+
+
+def load_input(
+    shape: ModelShape, block: str, norm: str, index: int | None, vector: Vector, matrix: LoadMatrix
+) -> CpuInput:
+    """Loads what a block of layer `index`, or the head (None), reads the residual through. norm: its full name if the
+    residual is one vector; block: the beginning of the names if it has streams."""
+    if shape.streams is None:
+        return vector(norm)
+
+    def name(part: str) -> str:
+        return n.of_part(f"{block}_{part}") if index is None else n.of_layer(index, f"{block}_{part}")
+
+    down = ("down",) if index is None else ("down", "inject")  # the head injects nothing
+    return CpuStreamMix(
+        norm=vector(name("norm")).view(shape.streams.count, -1),
+        down=LinearGroup([matrix(name(part)) for part in down]),
+        up=LinearGroup([matrix(name("up"))]),
+    )
+
+
+def load_ngrams(
+    source: ModelSource, model: ModelShape, num_layers: int, vector: Vector, matrix: LoadMatrix
+) -> CpuNgrams | None:
+    """Loads the n-gram embeddings, whose table stays in the file; None if none of the first `num_layers` layers adds
+    any."""
+    shape = model.ngrams
+    if shape is None or shape.layer >= num_layers:
+        return None
+    index = shape.layer
+    conv = vector(n.of_layer(index, n.PLE_CONV1D)).view(-1, shape.conv_kernel)
+    norms = (n.PLE_NORM_QUERY, n.PLE_NORM_KEY, n.PLE_NORM_CONV)
+    return CpuNgrams(
+        table=TableRows(source, n.LAYER_INPUT_EMBD),
+        products=LinearGroup([matrix(n.of_layer(index, part)) for part in (n.PLE_KEY, n.PLE_VALUE)]),
+        norms=NgramNorms(*(vector(n.of_layer(index, norm)) for norm in norms)),
+        conv=conv.t().contiguous(),
+    )

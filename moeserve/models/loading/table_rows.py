@@ -1,0 +1,58 @@
+"""Rows of a table that stays in the model file: too large for RAM, and of which a token needs a few.
+
+The rows that were used last are kept in RAM, in a direct-mapped cache: each row has one place, which it shares with
+others.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.models.residual import cached_table_bytes
+from moeserve.models.sources.source import ModelSource
+
+Rows = npt.NDArray[np.uint8]
+Int64s = npt.NDArray[np.int64]
+
+
+class TableRows:
+    """Owns the cache and its counts. Rows are in the file's type."""
+
+    def __init__(self, source: ModelSource, name: str) -> None:
+        tensor = source.tensors[name]
+        self._source, self._name = source, name
+        self.ggml_type = int(tensor.type)
+        self.count = tensor.shape[0]  # rows of the table
+        self.row_bytes = tensor.nbytes // tensor.shape[0]
+        places = max(1, cached_table_bytes(tensor.nbytes) // self.row_bytes)
+        # The row at each place; -1: none. The operating system allocates the pages of `_rows` at first use.
+        self._row_at = np.full(places, -1, np.int64)
+        self._rows = np.empty((places, self.row_bytes), np.uint8)
+        self.hits = 0  # rows found in RAM since start-up
+        self.reads = 0  # rows read from the file
+
+    def take(self, rows: Int64s) -> Rows:
+        """Returns these rows' bytes, uint8 [n, row_bytes], and keeps them. Raises IndexError for a row that is not in
+        the table, before anything is read."""
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self.count:
+            raise IndexError(f"rows {int(rows.min())} to {int(rows.max())} of a table of {self.count}")
+        place = rows % len(self._row_at)
+        is_missing = self._row_at[place] != rows
+        found: Rows = self._rows[place]
+        missing = rows[is_missing]
+        self.hits += len(rows) - len(missing)
+        if len(missing):
+            distinct, inverse = np.unique(missing, return_inverse=True)  # ascending: in the order of the file
+            read = self._source.rows(self._name, distinct)
+            self.reads += len(distinct)
+            found[is_missing] = read[inverse]
+            self._keep(distinct, read)
+        return found
+
+    def _keep(self, rows: Int64s, read: Rows) -> None:
+        place, first = np.unique(
+            rows % len(self._row_at), return_index=True
+        )  # of those that share a place, one
+        self._row_at[place] = rows[first]
+        self._rows[place] = read[first]

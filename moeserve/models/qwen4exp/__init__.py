@@ -1,0 +1,1 @@
+"""The architecture qwen4exp: Qwen3.8-Flash-Next."""

@@ -1,0 +1,96 @@
+"""Qwen3.8-Flash-Next (https://huggingface.co/Qwen/Qwen3.8-Flash-Next), text only: as Qwen3.5-MoE, with a residual of
+several streams in place of norms, the DeltaNet's output gate a sigmoid, and n-gram embeddings that one layer adds.
+
+In layers that attend an indexer chooses the blocks of keys that a query attends to. Here a query attends to all keys.
+The two are the same while there are no more blocks than the indexer chooses, so contexts up to that length are served,
+and the indexer's weights are not read. No key says that the DeltaNet's gate is a sigmoid: the architecture has one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from moeserve.kernels.ngrams.hashing import NgramHashes
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
+from moeserve.models.qwen_hybrid import read_hybrid_shape
+from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.residual import HyperConnections, NgramShape
+from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.source import ModelSource
+
+TOKEN_BITS = 63  # a token id times a multiplier
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Reads the shape from the metadata. Raises ModelError."""
+    reader = ShapeReader(source)
+    ngrams = _read_ngrams(source, reader)
+    shape = read_hybrid_shape(reader, is_tiled=True, merged_gates=False)
+    streams = HyperConnections(
+        count=reader.integer("hyper_connection.count", 2, 16),
+        low_rank=reader.integer("hyper_connection.low_rank", 1, 1 << 16),
+    )
+    return replace(
+        shape,
+        layers=tuple(map(_layer, shape.layers)),
+        streams=streams,
+        ngrams=ngrams,
+        context_length=min(shape.context_length, _dense_context(reader, shape)),
+    )
+
+
+def _layer(layer: LayerShape) -> LayerShape:
+    if not isinstance(layer.mixer, GatedDeltaNetShape):
+        return replace(layer, unread=n.BLOCK_INDEXER)
+    heads = replace(layer.mixer.heads, sigmoid_gate=True)
+    return replace(layer, mixer=replace(layer.mixer, heads=heads))
+
+
+def _dense_context(reader: ShapeReader, shape: ModelShape) -> int:
+    """Returns the tokens of which every query attends to all: the chosen blocks, and a block that is not complete."""
+    chosen = reader.integer("attention.indexer.top_k", 1, 1 << 24)
+    ratios = reader.layer_integers("attention.compress_ratios", 0, 1 << 16)
+    least = min(
+        (ratio for ratio, layer in zip(ratios, shape.layers, strict=True) if layer.attention and ratio),
+        default=0,
+    )
+    return chosen + least - 1 if least else shape.context_length
+
+
+def _read_ngrams(source: ModelSource, reader: ShapeReader) -> NgramShape:
+    size = reader.integer("ple.ngram_size", 2, 16)
+    heads = (size - 1) * reader.integer("ple.heads_per_ngram", 1, 256)
+    vocab = len(source.metadata.require_strings("tokenizer.ggml.tokens"))
+    hashes = NgramHashes(
+        multipliers=_numbers(source, reader, "ple.layer_multipliers", size, (1 << TOKEN_BITS) // vocab),
+        head_rows=_numbers(source, reader, "ple.head_vocab_sizes", heads, 1 << 32),
+        head_offsets=_numbers(source, reader, "ple.head_offsets", heads, 1 << 40, least=0),
+        end_token=reader.integer("ple.eos_token_id", 0, vocab - 1),
+    )
+    (layer,) = _numbers(source, reader, "ple.layers", 1, reader.num_layers - 1, least=0)
+    table = source.tensors.get(n.LAYER_INPUT_EMBD)
+    rows = max(map(sum, zip(hashes.head_offsets, hashes.head_rows, strict=True)))
+    if table is not None and len(table.shape) == 2:
+        if table.shape[0] < rows:
+            raise reader.error(
+                "ple.head_offsets", f"reach row {rows} of {n.LAYER_INPUT_EMBD!r}, which has {table.shape[0]}"
+            )
+        rows = table.shape[0]
+    width = reader.integer("embedding_length_per_layer_input", 1, 1 << 16)
+    return NgramShape(layer, hashes, width, rows, reader.integer("ple.conv_kernel", 2, 16))
+
+
+def _numbers(
+    source: ModelSource, reader: ShapeReader, suffix: str, count: int, most: int, least: int = 1
+) -> tuple[int, ...]:
+    values = source.metadata.require_ints(f"{source.architecture}.{suffix}", count)
+    for value in map(int, values):
+        if not least <= value <= most:
+            raise reader.error(suffix, f"has {value}; {least} to {most} is supported")
+    return tuple(map(int, np.asarray(values)))
+
+
+FAMILY = ModelFamily(architecture="qwen4exp", read_shape=read_shape)

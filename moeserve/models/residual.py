@@ -1,0 +1,71 @@
+"""The shape of a residual of several streams, and of the n-gram embeddings that one of its layers adds to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeserve.kernels.ngrams.hashing import NgramHashes
+from moeserve.models.sources.gguf import names as n
+
+TABLE_CACHE_BYTES = 256 << 20  # RAM for the rows of a table on disk that were used last, at most
+
+
+def cached_table_bytes(table_bytes: int) -> int:
+    """Returns the RAM that rows of a table of that size take, at most."""
+    return min(table_bytes, TABLE_CACHE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class HyperConnections:
+    """A residual of `count` streams, which blocks read through a gate of `low_rank`: kernels/streams/reference.py. In
+    place of the norms before blocks and before the head."""
+
+    count: int
+    low_rank: int
+
+    def tensors(self, hidden: int, block: str, *, injects: bool = True) -> dict[str, tuple[int, ...]]:
+        """Returns the tensors of one block, by name within a layer. block: n.HC_ATTN, say. injects: False before the
+        head, which adds nothing."""
+        width = self.count * hidden
+        parts: dict[str, tuple[int, ...]] = {
+            n.of_part(f"{block}_norm"): (width,),
+            n.of_part(f"{block}_down"): (self.low_rank, width),
+            n.of_part(f"{block}_up"): (width, self.low_rank),
+        }
+        return parts | ({n.of_part(f"{block}_inject"): (self.count, width)} if injects else {})
+
+
+@dataclass(frozen=True, slots=True)
+class NgramShape:
+    """Embeddings of a token's last n-grams, which one layer adds to the residual before its blocks:
+    kernels/ngrams/reference.py. The table stays in the file; rows are read as tokens need them."""
+
+    layer: int  # that adds them
+    hashes: NgramHashes
+    head_width: int  # numbers of a row
+    table_rows: int  # of all heads, with padding
+    conv_kernel: int  # taps of the convolution, `hashes.size` tokens apart
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token's embeddings."""
+        return len(self.hashes.head_rows) * self.head_width
+
+    @property
+    def kept_inputs(self) -> int:
+        """Tokens whose inputs to the convolution a sequence's state holds."""
+        return (self.conv_kernel - 1) * self.hashes.size
+
+    def state_values(self, residual: int) -> int:
+        """Float32 numbers of a sequence's state. residual: numbers of a token's residual."""
+        return self.kept_inputs * residual
+
+    def tensors(self, hidden: int, residual: int) -> dict[str, tuple[int, ...]]:
+        """Returns the layer's own tensors, by name within it; without the table."""
+        norms = (n.PLE_NORM_QUERY, n.PLE_NORM_KEY, n.PLE_NORM_CONV)
+        parts: dict[str, tuple[int, ...]] = {n.of_part(norm): (residual,) for norm in norms}
+        return parts | {
+            n.of_part(n.PLE_KEY): (residual, self.width),
+            n.of_part(n.PLE_VALUE): (hidden, self.width),
+            n.of_part(n.PLE_CONV1D): (residual, self.conv_kernel),
+        }

@@ -1,0 +1,168 @@
+"""Loads that fail, servers that are lost, and the limits of waiting. In virtual time, without processes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from moeserve.front.lives import FIRST_BACKOFF_S
+from moeserve.httpserver.transport.errors import ApiError
+from tests.support.pool_runs import request, run
+from tests.support.scripted_models import Script, ScriptedInstance, pool_of
+from tests.support.virtual_time import Clock
+
+
+def test_a_load_that_fails_says_why_and_is_tried_again_later() -> None:
+    clock = Clock()
+    bad = Script(failure="the tensor blk.3.ffn is cut short")
+    pool, world = pool_of(clock, 2, a=Script(), b=bad)
+
+    async def work() -> list[tuple[float, ApiError]]:
+        await request(pool, "a")
+        found = []
+        for _ in range(3):
+            with pytest.raises(ApiError) as refused:
+                await request(pool, "b")
+            found.append((clock.now, refused.value))
+            assert "a" in world.loaded
+        await asyncio.sleep(FIRST_BACKOFF_S)
+        with pytest.raises(ApiError):
+            await request(pool, "b")
+        bad.failure = ""
+        await asyncio.sleep(FIRST_BACKOFF_S + 1)
+        with pytest.raises(ApiError):
+            await request(pool, "b")  # the second failure in a row counts longer
+        await asyncio.sleep(FIRST_BACKOFF_S)
+        await request(pool, "b")
+        return found
+
+    found = run(clock, pool, work())
+    assert {error.status for _, error in found} == {503}
+    assert all("cut short" in error.message for _, error in found)
+    assert found[0][0] == found[2][0], "until the next try all are refused at once"
+    assert found[0][1].headers()["retry-after"] == "5"
+    assert world.history == ["a", "b", "b", "b"]
+
+
+def test_a_file_that_vanishes_and_comes_back() -> None:
+    clock = Clock()
+    script = Script()
+    pool, world = pool_of(clock, 1, a=script, b=Script())
+
+    async def work() -> ApiError:
+        await request(pool, "a")
+        script.version, script.file_error = 1, "there is no /models/a.gguf"
+        await request(pool, "a")  # it is loaded, and needs its file no more
+        await request(pool, "b")
+        with pytest.raises(ApiError) as refused:
+            await request(pool, "a")
+        await request(pool, "b")
+        script.version, script.file_error = 2, ""
+        await request(pool, "a")  # at once: the file is another one
+        return refused.value
+
+    error = run(clock, pool, work())
+    assert error.status == 503
+    assert "there is no /models/a.gguf" in error.message
+    assert world.history == ["a", "b", "a"]
+
+
+def test_a_server_that_is_lost_is_started_again_and_others_are_not_touched() -> None:
+    clock = Clock()
+    pool, world = pool_of(clock, 2, a=Script(), b=Script())
+
+    async def work() -> None:
+        await request(pool, "a")
+        await request(pool, "b")
+        await asyncio.sleep(40)
+        instance = pool.find("a").instance
+        assert isinstance(instance, ScriptedInstance)
+        instance.die("signal 9, Killed")
+        await asyncio.sleep(0.5)
+        assert world.loaded == ["b"]
+        await request(pool, "a")
+
+    run(clock, pool, work())
+    assert world.history == ["a", "b", "a"]
+    assert pool.find("a").num_losses == 1
+
+
+def test_a_server_that_dies_at_once_again_and_again_is_not_started_without_end() -> None:
+    clock = Clock()
+    pool, world = pool_of(clock, 1, a=Script())
+
+    async def work() -> ApiError:
+        await request(pool, "a")
+        instance = pool.find("a").instance
+        assert isinstance(instance, ScriptedInstance)
+        instance.die("signal 11, Segmentation fault")
+        await asyncio.sleep(0.5)
+        with pytest.raises(ApiError) as refused:
+            await request(pool, "a")
+        return refused.value
+
+    error = run(clock, pool, work())
+    assert "Segmentation fault" in error.message
+    assert world.history == ["a"]
+
+
+def test_a_wait_has_an_end() -> None:
+    clock = Clock()
+    pool, _ = pool_of(clock, 1, a=Script(load_s=100.0), load_timeout=10.0)
+
+    async def work() -> ApiError:
+        with pytest.raises(ApiError) as refused:
+            await request(pool, "a")
+        assert clock.now == pytest.approx(10.0)
+        return refused.value
+
+    error = run(clock, pool, work())
+    assert (error.status, error.code) == (503, "model_loading")
+    assert "loading: weights 0%" in error.message
+    assert "retry-after" in error.headers()
+
+
+def test_waiting_requests_are_bounded() -> None:
+    clock = Clock()
+    pool, _ = pool_of(clock, 1, a=Script(), max_waiting=2)
+
+    async def work() -> list[Any]:
+        return await asyncio.gather(*(request(pool, "a") for _ in range(4)), return_exceptions=True)
+
+    found = run(clock, pool, work())
+    refused = [one for one in found if isinstance(one, ApiError)]
+    assert len(refused) == 2
+    assert {error.code for error in refused} == {"overloaded"}
+
+
+def test_a_drain_lets_running_answers_end_and_refuses_others() -> None:
+    clock = Clock()
+    pool, _ = pool_of(clock, 1, a=Script(), b=Script())
+
+    async def work() -> list[Any]:
+        running = asyncio.create_task(request(pool, "a", 10.0))
+        await asyncio.sleep(3)
+        waiting = asyncio.create_task(request(pool, "b"))
+        await asyncio.sleep(1)
+        await pool.drain(30.0)
+        with pytest.raises(ApiError) as refused:
+            await request(pool, "a")
+        assert refused.value.code == "shutting_down"
+        return list(await asyncio.gather(running, waiting, return_exceptions=True))
+
+    ran, waited = run(clock, pool, work())
+    assert isinstance(ran, float)
+    assert isinstance(waited, ApiError)
+    assert waited.code == "shutting_down"
+    assert clock.now < 15
+
+
+def test_an_unknown_model_is_named_with_the_known_ones() -> None:
+    pool, _ = pool_of(Clock(), 1, a=Script(), b=Script())
+    with pytest.raises(ApiError) as refused:
+        pool.find("gpt-4")
+    assert refused.value.status == 404
+    assert "served are 'a', 'b'" in refused.value.message
+    assert pool.find(None).name == "a"

@@ -1,0 +1,79 @@
+"""Rows of a table that stays in the file: which are read, which are kept, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from gguf.constants import GGMLQuantizationType as Type
+
+from moeserve.models import residual
+from moeserve.models.loading.table_rows import TableRows
+from moeserve.models.sources.gguf import open_gguf
+from moeserve.models.sources.gguf.dummy import open_dummy
+from tests.support.gguf_bytes import Tensor, gguf_bytes
+
+ROWS, COLS = 50, 32
+
+
+def write_table(path: Path) -> Path:
+    """Row i holds the number i."""
+    numbers = np.repeat(np.arange(ROWS, dtype=np.float32), COLS).reshape(ROWS, COLS)
+    header = gguf_bytes({}, [Tensor("table", (COLS, ROWS), Type.F32)])
+    path.write_bytes(header[: len(header) - numbers.nbytes] + numbers.tobytes())
+    return path
+
+
+def ids(*rows: int) -> npt.NDArray[np.int64]:
+    return np.array(rows, np.int64)
+
+
+def numbers(found: npt.NDArray[np.uint8]) -> list[float]:
+    values = np.ascontiguousarray(found).view(np.float32)
+    assert (values == values[:, :1]).all()
+    return [float(value) for value in values[:, 0]]
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableRows:
+    """With places for ten rows."""
+    monkeypatch.setattr(residual, "TABLE_CACHE_BYTES", 10 * COLS * 4)
+    return TableRows(open_gguf(write_table(tmp_path / "m.gguf")), "table")
+
+
+def test_a_row_is_read_once_and_found_again(table: TableRows) -> None:
+    assert numbers(table.take(ids(7, 3, 7))) == [7, 3, 7]
+    assert (table.hits, table.reads) == (0, 2)
+    assert numbers(table.take(ids(3, 7, 4))) == [3, 7, 4]
+    assert (table.hits, table.reads) == (2, 3)
+
+
+def test_rows_of_one_place_take_turns(table: TableRows) -> None:
+    assert numbers(table.take(ids(4, 14, 24, 4))) == [4, 14, 24, 4]
+    assert numbers(table.take(ids(14, 4, 44))) == [14, 4, 44]
+    for row in range(ROWS):
+        assert numbers(table.take(ids(row, (row + 10) % ROWS))) == [row, (row + 10) % ROWS]
+
+
+def test_many_rows_at_once(table: TableRows) -> None:
+    wanted = np.random.default_rng(0).integers(0, ROWS, 500)
+    assert numbers(table.take(wanted)) == wanted.tolist()
+    assert table.hits + table.reads <= 500
+
+
+def test_a_row_beside_the_table_is_refused(table: TableRows) -> None:
+    for row in (-1, ROWS):
+        with pytest.raises(IndexError, match="of a table of 50"):
+            table.take(ids(1, row))
+    assert table.reads == 0
+
+
+def test_a_dummy_table_has_random_rows_that_stay(tmp_path: Path) -> None:
+    path = write_table(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes()[: -COLS * 4 * ROWS])
+    first, again = (TableRows(open_dummy(path), "table").take(ids(3, 9, 3)) for _ in range(2))
+    assert np.array_equal(first, again)
+    assert np.array_equal(first[0], first[2])
+    assert not np.array_equal(first[0], first[1])
