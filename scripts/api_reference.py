@@ -25,6 +25,7 @@ class ApiPage:
 
 # The first page whose prefix fits has the endpoint.
 API_PAGES = (
+    ApiPage("batches", "Files and batches", ("/v1/files", "/v1/batches", "/v1/messages/batches")),
     ApiPage("openai", "OpenAI API", ("/v1/completions", "/v1/chat/completions")),
     ApiPage("responses", "OpenAI responses API", ("/v1/responses",)),
     ApiPage("anthropic", "Anthropic API", ("/v1/messages",)),

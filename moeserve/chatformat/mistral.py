@@ -46,7 +46,7 @@ GUIDED: Final = GuidedCalls(
 
 
 def list_of_one(open_tag: str, close: str = "") -> GuidedCalls:
-    """Returns the form of a list in tags; a grammar has each call in a list of its own."""
+    """Returns the form in which a grammar writes calls: each call in tags, as a list with one entry."""
     return GuidedCalls(open_tag, '[{"name": "', '", "arguments": ', "}]", close, "", is_block=False)
 
 

@@ -34,13 +34,13 @@ class AnswerParser(Protocol):
     def push(self, text: str) -> list[Event]: ...
 
     def finish(self, ended_by: str | None = None) -> list[Event]:
-        """No text follows. `ended_by`: the format's tag with which the model has ended the answer, "" for any other
-        token; None if the answer was cut off."""
+        """Ends the text. `ended_by`: the format's tag that ended the answer, "" for any other token; None if the
+        answer was cut off."""
         ...
 
 
 class OutputParser:
-    """The reasoning first, then calls among the text; either part may be left out."""
+    """Parses a model's text: first the reasoning, then text with calls. Either part may be missing."""
 
     def __init__(
         self,

@@ -198,6 +198,7 @@ def resolve(config: ServerConfig) -> ServerConfig:
         threads=config.threads or pool_threads(config.device),
         otlp_endpoint=traces_url(config.otlp_endpoint, os.environ),
         data_dir=_absolute(config.data_dir),
+        batch_dir=_absolute(config.batch_dir),
         kv_disk=_absolute(config.kv_disk),
         debug_dump=_absolute(config.debug_dump),
         record_routing_trace=_absolute(config.record_routing_trace),

@@ -43,6 +43,8 @@ OF_ONE_MODEL: Final = frozenset(
 NOT_WITH_SEVERAL: Final = frozenset(
     {
         *("lora_dir", "max_loras", "lora_memory", "gpus"),
+        # A batch does not say which model it is for.
+        *("batch_dir", "batch_dir_gib"),
         *("worker", "worker_ssl_certfile", "worker_ssl_keyfile", "worker_ssl_ca_certs"),
     }
 )

@@ -193,3 +193,18 @@ class ApiConfig(SeveralModelsConfig):
         "folder for stored responses, which then survive a restart (default: in memory only)",
         metavar="PATH",
     )
+    batch_dir: str | None = option(
+        None,
+        "Batches",
+        "private folder for files and offline batches (/v1/files, /v1/batches, /v1/messages/batches), which survive "
+        "the server's end; one server a folder (default: none, and these paths answer 404)",
+        metavar="PATH",
+    )
+    batch_dir_gib: float = option(
+        20.0,
+        "Batches",
+        "maximum size of the files and results in --batch-dir; each API key may fill a share",
+        low=0.001,
+        high=1e6,
+        metavar="GIB",
+    )

@@ -24,7 +24,10 @@ PROCESS_VARIABLES = frozenset(
         LOGGED_MODEL_ENV,
     }
 )
-GROUPS = ("Model", "Several models", "Network", "Chat", "Capacity", "Device", "CPU engine", "GPU", "Server")
+GROUPS = (
+    *("Model", "Several models", "Network", "Chat", "Batches"),
+    *("Capacity", "Device", "CPU engine", "GPU", "Server"),
+)
 
 
 def option(

@@ -26,7 +26,7 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names in the API: the model's, its further ones, and its adapters'."""
+        """All names in the API: the model's name, its further names, and its adapters'."""
         assert self.config.served_model_name is not None, "the configuration is resolved"
         adapters = [pair.partition("=")[0] for pair in self.config.lora_modules]
         return (*self.config.served_model_name.split(","), *adapters)

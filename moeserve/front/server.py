@@ -166,7 +166,7 @@ class Server(uvicorn.Server):
 
 
 async def _beat(process: Process) -> None:
-    """Tells the launcher that the event loop still turns."""
+    """Tells the launcher regularly that the event loop is alive."""
     while True:
         process.heartbeat()
         await asyncio.sleep(beat_interval(process.config))

@@ -15,7 +15,17 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from moeserve.config import ServerConfig
-from moeserve.httpserver import anthropic, lightllm, llama_server, native, ollama, openai, responses, web
+from moeserve.httpserver import (
+    anthropic,
+    batches,
+    lightllm,
+    llama_server,
+    native,
+    ollama,
+    openai,
+    responses,
+    web,
+)
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.access import Access, AnswerCounts
 from moeserve.httpserver.observability.request_record import record_of
@@ -41,6 +51,7 @@ APIS: Final[tuple[Api, ...]] = (
     openai.API,
     responses.API,
     anthropic.API,
+    batches.API,
     lightllm.API,
     llama_server.API,
     ollama.API,
@@ -73,8 +84,8 @@ class Application(FastAPI):
                 self.router.routes[:0] = [Route(probe.path, probe.endpoint) for probe in probes]
 
     def complete_routes(self) -> None:
-        """Does now what the framework puts off until the first request: it analyses each router's functions, which
-        would take the event loop a third of a second in the middle of answers."""
+        """Makes the framework analyse each router's functions now. It would otherwise do so at the first request,
+        and take the event loop for a third of a second while answers are sent."""
         nowhere = {"type": "http", "method": "GET", "path": "\0", "headers": []}
         for route in self.routes:
             route.matches(dict(nowhere))

@@ -20,7 +20,7 @@ LAST_BYTES_S: Final = 1  # seconds for answers that are being written at the end
 
 
 class ProbeServer(uvicorn.Server):
-    """Answers as long as the API's server does, through its drain, and until `should_exit`."""
+    """Answers probes as long as the API's server runs, including its drain, until `should_exit`."""
 
     def __init__(self, app: FastAPI, is_busy: Callable[[], bool]) -> None:
         """`app`: of the probes. is_busy: answers of the API are under way."""

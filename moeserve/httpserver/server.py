@@ -13,10 +13,14 @@ from typing import Any, Final
 
 import uvicorn
 import zmq.asyncio
+from fastapi import FastAPI
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.app import APIS, build_app, build_probe_app
+from moeserve.httpserver.batches.line_request import LineAnswerer
+from moeserve.httpserver.batches.queries import batch_store
+from moeserve.httpserver.batches.runner import BatchRunner
 from moeserve.httpserver.generation.chat.chat_formats import formats_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.chat.picture_tokens import PictureTokens
@@ -123,7 +127,13 @@ class Server(uvicorn.Server):
     def __init__(self, service: Service, apis: ApiTable) -> None:
         self.service = service
         self.listening = asyncio.Event()
-        super().__init__(_uvicorn_config(service, apis))
+        app = build_app(service, apis.apis)
+        super().__init__(_uvicorn_config(app, service))
+        self._batches: asyncio.Task[None] | None = None
+        self._runner: BatchRunner | None = None
+        if (store := batch_store(service)) is not None:
+            answerer = LineAnswerer(app, apis.batched, apis.error_body)
+            self._runner = BatchRunner(service, store, answerer)
         self._tasks: list[asyncio.Task[None]] = []
         self.probes = ProbeServer(build_probe_app(service), lambda: not service.engine.room.is_empty)
         self._probing: asyncio.Task[None] | None = None
@@ -138,6 +148,8 @@ class Server(uvicorn.Server):
         self._start_task(self.service.engine.run())
         state = self.service.engine.state
         self._start_task(state.silences.watch(lambda: state.is_lost))
+        if self._runner is not None:
+            self._batches = self._start_task(self._runner.run())
         self._start_task(
             self._load(process, url_of(listeners.api[0], "https" if self.config.is_ssl else "http"))
         )
@@ -200,11 +212,18 @@ class Server(uvicorn.Server):
         state = self.service.engine.state
         if not state.leaving:
             state.leaving = True
+            self._stop_batches()
             self._start_task(self._drain())
 
     def _leave(self) -> None:
         """Handles SIGUSR1: another server accepts connections at the same sockets."""
+        self._stop_batches()
         self._start_task(self._hand_over())
+
+    def _stop_batches(self) -> None:
+        """Leaves the batches to the next server: their requests are not waited for."""
+        if self._batches is not None:
+            self._batches.cancel()
 
     async def _hand_over(self) -> None:
         log.info("another server takes the new connections; this one ends when its own have")
@@ -285,8 +304,7 @@ def _template_of(config: ServerConfig) -> str | None:
         raise ConfigError(f"--chat-template: {config.chat_template} cannot be read: {error}") from error
 
 
-def _uvicorn_config(service: Service, apis: ApiTable) -> uvicorn.Config:
-    app = build_app(service, apis.apis)
+def _uvicorn_config(app: FastAPI, service: Service) -> uvicorn.Config:
     assert service.keys is not None, "`build_app` has read them"
     return bounded_config(
         app,

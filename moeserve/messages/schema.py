@@ -12,7 +12,7 @@ are milliseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -31,6 +31,9 @@ from moeserve.messages.refusal import Refusal
 from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import FinishReason, RequestContext, SamplingParams, TextOptions, TokenLogprob
 from moeserve.messages.steps import ExpertUse, StepResult, WorkerError, WorkerReady
+
+# The lowest priority. Requests with it are computed in the background, in a small share of the time that others need.
+BACKGROUND_PRIORITY: Final = (1 << 31) - 1
 
 # ---------------------------------------------------------------- httpserver -> router
 
@@ -52,7 +55,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     sampling: SamplingParams
     text: TextOptions
     arrival: float
-    priority: int = 0  # lower is sooner
+    priority: int = 0  # lower is sooner, up to BACKGROUND_PRIORITY
     key_name: str = ""  # name of the client's API key; "" without API keys
     cache_salt: str = ""  # only requests with the same salt share cached prefixes
     adapter: str = ""  # key of a LoRA adapter (ServedAdapter); "": the model itself

@@ -23,8 +23,8 @@ def serve(
     to_http: PushChannel,
     heartbeat: Callable[[], None],
 ) -> None:
-    """Until Shutdown. A picture may take a minute, and heartbeats are answered meanwhile. Raises what the encoding
-    thread raises. to_http is that thread's from here on."""
+    """Serves until Shutdown. A thread encodes pictures, each for up to a minute, so that heartbeats are answered
+    meanwhile; only that thread uses to_http. Raises what the thread raises."""
     waiting: queue.SimpleQueue[EncodePicture] = queue.SimpleQueue()  # httpserver sends one at a time
     failure: list[BaseException] = []
 

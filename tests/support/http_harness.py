@@ -128,6 +128,7 @@ class HttpServer:
         self.requests: list[GenerateRequest] = []
         self.aborted: list[int] = []
         self.expert_use_asked = 0  # times
+        self.config = config
         self._open: set[int] = set()  # requests without an end, which the process counts
         self._model = Path(config.get("model", MODEL))
         self.directory = tempfile.TemporaryDirectory(prefix="moeserve-test-")

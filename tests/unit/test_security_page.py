@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from moeserve.grammar import check_process, checker
+from moeserve.httpserver.batches import input_lines, message_batch_input
+from moeserve.httpserver.batches import store as batch_store
 from moeserve.httpserver.generation.engine import open_generations
 from moeserve.httpserver.generation.resolve import request_builder
 from moeserve.httpserver.responses import store
@@ -51,6 +53,15 @@ def row(beginning: str) -> str:
             f"({middleware.MAX_BODY_BYTES // MIB} with `--mmproj`); "
             f"{connection.BODY_TIMEOUT_S:g} s, and {connection.BODY_INTERVAL_BYTES // KIB} KiB in each "
             f"{connection.BODY_INTERVAL_S:g} s ",
+        ),
+        (
+            "an uploaded file",
+            f"{batch_store.MAX_FILE_BYTES // MIB} MiB; {message_batch_input.MAX_BATCH_BYTES // MIB} MiB ",
+        ),
+        (
+            "requests of a batch;",
+            f"{input_lines.MAX_LINES:,}; {input_lines.MAX_LINE_BYTES // MIB} MiB; "
+            f"{batch_store.MAX_OPEN_BATCHES_PER_OWNER}; {batch_store.MAX_FILES_PER_OWNER:,} ",
         ),
         ("pixels of a picture", f"{decode_protocol.MOST_PIXELS:,} "),
         ("its longer side", f"{picture_size.MOST_ASPECT} times its shorter side "),

@@ -55,6 +55,7 @@ SHARED = (
     "threads",
     "isa",
     "weight_layout",
+    "expert_ram",
     "numa_nodes",
     "cpu_binding",
     "max_num_batched_tokens",
@@ -142,7 +143,8 @@ class EngineBench:
                 new, zeroed = [], b""
 
     def decode(self, batch: int, prompt: int, gen: int, *, first_of_trace: int = 0) -> float:
-        """Seconds. The plans are made before: a router makes its own while the step before runs."""
+        """Returns the seconds of decode steps. Their plans are made beforehand, because a router makes a plan while
+        the previous step runs."""
         plans = [self.decode_plan(batch, position) for position in range(prompt, prompt + gen)]
         forced = self.forced(batch, gen, first_of_trace)
         began = time.perf_counter()
@@ -150,8 +152,8 @@ class EngineBench:
         return time.perf_counter() - began
 
     def forced(self, batch: int, gen: int, first: int = 0) -> ForcedRouting | None:
-        """The trace's tokens from `first` on, on the device: each sequence reads the trace from another place on, round
-        and round."""
+        """Returns the trace's tokens from `first` on, on the device. Each sequence starts at another place of the
+        trace and wraps around."""
         if self._trace is None:
             return None
         from moeserve.worker.engines.gpu.engine import GpuEngine

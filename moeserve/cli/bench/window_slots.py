@@ -32,7 +32,8 @@ class WindowSlots:
         return np.array(taken, np.int32).tobytes()
 
     def take_last(self, seq: int, position: int) -> bytes:
-        """For `NewSeq.prefix_window_slots`, of a new sequence that goes on at `position`: what its next row reads."""
+        """Frees a sequence's window slots and takes new ones for the positions that its row at `position` attends
+        to: the value of `NewSeq.prefix_window_slots`."""
         if not self._window:
             return b""
         held = self._held.get(seq, deque())

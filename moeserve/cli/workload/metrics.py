@@ -122,7 +122,7 @@ def summarize(
 
 
 def populations(done: Sequence[Outcome]) -> dict[str, Floats]:
-    """The seconds that each metric's statistics are about, float64 [n], by the names of METRICS."""
+    """Returns for each of METRICS the seconds that its statistics are computed from: float64 [n]."""
     return {
         "ttft": np.array([outcome.ttft for outcome in done]),
         "tpot": np.array([outcome.tpot for outcome in done if outcome.output_len > 1]),

@@ -11,6 +11,7 @@ API = Api(
     routers=(routes.router,),
     bodies=(MessagesRequest, CountTokensRequest),
     streamed=(MessageEvent,),
+    batched={"/v1/messages": routes.create_message},
     error_body=messages_error,
     error_model=MessagesError,
     prefix="/v1/messages",

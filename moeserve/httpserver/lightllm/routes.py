@@ -88,7 +88,7 @@ class GenerateHandler:
         return response
 
     async def events(self) -> AsyncGenerator[GenerateEvent, None]:
-        """Yields one event a token. Text that was held back comes with the token that releases it."""
+        """Yields one event per token. Text that was held back is sent with the token that releases it."""
         prepared = await self._prepare()
         text, tally = prepared.text, prepared.tally
         prompt_tokens = tally.usage()["prompt_tokens"]

@@ -83,7 +83,7 @@ def probabilities(text: ModelText, tokens: Sequence[TokenLogprob], top: int) -> 
 
 
 class CompletionPiece(TypedDict):
-    """The fields that chunks and whole answers share."""
+    """The fields that both a stream's chunks and a whole answer have."""
 
     index: int
     content: str

@@ -126,6 +126,20 @@ class Metrics:
         self._pictures = self._counter("pictures", "Pictures that were encoded, or found in the cache.")
         self._cached_pictures = self._counter("picture_cache_hits", "Pictures that were found in the cache.")
         self._picture_seconds = self._counter("picture_seconds", "Time to decode and encode pictures.")
+        batch_requests = Counter(
+            "moeserve:batch_requests",
+            "Requests of batches that were answered, by outcome: succeeded or errored.",
+            (*LABELS, "outcome"),
+            registry=self._registry,
+        )
+        outcomes = ("succeeded", "errored")
+        self._batch_requests = {one: batch_requests.labels(model_name, one) for one in outcomes}
+        self._batch_requests_left = Gauge(
+            "moeserve:batch_requests_left",
+            "Requests of batches that are not answered yet.",
+            LABELS,
+            registry=self._registry,
+        ).labels(model_name)
         now = Gauge(
             "moeserve:server_status",
             "1 for the status that /health reports, 0 for the others.",
@@ -147,6 +161,12 @@ class Metrics:
         self._pictures.inc()
         self._cached_pictures.inc(found.is_cached)
         self._picture_seconds.inc(found.seconds)
+
+    def batch_request(self, outcome: str) -> None:
+        self._batch_requests[outcome].inc()
+
+    def batch_requests_left(self, count: int) -> None:
+        self._batch_requests_left.set(count)
 
     def tokens(self, count: int, now: float, arrival: float, last: float | None) -> None:
         """Observes `count` tokens of one generation that came at `now`; its previous token came at `last`. Tokens that

@@ -86,7 +86,7 @@ async def show(request: Request) -> Response:
 
 @router.get("/api/version", responses={200: {"model": OllamaVersion}})
 async def get_version(request: Request) -> Response:
-    """A version of Ollama with the same abilities."""
+    """Returns the version of Ollama whose API this server has."""
     found: OllamaVersion = {"version": OLLAMA_VERSION}
     return JsonResponse(found)
 

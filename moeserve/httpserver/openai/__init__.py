@@ -12,4 +12,8 @@ API = Api(
     routers=(completions.router, chat.router, apply_template.router),
     bodies=(CompletionRequest, ChatCompletionRequest),
     streamed=(ChatCompletionChunk,),
+    batched={
+        "/v1/chat/completions": chat.create_chat_completion,
+        "/v1/completions": completions.create_completion,
+    },
 )

@@ -20,5 +20,6 @@ API = Api(
     routers=(routes.router,),
     bodies=(ResponsesRequest, InputTokensRequest),
     streamed=(ResponseEvent,),
+    batched={"/v1/responses": routes.create_response},
     open_state=_open_store,
 )

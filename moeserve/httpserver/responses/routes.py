@@ -55,7 +55,7 @@ async def create_response(request: Request) -> Response:
     responses={200: {"model": InputTokens}},
 )
 async def count_input_tokens(request: Request) -> Response:
-    """How many tokens a response's prompt would have."""
+    """Returns the number of tokens that a response's prompt would have."""
     caller = caller_of(request)
     body = await read_body(request, InputTokensRequest)
     return await answer(request, _count(service_of(request), body, caller))

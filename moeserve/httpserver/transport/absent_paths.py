@@ -7,9 +7,6 @@ from typing import Final
 
 _TEXT_ONLY: Final = "moeserve serves text only"
 _NO_EMBEDDINGS: Final = "moeserve serves no embedding models"
-_NO_BATCHES: Final = (
-    "there are no files and batches; send the requests themselves, they are batched as they come"
-)
 _NOT_KEPT: Final = "the server keeps only responses; use /v1/responses with previous_response_id"
 _ONE_MODEL: Final = "the model is given at the server's start, with --model"
 
@@ -27,10 +24,7 @@ _REASONS: Final[Mapping[str, str]] = {
     "/v1/images": _TEXT_ONLY,
     "/v1/videos": _TEXT_ONLY,
     "/v1/realtime": f"{_TEXT_ONLY}, over HTTP",
-    "/v1/files": _NO_BATCHES,
-    "/v1/uploads": _NO_BATCHES,
-    "/v1/batches": _NO_BATCHES,
-    "/v1/messages/batches": _NO_BATCHES,
+    "/v1/uploads": "upload the file whole, to /v1/files",
     "/v1/assistants": _NOT_KEPT,
     "/v1/threads": _NOT_KEPT,
     "/v1/conversations": _NOT_KEPT,

@@ -6,11 +6,11 @@ all that the server needs to know of it, so adding one is a folder and a line of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
 from moeserve.config import ServerConfig
@@ -18,6 +18,10 @@ from moeserve.httpserver.transport.errors import ApiError, ErrorBody
 
 # The body of an error's answer; the second argument is the request's id.
 ErrorShape = Callable[[ApiError, str], Mapping[str, Any]]
+
+
+# A route's function, which reads the request's body itself.
+Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class ApiState(Protocol):
@@ -44,6 +48,11 @@ class Api:
     quiet_paths: frozenset[str] = frozenset()  # polled every few seconds: logged at debug level, not traced
     # GETs of load balancers, which are found before all other routes. Their endpoints take the request alone.
     probe_paths: frozenset[str] = frozenset()
+    # Paths whose bodies are written to disk as they come, and the most bytes of one: the bounds on bodies in memory do
+    # not hold for them.
+    uploads: Mapping[str, int] = field(default_factory=dict)
+    # By path: the routes that also answer the requests of batches.
+    batched: Mapping[str, Endpoint] = field(default_factory=dict)
     open_state: Callable[[ServerConfig], ApiState] | None = None  # raises ConfigError
 
 
@@ -54,6 +63,8 @@ class ApiTable:
         self.apis = tuple(apis)
         self.open_paths = frozenset[str]().union(*(api.open_paths for api in self.apis))
         self.quiet_paths = frozenset[str]().union(*(api.quiet_paths for api in self.apis))
+        self.uploads = {path: most for api in self.apis for path, most in api.uploads.items()}
+        self.batched = {path: endpoint for api in self.apis for path, endpoint in api.batched.items()}
         prefixed = [(api.prefix, api) for api in self.apis if api.prefix is not None]
         self._prefixed = sorted(prefixed, key=lambda pair: len(pair[0]), reverse=True)
 

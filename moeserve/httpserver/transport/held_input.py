@@ -70,7 +70,7 @@ class HeldInput:
     # ------------------------------------------------------------ what the parser has found
 
     def begin_body(self, length: int | None) -> None:
-        """`length` in bytes; None for one in chunks."""
+        """Begins a body. length: in bytes; None for a chunked body."""
         self._body = length
 
     def body_came(self, size: int) -> None:

@@ -46,6 +46,14 @@ class ApiKeys:
         """Returns None for an unknown key."""
         return self._names.get(_digest(key))
 
+    def name_of_owner(self, owner: str) -> str | None:
+        """Returns the name of the key that `owner_of` describes so; None if there is no such key any more."""
+        kind, _, rest = owner.partition(":")
+        if kind == "key":
+            digest = bytes.fromhex(rest)
+            return self._names.get(digest) if digest in self._numbered else None
+        return rest if rest in self._names.values() else None
+
     def owner_of(self, key: bytes) -> str:
         """Returns who has the key, for data that outlives the server: the name in the file, or the digest of a numbered
         key, whose number changes when a key before it is removed. Raises KeyError for an unknown key."""

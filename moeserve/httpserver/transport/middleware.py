@@ -109,9 +109,10 @@ def body_limit(context: int | None) -> int:
 
 class BodyLimit:
     """Bounds bodies. A body over `body_limit` gets a 413: at once if its length is announced, else when it reaches the
-    limit. A body that does not fit beside those of the running requests gets a 503; so does one beyond the share of its
-    API key, which is 1 / (n + 1) of the whole while n keys have bodies here, so that there is room for another key's.
-    The only body of a key is beyond no share."""
+    limit. An upload, which is written to disk as it comes, has a limit of its own. A body that does not fit beside
+    those of the running requests gets a 503; so does one beyond the share of its API key, which is 1 / (n + 1) of the
+    whole while n keys have bodies here, so that there is room for another key's. The only body of a key is beyond no
+    share."""
 
     def __init__(self, app: ASGIApp, apis: ApiTable, context: Callable[[], int | None]) -> None:
         """`context` returns the longest prompt plus answer in tokens, or None while it is not known."""
@@ -126,22 +127,26 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         announced = Headers(scope=scope).get("content-length", "0")
-        most = body_limit(self._context())
+        upload = self._apis.uploads.get(scope["path"])
+        most = body_limit(self._context()) if upload is None else upload
         too_large = ApiError(413, f"the body must have at most {most} bytes", code="body_too_large")
         if announced.isdecimal() and int(announced) > most:
             await refuse(scope, send, self._apis, too_large)
             return
-        received = 0
+        received = held = 0  # bytes
         key = state_of(scope).tenant
 
         async def receive_bounded() -> Message:
-            nonlocal received
+            nonlocal received, held
             message = await receive()
             size = len(message.get("body", b""))
             received += size
-            self._held[key] += size
             if received > most:
                 raise _BodyRefused(too_large)
+            if upload is not None:
+                return message
+            held += size
+            self._held[key] += size
             if self._held.total() > MAX_BODIES_BYTES:
                 raise _BodyRefused(_no_room("the bodies of the requests under way take", Refusal.MEMORY))
             if self._held[key] > max(self._share(key), received):
@@ -153,7 +158,7 @@ class BodyLimit:
         except _BodyRefused as refused:
             await refuse(scope, send, self._apis, refused.error)
         finally:
-            self._held[key] -= received
+            self._held[key] -= held
             if not self._held[key]:
                 del self._held[key]
 

@@ -46,6 +46,12 @@ def documented(
     return extra
 
 
+def documented_form(form: type[BaseModel]) -> dict[str, Any]:
+    """Returns the same for a route that takes a form with a file."""
+    content = {"multipart/form-data": {"schema": _reference(form)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
 def complete(document: dict[str, Any], apis: ApiTable, *, wants_key: bool, model: str) -> None:
     """Completes the framework's document, and removes its own 422. `wants_key`: requests without a key are refused.
     `model` is the served model's name."""

@@ -27,6 +27,7 @@ class RequestState:
     refusal: Refusal | None = None  # the first reason why it is refused
     # Called when the request has reached the engine: `Turns.admit`.
     admit: Callable[[], None] = lambda: None
+    is_background: bool = False  # a line of an offline batch
 
 
 def state_of(scope: Scope) -> RequestState:

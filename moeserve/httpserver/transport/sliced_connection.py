@@ -244,7 +244,8 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             self._go_on()
 
     def shutdown(self) -> None:
-        """The server ends. A request that waits for its turn is answered."""
+        """Called when the server ends: closes the connection, or lets a request that waits for its turn be answered
+        first."""
         if self._lingering is not None:
             self.transport.close()
         elif self._waits_to_begin or (self._held and self._may_parse):

@@ -62,7 +62,7 @@ class _Awaited(Response):
     ) -> None:
         super().__init__(headers={"x-accel-buffering": "no"})  # else nginx keeps the blanks to itself
         del self.headers["content-length"]
-        self._work = work
+        self.work = work
         self._error_body = error_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,7 +73,7 @@ class _Awaited(Response):
         parts = _Parts(send, self.headers.raw, BLANKS_AFTER_S, b"\n")
         async with parts.beating():
             try:
-                content = orjson.dumps(await self._work)
+                content = orjson.dumps(await self.work)
             except ApiError as error:
                 if not parts.have_begun:
                     raise
@@ -83,6 +83,11 @@ class _Awaited(Response):
             if not parts.have_begun:
                 self.headers["content-length"] = str(len(content))
             await parts.end(content)
+
+
+async def json_of(response: Response) -> bytes:
+    """Returns the JSON of an answer that no client waits for: of `answer`, or complete already. Raises ApiError."""
+    return orjson.dumps(await response.work) if isinstance(response, _Awaited) else bytes(response.body)
 
 
 class EventStream(Response):

@@ -75,7 +75,8 @@ class Account:
         self._is_trusted = self._request_is_admitted
 
     def charge(self, seconds: float) -> float:
-        """Charges the connection. Returns the part of the time that is a stranger's."""
+        """Charges the connection with the seconds that its request took. Returns what counts as strangers' time:
+        all of it, or 0 for an admitted request."""
         if self._request_is_admitted:
             return 0.0
         self._of_request += seconds
@@ -83,7 +84,8 @@ class Account:
         return seconds
 
     def admit(self) -> float:
-        """Notes that the request being answered is no stranger's. Returns what it has been charged so far."""
+        """Marks the request being answered as admitted, no longer a stranger's. Returns the seconds charged for it
+        so far, which are refunded."""
         if self._request_is_admitted:
             return 0.0
         self._request_is_admitted = True

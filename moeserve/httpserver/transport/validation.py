@@ -40,7 +40,7 @@ def from_validation(model: type[RequestModel], errors: list[ErrorDetails]) -> Ap
 
 
 def _is_within(param: str, params: Collection[str]) -> bool:
-    """Whether `param` is a member of a field in `params`: a union that did not fit."""
+    """Returns whether `param` is inside one of the fields `params`: an alternative of a union that did not match."""
     outer, dot, _ = param.rpartition(".")
     return bool(dot) and (outer in params or _is_within(outer, params))
 

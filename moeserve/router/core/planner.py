@@ -15,6 +15,7 @@ from moeserve.router.core.batch.running_batch import RunningBatch
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.sequence_memory import SequenceMemory
+from moeserve.router.core.policy.background_share import BackgroundShare
 from moeserve.router.core.policy.draft_length import DraftLength
 from moeserve.router.core.policy.fair_share import FairShare
 from moeserve.router.core.policy.grammar_turns import GrammarTurns
@@ -49,6 +50,7 @@ class Planner:
         self._drafts = DraftLength(cost)
         self._pace = Pace(cost, limits.max_itl_ms, limits.prefill_share, streams=limits.streams_prompts)
         self._order = PromptOrder(waiting, shares)
+        self.background = BackgroundShare()  # Scheduler notes which requests are open
         memory.price_with(self._recompute_ms)
 
     def plan(self, step: int, now: float, *, results_awaited: bool) -> ScheduledStep | None:
@@ -68,8 +70,12 @@ class Planner:
 
     def _plan_step(self, step: int, now: float, *, results_awaited: bool) -> ScheduledStep | None:
         while True:
-            scheduled = self._plan_rows(step, now)
+            has_turn = self.background.has_turn
+            scheduled = self._plan_rows(step, now, background=has_turn)
+            if not scheduled.rows and not has_turn and not results_awaited:
+                scheduled = self._plan_rows(step, now, background=True)  # the others cannot use the step
             if scheduled.rows:
+                self._charge_background(scheduled)
                 return scheduled
             if results_awaited or not self._batch.prefilling or not self._preemption.break_deadlock():
                 return None
@@ -86,6 +92,8 @@ class Planner:
             self._drafts.observe_time(scheduled.draft_tokens, result.draft_ms, result.draft_wait_ms)
         if scheduled.prompt_tokens and scheduled.num_decode and ms > 0.0:
             self._pace.corrected(scheduled.expected_ms, ms, scheduled.protected_share)
+        if scheduled.has_background and ms > 0.0:
+            self.background.corrected(scheduled.expected_ms, ms)
         self._cost.observe(scheduled.shape, ms)
 
     def _observe_drafts(self, scheduled: ScheduledStep, sampled: Sequence[Sampled]) -> None:
@@ -94,15 +102,31 @@ class Planner:
             if row.count > 1:
                 self._drafts.observe(request.draft_record, row.count - 1, *_outcome(entry))
 
-    def _plan_rows(self, step: int, now: float) -> ScheduledStep:
+    def _plan_rows(self, step: int, now: float, *, background: bool) -> ScheduledStep:
+        """background: the step may have rows of background requests."""
         scheduled = ScheduledStep(step)
         self._memory.begin_rows()
         self._batch.retry_postponed()
+        self._preempt_for_others()
         self._preempt_for_fairness()
         self._preemption.for_decode_slots()
-        self._plan_decode_rows(scheduled)
-        self._plan_prompts(scheduled, now)
+        self._plan_decode_rows(scheduled, background)
+        self._plan_prompts(scheduled, now, background)
         return scheduled
+
+    def _charge_background(self, scheduled: ScheduledStep) -> None:
+        others = scheduled.shape_of_others
+        scheduled.has_background = others != scheduled.shape
+        others_ms = self._cost.predict(others)
+        blocks_others = scheduled.has_background and bool(others.rows or others.prompt)
+        self.background.planned(others_ms, scheduled.expected_ms - others_ms if blocks_others else 0.0)
+
+    def _preempt_for_others(self) -> None:
+        """Preempts background requests so that the next other request fits."""
+        if self.background.is_mixed and self._waiting.num_others:
+            head = self._order.next((), with_waiting=True, with_background=False)
+            assert head is not None
+            self._preemption.for_others(head)
 
     def _preempt_for_fairness(self) -> None:
         """Preempts requests so that the least served tenant's next request fits, if there are several tenants."""
@@ -111,8 +135,13 @@ class Planner:
             assert head is not None
             self._preemption.for_fairness(head)
 
-    def _plan_decode_rows(self, scheduled: ScheduledStep) -> None:
+    def _plan_decode_rows(self, scheduled: ScheduledStep, background: bool) -> None:
         decoding = list(self._batch.decoding.values())
+        searching = list(self._batch.searching.values())
+        if self.background.is_mixed:
+            others = [request for request in decoding if not request.is_background]
+            searching = [request for request in searching if background or not request.is_background]
+            decoding = [*others, *(one for one in decoding if one.is_background)] if background else others
         if self._limits.max_drafts:
             ended = self._add_draft_rows(scheduled, self._turns.select(decoding))
         else:
@@ -120,7 +149,7 @@ class Planner:
             ended = scheduled.add_decode_rows(rows, self._memory)
         for request in ended:
             self._batch.planned(request)
-        for request in self._batch.searching.values():
+        for request in searching:
             if 0 < request.num_beams_due <= self._memory.available:
                 scheduled.add_beam_rows(request, self._memory)
         self._shares.charge_rows(scheduled.owners)
@@ -137,13 +166,17 @@ class Planner:
         scheduled.num_drafted = min(round(expected), scheduled.draft_tokens)
         return ended
 
-    def _plan_prompts(self, scheduled: ScheduledStep, now: float) -> None:
-        """Adds chunks of prompts, each as large as the rest of the step allows."""
+    def _plan_prompts(self, scheduled: ScheduledStep, now: float, background: bool) -> None:
+        """Adds chunks of prompts, each as large as the rest of the step allows. background: also of background
+        requests."""
         rows = scheduled.num_decode
         alone_ms = self._cost.predict(scheduled.shape)
         scheduled.expected_ms = alone_ms
         batch = self._batch
-        prompts = len(batch.prefilling) + min(len(self._waiting), batch.num_free_req_slots)
+        under_way, waiting = len(batch.prefilling), len(self._waiting)
+        if not background:
+            under_way, waiting = _num_others(batch.prefilling), self._waiting.num_others
+        prompts = under_way + min(waiting, batch.num_free_req_slots)
         if not prompts:
             self._pace.planned(rows, alone_ms, 0.0, 0.0, 0)
             return
@@ -151,7 +184,7 @@ class Planner:
         budget_ms = self._pace.prefill_budget_ms(rows, alone_ms, protected_share)
         while (
             self._has_room(scheduled, budget_ms)
-            and (request := self._next_prompt(scheduled, now)) is not None
+            and (request := self._next_prompt(scheduled, now, background)) is not None
         ):
             count = min(self._chunk(scheduled, request, budget_ms), request.until_snapshot_point)
             if self._limits.whole_spans:
@@ -203,21 +236,23 @@ class Planner:
         first = self._order.next(self._batch.prefilling, with_waiting=self._batch.num_free_req_slots > 0)
         return 1.0 if first is None else self._shares.protected_share(scheduled.owners, first.tenant)
 
-    def _next_prompt(self, scheduled: ScheduledStep, now: float) -> Request | None:
-        """Returns the request whose chunk is next, after binding it if it was waiting. If the next waiting request
-        cannot be bound yet, no other waiting request overtakes it; otherwise smaller ones would take every freed
-        slot forever. The same holds for a request that awaits a snapshot of a running prompt, but not for one being
-        loaded from a tier."""
+    def _next_prompt(self, scheduled: ScheduledStep, now: float, background: bool) -> Request | None:
+        """Returns the request whose chunk is next, after binding it if it was waiting. background: it may be a
+        background request. If the next waiting request cannot be bound yet, no other waiting request overtakes it;
+        otherwise smaller ones would take every freed slot forever. The same holds for a request that awaits a snapshot
+        of a running prompt, but not for one being loaded from a tier."""
         batch = self._batch
         under_way = batch.prefilling
         if scheduled.at_snapshot_point:
             under_way = [request for request in under_way if request not in scheduled.at_snapshot_point]
         while True:
-            request = self._order.next(under_way, with_waiting=batch.num_free_req_slots > 0)
+            request = self._order.next(
+                under_way, with_waiting=batch.num_free_req_slots > 0, with_background=background
+            )
             if request is None or request.state is State.PREFILL:
                 return request
             if not batch.may_bind(request) or self._memory.awaits_snapshot(request, batch.prefilling):
-                return self._order.next(under_way, with_waiting=False)
+                return self._order.next(under_way, with_waiting=False, with_background=background)
             if not batch.begin_load(request, now):
                 batch.bind(request)
                 return request
@@ -236,6 +271,10 @@ class Planner:
         """The same, whatever they cost."""
         room = self._limits.max_num_batched_tokens - scheduled.num_tokens
         return min(request.prompt_left, room, self._memory.available)
+
+
+def _num_others(requests: Sequence[Request]) -> int:
+    return sum(not request.is_background for request in requests)
 
 
 def _outcome(entry: Sampled) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.schema import GenerateRequest, PrefillProgress, Resumed, Usage
+from moeserve.messages.schema import BACKGROUND_PRIORITY, GenerateRequest, PrefillProgress, Resumed, Usage
 from moeserve.router.core.beams.beam_rows import BeamRows
 from moeserve.router.core.memory.held import HeldSequence
 
@@ -63,6 +63,7 @@ class Request(HeldSequence):
         "fairness_preempted_at",
         "first_planned_at",
         "first_token_at",
+        "is_background",
         "last_token_at",
         "max_kv",
         "max_tokens",
@@ -101,6 +102,7 @@ class Request(HeldSequence):
         self.stop_ids: frozenset[int] = frozenset(message.sampling.stop_token_ids)
         self.arrival: float = message.arrival
         self.priority: int = message.priority
+        self.is_background: bool = message.priority == BACKGROUND_PRIORITY  # see `background_share.py`
         self.request_id: str = message.context.request_id
         self.wants_progress: bool = message.progress
         # Sort key of seniority, smallest first: arrival shifted by priority, then the unique id.

@@ -1,14 +1,13 @@
 """The scheduler: takes events, returns step plans and messages. It reads no clock and owns no socket.
 
-The caller passes it events as they arrive (`add`, `abort`, `stop_hit`, `step_result`, `close`), calls `plan` until
-it returns None, and sends the messages of `take_messages` to the detokenizer. This file has the events and messages;
+The caller passes it events as they arrive (`add`, `abort`, `stop_hit`, `step_result`, `close`), calls `plan` until it
+returns None, and sends the messages of `take_messages` to the detokenizer. This file has the events and messages;
 `planner.py` plans one step, and `running_batch.py` binds, preempts and releases requests.
 
-Two plans may be in flight: N+1 is built while the worker runs N, without knowing N's tokens, because a decode row
-means "the token you sampled last". A request that ends or is preempted in between leaves at most one stale row in
-N+1, whose result is ignored. That row is harmless even if the request's KV slots are reused in N+2: **the worker
-executes plans strictly in order**, so it writes before the new owner, who reads only what it has written itself or
-found in the cache.
+Two plans may be in flight: N+1 is built while the worker runs N, without knowing N's tokens, because a decode row means
+"the token you sampled last". A request that ends or is preempted in between leaves at most one stale row in N+1, whose
+result is ignored. That row is harmless even if the request's KV slots are reused in N+2: **the worker executes plans
+strictly in order**, so it writes before the new owner, who reads only what it has written itself or found in the cache.
 """
 
 from __future__ import annotations
@@ -109,6 +108,7 @@ class Scheduler:
             self._adapters[request.adapter] += 1
         self._grammars.joined(request.sampling.grammar)
         self._shares.joined(request.tenant)
+        self._planner.background.joined(request)
         self._batch.join(request)
         for message in messages:
             output = b"" if message.resumed is None else message.resumed.token_ids
@@ -215,8 +215,7 @@ class Scheduler:
 
     @property
     def step_awaited(self) -> tuple[int, float] | None:
-        """Returns the oldest plan in flight and its expected duration in milliseconds (0: unknown); None if there is
-        none."""
+        """Returns the oldest plan in flight and its expected duration in ms (0: unknown); None if there is none."""
         return self._in_flight.awaited
 
     def close(self, cause: str) -> None:
@@ -386,6 +385,7 @@ class Scheduler:
         self._searches.ended(request)
         self._grammars.left(request.sampling.grammar)
         self._shares.left(request.tenant)
+        self._planner.background.left(request)
         self._batch.release(request, forget=forget)
 
     def check(self) -> None:

@@ -75,7 +75,7 @@ class Qwen3VlTower:
         return x.view(-1, self.shape.hidden * self.shape.merge**2)
 
     def _patches_of(self, pixels: Pixels) -> Tensor:
-        """float32 [patches, 3 * patch * patch], row by row: channel, row, column of each."""
+        """Returns float32 [patches, 3 * patch * patch]: per patch, its numbers by channel, row and column."""
         side = self.shape.patch
         rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
         split = torch.from_numpy(pixels.copy()).view(rows, side, columns, side, 3)
@@ -117,6 +117,6 @@ def merge_order(rows: int, columns: int, merge: int) -> Tensor:
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """heads: [heads, patches, dim], half against half."""
+    """Rotates heads [heads, patches, dim] in split halves."""
     a, b = heads.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)

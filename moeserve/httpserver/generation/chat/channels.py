@@ -20,7 +20,7 @@ class Channels:
     separates_reasoning: bool
 
     def prompt_end(self, tokenizer: TextTokenizer, prompt: Sequence[int]) -> str:
-        """Returns the text of the message that the prompt has begun; "" where it has begun none."""
+        """Returns the text that the prompt already has of the answer's message; "" if none."""
         start = self.tokens[harmony.START]
         for at in range(len(prompt) - 1, -1, -1):
             if prompt[at] == start:
@@ -61,5 +61,6 @@ def channel_grammar(
 
 
 def _bound(thinking: ThinkingOptions) -> int | None:
-    """Returns the most reasoning tokens. The template turns an effort into words; only "none" sets a bound here."""
+    """Returns the most reasoning tokens; None: no bound. Efforts other than "none" are left to the template, which puts
+    them into words."""
     return thinking.budget if thinking.effort in (None, "none") else None

@@ -73,7 +73,7 @@ class FunctionDefinition(RequestModel):
 
 
 class CustomDefinition(RequestModel):
-    """A tool whose input is free text. The model is told its grammar and not held to it."""
+    """A tool whose input is free text. The model is told its grammar, but not constrained to it."""
 
     name: ToolName
     description: Description | None = None

@@ -36,6 +36,7 @@ from moeserve.messages.pictures import PictureEncoded, PictureRefused
 from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import (
+    BACKGROUND_PRIORITY,
     Abort,
     EngineLost,
     EngineReady,
@@ -210,14 +211,16 @@ class EngineClient:
             return  # its client has disconnected, and the router had not read our Abort yet
         now = time.monotonic()
         arrival, delivery = generation.request.arrival, generation.delivery
-        if item.token_ids:
+        if item.token_ids and generation.request.priority != BACKGROUND_PRIORITY:
             self.metrics.tokens(len(item.token_ids), now, arrival, generation.last_token_at)
+        if item.token_ids:
             delivery.record.token(now)
         generation.received(item, now)
         if item.finish_reason is not None:
             self._open.close(item.id)
             delivery.record.ended(item.finish_reason, item.usage or generation.usage_so_far())
-            self.metrics.finished(item.finish_reason, item.usage, now - arrival)
+            is_background = generation.request.priority == BACKGROUND_PRIORITY
+            self.metrics.finished(item.finish_reason, item.usage, None if is_background else now - arrival)
             if item.usage is None:
                 delivery.fail(ApiError(500, f"the request ended with {item.finish_reason}"))
                 return

@@ -78,7 +78,7 @@ class GenerationStream:
         self._requests = [msgspec.structs.replace(request, context=context) for request in self._requests]
 
     async def _next(self) -> Delivered:
-        limit = self._engine.request_timeout
+        limit = None if self._caller.is_background else self._engine.request_timeout
         if limit is None:
             return await self._delivery.take()
         async with request_deadline(self._requests[0].arrival, limit):

@@ -10,13 +10,13 @@ from collections import Counter
 
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.refusal import Refusal
-from moeserve.messages.schema import GenerateRequest
+from moeserve.messages.schema import BACKGROUND_PRIORITY, GenerateRequest
 
 RETRY_AFTER_S = 1  # until the router has said how long its queue takes
 
 
 class QueueRoom:
-    """Open generations, by key name. A search counts as one, whatever its beams."""
+    """Open generations, by key name. A search counts as one, whatever its beams; background requests do not count."""
 
     def __init__(self, most_waiting: int = 1 << 62) -> None:
         """`most_waiting`: --max-num-queued-reqs."""
@@ -30,10 +30,13 @@ class QueueRoom:
         return not self._open
 
     def joined(self, request: GenerateRequest) -> None:
-        self._open[request.key_name] += _counts(request)
+        if count := _counts(request):
+            self._open[request.key_name] += count
 
     def left(self, request: GenerateRequest) -> None:
-        self._open[request.key_name] -= _counts(request)
+        if not (count := _counts(request)):
+            return
+        self._open[request.key_name] -= count
         if not self._open[request.key_name]:
             del self._open[request.key_name]
 
@@ -59,4 +62,6 @@ class QueueRoom:
 
 
 def _counts(request: GenerateRequest) -> int:
+    if request.priority == BACKGROUND_PRIORITY:
+        return 0
     return 1 if request.beams is None or request.beams.choice == 0 else 0

@@ -36,7 +36,7 @@ class Silences:
         self._ticks[name] = 0
 
     def expect(self, name: Speaker) -> None:
-        """The process has started, and should soon send something."""
+        """Notes that a process has started, so that its first message is due soon."""
         self._ticks.setdefault(name, 0)
 
     def lost(self, name: Speaker) -> None:

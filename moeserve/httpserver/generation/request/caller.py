@@ -14,8 +14,8 @@ from moeserve.httpserver.transport.request_state import state_of
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """It goes with a request from the route to the engine. `record`, `notes` and `admit` lead back to the log line, the
-    answer's headers and the connection."""
+    """The sender of a request, passed from the route to the engine. Through `record`, `notes` and `admit` the
+    engine reaches the log line, the answer's headers and the connection."""
 
     arrival: float  # time.monotonic()
     request_id: str = ""
@@ -24,6 +24,8 @@ class Caller:
     record: RequestRecord = field(default_factory=lambda: RequestRecord(time.monotonic()))
     notes: dict[str, str] = field(default_factory=dict)
     admit: Callable[[], None] = lambda: None
+    # A line of an offline batch: it gets the time that others leave, and --request-timeout does not bound it.
+    is_background: bool = False
 
 
 def caller_of(request: Request) -> Caller:
@@ -37,4 +39,5 @@ def caller_of(request: Request) -> Caller:
         record_of(request.scope),
         state.notes,
         state.admit,
+        state.is_background,
     )

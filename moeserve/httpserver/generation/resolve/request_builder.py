@@ -16,7 +16,7 @@ from moeserve.httpserver.transport.errors import ApiError, Overflow, invalid
 from moeserve.messages.beams import MAX_CANDIDATES, BeamParams
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.sampling import RequestContext
-from moeserve.messages.schema import GenerateRequest
+from moeserve.messages.schema import BACKGROUND_PRIORITY, GenerateRequest
 
 MAX_CONSTRAINT_BYTES = 64 << 20  # of one HTTP request
 BYTES_PER_NUMBER = 16
@@ -64,7 +64,7 @@ class RequestBuilder:
                     ),
                     text=resolved.text_options(),
                     arrival=asked.caller.arrival,
-                    priority=asked.priority,
+                    priority=BACKGROUND_PRIORITY if asked.caller.is_background else asked.priority,
                     key_name=asked.caller.tenant,
                     cache_salt=asked.cache_salt,
                     adapter=resolved.adapter,

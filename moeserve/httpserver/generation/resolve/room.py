@@ -13,5 +13,7 @@ def check_room(asked: Asked, most: int, room: QueueRoom, running: int) -> None:
     if (total := asked.num_prompts * asked.n) > most:
         message = f"{asked.num_prompts} prompts with {asked.n} choices each are {total}; at most {most} fit"
         raise invalid("n", message)
+    if asked.caller.is_background:
+        return  # the batches' runner bounds how many are open
     wanted = asked.num_prompts if asked.beams is not None else total
     room.check(asked.caller.tenant, wanted, running)

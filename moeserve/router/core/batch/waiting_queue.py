@@ -52,11 +52,17 @@ by_age = attrgetter("age")
 class TenantQueue:
     """One tenant's waiting requests, sorted in the two orders of `prompt_order.py`."""
 
-    __slots__ = ("by_age", "by_size")
+    __slots__ = ("by_age", "by_size", "num_background")
 
     def __init__(self) -> None:
         self.by_size = SortedRequests(by_size)
         self.by_age = SortedRequests(by_age)
+        self.num_background = 0
+
+    @property
+    def is_background(self) -> bool:
+        """True if no request of another kind waits."""
+        return self.num_background == len(self.by_age)
 
 
 class WaitingQueue:
@@ -64,7 +70,9 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._queues: dict[str, TenantQueue] = {}  # only tenants with waiting requests
-        self.num_tokens = 0  # tokens to compute before each request's next token, summed up
+        # Tokens to compute before each request's next token, summed up, without background requests.
+        self.num_tokens = 0
+        self.num_background = 0
         self._len = 0
 
     def __len__(self) -> int:
@@ -75,9 +83,15 @@ class WaitingQueue:
         """The queues of the tenants with waiting requests, by name. Read-only."""
         return self._queues
 
+    @property
+    def num_others(self) -> int:
+        """Number of waiting requests that are no background requests."""
+        return self._len - self.num_background
+
     def of_tenant(self, tenant: str) -> int:
-        """Returns the number of waiting requests of `tenant`."""
-        return len(self._queues[tenant].by_age) if tenant in self._queues else 0
+        """Returns the number of waiting requests of `tenant`, without background requests."""
+        queue = self._queues.get(tenant)
+        return 0 if queue is None else len(queue.by_age) - queue.num_background
 
     def add(self, request: Request, size: int) -> None:
         """Queues a request; `size` is the number of tokens to compute before its next token."""
@@ -88,7 +102,9 @@ class WaitingQueue:
         queue.by_size.add(request)
         queue.by_age.add(request)
         self._len += 1
-        self.num_tokens += size
+        queue.num_background += request.is_background
+        self.num_background += request.is_background
+        self.num_tokens += 0 if request.is_background else size
 
     def remove(self, request: Request) -> None:
         """Raises ValueError if the request is not waiting."""
@@ -100,4 +116,6 @@ class WaitingQueue:
         if not len(queue.by_age):
             del self._queues[request.tenant]
         self._len -= 1
-        self.num_tokens -= request.size
+        queue.num_background -= request.is_background
+        self.num_background -= request.is_background
+        self.num_tokens -= 0 if request.is_background else request.size

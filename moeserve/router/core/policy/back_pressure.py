@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sized
 
 from moeserve.messages.refusal import Refusal
-from moeserve.messages.schema import GenerateRequest, RequestError
+from moeserve.messages.schema import BACKGROUND_PRIORITY, GenerateRequest, RequestError
 from moeserve.router.core.batch.output_history import OutputHistory
 from moeserve.router.core.batch.waiting_queue import WaitingQueue
 from moeserve.router.core.limits import Limits
@@ -42,15 +42,17 @@ class BackPressure:
     def refusal(self, message: GenerateRequest, num_tenants: int) -> RequestError | None:
         """Returns the error, with status 503, for a request that finds the queue full; None if it is accepted.
         num_tenants: API keys with open requests, including this one's. An empty queue accepts any request."""
+        if message.priority == BACKGROUND_PRIORITY:
+            return None  # httpserver bounds how many are open
         limits, waiting = self._limits, self._waiting
         tokens = waiting.num_tokens + len(message.token_ids) // INT32_BYTES
         share = limits.max_num_queued_reqs
         if message.key_name:
             share = max(share // (num_tenants + 1), 1)
-        if (num_waiting := len(waiting) + len(self._postponed)) >= limits.max_num_queued_reqs:
+        if (num_waiting := waiting.num_others + len(self._postponed)) >= limits.max_num_queued_reqs:
             refusal = Refusal.QUEUE_FULL
             cause = f"{num_waiting} requests are waiting already"
-        elif len(waiting) and tokens > limits.max_num_queued_tokens:
+        elif waiting.num_others and tokens > limits.max_num_queued_tokens:
             refusal = Refusal.QUEUE_FULL
             cause = f"requests with {waiting.num_tokens} prompt tokens are waiting already"
         elif waiting.of_tenant(message.key_name) >= share:
@@ -73,5 +75,5 @@ class BackPressure:
         length = max(self._history.mean, sum(so_far) / rows)
         left = sum(max(length - tokens, 0.0) for tokens in so_far)
         ms = self._cost.prefill_ms(1) * self._waiting.num_tokens
-        ms += row_ms * (left + length * len(self._waiting))
+        ms += row_ms * (left + length * self._waiting.num_others)
         return min(max(math.ceil(ms / 1e3), LEAST_WAIT_S), MOST_WAIT_S)

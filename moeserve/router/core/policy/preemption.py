@@ -10,6 +10,8 @@ is protected: no request starves, and no two requests preempt each other in turn
 taken by a busy tenant. Then the busy tenant's youngest request is preempted for it, as long as that tenant keeps the
 larger part. A request preempted for fairness is not preempted again for fairness before it has received a token;
 otherwise two tenants whose prompts do not fit together would preempt each other forever.
+
+**Background requests** give up their slots before all others, and to any other request that waits.
 """
 
 from __future__ import annotations
@@ -52,6 +54,16 @@ class Preemption:
             victim.fairness_preempted_at = victim.num_output
             self._batch.preempt(victim)
 
+    def for_others(self, request: Request) -> None:
+        """Preempts background requests, the youngest first, until `request`, which is none, may be bound or no victim
+        is left."""
+        while not self._batch.may_bind(request) and not self._batch.must_wait(request):
+            running = self._batch.running.values()
+            victims = [one for one in running if one.is_background and one.state in PREEMPTIBLE]
+            if not victims:
+                return
+            self._batch.preempt(max(victims, key=by_age))
+
     def break_deadlock(self) -> bool:
         """Preempts one request when none can get a KV slot and no result is awaited. Returns False if there is no
         victim."""
@@ -61,12 +73,14 @@ class Preemption:
         return victim is not None
 
     def _for_memory(self) -> Request | None:
-        """Returns the youngest request of the tenant with the most KV slots, but never the oldest request of all."""
+        """Returns the youngest request of the tenant with the most KV slots, a background request if there is one, but
+        never the oldest request of all."""
         running = self._batch.running.values()
         oldest = min(running, key=by_age, default=None)
         candidates = [r for r in running if r.state in PREEMPTIBLE and r is not oldest]
         if not candidates:
             return None
+        candidates = [one for one in candidates if one.is_background] or candidates
         held = Counter[str]()
         for request in candidates:
             held[request.tenant] += request.num_slots

@@ -7,6 +7,8 @@ Between API keys, the least served key is next (`fair_share.py`). The prompts of
 - By age: arrival time, shifted by priority. While others overtake the oldest prompt, it gets a quarter of the prompt
   tokens, so no prompt starves, however many shorter or more urgent ones arrive.
 
+Background requests (`background_share.py`) are next only where no other prompt is.
+
 Between two chunks the server may switch to another prompt; the computed part is kept.
 """
 
@@ -27,12 +29,18 @@ class PromptOrder:
         self._shares = shares
         self._owed: dict[str, float] = {}  # tenant → tokens owed to its oldest prompt
 
-    def next(self, under_way: Collection[Request], *, with_waiting: bool) -> Request | None:
+    def next(
+        self, under_way: Collection[Request], *, with_waiting: bool, with_background: bool = True
+    ) -> Request | None:
         """Returns the prompt to serve now, from `under_way` or, if with_waiting, also from the queue; None if there
-        is none. The caller reports the tokens that it got to `served`."""
-        tenants = {request.tenant for request in under_way}
-        if with_waiting:
-            tenants.update(self._waiting.tenants)
+        is none. with_background: it may be one of a background request. The caller reports the tokens that it got to
+        `served`."""
+        queues = self._waiting.tenants.items() if with_waiting else ()
+        tenants = {request.tenant for request in under_way if not request.is_background}
+        tenants.update(name for name, queue in queues if not queue.is_background)
+        if not tenants and with_background:
+            tenants = {request.tenant for request in under_way}
+            tenants.update(name for name, _ in queues)
         if not tenants:
             return None
         tenant = self._shares.least_served(tenants)

@@ -26,6 +26,7 @@ class ScheduledStep:
         "expected_ms",
         "forks",
         "fresh_tokens",
+        "has_background",
         "new_seqs",
         "num_accepted",
         "num_decode",
@@ -69,6 +70,7 @@ class ScheduledStep:
         self.fresh_tokens = 0  # of these, prompt tokens computed for the first time
         self.repeated_tokens = 0  # of these, tokens computed before a preemption
         self.expected_ms = 0.0  # predicted duration of the whole step
+        self.has_background = False  # it has rows of background requests; written by Planner
         self.protected_share = 0.0  # share of the decode rows that its prompts must not slow down
         self._decode_context = 0
         self._prompt_context = 0
@@ -91,6 +93,22 @@ class ScheduledStep:
     def shape(self) -> StepShape:
         prompts = (self.prompt_tokens, self._prompt_context, self.prompt_span)
         return StepShape(self.num_decode + self.num_drafted, self._decode_context, *prompts)
+
+    @property
+    def shape_of_others(self) -> StepShape:
+        """The shape without background requests."""
+        if not any(request.is_background for request in self.owners):
+            return self.shape
+        decode = [one for one in self.owners[: self.num_decode] if not one.is_background]
+        context = sum(request.num_planned for request in decode)
+        prompt, prompt_context, span = 0, 0, 0
+        for request, row in self.chunks():
+            if not request.is_background:
+                prompt += row.count
+                prompt_context += chunk_context(row.start, row.count)
+                span = max(span, row.start + row.count)
+        drafted = self.num_drafted * len(decode) // max(self.num_decode, 1)
+        return StepShape(len(decode) + drafted, context, prompt, prompt_context, span)
 
     @property
     def continues(self) -> bool:

@@ -1,0 +1,109 @@
+"""BatchFolder: the private folder of files and batches. A write is on the disk when it returns.
+
+Every name in it is made of an id of ours, never of what a client sent. One server uses it at a time: a lock holds that,
+which ends with the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from moeserve.errors import ConfigError
+from moeserve.httpserver.batches.records import Batch, StoredFile, is_id
+
+R = TypeVar("R", StoredFile, Batch)
+
+_PARTS: Final = ("files", "batches", "uploads")
+
+
+class BatchFolder:
+    def __init__(self, path: Path) -> None:
+        """Makes the folder. Raises ConfigError."""
+        self.path = path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.chmod(0o700)  # prompts and answers are private
+            for part in _PARTS:
+                (path / part).mkdir(mode=0o700, exist_ok=True)
+            self._lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"--batch-dir: {path} cannot be used: {error}") from error
+
+    def lock(self) -> bool:
+        """Takes the lock. Returns False while another server has it."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Gives the lock back. May be called twice."""
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+    def open_upload(self, file_id: str) -> tuple[str, int]:
+        """Returns the name of a new file, relative to the folder, and its descriptor."""
+        name = f"uploads/{file_id}"
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        return name, os.open(self.path / name, flags, 0o600)
+
+    def keep_upload(self, name: str, kept: str) -> None:
+        """Moves a whole upload to its place. Its bytes are synced."""
+        os.rename(self.path / name, self.path / kept)
+        self._sync_folder(kept)
+
+    def clear_uploads(self) -> None:
+        """Removes what a lost server had begun to receive."""
+        for path in (self.path / "uploads").iterdir():
+            path.unlink()
+
+    def write(self, part: str, record: StoredFile | Batch) -> None:
+        """Writes a record in place of its older one, whole or not at all."""
+        final = self.path / part / f"{record.id}.json"
+        draft = final.with_suffix(".draft")
+        descriptor = os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, msgspec.json.encode(record))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(draft, final)
+        self._sync_folder(f"{part}/{final.name}")
+
+    def read(self, part: str, kind: type[R]) -> Iterator[R]:
+        """Yields all records of a part. Raises ConfigError for one that cannot be read."""
+        for path in sorted((self.path / part).glob("*.json")):
+            if not is_id(path.stem):
+                continue
+            try:
+                yield msgspec.json.decode(path.read_bytes(), type=kind)
+            except (OSError, msgspec.DecodeError) as error:
+                raise ConfigError(f"--batch-dir: {path} cannot be read: {error}; move it away") from error
+
+    def remove(self, *names: str) -> None:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                (self.path / name).unlink()
+
+    def size(self, name: str) -> int:
+        """Returns the bytes of a file; 0 if there is none."""
+        try:
+            return (self.path / name).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def _sync_folder(self, name: str) -> None:
+        descriptor = os.open((self.path / name).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,58 @@
+"""The query parameters of lists, and a file's bytes as an answer."""
+
+from __future__ import annotations
+
+from fastapi import Request, Response
+from starlette.responses import FileResponse
+
+from moeserve.httpserver.batches.store import BatchStore
+from moeserve.httpserver.generation.service import Service, service_of
+from moeserve.httpserver.transport.errors import ApiError, invalid
+
+API_NAME = "batches"
+
+
+class NoBatches:
+    """The state of a server without --batch-dir."""
+
+    def close(self) -> None:
+        pass
+
+
+def store_of(request: Request) -> BatchStore:
+    """Raises ApiError 404 without --batch-dir, and 503 while the folder is not ready."""
+    store = batch_store(service_of(request))
+    if store is None:
+        message = (
+            "files and batches are off: the server keeps them on its disk, in a folder that --batch-dir names"
+        )
+        raise ApiError(404, message, code="batches_off")
+    store.require_open()
+    return store
+
+
+def batch_store(service: Service) -> BatchStore | None:
+    """None without --batch-dir."""
+    store = service.api_states[API_NAME]
+    return store if isinstance(store, BatchStore) else None
+
+
+def queries(request: Request, *known: str) -> dict[str, str]:
+    """Returns the query parameters. Raises ApiError 400 for one that is not known."""
+    for name in request.query_params:
+        if name not in known:
+            raise ApiError(400, f"{name[:200]}: there is no such query parameter", code="unknown_parameter")
+    return dict(request.query_params)
+
+
+def limit_of(query: dict[str, str], default: int, most: int) -> int:
+    """Raises ApiError 400."""
+    text = query.get("limit", str(default))
+    if not (text.isascii() and text.isdecimal() and len(text) < 7 and 1 <= int(text) <= most):
+        raise invalid("limit", f"must be in the range 1 to {most}, got {text[:80]!r}")
+    return int(text)
+
+
+def bytes_of(store: BatchStore, name: str, media_type: str) -> Response:
+    """Answers with a file's bytes, a piece at a time."""
+    return FileResponse(store.folder.path / name, media_type=media_type)

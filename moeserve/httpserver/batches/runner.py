@@ -1,0 +1,192 @@
+"""BatchRunner: answers the lines of all batches, so many at once as the engine runs, in the background.
+
+Batches of different API keys take turns, line by line; those of one key are answered in their order. The router sees
+each line as a background request, so other requests come first. A line is done when its result is on the disk; whatever
+else a lost server had begun is begun again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from typing import Final
+
+from moeserve.httpserver.batches.batch_in_progress import BatchInProgress
+from moeserve.httpserver.batches.input_lines import Line
+from moeserve.httpserver.batches.line_request import Answered, LineAnswerer
+from moeserve.httpserver.batches.outcomes import Kind, Outcome
+from moeserve.httpserver.batches.store import BatchStore
+from moeserve.httpserver.generation.service import Service
+from moeserve.httpserver.transport.errors import ApiError
+
+log = logging.getLogger(__name__)
+
+MOST_AT_ONCE: Final = 256  # lines
+LOCK_INTERVAL_S: Final = 0.5
+TICK_S: Final = 1.0  # between two looks at the clock
+SWEEP_S: Final = 600.0
+MOST_WAIT_S: Final = 10  # until a line that the server could not take is sent again
+DISK_WAIT_S: Final = 5.0  # until a result that a full disk did not take is written again
+
+
+class BatchRunner:
+    def __init__(self, service: Service, store: BatchStore, answerer: LineAnswerer) -> None:
+        self._service = service
+        self._store = store
+        self._answerer = answerer
+        self._most = min(service.config.max_num_seqs, MOST_AT_ONCE)
+        self._running: dict[str, BatchInProgress] = {}  # by id; in their order
+        self._lines: dict[asyncio.Task[None], BatchInProgress] = {}
+        self._asking: set[asyncio.Task[None]] = set()  # of `_lines`: those that have no outcome yet
+        self._is_stopping = False
+        self._turns: deque[str] = deque()  # owners; the next one first
+        self._wake = asyncio.Event()
+        self._swept_at = time.monotonic()
+
+    async def run(self) -> None:
+        """Runs until it is cancelled; then it leaves the folder to another server. Raises ConfigError, OSError."""
+        store = self._store
+        try:
+            while not await asyncio.to_thread(store.open):
+                await asyncio.sleep(LOCK_INTERVAL_S)
+            store.changed = self._wake.set
+            while True:
+                await self._round()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), TICK_S)
+                self._wake.clear()
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        self._is_stopping = True
+        for task in self._asking:
+            task.cancel()
+        if self._lines:
+            await asyncio.wait(list(self._lines))
+        for running in self._running.values():
+            await running.close()
+        self._store.close()
+
+    async def _round(self) -> None:
+        """Begins and ends batches, and gives free places to their lines."""
+        try:
+            await self._begin_new()
+            for running in list(self._running.values()):
+                await self._end_if_done(running)
+            if time.monotonic() - self._swept_at > SWEEP_S:
+                self._swept_at = time.monotonic()
+                await self._store.sweep()
+        except (ApiError, OSError) as error:
+            log.error("batches wait, because their folder failed: %s", error)
+            return
+        left = sum(len(running.pending) + running.num_open for running in self._running.values())
+        self._service.metrics.batch_requests_left(left)
+        while len(self._lines) < self._most and (found := self._next()) is not None:
+            running, line = found
+            task = asyncio.create_task(self._answer(running, line))
+            self._lines[task] = running
+            running.num_open += 1
+            task.add_done_callback(self._line_ended)
+
+    async def _begin_new(self) -> None:
+        for batch in list(self._store.batches.values()):
+            if batch.is_ended or batch.id in self._running:
+                continue
+            if self._service.engine.state.ready is None:
+                return  # whether a model is served is not known yet
+            running = await BatchInProgress.begin(self._store, batch, self._service.has_model)
+            if running is not None:
+                self._running[batch.id] = running
+                if batch.owner not in self._turns:
+                    self._turns.append(batch.owner)
+
+    async def _end_if_done(self, running: BatchInProgress) -> None:
+        batch = running.batch
+        is_late = time.time() >= batch.expires_at
+        if is_late or batch.status == "cancelling":
+            running.takes_no_more = True
+            for task in self._asking:
+                if self._lines[task] is running:
+                    task.cancel()
+            if running.pending and not running.num_open:
+                kind: Kind = "canceled" if batch.status == "cancelling" else "expired"
+                await running.give_up(kind)
+        if not running.pending and not running.num_open:
+            del self._running[batch.id]
+            await running.end()
+
+    def _next(self) -> tuple[BatchInProgress, Line] | None:
+        """The next line, of the owner whose turn it is."""
+        for _ in range(len(self._turns)):
+            owner = self._turns[0]
+            self._turns.rotate(-1)
+            mine = [one for one in self._running.values() if one.batch.owner == owner]
+            if not mine:
+                self._turns.remove(owner)
+                continue
+            for running in mine:
+                if (line := running.take()) is not None:
+                    return running, line
+        return None
+
+    def _line_ended(self, task: asyncio.Task[None]) -> None:
+        running = self._lines.pop(task)
+        running.num_open -= 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a line of %s failed", running.batch.id, exc_info=error)
+        self._wake.set()
+
+    async def _answer(self, running: BatchInProgress, line: Line) -> None:
+        """Answers a line and keeps its result. If it is cancelled before it has one, the line is pending again."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._asking.add(task)
+        try:
+            outcome = await self._outcome(running, line)
+        except BaseException:
+            running.put_back(line)
+            raise
+        finally:
+            self._asking.discard(task)
+        while not await self._is_kept(running, outcome):
+            if self._is_stopping:
+                return  # the line has no result: the next server answers it again
+            await asyncio.sleep(DISK_WAIT_S)
+        self._service.metrics.batch_request(outcome.kind)
+
+    async def _is_kept(self, running: BatchInProgress, outcome: Outcome) -> bool:
+        try:
+            await running.keep(outcome)
+        except OSError as error:
+            log.error("results of %s wait for the disk: %s", running.batch.id, error)
+            return False
+        return True
+
+    async def _outcome(self, running: BatchInProgress, line: Line) -> Outcome:
+        batch = running.batch
+        body = await running.body_of(line)
+        while True:
+            tenant = self._tenant_of(batch.owner)
+            answered = None
+            if tenant is not None:
+                answered = await self._answerer.answer(batch.endpoint, body, tenant, batch.owner)
+            if answered is not None and answered.retry_after is None:
+                return _outcome_of(line, answered)
+            wait = MOST_WAIT_S if answered is None else min(answered.retry_after or 1, MOST_WAIT_S)
+            await asyncio.sleep(wait)
+
+    def _tenant_of(self, owner: str) -> str | None:
+        """Returns None while the server does not know the key any more: its batches wait until it does, or expire."""
+        keys = self._service.keys
+        if not owner or not keys:
+            return "" if not owner and not keys else None
+        return keys.name_of_owner(owner)
+
+
+def _outcome_of(line: Line, answered: Answered) -> Outcome:
+    kind: Kind = "succeeded" if answered.status == 200 else "errored"
+    return Outcome(line.custom_id, kind, answered.status, answered.body, answered.request_id)
