@@ -16,9 +16,9 @@ from moeserve.worker.loading.cpu.load import load_cpu_runner
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.model_engine import Engine, distance
 from tests.kernels.operations import COSTLY_ISAS, ISAS, stream_of
+from tests.support.changed_header import with_number
 from tests.support.plan_command import run
 from tests.support.qwen4exp_model import END, logits, new_model, write_model
-from tests.unit.models.test_family_bounds import with_number
 
 # llama.cpp's median KL on the fixtures: 6.4e-6 in F16, 1.4e-3 in Q4_K_M.
 BOUNDS = {Type.F16: 6.4e-6, Type.Q8_0: 1.4e-3, Type.Q5_1: 1.4e-3, Type.Q4_0: 1.4e-3}
