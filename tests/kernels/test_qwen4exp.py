@@ -16,8 +16,9 @@ from moeserve.worker.loading.cpu.load import load_cpu_runner
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.model_engine import Engine, distance
 from tests.kernels.operations import COSTLY_ISAS, ISAS, stream_of
+from tests.support.changed_header import with_number
+from tests.support.plan_command import run
 from tests.support.qwen4exp_model import END, logits, new_model, write_model
-from tests.unit.models.test_family_bounds import with_number
 
 # llama.cpp's median KL on the fixtures: 6.4e-6 in F16, 1.4e-3 in Q4_K_M.
 BOUNDS = {Type.F16: 6.4e-6, Type.Q8_0: 1.4e-3, Type.Q5_1: 1.4e-3, Type.Q4_0: 1.4e-3}
@@ -93,3 +94,11 @@ def test_numbers_of_the_header_are_range_checked(tmp_path: Path, key: str, value
     path = write_model(new_model(8), tmp_path / "m.gguf", Type.F16)
     with pytest.raises(ModelError, match=cause):
         read_checked_shape(open_gguf(with_number(path, tmp_path / "other.gguf", key, value)))
+
+
+def test_the_plan_leaves_the_table_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_model(new_model(8), tmp_path / "m.gguf", Type.F16)
+    shown = run(capsys, "--model", str(path), "--device", "cpu")
+    assert [name for name, where in shown["tensors"].items() if where == "disk"] == [
+        "per_layer_token_embd.weight"
+    ]
