@@ -37,7 +37,7 @@ def expert_ram_bytes(config: ServerConfig, sizes: ModelSizes, layout: KvLayout, 
     what it says; None if that is enough for all.
 
     By default it is what is free beside the other weights, a margin, and KV for the requests that may run at once, of
-    which memory for an eighth of the rest is kept."""
+    which memory for an eighth of the rest is kept; None, too, if that does not hold one token's experts."""
     everything, dense = expert_bytes(sizes), dense_bytes(sizes)
     if config.expert_ram is not None:
         budget = int(config.expert_ram * GIB)
@@ -48,15 +48,14 @@ def expert_ram_bytes(config: ServerConfig, sizes: ModelSizes, layout: KvLayout, 
     longest = config.max_model_len or layout.shape.context_length
     tokens = config.max_total_tokens or config.max_num_seqs * longest
     kv = min(tokens * layout.token_bytes() / SHARE_OF_FREE_MEMORY, MOST_KV_SHARE * left)
-    return max(0, int(left - kv - MARGIN_BYTES - MARGIN_SHARE * left - READER_BYTES))
+    budget = int(left - kv - MARGIN_BYTES - MARGIN_SHARE * left - READER_BYTES)
+    return budget if budget >= slot_bytes(sizes, least_slots(layout.shape)) else None
 
 
 def expert_slots(sizes: ModelSizes, shape: ModelShape, budget: int) -> list[int]:
     """Returns how many of each layer's experts `budget` bytes of RAM hold: the same share of every layer, and no less
     than a token uses. 0 for a layer without experts. Raises ConfigError if that does not fit."""
-    least = [
-        0 if layer.moe is None else min(layer.moe.top_k, layer.moe.num_experts) for layer in shape.layers
-    ]
+    least = least_slots(shape)
     needed = slot_bytes(sizes, least)
     if needed > budget:
         raise ConfigError(
@@ -71,6 +70,11 @@ def expert_slots(sizes: ModelSizes, shape: ModelShape, budget: int) -> list[int]
         fullest = max(range(len(slots)), key=lambda index: slots[index] - least[index])
         slots[fullest] -= 1
     return slots
+
+
+def least_slots(shape: ModelShape) -> list[int]:
+    """Returns how many experts of each layer a token uses."""
+    return [0 if layer.moe is None else layer.moe.top_k for layer in shape.layers]
 
 
 def slot_bytes(sizes: ModelSizes, slots: Sequence[int]) -> int:

@@ -9,8 +9,15 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
+from moeserve.models.errors import ModelError
+from moeserve.models.registry import read_checked_shape
+from moeserve.models.sources.gguf import open_gguf
+from moeserve.worker.loading.cpu.load import load_cpu_runner
+from tests.gpu.driver import Driver, small_config
 from tests.kernels.model_engine import Engine, distance
 from tests.kernels.operations import COSTLY_ISAS, ISAS, stream_of
+from tests.support.changed_header import with_number
+from tests.support.plan_command import run
 from tests.support.qwen4exp_model import END, logits, new_model, write_model
 
 # llama.cpp's median KL on the fixtures: 6.4e-6 in F16, 1.4e-3 in Q4_K_M.
@@ -46,3 +53,52 @@ def test_chunks_and_threads_do_not_change_a_bit(tmp_path: Path) -> None:
     whole = engine.logits(tokens)
     for chunk in (1, 7, 33):
         assert torch.equal(other.logits(tokens, chunk), whole)
+
+
+def test_a_worker_knows_the_tokens_before_each_row(tmp_path: Path) -> None:
+    """Whatever the chunks, the n-grams of a row are made of the request's own tokens; rows found in RAM are counted."""
+    path = write_model(new_model(8), tmp_path / "m.gguf", Type.F16)
+    config = small_config(path, device="cpu", threads=2, max_num_seqs=4, max_model_len=35)
+    runner = load_cpu_runner(config, lambda *_: None)
+    tokens = text(8)[:34]
+    whole = Driver(runner).score(0, tokens, len(tokens))
+    expected = Engine(stream_of(ISAS[-1]), path).logits(tokens).double().log_softmax(-1)
+    assert [entry.logprob for entry in whole[: len(tokens) - 1]] == pytest.approx(
+        [expected[i, token].item() for i, token in enumerate(tokens[1:])], abs=1e-4
+    )
+    for chunk in (1, 7, 33):
+        assert Driver(runner).score(1, tokens, chunk) == whole
+
+
+def test_an_indexer_limits_the_context_to_what_is_computed_densely(tmp_path: Path) -> None:
+    """32 chosen keys, and a block of four that is not complete."""
+    path = write_model(new_model(8), tmp_path / "m.gguf", Type.F16)
+    assert read_checked_shape(open_gguf(path)).context_length == 35
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "cause"),
+    [
+        ("hyper_connection.count", 1, "is 1; 2 to 16 is supported"),
+        ("hyper_connection.low_rank", 1 << 31, "is 2147483648; 1 to 65536 is supported"),
+        ("hyper_connection.low_rank", 64, "output_hc_down.weight"),
+        ("ple.ngram_size", 1 << 31, "is 2147483648; 2 to 16 is supported"),
+        ("ple.heads_per_ngram", 3, "has 4 entries, 6 are expected"),
+        ("ple.conv_kernel", 1, "is 1; 2 to 16 is supported"),
+        ("ple.eos_token_id", 1 << 20, "is 1048576; 0 to 4095 is supported"),
+        ("embedding_length_per_layer_input", 64, "per_layer_token_embd.weight"),
+        ("attention.indexer.top_k", 0, "is 0; 1 to 16777216 is supported"),
+    ],
+)
+def test_numbers_of_the_header_are_range_checked(tmp_path: Path, key: str, value: int, cause: str) -> None:
+    path = write_model(new_model(8), tmp_path / "m.gguf", Type.F16)
+    with pytest.raises(ModelError, match=cause):
+        read_checked_shape(open_gguf(with_number(path, tmp_path / "other.gguf", key, value)))
+
+
+def test_the_plan_leaves_the_table_on_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_model(new_model(8), tmp_path / "m.gguf", Type.F16)
+    shown = run(capsys, "--model", str(path), "--device", "cpu")
+    assert [name for name, where in shown["tensors"].items() if where == "disk"] == [
+        "per_layer_token_embd.weight"
+    ]

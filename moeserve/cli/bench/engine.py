@@ -55,6 +55,7 @@ SHARED = (
     "threads",
     "isa",
     "weight_layout",
+    "expert_ram",
     "numa_nodes",
     "cpu_binding",
     "max_num_batched_tokens",

@@ -137,7 +137,8 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
             has_gpu=gpu is not None,
             # On a GPU, a placement reserves one pool's bytes for these tokens.
         ),
-        cautions=_cautions(config, args, memory, speed, note, cache),
+        cautions=_cautions(config, args, memory, speed, note, cache)
+        + ([] if fit.disk is None else [fit.disk.caution(from_disk)]),
     )
 
 

@@ -6,7 +6,14 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeserve.cli.plan.memory import CUDA_CONTEXT_BYTES, Memory, predict, usable_gpu_bytes
+from moeserve.cli.plan.disk_fit import DiskFit, fit_disk
+from moeserve.cli.plan.memory import (
+    CUDA_CONTEXT_BYTES,
+    Memory,
+    predict,
+    processes_bytes,
+    usable_gpu_bytes,
+)
 from moeserve.cli.plan.routing import RoutingProbabilities
 from moeserve.config import ServerConfig, drafts_of
 from moeserve.config.units import GIB
@@ -48,6 +55,7 @@ class Fit:
     placement: Placement
     memory: Memory
     step_tokens: int
+    disk: DiskFit | None = None  # None: all experts are in memory
 
 
 def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -> Fit:
@@ -87,6 +95,12 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
         options = with_window_pool(options, config, layout, most_rows)
         options = with_state_slots(options, config, sizes, room)
     placement = with_expert_cache(place(sizes, options, room), sizes, config, ram)
+    disk = None
+    if gpu is None:
+        free = ram - processes_bytes(config, model, placement, in_a_step)
+        disk = fit_disk(config, source, model, sizes, layout, free)
+    if disk is not None:
+        placement = dataclasses.replace(placement, cpu_weight_bytes=disk.weight_bytes)
     gpu_other = 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
     adapters = AdapterMemory()
     if gpu is None:
@@ -95,7 +109,7 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
         config, model, sizes, placement, ram, gpu_other, in_a_step, adapters, gpu_adapters=adapter_bytes
     )
     _check_ram(memory, ram, note)
-    return Fit(source, model, sizes, routing, placement, memory, in_a_step)
+    return Fit(source, model, sizes, routing, placement, memory, in_a_step, disk)
 
 
 def _check_ram(memory: Memory, ram: int, note: str) -> None:

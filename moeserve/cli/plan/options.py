@@ -42,6 +42,7 @@ SHARED = (
     "state_snapshot_budget",
     "threads",
     "isa",
+    "expert_ram",
     "numa_nodes",
     "cpu_binding",
     *_PLACEMENT,

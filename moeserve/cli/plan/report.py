@@ -15,6 +15,7 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.skipped_layers import skipped_layers
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.tensors import unloaded_tensors
 from moeserve.placement import Placement
 from moeserve.placement.expert_cache.replay import SETTLING_STEPS
 from moeserve.placement.sizes import plane_bytes
@@ -96,6 +97,8 @@ def tensors(plan: PlacementPlan) -> Iterator[tuple[str, int, str]]:
 def _place_of(plan: PlacementPlan, name: str) -> tuple[str, float]:
     """Where a tensor goes, and the share of it on the GPU."""
     placement = plan.placement
+    if name in unloaded_tensors(plan.model):
+        return "disk", 0.0
     parts = name.split(".")
     if parts[0] != "blk":
         where = placement.embedding if name == n.TOKEN_EMBD else placement.head
@@ -177,6 +180,8 @@ def _memory(plan: PlacementPlan) -> str:
             f"{_gib(m.ram_start)} at first, {_gib(m.ram_full)} with the KV full; {_gib(plan.ram)} free",
         ),
     ]
+    if on_disk := sum(plan.gguf.tensors[name].nbytes for name in unloaded_tensors(plan.model)):
+        lines.append(_row("disk, n-gram table", _gib(on_disk)))
     if plan.gpu is not None:
         lines += [
             _row("GPU, weights", _gib(m.gpu_weights)),

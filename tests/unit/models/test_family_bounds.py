@@ -11,23 +11,12 @@ from moeserve.models.errors import ModelError
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.gguf import open_gguf
 from tests.conftest import OWN_FIXTURES, family_models
+from tests.support.changed_header import with_number
 
 KIMI = OWN_FIXTURES / "tiny-kimilinear-f16.gguf"
 NEMOTRON = OWN_FIXTURES / "tiny-nemotronhmoe-f16.gguf"
 GRANITE = OWN_FIXTURES / "tiny-granitehybrid-f16.gguf"
 HUGE = 1 << 31
-UINT32 = 4  # GGUF's number of the type
-
-
-def with_number(model: Path, to: Path, key: str, value: int) -> Path:
-    """A copy whose header has this number under `<architecture>.<key>`."""
-    data = bytearray(model.read_bytes())
-    at = data.index(f".{key}".encode()) + len(key) + 1
-    (kind,) = struct.unpack_from("<I", data, at)
-    assert kind == UINT32
-    struct.pack_into("<I", data, at + 4, value)
-    to.write_bytes(data)
-    return to
 
 
 def assert_refused(path: Path, cause: str) -> None:

@@ -123,7 +123,9 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         slots_bytes = 0 if slots is None else slot_bytes(sizes, slots)
         if not in_place:
             expert_ram = expert_bytes(sizes) if slots is None else slots_bytes + READER_BYTES
-            check_ram(dense_bytes(sizes) + expert_ram, remedy="or lower --expert-ram")
+            check_ram(
+                dense_bytes(sizes) + expert_ram, remedy="or read it from disk with --weight-layout file"
+            )
         weights = CpuLoader(stream, source, shape, on_progress, in_place, slots).load()
         of_adapters = adapter_memory(config, shape, checked, max(tokens, config.max_num_seqs))
         adapters = read_adapters(checked, of_adapters)

@@ -8,19 +8,17 @@
 
 constexpr float kFromHalf = -256.0f;
 
-// Calls put(column of the group, 16 rows' numbers / kFromHalf) for a group's columns of a half, in order.
+// Calls put(column of the quad, 16 rows' numbers / kFromHalf) for a quad of columns of a half, in order.
 template <class Put>
-inline void unpack_e4m3(const uint8_t* codes, const Put& put) {
+inline void unpack_e4m3(const uint8_t* quad, const Put& put) {
   auto halves = [](VI bytes) {  // bytes 1 and 3 of each lane to float16
     return or_i(and_i(bytes, static_cast<int>(0x80008000)), and_i(shr_i<1>(bytes), 0x3f803f80));
   };
-  for (int quad = 0; quad < 8; ++quad, codes += 64) {
-    const VI bytes = load_i(codes), even = halves(shl_i<8>(bytes)), odd = halves(bytes);
-    put(4 * quad, half_bits(and_i(even, 0xffff)));
-    put(4 * quad + 1, half_bits(and_i(odd, 0xffff)));
-    put(4 * quad + 2, half_bits(and_i(shr_i<16>(even), 0xffff)));
-    put(4 * quad + 3, half_bits(and_i(shr_i<16>(odd), 0xffff)));
-  }
+  const VI bytes = load_i(quad), even = halves(shl_i<8>(bytes)), odd = halves(bytes);
+  put(0, half_bits(and_i(even, 0xffff)));
+  put(1, half_bits(and_i(odd, 0xffff)));
+  put(2, half_bits(and_i(shr_i<16>(even), 0xffff)));
+  put(3, half_bits(and_i(shr_i<16>(odd), 0xffff)));
 }
 
 // Adds a block column's products of one row of activations to `out` [32].
@@ -30,11 +28,13 @@ inline void e4m3_row(const uint8_t* block, const uint8_t* ahead, const float* x,
   constexpr int groups = layout.cols / 32;
   VF sums[2] = {zero_f(), zero_f()};
   const uint8_t* codes = block + layout.header_bytes;
-  for (int g = 0; g < groups; ++g, codes += layout.group_bytes(), x += 32) {
+  for (int g = 0; g < groups; ++g, codes += layout.group_bytes()) {
     prefetch(ahead + g * (layout.block_bytes / groups), layout.block_bytes / groups);
-    for (int half = 0; half < 2; ++half) {
-      unpack_e4m3(codes + half * layout.half_bytes(),
-                  [&](int col, VF w) { sums[half] = fma(w, set_f(x[col]), sums[half]); });
+    for (int quad = 0; quad < 8; ++quad, x += 4) {  // of both halves in turn: each sum waits for itself
+      for (int half = 0; half < 2; ++half) {
+        unpack_e4m3(codes + half * layout.half_bytes() + 64 * quad,
+                    [&](int col, VF w) { sums[half] = fma(w, set_f(x[col]), sums[half]); });
+      }
     }
   }
   for (int half = 0; half < 2; ++half) {
@@ -55,9 +55,9 @@ inline void e4m3_rows(const uint8_t* block, const uint8_t* ahead, int64_t first_
   const uint8_t* codes = block + layout.header_bytes;
   for (int g = 0; g < groups; ++g, codes += layout.group_bytes()) {
     prefetch(ahead + g * (layout.block_bytes / groups), layout.block_bytes / groups);
-    for (int half = 0; half < 2; ++half) {
-      unpack_e4m3(codes + half * layout.half_bytes(),
-                  [&](int col, VF w) { store_f(weights + kPanelRows * col + 16 * half, w); });
+    for (int quad = 0; quad < 16; ++quad) {  // of one half, then of the other
+      float* to = weights + quad % 8 * 4 * kPanelRows + quad / 8 * 16;
+      unpack_e4m3(codes + 64 * quad, [&](int col, VF w) { store_f(to + kPanelRows * col, w); });
     }
     const auto* panel = reinterpret_cast<const uint8_t*>(weights);
     float_rows<FloatElement>(panel, panel, first_col + 32 * g, 32, rows, n, sums);
