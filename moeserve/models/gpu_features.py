@@ -12,6 +12,7 @@ from moeserve.models.sources.source import ModelSource
 # Feature name → test whether a layer has it.
 _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
     "layers that attend to an earlier one's keys": lambda layer: _has(layer, lambda a: a.kv_from is not None),
+    "latent experts": lambda layer: layer.moe is not None and layer.moe.latent > 0,
     "weights of several experts' input": lambda layer: (
         layer.moe is not None and layer.moe.weighs_input and layer.moe.top_k > 1
     ),

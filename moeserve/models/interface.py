@@ -169,6 +169,7 @@ class MoeShape:
     # so are inputs of routed experts and router; the weight of the router's norm is divided by sqrt(hidden).
     parts_normed: bool = False
     parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate, up and down; without gates up is both
+    latent: int = 0  # width of the experts' input and output, between two matrices; 0: the model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +184,7 @@ class DenseFfnShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """A layer has a mixer, a feed-forward, or both."""
-
+    # One of the two may be missing.
     mixer: AttentionShape | LatentAttentionShape | Recurrence | None
     ffn: MoeShape | DenseFfnShape | None
     ffn_norm: str = n.FFN_NORM  # GGUF name of the norm before the feed-forward

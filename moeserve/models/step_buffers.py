@@ -250,10 +250,16 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
         *latent,
         *recurrent,
         *_pair("attended", rows, model.mixed_width),
+        *_cpu_latent_experts(model, rows),
         Buffer("router_logits", (rows, model.num_experts)),
         Buffer("h_codes", (rows * model.top_k, int8_row_bytes(model.expert_width)), "uint8"),
         *(buffer for pair in unrouted for buffer in pair),
     )
+
+
+def _cpu_latent_experts(model: ModelShape, rows: int) -> list[Buffer]:
+    width = max((layer.moe.latent for layer in model.layers if layer.moe is not None), default=0)
+    return [Buffer("latent_experts", (rows, width)), *_pair("latent_converted", rows, width)] if width else []
 
 
 def _cpu_stream_buffers(shape: HyperConnections, width: int, hidden: int, rows: int) -> list[Buffer]:

@@ -105,6 +105,9 @@ def _sandwich_tensors(hidden: int, layer: LayerShape) -> dict[str, tuple[int, ..
 def _router_tensors(hidden: int, moe: MoeShape) -> dict[str, tuple[int, ...]]:
     """Returns the tensors of the router and of the shared expert."""
     parts: dict[str, tuple[int, ...]] = {n.of_part(n.FFN_GATE_INP): (moe.num_experts, hidden)}
+    if moe.latent:
+        parts[n.of_part(n.FFN_LATENT_DOWN)] = (moe.latent, hidden)
+        parts[n.of_part(n.FFN_LATENT_UP)] = (hidden, moe.latent)
     if moe.router_bias:
         parts[n.bias_of_part(n.FFN_GATE_INP)] = (moe.num_experts,)
     if moe.choice_bias:
@@ -151,8 +154,8 @@ def model_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         tensors |= dense_tensors(shape, index)
         if layer.moe is None:
             continue
-        experts, width = layer.moe.num_experts, layer.moe.width
-        matrices = ((width, hidden), (width, hidden), (hidden, width))
+        experts, width, outer = layer.moe.num_experts, layer.moe.width, layer.moe.latent or hidden
+        matrices = ((width, outer), (width, outer), (outer, width))
         of_experts = zip((n.of_layer(index, part) for part in layer.moe.parts), matrices, strict=True)
         tensors |= {name: (experts, *matrix) for name, matrix in of_experts}
         if layer.moe.expert_bias:

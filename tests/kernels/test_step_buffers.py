@@ -10,7 +10,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.kernels.stream_operands import Activations
-from moeserve.models.blocks.cpu.workspace import DeltaWorkspace, Mamba2Workspace
+from moeserve.models.blocks.cpu.workspace import DeltaWorkspace, LatentExpertWorkspace, Mamba2Workspace
 from moeserve.models.blocks.gpu.workspace import make_workspaces
 from moeserve.models.interface import ModelShape
 from moeserve.models.mamba2 import Mamba2Shape
@@ -71,6 +71,14 @@ def test_the_workspaces_of_mamba_2() -> None:
     space = Mamba2Workspace(shape.recurrence, 16, Activations(16, shape.mixed_width))
     planned = [buffer for buffer in cpu_step_buffers(shape, 16) if buffer.name in ("mamba2", "decays")]
     assert space.projected.nbytes + space.decays.nbytes == sum(buffer.nbytes for buffer in planned)
+
+
+def test_the_workspace_of_latent_experts() -> None:
+    shape = read_shape(open_model(OWN_FIXTURES / "tiny-nemotronhlatent-f16.gguf"))
+    space = LatentExpertWorkspace(32, 16)
+    own = (space.product, space.converted.f32, space.converted.q8)
+    planned = [buffer for buffer in cpu_step_buffers(shape, 16) if buffer.name.startswith("latent_")]
+    assert sum(x.nbytes for x in own) == sum(buffer.nbytes for buffer in planned)
 
 
 def assert_planned(shape: ModelShape, max_tokens: int, *, float_weights: bool) -> None:

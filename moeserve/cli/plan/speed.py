@@ -338,7 +338,9 @@ def dense_parameters(model: ModelShape, layer: int) -> int:
 def expert_parameters(model: ModelShape, layer: int) -> int:
     """Parameters of the experts of a layer that one token is routed to."""
     moe = model.layers[layer].moe
-    return 0 if moe is None else moe.top_k * len(set(moe.parts)) * model.hidden_size * moe.width
+    return (
+        0 if moe is None else moe.top_k * len(set(moe.parts)) * (moe.latent or model.hidden_size) * moe.width
+    )
 
 
 def attention_ops(model: ModelShape, step: Step) -> float:

@@ -294,7 +294,7 @@ class CpuLoader:
         return LinearGroup(matrices, [of_q.reshape(-1), k_bias, v_bias, of_gate.reshape(-1)])
 
     def _moe(self, index: int, shape: MoeShape) -> CpuMoe:
-        shared = shape.shared
+        shared, latent = shape.shared, n.LATENT_PARTS if shape.latent else ()
         return CpuMoe(
             norm=self._ffn_norm(index),
             router=self._group(index, n.FFN_GATE_INP, has_bias=shape.router_bias),
@@ -305,6 +305,7 @@ class CpuLoader:
             if shape.expert_scale
             else None,
             parts=self._parts(index) if shape.parts_normed else None,
+            latent=[self._group(index, part, has_bias=False) for part in latent],
         )
 
     def _parts(self, index: int) -> CpuParts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -172,6 +173,7 @@ class CpuMoe:
     expert_scale: Tensor | None = None  # float32 [E]: factors of the chosen experts' weights
     # set if parts have separate norms; `norm` is then only the shared expert's input norm
     parts: CpuParts | None = None
+    latent: Sequence[LinearGroup] = ()  # [latent, hidden] and [hidden, latent], if experts are latent
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ def check_lanes(
         sizes |= shape.latent.sizes
     if shape.recurrence is not None:
         sizes |= shape.recurrence.sizes
+    latents = (layer.moe.latent for layer in shape.layers if layer.moe is not None)
+    sizes["moe_latent_size"] = max(latents, default=0)
     for name, size in sizes.items():
         if size % LANES:
             raise ModelError(

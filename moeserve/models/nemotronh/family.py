@@ -81,6 +81,7 @@ def _feed_forwards(
         choice_bias=reader.has_choice_bias(),
         activation="relu",
         parts=n.UNGATED_EXPERT_PARTS,
+        latent=reader.integer("moe_latent_size", 0, 1 << 16, default=0),
     )
     return [moe if width else None for width in widths]
 

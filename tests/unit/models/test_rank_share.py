@@ -25,7 +25,7 @@ from tests.conftest import OWN_FIXTURES, TINY_MODEL, family_models
 from tests.support.gemma_file import write_gemma
 from tests.support.model_header import qwen3moe, write_header
 
-CPU_ONLY = ("gemma4e-f16",)
+CPU_ONLY = ("gemma4e-f16", "nemotronhlatent-f16")
 NOT_DIVIDED = {"step35-q4_k_m": "gates", "mimo2-q4_k_m": "widths", "kimilinear-f16": "Kimi Delta Attention",
                "nemotronhmoe-f16": "Mamba-2", "granitehybrid-f16": "Mamba-2", "nemotronh-f16": "Mamba-2"}  # fmt: skip
 WHOLE = (*CPU_ONLY, *NOT_DIVIDED)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.kernels.stream_operands import DiskLayer
+from moeserve.kernels.stream_operands import Activations, DiskLayer
 from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts
 from moeserve.models.blocks.cpu.lora import LayerAdapters, project
 from moeserve.models.blocks.cpu.residual import read_residual
@@ -41,7 +41,18 @@ def mix(
     project(stream, space.y, n, w.router, [space.router_logits], adapters, (names.FFN_GATE_INP,))
     stream.route(space.router_logits, n, space.routing, shape.router, bias=w.choice_bias)
     on_disk = None if disk is None else disk.layer(index, n, space)
-    run_experts(stream, w, shape, n, space, expert_token_counts, adapters, out, add=add, disk=on_disk)
+    if not w.latent:
+        run_experts(stream, w, shape, n, space, expert_token_counts, adapters, out, add=add, disk=on_disk)
+    else:
+        assert space.latent_experts is not None
+        into, from_experts = w.latent
+        product, y = space.latent_experts.product, space.latent_experts.converted
+        stream.linear(space.y, n, into, [product])
+        stream.gelu_gate(None, product, 0, n, y)
+        counts = expert_token_counts
+        run_experts(stream, w, shape, n, space, counts, adapters, product, add=False, disk=on_disk, y=y)
+        stream.gelu_gate(None, product, 0, n, y)
+        stream.linear(y, n, from_experts, [out], add=add)
     if w.shared is not None:
         assert shape.shared is not None
         run_unrouted(stream, w.shared, shape.shared, n, space, adapters, shape.shared.parts, out, add=True)
@@ -76,11 +87,12 @@ def run_experts(
     *,
     add: bool,
     disk: DiskLayer | None,
+    y: Activations | None = None,
 ) -> None:
-    """Launches the experts that space.routing has chosen, on space.y."""
+    """Launches the experts that space.routing has chosen, on y; None: on space.y."""
     e, b = w.experts, w.experts.biases
     stream.experts(
-        e.gate, e.up, e.down, space.y, n, space.routing, space.h, expert_token_counts, out,
+        e.gate, e.up, e.down, space.y if y is None else y, n, space.routing, space.h, expert_token_counts, out,
         activation=shape.activation, limit=shape.limit, alpha=shape.alpha, weighs_input=shape.weighs_input, add=add,
         gate_bias=None if b is None else b.gate,
         up_bias=None if b is None else b.up,

@@ -121,6 +121,14 @@ class LatentWorkspace:
         self.attended = Activations(rows, shape.rank)  # by head
 
 
+class LatentExpertWorkspace:
+    """Additional buffers of experts between two matrices."""
+
+    def __init__(self, width: int, tokens: int) -> None:
+        self.product = torch.empty(tokens, width)  # into the experts, then out of them
+        self.converted = Activations(tokens, width)  # the same, in the activation format of products
+
+
 class NextTokenWorkspace:
     """Additional buffers of the next-token block."""
 
@@ -170,6 +178,8 @@ class CpuWorkspace:
         self.mamba2 = (
             Mamba2Workspace(recurrence, tokens, mixed) if isinstance(recurrence, Mamba2Shape) else None
         )
+        latent = max((layer.moe.latent for layer in s.layers if layer.moe is not None), default=0)
+        self.latent_experts = LatentExpertWorkspace(latent, tokens) if latent else None
         self.router_logits = torch.empty(tokens, s.num_experts)
         self.routing = RoutingWorkspace(tokens, s.num_experts, s.top_k)
         layers = weights.layers if weights.next_token is None else [*weights.layers, weights.next_token.layer]
