@@ -40,6 +40,11 @@ SECTIONS = (
         "Experts on disk",
         "[experts-on-disk.md](../explanation/experts-on-disk.md) explains it.",
     ),
+    (
+        "table_rows",
+        "N-gram table",
+        "[residual-streams.md](../explanation/residual-streams.md) explains it.",
+    ),
     ("expert_cache", "Expert cache", "[expert-cache.md](../explanation/expert-cache.md) explains it."),
     (
         "process",
@@ -76,7 +81,8 @@ def metrics_page(made: str) -> Iterator[str]:
     reported = {family.name: "router" for family in LoadCollector("model").collect()}
     for declared in declared_metrics(LoadReport):
         if len(declared.path) > 1:
-            nested = declared.path[0] if declared.path[0] in ("expert_cache", "expert_disk") else "tiers"
+            own = ("expert_cache", "expert_disk", "table_rows")
+            nested = declared.path[0] if declared.path[0] in own else "tiers"
             reported[f"moeserve:{declared.metric.name}"] = nested
     for section, title, introduction in SECTIONS:
         yield from (f"## {title}", "")

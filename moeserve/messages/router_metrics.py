@@ -10,6 +10,7 @@ from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.expert_disk import ExpertDiskCounts
 from moeserve.messages.metric import Family, HistogramCounts, Metric
 from moeserve.messages.pages import TierCounts
+from moeserve.messages.table_rows import TableRowCounts
 
 STEP_BOUNDS_MS: Final = (
     *(1, 2, 5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 200, 300, 500, 750, 1000, 2000, 5000, 10000),
@@ -227,3 +228,4 @@ class LoadReport(msgspec.Struct, tag=True):
     waiting_adapters: list[str] = []
     expert_cache: Annotated[ExpertCacheCounts, Family("expert_cache_")] = ExpertCacheCounts()
     expert_disk: Annotated[ExpertDiskCounts, Family("expert_disk_")] = ExpertDiskCounts()
+    table_rows: Annotated[TableRowCounts, Family("ngram_rows_")] = TableRowCounts()

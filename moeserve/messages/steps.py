@@ -14,6 +14,7 @@ from moeserve.messages.expert_disk import ExpertDiskCounts
 from moeserve.messages.pages import PageOrders, PageReport, Tier
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
+from moeserve.messages.table_rows import TableRowCounts
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, array_like=True):
@@ -198,6 +199,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     draft_wait_ms: float = 0.0
     # Since the result before; None: all experts are in memory.
     expert_disk: ExpertDiskCounts | None = None
+    table_rows: TableRowCounts | None = None  # since the result before; None: no table stays in the file
     # By index of the plan's rows: why a row's results are wrong and its request ends. No row of another request is
     # affected, but the KV that such a row wrote must not be used.
     failed_rows: dict[int, str] = {}

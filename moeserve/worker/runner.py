@@ -29,6 +29,7 @@ from moeserve.messages.steps import (
     StepResult,
     WorkerReady,
 )
+from moeserve.models.loading.table_rows import TableRows
 from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.draft_rows import DraftRows
@@ -77,9 +78,11 @@ class Runner:
         adapters: ResidentAdapters[Any] | None = None,
         drafting: Drafting | None = None,
         disk: DiskExperts | None = None,
+        table: TableRows | None = None,
     ) -> None:
         """pages: the tiers behind the KV pool; None: there are none. adapters: None if requests cannot use any.
-        drafting: None if rows have no drafts. disk: None if all experts are in memory."""
+        drafting: None if rows have no drafts. disk: None if all experts are in memory. table:
+        of n-grams, whose rows stay in the model file."""
         self.engine = engine
         self._ready = ready
         self._adapters = adapters
@@ -95,6 +98,7 @@ class Runner:
             self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder
         self._disk = disk
+        self._table = table
         self._pages = pages
         self._grammars: dict[int, str] = {}  # grammars of plans, by number, until they are dropped
         self._step_ended = time.perf_counter()
@@ -206,6 +210,7 @@ class Runner:
             step.draft_ms,
             draft_wait_ms,
             None if disk is None else disk.counts,
+            None if self._table is None else self._table.take_counts(),
             {} if disk is None else disk.failed_rows,
         )
 

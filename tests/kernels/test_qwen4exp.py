@@ -9,11 +9,12 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
+from moeserve.cli.compare_dumps.reader import Dump
 from moeserve.models.errors import ModelError
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.worker.loading.cpu.load import load_cpu_runner
-from tests.gpu.driver import Driver, small_config
+from tests.gpu.driver import GREEDY, Driver, small_config
 from tests.kernels.model_engine import Engine, distance
 from tests.kernels.operations import COSTLY_ISAS, ISAS, stream_of
 from tests.support.changed_header import with_number
@@ -68,6 +69,32 @@ def test_a_worker_knows_the_tokens_before_each_row(tmp_path: Path) -> None:
     )
     for chunk in (1, 7, 33):
         assert Driver(runner).score(1, tokens, chunk) == whole
+
+
+def test_a_dump_has_all_residual_streams(tmp_path: Path) -> None:
+    path, folder = write_model(new_model(8), tmp_path / "m.gguf", Type.F16), tmp_path / "dump"
+    config = small_config(
+        path, device="cpu", threads=1, max_num_seqs=1, max_model_len=35, debug_dump=str(folder)
+    )
+    Driver(load_cpu_runner(config, lambda *_: None)).score(0, text(8)[:9], 9)
+    shape, dump = read_checked_shape(open_gguf(path)), Dump(folder)
+    assert dump.width("embedding") == dump.width("layers.1.after_attention") == shape.residual_width
+    assert dump.width("layers.1.expert_output") == shape.hidden_size < shape.residual_width
+
+
+def test_a_step_counts_the_rows_of_its_n_grams(tmp_path: Path) -> None:
+    path = write_model(new_model(8), tmp_path / "m.gguf", Type.F16)
+    config = small_config(path, device="cpu", threads=1, max_num_seqs=2, max_model_len=35)
+    driver = Driver(load_cpu_runner(config, lambda *_: None))
+    counts = []
+    for slot in (0, 1):
+        new = [driver.new(slot, text(8)[:9], GREEDY)]
+        counts.append(driver.step(new, [driver.row(slot, 9, sample=True)]).table_rows)
+    first, again = counts
+    assert first is not None
+    assert first.reads > 0
+    assert again is not None
+    assert (again.hits, again.reads) == (first.hits + first.reads, 0)
 
 
 def test_an_indexer_limits_the_context_to_what_is_computed_densely(tmp_path: Path) -> None:

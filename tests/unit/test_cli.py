@@ -19,6 +19,7 @@ from moeserve.__main__ import run
 from moeserve.cli import command_line
 from moeserve.cli import main as cli
 from moeserve.config import GROUPS, ServerConfig, env_name
+from moeserve.config.option import option as declare_option
 from moeserve.errors import ConfigError
 from moeserve.processes.cpus import pool_threads
 
@@ -372,3 +373,9 @@ def test_ctrl_c_leaves_no_traceback_even_while_modules_load(monkeypatch: pytest.
 )
 def test_keys_have_prefix_caches_of_their_own(flags: tuple[str, ...], resolved: str) -> None:
     assert command_line.resolve(parse(*flags)).prefix_cache == resolved
+
+
+def test_a_flag_in_an_unknown_group_is_refused_where_it_is_declared() -> None:
+    """It would be missing from flags.md."""
+    with pytest.raises(ValueError, match="no group of flags 'Batch'"):
+        declare_option(1, "Batch", "a flag")

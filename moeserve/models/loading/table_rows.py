@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from moeserve.messages.table_rows import TableRowCounts
 from moeserve.models.residual import cached_table_bytes
 from moeserve.models.sources.source import ModelSource
 
@@ -29,8 +30,8 @@ class TableRows:
         # The row at each place; -1: none. The operating system allocates the pages of `_rows` at first use.
         self._row_at = np.full(places, -1, np.int64)
         self._rows = np.empty((places, self.row_bytes), np.uint8)
-        self.hits = 0  # rows found in RAM since start-up
-        self.reads = 0  # rows read from the file
+        self.hits = 0  # rows found in RAM, not yet taken
+        self.reads = 0  # rows read from the file, not yet taken
 
     def take(self, rows: Int64s) -> Rows:
         """Returns these rows' bytes, uint8 [n, row_bytes], and keeps them. Raises IndexError for a row that is not in
@@ -49,6 +50,12 @@ class TableRows:
             found[is_missing] = read[inverse]
             self._keep(distinct, read)
         return found
+
+    def take_counts(self) -> TableRowCounts:
+        """Returns the counts since the last call."""
+        counts = TableRowCounts(self.hits, self.reads)
+        self.hits = self.reads = 0
+        return counts
 
     def _keep(self, rows: Int64s, read: Rows) -> None:
         place, first = np.unique(

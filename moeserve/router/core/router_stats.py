@@ -25,6 +25,8 @@ def observe_step(totals: LoadReport, scheduled: ScheduledStep, result: StepResul
         totals.expert_cache = totals.expert_cache.plus(result.expert_cache)
     if result.expert_disk is not None:
         totals.expert_disk = totals.expert_disk.plus(result.expert_disk)
+    if result.table_rows is not None:
+        totals.table_rows = totals.table_rows.plus(result.table_rows)
     totals.prompt_tokens += scheduled.fresh_tokens
     totals.repeated_tokens += scheduled.repeated_tokens
     (totals.prefill_step_ms if scheduled.prompt_tokens else totals.decode_step_ms).add(result.compute_ms)

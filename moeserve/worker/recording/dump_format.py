@@ -30,9 +30,9 @@ CONTEXTS, PREVIOUS, TOKENS, POSITIONS, SLOTS = (
     "positions",
     "request_slots",
 )
-EMBEDDING = "embedding"
+EMBEDDING, AFTER_ATTENTION = "embedding", "after_attention"
 IDS, WEIGHTS, ROUTER, OUTPUT = "expert_ids", "expert_weights", "router_logits", "expert_output"
-LAYER_TENSORS = ("after_attention", "expert_input", ROUTER, IDS, WEIGHTS, OUTPUT)
+LAYER_TENSORS = (AFTER_ATTENTION, "expert_input", ROUTER, IDS, WEIGHTS, OUTPUT)
 SAMPLED_ROWS, LOGITS, SAMPLED = "sampled_rows", "logits", "sampled_tokens"
 
 _ITEM_BYTES = {"F32": 4, "I32": 4, "I64": 8}
@@ -51,6 +51,7 @@ class DumpShape:
     top_k: int
     vocab: int
     dense_layers: tuple[int, ...] = ()  # layers without experts; they have no router tensors
+    streams: int = 1  # residual streams, each of `hidden` numbers
 
 
 class Form(NamedTuple):
@@ -72,17 +73,19 @@ def step_path(folder: Path, step: int) -> Path:
 
 def step_tensors(model: DumpShape, rows: int, sampled: int) -> dict[str, Form]:
     """The tensors of a step of `rows` rows, `sampled` of which get a next token."""
-    m, widths = model, {ROUTER: model.experts, IDS: model.top_k, WEIGHTS: model.top_k}
+    m, residual = model, model.hidden * model.streams
+    widths = {ROUTER: model.experts, IDS: model.top_k, WEIGHTS: model.top_k}
     forms = {CONTEXTS: Form("I64", (rows,)), PREVIOUS: Form("I64", (rows,))}
     forms |= {name: Form("I32", (rows,)) for name in (TOKENS, POSITIONS, SLOTS)}
-    forms[EMBEDDING] = Form("F32", (rows, m.hidden))
+    forms[EMBEDDING] = Form("F32", (rows, residual))
     for layer in range(m.layers):
         is_dense = layer in m.dense_layers
         for name in LAYER_TENSORS:
             if is_dense and name in widths:
                 continue
             kind = "I32" if name == IDS else "F32"
-            forms[of_layer(layer, name)] = Form(kind, (rows, widths.get(name, m.hidden)))
+            width = residual if name == AFTER_ATTENTION else widths.get(name, m.hidden)
+            forms[of_layer(layer, name)] = Form(kind, (rows, width))
     forms[SAMPLED_ROWS] = Form("I32", (sampled,))
     forms[LOGITS] = Form("F32", (sampled, m.vocab))
     forms[SAMPLED] = Form("I32", (sampled,))

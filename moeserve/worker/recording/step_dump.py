@@ -64,7 +64,13 @@ def open_dump(config: ServerConfig, model: ModelShape, rows: int) -> StepDump | 
         return None
     dense = [index for index, layer in enumerate(model.layers) if layer.moe is None]
     shape = DumpShape(
-        model.num_layers, model.hidden_size, model.num_experts, model.top_k, model.vocab_size, tuple(dense)
+        model.num_layers,
+        model.hidden_size,
+        model.num_experts,
+        model.top_k,
+        model.vocab_size,
+        tuple(dense),
+        model.residual_width // model.hidden_size,
     )
     folder, steps = Path(config.debug_dump), config.debug_dump_steps or STEPS
     _claim(folder)

@@ -17,6 +17,7 @@ from moeserve.messages.expert_disk import ExpertDiskCounts
 from moeserve.messages.metric import Family, HistogramCounts, Metric, declared_metrics, with_totals_of
 from moeserve.messages.pages import TierCounts
 from moeserve.messages.router_metrics import LoadReport
+from moeserve.messages.table_rows import TableRowCounts
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -44,7 +45,11 @@ def test_metrics_names_are_prometheus_and_differ() -> None:
 def test_counters_and_histograms_add_up_and_gauges_do_not() -> None:
     """Every field is covered, nested ones included: a total that is left out falls when a router is replaced."""
 
-    frozen = {"expert_cache": ExpertCacheCounts, "expert_disk": ExpertDiskCounts}
+    frozen = {
+        "expert_cache": ExpertCacheCounts,
+        "expert_disk": ExpertDiskCounts,
+        "table_rows": TableRowCounts,
+    }
 
     def filled(number: int) -> LoadReport:
         report = LoadReport()

@@ -208,6 +208,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         resident,
         drafting_of(config, engine, model.next_token, constraints),
         None if disk is None else DiskExperts(disk.native, capacity.num_slots, loaded.state_slots),
+        None if loaded.weights.ngrams is None else loaded.weights.ngrams.table,
     )
 
 
