@@ -29,6 +29,7 @@ from moeserve.messages.steps import (
     StepResult,
     WorkerReady,
 )
+from moeserve.messages.table_rows import TableRowCounts
 from moeserve.models.loading.table_rows import TableRows
 from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
@@ -210,7 +211,7 @@ class Runner:
             step.draft_ms,
             draft_wait_ms,
             None if disk is None else disk.counts,
-            None if self._table is None else self._table.take_counts(),
+            None if self._table is None else TableRowCounts(*self._table.take_counts()),
             {} if disk is None else disk.failed_rows,
         )
 

@@ -16,6 +16,9 @@ def test_tables() -> None:
     assert {name for name, layout in layouts.items() if layout.table is not None} == {
         "MXFP4",
         "NVFP4",
+        "NVFP4_G64",
+        "NVFP4_G128",
+        "NVFP4_G256",
         "IQ4_NL",
         "IQ4_XS",
         "Q1_0",

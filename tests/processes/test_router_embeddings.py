@@ -31,7 +31,7 @@ def test_embeddings_are_linked_while_a_plan_may_name_them(
     limits = dataclasses.replace(LIMITS, embedding_bytes=16)
 
     def asked(id: int, handle: str) -> GenerateRequest:
-        spans = [EmbeddingSpan(1, 2, bytes(32), handle)]
+        spans = [EmbeddingSpan(2, 2, bytes(32), handle)]  # behind the token that names the behaviour
         message: GenerateRequest = behaving(id, SLEEP, max_tokens=100)
         return msgspec.structs.replace(message, spans=spans)
 

@@ -33,7 +33,7 @@ def test_ngram(more: str, drafts: Drafts) -> None:
 @pytest.mark.parametrize(
     ("value", "cause"),
     [
-        ("{", "no JSON"),
+        ("{", "not valid JSON"),
         ("[]", "expected a JSON object"),
         ('{"num_speculative_tokens": 4}', "method null"),
         ('{"method": "eagle3", "num_speculative_tokens": 4}', "eagle3"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.messages.table_rows import TableRowCounts
 from moeserve.models.residual import cached_table_bytes
 from moeserve.models.sources.source import ModelSource
 
@@ -51,9 +50,9 @@ class TableRows:
             self._keep(distinct, read)
         return found
 
-    def take_counts(self) -> TableRowCounts:
-        """Returns the counts since the last call."""
-        counts = TableRowCounts(self.hits, self.reads)
+    def take_counts(self) -> tuple[int, int]:
+        """Returns `hits` and `reads` since the last call."""
+        counts = self.hits, self.reads
         self.hits = self.reads = 0
         return counts
 

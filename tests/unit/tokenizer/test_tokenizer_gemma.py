@@ -61,5 +61,5 @@ def test_what_ends_an_answer_and_begins_a_prompt(tmp_path: Path) -> None:
 def test_a_byte_that_no_token_names_is_refused(tmp_path: Path) -> None:
     reference = theirs()
     kinds = [6] * reference.get_vocab_size()
-    with pytest.raises(ModelError, match="which it does not name"):
+    with pytest.raises(ModelError, match="its text names no byte"):
         ours(tmp_path / "model.gguf", reference, tokenizer__ggml__token_type=kinds)
