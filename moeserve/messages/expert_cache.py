@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from operator import add, sub
 from typing import Annotated
 
-import msgspec
-from msgspec.structs import astuple
-
+from moeserve.messages.counts import Counts
 from moeserve.messages.metric import Metric
 
 
-class ExpertCacheCounts(msgspec.Struct, frozen=True, array_like=True):
+class ExpertCacheCounts(Counts, frozen=True, array_like=True):
     """Counts of one step or of several: a step counts each expert of a layer once, however many tokens use it. Steps
     that stream are not counted."""
 
@@ -32,12 +29,6 @@ class ExpertCacheCounts(msgspec.Struct, frozen=True, array_like=True):
         int,
         Metric("counter", "bytes", "Bytes of weights brought to GPU memory by the expert cache.", "bytes"),
     ] = 0
-
-    def plus(self, other: ExpertCacheCounts) -> ExpertCacheCounts:
-        return ExpertCacheCounts(*map(add, astuple(self), astuple(other)))
-
-    def since(self, before: ExpertCacheCounts) -> ExpertCacheCounts:
-        return ExpertCacheCounts(*map(sub, astuple(self), astuple(before)))
 
     @property
     def hit_rate(self) -> float:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from operator import add, sub
 from typing import Annotated
 
-import msgspec
-from msgspec.structs import astuple
-
+from moeserve.messages.counts import Counts
 from moeserve.messages.metric import Metric
 
 
-class ExpertDiskCounts(msgspec.Struct, frozen=True, array_like=True):
+class ExpertDiskCounts(Counts, frozen=True, array_like=True):
     """Counts of one step or of several: a step counts each expert of a layer once, however many tokens use it."""
 
     hits: Annotated[
@@ -58,12 +55,6 @@ class ExpertDiskCounts(msgspec.Struct, frozen=True, array_like=True):
             "Experts that could not be read from disk; the requests that needed them ended with an error.",
         ),
     ] = 0
-
-    def plus(self, other: ExpertDiskCounts) -> ExpertDiskCounts:
-        return ExpertDiskCounts(*map(add, astuple(self), astuple(other)))
-
-    def since(self, before: ExpertDiskCounts) -> ExpertDiskCounts:
-        return ExpertDiskCounts(*map(sub, astuple(self), astuple(before)))
 
     @property
     def hit_rate(self) -> float:

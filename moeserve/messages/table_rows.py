@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
-
+from moeserve.messages.counts import Counts
 from moeserve.messages.metric import Metric
 
 
-class TableRowCounts(msgspec.Struct, frozen=True, array_like=True):
+class TableRowCounts(Counts, frozen=True, array_like=True):
     """Counts of one step or of several."""
 
     hits: Annotated[
@@ -18,6 +17,3 @@ class TableRowCounts(msgspec.Struct, frozen=True, array_like=True):
     reads: Annotated[
         int, Metric("counter", "reads", "Rows of the n-gram table read from the model file.")
     ] = 0
-
-    def plus(self, other: TableRowCounts) -> TableRowCounts:
-        return TableRowCounts(self.hits + other.hits, self.reads + other.reads)

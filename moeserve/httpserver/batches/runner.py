@@ -1,4 +1,4 @@
-"""BatchRunner: answers the lines of all batches, so many at once as the engine runs, in the background.
+"""BatchRunner answers the lines of all batches in the background, at most as many at once as the engine runs.
 
 Batches of different API keys take turns, line by line; those of one key are answered in their order. The router sees
 each line as a background request, so other requests come first. A line is done when its result is on the disk; whatever

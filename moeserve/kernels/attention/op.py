@@ -70,7 +70,7 @@ class WarpgroupTile:
     copying: int = 56
 
 
-WARPGROUPS = {
+WARPGROUP_TILES = {
     64: WarpgroupTile(128),
     128: WarpgroupTile(128),
     256: WarpgroupTile(64),
@@ -291,7 +291,7 @@ def prefill_attention(
     `decode_attention`.
     """
     (_, heads, dim), (kv_heads, v_dim) = q.shape, values.shape[1:]
-    if dim == v_dim in WARPGROUPS and key_scales is None and warpgroups():
+    if dim == v_dim and dim in WARPGROUP_TILES and key_scales is None and warpgroups():
         _attend_by_warpgroups(q, keys, values, table, tiles, out, window, sinks, _score_scale(scale, dim))
         return
     tokens, tile = tile_tokens(heads, kv_heads, dim), prefill_tile(dim)
@@ -340,7 +340,7 @@ def _attend_by_warpgroups(
     from moeserve.kernels.attention.warpgroups import warpgroup_prefill
 
     (_, heads, dim), (_, kv_heads, v_dim) = q.shape, values.shape
-    tile = WARPGROUPS[dim]
+    tile = WARPGROUP_TILES[dim]
     warpgroup_prefill(
         (len(tiles), kv_heads),
         q,

@@ -67,12 +67,15 @@ def delta_net(
     return gated.flatten(1), DeltaState(delta, conv)
 
 
-def causal_conv(x: Tensor, weight: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns silu(sum_j weight[j] * x[t - taps + 1 + j]) for every channel, and the last taps - 1 inputs. x: [n,
-    channels]; before: [taps - 1, channels], the inputs before x."""
+def causal_conv(
+    x: Tensor, weight: Tensor, before: Tensor, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Returns silu(bias + sum_j weight[j] * x[t - taps + 1 + j]) for every channel, and the last taps - 1 inputs. x:
+    [n, channels]; before: [taps - 1, channels], the inputs before x; bias [channels], None: 0."""
     taps, n = len(weight), len(x)
     seen = torch.cat([before, x])
-    out = sum((seen[j : j + n] * weight[j] for j in range(taps)), torch.zeros_like(x))
+    start = torch.zeros_like(x) if bias is None else bias
+    out = sum((seen[j : j + n] * weight[j] for j in range(taps)), start)
     return F.silu(out), seen[n:]
 
 

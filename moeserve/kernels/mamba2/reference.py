@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moeserve.kernels.delta_net.reference import causal_conv
 from moeserve.kernels.mamba2.heads import Mamba2Heads
 
 
@@ -47,20 +48,18 @@ def mamba2(
     """
     h = heads
     z, channels, dt = rows.double().split([h.value_width, h.channels, h.num_heads], dim=-1)
-    seen = torch.cat([state.conv, channels])
-    n, taps = len(rows), h.conv_kernel
-    mixed = sum((seen[j : j + n] * w.conv[j].double() for j in range(taps)), w.conv_bias.double())
-    x, b, c = F.silu(mixed).split([h.value_width, h.key_width, h.key_width], dim=-1)
+    mixed, conv = causal_conv(channels, w.conv.double(), state.conv, w.conv_bias.double())
+    x, b, c = mixed.split([h.value_width, h.key_width, h.key_width], dim=-1)
     x = x.unflatten(-1, (h.num_heads, h.head_dim))
     per_group = h.num_heads // h.num_groups
     b, c = (part.unflatten(-1, (h.num_groups, -1)).repeat_interleave(per_group, dim=1) for part in (b, c))
     dt = F.softplus(dt + w.dt_bias.double())
     of_heads, outputs = state.heads, []
-    for t in range(n):
+    for t in range(len(rows)):
         decay = (dt[t] * w.a.double()).exp()[:, None, None]
         of_heads = decay * of_heads + b[t, :, :, None] * (dt[t, :, None] * x[t])[:, None, :]
         outputs.append(torch.einsum("hnp,hn->hp", of_heads, c[t]) + w.d.double()[:, None] * x[t])
     gated = torch.stack(outputs).flatten(1) * F.silu(z)
     grouped = gated.unflatten(-1, (h.num_groups, h.group_width))
     normed = grouped * torch.rsqrt(grouped.square().mean(dim=-1, keepdim=True) + eps)
-    return normed.flatten(1) * w.norm.double(), Mamba2State(of_heads, seen[n:])
+    return normed.flatten(1) * w.norm.double(), Mamba2State(of_heads, conv)

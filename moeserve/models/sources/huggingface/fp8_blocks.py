@@ -1,8 +1,8 @@
 """Checkpoints with 8-bit float matrices, whose scales are in `<name>_scale_inv` or `<name>_scale`: one per block
 (DeepSeek-V3's form, https://arxiv.org/abs/2412.19437), per row, or per matrix.
 
-Matrices become blocks of such floats with a float32 scale each, without rounding. Where columns or the scales' blocks
-are no multiples of 32, and where single values are asked for, they are read as bfloat16."""
+A matrix is kept in 8 bits, without rounding: as blocks of a float32 scale and 8-bit floats. It is read as bfloat16
+instead if its columns, or its scales' blocks, are not multiples of 32, or if single values are asked for."""
 
 from __future__ import annotations
 
