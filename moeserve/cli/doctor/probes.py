@@ -61,8 +61,9 @@ def extension() -> Iterator[Finding]:
         yield Finding(
             "CPU",
             "warning",
-            "no AVX2: the kernels are plain C++, several times slower",
-            "use a CPU of 2013 or later; in a virtual machine pass the host's CPU through (-cpu host)",
+            "neither AVX2 nor Arm's dot products: the kernels are plain C++, several times slower",
+            "use an x86-64 CPU of 2013 or later, or an Arm CPU with asimddp (Armv8.2); in a virtual machine pass the "
+            "host's CPU through (-cpu host)",
         )
     else:
         yield Finding("CPU", "ok", f"the kernels use {isa}")

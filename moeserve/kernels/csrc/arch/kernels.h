@@ -1,5 +1,5 @@
-// The table of compute kernels of one ISA. Each `kernels.cpp` of arch/plain, arch/avx2 and arch/avx512 compiles
-// kernels.inl with its own flags and provides one table; select_kernels() chooses at run time.
+// The table of compute kernels of one ISA. Each `kernels.cpp` of arch/plain, arch/avx2, arch/avx512, arch/neon and
+// arch/neon_i8mm compiles kernels.inl with its own flags and provides one table; select_kernels() chooses at run time.
 //
 // Batch invariance: each kernel computes an output element by one fixed sequence of operations, which does not depend
 // on how many tokens, rows or threads take part.
@@ -177,13 +177,16 @@ void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b
                     int dim);
 
 const Kernels* plain_kernels();
-const Kernels* avx2_kernels();    // nullptr if not built
-const Kernels* avx512_kernels();  // nullptr if not built
+// nullptr where they are not built: for another processor.
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+const Kernels* neon_dotprod_kernels();
+const Kernels* neon_i8mm_kernels();
 
 // The table of the next narrower instruction set, if both use vectors and this CPU can run it; else nullptr.
 const Kernels* narrower_kernels(const Kernels& k);
 
-// The best table this CPU can run, or the one named ("plain", "avx2", "avx512_vnni").
+// The best table this CPU can run, or the one named ("plain", "avx2", "avx512_vnni", "neon_dotprod", "neon_i8mm").
 // nullptr if the name is unknown or the CPU cannot run it.
 const Kernels* select_kernels(const char* name_or_null);
 

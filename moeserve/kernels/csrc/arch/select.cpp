@@ -3,14 +3,27 @@
 
 #include "arch/kernels.h"
 
+#if defined(MOESERVE_NEON)
+#include <sys/auxv.h>
+#endif
+
 namespace moeserve {
 
 #if !defined(MOESERVE_X86)
 const Kernels* avx2_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }
 #endif
+#if !defined(MOESERVE_NEON)
+const Kernels* neon_dotprod_kernels() { return nullptr; }
+const Kernels* neon_i8mm_kernels() { return nullptr; }
+#endif
 
 namespace {
+
+#if defined(MOESERVE_NEON)
+// Bits of Linux's AT_HWCAP and AT_HWCAP2 (asm/hwcap.h), which libcs older than the CPU do not name.
+constexpr unsigned long kDotProducts = 1ul << 20, kInt8Matrices = 1ul << 13;
+#endif
 
 bool can_run(const Kernels* k) {
   if (k == nullptr) return false;
@@ -23,23 +36,38 @@ bool can_run(const Kernels* k) {
   if (k == avx2_kernels()) {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   }
+#elif defined(MOESERVE_NEON)
+  if (k == plain_kernels()) return true;
+  if ((getauxval(AT_HWCAP) & kDotProducts) == 0) return false;
+  return k == neon_dotprod_kernels() || (getauxval(AT_HWCAP2) & kInt8Matrices) != 0;
 #endif
   return true;
 }
 
+// By speed, the best first; plain C++ is the last.
+using Source = const Kernels* (*)();
+constexpr Source kSources[] = {avx512_kernels, avx2_kernels, neon_i8mm_kernels, neon_dotprod_kernels,
+                               plain_kernels};
+
 }  // namespace
 
 const Kernels* select_kernels(const char* name) {
-  const Kernels* best_first[] = {avx512_kernels(), avx2_kernels(), plain_kernels()};
-  for (const Kernels* k : best_first) {
+  for (const Source source : kSources) {
+    const Kernels* k = source();
     if (can_run(k) && (name == nullptr || std::strcmp(name, k->name) == 0)) return k;
   }
   return nullptr;
 }
 
 const Kernels* narrower_kernels(const Kernels& k) {
-  const Kernels* wide = avx512_kernels();
-  return wide != nullptr && std::strcmp(k.name, wide->name) == 0 ? select_kernels("avx2") : nullptr;
+  bool found = false;  // k may be a copy of a table
+  for (const Source source : kSources) {
+    const Kernels* other = source();
+    if (source == plain_kernels || other == nullptr) continue;
+    if (found && can_run(other)) return other;
+    found |= std::strcmp(other->name, k.name) == 0;
+  }
+  return nullptr;
 }
 
 void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b, const float* acc_b,
