@@ -8,7 +8,13 @@ from pathlib import Path
 
 from moeserve.config.units import GIB
 from moeserve.models.step_buffers import gpu_arena_bytes
-from moeserve.placement.step_tokens import MOST_ON_GPU, ON_CPU, step_tokens
+from moeserve.placement.step_tokens import (
+    BESIDE_ANSWERS,
+    MOST_ON_GPU,
+    ON_CPU,
+    step_tokens,
+    step_tokens_beside_answers,
+)
 from tests.support.model_header import qwen3moe
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -22,6 +28,12 @@ def test_a_step_has_as_many_tokens_as_the_memory_allows() -> None:
     assert [step_tokens(100, SHAPE, size) for size in (None, GIB, 1000 * GIB)] == [100, 100, 100]
 
 
+def test_steps_with_answers_take_fewer_tokens_unless_a_number_was_given() -> None:
+    assert step_tokens_beside_answers(None, MOST_ON_GPU) == BESIDE_ANSWERS < MOST_ON_GPU
+    assert step_tokens_beside_answers(None, 2048) == 2048
+    assert step_tokens_beside_answers(MOST_ON_GPU, MOST_ON_GPU) == MOST_ON_GPU
+
+
 def test_pages_give_a_steps_memory_as_it_is() -> None:
     arena = partial(gpu_arena_bytes, SHAPE, MOST_ON_GPU, "bfloat16")
     kb, kb_of_floats = (arena(float_weights=floats) / MOST_ON_GPU / 1e3 for floats in (False, True))
@@ -32,9 +44,9 @@ def test_pages_give_a_steps_memory_as_it_is() -> None:
     # Tokens and the GPU memory from which on a step has as many, in this order.
     numbers = [
         int(number.replace(",", ""))
-        for number in re.findall(r"(\d,\d{3}|\d+(?= GiB))", paragraph.partition(" KB")[2])
+        for number in re.findall(r"(\d+,\d{3}|\d+(?= GiB))", paragraph.partition(" KB")[2])
     ]
     tokens, sizes = numbers[::2], numbers[1::2]
-    assert len(sizes) == 3
+    assert len(sizes) == 4
     assert [step_tokens(None, SHAPE, size * GIB) for size in sizes] == tokens
     assert step_tokens(None, SHAPE, (sizes[0] - 1) * GIB) < tokens[0]

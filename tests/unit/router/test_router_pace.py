@@ -71,6 +71,27 @@ def test_prompts_first_fill_every_step() -> None:
     assert tokens_between(victim, prompt.sent, prompt.tokens[0]) >= len(steps) - 1
 
 
+def test_steps_are_larger_while_no_answer_waits_for_them() -> None:
+    most, beside_answers = 2048, 512
+    engine = VirtualEngine(
+        prefill_share=1.0, max_num_batched_tokens=most, most_beside_answers=beside_answers, num_kv_slots=65_536
+    )
+    for id in range(3):  # the first chunks grow while the cost of a step is unknown
+        engine.send(request(id, LONG, 1, arrival=engine.now))
+        engine.run()
+    alone = len(engine.steps)
+    engine.send(request(3, LONG, 1, arrival=engine.now))
+    engine.run()
+    assert max(step.prompt_tokens for step in engine.steps[alone:]) == most
+    engine.send(request(4, 20, 30_000, arrival=engine.now))
+    engine.run(until=engine.now + 2.0)
+    beside = len(engine.steps)
+    prompt = engine.send(request(5, LONG, 1, arrival=engine.now))
+    while prompt.ended is None:
+        engine.turn()
+    assert max(step.prompt_tokens + step.decode_rows for step in engine.steps[beside:]) == beside_answers
+
+
 @pytest.mark.parametrize("step_tokens", [2048, 8192], ids=["many chunks", "two chunks"])
 def test_streamed_prompts_leave_answers_half_of_their_speed(step_tokens: int) -> None:
     """Four answers beside a long prompt that brings the experts in RAM: and it takes about twice its time alone, in
