@@ -1,4 +1,4 @@
-"""How fast batches' lines begin beside other answers: in virtual time with counted CPU time, and in the real process."""
+"""How fast lines begin beside other answers: in virtual time with counted CPU time, and in the real process."""
 
 from __future__ import annotations
 
