@@ -1,9 +1,9 @@
 """LinePace: how fast the lines of batches begin while other answers are under way.
 
-The router gives background requests a small share of the engine's time. It does not see what else a line costs: reading,
-templates, tokenising, parsing and writing. With a small model that is more than the engine's part. So the event loop's
-time for each line is a debt, which is paid off at LINE_SHARE of the time that passes, and no line begins while there is
-debt. Without other answers lines begin at once.
+The router gives background requests a small share of the engine's time. What else a line costs it does not see:
+reading, templates, tokenising, parsing and writing. With a small model that is more than the engine's part. So the
+event loop's time for each line is a debt, which is paid off at LINE_SHARE of the time that passes, and no line
+begins while there is debt. Without other answers lines begin at once.
 """
 
 from __future__ import annotations
