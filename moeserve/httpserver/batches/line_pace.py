@@ -60,7 +60,8 @@ class LinePace:
             self._charge(max(spent, advance) - max(before, advance))
 
         try:
-            return await Metered(line.__await__(), charge)
+            result: T = await Metered(line.__await__(), charge)
+            return result
         finally:
             self._charge(min(spent - advance, 0.0))
             self._expected += (min(spent, MAX_DEBT_S) - self._expected) / 8
