@@ -3,8 +3,8 @@
 A few hundred tokens keep a CPU busy. A GPU needs thousands: streaming experts to it takes almost the same time for
 500 tokens as for 4,000, and its own experts are used more efficiently with more rows
 (docs/results/experts-in-ram.md). The memory of the step buffers limits the number. Running answers wait for a step's
-prompts, so a step with both takes fewer tokens by default; router/core/policy/pace.py shortens chunks further where
-necessary.
+prompts: router/core/limits.py allows a step with both fewer tokens, and router/core/policy/pace.py shortens chunks
+further where necessary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from moeserve.models.step_buffers import gpu_arena_bytes
 
 ON_CPU = 512
 MOST_ON_GPU = 16384
-BESIDE_ANSWERS = 8192  # of a step with decode rows
 SHARE_OF_GPU = 0.03  # share of the GPU memory that the server may use, for step buffers
 
 
@@ -33,9 +32,3 @@ def step_tokens(wished: int | None, shape: ModelShape, gpu_bytes: int | None) ->
     while tokens > ON_CPU and buffers(max_tokens=tokens) > SHARE_OF_GPU * gpu_bytes:
         tokens //= 2
     return tokens
-
-
-def step_tokens_beside_answers(wished: int | None, step_tokens: int) -> int:
-    """Returns the tokens of a step that has decode rows. wished: as in `step_tokens`, whose result is the other
-    argument; a given number holds for all steps."""
-    return step_tokens if wished is not None else min(step_tokens, BESIDE_ANSWERS)

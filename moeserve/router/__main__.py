@@ -12,11 +12,16 @@ from moeserve.messages.schema import EngineReady, HeartbeatRequest, RouterStarte
 from moeserve.messages.steps import WorkerReady
 from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
-from moeserve.placement.step_tokens import step_tokens_beside_answers
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.lifecycle import Process, run_process
 from moeserve.router.adapter_registry import AdapterRegistry
-from moeserve.router.core.limits import DEFAULT_PREFILL_SHARE, PROMPTS_FIRST, STREAMED_PREFILL_SHARE, Limits
+from moeserve.router.core.limits import (
+    BESIDE_ANSWERS,
+    DEFAULT_PREFILL_SHARE,
+    PROMPTS_FIRST,
+    STREAMED_PREFILL_SHARE,
+    Limits,
+)
 from moeserve.router.core.memory.snapshot_points import SnapshotSpacing, snapshot_spacing, window_spacing
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.router.embedding_links import EmbeddingLinks
@@ -33,7 +38,9 @@ FLOAT32_BYTES = 4
 
 def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
     """Returns the scheduler's limits, from the configuration and the worker's sizes."""
-    beside_answers = step_tokens_beside_answers(config.max_num_batched_tokens, ready.max_num_batched_tokens)
+    beside_answers = ready.max_num_batched_tokens
+    if config.max_num_batched_tokens is None:
+        beside_answers = min(beside_answers, BESIDE_ANSWERS)
     return Limits(
         num_kv_slots=ready.num_kv_slots,
         max_num_seqs=ready.max_num_seqs,

@@ -14,6 +14,7 @@ from moeserve.router.core.request import INT32_BYTES
 DEFAULT_PREFILL_SHARE = 0.4
 # Prefill share for prompts that stream RAM experts to a GPU: answers keep half their speed, prompts take twice as long.
 STREAMED_PREFILL_SHARE = 0.5
+BESIDE_ANSWERS = 8192  # tokens of a step with decode rows, unless --max-num-batched-tokens is given
 PROMPTS_FIRST = 1.0  # the prefill share at which each step takes as many prompt tokens as fit
 
 

@@ -8,13 +8,7 @@ from pathlib import Path
 
 from moeserve.config.units import GIB
 from moeserve.models.step_buffers import gpu_arena_bytes
-from moeserve.placement.step_tokens import (
-    BESIDE_ANSWERS,
-    MOST_ON_GPU,
-    ON_CPU,
-    step_tokens,
-    step_tokens_beside_answers,
-)
+from moeserve.placement.step_tokens import MOST_ON_GPU, ON_CPU, step_tokens
 from tests.support.model_header import qwen3moe
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -26,12 +20,6 @@ def test_a_step_has_as_many_tokens_as_the_memory_allows() -> None:
     assert step_tokens(None, SHAPE, 1 * GIB) == ON_CPU
     assert step_tokens(None, SHAPE, 1000 * GIB) == MOST_ON_GPU
     assert [step_tokens(100, SHAPE, size) for size in (None, GIB, 1000 * GIB)] == [100, 100, 100]
-
-
-def test_steps_with_answers_take_fewer_tokens_unless_a_number_was_given() -> None:
-    assert step_tokens_beside_answers(None, MOST_ON_GPU) == BESIDE_ANSWERS < MOST_ON_GPU
-    assert step_tokens_beside_answers(None, 2048) == 2048
-    assert step_tokens_beside_answers(MOST_ON_GPU, MOST_ON_GPU) == MOST_ON_GPU
 
 
 def test_pages_give_a_steps_memory_as_it_is() -> None:
