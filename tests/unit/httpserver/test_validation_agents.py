@@ -152,7 +152,7 @@ RESPONSES: dict[str, list[Any]] = {
     "include": [5, [5], ["no_such_call.results"] * 65],
     "metadata": [5, "x"],
     "truncation": ["always", 5],
-    "background": [True],
+    "background": NOT_BOOLEANS,
     "conversation": ["x"],
     "prompt": [{"id": "x"}],
 }
