@@ -129,17 +129,15 @@ class CpuLoader:
         from_token, from_state = self._halves(n.of_layer(index, n.NEXTN_EH_PROJ))
         first = len(self._matrices)
         layer = self._layer(index)
-        mixer = self._shape.loaded_layers[index].mixer
-        assert isinstance(mixer, AttentionShape)
-        # With gated q, its two matrices come after those of k and v.
-        k_v = self._matrices[first : first + 2] if mixer.is_gated else self._matrices[first + 1 : first + 3]
+        # A mixer's matrices come first in its layer.
+        k_v = self._k_v(index, self._matrices[first:])
         return CpuNextToken(
             token_norm=self._vector(n.of_layer(index, n.NEXTN_ENORM)),
             state_norm=self._vector(n.of_layer(index, n.NEXTN_HNORM)),
             from_token=LinearGroup([from_token]),
             from_state=LinearGroup([from_state]),
             layer=layer,
-            k_v=LinearGroup(k_v, self._k_v_biases(index) if mixer.qkv_bias else None),
+            k_v=k_v,
             head_norm=self._vector(n.of_layer(index, n.NEXTN_HEAD_NORM)),
             dense_bytes=sum(m.bytes for m in self._matrices[before:]) - _expert_bytes([layer]),
         )
@@ -150,8 +148,21 @@ class CpuLoader:
         self._finish(name)
         return left, right
 
-    def _k_v_biases(self, index: int) -> list[torch.Tensor]:
-        names = [n.bias_of_layer(index, part) for part in (n.ATTN_K, n.ATTN_V)]
+    def _k_v(self, index: int, matrices: list[Matrix]) -> LinearGroup:
+        """Returns the products that a layer's KV is made of. matrices: of the layer, as loaded."""
+        mixer = self._shape.loaded_layers[index].attention
+        if isinstance(mixer, LatentAttentionShape):
+            biased = (n.ATTN_KV_A_MQA,) if mixer.input_bias else ()
+            return LinearGroup(matrices[1:2], self._biases(index, biased) or None)
+        assert mixer is not None
+        # With gated q, its two matrices come after those of k and v.
+        first = 0 if mixer.is_gated else 1
+        biased = (n.ATTN_K, n.ATTN_V) if mixer.qkv_bias else ()
+        return LinearGroup(matrices[first : first + 2], self._biases(index, biased) or None)
+
+    def _biases(self, index: int, parts: Sequence[str]) -> list[torch.Tensor]:
+        """Reads biases that were loaded before."""
+        names = [n.bias_of_layer(index, part) for part in parts]
         return [in_halves(self._shape, name, read_floats(self._source, name)) for name in names]
 
     def _rope_factors(self) -> torch.Tensor | None:
