@@ -43,7 +43,7 @@ def with_next_token_block(shape: ModelShape, source: ModelSource) -> ModelShape:
         raise ModelError(
             source.path,
             "no next-token block (MTP) that could draft: choose a GGUF that was converted with it (its tensors are "
-            f"blk.{shape.num_layers}.nextn.*) of {served}, or draft by look-up with "
+            f"blk.{shape.num_layers}.nextn.*) or a folder that has it, of {served}, or draft by look-up with "
             '--speculative-config {"method": "ngram", "num_speculative_tokens": 4}',
         )
     layer = next(layer for layer in reversed(shape.layers) if layer.attention is not None)

@@ -152,7 +152,7 @@ class CpuLoader:
         """Returns the products that a layer's KV is made of. matrices: of the layer, as loaded."""
         mixer = self._shape.loaded_layers[index].attention
         if isinstance(mixer, LatentAttentionShape):
-            biased = (n.ATTN_KV_A_MQA,) if mixer.input_bias else ()
+            biased: tuple[str, ...] = (n.ATTN_KV_A_MQA,) if mixer.input_bias else ()
             return LinearGroup(matrices[1:2], self._biases(index, biased) or None)
         assert mixer is not None
         # With gated q, its two matrices come after those of k and v.

@@ -117,7 +117,8 @@ class CpuDecoder:
             attention = self._shapes[-1].attention
             assert attention is not None
             self.next_token = CpuNextTokenBlock(
-                *(shape, weights, stream, kv[-1], self._space, self._forms[attention.form]), self._forward_layer
+                *(shape, weights, stream, kv[-1], self._space, self._forms[attention.form]),
+                self._forward_layer,
             )
 
     def plan_attention(

@@ -191,6 +191,4 @@ class CpuNextTokenBlock:
 
 
 def _batch_of(rows: NextTokenRows) -> CpuBatch:
-    return CpuBatch(
-        len(rows.token_ids), torch.from_numpy(rows.positions), torch.from_numpy(rows.kv_slots)
-    )
+    return CpuBatch(len(rows.token_ids), torch.from_numpy(rows.positions), torch.from_numpy(rows.kv_slots))
