@@ -43,6 +43,7 @@ from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
 from moeserve.models.loading.halves import pack_halves
 from moeserve.models.loading.head_order import bytes_in_halves, in_halves, is_reordered
+from moeserve.models.loading.kv_products import kv_products
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.mamba2 import mamba2_parameters
 from moeserve.models.loading.progress import OnProgress
@@ -130,7 +131,7 @@ class CpuLoader:
         first = len(self._matrices)
         layer = self._layer(index)
         # A mixer's matrices come first in its layer.
-        k_v = self._k_v(index, self._matrices[first:])
+        k_v = kv_products(self._source, self._shape, index, self._matrices[first:])
         return CpuNextToken(
             token_norm=self._vector(n.of_layer(index, n.NEXTN_ENORM)),
             state_norm=self._vector(n.of_layer(index, n.NEXTN_HNORM)),
@@ -147,23 +148,6 @@ class CpuLoader:
         self._matrices += [left, right]
         self._finish(name)
         return left, right
-
-    def _k_v(self, index: int, matrices: list[Matrix]) -> LinearGroup:
-        """Returns the products that a layer's KV is made of. matrices: of the layer, as loaded."""
-        mixer = self._shape.loaded_layers[index].attention
-        if isinstance(mixer, LatentAttentionShape):
-            biased: tuple[str, ...] = (n.ATTN_KV_A_MQA,) if mixer.input_bias else ()
-            return LinearGroup(matrices[1:2], self._biases(index, biased) or None)
-        assert mixer is not None
-        # With gated q, its two matrices come after those of k and v.
-        first = 0 if mixer.is_gated else 1
-        biased = (n.ATTN_K, n.ATTN_V) if mixer.qkv_bias else ()
-        return LinearGroup(matrices[first : first + 2], self._biases(index, biased) or None)
-
-    def _biases(self, index: int, parts: Sequence[str]) -> list[torch.Tensor]:
-        """Reads biases that were loaded before."""
-        names = [n.bias_of_layer(index, part) for part in parts]
-        return [in_halves(self._shape, name, read_floats(self._source, name)) for name in names]
 
     def _rope_factors(self) -> torch.Tensor | None:
         has_them = any(form.has_rope_factors for form in self._shape.forms)
