@@ -58,8 +58,7 @@ def test_a_file_needs_no_key_and_may_load_nothing_from_elsewhere(client: httpx.C
     if (
         path == "/web/artifact.html"
     ):  # where HTML of a model runs: without an origin, and without network access
-        allowed = {name: value for name, value in policy.items() if value != "'none'"}
-        assert allowed == ALLOWED_TO_ARTIFACTS
+        assert {name: value for name, value in policy.items() if value != "'none'"} == ALLOWED_TO_ARTIFACTS
         assert policy["connect-src"] == policy["form-action"] == policy["base-uri"] == "'none'"
         return
     if path == "/docs":  # Swagger's, which makes elements of text, and has its pictures in its style sheet
