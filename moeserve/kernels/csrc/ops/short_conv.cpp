@@ -23,8 +23,7 @@ void ShortConvOp::convolve(Team& team, int sequence, int first, int width) const
     }
     if (out.q8 != nullptr) k->quantize(o, width, out.codes(row) + first, out.metas(row) + first / 32);
     if (t + 1 != sure) continue;
-    for (int j = 0; j + 1 < taps; ++j)
-      std::memcpy(state + int64_t{j} * channels, window + j * width, bytes);
+    for (int j = 0; j + 1 < taps; ++j) std::memcpy(state + int64_t{j} * channels, window + j * width, bytes);
   }
 }
 
