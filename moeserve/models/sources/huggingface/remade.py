@@ -56,7 +56,9 @@ def made_by(*rules: Remade) -> Made:
             shape = rule.reshape(tensor.shape)
             if np.prod(shape) != np.prod(tensor.shape):
                 raise ModelError(
-                    path, f"tensor {tensor.name!r} has shape {list(tensor.shape)}, which does not fit"
+                    path,
+                    f"tensor {tensor.name!r} has shape {list(tensor.shape)}, which does not fit; download the whole "
+                    "repository",
                 )
             yield rule.ours, floats_made(tensor, shape, rule.compute)
 
