@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
@@ -17,6 +17,7 @@ from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.refuse import note_refusal, request_id_of
 
 T = TypeVar("T")
+Answered = Mapping[str, Any] | Sequence[Mapping[str, Any]]  # as JSON
 
 SEND_TIMEOUT_S: Final = 120.0  # a client that reads nothing for this long counts as disconnected
 DONE: Final = b"data: [DONE]\n\n"
@@ -36,7 +37,7 @@ class JsonResponse(Response):
         return orjson.dumps(content)
 
 
-async def answer(request: Request, work: Coroutine[Any, Any, Mapping[str, Any]]) -> Response:
+async def answer(request: Request, work: Coroutine[Any, Any, Answered]) -> Response:
     """Answers with the JSON of the result of `work`. A disconnect cancels `work`."""
 
     def error_body(error: ApiError) -> Mapping[str, Any]:
@@ -57,7 +58,7 @@ class _Awaited(Response):
 
     def __init__(
         self,
-        work: Coroutine[Any, Any, Mapping[str, Any]],
+        work: Coroutine[Any, Any, Answered],
         error_body: Callable[[ApiError], Mapping[str, Any]],
     ) -> None:
         super().__init__(headers={"x-accel-buffering": "no"})  # else nginx keeps the blanks to itself
