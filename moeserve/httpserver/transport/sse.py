@@ -24,6 +24,7 @@ DONE: Final = b"data: [DONE]\n\n"
 COMMENTS_AFTER_S: Final = 0.5  # a request that is refused has been refused by then
 BLANKS_AFTER_S: Final = 30.0  # half of what nginx waits
 BEAT_S: Final = 10.0
+BLANK: Final = b" "  # between two lines of JSON
 
 
 class ClientGone(Exception):
@@ -137,10 +138,11 @@ class EventStream(Response):
 
 
 class JsonLines(EventStream):
-    """Sends each chunk as a line of JSON. Its clients know no comments, so nothing comes between two chunks."""
+    """Sends each chunk as a line of JSON. Its clients know no comments, and parse each line: so what comes between two
+    chunks is a blank, which JSON allows before the next line's object."""
 
     media_type = "application/x-ndjson"
-    comment = b""
+    comment = BLANK
 
     def __init__(
         self,
