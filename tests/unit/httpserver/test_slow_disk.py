@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from moeserve.httpserver.generation.engine import slow_disk
 from moeserve.httpserver.generation.engine.engine_state import EngineState
 from moeserve.messages.expert_disk import REPORT_S, ExpertDiskCounts
 from tests.support.http_harness import ready_message
@@ -12,7 +11,7 @@ from tests.support.http_harness import ready_message
 
 def test_health_tells_of_a_slow_disk_while_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(slow_disk.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("moeserve.httpserver.generation.engine.slow_disk.time.monotonic", lambda: now[0])
     state = EngineState(text_ready=True, ready=ready_message(8).ready)
     totals = ExpertDiskCounts()
     notes = []
@@ -31,6 +30,7 @@ def test_health_tells_of_a_slow_disk_while_it_is_one(monkeypatch: pytest.MonkeyP
         "steps waited for experts from disk for 54 of the last 60 s: it reads 0.25 GiB/s, and 75% of the experts were "
         "in RAM; raise --expert-ram, or use a faster disk"
     )
-    assert notes[3] is not None and "for 36 of the last 60 s" in notes[3]
+    assert notes[3] is not None
+    assert "for 36 of the last 60 s" in notes[3]
     state.draining = True
     assert "note" not in state.health()

@@ -17,8 +17,8 @@ from moeserve.messages.steps import WorkerReady
 
 
 class Health(TypedDict):
-    """`stage` and `fraction` while the model is loaded, `cause` while the engine is restarted or does not respond, `note`
-    while it serves more slowly than it might."""
+    """`stage` and `fraction` while the model is loaded, `cause` while the engine is restarted or does not respond,
+    `note` while it serves more slowly than it might."""
 
     status: Status
     stage: NotRequired[str]
