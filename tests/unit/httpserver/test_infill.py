@@ -26,7 +26,7 @@ QWEN = (
     *("<|repo_name|>", "<|file_sep|>"),
 )
 # As llama.vim sends it (2026), with what a line under the cursor has.
-VIM = {
+VIM: dict[str, Any] = {
     "id_slot": 0,
     "input_prefix": "def add(a, b):\n",
     "input_suffix": "\n\nprint(add(1, 2))\n",
