@@ -143,6 +143,10 @@ void print_recurrent(const Kernels& k) {
   k.conv_silu(window.data(), x.data(), w.data(), 64, bias.data(), 4, 64);
   print("conv_silu", x);
   print("conv_silu-window", window);
+  const Floats gate = random.activations(64), gate_out = random.activations(64);
+  Floats convolved(64);
+  k.gated_conv(window.data(), gate.data(), gate_out.data(), x.data(), w.data(), 64, 4, 64, convolved.data());
+  print("gated_conv", convolved);
   const Floats s = random.activations(16), b = random.activations(16 * 32);
   Floats y = random.activations(32);
   k.add_low_rank(s.data(), b.data(), 16, y.data());
