@@ -44,7 +44,7 @@ def navigation(docs: Path = DOCS) -> Navigation:
 
 
 def _entries(docs: Path, link: str, listed: set[str]) -> Iterator[Any]:
-    """A linked page; with a folder's README.md all pages of the folder that are not `listed` in the index themselves."""
+    """A linked page; with a folder's README.md all pages of the folder that are not `listed` themselves."""
     page = posixpath.normpath(link)
     if page.startswith("../") or not page.endswith(".md"):
         return

@@ -1,4 +1,4 @@
-"""The site of the documentation: every page has its place, links that leave docs/ are paths, and mkdocs has no complaint."""
+"""The documentation as a site: each page has its place, outer links become paths, and mkdocs warns of nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def test_a_page_that_the_index_does_not_have_is_missed(tmp_path: Path) -> None:
     (tmp_path / "reference").mkdir()
     for name in ("listed", "forgotten"):
         (tmp_path / "reference" / f"{name}.md").write_text(f"# {name}\n")
-    (tmp_path / "README.md").write_text("# Index\n\n## Reference\n\n- [listed](reference/listed.md): is here\n")
+    (tmp_path / "README.md").write_text(
+        "# Index\n\n## Reference\n\n- [listed](reference/listed.md): is here\n"
+    )
     assert navigation(tmp_path) == ["README.md", {"Reference": ["reference/listed.md"]}]
 
 
