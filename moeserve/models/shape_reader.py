@@ -113,13 +113,14 @@ class ShapeReader:
 
     @property
     def _num_skipped_layers(self) -> int:
-        return self.integer("nextn_predict_layers", 0, self._num_blocks - 1, default=0)
+        return self.integer(n.NEXTN_LAYERS, 0, self._num_blocks - 1, default=0)
 
-    def heads(self, *, rotates_whole: bool = True) -> tuple[int, int, int]:
+    def heads(self, *, rotates_whole: bool = True, num_kv_heads: int | None = None) -> tuple[int, int, int]:
         """Reads the numbers of query heads and KV heads, and the head dimension. rotates_whole: RoPE must rotate the
-        whole head; otherwise `rotated` reads how much."""
+        whole head; otherwise `rotated` reads how much. num_kv_heads: a layer's, where layers differ."""
         num_heads = self.integer("attention.head_count", 1, 1024)
-        num_kv_heads = self.integer("attention.head_count_kv", 1, num_heads, default=num_heads)
+        if num_kv_heads is None:
+            num_kv_heads = self.integer("attention.head_count_kv", 1, num_heads, default=num_heads)
         head_dim = self.integer("attention.key_length", 2, 1024, default=self.hidden_size // num_heads)
         if num_heads % num_kv_heads:
             raise self.error(
@@ -152,7 +153,7 @@ class ShapeReader:
         """Reads which of the layers are recurrent; at least one must attend."""
         suffix = "attention.recurrent_layers"
         if self._key(suffix) in self._metadata:
-            recurrent = self._metadata.require_bools(self._key(suffix), self._num_blocks)[: self.num_layers]
+            recurrent = self.flags(suffix)
         else:
             interval = self.integer("full_attention_interval", 1, 1024, default=4)
             recurrent = [(layer + 1) % interval != 0 for layer in range(self.num_layers)]

@@ -130,6 +130,14 @@ class CpuMamba2:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuShortConv:
+    norm: CpuInput
+    input: LinearGroup  # [row_width, hidden]
+    conv: Tensor  # float32 [conv_kernel, channels], the weight of the oldest token first
+    output: LinearGroup  # [hidden, channels]
+
+
+@dataclass(frozen=True, slots=True)
 class CpuSharedExpert:
     experts: GatedExperts  # one
     gate: Tensor | None  # float32 [hidden]; None: its output is added as it is
@@ -182,7 +190,7 @@ class CpuDenseFfn:
     expert: CpuSharedExpert  # without a gate
 
 
-CpuMixer = CpuAttention | CpuLatentAttention | CpuDeltaNet | CpuMamba2
+CpuMixer = CpuAttention | CpuLatentAttention | CpuDeltaNet | CpuMamba2 | CpuShortConv
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +236,7 @@ class CpuNextToken:
     from_token: LinearGroup  # [hidden, hidden]: the left half of eh_proj, and the right one
     from_state: LinearGroup
     layer: CpuLayer
-    k_v: LinearGroup  # of the layer's attention
+    k_v: LinearGroup  # of the layer's attention: of k and v, or of the latent
     head_norm: Tensor
     dense_bytes: int  # of its matrices outside the routed experts
 

@@ -18,6 +18,7 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 
 from .made_tensor import MadeTensor
+from .next_token_names import NextTokenNames
 from .quantization_config import METHODS, quantization_of
 from .safetensors_file import StoredTensor
 
@@ -63,7 +64,9 @@ class HuggingFaceMapping:
     made_of_none: Callable[[Metadata], Iterator[tuple[str, MadeTensor]]] | None = None
     # GGUF names, within a layer or outside, of norms that are stored minus 1.
     less_one: frozenset[str] = frozenset()
-    # Prefixes of the names of next-token (MTP) tensors, which are not loaded.
+    # Names of the next-token block that drafts, where a checkpoint has one.
+    next_token: NextTokenNames | None = None
+    # Prefixes of the names of other next-token (MTP) tensors, which are not loaded.
     skipped: tuple[str, ...] = ()
     quantization: frozenset[str] = METHODS  # supported values of quant_method
     # A further check of config.json, given with its path. Raises ModelError.
@@ -82,6 +85,8 @@ class HuggingFaceMapping:
     rotates_part: bool = False  # partial_rotary_factor or rotary_dim tells how much of each head
     # config.json's names for the number of next-token layers, which follow num_hidden_layers.
     skipped_layers: tuple[str, ...] = ()
+    # Prefixes of stored names -> those that are read, for checkpoints with other names outside `layer` and `moe`.
+    renamed: Mapping[str, str] = field(default_factory=dict)
     # model_type of a config.json whose text_config has this one's: wrapped_text.py.
     wrapped_in: str | None = None
     rope_theta: float | None = None  # default, if config.json has none
