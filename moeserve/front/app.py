@@ -35,7 +35,7 @@ from moeserve.httpserver.transport.sse import JsonResponse
 
 # Questions about a model do not load it: a client that asks about each model of a list loads none.
 QUESTIONS: Final = frozenset({"/api/show", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
-STORED: Final = "/v1/responses/"  # what lies behind it is one model's, and the path does not say whose
+STORED: Final = "/v1/responses/"  # one model's server stores the response; the path does not name the model
 CANCEL: Final = "/cancel"
 
 
@@ -110,7 +110,7 @@ class FrontApplication(FastAPI):
             self._pool.unload(model)
 
     async def _holder(self, scope: Scope) -> PooledModel:
-        """The loaded model that has what the path names. Raises ApiError 404."""
+        """Returns the loaded model whose server stores the response that the path names. Raises ApiError 404."""
         path = scope["path"].removesuffix(CANCEL)
         as_get = {**scope, "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
         for model in self._pool.models:

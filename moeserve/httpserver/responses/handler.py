@@ -76,9 +76,9 @@ class ResponsesHandler:
 
     def __post_init__(self) -> None:
         self.created = int(time.time())
-        self._items: list[Item] = []  # of the whole conversation; the last ones are the request's own
+        self._items: list[Item] = []  # the whole conversation's; the request's own are the last ones
         self._given: list[dict[str, Any]] | None = None  # the own items, as they are stored
-        # Log-probabilities of tokens whose text comes with a later token's.
+        # Log-probabilities of tokens whose text will come with a later token.
         self._held: list[ChatLogprob] = []
 
     async def whole(self) -> ResponseObject:
@@ -180,7 +180,7 @@ class ResponsesHandler:
             return
         try:
             await self.store.put(self.stored(response))
-        except ApiError as error:  # a full disk: the client gets its answer all the same
+        except ApiError as error:  # a full disk, say: the client gets its answer anyway
             log.error("the response %s is not stored: %s", self.id, error.message)
             response["store"] = False
 

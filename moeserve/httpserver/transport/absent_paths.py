@@ -44,7 +44,7 @@ _REASONS: Final[Mapping[str, str]] = {
 
 
 def why_absent(path: str) -> str:
-    """Returns the reason for a path without a route, or ""."""
+    """Returns the reason why a path has no route; "" for an unknown path."""
     parts = path.rstrip("/").split("/")
     for end in range(min(len(parts), 5), 1, -1):
         if reason := _REASONS.get("/".join(parts[:end])):

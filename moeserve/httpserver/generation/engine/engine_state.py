@@ -36,7 +36,7 @@ class EngineState:
     draining: bool = False  # no new requests
     ready: WorkerReady | None = None
     lost: str | None = None  # why the router or worker is gone at the moment; None before the first start
-    lost_detokenizer: str | None = None  # the same for the detokenizer
+    lost_detokenizer: str | None = None  # the same for the detokenizer for the detokenizer
     silences: Silences = field(default_factory=Silences)  # its `watch` must be running
     slow_disk: SlowDisk = field(default_factory=SlowDisk)
     progress: LoadProgress = field(default_factory=lambda: LoadProgress("starting", 0, 0))

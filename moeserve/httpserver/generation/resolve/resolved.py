@@ -26,7 +26,7 @@ class Resolved:
     form: AnswerForm = PLAIN_TEXT
     grammar: str = ""  # the compiled form of the answer form's grammar
     adapter: str = ""  # GenerateRequest.adapter
-    chat: ChatTokens = NO_CHAT  # the tokens of a conversation, which is the only prompt
+    chat: ChatTokens = NO_CHAT  # the tokens of a conversation, which is then the only prompt
     fim_ends: tuple[int, ...] = ()  # tokens that end the middle of two texts, as the model's ends do
 
     def sampling(
