@@ -1,10 +1,10 @@
 """Calls within reasoning. Some models call a tool without closing their reasoning, and then end the answer. Others
 write a tentative call, continue reasoning, and make the call after it.
 
-A well-formed call of an offered tool counts as a call, and ends the reasoning, if the answer ends after it, if the
-reasoning's closing tag follows and no text after that, or if the reasoning is never closed. It is tentative, and stays
-part of the reasoning, if the model continues to reason for long, or closes the reasoning and then calls a tool or
-writes an answer.
+A well-formed call of an offered tool ends the reasoning in three cases: the reasoning is never closed; nothing follows
+its closing tag; or only white space stands between the call and the closing tag, and no other call follows. Otherwise
+the call is tentative and stays part of the reasoning: the model reasons for more than MAX_TEXT further characters,
+closes its reasoning after further text and then answers, or calls a tool after closing it.
 """
 
 from __future__ import annotations
