@@ -161,7 +161,9 @@ def test_what_is_launched_is_what_the_path_says(options: dict[str, Any], drafts:
         scope = AdapterScope.NONE
         if model.adapters is not None:
             scope = model.adapters.scope_for(sequences.adapters[layout.req_slot].tolist())
-        shape = StepShape(layout.count, layout.n, has_new, scope, observer is not None, layout.drafted)
+        shape = StepShape(
+            layout.count, layout.n, has_new, scope, observer is not None, drafted=layout.drafted
+        )
         path = path_of(shape, engine.facts)
         model.launched.clear()
         model.heads = 0

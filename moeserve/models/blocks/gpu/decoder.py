@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moeserve.kernels.embed.op import KvPlaces, embed
+from moeserve.kernels.embed.op import KvPlaces, add_deep, embed
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.kernels.linear.softcap import softcap
@@ -191,6 +191,17 @@ class GpuDecoder:
         """Returns whether the step streams experts from RAM to the GPU."""
         return self._ffn.streams(batch)
 
+    def place_embeddings(self, size: int, embedded: Sequence[tuple[int, Tensor]]) -> None:
+        """Launches the copies of embeddings that are rows of the next step, of the padded size `size`, before its
+        `forward`. embedded: (first row, float32 [any, `ModelShape.embedding_size`] on the CPU); the rows' ids are
+        `EMBEDDED`."""
+        s, hidden = self._spaces[size], self.shape.hidden_size
+        for first, rows in embedded:
+            if self._row_numbers is None:
+                _upload(rows[:, :hidden], s.x[first : first + len(rows)])
+            if s.deep is not None:
+                _upload(rows[:, hidden:], s.deep[first : first + len(rows)])
+
     def begin(self, batch: GpuBatch | None = None) -> None:
         """Starts the host's work for the experts in RAM, before each `forward` or its replay (None). Not part of a
         graph."""
@@ -230,6 +241,8 @@ class GpuDecoder:
                 self._mix_tokens(index, layer, batch, s, adapters)
                 self._sums.add_mixer(s)
             self._ffn.mix(index, s, batch.count, adapters)
+            if s.deep is not None and self._first_layer + index < self.shape.deep_layers:
+                self._add_deep(self._first_layer + index, batch, s)
             if observer is not None:
                 self._show_layer(index, s, observer)
         if self.stage is not None:
@@ -335,6 +348,13 @@ class GpuDecoder:
             state = self._states[index]
             mix_recurrent(mixer, w, self.shape.rms_eps, state, batch.states, batch.count, s)
 
+    def _add_deep(self, layer: int, batch: GpuBatch, s: GpuWorkspace) -> None:
+        """Launches the addition to x of DeepStack's embeddings for this layer's output, whose own terms the next norm
+        adds."""
+        assert s.deep is not None
+        hidden = self.shape.hidden_size
+        add_deep(batch.token_ids, batch.count, s.deep[:, layer * hidden : (layer + 1) * hidden], s.x)
+
     def _take_over(self, index: int, layer: GpuLayer, s: GpuWorkspace, count: Tensor) -> None:
         """Prepares the feed-forward of a layer without a mixer. What the previous layer's mixer left in s.output is
         added by its norm, as if both were one layer; if that layer had a feed-forward, s.output becomes 0."""
@@ -390,6 +410,12 @@ def _as_planes(rows: Tensor, device: torch.device) -> Planes:
     empty = torch.empty(0, dtype=torch.int32, device=device)
     count, cols = rows.shape
     return Planes(F32, 1, count, cols, rows[None], empty, empty)
+
+
+def _upload(rows: Tensor, into: Tensor) -> None:
+    """Launches a copy from any memory, which torch keeps until the copy is done."""
+    rows = rows.contiguous()
+    into.copy_(rows.pin_memory() if into.is_cuda else rows, non_blocking=True)
 
 
 def _numbers(count: int, device: torch.device) -> Tensor:
