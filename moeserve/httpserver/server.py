@@ -33,6 +33,7 @@ from moeserve.httpserver.generation.request.sampling_defaults import SamplingDef
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.probe_server import ProbeServer
+from moeserve.httpserver.responses.routes import background_responses
 from moeserve.httpserver.transport.api_table import Api, ApiTable
 from moeserve.httpserver.transport.bounded_config import bounded_config
 from moeserve.httpserver.transport.hosts import is_loopback
@@ -47,6 +48,7 @@ from moeserve.models.open import open_metadata
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.lifecycle import Process
 from moeserve.processes.listeners import Listeners, open_listeners, url_of
+from moeserve.tokenizer.fill_in_middle import FimTokens
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
@@ -160,6 +162,8 @@ class Server(uvicorn.Server):
                 if listeners.health is not None:
                     self._probing = self._start_task(self.probes.serve(sockets=[listeners.health]))
                 await self.serve(sockets=[*listeners.api])
+                if self._failure is None:
+                    await background_responses(self.service).finish()
                 await self.service.engine.flush()
         finally:
             await self._end_probes()
@@ -287,7 +291,13 @@ def load_text(config: ServerConfig) -> tuple[ModelText, SamplingDefaults]:
         facts = facts_of(gguf)
         pictures = None if config.mmproj is None else PictureTokens.of(tokenizer, renderer)
         text = ModelText.of(
-            tokenizer, renderer, formats, parses_user_text=parses, facts=facts, pictures=pictures
+            tokenizer,
+            renderer,
+            formats,
+            parses_user_text=parses,
+            facts=facts,
+            pictures=pictures,
+            fim=FimTokens.from_gguf(gguf, tokenizer.vocabulary),
         )
         return text, defaults
     except ConfigError:

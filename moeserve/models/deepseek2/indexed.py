@@ -24,4 +24,4 @@ def read_shape(source: ModelSource) -> ModelShape:
     return replace(shape, layers=layers, context_length=min(shape.context_length, chosen))
 
 
-FAMILY = ModelFamily("glm-dsa", read_shape)
+FAMILY = ModelFamily("glm-dsa", read_shape, has_next_token_block=True)

@@ -40,6 +40,24 @@ def project_latent(
         stream.linear(s.q_a_normed, n, w.q_b, [s.q])
 
 
+def store_latent(
+    stream: CpuStream,
+    w: CpuLatentAttention,
+    shape: LatentAttentionShape,
+    form: CpuForm,
+    kv: KvLayer,
+    batch: CpuBatch,
+    space: CpuWorkspace,
+) -> None:
+    """Launches the storing of the latents in the KV cache, and the parts of q that need no product."""
+    s = space.latent
+    assert s is not None
+    stream.latent_store(
+        s.q, s.latent, w.latent_norm, shape.latent_eps, form.cos, form.sin, batch.kv_slots, kv, batch.n,
+        shape.num_heads, shape.scale, s.nope, s.queries.f32, positions=batch.positions,
+    )  # fmt: skip
+
+
 def attend_latent(
     stream: CpuStream,
     w: CpuLatentAttention,
@@ -52,10 +70,7 @@ def attend_latent(
     """Launches the rest of the block, after `project_latent`."""
     n, s = batch.n, space.latent
     assert s is not None
-    stream.latent_store(
-        s.q, s.latent, w.latent_norm, shape.latent_eps, form.cos, form.sin, batch.kv_slots, kv, n, shape.num_heads,
-        shape.scale, s.nope, s.queries.f32, positions=batch.positions,
-    )  # fmt: skip
+    store_latent(stream, w, shape, form, kv, batch, space)
     stream.linear_by_head(s.nope, n, w.k_b, s.queries)
     stream.attention(form.plan, s.queries.f32, kv, s.attended, form.heads)
     stream.linear_by_head(s.attended, n, w.v_b, form.attended)
