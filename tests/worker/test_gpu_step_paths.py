@@ -52,7 +52,9 @@ class Model:
         self, *, forms: int = 1, adapters: bool = False, stage: bool = False, can_stream: bool = False
     ) -> None:
         form = AttentionForm(8, 2, 128, 128)
-        self.shape = SimpleNamespace(forms=(form,) * forms, heads=form, vocab_size=64)
+        self.shape = SimpleNamespace(
+            forms=(form,) * forms, heads=form, vocab_size=64, rope_sections=None, spans_see_ahead=False
+        )
         self.device = CPU
         self.sizes = step_sizes(2048)
         self.head_sizes = self.sizes[:9]
