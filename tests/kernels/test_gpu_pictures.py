@@ -151,6 +151,7 @@ def test_rows_that_see_one_another(files: EmbeddingFiles, tmp_path: Path, option
         logits(runner, files, SEEING, 7)
 
 
+@SLOW
 def test_steps_launched_ahead(files: EmbeddingFiles, deep_model: Path) -> None:
     """Rows of answers rotate behind pictures, also where a step's tokens are not known yet."""
     runner = gpu_runner(files, deep_model, num_gpu_experts=8)
