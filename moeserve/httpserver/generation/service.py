@@ -70,7 +70,8 @@ class Service:
             and not ready.embedding_size
         ):
             raise invalid(
-                asked.prompt_param, "contains a picture; so far only the CPU engine supports pictures"
+                asked.prompt_param,
+                "contains a picture, which neither several GPUs nor a remote worker compute so far",
             )
         return self.engine.pictures
 
