@@ -31,7 +31,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Translates `layer_types`, and the width of feed-forwards without experts. Raises ModelError."""
     layers, heads = config.get("num_hidden_layers"), config.get("num_key_value_heads")
     if not isinstance(layers, int) or not isinstance(heads, int):
-        raise ModelError(path, "'num_hidden_layers' or 'num_key_value_heads' is missing")
+        return {}  # refused where they are read
     kinds = layer_types(path, config, layers, KINDS) or []
     width = config.get("intermediate_size" if config.get("num_local_experts") else "shared_intermediate_size")
     if not isinstance(width, int):
