@@ -42,6 +42,7 @@ MODEL_FILES = {
     "moeserve.models.registry",
     "moeserve.models.qwen_hybrid",
     "moeserve.models.shape_reader",
+    "moeserve.models.short_conv",
     "moeserve.models.skipped_layers",
     "moeserve.models.step_buffers",
     "moeserve.models.tensors",
@@ -56,6 +57,7 @@ KERNEL_OPTIONS = {
     "moeserve.kernels.mamba2.heads",
     "moeserve.kernels.ngrams.hashing",
     "moeserve.kernels.routing.options",
+    "moeserve.kernels.short_conv.heads",
 }
 
 READERS = {
@@ -70,6 +72,7 @@ READERS = {
     "moeserve.models.sources.huggingface.mapping",
     "moeserve.models.sources.huggingface.next_token_names",
     "moeserve.models.sources.huggingface.proportional_rope",
+    "moeserve.models.sources.huggingface.remade",
     "moeserve.models.sources.source",
     "moeserve.quantization",
 }
@@ -223,16 +226,20 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.models.latent": {"moeserve.models.sources.gguf"},
     "moeserve.models.mamba2": {"moeserve.kernels.mamba2.heads", "moeserve.models.sources.gguf"},
+    "moeserve.models.short_conv": {"moeserve.kernels.short_conv.heads", "moeserve.models.sources.gguf"},
     "moeserve.models.recurrence": {
         "moeserve.kernels.delta_net.heads",
         "moeserve.models.mamba2",
+        "moeserve.models.short_conv",
         "moeserve.models.sources.gguf",
     },
     "moeserve.models.recurrent_heads": {
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.mamba2.heads",
+        "moeserve.kernels.short_conv.heads",
         "moeserve.models.mamba2",
         "moeserve.models.shape_reader",
+        "moeserve.models.short_conv",
         "moeserve.models.sources.gguf",
     },
     "moeserve.models.residual": {"moeserve.kernels.ngrams.hashing", "moeserve.models.sources.gguf"},
@@ -266,6 +273,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.mamba2",
         "moeserve.models.recurrence",
         "moeserve.models.residual",
+        "moeserve.models.short_conv",
         "moeserve.kernels.delta_net.heads",
     },
     "moeserve.models.qwen_hybrid": FAMILY_NEEDS,
