@@ -283,7 +283,7 @@ def test_a_response_is_found_at_its_model(models: Models) -> None:
 
 
 def test_a_download_is_the_fronts_business(models: Models) -> None:
-    """Of whichever model: none is loaded for it."""
+    """The front answers it, and loads no model for it."""
     before = models.states()
     refused = models.client.post("/api/pull", json={"model": "acme/tiny:Q4_K_M"})
     assert (refused.status_code, "--pull allow" in refused.json()["error"]) == (403, True)
