@@ -53,7 +53,7 @@ class Machine:
 
     @property
     def flags(self) -> list[str]:
-        """Of `moeserve plan`."""
+        """The machine in the words of `moeserve plan`."""
         found = ["--max-model-len", CONTEXT, "--ram", str(self.ram), "--cpu-bandwidth", str(self.ram_rate)]
         found += ["--cpu-gops", str(self.cpu_gops)]
         if self.gpu is None:
@@ -132,7 +132,7 @@ def plan(machine: Machine, model: Path) -> dict[str, Any]:
 
 
 def gpu_gib(found: dict[str, Any]) -> float:
-    """Of each GPU, weights and buffers, and the KV of the pool's tokens as the plan has it."""
+    """Weights, buffers and KV of a GPU; with several GPUs the weights of the fullest."""
     if "gpus" in found:
         return float(max(gpu["gpu_weights"] for gpu in found["gpus"])) / GIB
     return float(found["memory"]["gpu"]) / GIB
@@ -154,9 +154,9 @@ def page() -> Iterator[str]:
         "",
         "<!-- Made by scripts/machine_gallery.py, which writes it anew. -->",
         "",
-        "These are predictions of [`moeserve plan`](../how-to/place-experts.md), not measurements. The rates in the second",
-        "table are assumed after data sheets, as are 2 µs an operation and 0.3 ms a step of the CPU engine. On a machine",
-        "of your own run `moeserve plan MODEL`, which measures the rates. [How far predictions are from",
+        "These are predictions of [`moeserve plan`](../how-to/place-experts.md), not measurements. The rates in the",
+        "second table are assumed after data sheets, as are 2 µs an operation and 0.3 ms a step of the CPU engine.",
+        "On a machine of your own run `moeserve plan MODEL`, which measures the rates. [How far predictions are from",
         "measurements](../results/planner.md).",
         "",
         "| machine | model | RAM, GiB | GPU, GiB | prompt of 4,096 tokens, s | one answer, tok/s | 4 answers, tok/s |",
@@ -181,8 +181,8 @@ def page() -> Iterator[str]:
     yield from (
         "",
         "RAM: the processes and weights before the first request; with four GPUs the weights alone. GPU: weights,",
-        "buffers and KV; with four GPUs the weights of the fullest. Answers come after 512 tokens; the rate of 4 is that",
-        "of all together. The expert cache has settled where there is one.",
+        "buffers and KV; with four GPUs the weights of the fullest. Answers come after 512 tokens; the rate of 4 is",
+        "that of all together. The expert cache has settled where there is one.",
         "",
         "| machine | command | RAM, GB/s | CPU, 10⁹ op/s | GPU, GB/s | GPU, TFLOPS | PCIe, GB/s |",
         "|---|---|---:|---:|---:|---:|---:|",
