@@ -86,6 +86,11 @@ class GpuBatch:
     window_slots: Tensor | None = (
         None  # int32 [size]: where the KV of windowed layers goes; None: to kv_slots
     )
+    rotary_positions: Tensor | None = None  # int32 [size, 3], for models with sections; None: positions
+    # int32 [size]: in windowed layers, how many positions each row sees; None: up to its own. Rows of tiles see ahead
+    # only if some row of the step does, `sees_ahead`.
+    ends: Tensor | None = None
+    sees_ahead: bool = False
 
 
 class Routes(NamedTuple):
@@ -180,6 +185,7 @@ class GpuWorkspace:
         self.rows = rows
         self.is_small_batch = rows <= SMALL_BATCH_ROWS
         self.x = views["x"]
+        self.deep = views.get("deep")  # [rows, deep_layers * hidden]; None without DeepStack
         self.y = _activations(views, "y")
         self.projected = views["projected"]
         self.q = views["q"].view(queries)  # sized for the widest form
