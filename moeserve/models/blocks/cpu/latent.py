@@ -11,6 +11,7 @@ from __future__ import annotations
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.cpu.forms import CpuForm
+from moeserve.models.blocks.cpu.indexer import choose_keys, project_index
 from moeserve.models.blocks.cpu.residual import read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.latent import LatentAttentionShape
@@ -38,6 +39,8 @@ def project_latent(
         stream.linear(space.y, n, w.inputs, [s.q_a, s.latent])
         stream.norm(s.q_a, w.q_a_norm, shape.latent_eps, n, s.q_a_normed)
         stream.linear(s.q_a_normed, n, w.q_b, [s.q])
+        if w.indexer is not None and space.indexer is not None:
+            project_index(stream, w.indexer, space.y, s.q_a_normed, n, space.indexer)
 
 
 def attend_latent(
@@ -52,6 +55,8 @@ def attend_latent(
     """Launches the rest of the block, after `project_latent`."""
     n, s = batch.n, space.latent
     assert s is not None
+    if w.indexer is not None and shape.indexer is not None and space.indexer is not None:
+        choose_keys(stream, w.indexer, shape.indexer, form, kv, batch, space.indexer)
     stream.latent_store(
         s.q, s.latent, w.latent_norm, shape.latent_eps, form.cos, form.sin, batch.kv_slots, kv, n, shape.num_heads,
         shape.scale, s.nope, s.queries.f32, positions=batch.positions,
