@@ -123,8 +123,8 @@ class ServerConfig(EngineConfig):
     max_num_batched_tokens: int | None = option(
         None,
         "Capacity",
-        "maximum tokens in one step, decode and prefill together (default: 512 on a CPU; on a GPU 8192, halved, down "
-        "to 512, until the step's buffers take at most 3% of the GPU memory that the server may use)",
+        "maximum tokens in one step, decode and prefill together (default: 512 on a CPU; on a GPU 16384, and 8192 "
+        "in steps with decode, halved, down to 512, until the step's buffers take at most 3% of the GPU memory)",
         low=1,
         high=65536,
     )

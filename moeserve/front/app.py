@@ -36,6 +36,7 @@ from moeserve.httpserver.transport.sse import JsonResponse
 # Questions about a model, which do not load it: so a client that asks about each model in a list loads none.
 QUESTIONS: Final = frozenset({"/api/show", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 STORED: Final = "/v1/responses/"  # what lies behind it is one model's, and the path does not say whose
+CANCEL: Final = "/cancel"
 
 
 class FrontApplication(FastAPI):
@@ -68,7 +69,7 @@ class FrontApplication(FastAPI):
         self._require_route(scope)
         request = Request(scope, receive)
         path, query = scope["path"], scope["query_string"]
-        if path.startswith(STORED) and scope["method"] != "POST":
+        if path.startswith(STORED) and (scope["method"] != "POST" or path.endswith(CANCEL)):
             await self._relay.answer_if_loaded(scope, receive, send, await self._holder(scope))
             return
         body = await request.body()
@@ -109,7 +110,8 @@ class FrontApplication(FastAPI):
 
     async def _holder(self, scope: Scope) -> PooledModel:
         """The loaded model that has what the path names. Raises ApiError 404."""
-        as_get = {**scope, "method": "GET"}
+        path = scope["path"].removesuffix(CANCEL)
+        as_get = {**scope, "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
         for model in self._pool.models:
             if model.state is State.LOADED and await self._relay.has(as_get, model):
                 return model

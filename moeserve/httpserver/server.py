@@ -33,6 +33,7 @@ from moeserve.httpserver.generation.request.sampling_defaults import SamplingDef
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.probe_server import ProbeServer
+from moeserve.httpserver.responses.routes import background_responses
 from moeserve.httpserver.transport.api_table import Api, ApiTable
 from moeserve.httpserver.transport.bounded_config import bounded_config
 from moeserve.httpserver.transport.hosts import is_loopback
@@ -160,6 +161,8 @@ class Server(uvicorn.Server):
                 if listeners.health is not None:
                     self._probing = self._start_task(self.probes.serve(sockets=[listeners.health]))
                 await self.serve(sockets=[*listeners.api])
+                if self._failure is None:
+                    await background_responses(self.service).finish()
                 await self.service.engine.flush()
         finally:
             await self._end_probes()

@@ -28,7 +28,6 @@ def pinned(config: ServerConfig, engine: WorkerReady) -> ServerConfig:
         config,
         max_total_tokens=engine.num_kv_slots,
         max_model_len=engine.max_model_len,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
         kv_window_ratio=config.kv_window_ratio if engine.num_window_slots else 0.0,
         debug_dump=None,
         debug_dump_steps=None,

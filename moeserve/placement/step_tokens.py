@@ -2,8 +2,9 @@
 
 A few hundred tokens keep a CPU busy. A GPU needs thousands: streaming experts to it takes almost the same time for
 500 tokens as for 4,000, and its own experts are used more efficiently with more rows
-(docs/results/experts-in-ram.md). The memory of the step buffers limits the number. How long running answers wait for
-prompts is decided by router/core/policy/pace.py, which uses shorter chunks where necessary.
+(docs/results/experts-in-ram.md). The memory of the step buffers limits the number. Running answers wait for a step's
+prompts: router/core/limits.py allows a step with both fewer tokens, and router/core/policy/pace.py shortens chunks
+further where necessary.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import gpu_arena_bytes
 
 ON_CPU = 512
-MOST_ON_GPU = 8192
+MOST_ON_GPU = 16384
 SHARE_OF_GPU = 0.03  # share of the GPU memory that the server may use, for step buffers
 
 

@@ -15,7 +15,13 @@ from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.lifecycle import Process, run_process
 from moeserve.router.adapter_registry import AdapterRegistry
-from moeserve.router.core.limits import DEFAULT_PREFILL_SHARE, PROMPTS_FIRST, STREAMED_PREFILL_SHARE, Limits
+from moeserve.router.core.limits import (
+    BESIDE_ANSWERS,
+    DEFAULT_PREFILL_SHARE,
+    PROMPTS_FIRST,
+    STREAMED_PREFILL_SHARE,
+    Limits,
+)
 from moeserve.router.core.memory.snapshot_points import SnapshotSpacing, snapshot_spacing, window_spacing
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.router.embedding_links import EmbeddingLinks
@@ -32,6 +38,9 @@ FLOAT32_BYTES = 4
 
 def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
     """Returns the scheduler's limits, from the configuration and the worker's sizes."""
+    beside_answers = ready.max_num_batched_tokens
+    if config.max_num_batched_tokens is None:
+        beside_answers = min(beside_answers, BESIDE_ANSWERS)
     return Limits(
         num_kv_slots=ready.num_kv_slots,
         max_num_seqs=ready.max_num_seqs,
@@ -55,19 +64,20 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
         state_bytes=ready.state_bytes,
         num_window_slots=ready.num_window_slots,
         window=ready.window,
-        snapshot_spacing=_spacing(ready),
+        snapshot_spacing=_spacing(ready, beside_answers),
         event_block_size=None if config.kv_events_endpoint is None else config.kv_events_block_size,
         # A worker on another machine cannot read the embedding files.
         embedding_bytes=0 if config.worker is not None else FLOAT32_BYTES * ready.embedding_size,
         rotates_in_sections=ready.rotates_in_sections,
         whole_spans=ready.whole_spans,
+        most_beside_answers=beside_answers,
     )
 
 
-def _spacing(ready: WorkerReady) -> SnapshotSpacing:
+def _spacing(ready: WorkerReady, step_tokens: int) -> SnapshotSpacing:
     if ready.num_window_slots:
         return window_spacing(ready.window)
-    return snapshot_spacing(ready.max_num_batched_tokens)
+    return snapshot_spacing(step_tokens)
 
 
 def _prefill_share(config: ServerConfig, ready: WorkerReady) -> float:

@@ -18,7 +18,13 @@ import pytest
 
 from tests.support.server import REPOSITORY, Server
 
-GUIDES = ("connect-a-client.md", "get-structured-output.md", "call-tools.md", "limit-reasoning.md")
+GUIDES = (
+    "connect-a-client.md",
+    "answer-in-the-background.md",
+    "get-structured-output.md",
+    "call-tools.md",
+    "limit-reasoning.md",
+)
 PAGES = "".join((REPOSITORY / "docs" / "how-to" / name).read_text() for name in GUIDES)
 CLIENTS = os.environ.get("MOESERVE_CLIENTS")
 PROGRAMS = [

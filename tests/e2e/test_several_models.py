@@ -276,7 +276,10 @@ def test_a_response_is_found_at_its_model(models: Models) -> None:
     ).json()
     assert models.client.get(f"/v1/responses/{made['id']}").json()["id"] == made["id"]
     assert models.client.get("/v1/responses/resp_none").status_code == 404
+    refused = models.client.post(f"/v1/responses/{made['id']}/cancel")
+    assert (refused.status_code, "only background" in refused.text) == (400, True)
     assert models.client.delete(f"/v1/responses/{made['id']}").status_code == 200
+    assert models.client.post(f"/v1/responses/{made['id']}/cancel").status_code == 404
 
 
 def test_a_front_that_crashes_is_started_again(models: Models) -> None:

@@ -38,6 +38,8 @@ MORE = (
     "hunyuanmoe",
     "llama4",
     "mimo2",
+    "nemotronhmoe",
+    "granitehybrid",
 )
 NAMES = [
     *(f"tiny-qwen3moe-{name}" for name in TYPES),
@@ -53,6 +55,7 @@ NAMES = [
     *(f"families/tiny-deepseek2-{name}" for name in ("f16", "q8_0", "q4_k_m")),
     *(f"families/tiny-gemma4-{name}" for name in ("f16", "q4_k_m")),
     *(f"families/tiny-{name}-q4_k_m" for name in MORE),
+    "next/tiny-kimilinear-f16",
 ]
 # As near to the truth as the others, but of 144 positions three or four have another first token in decode steps, whose
 # margins are the least: docs/results/accuracy.md.

@@ -12,7 +12,7 @@ from moeserve.httpserver.batches import input_lines, message_batch_input
 from moeserve.httpserver.batches import store as batch_store
 from moeserve.httpserver.generation.engine import open_generations
 from moeserve.httpserver.generation.resolve import request_builder
-from moeserve.httpserver.responses import store
+from moeserve.httpserver.responses import background, kept_events, store
 from moeserve.httpserver.transport import (
     bounded_config,
     connection,
@@ -96,6 +96,14 @@ def row(beginning: str) -> str:
             "stored responses",
             f"{store.MAX_MEMORY_BYTES // MIB} MiB in memory, {store.MAX_FILE_BYTES // GIB} GiB with `--data-dir`, "
             f"{store.RETENTION_S / 86400:g} days ",
+        ),
+        (
+            "background responses that have not ended",
+            f"{background.MAX_RUNS}; {background.MAX_RUNS_OF_KEY} ",
+        ),
+        (
+            "events of background responses",
+            f"{kept_events.EVENT_BYTES // MIB} MiB, {background.KEPT_S // 60:.0f} minutes ",
         ),
         ("the responses that one response builds on", f"{store.MAX_CHAIN_BYTES // MIB} MiB "),
         (

@@ -16,6 +16,7 @@ from typing import Final
 
 from moeserve.httpserver.batches.batch_in_progress import BatchInProgress
 from moeserve.httpserver.batches.input_lines import Line
+from moeserve.httpserver.batches.line_pace import LinePace
 from moeserve.httpserver.batches.line_request import Answered, LineAnswerer
 from moeserve.httpserver.batches.outcomes import Kind, Outcome
 from moeserve.httpserver.batches.store import BatchStore
@@ -37,6 +38,7 @@ class BatchRunner:
         self._service = service
         self._store = store
         self._answerer = answerer
+        self._pace = LinePace(lambda: not service.engine.room.is_empty)
         self._most = min(service.config.max_num_seqs, MOST_AT_ONCE)
         self._running: dict[str, BatchInProgress] = {}  # by id; in their order
         self._lines: dict[asyncio.Task[None], BatchInProgress] = {}
@@ -56,7 +58,7 @@ class BatchRunner:
             while True:
                 await self._round()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), TICK_S)
+                    await asyncio.wait_for(self._wake.wait(), min(self._pace.wait_s() or TICK_S, TICK_S))
                 self._wake.clear()
         finally:
             await self._stop()
@@ -85,12 +87,15 @@ class BatchRunner:
             return
         left = sum(len(running.pending) + running.num_open for running in self._running.values())
         self._service.metrics.batch_requests_left(left)
-        while len(self._lines) < self._most and (found := self._next()) is not None:
+        while self._may_begin() and (found := self._next()) is not None:
             running, line = found
-            task = asyncio.create_task(self._answer(running, line))
+            task = asyncio.create_task(self._pace.begin(self._answer(running, line)))
             self._lines[task] = running
             running.num_open += 1
             task.add_done_callback(self._line_ended)
+
+    def _may_begin(self) -> bool:
+        return len(self._lines) < self._most and not self._pace.wait_s()
 
     async def _begin_new(self) -> None:
         for batch in list(self._store.batches.values()):

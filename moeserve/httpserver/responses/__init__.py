@@ -4,15 +4,17 @@ from pathlib import Path
 
 from moeserve.config import ServerConfig
 from moeserve.httpserver.responses import routes
+from moeserve.httpserver.responses.background import BackgroundResponses
 from moeserve.httpserver.responses.bodies import InputTokensRequest, ResponsesRequest
 from moeserve.httpserver.responses.objects import ResponseEvent
 from moeserve.httpserver.responses.store import ResponseStore
 from moeserve.httpserver.transport.api_table import Api
 
 
-def _open_store(config: ServerConfig) -> ResponseStore:
+def _open_state(config: ServerConfig) -> routes.ResponsesState:
     """Raises ConfigError."""
-    return ResponseStore(None if config.data_dir is None else Path(config.data_dir))
+    store = ResponseStore(None if config.data_dir is None else Path(config.data_dir))
+    return routes.ResponsesState(store, BackgroundResponses(store))
 
 
 API = Api(
@@ -21,5 +23,5 @@ API = Api(
     bodies=(ResponsesRequest, InputTokensRequest),
     streamed=(ResponseEvent,),
     batched={"/v1/responses": routes.create_response},
-    open_state=_open_store,
+    open_state=_open_state,
 )

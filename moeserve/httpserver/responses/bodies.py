@@ -229,6 +229,12 @@ class ResponsesRequest(InputTokensRequest, ResponsesSampling):
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     store: Annotated[bool, Field(description="Keep the response for previous_response_id and GET.")] = True
+    background: Annotated[
+        bool,
+        Field(
+            description="Answer at once, and make the response in the background: GET has it. Needs store."
+        ),
+    ] = False
     max_output_tokens: Annotated[
         int | None, Field(ge=1, le=INT32_MAX, description="Default: the rest of the context.")
     ] = None
@@ -265,7 +271,6 @@ class ResponsesRequest(InputTokensRequest, ResponsesSampling):
     service_tier: Annotated[Label | None, NO_EFFECT] = None
     client_metadata: Annotated[FreeDict | None, NO_EFFECT] = None
 
-    background: Annotated[Any, unsupported("background", False)] = False
     prompt: Annotated[Any, unsupported("prompt (stored templates)")] = None
     max_tool_calls: Annotated[int | None, NO_EFFECT, Field(ge=1, le=INT32_MAX)] = None
     context_management: Annotated[Any, unsupported("context_management", [])] = None
@@ -277,6 +282,12 @@ class ResponsesRequest(InputTokensRequest, ResponsesSampling):
     def _truncates_to_something(self) -> ResponsesRequest:
         if self.truncate_prompt_tokens == 0:
             raise PydanticCustomError("truncate_prompt_tokens", "must be -1 or at least 1, got 0")
+        return self
+
+    @model_validator(mode="after")
+    def _stores_what_is_made_in_the_background(self) -> ResponsesRequest:
+        if self.background and not self.store:
+            raise PydanticCustomError("background", "needs store true: the response is read by GET")
         return self
 
     @property

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from moeserve.chatformat.events import Event, Text
 from moeserve.httpserver.generation.beside_streams import beside_streams, values_of
@@ -19,10 +20,15 @@ from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.generation.usage import UsageTally
 from moeserve.httpserver.responses.bodies import InputTokensRequest, ResponsesRequest
 from moeserve.httpserver.responses.items import Item, ItemReference, stored_items
-from moeserve.httpserver.responses.objects import OutputItem, ResponseEvent, ResponseObject
+from moeserve.httpserver.responses.objects import (
+    OutputItem,
+    ResponseEvent,
+    ResponseFailure,
+    ResponseObject,
+)
 from moeserve.httpserver.responses.store import ResponseStore, Stored
 from moeserve.httpserver.responses.writer import ItemWriter, new_id, output_of
-from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.messages.schema import TextItem
 
 log = logging.getLogger(__name__)
@@ -30,10 +36,15 @@ log = logging.getLogger(__name__)
 
 async def conversation_of(store: ResponseStore, owner: str, body: InputTokensRequest) -> list[Item]:
     """Returns the items of all responses that a request builds on, oldest first, then its own, in which references are
-    replaced by the items that they name. `owner` is the client's (`Caller.key_owner`). Raises ApiError 404."""
+    replaced by the items that they name. `owner` is the client's (`Caller.key_owner`). Raises ApiError 404,
+    and 400 for a response that has not ended."""
     earlier: list[dict[str, Any]] = []
     if body.previous_response_id is not None:
         for stored in await store.chain(owner, body.previous_response_id):
+            if stored.response.get("status") in ("queued", "in_progress"):
+                raise invalid(
+                    "previous_response_id", f"{stored.id} has not ended yet: wait for it, or cancel it"
+                )
             earlier += [*stored.input, *stored.response["output"]]
     items = stored_items(earlier)
     wanted = [item.id for item in body.input if isinstance(item, ItemReference)]
@@ -51,6 +62,10 @@ def error_event(error: ApiError) -> ResponseEvent:
     return {"type": "error", **about, "sequence_number": 0}  # type: ignore[typeddict-item]
 
 
+def failure(error: ApiError) -> ResponseFailure:
+    return {"code": "server_error" if error.status >= 500 else "invalid_prompt", "message": error.message}
+
+
 @dataclass
 class ResponsesHandler:
     service: Service
@@ -62,15 +77,16 @@ class ResponsesHandler:
     def __post_init__(self) -> None:
         self.created = int(time.time())
         self._items: list[Item] = []  # of the whole conversation; the last ones are the request's own
+        self._given: list[dict[str, Any]] | None = None  # the own items, as they are stored
         # Log-probabilities of tokens whose text comes with a later token's.
         self._held: list[ChatLogprob] = []
 
     async def whole(self) -> ResponseObject:
-        prepared = await self._prepare()
+        prepared = await self.prepare()
         (items,) = await prepared.complete()
         output = await beside_streams(values_of([items]), self._output, prepared, items)
         response = self._finished(output, prepared.tally, is_cut=items[-1].finish_reason == "length")
-        await self._store(response)
+        await self.store_response(response)
         return response
 
     def _output(self, prepared: PreparedRequest, items: list[TextItem]) -> list[OutputItem]:
@@ -89,16 +105,29 @@ class ResponsesHandler:
         return output_of(Answer.of(events), logprobs, self.body.toolbox, encrypt=encrypt, is_cut=is_cut)
 
     async def events(self) -> AsyncGenerator[ResponseEvent, None]:
-        prepared = await self._prepare()
         writer = ItemWriter(self.body.toolbox, encrypt=self.body.wants_encrypted_reasoning)
+        async with aclosing(self.events_of(await self.prepare(), writer)) as events:
+            async for event in events:
+                yield event
+
+    async def events_of(
+        self, prepared: PreparedRequest, writer: ItemWriter
+    ) -> AsyncGenerator[ResponseEvent, None]:
+        """Yields the response's events. The first one comes with the first token; a failure before it raises ApiError.
+        A background response's comes at once, and it never raises."""
+        in_background = self.body.background
+        if in_background:
+            for name in ("response.created", "response.queued"):
+                yield writer.event(name, response=self.begun("queued"))
         begun = False
         try:
             async with prepared.stream() as stream:
                 async for _, item in stream:
                     if not begun:
                         begun = True
-                        for name in ("response.created", "response.in_progress"):
-                            yield writer.event(name, response=self._response([]))
+                        if not in_background:
+                            yield writer.event("response.created", response=self.begun("in_progress"))
+                        yield writer.event("response.in_progress", response=self.begun("in_progress"))
                     for event in self._written(writer, prepared, item):
                         yield event
                     if item.finish_reason is None:
@@ -107,17 +136,16 @@ class ResponsesHandler:
                     for event in writer.close("incomplete" if is_cut else "completed"):
                         yield event
                     response = self._finished(writer.output, prepared.tally, is_cut=is_cut)
-                    await self._store(response)
+                    await self.store_response(response)
                     yield writer.event(f"response.{response['status']}", response=response)
         except ApiError as error:
-            if not begun:
+            if not begun and not in_background:
                 raise
             for event in writer.close("incomplete"):
                 yield event
-            response = self._response(writer.output)
-            response["status"] = "failed"
-            code = "server_error" if error.status >= 500 else "invalid_prompt"
-            response["error"] = {"code": code, "message": error.message}  # type: ignore[typeddict-item]
+            response = self.ended(writer, "failed", error)
+            if in_background:
+                await self.store_response(response)
             yield writer.event("response.failed", response=response)
 
     def _written(self, writer: ItemWriter, prepared: PreparedRequest, item: TextItem) -> list[ResponseEvent]:
@@ -131,7 +159,7 @@ class ResponsesHandler:
         prepared.tally.take(0, item, reader.reasoning_tokens)
         return written
 
-    async def _prepare(self) -> PreparedRequest:
+    async def prepare(self) -> PreparedRequest:
         """Raises ApiError."""
         self._items = await conversation_of(self.store, self.caller.key_owner, self.body)
         return await prepare(self.service, self.body.asked(self.caller, self._items))
@@ -147,19 +175,39 @@ class ResponsesHandler:
             self._held, found = found, []
         return found
 
-    async def _store(self, response: ResponseObject) -> None:
+    async def store_response(self, response: ResponseObject) -> None:
         if not self.body.store:
             return
-        own = self._items[len(self._items) - len(self.body.input) :]
-        given = [item.model_dump(mode="json", exclude_none=True) for item in own]
-        for item in given:
-            item.setdefault("id", new_id("item"))
-        previous = self.body.previous_response_id
         try:
-            await self.store.put(Stored(self.id, self.caller.key_owner, previous, given, dict(response)))
+            await self.store.put(self.stored(response))
         except ApiError as error:  # a full disk: the client gets its answer all the same
             log.error("the response %s is not stored: %s", self.id, error.message)
             response["store"] = False
+
+    def stored(self, response: ResponseObject) -> Stored:
+        """Returns what is kept of the response and its request, which `prepare` has read."""
+        if self._given is None:
+            own = self._items[len(self._items) - len(self.body.input) :]
+            self._given = [item.model_dump(mode="json", exclude_none=True) for item in own]
+            for item in self._given:
+                item.setdefault("id", new_id("item"))
+        previous = self.body.previous_response_id
+        return Stored(self.id, self.caller.key_owner, previous, self._given, dict(response))
+
+    def begun(self, status: Literal["queued", "in_progress"]) -> ResponseObject:
+        response = self._response([])
+        response["status"] = status
+        return response
+
+    def ended(
+        self, writer: ItemWriter, status: Literal["cancelled", "failed"], error: ApiError | None
+    ) -> ResponseObject:
+        """Returns the response with the output that it has, where it has not come to its end."""
+        response = self._response(writer.output)
+        response["status"] = status
+        if error is not None:
+            response["error"] = failure(error)
+        return response
 
     def _finished(self, output: list[OutputItem], tally: UsageTally, *, is_cut: bool) -> ResponseObject:
         response = self._response(output)
@@ -188,7 +236,7 @@ class ResponsesHandler:
             "created_at": self.created,
             "completed_at": None,
             "status": "in_progress",
-            "background": False,
+            "background": self.body.background,
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,

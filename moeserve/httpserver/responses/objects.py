@@ -81,7 +81,7 @@ class ResponseObject(TypedDict):
     object: Literal["response"]
     created_at: int
     completed_at: int | None
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     background: bool
     error: ResponseFailure | None
     incomplete_details: IncompleteDetails | None
@@ -111,6 +111,7 @@ class ResponseEvent(TypedDict):
 
     type: str
     sequence_number: int
+    response: NotRequired[ResponseObject]
 
 
 class DeletedResponse(TypedDict):

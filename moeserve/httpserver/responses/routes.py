@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from typing import Final
 
 from fastapi import APIRouter, Request, Response
@@ -9,8 +11,10 @@ from fastapi import APIRouter, Request, Response
 from moeserve.httpserver.generation.prepare import count_prompt_tokens
 from moeserve.httpserver.generation.request.caller import Caller, caller_of
 from moeserve.httpserver.generation.service import Service, service_of
+from moeserve.httpserver.responses.background import BackgroundResponses
 from moeserve.httpserver.responses.bodies import InputTokensRequest, ResponsesRequest
 from moeserve.httpserver.responses.handler import ResponsesHandler, conversation_of, error_event
+from moeserve.httpserver.responses.kept_events import not_kept
 from moeserve.httpserver.responses.objects import (
     DeletedResponse,
     InputItemList,
@@ -31,6 +35,15 @@ router = APIRouter(tags=["OpenAI"])
 _MAX_LISTED: Final = 100
 
 
+@dataclass
+class ResponsesState:
+    store: ResponseStore
+    background: BackgroundResponses
+
+    def close(self) -> None:
+        self.store.close()
+
+
 @router.post(
     "/v1/responses",
     openapi_extra=documented(
@@ -44,8 +57,10 @@ async def create_response(request: Request) -> Response:
     body = await read_body(request, ResponsesRequest)
     service = service_of(request)
     handler = ResponsesHandler(service, _store(service), body, new_id("resp"), caller)
+    if body.background:
+        return await _in_background(service, handler)
     if body.stream:
-        return EventStream(handler.events(), end=b"", named=True, error_body=error_event)
+        return _event_stream(handler.events())
     return await answer(request, handler.whole())
 
 
@@ -61,20 +76,47 @@ async def count_input_tokens(request: Request) -> Response:
     return await answer(request, _count(service_of(request), body, caller))
 
 
-@router.get("/v1/responses/{response_id}", responses={200: {"model": ResponseObject}})
+@router.get(
+    "/v1/responses/{response_id}",
+    responses={200: {"model": ResponseObject, "description": "With stream true: response.* events."}},
+)
 async def get_response(request: Request, response_id: str) -> Response:
-    """A stored response."""
+    """A stored response, or one that is made in the background. `stream=true` has the events of such a response, also
+    those to come, behind `starting_after`."""
+    _refuse_queries(request, "stream", "starting_after", "include", "include[]", "include_obfuscation")
+    state, owner = _state(service_of(request)), caller_of(request).key_owner
+    run = state.background.find(owner, response_id)
+    if _streams(request):
+        if run is None:
+            await state.store.get(owner, response_id)  # it must be there
+            raise not_kept()
+        return _event_stream(run.events(_starting_after(request)))
+    if run is not None:
+        return JsonResponse(run.response)
+    return JsonResponse((await state.store.get(owner, response_id)).response)
+
+
+@router.post("/v1/responses/{response_id}/cancel", responses={200: {"model": ResponseObject}})
+async def cancel_response(request: Request, response_id: str) -> Response:
+    """Ends a response that is made in the background, and returns it. One that has ended stays as it is."""
     _refuse_queries(request)
-    return JsonResponse(
-        (await _store(service_of(request)).get(caller_of(request).key_owner, response_id)).response
-    )
+    state, owner = _state(service_of(request)), caller_of(request).key_owner
+    if (run := state.background.find(owner, response_id)) is not None:
+        return JsonResponse(await state.background.cancel(run))
+    response = (await state.store.get(owner, response_id)).response
+    if not response.get("background"):
+        raise invalid("response_id", "only background responses can be cancelled; close the connection")
+    return JsonResponse(response)
 
 
 @router.delete("/v1/responses/{response_id}", responses={200: {"model": DeletedResponse}})
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Deletes a stored response."""
+    """Deletes a stored response. One that is made in the background ends first."""
     _refuse_queries(request)
-    await _store(service_of(request)).delete(caller_of(request).key_owner, response_id)
+    state, owner = _state(service_of(request)), caller_of(request).key_owner
+    if (run := state.background.find(owner, response_id)) is not None:
+        await state.background.forget(run)
+    await state.store.delete(owner, response_id)
     deleted: DeletedResponse = {"id": response_id, "object": "response", "deleted": True}
     return JsonResponse(deleted)
 
@@ -102,6 +144,34 @@ async def list_input_items(request: Request, response_id: str) -> Response:
     return JsonResponse(listed)
 
 
+async def _in_background(service: Service, handler: ResponsesHandler) -> Response:
+    if handler.caller.is_background:
+        raise invalid("background", "a batch is answered in the background as it is; leave it out")
+    run = await _state(service).background.begin(handler)
+    return _event_stream(run.events()) if handler.body.stream else JsonResponse(run.response)
+
+
+def _event_stream(events: AsyncGenerator[ResponseEvent, None]) -> EventStream:
+    return EventStream(events, end=b"", named=True, error_body=error_event)
+
+
+def _streams(request: Request) -> bool:
+    value = request.query_params.get("stream", "false")
+    if value not in ("true", "false"):
+        raise invalid("stream", f"must be true or false, got {value[:80]!r}")
+    return value == "true"
+
+
+def _starting_after(request: Request) -> int:
+    """Returns -1 where it is not given."""
+    value = request.query_params.get("starting_after")
+    if value is None:
+        return -1
+    if not (value.isascii() and value.isdecimal() and len(value) < 10):
+        raise invalid("starting_after", f"must be an event's sequence_number, got {value[:80]!r}")
+    return int(value)
+
+
 def _refuse_queries(request: Request, *known: str) -> None:
     for name in request.query_params:
         if name not in known:
@@ -126,6 +196,14 @@ async def _count(service: Service, body: InputTokensRequest, caller: Caller) -> 
 
 
 def _store(service: Service) -> ResponseStore:
-    store = service.api_states[API_NAME]
-    assert isinstance(store, ResponseStore)
-    return store
+    return _state(service).store
+
+
+def background_responses(service: Service) -> BackgroundResponses:
+    return _state(service).background
+
+
+def _state(service: Service) -> ResponsesState:
+    state = service.api_states[API_NAME]
+    assert isinstance(state, ResponsesState)
+    return state

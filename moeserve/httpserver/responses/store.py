@@ -32,6 +32,11 @@ MAX_FILE_BYTES: Final = 1 << 30
 # Bytes of all responses that one response builds on: the most that one request may send.
 MAX_CHAIN_BYTES: Final = 32 << 20
 
+SERVER_ENDED: Final = {
+    "code": "server_error",
+    "message": "the server ended before this response did; send the request again",
+}
+
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, previous TEXT, used REAL NOT NULL, size INTEGER NOT NULL,
@@ -44,6 +49,7 @@ CREATE TABLE IF NOT EXISTS item_places (
 CREATE INDEX IF NOT EXISTS item_places_by_response ON item_places (response);
 CREATE TRIGGER IF NOT EXISTS item_places_end AFTER DELETE ON responses
     BEGIN DELETE FROM item_places WHERE response = old.id; END;
+CREATE TABLE IF NOT EXISTS unfinished (id TEXT PRIMARY KEY) WITHOUT ROWID;
 """
 # Upgrades the file of an older server, which had one row for an item, of whichever key's response used it last.
 _UPGRADE: Final = """
@@ -77,8 +83,14 @@ class ResponseStore:
         self._bytes = 0
         self._db = self._thread.submit(self._open, directory).result()
 
+    async def begin(self, stored: Stored) -> None:
+        """Stores a response that is yet to be made: a `put` must follow. If the server ends before, the next one finds
+        that it has failed. Raises ApiError 500."""
+        await self._run(lambda: self._put(stored, is_finished=False))
+
     async def put(self, stored: Stored) -> None:
-        """Stores a response and evicts old ones if needed. Raises ApiError 500."""
+        """Stores a response, in place of what `begin` has stored of it, and evicts old ones if needed. Raises ApiError
+        500."""
         await self._run(lambda: self._put(stored))
 
     async def get(self, owner: str, response_id: str) -> Stored:
@@ -124,6 +136,7 @@ class ResponseStore:
             db.executescript(_SCHEMA)
             if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'items'").fetchone():
                 db.executescript(_UPGRADE)
+            _fail_unfinished(db)
             self._bytes = _size_of(db)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(
@@ -131,13 +144,19 @@ class ResponseStore:
             ) from error
         return db
 
-    def _put(self, stored: Stored) -> None:
+    def _put(self, stored: Stored, *, is_finished: bool = True) -> None:
         given, response = orjson.dumps(stored.input), orjson.dumps(stored.response)
         items = [item["id"] for item in [*stored.input, *stored.response.get("output", [])] if "id" in item]
         size = len(given) + len(response) + 200 + 200 * len(items)  # the rows and their indices
         row = (stored.id, stored.owner, stored.previous, time.time(), size, given, response)
         try:
             with self._db:
+                self._bytes -= self._size(stored.id)
+                self._db.execute("DELETE FROM responses WHERE id = ?", (stored.id,))
+                if is_finished:
+                    self._db.execute("DELETE FROM unfinished WHERE id = ?", (stored.id,))
+                else:
+                    self._db.execute("INSERT INTO unfinished VALUES (?)", (stored.id,))
                 self._db.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", row)
                 self._db.executemany(
                     "INSERT OR IGNORE INTO item_places VALUES (?, ?)", [(one, stored.id) for one in items]
@@ -235,3 +254,15 @@ class ResponseStore:
 def _size_of(db: sqlite3.Connection) -> int:
     size: int = db.execute("SELECT COALESCE(SUM(size), 0) FROM responses").fetchone()[0]
     return size
+
+
+def _fail_unfinished(db: sqlite3.Connection) -> None:
+    """Marks responses that the server before this one has left unfinished as failed."""
+    with db:
+        rows = db.execute(
+            "SELECT id, response FROM responses WHERE id IN (SELECT id FROM unfinished)"
+        ).fetchall()
+        for response_id, response in rows:
+            failed = orjson.loads(response) | {"status": "failed", "error": SERVER_ENDED}
+            db.execute("UPDATE responses SET response = ? WHERE id = ?", (orjson.dumps(failed), response_id))
+        db.execute("DELETE FROM unfinished")

@@ -41,13 +41,10 @@ _REASONS: Final[Mapping[str, str]] = {
     "/api/copy": _ONE_MODEL,
     "/api/delete": _ONE_MODEL,
 }
-_CANCEL: Final = "there are no background responses; close the connection"
 
 
 def why_absent(path: str) -> str:
     """Returns the reason for a path without a route, or ""."""
-    if path.startswith("/v1/responses/") and path.endswith("/cancel"):
-        return _CANCEL
     parts = path.rstrip("/").split("/")
     for end in range(min(len(parts), 5), 1, -1):
         if reason := _REASONS.get("/".join(parts[:end])):

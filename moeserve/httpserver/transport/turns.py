@@ -19,13 +19,14 @@ import math
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from moeserve.httpserver.transport.metered import Metered
 from moeserve.httpserver.transport.request_state import state_of
 
 SHARE: Final = 0.1  # of the thread's time, for strangers while answers are under way
@@ -226,7 +227,7 @@ class Turns:
     ) -> None:
         """Runs `app`; what it takes is charged to `connection`."""
         state_of(scope).admit = partial(self.admit, connection)
-        await _Metered(self, connection, app(scope, receive, send).__await__())
+        await Metered(app(scope, receive, send).__await__(), partial(self.charge, connection))
 
     # ------------------------------------------------------------ turns
 
@@ -301,32 +302,3 @@ class Turns:
             return False
         del self._asking[connection]
         return True
-
-
-class _Metered:
-    """An awaitable that charges each step of another awaitable."""
-
-    def __init__(self, turns: Turns, connection: Waiting, steps: Generator[Any, Any, None]) -> None:
-        self._turns, self._connection, self._steps = turns, connection, steps
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        return self
-
-    def __iter__(self) -> _Metered:
-        return self
-
-    def __next__(self) -> Any:
-        return self.send(None)
-
-    def send(self, value: Any) -> Any:
-        before = time.thread_time()
-        try:
-            return self._steps.send(value)
-        finally:
-            self._turns.charge(self._connection, time.thread_time() - before)
-
-    def throw(self, *error: Any) -> Any:
-        return self._steps.throw(*error)
-
-    def close(self) -> None:
-        self._steps.close()

@@ -14,6 +14,7 @@ from moeserve.router.core.request import INT32_BYTES
 DEFAULT_PREFILL_SHARE = 0.4
 # Prefill share for prompts that stream RAM experts to a GPU: answers keep half their speed, prompts take twice as long.
 STREAMED_PREFILL_SHARE = 0.5
+BESIDE_ANSWERS = 8192  # tokens of a step with decode rows, unless --max-num-batched-tokens is given
 PROMPTS_FIRST = 1.0  # the prefill share at which each step takes as many prompt tokens as fit
 
 
@@ -50,12 +51,20 @@ class Limits:
     embedding_bytes: int = 0  # bytes of one embedding vector; 0: the worker accepts no embeddings
     rotates_in_sections: bool = False  # embeddings may carry their own positions (multi-section RoPE)
     whole_spans: bool = False  # no chunk ends within a span of embeddings
+    # tokens of a step with decode rows; None: as of one without
+    most_beside_answers: int | None = None
+
+    def step_tokens(self, num_decode: int) -> int:
+        """Returns the tokens that a step with `num_decode` decode rows may have."""
+        if num_decode and self.most_beside_answers is not None:
+            return self.most_beside_answers
+        return self.max_num_batched_tokens
 
     @property
     def max_running(self) -> int:
         """Upper limit of bound requests. It does not exceed the tokens of a step, so that each decoding request and
         each prompt can have a row in it, nor the state slots, so that each request can have one."""
-        most = min(self.max_num_seqs, self.max_num_batched_tokens)
+        most = min(self.max_num_seqs, self.step_tokens(1))
         return min(most, self.num_state_slots) if self.num_state_slots else most
 
     def refusal(self, message: GenerateRequest) -> RequestError | None:
@@ -87,9 +96,9 @@ class Limits:
         if not self.rotates_in_sections and any(span.positions for span in message.spans):
             return "embeddings have positions of their own, in sections by which this model does not rotate"
         longest = max(span.count for span in message.spans)
-        if self.whole_spans and longest > self.max_num_batched_tokens:
+        if self.whole_spans and longest > self.step_tokens(1):
             return (
-                f"a picture of {longest} tokens is more than a step's {self.max_num_batched_tokens}, and this model "
+                f"a picture of {longest} tokens is more than a step's {self.step_tokens(1)}, and this model "
                 "reads a picture as a whole: send a smaller one, or raise --max-num-batched-tokens"
             )
         return fault_of(message.spans, prompt, self.embedding_bytes, self.max_model_len)

@@ -157,7 +157,7 @@ class Planner:
     def _add_draft_rows(self, scheduled: ScheduledStep, requests: Sequence[Request]) -> list[Request]:
         """Adds rows with drafts. Drafts take at most half of the tokens that decode rows leave in the step; prompts
         get the rest."""
-        budget = (self._limits.max_num_batched_tokens - self._batch.num_rows) // 2
+        budget = (self._limits.step_tokens(1) - self._batch.num_rows) // 2
         context = sum(request.num_planned for request in requests)
         records = [request.draft_record for request in requests]
         lengths, expected = self._drafts.choose(records, context, self._limits.max_drafts, budget)
@@ -214,13 +214,13 @@ class Planner:
         left, start = 0, 0
         for request in self._batch.prefilling:
             left, start = left + request.prompt_left, max(start, len(request.slots))
-        count = min(left, self._limits.max_num_batched_tokens - rows)
+        count = min(left, self._limits.step_tokens(rows) - rows)
         return self._cost.chunk_ms(rows, start, count, span=0)
 
     def _has_room(self, scheduled: ScheduledStep, budget_ms: float) -> bool:
         """Returns whether one more prompt token fits. A step's first chunk always fits; see LEAST_CHUNK."""
         planned = scheduled.num_tokens
-        if planned == self._limits.max_num_batched_tokens or not self._memory.available:
+        if planned == self._limits.step_tokens(scheduled.num_decode) or not self._memory.available:
             return False
         if not scheduled.prompt_tokens:
             return budget_ms > 0.0
@@ -269,7 +269,7 @@ class Planner:
 
     def _most(self, scheduled: ScheduledStep, request: Request) -> int:
         """The same, whatever they cost."""
-        room = self._limits.max_num_batched_tokens - scheduled.num_tokens
+        room = self._limits.step_tokens(scheduled.num_decode) - scheduled.num_tokens
         return min(request.prompt_left, room, self._memory.available)
 
 

@@ -44,6 +44,7 @@ SCHEMA: Any = {"type": "object", "properties": {}, "additionalProperties": False
 VALUES: dict[str, Any] = {
     "images": [],  # this server has no tower
     "add_generation_prompt": True,
+    "background": True,
     "add_special": True,
     "add_special_tokens": False,
     "allowed_token_ids": [7, 8],

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moeserve.httpserver.transport import turns
+from moeserve.httpserver.transport import metered, turns
 from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.turns import SHARE, Account, Need, Turns
 from tests.support.virtual_time import Clock
@@ -20,6 +20,7 @@ CLOCK = Clock()
 def _told_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the thread computes, and how long it waits, is told: a busy machine is no part of it."""
     monkeypatch.setattr(turns, "time", CLOCK)
+    monkeypatch.setattr(metered, "time", CLOCK)
 
 
 class Client:

@@ -47,7 +47,6 @@ def test_a_base_url_that_is_nearly_right_is_told(client: httpx.Client, given: st
         ("POST", "/v1/messages/batches", "--batch-dir"),
         ("POST", "/v1/conversations", "previous_response_id"),
         ("GET", "/v1/chat/completions/chatcmpl-1", "previous_response_id"),
-        ("POST", "/v1/responses/resp_1/cancel", "no background responses"),
         ("POST", "/v1/responses/compact", "no compaction here"),
         ("POST", "/api/pull", "with --model"),
     ],

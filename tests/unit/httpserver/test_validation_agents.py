@@ -152,7 +152,7 @@ RESPONSES: dict[str, list[Any]] = {
     "include": [5, [5], ["no_such_call.results"] * 65],
     "metadata": [5, "x"],
     "truncation": ["always", 5],
-    "background": [True],
+    "background": NOT_BOOLEANS,
     "conversation": ["x"],
     "prompt": [{"id": "x"}],
 }
@@ -212,5 +212,6 @@ def test_stored_responses_that_are_not_there(client: httpx.Client) -> None:
     assert client.get("/v1/responses/resp_x/input_items").status_code == 404
     for query in ("limit=0", "limit=101", "limit=x", "limit=%F0%9F%98%80", "order=up", "other=1"):
         assert client.get(f"/v1/responses/resp_x/input_items?{query}").status_code == 400
-    assert client.get("/v1/responses/resp_x?stream=true").status_code == 400
+    assert client.get("/v1/responses/resp_x?stream=true").status_code == 404
+    assert client.get("/v1/responses/resp_x?stream=1").status_code == 400
     assert client.post("/v1/responses/resp_x/cancel").status_code == 404

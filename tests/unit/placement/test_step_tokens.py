@@ -32,9 +32,9 @@ def test_pages_give_a_steps_memory_as_it_is() -> None:
     # Tokens and the GPU memory from which on a step has as many, in this order.
     numbers = [
         int(number.replace(",", ""))
-        for number in re.findall(r"(\d,\d{3}|\d+(?= GiB))", paragraph.partition(" KB")[2])
+        for number in re.findall(r"(\d+,\d{3}|\d+(?= GiB))", paragraph.partition(" KB")[2])
     ]
     tokens, sizes = numbers[::2], numbers[1::2]
-    assert len(sizes) == 3
+    assert len(sizes) == 4
     assert [step_tokens(None, SHAPE, size * GIB) for size in sizes] == tokens
     assert step_tokens(None, SHAPE, (sizes[0] - 1) * GIB) < tokens[0]

@@ -154,7 +154,19 @@ def test_a_gpu_that_is_too_small_for_all_layers(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize(
     ("gib", "tokens"),
-    [(None, 512), (139, 8192), (36, 8192), (35, 4096), (18, 4096), (12, 2048), (5, 1024), (4, 512), (1, 512)],
+    [
+        (None, 512),
+        (139, 16384),
+        (71, 16384),
+        (70, 8192),
+        (36, 8192),
+        (35, 4096),
+        (18, 4096),
+        (12, 2048),
+        (5, 1024),
+        (4, 512),
+        (1, 512),
+    ],
 )
 def test_a_step_takes_what_its_buffers_leave_room_for(gib: int | None, tokens: int) -> None:
     assert step_tokens(None, QWEN3_30B_A3B, None if gib is None else gib << 30) == tokens

@@ -6,7 +6,10 @@ from functools import cache
 
 import pytest
 
-from moeserve.router.core.limits import STREAMED_PREFILL_SHARE
+from moeserve.config import ServerConfig
+from moeserve.messages.steps import WorkerReady
+from moeserve.router.__main__ import limits
+from moeserve.router.core.limits import BESIDE_ANSWERS, STREAMED_PREFILL_SHARE
 from moeserve.router.core.policy.pace import LEAST_CHUNK
 from moeserve.router.core.request import SECONDS_PER_PRIORITY
 from tests.support.nightly import nightly_after
@@ -69,6 +72,39 @@ def test_prompts_first_fill_every_step() -> None:
     ]
     assert len(full) >= len(steps) - 6  # the first ones grow: nothing was measured
     assert tokens_between(victim, prompt.sent, prompt.tokens[0]) >= len(steps) - 1
+
+
+def test_a_number_of_the_users_holds_for_steps_with_answers_too() -> None:
+    ready = WorkerReady(4096, 8, 4096, 100, 0, 0, "virtual", max_num_batched_tokens=16_384)
+
+    def beside_answers(given: int | None) -> int:
+        return limits(ServerConfig(model="m.gguf", max_num_batched_tokens=given), ready).step_tokens(1)
+
+    assert (beside_answers(None), beside_answers(16_384)) == (BESIDE_ANSWERS, 16_384)
+
+
+def test_steps_are_larger_while_no_answer_waits_for_them() -> None:
+    most, beside_answers = 2048, 512
+    engine = VirtualEngine(
+        prefill_share=1.0,
+        max_num_batched_tokens=most,
+        most_beside_answers=beside_answers,
+        num_kv_slots=65_536,
+    )
+    for id in range(3):  # the first chunks grow while the cost of a step is unknown
+        engine.send(request(id, LONG, 1, arrival=engine.now))
+        engine.run()
+    alone = len(engine.steps)
+    engine.send(request(3, LONG, 1, arrival=engine.now))
+    engine.run()
+    assert max(step.prompt_tokens for step in engine.steps[alone:]) == most
+    engine.send(request(4, 20, 30_000, arrival=engine.now))
+    engine.run(until=engine.now + 2.0)
+    beside = len(engine.steps)
+    prompt = engine.send(request(5, LONG, 1, arrival=engine.now))
+    while prompt.ended is None:
+        engine.turn()
+    assert max(step.prompt_tokens + step.decode_rows for step in engine.steps[beside:]) == beside_answers
 
 
 @pytest.mark.parametrize("step_tokens", [2048, 8192], ids=["many chunks", "two chunks"])

@@ -46,8 +46,12 @@ def usable_bytes(device: torch.device, config: ServerConfig) -> int:
 
 
 def step_tokens_on(device: torch.device, config: ServerConfig, shape: ModelShape) -> int:
-    """Returns the largest number of tokens of a step."""
-    return step_tokens(config.max_num_batched_tokens, shape, usable_bytes(device, config))
+    """Returns the largest number of tokens of a step. Free memory has no part in it without a budget: a replaced worker
+    has to find the same number."""
+    usable = usable_bytes(device, config)
+    if config.gpu_memory_budget is None and device.type == "cuda":
+        usable = torch.cuda.mem_get_info(device)[1]
+    return step_tokens(config.max_num_batched_tokens, shape, usable)
 
 
 def plan_placement(

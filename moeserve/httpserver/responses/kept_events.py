@@ -1,0 +1,94 @@
+"""KeptEvents: the events of a background response, for clients that come back to it. EventMemory bounds them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Final
+
+import orjson
+
+from moeserve.httpserver.responses.objects import ResponseEvent
+from moeserve.httpserver.transport.errors import ApiError, invalid
+
+EVENT_BYTES: Final = 64 << 20  # of all responses together
+OVERHEAD_BYTES: Final = 100  # of an event, besides its JSON
+
+
+class KeptEvents:
+    """Written by `EventMemory`. Any number of readers follow it."""
+
+    def __init__(self) -> None:
+        self.size = 0  # bytes
+        self.has_ended = False  # no more events come
+        self._events: list[bytes] | None = []  # by sequence number; None: they are not kept any more
+        self._news = asyncio.Event()
+
+    def add(self, event: ResponseEvent) -> int:
+        """Returns the bytes that the event takes."""
+        size = 0
+        if self._events is not None:
+            self._events.append(orjson.dumps(event))
+            size = len(self._events[-1]) + OVERHEAD_BYTES
+            self.size += size
+        self._tell()
+        return size
+
+    def end(self) -> None:
+        self.has_ended = True
+        self._tell()
+
+    def forget(self) -> int:
+        """Returns the bytes that it has held. Readers that wait for more get an error."""
+        size, self._events, self.size = self.size, None, 0
+        self._tell()
+        return size
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def after(self, starting_after: int) -> AsyncGenerator[ResponseEvent, None]:
+        """Yields the events behind the one with this sequence number, those to come too. Raises ApiError 400 if they
+        are not kept."""
+        at = starting_after + 1
+        while True:
+            news = self._news
+            while self._events is not None and at < len(self._events):
+                event: ResponseEvent = orjson.loads(self._events[at])
+                at += 1
+                yield event
+            if self._events is None:
+                raise not_kept()
+            if self.has_ended:
+                return
+            await news.wait()  # it is set already if something came while the reader was slow
+
+
+class EventMemory:
+    def __init__(self, most: int = EVENT_BYTES) -> None:
+        """`most`: bytes."""
+        self._most = most
+        self._size = 0
+        self._all: dict[KeptEvents, None] = {}  # the oldest first
+
+    def open(self) -> KeptEvents:
+        events = KeptEvents()
+        self._all[events] = None
+        return events
+
+    def add(self, events: KeptEvents, event: ResponseEvent) -> None:
+        """Beyond the bound, events of whole responses are forgotten: first of ended ones, the oldest first."""
+        self._size += events.add(event)
+        while self._size > self._most:
+            self._size -= min(
+                (one for one in self._all if one.size), key=lambda one: not one.has_ended
+            ).forget()
+
+    def close(self, events: KeptEvents) -> None:
+        self._size -= events.forget()
+        self._all.pop(events, None)
+
+
+def not_kept() -> ApiError:
+    return invalid("stream", "the events of this response are not kept any more; ask for it without stream")
