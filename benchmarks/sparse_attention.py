@@ -1,15 +1,13 @@
 """A decode step's attention at a long context, to the keys that an indexer chooses and to all.
 
-    python -m benchmarks.sparse_attention [--context 32000] [--shape glm-5|deepseek-v3.2] [--threads 2] [--rounds 20]
-
-One layer's attention of the published shape: with the indexer, whose products (Q8_0, random) count, and without; in both,
-the products of attention itself are left out. KV and queries are random. A round is one step of either, which of them
-first in turn. Printed: milliseconds a layer, and the median of the ratios with its 90% interval by bootstrap.
+One layer's attention of the published shape: with the indexer, whose products (Q8_0, random) count, and without. In
+both the products of attention itself are left out. KV and queries are random. A round is one step of either, which
+of them first in turn. Printed: milliseconds a layer, and the median of the ratios with its 90% interval by
+bootstrap.
 """
 
 from __future__ import annotations
 
-import argparse
 import time
 from dataclasses import dataclass
 
@@ -84,8 +82,11 @@ class Step:
     def seconds(self, top: int) -> float:
         """The time of all layers' attention; top 0: to all keys."""
         stream, plan = self._stream, AttentionPlan()
+        row, count, position, req_slot = self._at
         began = time.perf_counter()
-        build_attention_plan(plan, *self._at, self._table, self._heads, stream.threads, top=top)
+        build_attention_plan(
+            plan, row, count, position, req_slot, self._table, self._heads, stream.threads, top=top
+        )
         for layer in self._layers:
             if top:
                 self._choose(layer, plan)
@@ -105,28 +106,14 @@ class Step:
         self._stream.choose_keys(plan, q, weights, layer.kv, heads)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--context", type=int, default=32_000)
-    parser.add_argument("--shape", choices=SHAPES, default="glm-5")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=20)
-    args = parser.parse_args()
+def print_ratio(shape: str, context: int, rounds: int, threads: int) -> None:
     torch.manual_seed(0)
-    step = Step(CpuStream(args.threads), SHAPES[args.shape], args.context)
+    step = Step(CpuStream(threads), SHAPES[shape], context)
     took: dict[int, list[float]] = {0: [], TOP: []}
-    for number in range(args.rounds + 1):
+    for number in range(rounds + 1):
         for top in (0, TOP) if number % 2 == 0 else (TOP, 0):
             took[top].append(step.seconds(top))
     dense, sparse = (np.array(took[top][1:]) for top in (0, TOP))
     middle, low, high = median_interval(list(sparse / dense))
-    print(
-        f"{args.shape}, {args.context} tokens: to all keys {np.median(dense) * 1e3:.2f} ms a layer, ", end=""
-    )
+    print(f"{shape}, {context} tokens: to all keys {np.median(dense) * 1e3:.2f} ms a layer, ", end="")
     print(f"to {TOP} chosen {np.median(sparse) * 1e3:.2f} ms; ratio {middle:.3f} ({low:.3f} to {high:.3f})")
-
-
-if __name__ == "__main__":
-    main()

@@ -15,9 +15,11 @@ from moeserve.kv.cache_pages import CachePages, Move, kv_tensors
 from moeserve.kv.host_blocks import HostPage
 from moeserve.kv.layout import KvLayout
 from moeserve.models.errors import ModelError
+from moeserve.models.gpu_features import gpu_shape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_checked_shape
+from moeserve.models.tensors import check_tensors, model_tensors
 from moeserve.worker.loading.cpu.load import load_cpu_runner
 from tests.conftest import family_models
 from tests.gpu.driver import Driver, small_config
@@ -170,6 +172,17 @@ def test_a_worker_gives_a_row_the_same_bits_alone_and_in_a_crowd(model_type: str
     assert [entry.logprob for entry in whole[: len(TOKENS) - 1]] == pytest.approx(
         [expected[i, token].item() for i, token in enumerate(TOKENS[1:])], abs=1e-4
     )
+
+
+def test_a_gpu_serves_as_many_tokens_as_are_chosen(tmp_path: Path) -> None:
+    """It attends to all keys, and reads no indexer."""
+    write_family(tmp_path, "glm_moe_dsa")
+    source = open_model(tmp_path)
+    shape = gpu_shape(read_checked_shape(source))
+    check_tensors(shape, source)
+    assert shape.context_length == TOP
+    assert not any("indexer" in name for name in model_tensors(shape))
+    assert KvLayout(shape).layer_bytes(0) == 2 * (64 + 32)
 
 
 def test_a_token_takes_the_bytes_of_its_index_keys(tmp_path: Path) -> None:

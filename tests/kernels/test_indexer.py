@@ -59,7 +59,7 @@ class Step:
         return plan
 
     def chosen(self, isa: str, threads: int = 2) -> dict[int, list[int]]:
-        """Of each row that chooses: the KV slots of its keys."""
+        """The KV slots of the chosen keys, of each row that chooses."""
         stream, plan = stream_of(isa, threads), self.plan(self.sequences)
         stream.choose_keys(plan, self.q, self.weights, self.kv, self.heads)
         stream.wait()

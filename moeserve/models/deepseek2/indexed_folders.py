@@ -36,7 +36,10 @@ def _with_indexer_types(path: Path, config: Mapping[str, Any]) -> dict[str, Meta
         if not (
             isinstance(layers, int) and isinstance(period, int) and isinstance(first, int) and period > 0
         ):
-            raise ModelError(path, f"'index_topk_freq' is {period!r} and 'index_skip_topk_offset' {first!r}")
+            raise ModelError(
+                path,
+                f"'index_topk_freq' is {period!r} and 'index_skip_topk_offset' {first!r}; numbers are supported",
+            )
         kinds = ["full" if max(i - first + 1, 0) % period == 0 else "shared" for i in range(layers)]
     if not isinstance(kinds, list | str) or len(kinds) != layers or any(kind not in KINDS for kind in kinds):
         raise ModelError(
