@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import AttentionShape, ModelShape
+from moeserve.models.interface import LayerShape, ModelShape
+from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.registry import FAMILIES
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -43,10 +44,20 @@ def with_next_token_block(shape: ModelShape, source: ModelSource) -> ModelShape:
         raise ModelError(
             source.path,
             "no next-token block (MTP) that could draft: choose a GGUF that was converted with it (its tensors are "
-            f"blk.{shape.num_layers}.nextn.*) of {served}, or draft by look-up with "
+            f"blk.{shape.num_layers}.nextn.*) or a folder that has it, of {served}, or draft by look-up with "
             '--speculative-config {"method": "ngram", "num_speculative_tokens": 4}',
         )
-    layer = next(layer for layer in reversed(shape.layers) if isinstance(layer.mixer, AttentionShape))
-    drafting = replace(shape, next_token_layer=layer, num_skipped_layers=max(shape.num_skipped_layers, 1))
+    layer = next(layer for layer in reversed(shape.layers) if layer.attention is not None)
+    drafting = replace(
+        shape, next_token_layer=_with_own_indexer(layer), num_skipped_layers=max(shape.num_skipped_layers, 1)
+    )
     check_tensors(drafting, source)
     return drafting
+
+
+def _with_own_indexer(layer: LayerShape) -> LayerShape:
+    """Returns the block's layer, which uses no other layer's choice of keys."""
+    mixer = layer.mixer
+    if not isinstance(mixer, LatentAttentionShape) or mixer.indexer is None:
+        return layer
+    return replace(layer, mixer=replace(mixer, indexer=replace(mixer.indexer, keys_from=None)), unread=())

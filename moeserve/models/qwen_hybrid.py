@@ -36,6 +36,7 @@ from moeserve.models.sources.huggingface.mapping import (
     HuggingFaceMapping,
     renamed,
 )
+from moeserve.models.sources.huggingface.next_token_names import APART
 
 # Matrices of Qwen3.5's recurrent layers, by GGUF names within a layer; Qwen3-Next has fewer, merged ones.
 SEPARATE_GATES = {
@@ -113,6 +114,7 @@ def hybrid_mapping(
         # A layer has either attention's or the DeltaNet's.
         optional=frozenset(of_attention.keys() | of_delta_net.keys()),
         less_one=LESS_ONE,
+        next_token=APART,
         skipped=("mtp.",),
         derived=derived,
         rotates_part=True,

@@ -113,7 +113,7 @@ class ShapeReader:
 
     @property
     def _num_skipped_layers(self) -> int:
-        return self.integer("nextn_predict_layers", 0, self._num_blocks - 1, default=0)
+        return self.integer(n.NEXTN_LAYERS, 0, self._num_blocks - 1, default=0)
 
     def heads(self, *, rotates_whole: bool = True) -> tuple[int, int, int]:
         """Reads the numbers of query heads and KV heads, and the head dimension. rotates_whole: RoPE must rotate the
@@ -152,7 +152,7 @@ class ShapeReader:
         """Reads which of the layers are recurrent; at least one must attend."""
         suffix = "attention.recurrent_layers"
         if self._key(suffix) in self._metadata:
-            recurrent = self._metadata.require_bools(self._key(suffix), self._num_blocks)[: self.num_layers]
+            recurrent = self.flags(suffix)
         else:
             interval = self.integer("full_attention_interval", 1, 1024, default=4)
             recurrent = [(layer + 1) % interval != 0 for layer in range(self.num_layers)]

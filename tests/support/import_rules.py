@@ -69,6 +69,7 @@ READERS = {
     "moeserve.models.sources.huggingface.latent",
     "moeserve.models.sources.huggingface.llama3_rope",
     "moeserve.models.sources.huggingface.mapping",
+    "moeserve.models.sources.huggingface.next_token_names",
     "moeserve.models.sources.huggingface.proportional_rope",
     "moeserve.models.sources.source",
     "moeserve.quantization",

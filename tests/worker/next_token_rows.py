@@ -17,6 +17,7 @@ MODELS = {
     "qwen35": "next/tiny-qwen35-f16",
     "hyv3": "next/tiny-hyv3-f16",
     "glm4moe": "families/tiny-glm4moe-f16",
+    "glmdsa": "next/tiny-glmdsa-f16",
 }
 
 

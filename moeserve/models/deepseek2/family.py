@@ -113,4 +113,4 @@ def _router(reader: ShapeReader, num_experts: int, top_k: int) -> RouterOptions:
     return replace(reader.grouped_router("softmax", num_experts, top_k), group_best=1)
 
 
-FAMILY = ModelFamily("deepseek2", read_shape, MAPPING)
+FAMILY = ModelFamily("deepseek2", read_shape, MAPPING, has_next_token_block=True)

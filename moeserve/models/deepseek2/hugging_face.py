@@ -16,6 +16,7 @@ from moeserve.models.sources.huggingface.mapping import (
     SHARED_EXPERTS,
     HuggingFaceMapping,
 )
+from moeserve.models.sources.huggingface.next_token_names import BEHIND_LAYERS
 
 _KEYS = {
     ours: theirs for ours, theirs in DECODER_KEYS.items() if ours not in (HEAD_DIM, "attention.head_count_kv")
@@ -72,5 +73,6 @@ MAPPING = HuggingFaceMapping(
     made=made_tensors,
     derived=derived,
     rope_settings=frozenset({"mscale", "mscale_all_dim"}),
+    next_token=BEHIND_LAYERS,
     skipped_layers=("num_nextn_predict_layers", "num_mtp_layers"),
 )

@@ -63,5 +63,5 @@ def _indexed(layer: LayerShape, indexer: IndexerShape, keys_from: int | None) ->
     return replace(layer, mixer=mixer, unread=() if keys_from is None else n.INDEXER)
 
 
-GLM_FAMILY = ModelFamily("glm-dsa", read_glm, GLM_MAPPING)
-DEEPSEEK_FAMILY = ModelFamily("deepseek32", read_deepseek, DEEPSEEK_MAPPING)
+GLM_FAMILY = ModelFamily("glm-dsa", read_glm, GLM_MAPPING, has_next_token_block=True)
+DEEPSEEK_FAMILY = ModelFamily("deepseek32", read_deepseek, DEEPSEEK_MAPPING, has_next_token_block=True)

@@ -31,6 +31,7 @@ from moeserve.models.sources.huggingface.mapping import (
     HuggingFaceMapping,
     renamed,
 )
+from moeserve.models.sources.huggingface.next_token_names import BEHIND_LAYERS
 from moeserve.models.sources.source import ModelSource
 
 
@@ -89,6 +90,7 @@ FAMILY = ModelFamily(
         experts=MOE_EXPERTS,
         optional=frozenset(DECODER_BIASES | DECODER_QK_NORMS | SHARED_EXPERTS),
         rotates_part=True,
+        next_token=BEHIND_LAYERS,
         skipped_layers=("num_nextn_predict_layers", "num_mtp_layers"),
     ),
 )

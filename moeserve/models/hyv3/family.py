@@ -17,6 +17,7 @@ from moeserve.models.sources.huggingface.mapping import (
     MOE_KEYS,
     HuggingFaceMapping,
 )
+from moeserve.models.sources.huggingface.next_token_names import WITH_FINAL_NORM
 from moeserve.models.sources.source import ModelSource
 
 SHARED = {
@@ -61,6 +62,7 @@ FAMILY = ModelFamily(
         experts=MOE_EXPERTS,
         optional=frozenset(SHARED),
         derived=leading_dense_layers,
+        next_token=WITH_FINAL_NORM,
         skipped_layers=("num_nextn_predict_layers",),
     ),
 )

@@ -43,6 +43,7 @@ from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
 from moeserve.models.loading.halves import pack_halves
 from moeserve.models.loading.head_order import bytes_in_halves, in_halves, is_reordered
+from moeserve.models.loading.kv_products import kv_products
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.mamba2 import mamba2_parameters
 from moeserve.models.loading.progress import OnProgress
@@ -129,17 +130,15 @@ class CpuLoader:
         from_token, from_state = self._halves(n.of_layer(index, n.NEXTN_EH_PROJ))
         first = len(self._matrices)
         layer = self._layer(index)
-        mixer = self._shape.loaded_layers[index].mixer
-        assert isinstance(mixer, AttentionShape)
-        # With gated q, its two matrices come after those of k and v.
-        k_v = self._matrices[first : first + 2] if mixer.is_gated else self._matrices[first + 1 : first + 3]
+        # A mixer's matrices come first in its layer.
+        k_v = kv_products(self._source, self._shape, index, self._matrices[first:])
         return CpuNextToken(
             token_norm=self._vector(n.of_layer(index, n.NEXTN_ENORM)),
             state_norm=self._vector(n.of_layer(index, n.NEXTN_HNORM)),
             from_token=LinearGroup([from_token]),
             from_state=LinearGroup([from_state]),
             layer=layer,
-            k_v=LinearGroup(k_v, self._k_v_biases(index) if mixer.qkv_bias else None),
+            k_v=k_v,
             head_norm=self._vector(n.of_layer(index, n.NEXTN_HEAD_NORM)),
             dense_bytes=sum(m.bytes for m in self._matrices[before:]) - _expert_bytes([layer]),
         )
@@ -149,10 +148,6 @@ class CpuLoader:
         self._matrices += [left, right]
         self._finish(name)
         return left, right
-
-    def _k_v_biases(self, index: int) -> list[torch.Tensor]:
-        names = [n.bias_of_layer(index, part) for part in (n.ATTN_K, n.ATTN_V)]
-        return [in_halves(self._shape, name, read_floats(self._source, name)) for name in names]
 
     def _rope_factors(self) -> torch.Tensor | None:
         has_them = any(form.has_rope_factors for form in self._shape.forms)

@@ -239,7 +239,7 @@ class CpuNextToken:
     from_token: LinearGroup  # [hidden, hidden]: the left half of eh_proj, and the right one
     from_state: LinearGroup
     layer: CpuLayer
-    k_v: LinearGroup  # of the layer's attention
+    k_v: LinearGroup  # of the layer's attention: of k and v, or of the latent
     head_norm: Tensor
     dense_bytes: int  # of its matrices outside the routed experts
 

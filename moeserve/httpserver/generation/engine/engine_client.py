@@ -174,7 +174,8 @@ class EngineClient:
             case RequestError():
                 self._failed(message)
             case LoadReport():
-                self.metrics.reported.load = self._totals.of(message)
+                load = self.metrics.reported.load = self._totals.of(message)
+                state.slow_disk.told(load.expert_disk)
                 state.silences.heard("router")
             case Heartbeat():
                 state.silences.heard("detokenizer")

@@ -8,6 +8,7 @@ from typing import NotRequired
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from moeserve.httpserver.generation.engine.silences import Silences
+from moeserve.httpserver.generation.engine.slow_disk import SlowDisk
 from moeserve.httpserver.observability.metrics import Status
 from moeserve.httpserver.transport.errors import ApiError, shutting_down
 from moeserve.messages.refusal import Refusal
@@ -16,12 +17,14 @@ from moeserve.messages.steps import WorkerReady
 
 
 class Health(TypedDict):
-    """`stage` and `fraction` while the model is loaded, `cause` while the engine is restarted or does not respond."""
+    """`stage` and `fraction` while the model is loaded, `cause` while the engine is restarted or does not respond,
+    `note` while it serves more slowly than it might."""
 
     status: Status
     stage: NotRequired[str]
     fraction: NotRequired[float]
     cause: NotRequired[str]
+    note: NotRequired[str]
 
 
 @dataclass
@@ -35,6 +38,7 @@ class EngineState:
     lost: str | None = None  # why there is no router or worker at the moment, once there was one
     lost_detokenizer: str | None = None  # the same
     silences: Silences = field(default_factory=Silences)  # its `watch` must be running
+    slow_disk: SlowDisk = field(default_factory=SlowDisk)
     progress: LoadProgress = field(default_factory=lambda: LoadProgress("starting", 0, 0))
 
     @property
@@ -54,6 +58,8 @@ class EngineState:
 
     def health(self) -> Health:
         health: Health = {"status": self.status}
+        if health["status"] == "ok" and self.slow_disk.note is not None:
+            health["note"] = self.slow_disk.note
         if health["status"] == "restarting":
             health["cause"] = self.lost or self.lost_detokenizer or ""
         if health["status"] == "unresponsive":

@@ -34,6 +34,28 @@ def project_qkv(
     project(stream, space.y, n, w.qkv, projected, adapters, shape.qkv_parts)
 
 
+def store_kv(
+    stream: CpuStream,
+    w: CpuAttention,
+    shape: AttentionShape,
+    form: CpuForm,
+    eps: float,
+    kv: KvLayer,
+    batch: CpuBatch,
+) -> None:
+    """Launches the norms and the rotation of q and k, and the storing of k and v in the KV cache."""
+    slots = batch.kv_slots
+    if shape.window and batch.window_slots is not None:
+        slots = batch.window_slots
+    cos, sin, positions = form.angles_at(batch.positions)
+    k, v = (form.k, form.v) if shape.kv_from is None else (None, None)
+    stream.rope_store(
+        form.q, k, v, w.q_norm, w.k_norm, eps, cos, sin, slots, kv, batch.n, form.heads,
+        scale=shape.scale, v_norm=w.v_norm, v_from_k=shape.v_from_k, v_scale=shape.v_scale,
+        norm_after=shape.norm_after, positions=positions,
+    )  # fmt: skip
+
+
 def attend(
     stream: CpuStream,
     w: CpuAttention,
@@ -46,18 +68,10 @@ def attend(
     adapters: LayerAdapters | None,
 ) -> None:
     """Launches the rest of the block, after `project_qkv`."""
-    n, plan, slots = batch.n, form.plan, batch.kv_slots
-    if shape.window and batch.window_slots is not None:
-        slots = batch.window_slots
+    n, plan = batch.n, form.plan
     if shape.window and batch.has_window_plan:
         plan = form.window_plan
-    cos, sin, positions = form.angles_at(batch.positions)
-    k, v = (form.k, form.v) if shape.kv_from is None else (None, None)
-    stream.rope_store(
-        form.q, k, v, w.q_norm, w.k_norm, eps, cos, sin, slots, kv, n, form.heads,
-        scale=shape.scale, v_norm=w.v_norm, v_from_k=shape.v_from_k, v_scale=shape.v_scale,
-        norm_after=shape.norm_after, positions=positions,
-    )  # fmt: skip
+    store_kv(stream, w, shape, form, eps, kv, batch)
     stream.attention(
         plan, form.q, kv, form.attended, form.heads, window=shape.window, sinks=w.sinks,
         gate=space.gates.get(shape.gate_width), gate_softplus=shape.gate == "head_softplus",

@@ -114,10 +114,11 @@ class CpuDecoder:
         self.next_token: CpuNextTokenBlock | None = None  # the next-token block, if the model has one
         if weights.next_token is not None:
             assert weights.head is not None
-            mixer = self._shapes[-1].mixer
-            assert isinstance(mixer, AttentionShape)
+            attention = self._shapes[-1].attention
+            assert attention is not None
             self.next_token = CpuNextTokenBlock(
-                *(shape, weights, stream, kv[-1], self._space, self._forms[mixer.form]), self._forward_layer
+                *(shape, weights, stream, kv[-1], self._space, self._forms[attention.form]),
+                self._forward_layer,
             )
 
     def plan_attention(

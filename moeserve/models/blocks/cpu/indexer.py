@@ -22,7 +22,7 @@ def project_index(
     stream.linear(q_a, n, w.q_b, [space.q])
 
 
-def choose_keys(
+def store_index(
     stream: CpuStream,
     w: CpuIndexer,
     shape: IndexerShape,
@@ -31,9 +31,9 @@ def choose_keys(
     batch: CpuBatch,
     space: IndexerWorkspace,
 ) -> None:
-    """Launches the rest, after `project_index`: the choice is then in the form's plan."""
+    """Launches the storing of index keys in the KV cache, after `project_index`; then `CpuStream.choose_keys` can
+    choose."""
     stream.index_store(
         space.q, space.keys, w.k_norm, w.k_bias, shape.eps, form.cos, form.sin, batch.kv_slots, kv, batch.n,
         shape.num_heads, in_pairs=shape.in_pairs, positions=batch.positions,
     )  # fmt: skip
-    stream.choose_keys(form.plan, space.q, space.weights, kv, shape.num_heads)

@@ -17,11 +17,14 @@ from moeserve.kernels._C import PANEL_ROWS
 from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import KvLayer
+from moeserve.models.blocks.cpu.attention import store_kv
 from moeserve.models.blocks.cpu.forms import CpuForm
+from moeserve.models.blocks.cpu.latent import store_latent
 from moeserve.models.blocks.cpu.residual import read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.interface import AttentionShape, ModelShape
-from moeserve.models.loading.cpu_weights import CpuAttention, CpuWeights
+from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.loading.cpu_weights import CpuAttention, CpuLatentAttention, CpuWeights
 
 Int32s = npt.NDArray[np.int32]
 
@@ -99,18 +102,22 @@ class CpuNextTokenBlock:
     def store(self, rows: NextTokenRows) -> None:
         """Computes and stores only the keys and values of these rows."""
         stream, space, form, n = self._stream, self._space, self._form, len(rows.token_ids)
-        mixer, shape = self._w.layer.mixer, self._shape.loaded_layers[-1].mixer
-        assert isinstance(mixer, CpuAttention)
-        assert isinstance(shape, AttentionShape)
+        w, mixer, eps = self._w.layer.mixer, self._shape.loaded_layers[-1].mixer, self._shape.rms_eps
+        assert isinstance(w, CpuAttention | CpuLatentAttention)
         self._join_inputs(rows)
-        read_residual(stream, mixer.norm, self._shape.rms_eps, n, space)
-        stream.linear(space.y, n, self._w.k_v, [form.k, form.v])
-        stream.rope_store(
-            *(form.q, form.k, form.v, mixer.q_norm, mixer.k_norm, self._shape.rms_eps, form.cos, form.sin),
-            *(torch.from_numpy(rows.kv_slots), self._kv, n, form.heads),
-            scale=shape.scale,
-            positions=torch.from_numpy(rows.positions),
-        )
+        read_residual(stream, w.norm, eps, n, space)
+        batch = _batch_of(rows)
+        if isinstance(w, CpuAttention):
+            assert isinstance(mixer, AttentionShape)
+            stream.linear(space.y, n, self._w.k_v, [form.k, form.v])
+            store_kv(stream, w, mixer, form, eps, self._kv, batch)
+        else:
+            assert isinstance(mixer, LatentAttentionShape)
+            assert space.latent is not None
+            stream.linear(space.y, n, self._w.k_v, [space.latent.latent])
+            if w.indexer is not None and space.indexer is not None:
+                stream.linear(space.y, n, w.indexer.inputs, [space.indexer.keys, space.indexer.weights])
+            store_latent(stream, w, mixer, form, self._kv, batch, space)
         stream.wait()
 
     def predict(
@@ -132,11 +139,11 @@ class CpuNextTokenBlock:
                 slot_table,
                 form.heads,
                 self._stream.threads,
-            )
+            ),
+            top=form.chosen_keys,
         )
         self._join_inputs(rows)
-        batch = CpuBatch(n, torch.from_numpy(rows.positions), torch.from_numpy(rows.kv_slots))
-        self._forward_layer(self._shape.num_layers, batch)
+        self._forward_layer(self._shape.num_layers, _batch_of(rows))
         self._stream.norm(self._space.x, self._w.head_norm, self._shape.rms_eps, n, self._own.states)
         best, shares = zip(*self._likeliest(n, panels), strict=True)
         self.bytes_read += self._w.dense_bytes
@@ -184,3 +191,7 @@ class CpuNextTokenBlock:
         stream.linear_panels(space.final, m, head.matrix, torch.from_numpy(panels), logits)
         self.bytes_read += head.bytes * count // head.matrix.rows
         return logits
+
+
+def _batch_of(rows: NextTokenRows) -> CpuBatch:
+    return CpuBatch(len(rows.token_ids), torch.from_numpy(rows.positions), torch.from_numpy(rows.kv_slots))

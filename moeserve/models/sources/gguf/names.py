@@ -128,11 +128,13 @@ FFN_UP_SHEXP = "ffn_up_shexp"
 FFN_DOWN_SHEXP = "ffn_down_shexp"
 FFN_GATE_INP_SHEXP = "ffn_gate_inp_shexp"  # a vector: gate of the shared expert's output
 
+NEXTN_LAYERS = "nextn_predict_layers"  # how many of the blocks predict further tokens (MTP)
 # Parts of a next-token block (MTP), besides those of its layer.
 NEXTN_EH_PROJ = "nextn.eh_proj"
 NEXTN_ENORM = "nextn.enorm"
 NEXTN_HNORM = "nextn.hnorm"
 NEXTN_HEAD_NORM = "nextn.shared_head_norm"
+NEXTN_NORMS = (NEXTN_ENORM, NEXTN_HNORM, NEXTN_HEAD_NORM)
 
 # Gate, up and down.
 FFN_PARTS = (FFN_GATE, FFN_UP, FFN_DOWN)

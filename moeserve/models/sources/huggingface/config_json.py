@@ -70,7 +70,7 @@ def _skipped_layers(config: Mapping[str, Any], mapping: HuggingFaceMapping) -> d
     count = next((config[name] for name in mapping.skipped_layers if config.get(name) is not None), 0)
     if not count or not isinstance(count, int) or not isinstance(layers, int):
         return {}
-    return {"block_count": layers + count, "nextn_predict_layers": count}
+    return {"block_count": layers + count, n.NEXTN_LAYERS: count}
 
 
 def _rotated(path: Path, config: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, MetadataValue]:

@@ -34,7 +34,10 @@ DELTA_LAYER: dict[str, str] = {
 }
 # All norms except the DeltaNet's.
 LESS_ONE = frozenset(
-    {n.OUTPUT_NORM, *map(n.of_part, (n.ATTN_NORM, n.POST_ATTENTION_NORM, n.ATTN_Q_NORM, n.ATTN_K_NORM))}
+    {
+        n.OUTPUT_NORM,
+        *map(n.of_part, (n.ATTN_NORM, n.POST_ATTENTION_NORM, n.ATTN_Q_NORM, n.ATTN_K_NORM, *n.NEXTN_NORMS)),
+    }
 )
 
 

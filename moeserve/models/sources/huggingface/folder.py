@@ -17,6 +17,7 @@ import numpy as np
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import Metadata, TensorInfo
 from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.gguf.metadata import MetadataValue
 
 from .config_json import metadata_of, spelling
 from .fp8_blocks import with_scales
@@ -26,6 +27,7 @@ from .json_files import read_json
 from .made_tensor import MadeTensor, bytes_of, floats_made, numbers_of
 from .mapping import HuggingFaceMapping
 from .merged_experts import merged_experts
+from .next_token_names import NextTokenNames
 from .quantization_config import FLOATS, quantization_of
 from .safetensors_file import StoredTensor, read_tensors
 from .tied_head import EMBEDDING, HEAD, settle_head
@@ -117,7 +119,7 @@ class HuggingFaceFolder:
     def _names(self, stored: dict[str, StoredTensor]) -> Iterator[tuple[str, list[str]]]:
         """Yields GGUF's name of each tensor, and the names of its source tensors."""
         blocks = self.metadata.require_int(f"{self.architecture}.block_count", 1, 1024)
-        layers = blocks - self._count("nextn_predict_layers", blocks - 1)
+        layers = blocks - self._count(n.NEXTN_LAYERS, blocks - 1)
         experts = self._count("expert_count", 4096)
         is_dense = self._dense_layers(layers) if experts else [True] * layers
         yield n.TOKEN_EMBD, [EMBEDDING]
@@ -130,13 +132,27 @@ class HuggingFaceFolder:
             for ours, theirs in {**self._mapping.layer, **more}.items():
                 if f"{prefix}.{theirs}" in stored or ours not in self._mapping.optional:
                     yield f"blk.{layer}.{ours}", [f"{prefix}.{theirs}"]
-            if is_dense[layer]:
-                continue
-            for ours, theirs in self._mapping.experts.items():
-                if f"blk.{layer}.{ours}" in self._made:
-                    continue
-                under = f"{prefix}.{self._mapping.experts_under}"
+            if not is_dense[layer]:
+                yield from self._expert_names(layer, experts)
+        if self._mapping.next_token is not None and blocks > layers:
+            yield from self._block_names(layers, experts, stored, self._mapping.next_token)
+
+    def _expert_names(self, layer: int, experts: int) -> Iterator[tuple[str, list[str]]]:
+        under = f"model.layers.{layer}.{self._mapping.experts_under}"
+        for ours, theirs in self._mapping.experts.items():
+            if f"blk.{layer}.{ours}" not in self._made:
                 yield f"blk.{layer}.{ours}", [f"{under}.{expert}.{theirs}" for expert in range(experts)]
+
+    def _block_names(
+        self, layer: int, experts: int, stored: dict[str, StoredTensor], names: NextTokenNames
+    ) -> Iterator[tuple[str, list[str]]]:
+        """Yields the same for the tensors that the next-token block has: only drafts need it to be complete."""
+        prefix = f"model.layers.{layer}."
+        all_names = {**self._mapping.layer, **self._mapping.moe, **self._mapping.dense, **names.parts}
+        for ours, theirs in all_names.items():
+            if prefix + theirs in stored:
+                yield f"blk.{layer}.{ours}", [prefix + theirs]
+        yield from (each for each in self._expert_names(layer, experts) if each[1][0] in stored)
 
     def _dense_layers(self, layers: int) -> list[bool]:
         key = f"{self.architecture}.{n.DENSE_LAYERS}"
@@ -171,7 +187,7 @@ class HuggingFaceFolder:
 
     def _skipped_layers(self) -> tuple[str, ...]:
         """Returns the prefixes of tensor names in layers that are not run."""
-        count = self._count("nextn_predict_layers", 1024)
+        count = self._count(n.NEXTN_LAYERS, 1024)
         blocks = self.metadata.require_int(f"{self.architecture}.block_count", 1, 1024)
         return tuple(f"model.layers.{layer}." for layer in range(blocks - count, blocks))
 
@@ -253,8 +269,30 @@ def open_mapped_folder(
             stored = with_scales(path, stored, quantization)
     if mapping.wrapped_in is not None:
         stored = text_tensors(stored)
+    if mapping.next_token is not None:
+        stored = _with_block(stored, values, architecture, metadata, mapping.next_token)
     settle_head(path, config, stored, tied_by_default=mapping.tied_by_default)
     return HuggingFaceFolder(path, architecture, mapping, metadata, stored, file_bytes)
+
+
+def _with_block(
+    stored: dict[str, StoredTensor],
+    values: dict[str, MetadataValue],
+    architecture: str,
+    metadata: Metadata,
+    names: NextTokenNames,
+) -> dict[str, StoredTensor]:
+    """Returns the tensors with those of the next-token block behind the last layer's, and counts it in `values`, the
+    metadata's contents, where config.json does not."""
+    blocks, count = f"{architecture}.block_count", f"{architecture}.{n.NEXTN_LAYERS}"
+    num_blocks = metadata.require_int(blocks, 1, 1024)
+    num_next = metadata.require_int(count, 0, num_blocks - 1, default=0)
+    appended = names.appended(stored, num_blocks - num_next)
+    if appended is None or (num_next == 0 and not names.prefixes):
+        return stored
+    if num_next == 0:
+        values[blocks], values[count] = num_blocks + 1, 1
+    return appended
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 
 from .made_tensor import MadeTensor
+from .next_token_names import NextTokenNames
 from .quantization_config import METHODS, quantization_of
 from .safetensors_file import StoredTensor
 
@@ -63,7 +64,9 @@ class HuggingFaceMapping:
     made_of_none: Callable[[Metadata], Iterator[tuple[str, MadeTensor]]] | None = None
     # GGUF names, within a layer or outside, of norms that are stored minus 1.
     less_one: frozenset[str] = frozenset()
-    # Prefixes of the names of next-token (MTP) tensors, which are not loaded.
+    # Names of the next-token block that drafts, where a checkpoint has one.
+    next_token: NextTokenNames | None = None
+    # Prefixes of the names of other next-token (MTP) tensors, which are not loaded.
     skipped: tuple[str, ...] = ()
     quantization: frozenset[str] = METHODS  # supported values of quant_method
     # A further check of config.json, given with its path. Raises ModelError.

@@ -1,0 +1,106 @@
+"""Tiny folders of transformers with a next-token block behind their layers or apart, and what it computes by torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from moeserve.models.registry import FAMILIES
+from moeserve.models.sources.gguf import names as n
+from tests.support.hugging_face_model import round_kv, write_family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PARTS = tuple(map(n.of_part, (n.NEXTN_EH_PROJ, n.NEXTN_ENORM, n.NEXTN_HNORM, n.NEXTN_HEAD_NORM)))
+
+
+class NextTokenFolder:
+    """A folder of `model_type` whose block has the weights of another model's last layer."""
+
+    def __init__(self, folder: Path, model_type: str, **changes: Any) -> None:
+        self.path = folder / "tiny"
+        self._model_class = write_family(self.path, model_type, torch.float32, **changes)
+        write_family(folder / "other", model_type, torch.float32, seed=8, **changes)
+        self._other = folder / "other"
+        family = next(
+            family
+            for family in FAMILIES.values()
+            if family.hugging_face is not None and model_type in family.hugging_face.model_types
+        )
+        assert family.hugging_face is not None
+        names = family.hugging_face.next_token
+        assert names is not None
+        self._adds_one = bool(family.hugging_face.less_one)  # norms are stored minus 1
+        trunk, others = _tensors(self.path), _tensors(self._other)
+        self.layers = 1 + max(int(name.split(".")[2]) for name in trunk if name.startswith("model.layers."))
+        hidden = len(trunk["model.norm.weight"])
+        of_layer, *rest = names.prefixes or (f"model.layers.{self.layers}.",)
+        of_block = rest[0] if rest else of_layer
+        last = f"model.layers.{self.layers - 1}."
+        block = {
+            of_layer + name.removeprefix(last): value
+            for name, value in others.items()
+            if name.startswith(last)
+        }
+        generator = torch.Generator().manual_seed(9)
+        self.own = {part: 1 + 0.2 * torch.randn(hidden, generator=generator) for part in PARTS}
+        self.own[PARTS[0]] = 0.1 * torch.randn(hidden, 2 * hidden, generator=generator)
+        block |= {of_block + names.parts[part]: value for part, value in self.own.items()}
+        self.tensors = block
+        save_file(block, self.path / "model-mtp.safetensors")
+        (self.path / "model.safetensors.index.json").unlink(missing_ok=True)
+
+    def truth(self, tokens: list[int], monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+        """float32 [len(tokens) - 1, vocab]: row p, of the trunk's state at p and token p + 1."""
+        model = self._read(self.path, monkeypatch)
+        block = self._read(self._other, monkeypatch).model.layers[self.layers - 1]
+        seen: dict[str, Any] = {}
+        model.model.layers[-1].register_forward_pre_hook(
+            lambda module, args, options: seen.update(options), with_kwargs=True
+        )
+        with torch.no_grad():
+            model(torch.tensor([tokens[:-1]]), use_cache=False)  # for a mask and positions of one row less
+            options = {key: value for key, value in seen.items() if key != "hidden_states"}
+            states = model.model(torch.tensor([tokens]), use_cache=False).last_hidden_state[:, :-1]
+            token = self._norm(model.model.embed_tokens(torch.tensor([tokens[1:]])), PARTS[1], model)
+            x = torch.cat([token, self._norm(states, PARTS[2], model)], -1) @ self.own[PARTS[0]].T
+            x = block(hidden_states=x, **options)
+            x = x[0] if isinstance(x, tuple) else x
+            logits: torch.Tensor = model.lm_head(self._norm(x, PARTS[3], model))[0]
+        return logits
+
+    def _read(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:
+        # Its own tensors only: transformers would complain of the others.
+        moved = self.path / "model-mtp.safetensors"
+        aside = moved.with_suffix(".aside")
+        moved.rename(aside)
+        _write_index(path)
+        try:
+            model: PreTrainedModel = self._model_class.from_pretrained(path, dtype=torch.float32)
+        finally:
+            aside.rename(moved)
+            (path / "model.safetensors.index.json").unlink()
+        round_kv(model, monkeypatch)
+        return model
+
+    def _norm(self, x: torch.Tensor, part: str, model: PreTrainedModel) -> torch.Tensor:
+        weight = self.own[part] + (1 if self._adds_one else 0)
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + model.config.rms_norm_eps) * weight
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        found |= load_file(file)
+    return found
+
+
+def _write_index(folder: Path) -> None:
+    weights = {name: file.name for file in folder.glob("*.safetensors") for name in load_file(file)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weights}))

@@ -1,0 +1,94 @@
+"""Next-token blocks of Hugging Face folders: what torch computes of them, and what the same weights do in a GGUF."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from moeserve.models.errors import ModelError
+from moeserve.models.next_token import with_next_token_block
+from moeserve.models.open import open_folder
+from moeserve.models.registry import read_checked_shape
+from moeserve.models.skipped_layers import SkippedLayers, skipped_layers
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.tensors import model_tensors
+from moeserve.worker.drafts import next_token_drafter
+from moeserve.worker.loading.cpu.load import build_cpu_runner
+from tests.kernels.transformers_logits import TOKENS
+from tests.kernels.weights import nmse
+from tests.support.folder_as_gguf import write_gguf
+from tests.support.foreseen_drafts import ANSWER, asked
+from tests.support.next_token_folder import NextTokenFolder
+from tests.support.served_answers import load, lose_at, serve
+from tests.worker.next_token_rows import Drafting
+
+NEXT = {"num_nextn_predict_layers": 1}
+FOLDERS: dict[str, dict[str, Any]] = {
+    "qwen3_next": {},
+    "qwen3_5_moe_text": {},
+    "qwen3_5_text": {},
+    "glm4_moe": NEXT,
+    "hy_v3": NEXT,
+    "deepseek_v3": NEXT,
+    "glm4_moe_lite": NEXT,
+}
+
+
+@pytest.mark.parametrize("model_type", FOLDERS)
+def test_what_torch_computes(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = NextTokenFolder(tmp_path, model_type, **FOLDERS[model_type])
+    truth = folder.truth(TOKENS[:40], monkeypatch)
+    drafting = Drafting(folder.path, TOKENS[:40])
+    logits = torch.stack([drafting.logits(row) for row in range(1, 40)])
+    assert nmse(logits, truth) < 3e-7
+    assert torch.equal(logits.argmax(-1), truth.argmax(-1))
+    write_gguf(folder.path, tmp_path / "same.gguf")
+    from_gguf = Drafting(tmp_path / "same.gguf", TOKENS[:40])
+    assert torch.equal(torch.stack([from_gguf.logits(row) for row in range(1, 40)]), logits)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_moe_text", "deepseek_v3"])
+def test_its_drafts_leave_the_text_as_it_is(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(next_token_drafter.NextTokenDrafter.__init__, "__defaults__", (0.0, None))
+    folder = NextTokenFolder(tmp_path, model_type, **FOLDERS[model_type])
+    plain = build_cpu_runner(load(folder.path))
+    requests = asked(3, plain.ready().vocab_size, temperature=0.7)
+    expected, _ = serve(plain, requests, 0)
+    mtp = load(folder.path, speculative_config='{"method": "auto", "num_speculative_tokens": 3}')
+    found, report = serve(build_cpu_runner(mtp), requests, 3, lose_at(6))
+    assert found == expected
+    assert report.draft_tokens > ANSWER
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "glm4_moe"])
+def test_without_drafts_it_is_skipped(model_type: str, tmp_path: Path) -> None:
+    """As a GGUF's: the trunk alone is loaded, and all of the block's bytes are told."""
+    folder = NextTokenFolder(tmp_path, model_type, **FOLDERS[model_type])
+    source = open_folder(folder.path)
+    shape = read_checked_shape(source)
+    assert (shape.num_layers, shape.num_skipped_layers) == (folder.layers, 1)
+    assert not any(n.layer_of(name) == folder.layers for name in model_tensors(shape))
+    stored = sum(tensor.numel() * 4 for tensor in folder.tensors.values())
+    assert skipped_layers(shape, source) == SkippedLayers(1, num_bytes=stored)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "lost"), [("qwen3_next", "mtp.norm.weight"), ("glm4_moe", "mlp.gate.weight")]
+)
+def test_without_a_part_it_is_skipped_and_drafts_are_refused(
+    model_type: str, lost: str, tmp_path: Path
+) -> None:
+    folder = NextTokenFolder(tmp_path, model_type, **FOLDERS[model_type])
+    kept = {name: value for name, value in folder.tensors.items() if not name.endswith(lost)}
+    assert len(kept) == len(folder.tensors) - 1
+    save_file(kept, folder.path / "model-mtp.safetensors")
+    source = open_folder(folder.path)
+    shape = read_checked_shape(source)
+    with pytest.raises(ModelError, match=r"tensor 'blk\.\d\.[a-z_.]+' is missing"):
+        with_next_token_block(shape, source)
