@@ -8,9 +8,9 @@ from .json_reader import JSON, Dialect, JsonReader, Status
 class CallJson:
     """Push character after character; nothing after DONE or BROKEN."""
 
-    def __init__(self, closings: tuple[str, ...], dialect: Dialect = JSON) -> None:
-        """`closings`: the tags that may follow the JSON."""
-        self._reader = JsonReader(dialect)
+    def __init__(self, closings: tuple[str, ...], dialect: Dialect = JSON, brackets: str = "{") -> None:
+        """`closings`: the tags that may follow the JSON. brackets: as for JsonReader."""
+        self._reader = JsonReader(dialect, brackets)
         self._closings = closings
         self._tag = ""  # the beginning of a closing
         self.shown = ""  # the JSON that the last character has added

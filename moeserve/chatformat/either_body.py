@@ -10,7 +10,8 @@ from .tool_calls import CallBody
 
 
 class EitherBody:
-    """A CallBody that is read as tagged or as JSON; the first character other than white space decides which."""
+    """A CallBody that is read as tagged or as JSON; the first character other than white space decides
+    which."""
 
     def __init__(
         self,
@@ -18,8 +19,11 @@ class EitherBody:
         tagged: Callable[[int], CallBody],
         in_json: Callable[[int], CallBody],
         begins_json: str = "{",
+        before: str = "",
     ) -> None:
-        """begins_json: the characters with which JSON begins."""
+        """begins_json: the characters with which JSON begins. before: characters that may stand before either, besides
+        white space."""
+        self._before = before
         self._index = index
         self._begins_json = begins_json
         self._tagged, self._in_json = tagged, in_json
@@ -44,7 +48,7 @@ class EitherBody:
 
     def push(self, char: str, events: list[Event]) -> Status:
         if self._body is None:
-            if char.isspace():
+            if char.isspace() or char in self._before:
                 self._space += char
                 return Status.GOING
             self._body = (self._in_json if char in self._begins_json else self._tagged)(self._index)

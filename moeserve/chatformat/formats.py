@@ -19,6 +19,7 @@ from . import (
     minimax,
     minimax_m3,
     mistral,
+    python_calls,
     qwen3_coder,
 )
 from .either_body import EitherBody
@@ -122,6 +123,17 @@ def _in_json(name: str, mark: str, tags: CallTags, guided: GuidedCalls) -> ToolF
     return ToolFormat(name, (mark,), tags, tags.close, body, guided)
 
 
+def _python(name: str, mark: str) -> ToolFormat:
+    body = partial(
+        EitherBody,
+        tagged=python_calls.PythonBody,
+        in_json=partial(hermes.HermesBody, tags=python_calls.TAGS),
+        before=python_calls.LIST,
+    )
+    tags = python_calls.TAGS
+    return ToolFormat(name, (mark,), tags, tags.close, _untyped(body), python_calls.GUIDED)
+
+
 def _mistral(name: str, marks: tuple[str, ...], guided: GuidedCalls) -> ToolFormat:
     body = partial(
         EitherBody,
@@ -192,6 +204,7 @@ _ALL: Final = (  # a template that has the marks of several is of the first one'
     _mistral("mistral", (mistral.OPEN, mistral.SEPARATOR), mistral.GUIDED),
     _mistral("mistral_json", (mistral.OPEN,), mistral.GUIDED_LIST),
     _in_json("llama", json_lists.LLAMA_MARK, json_lists.LLAMA, json_lists.LLAMA_GUIDED),
+    _python("lfm2", python_calls.MARK),
     ToolFormat(
         "hermes",
         (hermes.TAGS.open,),

@@ -23,7 +23,11 @@ _WORDS: Final = {word: json for json in ("true", "false", "null") for word in (j
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _MAX_WORD: Final = 4096  # characters of a number
 _MAX_DEPTH: Final = 256  # of brackets: what is nested deeper, clients cannot read
-_CLOSING: Final = {"{": "}", "[": "]"}
+_CLOSING: Final = {"{": "}", "[": "]", "(": ")"}
+_AS_JSON: Final = {
+    "(": "{",
+    ")": "}",
+}  # of brackets that JSON does not have: the arguments of a call in Python
 
 
 class Status(Enum):
@@ -61,7 +65,7 @@ class JsonReader:
     """Push character after character of one object; nothing after DONE or BROKEN."""
 
     def __init__(self, dialect: Dialect = JSON, brackets: str = "{") -> None:
-        """`brackets`: what the text may begin with."""
+        """`brackets`: what the text may begin with; "(": a call's arguments as Python has them, read as an object."""
         self._dialect = dialect
         self._brackets = brackets
         self._open: list[str] = []  # brackets not closed yet
@@ -102,7 +106,7 @@ class JsonReader:
         elif self._expect is _Expect.STRING_END:
             self._end_string()
         self._comma = self._held = ""
-        closing = "".join(_CLOSING[bracket] for bracket in reversed(self._open))
+        closing = "".join(_closing_json(bracket) for bracket in reversed(self._open))
         self._open.clear()
         return self.shown + closing
 
@@ -155,7 +159,7 @@ class JsonReader:
                 self._expect = _Expect.VALUE
             case _Expect.COMMA_OR_END if char == ",":
                 self._comma = ","
-                in_object = self._open[-1] == "{"
+                in_object = self._open[-1] != "["
                 self._expect = _Expect.KEY_OR_END if in_object else _Expect.VALUE_OR_END
             case _Expect.COMMA_OR_END | _Expect.KEY_OR_END | _Expect.VALUE_OR_END if self._closes(char):
                 return self._close(char)
@@ -173,18 +177,18 @@ class JsonReader:
 
     def _close(self, char: str) -> Status:
         self._comma = ""  # the last one, before a closing bracket
-        self._show(char)
+        self._show(_AS_JSON.get(char, char))
         self._open.pop()
         self._expect = _Expect.COMMA_OR_END
         return Status.GOING if self._open else Status.DONE
 
     def _value(self, char: str) -> Status:
-        if char in "{[":
+        if char in "{[" or (not self._open and char in self._brackets):
             if len(self._open) == _MAX_DEPTH or (not self._open and char not in self._brackets):
                 return Status.BROKEN
-            self._show(char)
+            self._show(_AS_JSON.get(char, char))
             self._open.append(char)
-            self._expect = _Expect.KEY_OR_END if char == "{" else _Expect.VALUE_OR_END
+            self._expect = _Expect.VALUE_OR_END if char == "[" else _Expect.KEY_OR_END
             return Status.GOING
         if not self._open:
             return Status.BROKEN
@@ -309,6 +313,11 @@ class JsonReader:
     def _end_word(self) -> None:
         self._show(self._word_json() or "")
         self._expect = _Expect.COLON if self._is_key else _Expect.COMMA_OR_END
+
+
+def _closing_json(bracket: str) -> str:
+    closing = _CLOSING[bracket]
+    return _AS_JSON.get(closing, closing)
 
 
 def as_json(text: str) -> str | None:

@@ -3,7 +3,8 @@
 A stream of server-sent events gets comments that tell the load's progress; what fails later is an event of the API's
 error shape. JSON gets blank lines, which JSON allows, after half a minute; what fails later is sent as JSON, and the
 connection ends without the answer's end, so that no client takes it for an answer. `transport/sse.py` does the same.
-Lines of JSON get nothing: their clients know nothing that could stand between them.
+Lines of JSON (Ollama's) get blanks before their first line, also after half a minute: their clients parse each line,
+and an empty one is an error to some. What fails later is a line with an error.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final, TypeVar
 import orjson
 from starlette.types import Send
 
-from moeserve.httpserver.transport.sse import BEAT_S, BLANKS_AFTER_S, COMMENTS_AFTER_S, send_part
+from moeserve.httpserver.transport.sse import BEAT_S, BLANK, BLANKS_AFTER_S, COMMENTS_AFTER_S, send_part
 
 PROGRESS_S: Final = 1.0  # between two comments, where they differ
 
@@ -98,6 +99,17 @@ class EarlyJson(EarlyAnswer):
 
     def _beat(self) -> bytes:
         return b"\n"
+
+
+class EarlyLines(EarlyAnswer):
+    media_type = b"application/x-ndjson"
+    patience = BLANKS_AFTER_S
+
+    async def fail(self, body: Mapping[str, Any]) -> None:
+        await send_part(self._send, orjson.dumps(body) + b"\n", False)
+
+    def _beat(self) -> bytes:
+        return BLANK
 
 
 def error_event(body: Mapping[str, Any]) -> bytes:

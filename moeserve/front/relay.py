@@ -19,7 +19,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from moeserve.front.early_answer import EarlyAnswer, EarlyEvents, EarlyJson, error_event
+from moeserve.front.early_answer import EarlyAnswer, EarlyEvents, EarlyJson, EarlyLines, error_event
 from moeserve.front.instance import ServerInstance
 from moeserve.front.pool import ModelPool
 from moeserve.front.pooled_model import Instance, PooledModel
@@ -62,8 +62,8 @@ class Relay:
         exchange = _Exchange(self._pool, self._apis, scope, send, model, body)
         if asked.streams_events:
             exchange.early = EarlyEvents(send, lambda: model.progress_text)
-        elif not asked.streams_lines:
-            exchange.early = EarlyJson(send)
+        else:
+            exchange.early = EarlyLines(send) if asked.streams_lines else EarlyJson(send)
         self._pool.keep(model, asked.keep_alive)
         with contextlib.suppress(ClientGone):
             await unless_gone(receive, exchange.run())

@@ -48,6 +48,7 @@ from moeserve.models.open import open_metadata
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.lifecycle import Process
 from moeserve.processes.listeners import Listeners, open_listeners, url_of
+from moeserve.tokenizer.fill_in_middle import FimTokens
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
@@ -290,7 +291,13 @@ def load_text(config: ServerConfig) -> tuple[ModelText, SamplingDefaults]:
         facts = facts_of(gguf)
         pictures = None if config.mmproj is None else PictureTokens.of(tokenizer, renderer)
         text = ModelText.of(
-            tokenizer, renderer, formats, parses_user_text=parses, facts=facts, pictures=pictures
+            tokenizer,
+            renderer,
+            formats,
+            parses_user_text=parses,
+            facts=facts,
+            pictures=pictures,
+            fim=FimTokens.from_gguf(gguf, tokenizer.vocabulary),
         )
         return text, defaults
     except ConfigError:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.mamba2.heads import Mamba2Heads
+from moeserve.kernels.short_conv.heads import ShortConvHeads
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.sources.gguf import names as n
 
 
@@ -41,6 +43,11 @@ def mamba2_shape(reader: ShapeReader, *, norm_by_group: bool, eps: float | None 
         conv_kernel=reader.integer("ssm.conv_kernel", 2, 16),
     )
     return Mamba2Shape(heads, norm_by_group, reader.rms_eps() if eps is None else eps)
+
+
+def short_conv_shape(reader: ShapeReader) -> ShortConvShape:
+    """Reads LFM2's convolutions, which have one shape. Raises ModelError."""
+    return ShortConvShape(ShortConvHeads(reader.hidden_size, reader.integer("shortconv.l_cache", 2, 16)))
 
 
 def _groups_and_heads(reader: ShapeReader) -> tuple[int, int]:

@@ -10,12 +10,18 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.kernels.stream_operands import Activations
-from moeserve.models.blocks.cpu.workspace import DeltaWorkspace, LatentExpertWorkspace, Mamba2Workspace
+from moeserve.models.blocks.cpu.workspace import (
+    DeltaWorkspace,
+    LatentExpertWorkspace,
+    Mamba2Workspace,
+    ShortConvWorkspace,
+)
 from moeserve.models.blocks.gpu.workspace import make_workspaces
 from moeserve.models.interface import ModelShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
+from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.step_buffers import (
     Buffer,
     arena_bytes,
@@ -71,6 +77,16 @@ def test_the_workspaces_of_mamba_2() -> None:
     space = Mamba2Workspace(shape.recurrence, 16, Activations(16, shape.mixed_width))
     planned = [buffer for buffer in cpu_step_buffers(shape, 16) if buffer.name in ("mamba2", "decays")]
     assert space.projected.nbytes + space.decays.nbytes == sum(buffer.nbytes for buffer in planned)
+
+
+def test_the_workspace_of_short_convolutions() -> None:
+    shape = read_shape(open_model(OWN_FIXTURES / "tiny-lfm2moe-f16.gguf"))
+    for max_tokens in (16, 300):
+        assert_planned(shape, max_tokens, float_weights=False)
+    assert isinstance(shape.recurrence, ShortConvShape)
+    space = ShortConvWorkspace(shape.recurrence, 16, Activations(16, shape.mixed_width))
+    planned = [buffer for buffer in cpu_step_buffers(shape, 16) if buffer.name == "short_conv"]
+    assert space.projected.nbytes == sum(buffer.nbytes for buffer in planned)
 
 
 def test_the_workspace_of_latent_experts() -> None:

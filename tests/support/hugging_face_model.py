@@ -158,6 +158,14 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "route_scale": 1.5, "global_attn_every_n_layers": 3, "sliding_window": 16, "mup_enabled": True,
         },
     ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        "Lfm2MoeForCausalLM",
+        {
+            "intermediate_size": 224, "num_dense_layers": 1, "conv_L_cache": 3, "routed_scaling_factor": 1.5,
+            "layer_types": ["conv", "full_attention", "conv"],
+        },
+    ),
     "mimo_v2_flash": (
         "MiMoV2FlashConfig",
         "MiMoV2FlashForCausalLM",

@@ -43,6 +43,7 @@ MODEL_FILES = {
     "moeserve.models.registry",
     "moeserve.models.qwen_hybrid",
     "moeserve.models.shape_reader",
+    "moeserve.models.short_conv",
     "moeserve.models.skipped_layers",
     "moeserve.models.step_buffers",
     "moeserve.models.tensors",
@@ -57,6 +58,7 @@ KERNEL_OPTIONS = {
     "moeserve.kernels.mamba2.heads",
     "moeserve.kernels.ngrams.hashing",
     "moeserve.kernels.routing.options",
+    "moeserve.kernels.short_conv.heads",
 }
 
 READERS = {
@@ -71,6 +73,7 @@ READERS = {
     "moeserve.models.sources.huggingface.mapping",
     "moeserve.models.sources.huggingface.next_token_names",
     "moeserve.models.sources.huggingface.proportional_rope",
+    "moeserve.models.sources.huggingface.remade",
     "moeserve.models.sources.source",
     "moeserve.quantization",
 }
@@ -213,16 +216,20 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.indexer": {"moeserve.models.sources.gguf"},
     "moeserve.models.latent": {"moeserve.models.indexer", "moeserve.models.sources.gguf"},
     "moeserve.models.mamba2": {"moeserve.kernels.mamba2.heads", "moeserve.models.sources.gguf"},
+    "moeserve.models.short_conv": {"moeserve.kernels.short_conv.heads", "moeserve.models.sources.gguf"},
     "moeserve.models.recurrence": {
         "moeserve.kernels.delta_net.heads",
         "moeserve.models.mamba2",
+        "moeserve.models.short_conv",
         "moeserve.models.sources.gguf",
     },
     "moeserve.models.recurrent_heads": {
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.mamba2.heads",
+        "moeserve.kernels.short_conv.heads",
         "moeserve.models.mamba2",
         "moeserve.models.shape_reader",
+        "moeserve.models.short_conv",
         "moeserve.models.sources.gguf",
     },
     "moeserve.models.residual": {"moeserve.kernels.ngrams.hashing", "moeserve.models.sources.gguf"},
@@ -257,6 +264,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.mamba2",
         "moeserve.models.recurrence",
         "moeserve.models.residual",
+        "moeserve.models.short_conv",
         "moeserve.kernels.delta_net.heads",
     },
     "moeserve.models.qwen_hybrid": FAMILY_NEEDS,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NotRequired
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
@@ -12,6 +12,8 @@ from moeserve.httpserver.generation.logprobs import finite
 from moeserve.httpserver.generation.usage import PromptProgress
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.sampling.parameters import PARAMETERS, TYPES, SamplerSettings, settings_of
+
+_ABSENT: Final = object()
 
 
 class LlamaTimings(TypedDict):
@@ -113,6 +115,21 @@ class LlamaCompletion(CompletionPiece):
     truncated: bool
     tokens_cached: int
     timings: LlamaTimings
+
+
+def fields_of(answer: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
+    """Returns the answer with these fields only, those in other objects by their paths (`timings/prompt_ms`); without
+    names all of it."""
+    if not names:
+        return answer
+    found: dict[str, Any] = {}
+    for name in names:
+        value: Any = answer
+        for step in name.split("/"):
+            value = value.get(step, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+        if value is not _ABSENT:
+            found[name] = value
+    return found
 
 
 class DefaultSettings(TypedDict):

@@ -15,7 +15,13 @@ from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.chat.chat_tools import Tools, tool_use
-from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint, PlainPrompts
+from moeserve.httpserver.generation.request.asked import (
+    Asked,
+    ChatPrompt,
+    FimPrompt,
+    GrammarConstraint,
+    PlainPrompts,
+)
 from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
@@ -216,7 +222,9 @@ class GenerateBody(_Body):
     prompt: str = ""
     system: str = ""
     raw: Annotated[bool, Field(description="The prompt as it is: no chat template.")] = False
-    suffix: Annotated[Any, unsupported("fill-in-the-middle", "")] = None
+    suffix: Annotated[
+        str, Field(description="The text behind the answer, for models that fill in the middle.")
+    ] = ""
     images: Annotated[Images, Field(default_factory=list)]
     template: Annotated[Any, unsupported("a template of the request's", "")] = None
     context: Annotated[Any, unsupported("context (use /api/chat)", [])] = None
@@ -225,6 +233,8 @@ class GenerateBody(_Body):
     def _images_are_pictures(self) -> GenerateBody:
         if self.pictures and self.raw:
             raise PydanticCustomError("images", "cannot be combined with raw")
+        if self.suffix and (self.pictures or self.system):
+            raise PydanticCustomError("suffix", "cannot be combined with images or system")
         return self
 
     @cached_property
@@ -233,9 +243,11 @@ class GenerateBody(_Body):
 
     @property
     def only_loads(self) -> bool:
-        return not self.prompt and not self.images
+        return not self.prompt and not self.images and not self.suffix
 
     def asked(self, caller: Caller) -> Asked:
+        if self.suffix:
+            return self.shared_asked(caller, [FimPrompt(self.prompt, self.suffix)])
         if self.raw:
             return self.shared_asked(caller, [self.prompt])
         head = [{"role": "system", "content": self.system}] if self.system else []

@@ -65,6 +65,8 @@ async def show(request: Request) -> Response:
         capabilities.append("thinking")
     if text.pictures is not None:
         capabilities.append("vision")
+    if text.fim is not None:
+        capabilities.append("insert")
     shown: Shown = {
         "modelfile": f"FROM {service.model_name}\n",
         "parameters": "\n".join(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
@@ -17,12 +17,14 @@ from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.refuse import note_refusal, request_id_of
 
 T = TypeVar("T")
+Answered = Mapping[str, Any] | Sequence[Mapping[str, Any]]  # as JSON
 
 SEND_TIMEOUT_S: Final = 120.0  # a client that reads nothing for this long counts as disconnected
 DONE: Final = b"data: [DONE]\n\n"
 COMMENTS_AFTER_S: Final = 0.5  # a request that is refused has been refused by then
 BLANKS_AFTER_S: Final = 30.0  # half of what nginx waits
 BEAT_S: Final = 10.0
+BLANK: Final = b" "  # between two lines of JSON
 
 
 class ClientGone(Exception):
@@ -36,7 +38,7 @@ class JsonResponse(Response):
         return orjson.dumps(content)
 
 
-async def answer(request: Request, work: Coroutine[Any, Any, Mapping[str, Any]]) -> Response:
+async def answer(request: Request, work: Coroutine[Any, Any, Answered]) -> Response:
     """Answers with the JSON of the result of `work`. A disconnect cancels `work`."""
 
     def error_body(error: ApiError) -> Mapping[str, Any]:
@@ -57,7 +59,7 @@ class _Awaited(Response):
 
     def __init__(
         self,
-        work: Coroutine[Any, Any, Mapping[str, Any]],
+        work: Coroutine[Any, Any, Answered],
         error_body: Callable[[ApiError], Mapping[str, Any]],
     ) -> None:
         super().__init__(headers={"x-accel-buffering": "no"})  # else nginx keeps the blanks to itself
@@ -136,10 +138,11 @@ class EventStream(Response):
 
 
 class JsonLines(EventStream):
-    """Sends each chunk as a line of JSON. Its clients know no comments, so nothing comes between two chunks."""
+    """Sends each chunk as a line of JSON. Its clients know no comments, and parse each line: so what comes between two
+    chunks is a blank, which JSON allows before the next line's object."""
 
     media_type = "application/x-ndjson"
-    comment = b""
+    comment = BLANK
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 that they use, as scripts/vendor_web.sh fetched them.
 
 The content security policy lets a page load only the other files and talk only to this server, and text never becomes
-HTML or script in it (trusted types). The reader of PDF files has no network access. Pages need no API key; their
-requests to the API do.
+HTML or script in it (trusted types). The reader of PDF files and the frame that shows HTML of a model have no network
+access. Pages need no API key; their requests to the API do.
 """
 
 from __future__ import annotations
@@ -54,6 +54,17 @@ _CHAT_POLICY: Final = _POLICY | {
     "worker-src": "'self'",
     "trusted-types": "pdf-worker",
     "img-src": "'self' data:",
+    "frame-src": "'self'",  # artifact.html: a frame that goes elsewhere by itself is stopped, too
+}
+# What a model wrote runs there as HTML, without an origin ("sandbox") and without network access.
+_ARTIFACT_POLICY: Final = {name: "'none'" for name in _POLICY if "trusted-types" not in name} | {
+    "script-src": "'unsafe-inline'",
+    "style-src": "'unsafe-inline'",
+    "img-src": "data: blob:",
+    "media-src": "data: blob:",
+    "font-src": "data:",
+    "frame-ancestors": "'self'",
+    "sandbox": "allow-scripts",
 }
 # It reads files of strangers, and needs nothing but its scripts: whatever a file makes it do, nothing leaves it.
 _PDF_POLICY: Final = dict.fromkeys(_POLICY, "'none'") | {
@@ -61,10 +72,16 @@ _PDF_POLICY: Final = dict.fromkeys(_POLICY, "'none'") | {
     "worker-src": "'self'",  # by which a browser may judge what a worker imports
     "require-trusted-types-for": "'script'",
 }
-_POLICIES: Final = {"chat.html": _CHAT_POLICY, "docs.html": _SWAGGER_POLICY, "pdf_worker.js": _PDF_POLICY}
+_POLICIES: Final = {
+    "chat.html": _CHAT_POLICY,
+    "docs.html": _SWAGGER_POLICY,
+    "artifact.html": _ARTIFACT_POLICY,
+    "pdf_worker.js": _PDF_POLICY,
+}
 _HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
+    "x-dns-prefetch-control": "off",  # the name of a host, too, would tell somebody something
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",  # revalidated at each use, sent again only after a change

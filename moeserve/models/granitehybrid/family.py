@@ -52,13 +52,9 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def _attention(reader: ShapeReader, num_kv_heads: int) -> AttentionShape:
-    num_heads = reader.integer("attention.head_count", 1, 1024)
-    if num_heads % num_kv_heads:
-        raise reader.error(KV_HEADS, f"has {num_kv_heads}; it must divide the {num_heads} heads")
-    head_dim = reader.integer("attention.key_length", 2, 1024, default=reader.hidden_size // num_heads)
-    reader.only("attention.value_length", head_dim)
     scale = reader.number("attention.scale", 0.0, 1e3, default=0.0) or None
-    return AttentionShape(num_heads, num_kv_heads, head_dim, scale=scale, has_positions=False)
+    heads = reader.heads(rotates_whole=False, num_kv_heads=num_kv_heads)
+    return AttentionShape(*heads, scale=scale, has_positions=False)
 
 
 def _feed_forward(reader: ShapeReader) -> MoeShape | DenseFfnShape:

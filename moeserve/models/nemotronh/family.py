@@ -52,12 +52,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def _attention(reader: ShapeReader, num_kv_heads: int) -> AttentionShape:
-    num_heads = reader.integer("attention.head_count", 1, 1024)
-    if num_heads % num_kv_heads:
-        raise reader.error(KV_HEADS, f"has {num_kv_heads}; it must divide the {num_heads} heads")
-    head_dim = reader.integer("attention.key_length", 2, 1024)
-    reader.only("attention.value_length", head_dim)
-    return AttentionShape(num_heads, num_kv_heads, head_dim, has_positions=False)
+    return AttentionShape(*reader.heads(rotates_whole=False, num_kv_heads=num_kv_heads), has_positions=False)
 
 
 def _feed_forwards(

@@ -40,6 +40,7 @@ from tests.support.gpu_operators.attention import (
     latent_attention,
     mamba_2,
     piecewise,
+    short_convolution,
     wide_attention,
 )
 from tests.support.gpu_operators.products import (
@@ -140,6 +141,10 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "Mamba-2, many": [
         partial(mamba_2, 200, torch.bfloat16, False),
         partial(mamba_2, 200, torch.bfloat16, True),
+    ],
+    "short convolution": [
+        partial(short_convolution, 3, f32),
+        partial(short_convolution, 200, torch.bfloat16),
     ],
     "delta net, many": [partial(delta_net, 200, torch.bfloat16, True)],
     "delta net, many, floats": [partial(delta_net, 200, f32, True)],

@@ -20,6 +20,7 @@ from moeserve.httpserver.transport.errors import ApiError, Overflow
 from moeserve.messages.refusal import Refusal
 from moeserve.models.facts import UNKNOWN, ModelFacts
 from moeserve.tokenizer.errors import TemplateError
+from moeserve.tokenizer.fill_in_middle import FimTokens
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
@@ -35,6 +36,7 @@ class ModelText:
     parses_user_text: bool  # True: control tokens that users and tools spell out become tokens
     facts: ModelFacts  # for lists of models
     pictures: PictureTokens | None = None  # None: the model sees none
+    fim: FimTokens | None = None  # None: the model fills in no middle
 
     @classmethod
     def of(
@@ -46,9 +48,10 @@ class ModelText:
         parses_user_text: bool = True,
         facts: ModelFacts = UNKNOWN,
         pictures: PictureTokens | None = None,
+        fim: FimTokens | None = None,
     ) -> ModelText:
         longest = max(map(len, tokenizer.vocabulary.token_bytes))
-        return cls(tokenizer, renderer, formats, longest, parses_user_text, facts, pictures)
+        return cls(tokenizer, renderer, formats, longest, parses_user_text, facts, pictures, fim)
 
     @property
     def vocab_size(self) -> int:
@@ -71,11 +74,12 @@ class ModelText:
         costs time and memory; `RequestBuilder` makes the exact check. (NFC, the first step of tokenisation, could
         shorten a text only where its characters are no long tokens.)"""
         for text in texts:
-            self._check_length(text, limit, param)
+            self.check_length(text, limit, param)
         encoded = await asyncio.to_thread(self.tokenizer.encode_batch, texts)
         return [self._begun(ids) for ids in encoded] if add_special else encoded
 
-    def _check_length(self, text: str, limit: int, param: str) -> None:
+    def check_length(self, text: str, limit: int, param: str) -> None:
+        """Raises ApiError 400 for a text that cannot fit into `limit` tokens."""
         if len(text) > limit * self.longest_token:
             message = (
                 f"{param}: {len(text)} characters cannot fit into this model's maximum context length of "
@@ -143,7 +147,7 @@ class ModelText:
                 message = f"{param}: the chat template leaves the last message out, so it cannot be continued"
                 raise ApiError(400, message, param=param, code="chat_template_error")
         pieces = [text] if literal is None else literal.cut(text)
-        self._check_length("".join(pieces), limit, param)
+        self.check_length("".join(pieces), limit, param)
         return pieces
 
     async def encode_pictures(

@@ -39,7 +39,29 @@ class ChatPrompt:
     separate_reasoning: bool = True  # False: it is part of the text
 
 
-PlainPrompts = Sequence[str | list[int]]
+@dataclass(frozen=True, slots=True)
+class FimFile:
+    """A file of the repository, for context."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FimPrompt:
+    """Two texts of which the answer is the middle (fill-in-the-middle)."""
+
+    prefix: str | list[int]
+    suffix: str
+    # True: the layout of a repository, from which is left out what does not fit. False: a prompt that is too long is
+    # refused, and has no `files`.
+    is_cut_to_fit: bool = False
+    files: Sequence[FimFile] = ()
+    begun: str = ""  # the beginning of the middle
+    param: str = "suffix"  # the client's name of the suffix, for messages
+
+
+PlainPrompts = Sequence[str | list[int] | FimPrompt]
 
 
 @dataclass(frozen=True, slots=True)

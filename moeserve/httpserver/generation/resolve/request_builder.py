@@ -166,5 +166,5 @@ def _stop_token_ids(resolved: Resolved, vocab_size: int, eos_ids: tuple[int, ...
     check_ids("logit_bias", resolved.logit_bias, vocab_size)
     named = (*asked.stop_token_ids, *resolved.form.stop_token_ids)
     check_ids(asked.stop_token_ids_param, named, vocab_size)
-    ends = () if asked.ignore_eos else eos_ids
+    ends = () if asked.ignore_eos else (*eos_ids, *resolved.fim_ends)
     return tuple(dict.fromkeys((*ends, *named)))

@@ -27,6 +27,7 @@ class Resolved:
     grammar: str = ""  # the compiled form of the answer form's grammar
     adapter: str = ""  # GenerateRequest.adapter
     chat: ChatTokens = NO_CHAT  # the tokens of a conversation, which is the only prompt
+    fim_ends: tuple[int, ...] = ()  # tokens that end the middle of two texts, as the model's ends do
 
     def sampling(
         self, *, max_tokens: int, seed: int, stop_token_ids: tuple[int, ...], scores_prompt: bool

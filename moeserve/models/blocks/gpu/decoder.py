@@ -2,7 +2,7 @@
 
     x = embed(tokens)
     for each layer:
-        x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: delta_net.py, mamba2.py
+        x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: recurrent.py
         x = x + experts(norm(x))            ffn.py
     logits = output(output_norm(x))
 
@@ -52,10 +52,8 @@ from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.expert_stream import ExpertStream
 from moeserve.models.loading.gpu_weights import (
     GpuAttention,
-    GpuDeltaNet,
     GpuLatentAttention,
     GpuLayer,
-    GpuMamba2,
     GpuWeights,
     float_type,
     has_float_weights,
@@ -330,7 +328,7 @@ class GpuDecoder:
             assert isinstance(w, GpuLatentAttention)
             self._latent_attention.attend(mixer, w, self._kv[index], batch, s)
         elif mixer is not None:
-            assert isinstance(w, GpuDeltaNet | GpuMamba2)
+            assert w is not None
             assert batch.states is not None
             state = self._states[index]
             mix_recurrent(mixer, w, self.shape.rms_eps, state, batch.states, batch.count, s)

@@ -26,6 +26,7 @@ from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.step_buffers import (
     ALIGNMENT,
     INT8_GROUP,
@@ -192,6 +193,11 @@ class GpuWorkspace:
         recurrence = shape.recurrence
         self.delta = DeltaWorkspace(views, recurrence) if isinstance(recurrence, GatedDeltaNetShape) else None
         self.mamba2 = Mamba2Workspace(views, recurrence) if isinstance(recurrence, Mamba2Shape) else None
+        self.short_conv = (
+            _activations(views, "attended", recurrence.heads.value_width)
+            if isinstance(recurrence, ShortConvShape)
+            else None
+        )
         self.output = views["output"]
         self.router_input = views.get("router_input", views["y"])
         # Input of the routed experts, if it differs from that of the feed-forward that all tokens pass.
