@@ -47,7 +47,7 @@ class ServerConfig(EngineConfig):
         None,
         "Model",
         "the model's vision tower: an mmproj GGUF file, or auto for the one beside the model; chats may then contain "
-        "pictures (CPU engine; towers of Qwen3.5 and Qwen3.6)",
+        "pictures (CPU engine or one GPU; towers of Qwen3.5, Qwen3.6, Qwen3-VL-MoE and Gemma 4)",
         metavar="FILE",
     )
     image_min_tokens: int | None = option(

@@ -143,6 +143,8 @@ def gpu_step_buffers(
         buffers.append(Buffer("dense_products", (rows, 2 * model.dense_width)))
     if model.unrouted_width:
         buffers += _activations("unrouted_h", rows, model.unrouted_width, acts, quantised=small)
+    if model.deep_layers:
+        buffers.append(Buffer("deep", (rows, model.deep_layers * hidden)))  # DeepStack's additions
     if adapter_rank:
         buffers += _adapter_buffers(model, rows, adapter_rank, wide)
     return tuple(buffers)

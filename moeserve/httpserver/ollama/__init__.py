@@ -1,4 +1,4 @@
-"""Ollama's API, for the tools that speak nothing else, with Ollama's error shape."""
+"""Ollama's API with Ollama's error shape, for tools that support no other API."""
 
 from moeserve.httpserver.ollama import models, routes
 from moeserve.httpserver.ollama.bodies import ChatBody, GenerateBody, ShowBody

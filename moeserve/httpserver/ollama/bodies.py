@@ -56,7 +56,7 @@ _LATEST: Final = ":latest"  # the tag that Ollama's clients add to a name withou
 
 
 class Options(OllamaSampling):
-    """The sampling parameters. Options that concern the loading of a model have no effect."""
+    """The sampling parameters. Options about the loading of a model have no effect."""
 
     idle: ClassVar = frozenset(
         {
@@ -199,7 +199,7 @@ class ChatBody(_Body):
 
     @model_validator(mode="after")
     def _tools_make_sense(self) -> ChatBody:
-        _ = self.tool_use  # which refuses what does not fit together
+        _ = self.tool_use  # raises if its fields contradict each other
         return self
 
     @cached_property
@@ -208,7 +208,7 @@ class ChatBody(_Body):
 
     @property
     def only_loads(self) -> bool:
-        """True for a request without messages: Ollama then loads the model and answers nothing."""
+        """True for a request without messages: Ollama then only loads the model, and the answer is empty."""
         return not self.messages
 
     def asked(self, caller: Caller) -> Asked:

@@ -1,4 +1,4 @@
-"""What Ollama's API answers, as typed dicts. Durations are nanoseconds."""
+"""The answers of Ollama's API, as typed dicts. Durations are nanoseconds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ChatMessage(TypedDict):
 
 
 class Figures(TypedDict):
-    """The figures of an answer's last line."""
+    """Token counts and durations, in an answer's last line."""
 
     done_reason: NotRequired[str]
     total_duration: NotRequired[int]
@@ -91,7 +91,7 @@ class Models(TypedDict):
 
 class RunningModel(Model):
     expires_at: str
-    size_vram: int  # 0: the part that a GPU holds is not reported here
+    size_vram: int  # always 0: the bytes in GPU memory are not reported here
     context_length: int
 
 

@@ -1,4 +1,4 @@
-"""Paths of other servers' APIs that this server lacks: the reason, and what to use instead, for the error's message."""
+"""Error messages for paths of other servers' APIs that this server lacks: the reason, and what to use instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NO_EMBEDDINGS: Final = "moeserve serves no embedding models"
 _NOT_KEPT: Final = "the server keeps only responses; use /v1/responses with previous_response_id"
 _ONE_MODEL: Final = "the model is given at the server's start, with --model"
 
-# By the path's first segments.
+# Keyed by the path's first segments.
 _REASONS: Final[Mapping[str, str]] = {
     "/v1/embeddings": _NO_EMBEDDINGS,
     "/embeddings": _NO_EMBEDDINGS,
@@ -44,7 +44,7 @@ _REASONS: Final[Mapping[str, str]] = {
 
 
 def why_absent(path: str) -> str:
-    """Returns the reason for a path without a route, or ""."""
+    """Returns the reason why a path has no route; "" for an unknown path."""
     parts = path.rstrip("/").split("/")
     for end in range(min(len(parts), 5), 1, -1):
         if reason := _REASONS.get("/".join(parts[:end])):

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from moeserve.kernels.linear.large_batch import FEW_BLOCK
 from moeserve.quantization import StoredScales
 from moeserve.quantization.table import (
     BF16,
@@ -98,6 +99,7 @@ CALLS: dict[str, list[Callable[[], None]]] = {
         partial(experts, 30, IQ2_XXS, IQ1_M),
         partial(experts, 256, IQ2_S, IQ1_S),
         partial(large_batch, 4096, IQ3_XXS, IQ2_XS),
+        partial(large_batch, 64, IQ3_XXS, IQ2_XS, FEW_BLOCK),
     ],
     "wide scales": [
         partial(linear, 4, TQ2_0, 512, 96, Q1_0, 32),
