@@ -25,6 +25,8 @@ from moeserve.front.schedule import State
 from moeserve.httpserver import native, web
 from moeserve.httpserver.app import APIS, Application, answer_errors, defend, note_requests
 from moeserve.httpserver.observability.shared_scrape import SharedScrape
+from moeserve.httpserver.ollama import pull_routes
+from moeserve.httpserver.ollama.pulls import Pulls
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.hosts import KnownHost, is_loopback
@@ -32,6 +34,7 @@ from moeserve.httpserver.transport.keys import ApiKeys
 from moeserve.httpserver.transport.middleware import HeadAsGet
 from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.sse import JsonResponse
+from moeserve.httpserver.transport.unknown_fields import UnknownFields
 
 # Questions about a model do not load it: a client that asks about each model of a list loads none.
 QUESTIONS: Final = frozenset({"/api/show", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
@@ -52,10 +55,14 @@ class FrontApplication(FastAPI):
         self.state.pool = pool
         self.state.created = int(time.time())
         self.state.scrape = SharedScrape(metrics.render)
+        self.state.unknown_fields = UnknownFields(config.unknown_fields, lambda route, count: None)
+        self.state.pulls = Pulls(
+            config.pull == "allow", lambda: (one.served.config.model for one in pool.models)
+        )
         self.paths = set(self._routes.paths)
         self._pool = pool
         self._relay = self.state.relay = Relay(pool, self.apis)
-        for router in (probes.router, lists.router, web.pages.router):
+        for router in (probes.router, lists.router, pull_routes.router, web.pages.router):
             self.include_router(router)
             self.paths |= {route.path for route in router.routes if isinstance(route, Route)}
         self.router.routes.append(Route("/openapi.json", self._routes.answer_document))

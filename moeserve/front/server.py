@@ -145,6 +145,7 @@ class Server(uvicorn.Server):
         if self._front.drain_delay:
             log.info("not ready any more; requests are taken for %g s", self._front.drain_delay)
             await asyncio.sleep(self._front.drain_delay)
+        self._app.state.pulls.close()
         log.info("draining: no new requests")
         await self._pool.drain(self._front.shutdown_timeout)
         self.should_exit = True

@@ -32,6 +32,7 @@ from moeserve.httpserver.generation.engine.silences import Silences
 from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults, sampling_defaults
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.metrics import Metrics
+from moeserve.httpserver.ollama.pulls import Pulls
 from moeserve.httpserver.probe_server import ProbeServer
 from moeserve.httpserver.responses.routes import background_responses
 from moeserve.httpserver.transport.api_table import Api, ApiTable
@@ -132,6 +133,7 @@ class Server(uvicorn.Server):
         self.listening = asyncio.Event()
         app = build_app(service, apis.apis)
         super().__init__(_uvicorn_config(app, service))
+        self._pulls: Pulls = app.state.pulls
         self._batches: asyncio.Task[None] | None = None
         self._runner: BatchRunner | None = None
         if (store := batch_store(service)) is not None:
@@ -218,6 +220,7 @@ class Server(uvicorn.Server):
         if not state.leaving:
             state.leaving = True
             self._stop_batches()
+            self._pulls.close()
             self._start_task(self._drain())
 
     def _leave(self) -> None:

@@ -31,6 +31,7 @@ MODEL_FILES = {
     "moeserve.models.sources.source",
     "moeserve.models.gpu_features",
     "moeserve.models.interface",
+    "moeserve.models.indexer",
     "moeserve.models.latent",
     "moeserve.models.mamba2",
     "moeserve.models.recurrence",
@@ -69,6 +70,7 @@ READERS = {
     "moeserve.models.sources.huggingface.layer_settings",
     "moeserve.models.sources.huggingface.latent",
     "moeserve.models.sources.huggingface.llama3_rope",
+    "moeserve.models.sources.huggingface.mamba2",
     "moeserve.models.sources.huggingface.mapping",
     "moeserve.models.sources.huggingface.next_token_names",
     "moeserve.models.sources.huggingface.proportional_rope",
@@ -77,6 +79,7 @@ READERS = {
     "moeserve.quantization",
 }
 FAMILY_NEEDS = READERS | {
+    "moeserve.models.indexer",
     "moeserve.models.interface",
     "moeserve.models.latent",
     "moeserve.models.recurrence",
@@ -90,7 +93,7 @@ FAMILY_NEEDS = READERS | {
 
 # Within httpserver, imports run from an API's folder to what the APIs share, and from there to HTTP itself. No API
 # knows another, nor the table that lists them.
-HTTP_APIS = ("openai", "responses", "anthropic", "batches", "lightllm", "llama_server", "ollama")
+HTTP_APIS = ("openai", "responses", "anthropic", "batches", "lightllm", "llama_server")
 HTTPSERVER: dict[str, set[str]] = {
     "moeserve.httpserver.transport": {
         "moeserve.config",
@@ -129,6 +132,19 @@ HTTPSERVER: dict[str, set[str]] = {
             "moeserve",
         }
         for api in HTTP_APIS
+    },
+    "moeserve.httpserver.ollama": {
+        "moeserve.httpserver.generation",
+        "moeserve.httpserver.transport",
+        "moeserve.config",
+        "moeserve.errors",
+        "moeserve.messages",
+        "moeserve.sampling",
+        "moeserve.chatformat",
+        "moeserve.grammar.spec",
+        "moeserve.models.facts",
+        "moeserve.processes.lifecycle",  # a download is a process of its own
+        "moeserve",
     },
     "moeserve.httpserver.native": {
         "moeserve.models.adapters.modules",
@@ -211,7 +227,8 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.residual",
         "moeserve.models.rope_scaling",
     },
-    "moeserve.models.latent": {"moeserve.models.sources.gguf"},
+    "moeserve.models.indexer": {"moeserve.models.sources.gguf"},
+    "moeserve.models.latent": {"moeserve.models.indexer", "moeserve.models.sources.gguf"},
     "moeserve.models.mamba2": {"moeserve.kernels.mamba2.heads", "moeserve.models.sources.gguf"},
     "moeserve.models.short_conv": {"moeserve.kernels.short_conv.heads", "moeserve.models.sources.gguf"},
     "moeserve.models.recurrence": {
@@ -228,6 +245,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.shape_reader",
         "moeserve.models.short_conv",
         "moeserve.models.sources.gguf",
+        "moeserve.models.sources.source",
     },
     "moeserve.models.residual": {"moeserve.kernels.ngrams.hashing", "moeserve.models.sources.gguf"},
     "moeserve.models.rope_scaling": set(),
@@ -255,6 +273,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.source",
     },
     "moeserve.models.step_buffers": {
+        "moeserve.models.indexer",
         "moeserve.models.interface",
         "moeserve.models.latent",
         "moeserve.models.mamba2",

@@ -7,6 +7,15 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 
+class PullLine(TypedDict):
+    """A download's progress. `completed` and `total` are bytes of all files that were missing."""
+
+    status: str
+    digest: NotRequired[str]
+    total: NotRequired[int]
+    completed: NotRequired[int]
+
+
 class Function(TypedDict):
     index: int
     name: str

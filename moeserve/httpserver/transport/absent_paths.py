@@ -35,11 +35,9 @@ _REASONS: Final[Mapping[str, str]] = {
     "/v1/skills": "no tools that run at the server",
     "/v1/fine_tuning": "moeserve does not train; LoRA adapters are loaded with --lora-modules",
     "/v1/complete": "use /v1/messages",
-    "/api/pull": _ONE_MODEL,
     "/api/push": _ONE_MODEL,
     "/api/create": _ONE_MODEL,
     "/api/copy": _ONE_MODEL,
-    "/api/delete": _ONE_MODEL,
 }
 
 
