@@ -1,9 +1,9 @@
-"""LFM2's calls: a list of Python's function calls in tags, whose arguments all have names.
+"""LFM2's calls: a list of Python function calls with keyword arguments, in tags.
 
 <|tool_call_start|>[f(key="value", other=[1, {"a": True}]), g()]<|tool_call_end|>
 
-Its templates write strings into the history without escapes, so models put quotes into quotes. With a JSON schema in
-the system prompt they write a list of JSON objects instead: either_body.py.
+Its templates write strings into the history without escapes, so models write unescaped quotes within quotes. With a
+JSON schema in the system prompt, models write a list of JSON objects instead (`either_body.py`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from .mistral import list_of_one
 from .tool_calls import CallTags
 
 TAGS: Final = CallTags("<|tool_call_start|>", "<|tool_call_end|>", following=",", ends=("]",))
-MARK: Final = "List of tools:"  # what its templates say; older ones do not show a call
+MARK: Final = "List of tools:"  # a text in its templates; older ones do not show a call
 GUIDED: Final = list_of_one(TAGS.open, TAGS.close)
-LIST: Final = "[,"  # around calls
+LIST: Final = "[,"  # list syntax around calls
 _DIALECT: Final = Dialect(colons="=:", is_bare=True)
 _NAME: Final = re.compile(r"\s*([\w.:-]+)\s*")
 
 
 class PythonBody(RecordingBody):
-    """Reads from behind the opening tag, or a comma, to the closing parenthesis. See tool_calls.CallBody."""
+    """Reads from after the opening tag, or a comma, to the closing parenthesis. See `tool_calls.CallBody`."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)

@@ -112,6 +112,13 @@ class ServerConfig(EngineConfig):
         high=1e6,
         metavar="GIB",
     )
+    pull: str = option(
+        "off",
+        "Model",
+        "allow: let clients download models of the Hugging Face Hub by POST to /api/pull, as Ollama's do, and remove "
+        "them by DELETE to /api/delete",
+        choices=("off", "allow"),
+    )
     max_num_seqs: int = option(64, "Capacity", "maximum number of requests in one step", low=1, high=4096)
     max_total_tokens: int | None = option(
         None,

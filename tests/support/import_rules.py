@@ -90,7 +90,7 @@ FAMILY_NEEDS = READERS | {
 
 # Within httpserver, imports run from an API's folder to what the APIs share, and from there to HTTP itself. No API
 # knows another, nor the table that lists them.
-HTTP_APIS = ("openai", "responses", "anthropic", "batches", "lightllm", "llama_server", "ollama")
+HTTP_APIS = ("openai", "responses", "anthropic", "batches", "lightllm", "llama_server")
 HTTPSERVER: dict[str, set[str]] = {
     "moeserve.httpserver.transport": {
         "moeserve.config",
@@ -129,6 +129,19 @@ HTTPSERVER: dict[str, set[str]] = {
             "moeserve",
         }
         for api in HTTP_APIS
+    },
+    "moeserve.httpserver.ollama": {
+        "moeserve.httpserver.generation",
+        "moeserve.httpserver.transport",
+        "moeserve.config",
+        "moeserve.errors",
+        "moeserve.messages",
+        "moeserve.sampling",
+        "moeserve.chatformat",
+        "moeserve.grammar.spec",
+        "moeserve.models.facts",
+        "moeserve.processes.lifecycle",  # a download is a process of its own
+        "moeserve",
     },
     "moeserve.httpserver.native": {
         "moeserve.models.adapters.modules",

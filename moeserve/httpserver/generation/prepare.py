@@ -1,4 +1,4 @@
-"""Turns a request into messages to the engine: every refusal of a request happens here."""
+"""Turns a request into messages to the engine, or refuses it."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def _resolve(service: Service, served: Served, asked: Asked) -> Resolved:
 
 
 def _last_tokens(prompt: list[int], limit: int, asked: Asked, bound: int | None) -> list[int]:
-    """Returns the last tokens of a prompt: as many as `truncate_prompt_tokens` says, which must fit with the answer."""
+    """Returns the last `truncate_prompt_tokens` tokens of a prompt. They must leave room for the answer."""
     most = asked.truncate_prompt_tokens
     if most is None:
         return prompt
@@ -89,7 +89,7 @@ async def count_prompt_tokens(service: Service, asked: Asked) -> int:
 async def _encode_chat(
     service: Service, text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt
 ) -> ChatTokens:
-    """Raises ApiError: 504, too, where pictures are not encoded in time."""
+    """Returns the tokens of a conversation. Raises ApiError; 504 if its pictures are not encoded in time."""
     client = service.picture_client(asked)
     async with request_deadline(asked.caller.arrival, service.engine.request_timeout):
         return await chat_prompt.encode(text, limit, asked, prompt, client)

@@ -37,7 +37,7 @@ def _no_grammar(value: Any) -> Any:
 
 class CompletionBody(LlamaServerSampling, SamplerFields):
     empty: ClassVar = SAMPLER_LISTS | {"stop", "logit_bias", "response_fields"}
-    # Fields that concern the cache and the slots, and the details of samplers that are off.
+    # Fields without effect here: about cache and slots, and details of samplers that are off.
     idle: ClassVar = frozenset(
         {
             *("cache_prompt", "id_slot", "n_cache_reuse", "n_keep", "n_discard", "sse_ping_interval"),

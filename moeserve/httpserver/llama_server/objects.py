@@ -1,4 +1,4 @@
-"""What llama-server's API answers, as typed dicts. Times are milliseconds."""
+"""The answers of llama-server's API, as typed dicts. Times are milliseconds."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class LlamaTimings(TypedDict):
     predicted_ms: float
     predicted_per_token_ms: float | None
     predicted_per_second: float | None
-    draft_n: NotRequired[int]  # where there were drafts
+    draft_n: NotRequired[int]  # only if tokens were drafted
     draft_n_accepted: NotRequired[int]
 
 
 def sampler_object(settings: SamplerSettings) -> dict[str, float]:
-    """The settings under llama-server's names."""
+    """Returns the settings under llama-server's names."""
     values = settings_of(settings).items()
     return {PARAMETERS[name].name_in("llama_server", name): value for name, value in values}
 
@@ -54,7 +54,7 @@ else:
 
 
 class TokenProbability(TypedDict):
-    """A token's log-probability, in the model's own distribution."""
+    """A token's log-probability in the model's distribution, before the samplers."""
 
     id: int
     token: str
@@ -67,7 +67,7 @@ class CompletionProbability(TokenProbability):
 
 
 def probabilities(text: ModelText, tokens: Sequence[TokenLogprob], top: int) -> list[CompletionProbability]:
-    """One object a token, with its `top` most likely."""
+    """Returns one object for each token, with the `top` most likely alternatives."""
 
     def entry(token_id: int, logprob: float) -> TokenProbability:
         return {
@@ -85,7 +85,7 @@ def probabilities(text: ModelText, tokens: Sequence[TokenLogprob], top: int) -> 
 
 
 class CompletionPiece(TypedDict):
-    """The fields that both a stream's chunks and a whole answer have."""
+    """The fields that a stream's chunks and a complete answer share."""
 
     index: int
     content: str
@@ -105,7 +105,8 @@ class CompletionChunk(CompletionPiece):
 
 
 class LlamaCompletion(CompletionPiece):
-    """A whole answer, and the last chunk of a stream, whose `content` is what the chunks before lack."""
+    """A complete answer, or the last chunk of a stream; the chunk's `content` is only the text that no earlier chunk
+    had."""
 
     model: str
     prompt: str | list[int]

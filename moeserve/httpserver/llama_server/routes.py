@@ -50,7 +50,7 @@ router = APIRouter(tags=["llama-server"])
     responses={200: {"model": LlamaCompletion, "description": "With stream true: chunks."}},
 )
 async def completion(request: Request) -> Response:
-    """Completes a prompt, llama-server's way."""
+    """Completes a prompt in llama-server's format."""
     caller = caller_of(request)
     return await _answer(request, await read_body(request, CompletionBody), caller)
 
@@ -93,7 +93,7 @@ async def _whole(handler: CompletionHandler) -> Mapping[str, Any] | list[Mapping
 
 @router.get("/props", responses={200: {"model": Props}})
 async def props(request: Request) -> Response:
-    """What a client of llama-server asks first: the context's length, the template, the defaults."""
+    """The context's length, the chat template and the default settings."""
     service = service_of(request)
     served = service.ready(None)
     text, limit = served.text, served.limit
@@ -108,7 +108,7 @@ async def props(request: Request) -> Response:
         },
         "total_slots": service.config.max_num_seqs,
         "model_alias": service.model_name,
-        "model_path": service.model_name,  # clients do not learn the file's path
+        "model_path": service.model_name,  # the name: clients must not learn the file's path
         "chat_template": text.renderer.source or "",
         "bos_token": "" if vocabulary.bos_id is None else text.token_text(vocabulary.bos_id),
         "eos_token": text.token_text(vocabulary.eos_ids[0]) if vocabulary.eos_ids else "",
@@ -204,14 +204,14 @@ class CompletionHandler:
             "content": text,
             "tokens": ids,
             "stop": False,
-            "id_slot": -1,  # none: requests share the cache
+            "id_slot": -1,  # no slot: all requests share one cache
             "tokens_predicted": usage["completion_tokens"],
             "tokens_evaluated": usage["prompt_tokens"],
         }
 
     def _timings_so_far(self, tally: UsageTally, first: float) -> LlamaTimings:
-        """Returns the timings as this process sees them: the prompt's time includes the queue. The last chunk has the
-        engine's own."""
+        """Returns the timings that this process has measured; the prompt's time includes the queue. The last chunk has
+        the engine's exact timings."""
         usage, decoded = tally.usage(), time.monotonic() - first
         return _llama_timings(
             cached=0,

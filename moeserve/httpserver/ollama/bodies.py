@@ -6,6 +6,7 @@ Source: Ollama's API reference and its Python client's types.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -52,11 +53,12 @@ from moeserve.httpserver.transport.request_model import (
 from moeserve.messages.pictures import MOST_PICTURES
 
 Images = Annotated[list[str], Field(max_length=MOST_PICTURES, description="Pictures in base64.")]
+_PLAIN_NAME: Final = re.compile(r"[\w./@:-]{1,512}", re.ASCII)
 _LATEST: Final = ":latest"  # the tag that Ollama's clients add to a name without one
 
 
 class Options(OllamaSampling):
-    """The sampling parameters. Options that concern the loading of a model have no effect."""
+    """The sampling parameters. Options about the loading of a model have no effect."""
 
     idle: ClassVar = frozenset(
         {
@@ -199,7 +201,7 @@ class ChatBody(_Body):
 
     @model_validator(mode="after")
     def _tools_make_sense(self) -> ChatBody:
-        _ = self.tool_use  # which refuses what does not fit together
+        _ = self.tool_use  # raises if its fields contradict each other
         return self
 
     @cached_property
@@ -208,7 +210,7 @@ class ChatBody(_Body):
 
     @property
     def only_loads(self) -> bool:
-        """True for a request without messages: Ollama then loads the model and answers nothing."""
+        """True for a request without messages: Ollama then only loads the model, and the answer is empty."""
         return not self.messages
 
     def asked(self, caller: Caller) -> Asked:
@@ -266,6 +268,34 @@ class ShowBody(RequestModel):
         if (self.model or self.name) is None:
             raise PydanticCustomError("model", "this field is required")
         return self
+
+
+class _HubBody(RequestModel):
+    model: ModelName | None = None
+    name: Annotated[ModelName | None, Field(description="An older name of `model`.")] = None
+    insecure: Annotated[Any, NO_EFFECT] = None
+
+    @model_validator(mode="after")
+    def _names_one(self) -> _HubBody:
+        if not _PLAIN_NAME.fullmatch(self.named):
+            raise PydanticCustomError(
+                "model", "must be a name of the Hugging Face Hub: org/repo or org/repo:Q4_K_M"
+            )
+        return self
+
+    @property
+    def named(self) -> str:
+        return self.model or self.name or ""
+
+
+class PullBody(_HubBody):
+    stream: bool = True
+    username: Annotated[Any, NO_EFFECT] = None
+    password: Annotated[Any, NO_EFFECT] = None
+
+
+class DeleteBody(_HubBody):
+    pass
 
 
 def served_name(name: str) -> str:

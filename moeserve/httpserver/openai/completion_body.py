@@ -22,7 +22,7 @@ Prompt = str | list[int]
 
 
 def check_token_ids(ids: list[Any]) -> None:
-    """Raises PydanticCustomError unless every element is an int, not a bool, that fits int32."""
+    """Raises PydanticCustomError unless every element is an int (not a bool) within int32."""
     if set(map(type, ids)) - {int}:
         raise PydanticCustomError("prompt_type", "must hold token ids only, or strings only")
     if ids and not (min(ids) >= 0 and max(ids) <= INT32_MAX):
@@ -30,7 +30,8 @@ def check_token_ids(ids: list[Any]) -> None:
 
 
 def _to_prompts(value: Any) -> list[Prompt]:
-    """Makes a list of prompts of any of the four forms of `prompt`, which are told apart by their first element."""
+    """Returns a list of prompts from any of the four forms of `prompt`: a text, a list of texts, a list of token ids, a
+    list of such lists."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -125,7 +126,7 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def num_candidates(self) -> int:
-        """Candidates for each prompt."""
+        """The number of answers to generate for each prompt."""
         return self.n if self.best_of is None else self.best_of
 
     @property

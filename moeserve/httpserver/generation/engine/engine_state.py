@@ -1,4 +1,4 @@
-"""EngineState: whether the engine takes requests, and what it has reported of itself."""
+"""EngineState: whether the engine takes requests, and what it has reported about itself."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Health(TypedDict):
 
 @dataclass
 class EngineState:
-    """`server.py` writes the first three, `EngineClient` the others."""
+    """`server.py` writes the first three fields, `EngineClient` the others."""
 
     text_ready: bool = False  # the tokenizer is built
-    leaving: bool = False  # not ready any more
+    leaving: bool = False  # no longer reported as ready
     draining: bool = False  # no new requests
     ready: WorkerReady | None = None
-    lost: str | None = None  # why there is no router or worker at the moment, once there was one
-    lost_detokenizer: str | None = None  # the same
+    lost: str | None = None  # why the router or worker is gone at the moment; None before the first start
+    lost_detokenizer: str | None = None  # the same for the detokenizer for the detokenizer
     silences: Silences = field(default_factory=Silences)  # its `watch` must be running
     slow_disk: SlowDisk = field(default_factory=SlowDisk)
     progress: LoadProgress = field(default_factory=lambda: LoadProgress("starting", 0, 0))
@@ -53,7 +53,7 @@ class EngineState:
 
     @property
     def is_lost(self) -> bool:
-        """True if the engine cannot serve, unless the launcher replaces the lost process."""
+        """True if a process of the engine is lost, whether or not the launcher is replacing it."""
         return self.status not in ("ok", "draining")
 
     def health(self) -> Health:
@@ -72,8 +72,8 @@ class EngineState:
         return health
 
     def require_ready(self) -> WorkerReady:
-        """Returns the engine's limits. Raises ApiError 503 unless a request can be queued. While the engine is
-        restarted, it can: it waits for the next worker."""
+        """Returns the engine's limits. Raises ApiError 503 if no request can be queued. While the engine restarts,
+        requests are queued: they wait for the new worker."""
         if self.status == "unresponsive":
             raise ApiError(503, "the engine does not respond", code="unresponsive")
         if self.draining:
