@@ -63,3 +63,15 @@ def made_by(*rules: Remade) -> Made:
             yield rule.ours, floats_made(tensor, shape, rule.compute)
 
     return made
+
+
+def together(*each: Made) -> Made:
+    """Returns a function that yields what all of these do."""
+
+    def made(
+        path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
+    ) -> Iterator[tuple[str, MadeTensor]]:
+        for one in each:
+            yield from one(path, prefix, metadata, stored)
+
+    return made
