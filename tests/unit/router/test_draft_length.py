@@ -28,6 +28,8 @@ def told(ms: Callable[[int], float], *, draft_ms: float = 0.0, right: float = 0.
     for number in range(4 * LEARNING):
         lengths.observe(record, 1, 1, int((number * right) % 1.0 + right >= 1.0))
         lengths.observe_time(1, draft_ms)
+    for _ in range(1000):
+        lengths.finished(8, 0, 0, 100, 0.0)
     return lengths
 
 
@@ -182,7 +184,7 @@ def test_drafts_go_on_where_rows_cost_little(streams: int) -> None:
 
 @pytest.mark.parametrize("streams", [1, 8])
 def test_drafts_pause_where_rows_cost_as_much_as_steps(streams: int) -> None:
-    assert max(shares(world_of(computes), streams)[1:]) < 0.1
+    assert max(shares(world_of(computes), streams)[1:]) < 0.15
 
 
 def test_drafts_pause_where_many_requests_run() -> None:
