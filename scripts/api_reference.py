@@ -30,7 +30,7 @@ API_PAGES = (
     ApiPage("responses", "OpenAI responses API", ("/v1/responses",)),
     ApiPage("anthropic", "Anthropic API", ("/v1/messages",)),
     ApiPage("lightllm", "LightLLM API", ("/generate",)),
-    ApiPage("llama_server", "llama-server API", ("/completion", "/props", "/apply-template")),
+    ApiPage("llama_server", "llama-server API", ("/completion", "/infill", "/props", "/apply-template")),
     ApiPage("ollama", "Ollama API", ("/api/",)),
     ApiPage(
         "native",

@@ -1,24 +1,24 @@
-"""An answer between tags of its own, behind the reasoning: `<answer>\n...\n</answer>`."""
+"""An answer in tags of its own after the reasoning: `<answer>\n...\n</answer>`."""
 
 from __future__ import annotations
 
 
 class AnswerTags:
-    """Takes the tags, and the line ends within and behind them, out of an answer that begins with the opening one. Any
-    other answer is left as it is."""
+    """Removes the tags, and the line ends inside and after them, from an answer that begins with the opening tag. Any
+    other answer is unchanged."""
 
     def __init__(self, opening: str, closing: str) -> None:
-        """opening: "": there are no tags. Each begins with `<`, which is in no other place of it."""
+        """opening: "" if there are no tags. A tag begins with `<` and has no other `<`."""
         self._opening = opening
         self._closing = closing
         self._is_decided = not opening
         self._has_tags = False
         self._space = ""  # before `_tag`
-        self._tag = ""  # what may become a tag
+        self._tag = ""  # the beginning of a possible tag
         self._skips_lines = False
 
     def push(self, text: str) -> str:
-        """Returns the part of the answer that is known with more text."""
+        """Takes more text. Returns the part of the answer that is now certain."""
         if self._is_decided and not self._has_tags:
             return text
         return "".join(map(self._char, text))

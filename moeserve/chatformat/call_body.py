@@ -1,4 +1,4 @@
-"""The state that the readers of a call share: the text so far, and how much of it is in the events."""
+"""The state that all readers of a call share: the text so far, and how much of it has been yielded as events."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Final
 from .events import CallArguments, CallEnd, Event
 from .json_reader import Status
 
-MAX_NAME_CHARS: Final = 1024  # of a tool or of an argument; what is longer is no call
+MAX_NAME_CHARS: Final = 1024  # of a tool's or an argument's name; with a longer one the text is not a call
 
 
 class RecordingBody(ABC):
-    """A tool_calls.CallBody. Subclasses read in `_push`, and hold in `_held` what they have not decided about."""
+    """A `tool_calls.CallBody`. Subclasses read in `_push`, and keep undecided text in `_held`."""
 
     def __init__(self, index: int) -> None:
         self._index = index
         self._text: list[str] = []
         self._held = ""
-        self._shown = 0  # of `_text`: how many characters are in the events
-        self._behind = 0  # of `_text`: how many at its end came after the event that is added now
+        self._shown = 0  # characters of `_text` that have been yielded as events
+        self._behind = 0  # characters at the end of `_text` that belong to no event added so far
         self.announced = False
         self.unread = ""
 
     @property
     def raw(self) -> str:
-        """Up to what will be read again."""
+        """Returns the text so far, without the part that will be read again."""
         return "".join(self._text).removesuffix(self.unread)
 
     @property
@@ -42,7 +42,7 @@ class RecordingBody(ABC):
         return status
 
     def finish(self, events: list[Event]) -> bool:
-        """See tool_calls.CallBody. Here for calls that nothing but their end can end."""
+        """See `tool_calls.CallBody`. By default a call without its end is incomplete."""
         return False
 
     @abstractmethod
@@ -52,7 +52,7 @@ class RecordingBody(ABC):
         return len(self._held)
 
     def _broken(self, unread: str) -> Status:
-        """`unread`: the end of the text, which may be something else's beginning."""
+        """Notes that the call is malformed. unread: the end of the text, which may begin something else."""
         self.unread = unread
         return Status.BROKEN
 

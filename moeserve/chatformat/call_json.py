@@ -1,4 +1,4 @@
-"""The JSON of a call, which the format's next tag may end before its last brackets."""
+"""The JSON of a call. The format's next tag may end it before its last brackets, which are then added."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from .json_reader import JSON, Dialect, JsonReader, Status
 
 
 class CallJson:
-    """Push character after character; nothing after DONE or BROKEN."""
+    """Reads the JSON. `push` takes one character at a time, and nothing after DONE or BROKEN."""
 
-    def __init__(self, closings: tuple[str, ...], dialect: Dialect = JSON) -> None:
-        """`closings`: the tags that may follow the JSON."""
-        self._reader = JsonReader(dialect)
+    def __init__(self, closings: tuple[str, ...], dialect: Dialect = JSON, brackets: str = "{") -> None:
+        """closings: the tags that may follow the JSON. brackets: see `JsonReader`."""
+        self._reader = JsonReader(dialect, brackets)
         self._closings = closings
-        self._tag = ""  # the beginning of a closing
-        self.shown = ""  # the JSON that the last character has added
-        self.unread = ""  # after DONE and BROKEN: the end of the text, which is no part of the JSON
+        self._tag = ""  # the beginning of a closing tag
+        self.shown = ""  # the JSON that the last character added
+        self.unread = ""  # after DONE or BROKEN: the end of the text that is not part of the JSON
 
     @property
     def depth(self) -> int:
@@ -22,7 +22,7 @@ class CallJson:
 
     @property
     def num_held(self) -> int:
-        """How many of the last characters have not been shown yet."""
+        """Returns how many of the last characters are held back."""
         return self._reader.num_held + len(self._tag)
 
     def push(self, char: str) -> Status:
@@ -45,7 +45,7 @@ class CallJson:
         return status
 
     def end(self) -> bool:
-        """The text ends here. False where the JSON could not."""
+        """Ends the text. Returns False if the JSON cannot end here."""
         if not self._reader.can_end:
             return False
         self._tag = ""

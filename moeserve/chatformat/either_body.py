@@ -1,4 +1,4 @@
-"""A call in a format with tags that may hold JSON in their place: models fall back to the form of Hermes."""
+"""A call of a tagged format whose content may be JSON instead: models sometimes fall back to the Hermes form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .tool_calls import CallBody
 
 
 class EitherBody:
-    """A CallBody that is read as tagged or as JSON; the first character other than white space decides which."""
+    """A CallBody that reads a call as tagged or as JSON; its first non-blank character decides."""
 
     def __init__(
         self,
@@ -18,8 +18,11 @@ class EitherBody:
         tagged: Callable[[int], CallBody],
         in_json: Callable[[int], CallBody],
         begins_json: str = "{",
+        before: str = "",
     ) -> None:
-        """begins_json: the characters with which JSON begins."""
+        """begins_json: the characters with which JSON begins. before: characters, besides white space, that may come
+        first."""
+        self._before = before
         self._index = index
         self._begins_json = begins_json
         self._tagged, self._in_json = tagged, in_json
@@ -44,7 +47,7 @@ class EitherBody:
 
     def push(self, char: str, events: list[Event]) -> Status:
         if self._body is None:
-            if char.isspace():
+            if char.isspace() or char in self._before:
                 self._space += char
                 return Status.GOING
             self._body = (self._in_json if char in self._begins_json else self._tagged)(self._index)

@@ -1,6 +1,6 @@
-"""What an answer's text is made of, in order. The pieces of one kind that follow one another are to be joined.
+"""The events of a parsed answer, in order. Consecutive pieces of one kind belong together.
 
-Parsers make one of each character of a call: structs, for they are made faster than frozen dataclasses.
+They are structs because parsers make one for each character of a call: frozen dataclasses would be slower.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Reasoning(msgspec.Struct, frozen=True):
 
 
 class CallStart(msgspec.Struct, frozen=True):
-    """Calls are counted from 0."""
+    """The beginning of a call. `index` counts calls from 0."""
 
     index: int
     name: str
@@ -31,15 +31,15 @@ class CallArguments(msgspec.Struct, frozen=True):
 
 
 class CallEnd(msgspec.Struct, frozen=True):
-    """The arguments are a whole JSON object."""
+    """The end of a call, whose arguments are now a complete JSON object."""
 
     index: int
 
 
 class CallBroken(msgspec.Struct, frozen=True):
-    """After its start the call turned out malformed, or the answer ended within it. Whoever has shown nothing of
-    it yet shows `raw`, its whole text, as plain text in its place; whoever has shows `rest`, of which nothing has
-    been an event."""
+    """A call that has started is malformed, or the answer ended within it. A consumer that has shown nothing of the
+    call shows `raw`, its whole text, as plain text; one that has shown events of it shows `rest`, the text after
+    them."""
 
     index: int
     raw: str

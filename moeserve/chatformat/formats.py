@@ -1,4 +1,4 @@
-"""The table of all formats of tool calls. gpt-oss's is none of them: its answers have a format as a whole."""
+"""The table of all tool-call formats, except gpt-oss's, whose format covers whole answers (`harmony.py`)."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from . import (
     minimax,
     minimax_m3,
     mistral,
+    python_calls,
     qwen3_coder,
 )
 from .either_body import EitherBody
@@ -37,30 +38,31 @@ class ToolFormat:
     """How a model writes calls."""
 
     name: str  # as --tool-call-parser has it
-    marks: tuple[str, ...]  # what the chat templates of its models contain
+    marks: tuple[str, ...]  # texts by which a chat template is recognised as of this format
     tags: CallTags
-    call_end: str  # ends one call
+    call_end: str  # the tag that ends one call
     body: Callable[
         [Schemas, bool], NewBody
-    ]  # from the tools' schemas, and whether a grammar enforces `own_calls`
-    guided: GuidedCalls  # with JSON
-    guided_body: NewBody | None = None  # reads `guided` calls; None: `body` does
+    ]  # makes a body maker from the tools' schemas and whether a grammar enforces `own_calls`
+    guided: GuidedCalls  # the form of calls in JSON that a grammar enforces
+    guided_body: NewBody | None = None  # makes readers of `guided` calls; None: as `body`
     takes_text_arguments: bool = False  # its templates take a call's arguments as text, not as an object
     inner_words: tuple[str, ...] = ()  # tags within `tags`
-    opening: str = ""  # what begins calls where that is not the opening tag, but a token that it begins with
-    # A call's id in the conversation, from its tool's name and its number; None: the client's.
+    opening: str = ""  # the token that begins calls, if it is not the whole opening tag
+    # Makes a call's id from its tool's name and its number in the conversation; None: the client's id is used.
     call_id: Callable[[str, int], str] | None = None
-    # As `guided`, with the model's own tags around arguments; `body` reads them.
+    # The same with the model's own tags around arguments; `body` reads them.
     own_calls: GuidedCalls | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The tags that are control tokens of some models."""
+        """Returns the tags, which are control tokens in some models."""
         every = (*self.tags.openings, self.tags.close, *self.tags.ends, *self.inner_words)
         return tuple(word for word in dict.fromkeys(every) if word)
 
     def parser(self, schemas: Schemas, guided: Literal["", "json", "own"] = "") -> ToolCallParser:
-        """`guided`: a grammar enforces calls in the form `guided` ("json") or `own_calls` ("own")."""
+        """Returns a parser of calls. guided: "json" or "own" if a grammar enforces calls in the form `guided` or
+        `own_calls`."""
         if guided == "json" and self.guided_body is not None:
             return ToolCallParser(self.guided_body, CallTags(self.tags.open, self.tags.close))
         return ToolCallParser(self.body(schemas, guided == "own"), self.tags)
@@ -90,7 +92,7 @@ def _minimax_m3(schemas: Schemas, is_guided: bool) -> NewBody:
 
 
 def _untyped(body: NewBody) -> Callable[[Schemas, bool], NewBody]:
-    """For a format whose arguments are JSON, which says itself of what type they are."""
+    """Ignores the schemas: for formats with JSON arguments, whose types need no schema."""
     return lambda schemas, is_guided: body
 
 
@@ -122,6 +124,17 @@ def _in_json(name: str, mark: str, tags: CallTags, guided: GuidedCalls) -> ToolF
     return ToolFormat(name, (mark,), tags, tags.close, body, guided)
 
 
+def _python(name: str, mark: str) -> ToolFormat:
+    body = partial(
+        EitherBody,
+        tagged=python_calls.PythonBody,
+        in_json=partial(hermes.HermesBody, tags=python_calls.TAGS),
+        before=python_calls.LIST,
+    )
+    tags = python_calls.TAGS
+    return ToolFormat(name, (mark,), tags, tags.close, _untyped(body), python_calls.GUIDED)
+
+
 def _mistral(name: str, marks: tuple[str, ...], guided: GuidedCalls) -> ToolFormat:
     body = partial(
         EitherBody,
@@ -135,7 +148,7 @@ def _mistral(name: str, marks: tuple[str, ...], guided: GuidedCalls) -> ToolForm
     )
 
 
-_ALL: Final = (  # a template that has the marks of several is of the first one's
+_ALL: Final = (  # a template with the marks of several formats gets the first one
     _separated(
         "deepseek_v3",
         (deepseek.CALL_OPEN, deepseek.FENCE),
@@ -192,6 +205,7 @@ _ALL: Final = (  # a template that has the marks of several is of the first one'
     _mistral("mistral", (mistral.OPEN, mistral.SEPARATOR), mistral.GUIDED),
     _mistral("mistral_json", (mistral.OPEN,), mistral.GUIDED_LIST),
     _in_json("llama", json_lists.LLAMA_MARK, json_lists.LLAMA, json_lists.LLAMA_GUIDED),
+    _python("lfm2", python_calls.MARK),
     ToolFormat(
         "hermes",
         (hermes.TAGS.open,),
@@ -205,10 +219,10 @@ TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {one.name: one for one in _ALL}
 
 
 def tool_format(template: str) -> ToolFormat | None:
-    """Returns the format that a chat template shows to its model; None where it shows none that can be read."""
+    """Returns the format of calls in a chat template; None if there is none or it is unknown."""
     return next((one for one in _ALL if all(mark in template for mark in one.marks)), None)
 
 
 def is_harmony(template: str) -> bool:
-    """Returns whether a chat template is of gpt-oss's format: reasoning and calls are messages in channels."""
+    """Returns whether a chat template is gpt-oss's: reasoning and calls are messages in channels."""
     return harmony.CHANNEL in template and harmony.MESSAGE in template

@@ -1,9 +1,9 @@
-"""Gemma 4's calls, one after another, whose arguments are close to JSON: keys are bare, and strings stand between tags,
-as they are:
+"""Gemma 4's calls, one after another. Their arguments are close to JSON, but keys have no quotes, and strings stand
+between tags without escapes:
 
 <|tool_call>call:name{key:<|"|>text<|"|>,other:{list:[1,true,null]}}<tool_call|>
 
-Models also write JSON's and Python's strings, words without quotes, and `key=value`.
+Models also write JSON and Python strings, words without quotes, and `key=value`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .tool_calls import CallTags
 
 TAGS: Final = CallTags("<|tool_call>", "<tool_call|>", ends=("}",))
 QUOTE: Final = '<|"|>'
-# What a grammar enforces has JSON's strings, in the form of Hermes.
+# A grammar enforces the Hermes form, with JSON strings.
 GUIDED: Final = GuidedCalls(TAGS.open, '{"name": "', '", "arguments": ', "}", TAGS.close, "", is_block=False)
 _DIALECT: Final = Dialect(quotes=(QUOTE, '"', "'"), raw_quote=QUOTE, colons=":=", is_bare=True)
 _HEAD: Final = re.compile(r"\s*(?:call\s*:)?\s*([\w.:-]+)\s*")
 
 
 class GemmaBody(RecordingBody):
-    """Reads from behind the opening tag to the last brace. See tool_calls.CallBody."""
+    """Reads from after the opening tag to the last brace. See `tool_calls.CallBody`."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index)

@@ -1,4 +1,4 @@
-"""GLM-4.5's to 4.7's calls, of which the last writes no line ends:
+"""The calls of GLM-4.5 to 4.7 (4.7 writes them without line ends):
 
 <tool_call>name
 <arg_key>key</arg_key>

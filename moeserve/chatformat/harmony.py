@@ -1,4 +1,4 @@
-"""gpt-oss's answers (OpenAI's harmony format): messages in channels, of which the prompt has begun the first.
+"""gpt-oss's answers (OpenAI's harmony format): messages in channels. The prompt has begun the first message.
 
     <|start|>assistant
     <|channel|>analysis<|message|>reasoning<|end|>
@@ -6,8 +6,8 @@
     <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{"key": "value"}<|call|>
     <|start|>assistant<|channel|>final<|message|>text<|return|>
 
-(Without the line ends.) A call's recipient may also stand before its channel. The tags are control tokens: the text
-must have them all the same.
+(Without the line ends.) A call's recipient may also come before its channel. The tags are control tokens, which the
+detokenizer must keep in the text.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ CALL: Final = "<|call|>"
 RETURN: Final = "<|return|>"
 WORDS: Final = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 ANALYSIS: Final = "analysis"
-TOOLS: Final = "functions."  # before a tool's name, as the recipient of its calls
+TOOLS: Final = "functions."  # prefix of a tool's name in a call's recipient
 
 MAX_HEADER_CHARS: Final = 1024
 _ENDS: Final = (END, CALL, RETURN)
-_BREAKS: Final = (*_ENDS, START, CHANNEL)  # what ends a message; the last two begin another one's header
+# The tags that end a message; the last two also begin the next one's header.
+_BREAKS: Final = (*_ENDS, START, CHANNEL)
 _ROLE: Final = "assistant"
-_ROLE_PART: Final = re.compile(r"(?:assistant)?\s*(?:t|to|to=\S*\s*)?")  # of a header, before its first tag
+# The part of a header before its first tag.
+_ROLE_PART: Final = re.compile(r"(?:assistant)?\s*(?:t|to|to=\S*\s*)?")
 _RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _SEPARATOR: Final = "\n\n"  # between the texts of two messages
@@ -44,29 +46,29 @@ _SEPARATOR: Final = "\n\n"  # between the texts of two messages
 
 class _Stage(Enum):
     HEADER = auto()
-    CALL_START = auto()  # behind the header of a call: white space, then `{`
+    CALL_START = auto()  # after a call's header: white space, then `{`
     CALL = auto()
     CONTENT = auto()
 
 
 class HarmonyParser:
-    """Text in, events out. What is no message as the format has it is shown as text, and so is a call that is
-    malformed (see tool_calls.ToolCallParser)."""
+    """Parses an answer into events. Text that does not have the format, and malformed calls, become plain text (see
+    `tool_calls.ToolCallParser`)."""
 
     def __init__(self, prompt_end: str, reads_calls: bool, separates_reasoning: bool = True) -> None:
-        """`prompt_end`: the prompt from its last `<|start|>` on, which the answer continues. Without `reads_calls` or
-        `separates_reasoning`, what would be one is shown as text."""
+        """prompt_end: the prompt from its last `<|start|>` on, which the answer continues. reads_calls,
+        separates_reasoning: False leaves calls or reasoning in the text."""
         self._reads_calls = reads_calls
         self._separates_reasoning = separates_reasoning
         self._stage = _Stage.HEADER
         self._header = ""
-        self._held = ""  # of a tag
+        self._held = ""  # the beginning of a possible tag
         self._is_reasoning = False
         self._tool = ""
-        self._call_text: list[str] = []  # behind the header
+        self._call_text: list[str] = []  # text after the call's header
         self._json = CallJson(_BREAKS)
         self._num_calls = 0
-        self._after_call = False  # white space belongs to the format
+        self._after_call = False  # white space after a call belongs to the format
         self._is_new = True  # nothing of this message has been shown
         self._shown: set[type[Text | Reasoning]] = set()
         self.push(prompt_end)
@@ -85,14 +87,14 @@ class HarmonyParser:
         return False
 
     def push(self, text: str) -> list[Event]:
-        """Returns what more text adds; pieces of one kind are joined."""
+        """Returns the events of more text; neighbouring pieces of one kind are joined."""
         events: list[Event] = []
         for char in text:
             self._push(char, events)
         return joined(events)
 
     def finish(self, ended_by: str | None = None) -> list[Event]:
-        """See AnswerParser. A header without its message says nothing, unless it is a call's."""
+        """See `AnswerParser`. A header without a message yields nothing, unless it is a call's."""
         events: list[Event] = []
         if self._stage is _Stage.CALL:
             if ended_by is not None and self._json.end():
@@ -152,7 +154,7 @@ class HarmonyParser:
             self._read_call(char, events)
         elif char.isspace():
             self._call_text.append(char)
-        else:  # to a tool whose arguments are no JSON: the request offers none
+        else:  # a tool with arguments that are not JSON, which no request offers
             text = [*self._call_text, char]
             self._call_text = []
             self._stage = _Stage.CONTENT
@@ -197,7 +199,7 @@ class HarmonyParser:
             self._held = held
         elif self._after_call and held.isspace():
             pass
-        else:  # of a tag, `<` is the first character only
+        else:  # `<` occurs only as a tag's first character
             self._held = "<" if char == "<" else ""
             self._show(held.removesuffix(self._held), events)
 

@@ -1,5 +1,5 @@
-"""The inside of a call in the Hermes format, Qwen3's: `{"name": "f", "arguments": {...}}`; in a list, too, what of
-which stands around it is passed over."""
+"""The inside of a call in the Hermes format, which Qwen3 uses: `{"name": "f", "arguments": {...}}`. Brackets and commas
+of a list around it are skipped."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .json_reader import Status, as_json
 from .json_text import is_unicode, to_json
 from .tool_calls import CallTags
 
-# Models close one bracket too many; Granite 3.1 writes a list.
+# `ends`: models close one bracket too many. `following`: Granite 3.1 writes a list.
 TAGS: Final = CallTags("<tool_call>", "</tool_call>", following=",", ends=("}", "]"))
-_BEFORE: Final = frozenset("[,; \t\r\n")  # the JSON
+_BEFORE: Final = frozenset("[,; \t\r\n")  # may come before the JSON
 
-# The usual beginning, up to the arguments' brace. Anything else that is a call is shown when it is whole.
+# The usual beginning, up to the arguments' brace: arguments are then streamed. Other calls are yielded when complete.
 _HEAD: Final = re.compile(
     r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*\{'
 )
@@ -26,15 +26,15 @@ _ARGUMENTS_DEPTH: Final = 2
 
 
 class HermesBody(RecordingBody):
-    """Reads from behind the opening tag to the end of the JSON object. See tool_calls.CallBody."""
+    """Reads from after the opening tag to the end of the JSON object. See `tool_calls.CallBody`."""
 
     def __init__(self, index: int, tags: CallTags = TAGS) -> None:
         super().__init__(index)
         self._json = CallJson((tags.close, tags.open))
-        self._call: list[str] = []  # its JSON
+        self._call: list[str] = []  # the call's JSON
         self._in_json = False
         self._in_arguments = False
-        self._decided = False  # whether the arguments are shown as they come
+        self._decided = False  # whether the arguments are streamed has been decided
 
     def finish(self, events: list[Event]) -> bool:
         if not self._json.end():
@@ -56,7 +56,7 @@ class HermesBody(RecordingBody):
         return self._end(events) if status is Status.DONE else status
 
     def _take(self, events: list[Event]) -> None:
-        """Takes the JSON that has been added, of which the arguments' is shown."""
+        """Adds new JSON to the call, and yields the arguments' part of it."""
         shown, depth = self._json.shown, self._json.depth
         self._call.append(shown)
         if not self._decided and depth == _ARGUMENTS_DEPTH:
@@ -64,7 +64,7 @@ class HermesBody(RecordingBody):
             if shown == "{":
                 self._announce(events)
         if self._in_arguments and shown:
-            # A tag may have ended the arguments and the call at once.
+            # One tag may have ended both the arguments and the call.
             events.append(CallArguments(self._index, shown if depth else shown[:-1]))
             self._in_arguments = depth >= _ARGUMENTS_DEPTH
 
@@ -80,7 +80,7 @@ class HermesBody(RecordingBody):
             try:
                 call = json.loads("".join(self._call))
                 name, text = call.get("name"), to_json(_arguments_of(call))
-            except (ValueError, RecursionError):  # numbers beyond what Python takes, nesting beyond its stack
+            except (ValueError, RecursionError):  # too long a number, too deep nesting
                 return self._broken(self._json.unread)
             if not isinstance(name, str) or text[0] != "{" or not is_unicode(name):
                 return self._broken(self._json.unread)
@@ -90,7 +90,7 @@ class HermesBody(RecordingBody):
 
 
 def _arguments_of(call: dict[str, Any]) -> Any:
-    """Returns the arguments, which may be JSON in a string."""
+    """Returns the arguments of a call; they may be JSON within a string."""
     arguments = call.get("arguments", call.get("parameters"))
     if isinstance(arguments, str) and (text := as_json(arguments)) is not None:
         return json.loads(text)

@@ -1,10 +1,10 @@
-"""Calls that are a list of JSON objects in a tag, as Granite 3 and Hunyuan write them:
+"""Calls as a list of JSON objects in a tag, which Granite 3 and Hunyuan write:
 
 <|tool_call|>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]
 
 <tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>
 
-And Llama 3's and 4's, which have no tag, or one in place of a list:
+Llama 3 and 4 write them without a tag, or after a tag that has no closing one:
 
 {"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}
 """
@@ -25,7 +25,7 @@ GRANITE_GUIDED: Final = list_of_one(GRANITE.open)
 HUNYUAN: Final = CallTags("<tool_calls>", "</tool_calls>", following=",", ends=_ENDS)
 HUNYUAN_GUIDED: Final = list_of_one(HUNYUAN.open, HUNYUAN.close)
 
-# `bare` is the usual beginning of a call; JSON that is no call stays text.
+# `bare`: the usual beginning of a call without a tag. JSON that is not a call stays text.
 LLAMA: Final = CallTags("<|python_tag|>", "", bare='{"name"', following=";", ends=_ENDS)
-LLAMA_MARK: Final = '{"name": function name, "parameters"'  # what its templates say
+LLAMA_MARK: Final = '{"name": function name, "parameters"'  # a text in its templates
 LLAMA_GUIDED: Final = GuidedCalls('{"name": "', "", '", "parameters": ', "}", "", "; ", is_block=False)

@@ -1,8 +1,8 @@
-"""A JSON object read character by character as models write it, and written as RFC 8259 wants it.
+"""Reads a JSON object as models write it, character by character, and writes it as valid JSON (RFC 8259).
 
-Valid JSON comes out as it is. Read as well, where nothing else can be meant: raw line ends and tabs in strings, escapes
-that JSON does not know, quotes in strings that nothing of JSON follows, a comma before a closing bracket, and what
-Python writes: single quotes, True, False, None. A Dialect has more.
+Valid JSON is unchanged. Accepted too, if unambiguous: raw line ends and tabs in strings, unknown escapes, unescaped
+quotes in strings if no JSON syntax follows them, a comma before a closing bracket, and Python's single quotes, True,
+False and None. A Dialect accepts more.
 """
 
 from __future__ import annotations
@@ -22,22 +22,26 @@ _WORDS: Final = {word: json for json in ("true", "false", "null") for word in (j
 }
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _MAX_WORD: Final = 4096  # characters of a number
-_MAX_DEPTH: Final = 256  # of brackets: what is nested deeper, clients cannot read
-_CLOSING: Final = {"{": "}", "[": "]"}
+_MAX_DEPTH: Final = 256  # of brackets: clients cannot parse deeper nesting
+_CLOSING: Final = {"{": "}", "[": "]", "(": ")"}
+_AS_JSON: Final = {
+    "(": "{",
+    ")": "}",
+}  # parentheses, not JSON: the arguments of a Python call
 
 
 class Status(Enum):
     GOING = auto()
-    DONE = auto()  # this character was the object's last
-    BROKEN = auto()  # this character cannot come here
+    DONE = auto()  # this character was the object's last one
+    BROKEN = auto()  # this character is not allowed here
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     quotes: tuple[str, ...] = ('"', "'")
-    raw_quote: str = ""  # one of `quotes`: a tag, between which a string stands as it is
+    raw_quote: str = ""  # one of `quotes`: a tag; strings between two of it have no escapes
     colons: str = ":"
-    is_bare: bool = False  # keys, and strings that are words, may stand without quotes
+    is_bare: bool = False  # keys and one-word strings may lack quotes
 
 
 JSON: Final = Dialect()
@@ -49,29 +53,30 @@ class _Expect(Enum):
     KEY_OR_END = auto()
     COLON = auto()
     COMMA_OR_END = auto()
-    QUOTE = auto()  # its first characters have come
+    QUOTE = auto()  # the first characters of a quote have come
     STRING = auto()
     ESCAPE = auto()
     HEX = auto()
-    STRING_END = auto()  # a quote has come: the string's end, if something of JSON follows
-    WORD = auto()  # without quotes: a number, true, false, null
+    STRING_END = auto()  # after a quote: it ends the string if JSON syntax follows
+    WORD = auto()  # an unquoted word: a number, true, false, null
 
 
 class JsonReader:
-    """Push character after character of one object; nothing after DONE or BROKEN."""
+    """Reads one object. `push` takes one character at a time, and nothing after DONE or BROKEN."""
 
     def __init__(self, dialect: Dialect = JSON, brackets: str = "{") -> None:
-        """`brackets`: what the text may begin with."""
+        """brackets: the characters with which the text may begin; "(" begins the arguments of a Python call, read as an
+        object."""
         self._dialect = dialect
         self._brackets = brackets
-        self._open: list[str] = []  # brackets not closed yet
+        self._open: list[str] = []  # open brackets
         self._expect = _Expect.VALUE
         self._is_key = False
         self._quote = ""  # of the string
-        # Read and not shown. White space is not held by itself.
-        self._comma = ""  # and the white space behind it
+        # Characters read but not yet written. White space alone is not held.
+        self._comma = ""  # a comma and the white space after it
         self._held = ""
-        self.shown = ""  # the JSON that the last character has added
+        self.shown = ""  # the JSON that the last character added
 
     @property
     def depth(self) -> int:
@@ -79,12 +84,12 @@ class JsonReader:
 
     @property
     def num_held(self) -> int:
-        """How many of the last characters have not been shown yet."""
+        """Returns how many of the last characters are held back."""
         return len(self._comma) + len(self._held)
 
     @property
     def can_end(self) -> bool:
-        """Whether the object could end here, if its closing brackets came."""
+        """Returns whether the object could end here with its closing brackets."""
         match self._expect:
             case _Expect.COMMA_OR_END | _Expect.VALUE_OR_END | _Expect.KEY_OR_END:
                 return bool(self._open)
@@ -102,13 +107,13 @@ class JsonReader:
         elif self._expect is _Expect.STRING_END:
             self._end_string()
         self._comma = self._held = ""
-        closing = "".join(_CLOSING[bracket] for bracket in reversed(self._open))
+        closing = "".join(_closing_json(bracket) for bracket in reversed(self._open))
         self._open.clear()
         return self.shown + closing
 
     def cut_off(self) -> str | None:
-        """The text was cut off here: returns the JSON that closes a string and all brackets. None within a word or a
-        key, and where a value would come."""
+        """Returns the JSON that completes an object cut off here: it closes a string and all brackets. None within a
+        word or key, and where a value is missing."""
         self.shown = ""
         if not self._is_key and self._expect in (_Expect.STRING, _Expect.ESCAPE, _Expect.HEX):
             self._show('"')
@@ -155,7 +160,7 @@ class JsonReader:
                 self._expect = _Expect.VALUE
             case _Expect.COMMA_OR_END if char == ",":
                 self._comma = ","
-                in_object = self._open[-1] == "{"
+                in_object = self._open[-1] != "["
                 self._expect = _Expect.KEY_OR_END if in_object else _Expect.VALUE_OR_END
             case _Expect.COMMA_OR_END | _Expect.KEY_OR_END | _Expect.VALUE_OR_END if self._closes(char):
                 return self._close(char)
@@ -172,19 +177,19 @@ class JsonReader:
         return char == _CLOSING[self._open[-1]]
 
     def _close(self, char: str) -> Status:
-        self._comma = ""  # the last one, before a closing bracket
-        self._show(char)
+        self._comma = ""  # drops a last comma before a closing bracket
+        self._show(_AS_JSON.get(char, char))
         self._open.pop()
         self._expect = _Expect.COMMA_OR_END
         return Status.GOING if self._open else Status.DONE
 
     def _value(self, char: str) -> Status:
-        if char in "{[":
+        if char in "{[" or (not self._open and char in self._brackets):
             if len(self._open) == _MAX_DEPTH or (not self._open and char not in self._brackets):
                 return Status.BROKEN
-            self._show(char)
+            self._show(_AS_JSON.get(char, char))
             self._open.append(char)
-            self._expect = _Expect.KEY_OR_END if char == "{" else _Expect.VALUE_OR_END
+            self._expect = _Expect.VALUE_OR_END if char == "[" else _Expect.KEY_OR_END
             return Status.GOING
         if not self._open:
             return Status.BROKEN
@@ -194,7 +199,7 @@ class JsonReader:
     # ---- strings
 
     def _begin_quote(self, char: str) -> Status:
-        """A quote, or where there is none a word."""
+        """Begins a string at a quote, or a word if `char` begins no quote."""
         held = self._held + char
         if held in self._dialect.quotes:
             self._quote = held
@@ -221,7 +226,7 @@ class JsonReader:
             self._show(escaped(self._held))
             self._held = char
             self._expect = _Expect.ESCAPE
-        else:  # only the quote's first character can begin it anew
+        else:  # only a quote's first character can begin another quote
             again = char if self._held and self._quote.startswith(char) else ""
             self._show(escaped(held.removesuffix(again) if again else held))
             self._held = again
@@ -236,7 +241,7 @@ class JsonReader:
             self._show("\\" + char)
         elif char == "'":
             self._show(char)
-        else:  # the backslash is one
+        else:  # the backslash stands for itself
             self._show("\\\\" + escaped(char))
         return Status.GOING
 
@@ -260,10 +265,10 @@ class JsonReader:
             return self._structure(char)
         held = self._held
         if char in self._dialect.colons and not self._is_key:
-            return Status.BROKEN  # more of JSON than a string, which nothing has closed
+            return Status.BROKEN  # the string was never closed
         if self._quote.startswith(char) and held != self._quote:
-            return Status.BROKEN  # two strings with nothing between
-        self._show(escaped(held))  # the quote is part of the string
+            return Status.BROKEN  # two strings in a row
+        self._show(escaped(held))  # the quote belongs to the string
         self._expect = _Expect.STRING
         return self._string(char)
 
@@ -293,7 +298,7 @@ class JsonReader:
         return Status.GOING if len(self._held) <= _MAX_WORD else Status.BROKEN
 
     def _behind_string(self) -> str:
-        """The characters one of which follows a string or a word."""
+        """Returns the characters that may follow a string or a word."""
         return self._dialect.colons if self._is_key else "," + _CLOSING[self._open[-1]]
 
     def _word_json(self) -> str | None:
@@ -311,8 +316,13 @@ class JsonReader:
         self._expect = _Expect.COLON if self._is_key else _Expect.COMMA_OR_END
 
 
+def _closing_json(bracket: str) -> str:
+    closing = _CLOSING[bracket]
+    return _AS_JSON.get(closing, closing)
+
+
 def as_json(text: str) -> str | None:
-    """Returns a whole object or array as JSON; None where it is none."""
+    """Returns a complete object or array as valid JSON; None if the text is neither."""
     reader = JsonReader(brackets="{[")
     pieces = []
     status = Status.GOING

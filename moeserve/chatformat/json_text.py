@@ -1,4 +1,4 @@
-"""JSON texts that UTF-8 can hold."""
+"""JSON texts without lone surrogates, which UTF-8 cannot encode."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 
 def to_json(value: Any) -> str:
-    """Compact enough, and valid Unicode: `json.loads` may have made lone surrogates. ValueError for a number that
-    JSON cannot hold."""
+    """Returns the value as JSON in valid Unicode; `json.loads` may have made lone surrogates. Raises ValueError for a
+    number that JSON cannot express."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text if is_unicode(text) else json.dumps(value, allow_nan=False)
 
 
 def escaped(text: str) -> str:
-    """The inside of the text's JSON string."""
+    """Returns the text as a JSON string without its quotes."""
     return to_json(text)[1:-1]
 
 
 def is_unicode(text: str) -> bool:
-    """False when it holds a lone surrogate, which no UTF-8 can."""
+    """Returns False for a text with a lone surrogate, which UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,9 +1,9 @@
-"""Kimi-K2's calls, any number in a section, each with the name's number in the conversation:
+"""Kimi-K2's calls, any number in a section. A number after the name counts the conversation's calls:
 
 <|tool_calls_section_begin|><|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{"key": "value"}
 <|tool_call_end|><|tool_calls_section_end|>
 
-(Without the line end.) Some models call the section a `tool_call_section`, or leave its tags out.
+(Without the line end.) Some models name the section `tool_call_section`, or omit its tags.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .tool_calls import CallTags
 CALL_OPEN: Final = "<|tool_call_begin|>"
 SEPARATOR: Final = "<|tool_call_argument_begin|>"
 CALL_CLOSE: Final = "<|tool_call_end|>"
-TOOLS: Final = "functions."  # before a tool's name
-_NUMBER: Final = re.compile(r":\d+$")  # behind it
+TOOLS: Final = "functions."  # prefix of a tool's name
+_NUMBER: Final = re.compile(r":\d+$")  # suffix of a tool's name
 _OTHER_CLOSE: Final = "<|tool_call_section_end|>"
 
 TAGS: Final = CallTags(
@@ -37,7 +37,7 @@ def call_id(name: str, number: int) -> str:
 
 
 def name_of(text: str) -> str:
-    """Returns the tool's name; "" where there is none."""
+    """Returns the tool's name; "" if there is none."""
     return _NUMBER.sub("", text.strip()).removeprefix(TOOLS)
 
 

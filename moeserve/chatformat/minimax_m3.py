@@ -1,11 +1,11 @@
-"""MiniMax-M3's calls, any number in a block. A token of its own stands before each tag, here `|`:
+"""MiniMax-M3's calls, any number in a block. A special token, the mark, comes before each tag; here it is `|`:
 
 |<tool_call>
 |<invoke name="name">|<key>value|</key>|<list>|<item>1|</item>|<item>2|</item>|</list>|<object>|<key>x|</key>|</object>
 |</invoke>
 |</tool_call>
 
-Tags within the token are an argument's name. Values are plain text, objects are tags in tags, and lists are `<item>`s.
+The tags inside `<invoke>` are argument names. Values are plain text, objects nested tags, and lists `<item>` tags.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MARK: Final = "]<]minimax[>["
 _INVOKE: Final = '<invoke name="'
 _CALL_ENDS: Final = ("</invoke>", "</tool_call>")
 TAGS: Final = CallTags(f"{MARK}<tool_call>", f"{MARK}</tool_call>", following=MARK + _INVOKE)
-# The mark is one token, so that it alone begins what a grammar enforces.
+# The mark is one token, so a grammar's calls begin with it alone.
 GUIDED: Final = GuidedCalls(
     open=MARK,
     before_name='<tool_call>\n{"name": "',
@@ -47,12 +47,12 @@ GUIDED: Final = GuidedCalls(
 )
 _NAME: Final = re.compile(r'<invoke name="([^"\n]+)">')
 _KEY: Final = re.compile(r"<([^/<>\s][^<>\n]*)>")
-_MAX_DEPTH: Final = 32  # of elements in elements
+_MAX_DEPTH: Final = 32  # nesting of elements
 
 
 @dataclass(slots=True)
 class Element:
-    """A tag's inside: text, or further elements by name."""
+    """The content of a tag: text, or nested elements by name."""
 
     key: str
     text: str = ""
@@ -60,18 +60,19 @@ class Element:
 
 
 class MiniMaxM3Body(RecordingBody):
-    """Reads from behind the opening tag, or from the next call's, to `</invoke>`. See tool_calls.CallBody."""
+    """Reads from after the opening tag, or from the next call's `<invoke>`, to `</invoke>`. See
+    `tool_calls.CallBody`."""
 
     def __init__(self, index: int, schemas: Schemas) -> None:
         super().__init__(index)
         self._schemas = schemas
         self._name = ""
         self._num_keys = 0
-        self._open: list[Element] = []  # the argument, and elements within it, that have not ended
-        self._value: ValueReader | None = None  # of an argument that is text
+        self._open: list[Element] = []  # the open argument and the open elements in it
+        self._value: ValueReader | None = None  # reads an argument that is plain text
 
     def finish(self, events: list[Event]) -> bool:
-        """Whether the call lacks its closing tag alone."""
+        """Returns whether the call lacks only its closing tag."""
         if self._held or self._open or not self._num_keys:
             return False
         self._end(events)
@@ -91,11 +92,11 @@ class MiniMaxM3Body(RecordingBody):
             self._held = ""
             return self._tag(held, events)
         at = next(at for at in range(1, len(held) + 1) if MARK.startswith(held[at:]))
-        self._held = held[at:]  # may begin a mark
+        self._held = held[at:]  # the beginning of a possible mark
         return self._text_of_value(held[:at], events)
 
     def _tag(self, held: str, events: list[Event]) -> Status:
-        """held: a tag behind its mark."""
+        """Handles a tag. held: the tag after its mark."""
         tag = held.removeprefix(MARK)
         if not self._name:
             found = _NAME.fullmatch(tag)
@@ -104,7 +105,7 @@ class MiniMaxM3Body(RecordingBody):
             self._name = found[1]
             return Status.GOING
         if tag in _CALL_ENDS or tag.startswith(_INVOKE):
-            while self._open:  # tags that the model has left out
+            while self._open:  # closing tags that the model has omitted
                 self._close(events)
             self._announce(held, events)
             return self._end(events, "" if tag == "</invoke>" else held)
@@ -118,14 +119,14 @@ class MiniMaxM3Body(RecordingBody):
         return Status.GOING
 
     def _text_of_value(self, text: str, events: list[Event]) -> Status:
-        """Text in a value; elsewhere there is white space alone."""
+        """Handles text: it belongs to a value; elsewhere only white space is allowed."""
         if not self._open or self._open[-1].children:
             return Status.GOING if text.isspace() else self._broken(text + self._held)
         element = self._open[-1]
         if self._value is not None:
             self._emit(self._value.push(text), events)
             return Status.GOING
-        element.text += text  # of nested elements, and white space that may stand before one
+        element.text += text  # text, or white space before a nested element
         if len(self._open) == 1 and not text.isspace():
             self._begin_text(element, events)
         return Status.GOING
@@ -164,7 +165,7 @@ class MiniMaxM3Body(RecordingBody):
         self._emit(value.end(), events)
 
     def _announce(self, held: str, events: list[Event]) -> None:
-        """The name is shown with the first tag behind it."""
+        """Yields the call's start, with the first tag after the name."""
         if not self.announced:
             self.announced = True
             self._behind = len(held)
@@ -177,7 +178,7 @@ class MiniMaxM3Body(RecordingBody):
 
 
 def _value(element: Element, schema: Schema, root: Schema) -> Any:
-    """Returns what the element stands for; schema: its own, empty where the tool's does not say."""
+    """Returns the element's JSON value. schema: the element's; empty if the tool's schema does not have it."""
     types = types_of(schema, root)
     children = element.children
     is_list = "array" in types or ("object" not in types and all(child.key == "item" for child in children))

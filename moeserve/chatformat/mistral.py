@@ -1,10 +1,10 @@
-"""Mistral's calls. Since 2025 each has a name and arguments between control tokens, before that all are a list:
+"""Mistral's calls. Since 2025 each has a name and arguments after control tokens; before, all calls were one list:
 
 [TOOL_CALLS]name[ARGS]{"key": "value"}[TOOL_CALLS]name[ARGS]{}
 
 [TOOL_CALLS][{"name": "f", "arguments": {"key": "value"}}, {"name": "g", "arguments": {}}]
 
-Models of mid-2025 write `[CALL_ID]` and an id behind the name; some leave `[ARGS]` out.
+Models of mid-2025 write `[CALL_ID]` and an id after the name; some omit `[ARGS]`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ TAGS: Final = CallTags(OPEN, "", following=",", ends=("]",))
 
 
 def call_id(name: str, number: int) -> str:
-    """Templates demand nine letters or digits."""
+    """Returns a call's id: nine letters or digits, as the templates demand."""
     return f"{number:09d}"
 
 
 def name_of(text: str) -> str:
-    """Returns the tool's name; "" where there is none."""
+    """Returns the tool's name; "" if there is none."""
     name = text.partition(CALL_ID)[0].strip()
     return "" if any(char.isspace() for char in name) else name
 
@@ -46,7 +46,7 @@ GUIDED: Final = GuidedCalls(
 
 
 def list_of_one(open_tag: str, close: str = "") -> GuidedCalls:
-    """Returns the form in which a grammar writes calls: each call in tags, as a list with one entry."""
+    """Returns the form of calls that a grammar enforces: each call in tags, as a list with one entry."""
     return GuidedCalls(open_tag, '[{"name": "', '", "arguments": ', "}]", close, "", is_block=False)
 
 

@@ -1,4 +1,4 @@
-"""An answer's text, taken apart as the model's format asks for."""
+"""Parses an answer's text by the model's format."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class AnswerParser(Protocol):
 
     @property
     def is_thinking(self) -> bool:
-        """Whether further text would be reasoning, as far as is known."""
+        """True if, as far as is known, the next text will be reasoning."""
         ...
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the latest text may be calls or reasoning; it is not known yet."""
+        """True while it is not known whether the latest text is calls or reasoning."""
         ...
 
     @property
     def reasoning_called(self) -> bool:
-        """Whether a call has ended the reasoning."""
+        """True if a call has ended the reasoning."""
         ...
 
     def push(self, text: str) -> list[Event]: ...
@@ -50,8 +50,8 @@ class OutputParser:
         *,
         calls_end_reasoning: bool = False,
     ) -> None:
-        """Calls of the tools `offered` may end the reasoning; with `calls_end_reasoning`, which a grammar sees to, each
-        does."""
+        """offered: tools whose calls may end the reasoning. calls_end_reasoning: every call ends it, which a grammar
+        ensures."""
         self._reasoning = reasoning
         self._tools = tools
         self._reasoning_calls: ReasoningCalls | None = None
@@ -83,7 +83,7 @@ class OutputParser:
         return joined(events)
 
     def _read(self, events: list[Event]) -> list[Event]:
-        """Finds the calls in the reasoning and in the text."""
+        """Finds calls in events of reasoning and text."""
         if self._tools is None:
             return events
         read: list[Event] = []
@@ -103,10 +103,10 @@ _PIECES = (Text, Reasoning, CallArguments)
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """Neighbouring pieces of one kind made one; empty texts left out."""
+    """Joins neighbouring pieces of one kind, and drops empty texts."""
     out: list[Event] = []
     last: Event | None = None
-    more: list[str] = []  # texts that belong to `last`, which `out` ends with
+    more: list[str] = []  # texts to be joined to `last`, the last event of `out`
     for event in events:
         if isinstance(event, _PIECES):
             if not event.text and not isinstance(event, CallArguments):

@@ -8,7 +8,7 @@
     </function>
     </tool_call>
 
-Models leave the outer opening tag out at times.
+Models sometimes omit the outer opening tag.
 """
 
 from __future__ import annotations

@@ -12,18 +12,18 @@ from .events import Event, Reasoning, Text
 
 @dataclass(frozen=True, slots=True)
 class ReasoningTags:
-    """How a model marks its reasoning. A tag's first character stands at its beginning alone."""
+    """How a model marks its reasoning. A tag's first character does not occur again within the tag."""
 
     name: str  # as --reasoning-parser has it
-    open_token: str  # a token, with which `open` begins
+    open_token: str  # the single token with which `open` begins
     open: str
     close: str  # a token
-    ending: str  # what templates write behind reasoning
+    ending: str  # the text that templates write after reasoning
     answer: tuple[str, str] = ("", "")  # the tags around the answer, which belong to the format
     marks: tuple[
         str, ...
-    ] = ()  # what the chat templates of its models contain; (): `close` and the answer's tag
-    mode: str = ""  # the template's variable that is "enabled" or "disabled"; "": it has none
+    ] = ()  # texts by which a chat template is recognised; (): `close` and the answer's tag
+    mode: str = ""  # the template's variable with the values "enabled" and "disabled"; "": none
 
 
 QWEN3: Final = ReasoningTags("qwen3", "<think>", "<think>", "</think>", "\n</think>\n\n")
@@ -37,7 +37,7 @@ HUNYUAN3: Final = ReasoningTags(
     "<think:opensource>",
     "</think:opensource>",
     "</think:opensource>",
-    marks=("</think", ":opensource"),  # the template puts the tag together
+    marks=("</think", ":opensource"),  # the template concatenates the tag from parts
 )
 MINIMAX_M3: Final = ReasoningTags(
     "minimax_m3", "<mm:think>", "<mm:think>", "</mm:think>", "</mm:think>", mode="thinking_mode"
@@ -47,8 +47,7 @@ REASONING_TAGS: Final = {tags.name: tags for tags in _ALL}
 
 
 def reasoning_tags(template: str) -> ReasoningTags | None:
-    """Returns the tags of the reasoning that a chat template's model may begin an answer with; None where it does not
-    think."""
+    """Returns the reasoning tags of a chat template's model; None for a model without reasoning."""
     return next((tags for tags in REASONING_TAGS.values() if _shows(template, tags)), None)
 
 
@@ -57,25 +56,25 @@ def _shows(template: str, tags: ReasoningTags) -> bool:
 
 
 class _Stage(Enum):
-    OPENING = auto()  # the text may yet turn out to begin with reasoning
+    OPENING = auto()  # the text may still begin with reasoning
     REASONING = auto()
     SEPARATOR = auto()  # the line ends between reasoning and answer
     ANSWER = auto()
 
 
 class ReasoningParser:
-    """Splits text into reasoning and answer. Reasoning is at the very beginning, or has been opened by the prompt;
-    later tags are text, but for those around the answer. Line ends just inside and behind tags belong to the format:
-    templates strip them."""
+    """Splits text into reasoning and answer. Reasoning begins the text, or the prompt has opened it; later tags are
+    text, except those around the answer. Line ends just inside and after tags belong to the format, because templates
+    strip them."""
 
     def __init__(self, is_open: bool, tags: ReasoningTags = QWEN3) -> None:
         """`is_open`: the prompt has written the opening tag already."""
         self._tags = tags
         self._stage = _Stage.REASONING if is_open else _Stage.OPENING
-        self._space: list[str] = []  # before `_tag`; lost if a tag comes of that
-        self._tag = ""  # what may become a tag
+        self._space: list[str] = []  # white space before `_tag`; dropped if `_tag` becomes a tag
+        self._tag = ""  # the beginning of a possible tag
         self._answer = AnswerTags(*tags.answer)
-        self._begun = False  # something of the reasoning has been shown
+        self._begun = False  # some reasoning has been yielded
 
     @property
     def is_thinking(self) -> bool:
@@ -105,13 +104,13 @@ class ReasoningParser:
         return events
 
     def finish(self) -> list[Event]:
-        """No text follows."""
+        """Ends the text."""
         if self._stage is _Stage.REASONING:
             return [Reasoning(self._take_held())] if self._tag else []
         return [Text(self._answer.push(self._take_held()) + self._answer.finish())]
 
     def _open(self, char: str) -> bool:
-        """False when the text does not begin with reasoning; `char` is not taken then."""
+        """Returns False if the text does not begin with reasoning; `char` is then not consumed."""
         if char.isspace() and not self._tag:
             self._space.append(char)
         elif self._tags.open.startswith(self._tag + char):
@@ -123,7 +122,7 @@ class ReasoningParser:
         return True
 
     def _think(self, char: str) -> str:
-        """Returns the part of the reasoning that can be shown now."""
+        """Returns the part of the reasoning that is now certain."""
         if char == "\n" and not self._tag:
             if self._begun:
                 self._space.append(char)
@@ -136,7 +135,7 @@ class ReasoningParser:
             self._tag = tag
             return ""
         self._begun = True
-        shown = self._take_held()  # of a tag, its first character is the first one only
+        shown = self._take_held()  # a tag's first character does not occur again in it
         if char == self._tags.close[0]:
             self._tag = char
         elif char == "\n":

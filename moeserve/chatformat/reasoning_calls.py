@@ -1,10 +1,10 @@
-"""Calls within reasoning. Some models call a tool without ending their reasoning, and then end the answer. Others
-write a draft of a call, go on thinking, and call the tool after the reasoning.
+"""Calls within reasoning. Some models call a tool without closing their reasoning, and then end the answer. Others
+write a tentative call, continue reasoning, and make the call after it.
 
-A well-formed call of an offered tool ends the reasoning if the answer ends behind the call, if nothing but the call
-stands before the reasoning's closing tag, or if the reasoning is never closed. The call is a draft, and stays part of
-the reasoning, if the model goes on thinking for long, or closes the reasoning and then calls a tool or continues its
-answer.
+A well-formed call of an offered tool ends the reasoning in three cases: the reasoning is never closed; nothing follows
+its closing tag; or only white space stands between the call and the closing tag, and no other call follows. Otherwise
+the call is tentative and stays part of the reasoning: the model reasons for more than MAX_TEXT further characters,
+closes its reasoning after further text and then answers, or calls a tool after closing it.
 """
 
 from __future__ import annotations
@@ -15,36 +15,34 @@ from typing import Final
 from .events import CallBroken, CallEnd, CallStart, Event, Reasoning, Text
 from .tool_calls import ToolCallParser
 
-MAX_TEXT: Final = (
-    2000  # characters behind a call, of reasoning that is not closed; until then they are held back
-)
+MAX_TEXT: Final = 2000  # the most characters of unclosed reasoning after a call that are held back undecided
 
 
 class ReasoningCalls:
-    """Reads the text of the reasoning, and of the answer behind it until what the calls are is known."""
+    """Reads the reasoning, and the answer after it until it is decided whether the calls are tentative."""
 
     def __init__(self, tools: ToolCallParser, offered: Collection[str], at_once: bool) -> None:
-        """`offered`: the tools that may be called. `at_once`: there are no drafts, for a grammar makes the call that a
-        reasoning ends with."""
+        """offered: the tools that may be called. at_once: no call is tentative, because a grammar enforces the call
+        that ends the reasoning."""
         self._tools = tools
         self._parser = tools.anew()
         self._offered = offered
         self._at_once = at_once
-        self._raw: list[str] = []  # characters that have not been given back
-        self._events: list[Event] = []  # what they are if the reasoning has ended
+        self._raw: list[str] = []  # characters held back
+        self._events: list[Event] = []  # their events if the reasoning has ended
         self._name = ""
         self._has_call = False
-        self._text_behind = ""  # the last call, within the reasoning
-        self._answer = ""  # behind the reasoning, held back
-        self.has_ended = False  # a call has ended the reasoning; all that follows is read here
+        self._text_behind = ""  # text of the reasoning after the last call
+        self._answer = ""  # held-back text after the reasoning
+        self.has_ended = False  # a call has ended the reasoning; this object reads the rest of the answer
 
     @property
     def is_undecided(self) -> bool:
-        """Whether what came last may be calls, or the reasoning."""
+        """True while it is not decided whether the latest text is calls or reasoning."""
         return not self.has_ended and (self._has_call or not self._parser.in_text)
 
     def push(self, text: str) -> list[Event]:
-        """`text` is of the reasoning, or behind a call that has ended it."""
+        """Takes text of the reasoning, or after a call that has ended it. Returns the events that are now certain."""
         events: list[Event] = []
         is_plain = self._tools.starts.isdisjoint(text) and self._parser.in_text and not self._has_call
         for piece in [text] if is_plain else text:
@@ -54,7 +52,8 @@ class ReasoningCalls:
         return events
 
     def push_answer(self, text: str) -> tuple[list[Event], str]:
-        """`text` comes behind the closing tag. Returns what is known by it, and what another parser is to read."""
+        """Takes text after the closing tag. Returns the events that are now certain, and the text for the answer's
+        parser."""
         if self.has_ended:
             return self._parser.push(text), ""
         if not self._has_call:
@@ -70,7 +69,7 @@ class ReasoningCalls:
         return self._ended() + self._parser.push(text), ""
 
     def finish(self, ended_by: str | None) -> list[Event]:
-        """No text follows: see AnswerParser."""
+        """Ends the text: see `AnswerParser`."""
         events: list[Event] = []
         if not self.has_ended and not self._has_call:
             for event in self._parser.finish(ended_by):

@@ -1,4 +1,4 @@
-"""The inside of a call whose name and JSON stand between tags: DeepSeek's, Kimi's and Mistral's, control tokens."""
+"""The inside of a call with name and JSON between tags that are control tokens: DeepSeek's, Kimi's and Mistral's."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from .json_reader import Status
 
 @dataclass(frozen=True, slots=True)
 class SeparatedSyntax:
-    """The parts in their order: `open`, the name, `separator`, JSON, `close`; the first and the last may be empty."""
+    """The parts of a call in order: `open`, the name, `separator`, JSON, `close`. `open` and `close` may be empty."""
 
     open: str
     separator: str
     close: str
-    others: tuple[str, ...]  # what else may follow the JSON
-    fence: str = (
-        ""  # comes before the JSON behind a line with the name, where `separator` follows the tool's kind
-    )
-    name_of: Callable[[str], str] = str.strip  # from the text in the name's place; "" if it is none
-    needs_separator: bool = True  # False: `{` may follow the name at once
+    others: tuple[str, ...]  # other tags that may follow the JSON
+    # Precedes the JSON, after a line with the name, in the form where `separator` follows the tool's kind.
+    fence: str = ""
+    # Extracts the name from the text in its place; "" if there is none.
+    name_of: Callable[[str], str] = str.strip
+    needs_separator: bool = True  # False: `{` may follow the name directly
 
 
 class _Stage(Enum):
     OPENING = auto()
     HEAD = auto()  # up to the separator
-    FORM = auto()  # `{`, or else a line with the name begins
+    FORM = auto()  # `{` comes, or a line with the name begins
     NAME = auto()
     FENCE = auto()
     ARGUMENTS = auto()
 
 
 class SeparatedBody(RecordingBody):
-    """Reads from behind the block's tag to the end of the JSON object. See tool_calls.CallBody."""
+    """Reads from after the block's tag to the end of the JSON object. See `tool_calls.CallBody`."""
 
     def __init__(self, index: int, syntax: SeparatedSyntax) -> None:
         super().__init__(index)
@@ -78,7 +78,7 @@ class SeparatedBody(RecordingBody):
         return self._arguments(char, events)
 
     def _tag(self, char: str, tag: str, then: _Stage) -> Status:
-        """White space and the tag."""
+        """Reads white space and the tag."""
         if not self._held and char.isspace():
             return Status.GOING
         held = self._held + char

@@ -1,7 +1,7 @@
-"""The inside of a call whose arguments stand in tags, as plain text: the name, then key and value, again and again.
+"""The inside of a call with arguments as plain text in tags: the name, then keys and values alternately.
 
-What differs between the models that write so is a `TaggedSyntax`. Tags that a model leaves out are implied by the next
-one: see `value_end.py`.
+A `TaggedSyntax` describes each model's variant. A tag that a model omits is implied by the next one: see
+`value_end.py`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _LINE: Final = re.compile(r"[^\n<]*")
 class _Stage(Enum):
     OPENING = auto()
     NAME = auto()
-    BETWEEN = auto()  # a key or the end
+    BETWEEN = auto()  # before a key or the call's end
     KEY = auto()
     VALUE_OPENING = auto()
     VALUE = auto()
 
 
 class TaggedBody(RecordingBody):
-    """Reads from behind the opening tag to the call's end. See tool_calls.CallBody."""
+    """Reads from after the opening tag to the call's end. See `tool_calls.CallBody`."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TaggedBody(RecordingBody):
         tags: CallTags,
         is_guided: bool = False,
     ) -> None:
-        """`is_guided`: a grammar has written the tags."""
+        """is_guided: a grammar enforces the tags."""
         super().__init__(index)
         self._schemas = schemas
         self._syntax = syntax
@@ -97,7 +97,7 @@ class TaggedBody(RecordingBody):
     # ---- the parts of the format
 
     def _tag(self, char: str, then: Mapping[str, Callable[[], Status]]) -> Status:
-        """White space and one of the tags that are the keys of `then`."""
+        """Reads white space and one of the tags that are the keys of `then`."""
         if not self._held and char.isspace():
             return Status.GOING
         held = self._held + char
@@ -117,7 +117,7 @@ class TaggedBody(RecordingBody):
         then: Callable[[str], Status],
         events: list[Event],
     ) -> Status:
-        """A name up to `close`, or up to white space and a tag that implies it."""
+        """Reads a name up to `close`, or up to white space and a tag that implies `close`."""
         held = self._held + char
         tag = next((tag for tag in (close, *implied) if held.endswith(tag)), "")
         if tag:
@@ -157,12 +157,12 @@ class TaggedBody(RecordingBody):
         for tag in (tags.close, tags.open, syntax.name_open) if self._keys else (tags.close,):
             if tag:
                 then.setdefault(tag, partial(self._end, events, tag))
-        if not self._keys:  # models close what they have not opened
+        if not self._keys:  # models write closing tags without opening ones
             then[syntax.value_close] = lambda: Status.GOING
         return self._tag(char, then)
 
     def _value_opening(self, char: str, events: list[Event]) -> Status:
-        """The value's tag, or what implies it."""
+        """Reads the value's opening tag, or a text that implies it."""
         if not self._held and char.isspace():
             return Status.GOING
         held = self._held + char
@@ -179,7 +179,7 @@ class TaggedBody(RecordingBody):
         return self._end_value(events) if has_ended else Status.GOING
 
     def _again(self, text: str, events: list[Event]) -> Status:
-        """Reads what one of the parts has left."""
+        """Reads text again that a part of the call has left unread."""
         for at, char in enumerate(text, 1):
             status = self._push(char, events)
             if status is not Status.GOING:
@@ -197,7 +197,7 @@ class TaggedBody(RecordingBody):
         return self._go(_Stage.BETWEEN)
 
     def _announce(self, stage: _Stage, events: list[Event]) -> Status:
-        """The name is shown with the first tag behind it: until then it may be any text."""
+        """Yields the call's start when the first tag after the name has come: until then the text may not be a call."""
         if not self.announced:
             self.announced = True
             self._behind = len(self._syntax.key_open)
@@ -220,7 +220,7 @@ class TaggedBody(RecordingBody):
         return self._go(_Stage.VALUE)
 
     def _may_follow(self, key: str) -> bool:
-        """Whether the tool has this argument, and it has not come."""
+        """Returns whether the tool has this argument and it has not come yet."""
         properties = self._schemas.get(self._name, {}).get("properties")
         return isinstance(properties, Mapping) and key in properties and key not in self._keys
 

@@ -1,4 +1,4 @@
-"""Tool calls among the text of an answer: between tags, alone or several in a block."""
+"""Tool calls in the text of an answer, each between tags or several in a block."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class CallTags:
     """The tags around tool calls. A CallBody reads the text from after `open` to the end of its call."""
 
     open: str
-    close: str  # of what `open` began
-    other_open: str = ""  # another spelling
-    bare: str = ""  # begins a call as well, without `open`; the body reads it
-    following: str = ""  # begins another call before `close`; the body reads it
-    ends: tuple[str, ...] = ()  # what may stand behind a call, before `close`
+    close: str  # ends what `open` began
+    other_open: str = ""  # another spelling of `open`
+    bare: str = ""  # also begins a call, without `open`; the body reads it too
+    following: str = ""  # begins another call before `close`; the body reads it too
+    ends: tuple[str, ...] = ()  # texts that may come between a call and `close`
 
     @property
     def openings(self) -> tuple[str, ...]:
-        """The tags that begin calls among text."""
+        """Returns the tags that begin calls in text."""
         return tuple(tag for tag in (self.open, self.other_open, self.bare) if tag)
 
 
@@ -33,29 +33,30 @@ class CallBody(Protocol):
 
     @property
     def announced(self) -> bool:
-        """Whether a CallStart has been given."""
+        """True once a CallStart has been yielded."""
         ...
 
     @property
     def unread(self) -> str:
-        """After DONE or BROKEN: the end of the text, not part of the call, that is something else's beginning."""
+        """Returns, after DONE or BROKEN, the end of the text that is not part of the call and must be read as something
+        else."""
         ...
 
     @property
     def raw(self) -> str:
-        """The text so far."""
+        """Returns the text so far."""
         ...
 
     @property
     def rest(self) -> str:
-        """The text of the call behind its last event."""
+        """Returns the call's text after its last event."""
         ...
 
     def push(self, char: str, events: list[Event]) -> Status: ...
 
     def finish(self, events: list[Event]) -> bool:
-        """The model ends its answer here. Returns whether the call lacked closing tags or brackets alone, which are
-        in the events then."""
+        """Ends the answer. Returns whether the call lacked only closing tags or brackets; these are then added to the
+        events."""
         ...
 
 
@@ -66,14 +67,14 @@ class _Stage(Enum):
 
 
 class ToolCallParser:
-    """Text in, Text and Call events out. White space around calls belongs to the format.
+    """Parses text into Text and Call events. White space around calls belongs to the format.
 
-    A call that is malformed before its name is known comes out as the text it is, one that turns out malformed
-    later as a CallBroken, and reading goes on behind it. A call that is complete needs no closing tag.
+    A call that is malformed before its name is known becomes text; one that turns out malformed later becomes a
+    CallBroken; reading continues after it. A complete call needs no closing tag.
     """
 
     def __init__(self, body: Callable[[int], CallBody], tags: CallTags) -> None:
-        """`body` makes the reader of the call with that index."""
+        """body: makes the reader of a call from the call's index."""
         self._new_body = body
         self._tags = tags
         self.openings = tags.openings
@@ -82,20 +83,22 @@ class ToolCallParser:
         self._closings = (tags.close, *tags.ends, *following)
         self._stage = _Stage.TEXT
         self._body: CallBody | None = None
-        # What came before the body: white space, and the tag where the body has not read it.
+        # The text before the body: white space, and the tag unless the body reads it.
         self._opening = ""
         self._num_calls = 0
-        self._space: list[str] = []  # before `_held`; format if a call comes next or came last
-        self._held = ""  # of a tag
+        self._space: list[
+            str
+        ] = []  # white space before `_held`; belongs to the format if a call precedes or follows
+        self._held = ""  # the beginning of a possible tag
         self._after_call = False
 
     @property
     def in_text(self) -> bool:
-        """Whether nothing is open that may be a call."""
+        """True if no call and no possible call is open."""
         return self._stage is _Stage.TEXT and not self._held
 
     def anew(self) -> ToolCallParser:
-        """Returns a parser of the same calls, at the beginning of an answer."""
+        """Returns a fresh parser for the same format."""
         return ToolCallParser(self._new_body, self._tags)
 
     def push(self, text: str) -> list[Event]:
@@ -104,7 +107,7 @@ class ToolCallParser:
         return events
 
     def finish(self, ended_by: str | None = None) -> list[Event]:
-        """No text follows: see AnswerParser."""
+        """Ends the text: see `AnswerParser`."""
         events: list[Event] = []
         if self._stage is _Stage.CALL and ended_by:
             self._push(ended_by, events)
@@ -144,7 +147,7 @@ class ToolCallParser:
             self._held = held[at:]
 
     def _num_text(self, held: str) -> int:
-        """How many of the first characters of `held`, which is no tag's beginning, are text."""
+        """Returns how many of the first characters of `held` are certainly text. `held` as a whole begins no tag."""
         ends = range(1, len(held))
         begins = (at for at in ends if any(opening.startswith(held[at:]) for opening in self.openings))
         return next(begins, len(held))
@@ -174,7 +177,7 @@ class ToolCallParser:
         self._push(unread, events)
 
     def _closing(self, char: str, events: list[Event]) -> None:
-        """White space and tags that belong to the call; anything else is text again."""
+        """Reads white space and tags that belong to the call; anything else is text again."""
         self._after_call = True
         if char.isspace() and not self._held:
             self._space.append(char)
@@ -205,7 +208,7 @@ class ToolCallParser:
             events.append(Text(raw))
 
     def _show(self, text: str, events: list[Event]) -> None:
-        """With the white space that was held, unless that follows a call."""
+        """Yields the text, after the white space that was held unless that follows a call."""
         shown = text if self._after_call else "".join(self._space) + text
         self._forget()
         if shown:

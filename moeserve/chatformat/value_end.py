@@ -1,12 +1,13 @@
-"""Where a value in tags ends. It is plain text and may hold the tags of its own format: a file about tool calls.
+"""Finds the end of a value in tags. It is plain text that may contain the format's own tags, such as a file about tool
+calls.
 
-A closing tag ends the value before the format's next tag, and nowhere else. A next tag that only the format can have
-written there ends it too: models leave closing tags out. A whole call in a value is part of it.
+A closing tag ends the value only if the format's next tag follows it. A next tag alone ends the value too, if it cannot
+be part of the value: models omit closing tags. A complete call within a value is part of the value.
 
-    <parameter=a>              what ends the value of `a`
-    text </parameter> text     nothing: text follows the tag
+    <parameter=a>              where does the value of `a` end?
+    text </parameter> text     not here: text follows the tag
     text
-    </parameter>               this one, before `<parameter=b>`; were it missing, `<parameter=b>` would
+    </parameter>               here, before `<parameter=b>`; without this tag, `<parameter=b>` would end it
     <parameter=b>
 """
 
@@ -22,27 +23,27 @@ from .call_body import MAX_NAME_CHARS
 from .tool_calls import CallTags
 
 _NAME: Final = re.compile(r"([^\n<]*)(.*)", re.DOTALL)
-_MAX_JUNK: Final = 16  # characters of a damaged closing tag beyond the tag: `</parameter1>`
+_MAX_JUNK: Final = 16  # extra characters in a damaged closing tag such as `</parameter1>`
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedSyntax:
-    """The parts in their order; white space may stand between tags."""
+    """The tags of a call in order; white space may come between them."""
 
-    name_open: str  # "": the name begins the call
+    name_open: str  # "": the call begins with the name
     name_close: str  # "": a line end or the next tag ends the name
     key_open: str
     key_close: str
-    value_open: str  # "": the value follows the key at once
+    value_open: str  # "": the value follows the key directly
     value_close: str
     close: str
-    trims_line_ends: bool = False  # one line end on either side of a value belongs to the format
+    trims_line_ends: bool = False  # one line end before and one after a value belong to the format
 
 
 class _Kind(Enum):
     SPACE = auto()
     VALUE_CLOSE = auto()
-    DAMAGED = auto()  # stands for VALUE_CLOSE
+    DAMAGED = auto()  # a damaged closing tag
     KEY = auto()  # with the key
     CLOSE = auto()
     OUTER_CLOSE = auto()
@@ -58,7 +59,7 @@ _NEXT_CALL: Final = (_Kind.OUTER_OPEN, _Kind.NAME)
 class _Verdict(Enum):
     ENDS = auto()
     TEXT = auto()
-    OPEN = auto()  # what follows decides
+    OPEN = auto()  # undecided: depends on what follows
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class _Piece:
 
 
 class ValueEnd:
-    """Reads one value behind its opening tag."""
+    """Reads one value from after its opening tag."""
 
     def __init__(
         self,
@@ -78,8 +79,8 @@ class ValueEnd:
         may_follow: Callable[[str], bool],
         is_guided: bool,
     ) -> None:
-        """`may_follow`: whether the tool has this argument, and it has not come. `is_guided`: a grammar has seen to it
-        that no closing tag before the format's next tag is part of the value."""
+        """may_follow: whether the tool has an argument of this name that has not come yet. is_guided: a grammar ensures
+        that a closing tag before the format's next tag is never part of the value."""
         self._syntax = syntax
         self._may_follow = may_follow
         self._is_guided = is_guided
@@ -96,22 +97,22 @@ class ValueEnd:
             self._named.append((syntax.name_open, (syntax.name_close,), _Kind.NAME))
         if not is_guided:
             self._fixed.setdefault(f"</{key}>", _Kind.DAMAGED)
-        # They begin and end a whole call; calls without a tag for the name are known by the outer ones.
+        # The tags that delimit a call within the value: the name's, or the outer ones if the name has none.
         self._nests = _Kind.NAME if syntax.name_open else _Kind.OUTER_OPEN
         self._unnests = self._fixed[syntax.close]
-        self._num_nested = 0  # calls in the value that have begun and not ended
-        self._held = ""  # of a tag
-        self._space: list[str] = []  # white space, of which the next tag decides
-        self._pieces: list[_Piece] = []  # tags, and the white space before them, that may be text
-        self.unread = ""  # behind the value and its closing tag
+        self._num_nested = 0  # open calls within the value
+        self._held = ""  # the beginning of a possible tag
+        self._space: list[str] = []  # white space; the next tag decides whether it belongs to the value
+        self._pieces: list[_Piece] = []  # undecided tags with the white space before them
+        self.unread = ""  # the text after the value and its closing tag
 
     @property
     def num_held(self) -> int:
-        """How many of the last characters have not been given back."""
+        """Returns how many of the last characters are held back."""
         return len(self._held) + len(self._space) + sum(len(piece.text) for piece in self._pieces)
 
     def push(self, char: str) -> tuple[str, bool]:
-        """Returns what is known to be of the value, and whether it has ended."""
+        """Returns the text that certainly belongs to the value, and whether the value has ended."""
         if self._held:
             return self._push_tag(char)
         if char == "<":
@@ -123,7 +124,7 @@ class ValueEnd:
         return self._as_text() + char, False
 
     def finish(self) -> tuple[str, bool]:
-        """The model ends its answer here."""
+        """Ends the answer. Returns as `push` does."""
         return ("", False) if self._held else self._decide(is_end=True)
 
     def _push_tag(self, char: str) -> tuple[str, bool]:
@@ -131,7 +132,7 @@ class ValueEnd:
         kind = self._kind_of(held)
         if kind is not None:
             self._held = ""
-            behind = char if char.isspace() else ""  # a tag that lacks its bracket
+            behind = char if char.isspace() else ""  # the tag lacks its closing bracket
             self._take_space()
             self._pieces.append(_Piece(kind, held.removesuffix(behind)))
             self._space += behind
@@ -172,7 +173,7 @@ class ValueEnd:
         )
 
     def _is_damaged(self, text: str) -> bool:
-        """Whether the text may be a closing tag with something wrong at its end."""
+        """Returns whether the text may be a closing tag with a damaged end."""
         start = self._syntax.value_close[:-1]
         if self._is_guided or not text.startswith(start) or len(text) > len(start) + _MAX_JUNK:
             return False
@@ -185,7 +186,7 @@ class ValueEnd:
     # ---- decisions
 
     def _as_text(self) -> str:
-        """The text that follows is no tag."""
+        """Returns the held tags as text, because no tag follows."""
         self._take_space()
         for piece in self._pieces:
             self._count(piece)
@@ -194,7 +195,7 @@ class ValueEnd:
         return text
 
     def _count(self, piece: _Piece) -> None:
-        """Counts the calls within the value."""
+        """Updates the count of open calls within the value."""
         if piece.kind is self._nests:
             self._num_nested += not self._is_guided
         elif piece.kind is self._unnests and self._num_nested:
@@ -229,10 +230,10 @@ class ValueEnd:
             return space.removesuffix("\n") if self._syntax.trims_line_ends else space
         return (
             space.rpartition("\n")[0] if "\n" in space else space
-        )  # the line of the next tag is the format's
+        )  # the line end before the next tag belongs to the format
 
     def _judged(self, tag: _Piece, following: Sequence[_Piece], is_end: bool) -> _Verdict:
-        """`following`: the tags behind it, with nothing but white space between them."""
+        """Returns whether the tag ends the value. following: the tags after it with only white space between them."""
         if tag.kind in _CLOSES:
             return self._close_judged(following, is_end)
         if self._is_guided:
@@ -254,7 +255,7 @@ class ValueEnd:
         return self._end_judged(following, is_end) if self._num_nested else _Verdict.ENDS
 
     def _end_judged(self, tags: Sequence[_Piece], is_end: bool) -> _Verdict:
-        """Tags that end the call, and lack the value's own or may end a call within the value."""
+        """Judges tags that end a call: this one, without the value's closing tag, or a call within the value."""
         kinds = [tag.kind for tag in tags]
         num_ends = next((at for at, kind in enumerate(kinds) if kind not in _ENDS), len(kinds))
         if num_ends > len(_ENDS):
@@ -267,7 +268,7 @@ class ValueEnd:
 
 
 def _is_name(text: str, closes: Sequence[str]) -> bool:
-    """Whether the text may become a name and one of the tags that close it."""
+    """Returns whether the text may begin a name followed by one of its closing tags."""
     name, rest = _NAME.fullmatch(text).groups()  # type: ignore[union-attr]  # it matches every text
     if rest[:1] == "\n" and not closes[0].startswith("<"):
         return False

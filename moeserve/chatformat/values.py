@@ -1,4 +1,4 @@
-"""An argument's plain text on its way to JSON: what it is follows from the tool's own schema."""
+"""Converts an argument's plain text to JSON, with the type from the tool's schema."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ _JSON_TYPES: Final[Mapping[type, tuple[str, ...]]] = {
     list: ("array",),
     type(None): ("null",),
 }
-_MAX_REFERENCES: Final = 8  # that lead from one to the next
+_MAX_REFERENCES: Final = 8  # consecutive `$ref`s followed
 
 Schema = Mapping[str, Any]
-Schemas = Mapping[str, Schema]  # of each tool's arguments, by the tool's name
+Schemas = Mapping[str, Schema]  # the schemas of the tools' arguments, by tool name
 
 
 class ValueReader:
-    """One argument's text: a string is shown as it comes, everything else when it is whole."""
+    """Reads one argument's text: strings are yielded as they come, other values when complete."""
 
     def __init__(self, types: frozenset[str], trims_line_end: bool) -> None:
-        """`trims_line_end`: the line end before the value belongs to the format."""
+        """types: JSON types that the schema allows; empty: unknown. trims_line_end: the line end before the value
+        belongs to the format."""
         self._types = types
-        self._is_string = types <= {"string"}  # where the schema says nothing, too
+        self._is_string = types <= {"string"}  # also if the schema names no type
         self._trims = trims_line_end
         self._text: list[str] = []
 
@@ -38,7 +39,7 @@ class ValueReader:
         return '"' if self._is_string else ""
 
     def push(self, text: str) -> str:
-        """Returns the JSON that can be shown now."""
+        """Returns the JSON that is now certain."""
         if text and self._trims:
             self._trims = False
             text = text.removeprefix("\n")
@@ -52,14 +53,14 @@ class ValueReader:
 
 
 def argument_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
-    """Returns the JSON types that a tool's schema allows an argument; empty where it does not say."""
+    """Returns the JSON types that a tool's schema allows for an argument; empty if it names none."""
     properties = schema.get("properties")
     return types_of(properties.get(key), schema) if isinstance(properties, dict) else frozenset()
 
 
 def types_of(schema: Any, root: Mapping[str, Any], references: int = 0) -> frozenset[str]:
-    """Returns the JSON types that a property's schema allows; empty where it does not say. `root` is what its
-    references point into."""
+    """Returns the JSON types that a property's schema allows; empty if it names none. root: the schema in which
+    references are resolved."""
     if not isinstance(schema, dict):
         return frozenset()
     named = schema.get("type")
@@ -81,7 +82,7 @@ def types_of(schema: Any, root: Mapping[str, Any], references: int = 0) -> froze
 
 
 def referred(reference: Any, root: Mapping[str, Any]) -> Any:
-    """Follows a reference within the schema, `#/$defs/name`; None for any other."""
+    """Resolves a reference such as `#/$defs/name` within the schema; None for any other."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     found: Any = root
@@ -91,7 +92,7 @@ def referred(reference: Any, root: Mapping[str, Any]) -> Any:
 
 
 def property_schema(schema: Any, key: str, root: Schema) -> Schema:
-    """Returns the schema of an object's property; an empty one where it does not say."""
+    """Returns the schema of an object's property; an empty one if there is none."""
     for option in _options(schema, root):
         properties = option.get("properties")
         if isinstance(properties, Mapping) and isinstance(properties.get(key), Mapping):
@@ -102,12 +103,12 @@ def property_schema(schema: Any, key: str, root: Schema) -> Schema:
 
 
 def item_schema(schema: Any, root: Schema) -> Schema:
-    """Returns the schema of an array's items; an empty one where it does not say."""
+    """Returns the schema of an array's items; an empty one if there is none."""
     return next((one["items"] for one in _options(schema, root) if isinstance(one.get("items"), Mapping)), {})
 
 
 def _options(schema: Any, root: Schema, references: int = 0) -> Iterator[Schema]:
-    """Yields the schema, what it refers to and its alternatives."""
+    """Yields the schema, the schemas that it refers to, and its alternatives."""
     if not isinstance(schema, Mapping) or references > _MAX_REFERENCES:
         return
     yield schema
@@ -119,15 +120,15 @@ def _options(schema: Any, root: Schema, references: int = 0) -> Iterator[Schema]
 
 
 def value_of_text(text: str, types: frozenset[str]) -> Any:
-    """Returns the value that an element's text stands for, among the types. Where the schema does not say, numbers,
-    true and false are such, and any other text is a string."""
+    """Returns the value of an element's text, of one of the types. Without types, numbers, true and false are read as
+    such, and any other text is a string."""
     if types:
         return json.loads(_typed(text, types)) if not types <= {"string"} else text
     return json.loads(_typed(text, frozenset({"number", "integer", "boolean"})))
 
 
 def _typed(text: str, types: frozenset[str]) -> str:
-    """Returns the JSON of the value that the text stands for, among the types; as a string where it stands for none."""
+    """Returns the text's value as JSON, of one of the types; a string if it fits no type."""
     word = text.strip()
     try:
         value = _WORDS[word] if word in _WORDS else _loaded(word)
@@ -135,13 +136,13 @@ def _typed(text: str, types: frozenset[str]) -> str:
             value = int(value)  # 5.0
         if types & set(_JSON_TYPES.get(type(value), ())):
             return to_json(value)
-    except (ValueError, RecursionError):  # no JSON, NaN, or beyond what Python takes
+    except (ValueError, RecursionError):  # invalid JSON, NaN, or too long for Python
         pass
     return to_json(text)
 
 
 def _loaded(text: str) -> Any:
-    """Returns the value of JSON, or of a list or dict as Python writes it. Raises ValueError."""
+    """Parses JSON, or a list or dict in Python's syntax. Raises ValueError."""
     try:
         return json.loads(text)
     except ValueError:

@@ -149,6 +149,7 @@ class ApiConfig(SeveralModelsConfig):
             "llama",
             "hy_v3",
             "hy_v3_preview",
+            "lfm2",
             "harmony",
             "none",
         ),

@@ -47,7 +47,7 @@ class ServerConfig(EngineConfig):
         None,
         "Model",
         "the model's vision tower: an mmproj GGUF file, or auto for the one beside the model; chats may then contain "
-        "pictures (CPU engine; towers of Qwen3.5 and Qwen3.6)",
+        "pictures (CPU engine or one GPU; towers of Qwen3.5, Qwen3.6, Qwen3-VL-MoE and Gemma 4)",
         metavar="FILE",
     )
     image_min_tokens: int | None = option(
@@ -111,6 +111,13 @@ class ServerConfig(EngineConfig):
         low=0.001,
         high=1e6,
         metavar="GIB",
+    )
+    pull: str = option(
+        "off",
+        "Model",
+        "allow: let clients download models of the Hugging Face Hub by POST to /api/pull, as Ollama's do, and remove "
+        "them by DELETE to /api/delete",
+        choices=("off", "allow"),
     )
     max_num_seqs: int = option(64, "Capacity", "maximum number of requests in one step", low=1, high=4096)
     max_total_tokens: int | None = option(

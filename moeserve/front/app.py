@@ -1,6 +1,6 @@
-"""The front's application: the same defences as of every server, its own answers, and all else to the models.
+"""The front's application: it checks requests as every server does, answers some itself and passes the others on.
 
-A key is checked, a body is bounded and a path is known before a request can have a model loaded.
+API key, body size and path are checked before a request can cause a model to be loaded.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from moeserve.front.schedule import State
 from moeserve.httpserver import native, web
 from moeserve.httpserver.app import APIS, Application, answer_errors, defend, note_requests
 from moeserve.httpserver.observability.shared_scrape import SharedScrape
+from moeserve.httpserver.ollama import pull_routes
+from moeserve.httpserver.ollama.pulls import Pulls
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.hosts import KnownHost, is_loopback
@@ -32,30 +34,35 @@ from moeserve.httpserver.transport.keys import ApiKeys
 from moeserve.httpserver.transport.middleware import HeadAsGet
 from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.sse import JsonResponse
+from moeserve.httpserver.transport.unknown_fields import UnknownFields
 
-# Questions about a model, which do not load it: so a client that asks about each model in a list loads none.
+# Questions about a model do not load it: a client that asks about each model of a list loads none.
 QUESTIONS: Final = frozenset({"/api/show", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
-STORED: Final = "/v1/responses/"  # what lies behind it is one model's, and the path does not say whose
+STORED: Final = "/v1/responses/"  # one model's server stores the response; the path does not name the model
 CANCEL: Final = "/cancel"
 
 
 class FrontApplication(FastAPI):
-    """`apis` and `paths` as of `Application`."""
+    """`apis` and `paths` mean the same as in `Application`."""
 
     def __init__(self, pool: ModelPool, config: ServerConfig, keys: ApiKeys, metrics: FrontMetrics) -> None:
-        """`config`: the front's."""
+        """`config`: the front's own configuration."""
         super().__init__(title="moeserve", docs_url=None, redoc_url=None, openapi_url=None)
-        # The routes of a model's server: what they answer comes from there, but which there are is known here.
+        # The routes of a model's server: the front knows the paths, the model's server answers them.
         self._routes = Application(APIS, wants_key=bool(keys), model=pool.models[0].name)
         self._routes.complete_routes()
         self.apis = self._routes.apis
         self.state.pool = pool
         self.state.created = int(time.time())
         self.state.scrape = SharedScrape(metrics.render)
+        self.state.unknown_fields = UnknownFields(config.unknown_fields, lambda route, count: None)
+        self.state.pulls = Pulls(
+            config.pull == "allow", lambda: (one.served.config.model for one in pool.models)
+        )
         self.paths = set(self._routes.paths)
         self._pool = pool
         self._relay = self.state.relay = Relay(pool, self.apis)
-        for router in (probes.router, lists.router, web.pages.router):
+        for router in (probes.router, lists.router, pull_routes.router, web.pages.router):
             self.include_router(router)
             self.paths |= {route.path for route in router.routes if isinstance(route, Route)}
         self.router.routes.append(Route("/openapi.json", self._routes.answer_document))
@@ -65,7 +72,8 @@ class FrontApplication(FastAPI):
         note_requests(self, self.apis, metrics, None)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Every path that is not the front's own. Raises ApiError, HTTPException."""
+        """Passes a request to its model's server: every path that the front does not answer. Raises ApiError,
+        HTTPException."""
         self._require_route(scope)
         request = Request(scope, receive)
         path, query = scope["path"], scope["query_string"]
@@ -104,12 +112,12 @@ class FrontApplication(FastAPI):
         await self._relay.answer_if_loaded(scope, receive, send, model, body)
 
     def _unload(self, model: PooledModel) -> None:
-        """Ollama's way: it is no error if the model is not loaded."""
+        """Unloads the model. As in Ollama, a model that is not loaded is no error."""
         if model.state in (State.LOADED, State.LOADING):
             self._pool.unload(model)
 
     async def _holder(self, scope: Scope) -> PooledModel:
-        """The loaded model that has what the path names. Raises ApiError 404."""
+        """Returns the loaded model whose server stores the response that the path names. Raises ApiError 404."""
         path = scope["path"].removesuffix(CANCEL)
         as_get = {**scope, "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
         for model in self._pool.models:

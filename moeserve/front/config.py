@@ -1,4 +1,4 @@
-"""The models of a server and what is common to them: written by the command line, read by the front's processes."""
+"""The models of a server and their common options: written by the command line, read by the front's processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODELS_FILE: Final = "models.json"  # in the runtime directory; mode 0600, for i
 
 @dataclass(frozen=True)
 class ServedModel:
-    config: ServerConfig  # of its own server: resolved, and without the front's network options
+    config: ServerConfig  # of the model's own server: resolved, and without the front's network options
     is_pinned: bool = False  # loaded at the start, and never unloaded for another
 
     @property
@@ -26,7 +26,7 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names in the API: the model's name, its further names, and its adapters'."""
+        """Returns all names that requests may use: the model's name, its aliases and its adapters' names."""
         assert self.config.served_model_name is not None, "the configuration is resolved"
         adapters = [pair.partition("=")[0] for pair in self.config.lora_modules]
         return (*self.config.served_model_name.split(","), *adapters)
@@ -34,7 +34,7 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class FrontConfig:
-    common: ServerConfig  # the front's network options, and what is common to the models
+    common: ServerConfig  # the front's network options, and the options common to all models
     models: tuple[ServedModel, ...]  # the first is the default
 
     def write(self, directory: Path) -> None:

@@ -3,7 +3,8 @@
 A stream of server-sent events gets comments that tell the load's progress; what fails later is an event of the API's
 error shape. JSON gets blank lines, which JSON allows, after half a minute; what fails later is sent as JSON, and the
 connection ends without the answer's end, so that no client takes it for an answer. `transport/sse.py` does the same.
-Lines of JSON get nothing: their clients know nothing that could stand between them.
+Lines of JSON (Ollama's) get blanks before their first line, also after half a minute: their clients parse each line,
+and an empty one is an error to some. What fails later is a line with an error.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Any, Final, TypeVar
 import orjson
 from starlette.types import Send
 
-from moeserve.httpserver.transport.sse import BEAT_S, BLANKS_AFTER_S, COMMENTS_AFTER_S, send_part
+from moeserve.httpserver.transport.sse import BEAT_S, BLANK, BLANKS_AFTER_S, COMMENTS_AFTER_S, send_part
 
-PROGRESS_S: Final = 1.0  # between two comments, where they differ
+PROGRESS_S: Final = 1.0  # between two comments with different texts
 
 T = TypeVar("T")
 
@@ -33,8 +34,8 @@ class EarlyAnswer(ABC):
         self._send = send
 
     async def until(self, awaited: Awaitable[T], undo: Callable[[T], None]) -> T:
-        """Returns what is awaited, and sends beats meanwhile. `undo` gets what came, but is wanted no longer, because
-        this call is cancelled."""
+        """Returns the result of `awaited`, and sends progress comments or blank lines meanwhile. If this call is
+        cancelled when the result is already there, `undo` gets the result."""
         working = asyncio.ensure_future(awaited)
         said, said_at = b"", time.monotonic()
         try:
@@ -56,7 +57,7 @@ class EarlyAnswer(ABC):
 
     @abstractmethod
     async def fail(self, body: Mapping[str, Any]) -> None:
-        """Ends the answer, which has begun, with an error in the shape of its API."""
+        """Ends an answer that has begun with an error in the shape of its API."""
 
     @abstractmethod
     def _beat(self) -> bytes: ...
@@ -94,13 +95,24 @@ class EarlyJson(EarlyAnswer):
     patience = BLANKS_AFTER_S
 
     async def fail(self, body: Mapping[str, Any]) -> None:
-        await send_part(self._send, orjson.dumps(body), True)  # and no end
+        await send_part(self._send, orjson.dumps(body), True)  # more would follow: the body stays unfinished
 
     def _beat(self) -> bytes:
         return b"\n"
 
 
+class EarlyLines(EarlyAnswer):
+    media_type = b"application/x-ndjson"
+    patience = BLANKS_AFTER_S
+
+    async def fail(self, body: Mapping[str, Any]) -> None:
+        await send_part(self._send, orjson.dumps(body) + b"\n", False)
+
+    def _beat(self) -> bytes:
+        return BLANK
+
+
 def error_event(body: Mapping[str, Any]) -> bytes:
-    """Anthropic's events have names; the error's is its type."""
+    """Returns an error as a server-sent event; Anthropic's errors get their type as the event's name."""
     name = b"event: error\n" if body.get("type") == "error" else b""
     return name + b"data: " + orjson.dumps(body) + b"\n\n"

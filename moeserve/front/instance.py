@@ -1,4 +1,4 @@
-"""One model's server as the front sees it: a process that it starts, a Unix socket, and an end."""
+"""One model's server as the front sees it: a process that it starts and stops, and a Unix socket."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from moeserve.launcher.child_process import Child
 from moeserve.processes.runtime_paths import RuntimePaths
 
 MODULE: Final = "moeserve.front.model_launcher"
-LOOK_S: Final = 0.05  # between two questions for a load's progress
-ANSWER_S: Final = 5.0  # for the answer to one
+LOOK_S: Final = 0.05  # between two requests for a load's progress
+ANSWER_S: Final = 5.0  # deadline of such a request
 MAX_FAILURE_BYTES: Final = 4096
 STOP_MARGIN_S: Final = 25.0  # for a launcher to stop its processes, beyond the requests' own time
 
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class ServerInstance(Instance):
-    """A running server of one model. `session` has connections to it alone."""
+    """A running server of one model. `session` connects to no other server."""
 
     def __init__(self, model: PooledModel, paths: RuntimePaths) -> None:
         """Raises LoadFailed."""
@@ -49,7 +49,7 @@ class ServerInstance(Instance):
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._child.descriptor, self._on_end)
-        # Closed after each answer: a connection that the server closes for being idle is never the next request's.
+        # Closed after each answer: else the next request could be sent on a connection that the server closes as idle.
         connector = aiohttp.UnixConnector(str(self._folder / SOCKET), limit=0, force_close=True)
         self.session = aiohttp.ClientSession(
             connector=connector,
@@ -63,7 +63,7 @@ class ServerInstance(Instance):
         )
 
     def _prepare(self, model: PooledModel) -> None:
-        """Writes the configuration of this life."""
+        """Writes the configuration for this start."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(mode=0o700)
         assert model.needs is not None
@@ -90,7 +90,7 @@ class ServerInstance(Instance):
         raise LoadFailed(self._cause())
 
     async def _health(self) -> dict[str, str]:
-        """What /health says; {} while it does not answer."""
+        """Returns /health's answer; {} while the server does not answer."""
         try:
             async with asyncio.timeout(ANSWER_S), self.session.get("http://localhost/health") as answer:
                 found = orjson.loads(await answer.read())
@@ -103,7 +103,7 @@ class ServerInstance(Instance):
         return self._cause()
 
     def _cause(self) -> str:
-        """What its launcher has said before its end, else how it ended."""
+        """Returns the first error that its launcher logged, else how the process ended."""
         try:
             with (self._folder / FAILURE_FILE).open("rb") as file:
                 said = file.read(MAX_FAILURE_BYTES).decode(errors="replace").strip()
@@ -131,7 +131,7 @@ class ServerInstance(Instance):
 
 
 class Processes:
-    """What the pool asks of processes, by real ones."""
+    """Starts real processes for the pool (`Surroundings`)."""
 
     def __init__(self, paths: RuntimePaths, reader: NeedsReader) -> None:
         self._paths = paths

@@ -1,9 +1,9 @@
 """The launcher of a server with several models: it owns the sockets, and starts the front process, which starts the
 models' servers as they are needed.
 
-It serves nothing itself. A front process that crashes, or says nothing for too long, takes the models' servers with it
-and is started again: clients that connect meanwhile wait, and models are loaded again as they are asked for. SIGTERM
-and SIGINT have the front drain; a second one kills everything at once. SIGHUP has it read its file of keys again.
+It serves nothing itself. When a front process crashes or stops sending heartbeats, the models' servers end with it and
+it is started again: clients that connect meanwhile wait, and models are loaded again at their next request. SIGTERM and
+SIGINT make the front drain; a second one kills everything at once. SIGHUP makes it read its file of keys again.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class FrontLauncher:
         self._module = module
         self._names = [model.name for model in front.models]
         self._signals = 0
-        self._hung_up = False  # a SIGHUP came, and the front does not know yet
+        self._hung_up = False  # a SIGHUP came that the front has not been told yet
         self._ready: ProcessReady | None = None
         self._last_words = ""
         self._has_been_ready = False
@@ -97,7 +97,7 @@ class FrontLauncher:
         self._front = self._spawn()
 
     def run(self) -> int:
-        """The exit code. No process is left when it returns."""
+        """Runs the server and returns the exit code. No process is left when it returns."""
         log.info("serving %s", ", ".join(map(repr, self._names)))
         try:
             while not self._signals:
@@ -120,7 +120,7 @@ class FrontLauncher:
         return front
 
     def _replace(self) -> int | None:
-        """Starts another front process. Returns the exit code where that is of no use."""
+        """Starts another front process. Returns the exit code if it would fail again."""
         self._sleep_until(lambda: bool(self._last_words), LAST_WORDS_S)
         cause = self._last_words or self._front.cause_of_death()
         if not self._has_been_ready:
@@ -162,7 +162,7 @@ class FrontLauncher:
     # ------------------------------------------------------------ watching
 
     def _sleep(self, timeout: float | None = None) -> None:
-        """Until a message, a signal or the front's end, at most `timeout` seconds. Takes in the messages."""
+        """Sleeps until a message, a signal or the front's end, at most `timeout` seconds. Reads the messages."""
         interval = beat_interval(self._config)
         bounds = [wait for wait in (timeout, self._systemd.interval_s, interval) if wait is not None]
         woken_by = dict(self._poller.poll(math.ceil(min(bounds) * 1000)))
@@ -182,8 +182,8 @@ class FrontLauncher:
             self._front.send_signal(signal.SIGHUP)
 
     def _look_at_silence(self, most_s: float) -> None:
-        """Ends a front process whose event loop stands still, and continues one that was stopped. A look counts at most
-        `most_s`: a longer gap means that this process itself was stopped."""
+        """Ends a front process whose event loop hangs, and resumes one that was stopped by a signal. One call counts at
+        most `most_s` seconds of silence: a longer gap means that this process itself was stopped."""
         now = time.monotonic()
         self._silent_s += min(now - self._looked_at, most_s)
         self._looked_at = now
@@ -204,7 +204,7 @@ class FrontLauncher:
             log.info("health and metrics: %s", url_of(self._listeners.health))
 
     def _sleep_until(self, done: Callable[[], bool], timeout: float) -> None:
-        """Returns early for a second stop signal."""
+        """Sleeps until `done()` is true, at most `timeout` seconds. Returns early for a second stop signal."""
         deadline = time.monotonic() + timeout
         while not done() and self._signals < 2 and (left := deadline - time.monotonic()) > 0:
             self._sleep(left)

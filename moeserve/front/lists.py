@@ -1,6 +1,6 @@
-"""The lists of models with their states, in the words of each API, and llama-server's loading and unloading.
+"""The lists of models with their states, in each API's format, and llama-server's routes that load and unload.
 
-These answers come from the front: they load no model, and are there while models load."""
+The front answers these requests itself: they load no model, and work while models load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from moeserve.httpserver.transport.sse import JsonResponse
 
 router = APIRouter(tags=["Status"])
 
-# llama-server's words: a model that ends is loaded until its processes have gone.
+# llama-server's names of states. A model that is being stopped counts as loaded until its processes have ended.
 _LLAMA_STATES = {
     State.UNLOADED: "unloaded",
     State.LOADING: "loading",
@@ -56,7 +56,7 @@ async def get_model(request: Request, model: str) -> Response:
 
 @router.post("/models/load")
 async def load_model(request: Request) -> Response:
-    """Begins to load a model; its state is in the list. One that is loaded stays so."""
+    """Begins to load a model; the list shows its state. A loaded model stays loaded."""
     pool, model = pool_of(request), await _named(request)
     if model.state not in (State.LOADED, State.LOADING):
         pool.load(model)
@@ -116,7 +116,7 @@ def _card(request: Request, model: PooledModel, name: str) -> dict[str, Any]:
         "pinned": model.is_pinned,
         "memory_bytes": None
         if model.need is None
-        else {"ram": model.need.ram, "gpu": model.need.gpu},  # by plan
+        else {"ram": model.need.ram, "gpu": model.need.gpu},  # as planned
     }
 
 
@@ -149,7 +149,7 @@ async def running(request: Request) -> Response:
 
 @router.get("/api/version")
 async def ollama_version(request: Request) -> Response:
-    """A version of Ollama with the same abilities."""
+    """The version of Ollama whose API this server offers."""
     return JsonResponse({"version": OLLAMA_VERSION})
 
 
@@ -162,7 +162,7 @@ def ollama_unloaded(body: bytes, path: str) -> dict[str, Any]:
 
 
 def shown_unloaded(model: PooledModel) -> dict[str, Any]:
-    """Answers /api/show of a model that is not loaded, by what its file says. Its template is not known then."""
+    """Answers /api/show for a model that is not loaded from its file's metadata, without the chat template."""
     facts = {} if model.needs is None else model.needs.facts
     family = facts.get("architecture", "")
     most = model.served.config.max_model_len if model.needs is None else model.needs.max_model_len

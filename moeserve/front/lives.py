@@ -1,7 +1,7 @@
-"""The lives of models' servers: what a model needs, its load, its service and its end.
+"""The lives of models' servers: measured, loaded, serving and stopped.
 
-All of it runs on the event loop's thread. `schedule.py` decides; this module carries the moves out. Each life is one
-task (`_live`). `pool.py` is what requests see.
+All of it runs on the event loop's thread. `schedule.py` decides; this module carries the decisions out. Each life is
+one task (`_live`). Requests use `pool.py`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from moeserve.front.pooled_model import Instance, LoadFailed, Needs, PooledModel
 from moeserve.front.schedule import MIN_TURN_S, Moves, ScheduledModel, State, decide
 from moeserve.httpserver.transport.errors import shutting_down
 
-LOAD_DEADLINE_S: Final = 3600.0  # for a server that neither becomes ready nor ends
+LOAD_DEADLINE_S: Final = 3600.0  # after which a server that is neither ready nor ended is killed
 FIRST_BACKOFF_S: Final = 5.0  # after a load that failed; it doubles with each failure in a row
 MAX_BACKOFF_S: Final = 300.0
 MAX_DOUBLINGS: Final = 10
-SHORT_LIFE_S: Final = 30.0  # a server that was lost within this time after its load counts as a failed load
+SHORT_LIFE_S: Final = 30.0  # a server that ends by itself this soon after its load counts as a failed load
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +48,11 @@ class ModelLives:
 
     @property
     def now(self) -> float:
-        """Seconds of the clock that the models' times are of."""
+        """Returns the time in seconds, on the clock of all of the models' times."""
         return self._clock()
 
     def memory_used(self) -> Memory:
-        """By plan, of the models that have processes."""
+        """Returns the planned memory of the models that have processes."""
         total = Memory(0)
         for model in self.models:
             if model.state is not State.UNLOADED and model.need is not None:
@@ -62,7 +62,7 @@ class ModelLives:
     # ------------------------------------------------------------ what models need
 
     def look_at_file(self, model: PooledModel) -> None:
-        """Before a load, whose needs are those of the file as it is now."""
+        """Measures a model that is not loaded, if its needs are unknown or its file has changed."""
         if model.state is State.UNLOADED and (
             model.needs is None or self.surroundings.signature(model) != model.signature
         ):
@@ -111,7 +111,7 @@ class ModelLives:
     # ------------------------------------------------------------ lives
 
     def turn(self) -> None:
-        """Takes the moves that are due now. Called whenever something has changed."""
+        """Carries out the moves that are due now. Called whenever something has changed."""
         if self._is_turning:
             return
         self._is_turning = True
@@ -142,7 +142,7 @@ class ModelLives:
         return begun
 
     def _take(self, moves: Moves) -> bool:
-        """Returns whether there was any move."""
+        """Carries out the moves. Returns whether there were any."""
         for model in moves.reopen:
             _pooled(model).state, model.makes_room = State.LOADED, False
         for model in moves.close:
@@ -213,7 +213,7 @@ class ModelLives:
                 self.turn()
 
     async def _until_loaded(self, model: PooledModel, instance: Instance) -> bool:
-        """Returns whether it is; False where it failed, or is wanted no longer."""
+        """Waits for the load. Returns False if it failed or the model is no longer wanted."""
         loading = asyncio.create_task(instance.until_ready(model.tell))
         try:
             if not await self._happens(model, loading, LOAD_DEADLINE_S):
@@ -224,7 +224,7 @@ class ModelLives:
         except LoadFailed as error:
             self._failed(model, str(error))
             return False
-        if model.stopping.is_set():  # it was given up in the same moment
+        if model.stopping.is_set():  # it was given up at the same moment
             return False
         now = self._clock()
         model.last_load_seconds = now - model.loaded_at
@@ -259,8 +259,8 @@ class ModelLives:
                 await asyncio.wait((event,))
 
     def _failed(self, model: PooledModel, reason: str) -> None:
-        """Refuses those that wait for it now; for a while, longer with each failure in a row, others are refused at
-        once."""
+        """Refuses the requests that wait for the model. For a time that doubles with each failure in a row, new
+        requests are refused at once."""
         backoff = min(FIRST_BACKOFF_S * 2 ** min(model.failures, MAX_DOUBLINGS), MAX_BACKOFF_S)
         model.failures += 1
         model.num_failures += 1
@@ -289,7 +289,7 @@ class ModelLives:
             await asyncio.wait(self._tasks)
 
     def task(self, work: Any) -> asyncio.Task[None]:
-        # Its log lines are no request's, even where a request has caused it.
+        # An empty context: its log lines must not carry the id of the request that caused it.
         task: asyncio.Task[None] = asyncio.create_task(work, context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -1,4 +1,4 @@
-"""The front's metrics: requests, and what became of each model. A model's own are at `/metrics?model=NAME`."""
+"""The front's metrics: requests, and the loads of each model. A model's own metrics are at `/metrics?model=NAME`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class FrontMetrics:
 
 
 class PoolCollector(Collector):
-    """Reads the pool when it is asked."""
+    """Reads the pool at each scrape."""
 
     def __init__(self, pool: ModelPool) -> None:
         self._pool = pool

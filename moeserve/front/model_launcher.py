@@ -1,7 +1,7 @@
 """`python -m moeserve.front.model_launcher`: the launcher of one model's server, which the front starts.
 
-It is a server like any other (`moeserve.launcher`), which listens on a Unix socket. It ends when the front ends, and
-leaves the reason of a failed start in a file for it.
+It runs an ordinary server (`moeserve.launcher`) that listens on a Unix socket. It ends when the front ends, and writes
+the reason of a failed start to a file for the front.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def folder_of(directory: Path, place: int) -> Path:
 
 
 class FirstError(logging.Handler):
-    """Keeps the first error that is logged: the cause, of which others may follow."""
+    """Keeps the first error that is logged: later ones are usually its consequences."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -42,7 +42,7 @@ class FirstError(logging.Handler):
 def main() -> int:
     die_with(int(os.environ.pop(LAUNCHER_PID_ENV)))
     folder = folder_of(RuntimePaths.from_env().directory, int(os.environ.pop(MODEL_PLACE_ENV)))
-    os.environ.pop("NOTIFY_SOCKET", None)  # systemd hears of the whole server
+    os.environ.pop("NOTIFY_SOCKET", None)  # only the front reports to systemd, for the whole server
     config = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=ServerConfig)
     set_up_logging("launcher", config.log_level, config.log_format)
     first = FirstError()

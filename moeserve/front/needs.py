@@ -1,5 +1,5 @@
-"""Asks a process what a model needs (`moeserve.cli.models.model_needs`): reading a stranger's file is not the front's
-work."""
+"""Finds a model's memory needs in a process of its own (`moeserve.cli.models.model_needs`): the front parses no
+untrusted model files itself."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from moeserve.front.pooled_model import LoadFailed, Needs
 from moeserve.processes.lifecycle import python_environment
 
 MODULE: Final = "moeserve.cli.models.model_needs"
-DEADLINE_S: Final = 120.0  # a cold disk, and torch where there is a GPU
+DEADLINE_S: Final = 120.0  # enough for a cold disk, and for importing torch on a machine with a GPU
 MAX_ANSWER_BYTES: Final = 64 << 10
 
 
 class NeedsReader:
-    """For the models of one front. Notes how much GPU memory there is before any model is loaded."""
+    """Reads the needs of one front's models. Its first answer also says how much GPU memory is free before any load."""
 
     def __init__(self, directory: Path, ram: int) -> None:
         self.gpu: int | None = None  # bytes; None until the first answer

@@ -1,4 +1,4 @@
-"""The models of one front, as requests see them: found by name, waited for, leased, loaded and unloaded on wish."""
+"""The models of one front, as requests use them: found by name, waited for, leased, loaded and unloaded on request."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ModelPool(ModelLives):
         max_waiting: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """idle_limit: seconds without a request after which a model is unloaded; None: never. max_waiting: requests
-        that may wait, of all models together."""
+        """load_timeout: seconds that a request waits for its model. idle_limit: seconds without a request after which a
+        model is unloaded; None: never. max_waiting: the most requests that may wait, all models together."""
         pooled = [
             PooledModel(served.name, served.is_pinned, served=served, place=place, idle_limit=idle_limit)
             for place, served in enumerate(models)
@@ -47,7 +47,7 @@ class ModelPool(ModelLives):
     # ------------------------------------------------------------ looked up
 
     def find(self, name: str | None) -> PooledModel:
-        """The first model where a request names none. Raises ApiError 404."""
+        """Returns the model of this name; the first model for None. Raises ApiError 404."""
         if name is None:
             return self.models[0]
         model = self._by_name.get(name)
@@ -69,8 +69,8 @@ class ModelPool(ModelLives):
 
     @asynccontextmanager
     async def lease(self, model: PooledModel) -> AsyncIterator[Instance]:
-        """The model's server, for one request: it is not unloaded meanwhile. Waits until it is loaded. Raises ApiError
-        where it cannot be had, or not in time."""
+        """Waits until the model is loaded, and gives its server to one request; the model is not unloaded meanwhile.
+        Raises ApiError if it cannot be loaded, or not in time."""
         instance = await self.acquire(model)
         try:
             yield instance
@@ -79,8 +79,8 @@ class ModelPool(ModelLives):
 
     @asynccontextmanager
     async def lease_loaded(self, model: PooledModel) -> AsyncIterator[Instance]:
-        """The server of a model that is loaded now. This is no use of it: it is unloaded as if there were no such
-        request, once that has ended. Raises ApiError 503."""
+        """Gives the server of a model that is loaded now. The request does not count as a use that keeps the model
+        loaded, but an unload waits for its end. Raises ApiError 503."""
         if model.state is not State.LOADED or model.instance is None:
             message = (
                 f"the model {model.name!r} is not loaded; a completion request or POST /models/load loads it"
@@ -96,7 +96,7 @@ class ModelPool(ModelLives):
             self.turn()
 
     async def acquire(self, model: PooledModel) -> Instance:
-        """As `lease`; `release` must follow."""
+        """Does what `lease` does; the caller must call `release`."""
         self._refuse_if_hopeless(model)
         if model.state is State.LOADED and not model.tickets and not model.is_unload_wanted:
             assert model.instance is not None
@@ -113,7 +113,7 @@ class ModelPool(ModelLives):
             async with asyncio.timeout(self._load_timeout):
                 try:
                     return await ticket.future
-                except asyncio.CancelledError:  # also of the timeout
+                except asyncio.CancelledError:  # the timeout cancels, too
                     if ticket.has_instance:
                         self.release(model, ticket.future.result())
                     raise
@@ -125,22 +125,22 @@ class ModelPool(ModelLives):
                 self.turn()
 
     def release(self, model: PooledModel, instance: Instance) -> None:
-        if model.instance is instance:  # else its server is another one by now
+        if model.instance is instance:  # else another server has replaced it
             model.running -= 1
             model.idle_since = self.now
         self.turn()
 
     def keep(self, model: PooledModel, seconds: float | None) -> None:
-        """How long the model stays without requests, as its last request wishes; infinite: for ever. None: that request
-        has no wish, and the option's time counts."""
+        """Sets how many seconds the model stays loaded without requests, as its last request asks; inf: for ever; None:
+        the server's option."""
         if seconds is None:
             model.idle_limit = self._idle_limit
         else:
             model.idle_limit = None if seconds == math.inf else seconds
 
     def unload(self, model: PooledModel) -> None:
-        """Running requests end first; new ones load it again. A load ends at once. Raises ApiError 400 if it is not
-        loaded."""
+        """Unloads a model once its running requests have ended; new ones load it again. A model that is loading is
+        stopped at once. Raises ApiError 400 if it is not loaded."""
         if model.state is State.LOADING:
             message = f"the load of {model.name!r} was ended by a request"
             model.refuse_waiting(ApiError(503, message, code="model_loading"))
@@ -154,7 +154,7 @@ class ModelPool(ModelLives):
 
     def load(self, model: PooledModel, *, again: bool = True) -> None:
         """Begins to load a model as if a request wanted it. again: at once, even if its last load failed. Raises
-        ApiError where that cannot be."""
+        ApiError if it cannot be loaded."""
         if again:
             model.retry_at = 0.0
         self._refuse_if_hopeless(model)
@@ -168,13 +168,13 @@ class ModelPool(ModelLives):
             log.warning("%s", error.message)
 
     def _refuse_if_hopeless(self, model: PooledModel) -> None:
-        """Raises ApiError where no wait helps."""
+        """Raises ApiError if waiting would not help."""
         if self.is_draining:
             raise shutting_down()
         if model.state not in (State.UNLOADED, State.STOPPING):
             return
         if model.failure and self.surroundings.signature(model) != model.signature:
-            model.failure, model.retry_at, model.is_too_large = "", 0.0, False  # the file is another one
+            model.failure, model.retry_at, model.is_too_large = "", 0.0, False  # the file has changed
         elif model.is_too_large or model.retry_at > self.now:
             raise model.cannot_be_loaded(self.now)
 
@@ -184,7 +184,7 @@ class ModelPool(ModelLives):
         return ApiError(503, message, code="model_loading", refusal=Refusal.LOADING)
 
     async def measure_all(self) -> None:
-        """Asks what each model needs, and loads the pinned ones."""
+        """Measures each model's memory needs, and loads the pinned models."""
         for model in self.models:
             await self.measure(model)
             if model.is_pinned:
@@ -196,7 +196,7 @@ class ModelPool(ModelLives):
     # ------------------------------------------------------------ the end
 
     async def drain(self, timeout: float) -> None:
-        """Takes no new requests, and waits `timeout` seconds at most for those that run or wait."""
+        """Refuses new requests, and waits at most `timeout` seconds for the running and waiting ones."""
         self.is_draining = True
         for model in self.models:
             if model.state is not State.LOADED:

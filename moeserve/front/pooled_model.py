@@ -1,4 +1,4 @@
-"""One of several models as the front keeps it, and what it asks of processes."""
+"""The front's record of one model, and the protocols of its server and of the processes around it."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ class Instance(Protocol):
 
     @abstractmethod
     async def until_ready(self, tell: Callable[[str, float], None]) -> None:
-        """Tells the loading stage and its fraction meanwhile. Raises LoadFailed."""
+        """Waits until the model is loaded; calls `tell` with the loading stage and its fraction, 0 to 1. Raises
+        LoadFailed."""
 
     @abstractmethod
     async def until_ended(self) -> str:
-        """Returns why it has ended, when it has ended by itself."""
+        """Waits until the server ends by itself, and returns the reason."""
 
     @abstractmethod
     async def stop(self) -> None:
-        """Ends it, if it runs: running requests end first, within its own time for that."""
+        """Stops the server if it runs. Running requests end first, within its drain time."""
 
 
 @dataclass(frozen=True)
 class Needs:
     memory: Memory
     max_model_len: int | None = None  # tokens of a request
-    overrides: dict[str, Any] = field(default_factory=dict)  # options with which it stays within that memory
+    overrides: dict[str, Any] = field(default_factory=dict)  # options that keep it within that memory
     facts: dict[str, str] = field(default_factory=dict)  # architecture, size, quantization
     gpu_there: int = 0  # bytes of GPU memory that the models may share
 
 
 class Surroundings(Protocol):
-    """What the pool asks of processes."""
+    """The processes around the pool."""
 
     @abstractmethod
     async def measure(self, model: PooledModel) -> Needs:
@@ -63,11 +64,11 @@ class Surroundings(Protocol):
 
 @dataclass(eq=False)
 class PooledModel(ScheduledModel):
-    served: ServedModel = None  # type: ignore[assignment]  # a field behind those with defaults
+    served: ServedModel = None  # type: ignore[assignment]  # required, but a field after defaults must have one
     place: int = 0
     needs: Needs | None = None
     signature: Any = None  # of the file whose needs are known
-    failure: str = ""  # why the last load, or the look at the file, failed
+    failure: str = ""  # why the last load, or reading the file, failed
     failures: int = 0  # in a row
     is_too_large: bool = False  # for the memory of all models together
     instance: Instance | None = None
@@ -78,7 +79,7 @@ class PooledModel(ScheduledModel):
     num_loads: int = 0
     num_failures: int = 0
     num_evictions: int = 0  # ends to make room for others
-    num_losses: int = 0  # ends by itself
+    num_losses: int = 0  # times that its server ended by itself
     load_seconds: float = 0.0  # of all loads that worked
     last_load_seconds: float = 0.0
     wait_seconds: float = 0.0  # of all requests that waited for a load
@@ -87,12 +88,12 @@ class PooledModel(ScheduledModel):
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     def tell(self, stage: str, fraction: float) -> None:
-        """Notes how far its load is."""
+        """Notes the load's progress."""
         self.stage, self.fraction = stage, fraction
 
     @property
     def progress_text(self) -> str:
-        """What a request that waits for the model waits for."""
+        """Returns what a request for this model waits for, in words."""
         match self.state:
             case State.LOADING:
                 return f"loading: {self.stage or 'starting'} {self.fraction:.0%}"
@@ -109,7 +110,7 @@ class PooledModel(ScheduledModel):
                 ticket.future.set_exception(error)
 
     def cannot_be_loaded(self, now: float) -> ApiError:
-        """Says why: 400 for a model that never can be, 503 for one that may be later."""
+        """Returns the error that says why: 400 if the model can never be loaded, 503 if it may be later."""
         message = f"the model {self.name!r} cannot be loaded: {self.failure}"
         code = "model_too_large" if self.is_too_large else "model_load_failed"
         return ApiError(
@@ -128,7 +129,7 @@ class Ticket:
 
     future: asyncio.Future[Instance]
     came: float
-    swaps: int  # loads of all models, so far
+    swaps: int  # loads of all models when it began to wait
 
     @property
     def has_instance(self) -> bool:

@@ -69,7 +69,7 @@ async def metrics(request: Request) -> Response:
 
 
 class _OfModel(Response):
-    """A model's own answer to this path."""
+    """The answer of a model's own server to this path."""
 
     def __init__(self, relay: Relay, model: PooledModel) -> None:
         super().__init__()

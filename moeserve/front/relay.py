@@ -1,8 +1,8 @@
-"""A request to its model's server, and the answer back, piece by piece as it comes.
+"""Passes a request to its model's server, and the answer back, piece by piece as it comes.
 
-The front has checked the request (`app.py`) before anything here runs. A client that leaves ends the request at the
-model's server too. Where that server is lost in the middle of an answer, a stream ends with an error of its API's
-shape, and any other answer ends with its connection, so that no client takes a part for the whole.
+The front has checked the request (`app.py`) before anything here runs. When a client disconnects, its request ends at
+the model's server too. If that server is lost in the middle of an answer, a stream ends with an error in its API's
+shape; for any other answer the connection is cut, so that no client takes a part for the whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from moeserve.front.early_answer import EarlyAnswer, EarlyEvents, EarlyJson, error_event
+from moeserve.front.early_answer import EarlyAnswer, EarlyEvents, EarlyJson, EarlyLines, error_event
 from moeserve.front.instance import ServerInstance
 from moeserve.front.pool import ModelPool
 from moeserve.front.pooled_model import Instance, PooledModel
@@ -30,9 +30,10 @@ from moeserve.httpserver.transport.refuse import note_refusal
 from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.sse import ClientGone, send_part, unless_gone
 
-ATTEMPTS: Final = 3  # where a model's server has gone before it took the request
-LOAD_SECONDS: Final = b"x-moeserve-load-seconds"  # of an answer: how long its request waited for its model
-# Of one connection, or decided by the front.
+ATTEMPTS: Final = 3  # if the model's server ends before it has taken the request
+# A header of answers: how long the request waited for its model.
+LOAD_SECONDS: Final = b"x-moeserve-load-seconds"
+# Headers that belong to one connection, or that the front sets itself.
 _NOT_SENT_ON: Final = frozenset(
     (
         *(b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade", b"expect"),
@@ -47,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class _NotReached(Exception):
-    """The server had gone before it took the request."""
+    """The server ended before it took the request."""
 
 
 class Relay:
@@ -58,12 +59,13 @@ class Relay:
     async def answer(
         self, scope: Scope, receive: Receive, send: Send, model: PooledModel, asked: Asked, body: bytes
     ) -> None:
-        """Loads the model if it must. Raises ApiError if that fails before the answer has begun."""
+        """Answers a request, and loads its model first if needed. Raises ApiError if that fails before the answer has
+        begun."""
         exchange = _Exchange(self._pool, self._apis, scope, send, model, body)
         if asked.streams_events:
             exchange.early = EarlyEvents(send, lambda: model.progress_text)
-        elif not asked.streams_lines:
-            exchange.early = EarlyJson(send)
+        else:
+            exchange.early = EarlyLines(send) if asked.streams_lines else EarlyJson(send)
         self._pool.keep(model, asked.keep_alive)
         with contextlib.suppress(ClientGone):
             await unless_gone(receive, exchange.run())
@@ -71,7 +73,7 @@ class Relay:
     async def answer_if_loaded(
         self, scope: Scope, receive: Receive, send: Send, model: PooledModel, body: bytes = b""
     ) -> None:
-        """For questions about a model, which do not load it. Raises ApiError."""
+        """Answers a question about a model, which does not load it. Raises ApiError."""
         exchange = _Exchange(self._pool, self._apis, scope, send, model, body)
         with contextlib.suppress(ClientGone):
             await unless_gone(receive, exchange.run_if_loaded())
@@ -176,7 +178,7 @@ class _Exchange:
         await send_part(self._send, b"", False)
 
     async def _pass_back_late(self, answer: aiohttp.ClientResponse) -> None:
-        """A refusal, whose status can no longer be told."""
+        """Passes on an error after the status 200 has been sent."""
         assert self.early is not None
         try:
             await self.early.fail(orjson.loads(await answer.read()))
@@ -191,7 +193,7 @@ class _Exchange:
             await send_part(self._send, error_event(body), False)
         elif content_type == "application/x-ndjson":
             await send_part(self._send, orjson.dumps(body) + b"\n", False)
-        # Else the connection ends without the answer's end.
+        # Any other answer: the connection is closed without the body's end.
 
     def _lost(self) -> ApiError:
         message = f"the server of the model {self._model.name!r} was lost while it had the request; try again"

@@ -1,4 +1,4 @@
-"""Which model a request is for, and how it wants its answer: read from its body without building the body's objects.
+"""Which model a request is for, and in which form it wants its answer: read without parsing the whole body.
 
 The model's own server reads the body again, with all its checks."""
 
@@ -27,7 +27,7 @@ class Asked:
     model: str | None = None  # None: the first of the server's
     streams_events: bool = False  # the answer is a stream of server-sent events
     streams_lines: bool = False  # the answer is a stream of lines of JSON
-    keep_alive: float | None = None  # seconds, of Ollama's clients; infinite: for ever
+    keep_alive: float | None = None  # Ollama's keep_alive in seconds; inf: for ever
     only_loads: bool = (
         False  # Ollama's: no prompt, so that the model is loaded, or with keep_alive 0 unloaded
     )
@@ -37,7 +37,7 @@ class _Body(msgspec.Struct, gc=False):
     """The fields that matter here. Others are skipped."""
 
     model: str | None = None
-    name: msgspec.Raw = msgspec.Raw()  # of old clients of Ollama's
+    name: msgspec.Raw = msgspec.Raw()  # the field's old name in Ollama's API
     stream: msgspec.Raw = msgspec.Raw()
     keep_alive: msgspec.Raw = msgspec.Raw()
     prompt: msgspec.Raw = msgspec.Raw()
@@ -48,7 +48,8 @@ _DECODER: Final = msgspec.json.Decoder(_Body)
 
 
 def asked_in(path: str, query: bytes, body: bytes) -> Asked:
-    """Raises ApiError 400 for a body that is no JSON object. An empty one names no model; the query may."""
+    """Returns what the request asks for. An empty body names no model; the query may. Raises ApiError 400 for a body
+    that is no JSON object."""
     if not body.strip():
         return Asked(_in_query(query))
     try:
@@ -88,7 +89,8 @@ def _is_empty(raw: bytes) -> bool:
 
 
 def _seconds(raw: bytes) -> float | None:
-    """Ollama's duration: a number of seconds, or a text such as 5m or 1h30m; one below 0 is for ever."""
+    """Returns Ollama's duration in seconds: a number, or a text such as 5m or 1h30m. A negative one gives inf (for
+    ever)."""
     if raw in (b"", b"null"):
         return None
     try:

@@ -1,13 +1,13 @@
 """Which models are loaded next, and which make room for them. Pure: time and memory are arguments.
 
-Models wait in the order in which their oldest requests came, and none overtakes another where that would delay it. Room
-is made first by the models without requests, the longest idle first, even by one that is still loading; then by those
-whose turn is over. A loaded model has a turn of at least MIN_TURN_S, and at least as long as its load took, so that
-loading never takes more than half of the time. After its turn a model that must make room takes no new requests, its
-running answers end by themselves, and its new requests wait behind those of the other models.
+Models wait in the order of their oldest requests, and a model overtakes another only if that does not delay the other.
+Idle models make room first, the longest idle one first, even if it is still loading; then models whose turn is over. A
+loaded model's turn lasts at least MIN_TURN_S, and at least as long as its load took, so that loading takes at most half
+of the time. A model that must make room after its turn finishes its running answers; its new requests wait behind the
+other models' requests.
 
-So a model that waits is loaded before every model that began to wait after it. Each other model is loaded at most once
-before it, and one that was loaded when it began to wait is not loaded again before it.
+This bounds the wait: before a waiting model is loaded, each other model is loaded at most once, and a model that was
+loaded when the wait began is not loaded again.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Final
 from moeserve.front.memory import Memory
 
 MIN_TURN_S: Final = 5.0
-# Within its turn a model without requests stays so long: a client that asks one question after another has its next one
-# then, and would have the model loaded again for each.
+# Seconds that an idle model stays loaded within its turn: a client that sends one request after another would otherwise
+# cause a load for each.
 GRACE_S: Final = 1.0
 
 
@@ -38,24 +38,25 @@ HOLDS_MEMORY: Final = frozenset(State) - {State.UNLOADED}
 
 @dataclass(eq=False)
 class ScheduledModel:
-    """`pool.py` writes the fields. Times are seconds of its clock."""
+    """The fields that `pool.py` writes for the scheduler. Times are seconds of the pool's clock."""
 
     name: str
     is_pinned: bool = False  # never makes room for another
     need: Memory | None = None  # None: not known yet
     state: State = State.UNLOADED
-    running: int = 0  # requests that its server has
+    running: int = 0  # requests at its server
     waiting_since: float | None = None  # when the oldest request that waits for the model came
     idle_since: float = 0.0  # the end of its last request, or of its load
     turn_ends: float = 0.0
     idle_limit: float | None = None  # seconds without a request after which it is unloaded; None: never
     retry_at: float = 0.0  # after a failed load
     is_unload_wanted: bool = False  # a request has asked for it
-    makes_room: bool = False  # CLOSING for others, and not for itself
+    makes_room: bool = False  # CLOSING to make room for others, not because it was idle or asked to
 
     @property
     def is_idle(self) -> bool:
-        """No request has or wants it. One that is still loading was wanted, and its clients have gone."""
+        """True if no request runs on it or waits for it. An idle model may be loading, if its clients have
+        disconnected."""
         return not self.running and self.waiting_since is None
 
 
@@ -64,7 +65,8 @@ class Moves:
     load: list[ScheduledModel] = field(default_factory=list)
     close: list[ScheduledModel] = field(default_factory=list)  # to make room for others
     unload: list[ScheduledModel] = field(default_factory=list)  # idle for too long, or asked for
-    reopen: list[ScheduledModel] = field(default_factory=list)  # their room is no longer wanted
+    # CLOSING models whose memory is no longer wanted.
+    reopen: list[ScheduledModel] = field(default_factory=list)
     wake_at: float | None = None  # when to decide again, if nothing happens before
 
     def __bool__(self) -> bool:
@@ -81,14 +83,15 @@ def decide(models: Sequence[ScheduledModel], budget: Memory, now: float) -> Move
     waiting = [m for m in models if m.state is State.UNLOADED and m.waiting_since is not None and m.need]
     times += [m.retry_at for m in waiting if m.retry_at > now]
     waiting = sorted((m for m in waiting if m.retry_at <= now), key=lambda m: m.waiting_since or 0.0)
-    free = budget  # what no model holds
-    coming = Memory(0)  # what models hold that are about to end
+    free = budget  # memory that no model holds
+    coming = Memory(0)  # memory of models that are about to end
     for model in models:
         if model.state in HOLDS_MEMORY and model.need is not None:
             free = free.minus(model.need)
             if model.state in (State.CLOSING, State.STOPPING) or model in moves.unload:
                 coming = coming.plus(model.need)
-    promised = free.plus(coming)  # what is free then, beyond the claims of models that wait longer
+    # Free once they have ended, minus the needs of models that have waited longer.
+    promised = free.plus(coming)
     for model in waiting:
         assert model.need is not None
         if model.need.fits(free) and model.need.fits(promised):
@@ -109,7 +112,8 @@ def decide(models: Sequence[ScheduledModel], budget: Memory, now: float) -> Move
 
 
 def _is_due(model: ScheduledModel, now: float, times: list[float]) -> bool:
-    """Whether the model is to be unloaded for its own sake. Notes in `times` when it will be."""
+    """Returns whether the model is to be unloaded now: idle for too long, or asked for. Else adds the time at which it
+    will be to `times`."""
     if model.is_unload_wanted:
         return True
     if not model.is_idle or model.is_pinned or model.idle_limit is None:
@@ -127,8 +131,8 @@ def _victims(
     taken: Collection[ScheduledModel],
     times: list[float],
 ) -> list[ScheduledModel] | None:
-    """Returns the models that make room of `lacking`, or None while there are not enough. Notes in `times` when the
-    next turn is over."""
+    """Returns the models to unload so that `lacking` bytes become free, or None while too few can be. Adds the end of
+    the next turn to `times`."""
     candidates = [
         m
         for m in models
@@ -148,7 +152,7 @@ def _victims(
         chosen.append(model)
     if not lacking.fits(_sum(chosen)):
         return None
-    for model in reversed(chosen[:-1]):  # the last is needed; a smaller one before it may not be
+    for model in reversed(chosen[:-1]):  # the last chosen one is needed; smaller ones before it may not be
         others = [other for other in chosen if other is not model]
         if lacking.fits(_sum(others)):
             chosen = others
@@ -156,8 +160,8 @@ def _victims(
 
 
 def _stays_until(model: ScheduledModel) -> float:
-    """When the model may be made to go."""
-    if model.state is State.LOADING:  # and idle: its clients have gone
+    """Returns the time from which the model may be unloaded for others."""
+    if model.state is State.LOADING:  # it is idle: its clients have disconnected
         return 0.0
     return min(model.turn_ends, model.idle_since + GRACE_S) if model.is_idle else model.turn_ends
 

@@ -1,4 +1,4 @@
-"""The front process: it listens at once, loads models as they are asked for, and drains at its end."""
+"""The front process: it listens at once, loads models when requests need them, and drains before it ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from moeserve.processes.lifecycle import Process
 from moeserve.processes.listeners import Listeners, open_listeners, url_of
 from moeserve.processes.silence import beat_interval
 
-SPARE_SHARE: Final = 0.05  # of the free memory, which models do not get by default
+SPARE_SHARE: Final = 0.05  # of the free memory: kept back from models by default
 DEFAULT_LOAD_TIMEOUT_S: Final = 300.0
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ async def serve(process: Process) -> None:
 
 
 def _ram_budget(config: ServerConfig) -> int:
-    """Bytes for all loaded models together."""
+    """Returns the bytes of RAM that all loaded models together may use."""
     if config.models_memory is not None:
         return int(config.models_memory * GIB)
     return int(available_bytes() * (1 - SPARE_SHARE))
@@ -133,7 +133,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Keeps uvicorn from the signals: it would end running requests."""
+        """Replaces uvicorn's signal handlers, which would end running requests."""
         yield
 
     def _stop(self) -> None:
@@ -145,6 +145,7 @@ class Server(uvicorn.Server):
         if self._front.drain_delay:
             log.info("not ready any more; requests are taken for %g s", self._front.drain_delay)
             await asyncio.sleep(self._front.drain_delay)
+        self._app.state.pulls.close()
         log.info("draining: no new requests")
         await self._pool.drain(self._front.shutdown_timeout)
         self.should_exit = True

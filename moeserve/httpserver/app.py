@@ -29,6 +29,7 @@ from moeserve.httpserver import (
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.access import Access, AnswerCounts
 from moeserve.httpserver.observability.request_record import record_of
+from moeserve.httpserver.ollama.pulls import Pulls
 from moeserve.httpserver.transport.absent_paths import why_absent
 from moeserve.httpserver.transport.api_table import Api, ApiTable
 from moeserve.httpserver.transport.decompress import Decompress
@@ -61,11 +62,11 @@ APIS: Final[tuple[Api, ...]] = (
 
 
 class Application(FastAPI):
-    """The routes of all APIs. /openapi.json documents them; the framework's documentation pages are off, because they
-    load scripts from another site: `web` has the page at /docs."""
+    """The routes of all APIs, documented at /openapi.json. FastAPI's own documentation pages are off because they load
+    scripts from another site; `web` serves /docs."""
 
     def __init__(self, apis: Iterable[Api] = APIS, *, wants_key: bool = False, model: str = "model") -> None:
-        """`wants_key`: requests without an API key are refused. `model` is the served one's name, for examples."""
+        """wants_key: requests without an API key are refused. model: the served model's name, for the examples."""
         super().__init__(title="moeserve", docs_url=None, redoc_url=None, openapi_url=None)
         self.apis = ApiTable(apis)
         self._wants_key = wants_key
@@ -73,26 +74,26 @@ class Application(FastAPI):
         self._document: bytes | None = None  # the answer to GET /openapi.json
         self._document_lock = asyncio.Lock()
         self.router.routes.append(Route("/openapi.json", self.answer_document, include_in_schema=False))
-        self.paths: set[str] = set()  # paths of all routes, with their parameters as `{name}`
+        self.paths: set[str] = set()  # paths of all routes, parameters written as `{name}`
         for api in self.apis.apis:
             for router in api.routers:
                 self.include_router(router)
                 routes = [route for route in router.routes if isinstance(route, Route)]
                 self.paths |= {route.path for route in routes}
-                # Probes come first: the framework's search takes longer than all else that a probe costs.
+                # Probes come first: FastAPI's search through all routes would be the largest part of a probe's cost.
                 probes = [route for route in routes if route.path in api.probe_paths]
                 self.router.routes[:0] = [Route(probe.path, probe.endpoint) for probe in probes]
 
     def complete_routes(self) -> None:
-        """Makes the framework analyse each router's functions now. It would otherwise do so at the first request,
-        and take the event loop for a third of a second while answers are sent."""
+        """Makes FastAPI analyse each router's functions now. Otherwise the first request would block the event loop for
+        a third of a second."""
         nowhere = {"type": "http", "method": "GET", "path": "\0", "headers": []}
         for route in self.routes:
             route.matches(dict(nowhere))
 
     async def answer_document(self, request: Request) -> Response:
-        """Answers GET /openapi.json. A thread makes its bytes once: that takes a third of a second, in which the event
-        loop has other requests."""
+        """Answers GET /openapi.json. The document is made once, on a thread: it takes a third of a second, in which the
+        event loop serves other requests."""
         async with self._document_lock:
             if self._document is None:
                 self._document = await asyncio.to_thread(lambda: orjson.dumps(self.openapi()))
@@ -116,8 +117,10 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     app = Application(apis, wants_key=bool(keys), model=service.model_name)
     app.state.service = service
     app.state.unknown_fields = UnknownFields(service.config.unknown_fields, service.metrics.unknown_fields)
+    app.state.pulls = Pulls(service.config.pull == "allow", lambda: [service.config.model])
     answer_errors(app)
-    # With pictures the bound on bodies does not follow the context: a picture's bytes have no measure in tokens.
+    # With pictures the bound on bodies does not depend on the context: a picture's size in bytes says nothing of its
+    # tokens.
     sees = service.config.mmproj is not None
     defend(
         app,
@@ -134,8 +137,8 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
 def defend(
     app: FastAPI, apis: ApiTable, config: ServerConfig, keys: ApiKeys, *, context: Callable[[], int | None]
 ) -> None:
-    """Adds the middleware between a connection and the routes, which bounds and refuses. `context` as `BodyLimit` has
-    it. The last middleware added runs first."""
+    """Adds the middleware that bounds and refuses requests before they reach a route. context: as in `BodyLimit`. The
+    middleware added last runs first."""
     app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimit, apis=apis, context=context)
     app.add_middleware(Decompress, apis=apis)
@@ -199,7 +202,7 @@ async def _api_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Answers an error of the framework's: an unknown path or a wrong method."""
+    """Answers an error that FastAPI raises: an unknown path or a wrong method."""
     assert isinstance(error, HTTPException)
     phrase = HTTPStatus(error.status_code).phrase.lower()
     message = f"{request.method} {request.url.path[:200]}: {phrase}{_explanation(request)}"
@@ -209,8 +212,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _explanation(request: Request) -> str:
-    """Says why there is no such path, or names the one that the client meant if its base URL lacks /v1, has it twice or
-    has a slash too many; else ""."""
+    """Returns why there is no such path, or the path that the client probably meant (its base URL lacks /v1, has it
+    twice or has a slash too many); else ""."""
     given = request.url.path
     if reason := why_absent(given):
         return f": {reason}"
@@ -224,23 +227,23 @@ def _explanation(request: Request) -> str:
 async def _client_gone(request: Request, error: Exception) -> Response:
     return Response(
         status_code=CLIENT_CLOSED_REQUEST
-    )  # the client left while it sent its body and does not read this
+    )  # the client disconnected while it sent its body, so this answer is not read
 
 
 async def _no_memory(request: Request, error: Exception) -> Response:
-    """Answers what --max-process-memory leaves no room for."""
+    """Answers a request for which --max-process-memory leaves no room."""
     message = "the server has no memory for this request: make it smaller, or try again later"
     return _respond(request, ApiError(503, message, code="out_of_memory", refusal=Refusal.MEMORY))
 
 
 async def _unavailable(request: Request, error: Exception) -> Response:
-    """Answers a request that needs a process that is not there at the moment."""
+    """Answers a request that needs a process that is not running at the moment."""
     return _respond(request, ApiError(503, f"{error}; try again later", code="unavailable"))
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    """Answers an unexpected exception. uvicorn logs the traceback, of which the client gets nothing. This answer
-    bypasses our middleware."""
+    """Answers an unexpected exception. uvicorn logs the traceback; the client does not see it. This answer bypasses our
+    middleware."""
     identity = request_id_of(request)
     cause = f"internal error; the server's log has the cause, under the request id {identity}"
     response = _respond(request, ApiError(500, cause, code="internal_error"))

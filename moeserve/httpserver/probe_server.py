@@ -16,14 +16,14 @@ from moeserve.httpserver.transport.turns import Turns
 from moeserve.processes.listeners import BACKLOG
 
 MAX_CONNECTIONS: Final = 128
-LAST_BYTES_S: Final = 1  # seconds for answers that are being written at the end
+LAST_BYTES_S: Final = 1  # at the end: seconds for answers that are still being written
 
 
 class ProbeServer(uvicorn.Server):
     """Answers probes as long as the API's server runs, including its drain, until `should_exit`."""
 
     def __init__(self, app: FastAPI, is_busy: Callable[[], bool]) -> None:
-        """`app`: of the probes. is_busy: answers of the API are under way."""
+        """app: the probes' application. is_busy: whether answers of the API are in progress."""
         turns = Turns(is_busy=is_busy)
         idle = IdleConnections(MAX_CONNECTIONS)
         config = uvicorn.Config(

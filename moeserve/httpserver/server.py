@@ -32,6 +32,7 @@ from moeserve.httpserver.generation.engine.silences import Silences
 from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults, sampling_defaults
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.metrics import Metrics
+from moeserve.httpserver.ollama.pulls import Pulls
 from moeserve.httpserver.probe_server import ProbeServer
 from moeserve.httpserver.responses.routes import background_responses
 from moeserve.httpserver.transport.api_table import Api, ApiTable
@@ -48,21 +49,22 @@ from moeserve.models.open import open_metadata
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.lifecycle import Process
 from moeserve.processes.listeners import Listeners, open_listeners, url_of
+from moeserve.tokenizer.fill_in_middle import FimTokens
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 log = logging.getLogger(__name__)
 
-# For the first request of a connection that was accepted just before a hand-over.
+# Seconds to wait for the first request of a connection accepted just before another server takes over.
 FIRST_BYTES_S: Final = 1.0
-READY_INTERVAL_S: Final = 0.02  # between two looks
+READY_INTERVAL_S: Final = 0.02  # between two checks
 
 
 async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
     """Serves until SIGTERM and the drain that follows it. Raises ConfigError if the port or an API's state cannot be
     opened, ModelError or TemplateError if the model's tokenizer or template cannot be used."""
     config = process.config
-    listeners = open_listeners(config)  # the launcher's, unless this process runs alone
+    listeners = open_listeners(config)  # the launcher's sockets, unless this process runs alone
     if (
         config.uds is None
         and not is_loopback(config.host)
@@ -95,7 +97,7 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
     if config.mmproj is not None:
         to_visualserver = AsyncPushChannel(context, process.paths.visualserver)
         files = EmbeddingFiles(process.paths.spans)
-        from moeserve.httpserver.generation.engine.picture_fetcher import PictureFetcher  # with aiohttp
+        from moeserve.httpserver.generation.engine.picture_fetcher import PictureFetcher  # imports aiohttp
 
         fetcher = PictureFetcher(config.allowed_media_domains)
         engine.pictures = PictureClient(to_visualserver, files, fetcher, metrics.picture)
@@ -111,7 +113,8 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
     engine.adapters.told(ServedAdapter(name, path, "") for name, path in modules.items())
     server = Server(service, table)
     try:
-        await to_router.send(EngineReadyRequest())  # it may have reported to an httpserver before this one
+        # The engine may have reported to an earlier httpserver only.
+        await to_router.send(EngineReadyRequest())
         await server.run(listeners, process)
     finally:
         for state in states.values():
@@ -130,6 +133,7 @@ class Server(uvicorn.Server):
         self.listening = asyncio.Event()
         app = build_app(service, apis.apis)
         super().__init__(_uvicorn_config(app, service))
+        self._pulls: Pulls = app.state.pulls
         self._batches: asyncio.Task[None] | None = None
         self._runner: BatchRunner | None = None
         if (store := batch_store(service)) is not None:
@@ -181,7 +185,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Keeps uvicorn from the signals: it would end running requests. SIGTERM is handled here, SIGINT by the
+        """Replaces uvicorn's signal handlers, which would end running requests. SIGTERM is handled here, SIGINT by the
         launcher."""
         yield
 
@@ -197,14 +201,14 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def _end_probes(self) -> None:
-        """Lets answers that are being written at --health-port end."""
+        """Waits for answers that are still being written at --health-port."""
         self.probes.should_exit = True
         if self._probing is not None:
             await asyncio.wait([self._probing])
 
     async def _load(self, process: Process, url: str) -> None:
-        """Builds the tokenizer, then reports ready. /health answers from the start, and says "loading" until the
-        engine is ready too."""
+        """Builds the tokenizer, then reports ready. /health answers from the start; it says "loading" until the engine
+        is ready too."""
         self.service.text, self.service.sampling_defaults = await asyncio.to_thread(load_text, process.config)
         self.service.engine.state.text_ready = True
         await self.listening.wait()
@@ -216,15 +220,16 @@ class Server(uvicorn.Server):
         if not state.leaving:
             state.leaving = True
             self._stop_batches()
+            self._pulls.close()
             self._start_task(self._drain())
 
     def _leave(self) -> None:
-        """Handles SIGUSR1: another server accepts connections at the same sockets."""
+        """Handles SIGUSR1: another server has begun to accept connections at the same sockets."""
         self._stop_batches()
         self._start_task(self._hand_over())
 
     def _stop_batches(self) -> None:
-        """Leaves the batches to the next server: their requests are not waited for."""
+        """Stops working on batches, without waiting for their open requests: the next server answers them."""
         if self._batches is not None:
             self._batches.cancel()
 
@@ -290,7 +295,13 @@ def load_text(config: ServerConfig) -> tuple[ModelText, SamplingDefaults]:
         facts = facts_of(gguf)
         pictures = None if config.mmproj is None else PictureTokens.of(tokenizer, renderer)
         text = ModelText.of(
-            tokenizer, renderer, formats, parses_user_text=parses, facts=facts, pictures=pictures
+            tokenizer,
+            renderer,
+            formats,
+            parses_user_text=parses,
+            facts=facts,
+            pictures=pictures,
+            fim=FimTokens.from_gguf(gguf, tokenizer.vocabulary),
         )
         return text, defaults
     except ConfigError:

@@ -50,7 +50,7 @@ from .cache import cache_space
 from .choice import choose
 from .errors import HubError
 from .names import HubName
-from .progress import DownloadProgress
+from .progress import DownloadProgress, Told
 
 log = logging.getLogger(__name__)
 logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line a request, with the addresses' signatures
@@ -58,8 +58,9 @@ logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line a request, 
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
-def fetch(name: HubName) -> Path:
-    """The model's local path, a .gguf file or a folder: from the cache, else downloaded first. Raises HubError."""
+def fetch(name: HubName, tell: Told | None = None) -> Path:
+    """The model's local path, a .gguf file or a folder: from the cache, else downloaded first. `tell` gets the bytes
+    that are there and those of all missing files. Raises HubError."""
     with _explained(name):
         listing = _online(name)
         commit, sizes = listing or _cached(name)
@@ -72,7 +73,7 @@ def fetch(name: HubName) -> Path:
         if not files[0].endswith(".gguf"):
             config = Path(hf_hub_download(name.repo, files[0], revision=commit))
             family_of_config(config, read_json(config))  # before gigabytes that we could not serve
-        _download(name, commit, files)
+        _download(name, commit, files, tell)
         first = Path(hf_hub_download(name.repo, files[0], revision=commit))
     return first if first.suffix == ".gguf" else first.parent
 
@@ -136,7 +137,7 @@ class _Blob:
         return self.size - (self.partial.stat().st_size if self.partial.exists() else 0)
 
 
-def _download(name: HubName, commit: str, files: list[str]) -> None:
+def _download(name: HubName, commit: str, files: list[str], tell: Told | None) -> None:
     """Everything that the cache lacks, one file after another."""
     absent = [
         file
@@ -151,7 +152,7 @@ def _download(name: HubName, commit: str, files: list[str]) -> None:
         log.info(
             "downloading %s: %d files, %.2f GB, to %s", name, len(fresh), total / 1e9, constants.HF_HUB_CACHE
         )
-        with closing(DownloadProgress(total)) as progress:
+        with closing(DownloadProgress(total, tell)) as progress:
             for blob in fresh:
                 if blob.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:  # larger ones come in Xet's chunks
                     _fetch_blob(name, blob, progress)

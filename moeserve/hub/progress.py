@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -15,13 +16,16 @@ LOG_EVERY_S = 5.0  # where there is no terminal
 
 log = logging.getLogger(__name__)
 
+Told = Callable[[int, int], None]
+
 
 class DownloadProgress:
     """The progress of all files of a model together. Its `file` is what `http_get` takes for a class of bars."""
 
-    def __init__(self, total: int) -> None:
-        """`total`: bytes."""
+    def __init__(self, total: int, tell: Told | None = None) -> None:
+        """`total`: bytes. `tell` gets the bytes that are there, and `total`."""
         self._total = total
+        self._tell = tell
         self._done = 0
         self._logged = time.monotonic()
         self._bar: tqdm[None] = tqdm(
@@ -37,6 +41,8 @@ class DownloadProgress:
         nbytes = int(nbytes or 0)
         self._done += nbytes
         self._bar.update(nbytes)
+        if self._tell is not None:
+            self._tell(self._done, self._total)
         now = time.monotonic()
         if self._bar.disable and now - self._logged >= LOG_EVERY_S:
             self._logged = now

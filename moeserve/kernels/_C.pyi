@@ -271,6 +271,21 @@ class Stream:
         n: int,
         out: Activations,
     ) -> None: ...
+    def short_conv(
+        self,
+        projected: Tensor,
+        conv: Tensor,
+        states: Tensor,
+        first: int,
+        row: Tensor,
+        count: Tensor,
+        slot: Tensor,
+        drafts: Tensor | None,
+        kept: Tensor | None,
+        pending: Tensor | None,
+        n: int,
+        out: Activations,
+    ) -> None: ...
     def commit_states(
         self,
         heads: DeltaHeads,
@@ -318,7 +333,7 @@ class Stream:
         n: int,
         x: Tensor,
     ) -> None: ...
-    def commit_ngrams(
+    def commit_windows(
         self,
         states: Tensor,
         first: int,

@@ -8,6 +8,7 @@ from moeserve.kernels import _C
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.mamba2.heads import Mamba2Heads
 from moeserve.kernels.operation_queue import OperationQueue
+from moeserve.kernels.short_conv.heads import ShortConvHeads
 from moeserve.kernels.stream_operands import (
     Activations,
     DeltaParameters,
@@ -78,9 +79,43 @@ class RecurrentOperations(OperationQueue):
         )  # fmt: skip
         self._held.append((projected, decays, w, state, sequences, pending, out))
 
+    def short_conv(
+        self,
+        projected: torch.Tensor,
+        conv: torch.Tensor,
+        state: StateLayer,
+        sequences: StateSequences,
+        n: int,
+        out: Activations,
+        pending: torch.Tensor | None = None,
+    ) -> None:
+        """Computes the gated short convolution of the sequences' rows and advances their states:
+        short_conv/reference.py. out: [n, channels]; pending: as for `delta_net`.
+
+        projected [n, 3 * channels]: b, c and x, which is overwritten. conv: float32 [conv_kernel, channels], the weight
+        of the oldest token first. A token's result does not depend on how its sequence is divided into steps.
+        """
+        s = sequences
+        drafts, kept = (None, None) if s.drafts is None else (s.drafts.drafts, s.drafts.first)
+        self._native.short_conv(
+            projected,
+            conv,
+            state.states,
+            state.first,
+            s.row,
+            s.count,
+            s.slot,
+            drafts,
+            kept,
+            pending,
+            n,
+            out.native,
+        )
+        self._held.append((projected, conv, state, sequences, pending, out))
+
     def commit_states(
         self,
-        heads: DeltaHeads | Mamba2Heads,
+        heads: DeltaHeads | Mamba2Heads | ShortConvHeads,
         state: StateLayer,
         slot: torch.Tensor,
         first: torch.Tensor,
@@ -89,7 +124,11 @@ class RecurrentOperations(OperationQueue):
     ) -> None:
         """Advances the states in these slots by the first accepted[i] drafts, whose records start at first[i];
         bitwise as their rows would have. slot, first, accepted: int32 [sequences], distinct slots."""
-        self._native.commit_states(_heads(heads), state.states, state.first, slot, first, accepted, pending)
+        columns = (slot, first, accepted, pending)
+        if isinstance(heads, ShortConvHeads):
+            self._native.commit_windows(state.states, state.first, heads.conv_kernel - 1, *columns)
+        else:
+            self._native.commit_states(_heads(heads), state.states, state.first, *columns)
         self._held.append((state, slot, first, accepted, pending))
 
     def copy_states(self, states: torch.Tensor, pairs: torch.Tensor) -> None:

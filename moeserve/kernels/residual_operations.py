@@ -105,5 +105,5 @@ class ResidualOperations(OperationQueue):
     ) -> None:
         """Advances `ngram_conv`'s states in these slots by the first accepted[i] drafts, whose inputs start at
         pending[first[i]]. kept_rows: inputs of a state. slot, first, accepted: int32 [sequences], distinct slots."""
-        self._native.commit_ngrams(state.states, state.first, kept_rows, slot, first, accepted, pending)
+        self._native.commit_windows(state.states, state.first, kept_rows, slot, first, accepted, pending)
         self._held.append((state, slot, first, accepted, pending))

@@ -224,7 +224,7 @@ class Launcher:
             tokens = f", {engine.num_kv_slots:,} KV tokens available, steps of up to {engine.max_num_batched_tokens:,}"
             tokens += f", {engine.device}"
             if self.config.mmproj and not engine.embedding_size:
-                log.warning("--mmproj has no effect: only the CPU engine computes pictures so far")
+                log.warning("--mmproj has no effect: several GPUs and remote workers see no pictures")
         self._processes.listens_when_ready = False  # from here on only this server accepts connections
         self._systemd.notify("READY=1")
         log.info("ready: %s, memory used %.2f GiB%s", url, self._processes.memory_used() / GIB, tokens)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from moeserve.messages.counts import Counts
 from moeserve.messages.metric import Metric
+
+REPORT_S: Final = 60.0  # seconds that are judged at a time
+SLOW_SHARE: Final = 0.5  # of these, how long steps wait for a slow disk
 
 
 class ExpertDiskCounts(Counts, frozen=True, array_like=True):
@@ -65,3 +68,13 @@ class ExpertDiskCounts(Counts, frozen=True, array_like=True):
     def bytes_per_second(self) -> float:
         """While something was read; 0 where nothing was."""
         return self.bytes / (self.busy_ms / 1e3) if self.busy_ms else 0.0
+
+    def slowness(self, seconds: float) -> str | None:
+        """Returns a sentence if steps mostly waited for the disk; else None. seconds: the time of these counts."""
+        if self.waited_ms / 1e3 < SLOW_SHARE * seconds:
+            return None
+        return (
+            f"steps waited for experts from disk for {self.waited_ms / 1e3:.0f} of the last {seconds:.0f} s: it reads "
+            f"{self.bytes_per_second / 2**30:.2f} GiB/s, and {self.hit_rate:.0%} of the experts were in RAM; raise "
+            "--expert-ram, or use a faster disk"
+        )

@@ -13,8 +13,7 @@ from typing import Literal
 from moeserve.kernels.gating import OAI_ALPHA, Activation
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
-from moeserve.models.mamba2 import Mamba2Shape
-from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
+from moeserve.models.recurrence import Recurrence
 from moeserve.models.residual import HyperConnections, NgramShape
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import names as n
@@ -200,7 +199,7 @@ class LayerShape:
     @property
     def recurrence(self) -> Recurrence | None:
         """The layer's recurrence; None for a layer that is not recurrent."""
-        return self.mixer if isinstance(self.mixer, GatedDeltaNetShape | Mamba2Shape) else None
+        return self.mixer if isinstance(self.mixer, Recurrence) else None
 
     @property
     def moe(self) -> MoeShape | None:

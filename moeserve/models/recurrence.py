@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.models.mamba2 import Mamba2Shape
+from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.sources.gguf import names as n
 
 
@@ -86,4 +87,4 @@ class GatedDeltaNetShape:
         }
 
 
-Recurrence = GatedDeltaNetShape | Mamba2Shape
+Recurrence = GatedDeltaNetShape | Mamba2Shape | ShortConvShape

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.mamba2.heads import Mamba2Heads
+from moeserve.kernels.short_conv.heads import ShortConvHeads
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.source import ModelSource
 
 
 def delta_heads(reader: ShapeReader, *, is_tiled: bool) -> DeltaHeads:
@@ -29,9 +32,10 @@ def kimi_delta_heads(reader: ShapeReader, num_heads: int) -> DeltaHeads:
     return DeltaHeads(num_heads, num_heads, dim, dim, taps, is_kimi=True)
 
 
-def mamba2_shape(reader: ShapeReader, *, norm_by_group: bool, eps: float | None = None) -> Mamba2Shape:
-    """Reads Mamba-2's layers, which have one shape. norm_by_group: as `Mamba2Shape`. eps: None: the model's. Raises
-    ModelError."""
+def mamba2_shape(reader: ShapeReader, source: ModelSource, *, eps: float | None = None) -> Mamba2Shape:
+    """Reads Mamba-2's layers, which have one shape. eps: of their norms; None: the model's. Raises ModelError."""
+    norms = (tensor for name, tensor in source.tensors.items() if name.endswith(n.of_part(n.SSM_NORM)))
+    norm_by_group = any(len(norm.shape) > 1 for norm in norms)
     num_groups, num_heads = _groups_and_heads(reader)
     heads = Mamba2Heads(
         num_heads=num_heads,
@@ -41,6 +45,11 @@ def mamba2_shape(reader: ShapeReader, *, norm_by_group: bool, eps: float | None 
         conv_kernel=reader.integer("ssm.conv_kernel", 2, 16),
     )
     return Mamba2Shape(heads, norm_by_group, reader.rms_eps() if eps is None else eps)
+
+
+def short_conv_shape(reader: ShapeReader) -> ShortConvShape:
+    """Reads LFM2's convolutions, which have one shape. Raises ModelError."""
+    return ShortConvShape(ShortConvHeads(reader.hidden_size, reader.integer("shortconv.l_cache", 2, 16)))
 
 
 def _groups_and_heads(reader: ShapeReader) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from moeserve.models.hyv3.family import FAMILY as HY_V3
 from moeserve.models.interface import ModelFamily, ModelShape
 from moeserve.models.kimilinear.family import FAMILY as KIMI_LINEAR
 from moeserve.models.laguna.family import FAMILY as LAGUNA
+from moeserve.models.lfm2moe.family import FAMILY as LFM2_MOE
 from moeserve.models.llama4.family import FAMILY as LLAMA4
 from moeserve.models.llamadense.family import FAMILY as LLAMA
 from moeserve.models.mimo2.family import FAMILY as MIMO2
@@ -86,6 +87,7 @@ _families: dict[str, ModelFamily] = {
         NEMOTRON_H_MOE,
         NEMOTRON_H,
         GRANITE_HYBRID,
+        LFM2_MOE,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

@@ -115,11 +115,12 @@ class ShapeReader:
     def _num_skipped_layers(self) -> int:
         return self.integer(n.NEXTN_LAYERS, 0, self._num_blocks - 1, default=0)
 
-    def heads(self, *, rotates_whole: bool = True) -> tuple[int, int, int]:
+    def heads(self, *, rotates_whole: bool = True, num_kv_heads: int | None = None) -> tuple[int, int, int]:
         """Reads the numbers of query heads and KV heads, and the head dimension. rotates_whole: RoPE must rotate the
-        whole head; otherwise `rotated` reads how much."""
+        whole head; otherwise `rotated` reads how much. num_kv_heads: a layer's, where layers differ."""
         num_heads = self.integer("attention.head_count", 1, 1024)
-        num_kv_heads = self.integer("attention.head_count_kv", 1, num_heads, default=num_heads)
+        if num_kv_heads is None:
+            num_kv_heads = self.integer("attention.head_count_kv", 1, num_heads, default=num_heads)
         head_dim = self.integer("attention.key_length", 2, 1024, default=self.hidden_size // num_heads)
         if num_heads % num_kv_heads:
             raise self.error(

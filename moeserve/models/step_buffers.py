@@ -17,6 +17,7 @@ from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
 from moeserve.models.residual import HyperConnections, NgramShape
+from moeserve.models.short_conv import ShortConvShape
 
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int8": 1, "uint8": 1}
 GpuFloat = Literal["float32", "float16", "bfloat16"]
@@ -122,7 +123,7 @@ def gpu_step_buffers(
         buffers.append(Buffer("router_input", (rows, hidden)))
     if isinstance(recurrence, Mamba2Shape):
         buffers.append(Buffer("mamba2_mixed", (rows, recurrence.heads.channels), wide))  # x, B, C convolved
-    elif recurrence is not None:
+    elif isinstance(recurrence, GatedDeltaNetShape):
         buffers += _delta_net_buffers(recurrence, rows, wide)
         if recurrence.gate_rank:
             buffers += _activations("delta_low_rank", rows, recurrence.gate_rank, acts, quantised=small)
@@ -140,6 +141,8 @@ def gpu_step_buffers(
         buffers.append(Buffer("dense_products", (rows, 2 * model.dense_width)))
     if model.unrouted_width:
         buffers += _activations("unrouted_h", rows, model.unrouted_width, acts, quantised=small)
+    if model.deep_layers:
+        buffers.append(Buffer("deep", (rows, model.deep_layers * hidden)))  # DeepStack's additions
     if adapter_rank:
         buffers += _adapter_buffers(model, rows, adapter_rank, wide)
     return tuple(buffers)
@@ -286,6 +289,8 @@ def _cpu_ngram_buffers(shape: NgramShape, width: int, hidden: int, rows: int) ->
 def _cpu_recurrent_buffers(shape: Recurrence, rows: int) -> list[Buffer]:
     if isinstance(shape, Mamba2Shape):
         return [Buffer("mamba2", (rows, shape.input_width)), Buffer("decays", (rows, shape.heads.num_heads))]
+    if isinstance(shape, ShortConvShape):
+        return [Buffer("short_conv", (rows, shape.input_width))]
     of_gates = [
         buffer
         for part, width in shape.gate_parts

@@ -51,8 +51,9 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 
 
-# Samplers of llama-server's that are off here: their own fields are refused unless they ask for nothing.
-_OFF: Final = frozenset({"tfs_z", "adaptive_p", "a"})
+# Samplers of llama-server's that are off here: their own fields are refused unless they ask for nothing. `infill` has
+# none; each editor names it, for what is likely where a middle begins.
+_OFF: Final = frozenset({"tfs_z", "adaptive_p", "a", "infill", "i"})
 
 
 def read_order(asked: str | Sequence[str]) -> tuple[str, ...]:

@@ -65,27 +65,28 @@ def main(process: Process, *, outlives_routers: bool = False) -> None:
         )
     else:
         inherited, began = Inherited(), process_began()
+        spans = EmbeddingFiles(process.paths.spans)
         with imports_without_gc():
             load_named(TORCH_META)
             _import_for_gpu()
 
         def live(is_first: bool) -> None:
             if is_first:
-                serve_with(_load(process, Start(inherited, clock=StartClock(began))))
+                serve_with(_load(process, Start(inherited, clock=StartClock(began)), spans))
             else:
                 process.config = load_config(process.paths)  # includes the sizes that the first worker chose
-                serve_with(_load(process, Start(inherited, is_first=False)))
+                serve_with(_load(process, Start(inherited, is_first=False), spans))
 
         keeper.keep(process, line, live, "worker start", lambda: inherited.prepare(process.config))
 
 
-def _load(process: Process, start: Start) -> Runner:
+def _load(process: Process, start: Start, spans: EmbeddingFiles | None = None) -> Runner:
     from moeserve.worker.loading.load import load_runner
 
     start.clock.ended("imports")
     bar = _loading_bar(process)
     try:
-        return load_runner(process.config, bar, start=start)
+        return load_runner(process.config, bar, start=start, spans=spans)
     finally:
         bar.close()
 

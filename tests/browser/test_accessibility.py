@@ -88,7 +88,7 @@ def test_fingers_find_what_they_press(phone: Page, server: HttpServer) -> None:
     phone.get_by_role("button", name="Settings").tap()
     phone.locator("[name=temperature]").fill("0.3")
     assert phone.evaluate(SMALL) == []
-    phone.get_by_role("button", name="Cancel").tap()
+    phone.get_by_role("button", name="Cancel", exact=True).tap()
     phone.get_by_role("button", name="Settings").tap()
     expect(phone.locator("[name=temperature]")).to_have_value("")
     assert phone.evaluate("document.documentElement.scrollWidth") == 360

@@ -48,7 +48,7 @@ def open_chat(page: Page, server: Server, **settings: Any) -> list[dict[str, Any
                 page.locator("[name=thinking]").select_option(text)
             else:
                 page.locator(f"[name={name}]").fill(text)
-        page.get_by_role("button", name="Save").click()
+        page.get_by_role("button", name="Save", exact=True).click()
         expect(page.get_by_role("dialog")).to_have_count(0)
     return bodies
 
@@ -202,7 +202,7 @@ def test_settings_are_sent_as_they_are_and_empty_ones_not_at_all(page: Page, ser
     until_answered(page)
     page.get_by_role("button", name="Settings").click()
     page.get_by_role("button", name="Clear all").click()
-    page.get_by_role("button", name="Save").click()
+    page.get_by_role("button", name="Save", exact=True).click()
     page.get_by_role("button", name="New chat").click()
     send(page, "Hi")
     expect(answer(page)).not_to_be_empty()
@@ -229,7 +229,7 @@ def test_further_fields_that_make_no_sense_are_not_saved(page: Page, server: Ser
         ('{"stream": false}', "sets stream by itself"),
     ):
         field.fill(text)
-        page.get_by_role("button", name="Save").click()
+        page.get_by_role("button", name="Save", exact=True).click()
         assert problem in field.evaluate("field => field.validationMessage")
     page.reload()
     page.get_by_role("button", name="Settings").click()
@@ -251,7 +251,7 @@ def test_a_missing_key_is_asked_for_and_kept_for_the_tab_only(page: Page, keyed_
     dialog.get_by_label("Key").fill("wrong")
     page.keyboard.press("Enter")
     expect(dialog.get_by_role("alert")).to_have_text("The server does not take this key.")
-    dialog.get_by_role("button", name="Cancel").click()
+    dialog.get_by_role("button", name="Cancel", exact=True).click()
     send(page, "Hi")
     until_answered(page)
     expect(page.locator(".turn").get_by_role("alert")).to_contain_text(

@@ -137,7 +137,7 @@ def test_the_list_of_conversations(page: Page, server: HttpServer, tmp_path: Pat
     page.keyboard.press("Enter")
     expect(chats(page)).to_have_text(["Dogs", "Felines"])
     page.get_by_label("Search conversations").fill("about cats")
-    expect(chats(page)).to_have_text(["Felines"])
+    expect(chats(page)).to_have_text(["FelinesAbout **Cats**"])  # the title, and what was found
     with page.expect_download() as download:
         act(page, "Felines", "Export")
     assert download.value.suggested_filename == "Felines.md"

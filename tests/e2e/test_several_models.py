@@ -282,6 +282,15 @@ def test_a_response_is_found_at_its_model(models: Models) -> None:
     assert models.client.post(f"/v1/responses/{made['id']}/cancel").status_code == 404
 
 
+def test_a_download_is_the_fronts_business(models: Models) -> None:
+    """The front answers it, and loads no model for it."""
+    before = models.states()
+    refused = models.client.post("/api/pull", json={"model": "acme/tiny:Q4_K_M"})
+    assert (refused.status_code, "--pull allow" in refused.json()["error"]) == (403, True)
+    assert models.client.request("DELETE", "/api/delete", json={"model": "acme/tiny"}).status_code == 403
+    assert models.states() == before
+
+
 def test_a_front_that_crashes_is_started_again(models: Models) -> None:
     assert models.chat("a").status_code == 200
     (front,) = [one for one in models.server.processes() if title_of(one) == "moeserve: front"]

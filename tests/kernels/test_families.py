@@ -28,6 +28,7 @@ OWN = [
     OWN_FIXTURES / "tiny-kimilinear-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronhmoe-f16.gguf",
     OWN_FIXTURES / "tiny-granitehybrid-f16.gguf",
+    OWN_FIXTURES / "tiny-lfm2moe-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronh-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronhlatent-f16.gguf",
 ]
@@ -72,6 +73,7 @@ FAMILIES = (
     "kimilinear",
     "nemotronhmoe",
     "granitehybrid",
+    "lfm2moe",
 )  # as the files are named
 NAMES = {model.name for model in OWN}
 OTHERS = [model for family in FAMILIES for model in family_models(family) if model.name not in NAMES]

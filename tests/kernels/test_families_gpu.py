@@ -38,7 +38,7 @@ FAMILIES = {"gptoss-mxfp4": 40, "glm4moe-q4_k_m": 20, "minimaxm2-q4_k_m": 20, "q
             "minimaxm3-f16": 40, "kimilinear-f16": 20}  # fmt: skip
 CASES = [
     (OWN_FIXTURES / f"tiny-{file}.gguf", 20, name)
-    for file in ("qwen2moe-q4_k_m", "nemotronhmoe-f16", "granitehybrid-f16")
+    for file in ("qwen2moe-q4_k_m", "nemotronhmoe-f16", "granitehybrid-f16", "lfm2moe-f16")
     for name in PLACEMENTS
     if name != "two dense layers on the GPU"
 ]

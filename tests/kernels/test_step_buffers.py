@@ -10,12 +10,18 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.kernels.stream_operands import Activations
-from moeserve.models.blocks.cpu.workspace import DeltaWorkspace, LatentExpertWorkspace, Mamba2Workspace
+from moeserve.models.blocks.cpu.workspace import (
+    DeltaWorkspace,
+    LatentExpertWorkspace,
+    Mamba2Workspace,
+    ShortConvWorkspace,
+)
 from moeserve.models.blocks.gpu.workspace import make_workspaces
 from moeserve.models.interface import ModelShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
+from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.step_buffers import (
     Buffer,
     arena_bytes,
@@ -73,6 +79,16 @@ def test_the_workspaces_of_mamba_2() -> None:
     assert space.projected.nbytes + space.decays.nbytes == sum(buffer.nbytes for buffer in planned)
 
 
+def test_the_workspace_of_short_convolutions() -> None:
+    shape = read_shape(open_model(OWN_FIXTURES / "tiny-lfm2moe-f16.gguf"))
+    for max_tokens in (16, 300):
+        assert_planned(shape, max_tokens, float_weights=False)
+    assert isinstance(shape.recurrence, ShortConvShape)
+    space = ShortConvWorkspace(shape.recurrence, 16, Activations(16, shape.mixed_width))
+    planned = [buffer for buffer in cpu_step_buffers(shape, 16) if buffer.name == "short_conv"]
+    assert space.projected.nbytes == sum(buffer.nbytes for buffer in planned)
+
+
 def test_the_workspace_of_latent_experts() -> None:
     shape = read_shape(open_model(OWN_FIXTURES / "tiny-nemotronhlatent-f16.gguf"))
     space = LatentExpertWorkspace(32, 16)
@@ -104,12 +120,23 @@ def test_steps_of_some_rows_unpack_attention_alone() -> None:
         assert (scratch is None) == float_weights
         if scratch is not None:
             assert scratch.fits(SHAPE.q_rows + 2 * SHAPE.kv_width, SHAPE.hidden_size)
-        assert not spaces[128].blocks.is_large_batch
+        assert not spaces[128].blocks.is_unpacked
+
+
+def test_codebooks_are_unpacked_where_larger_steps_have_the_memory() -> None:
+    spaces = make_workspaces(SHAPE, 4096, torch.float32, torch.device("cpu"), float_weights=False)
+    some = {rows for rows, space in spaces.items() if space.books is not None}
+    assert some == {16, 32, 64, 128, 256, 512, 1024}
+    assert spaces[4096].blocks.is_unpacked
+    alone = make_workspaces(SHAPE, 16, torch.float32, torch.device("cpu"), float_weights=False)
+    assert alone[16].books is None
 
 
 def test_buffers_do_not_overlap() -> None:
-    space = make_workspaces(SHAPE, 32, torch.float32, torch.device("cpu"), float_weights=False)[32]
+    space = make_workspaces(SHAPE, 512, torch.float32, torch.device("cpu"), float_weights=False)[32]
     tensors = [value for value in vars(space).values() if isinstance(value, torch.Tensor)]
+    assert space.books is not None
+    tensors.append(space.books[1].floats)
     distinct = {tensor.data_ptr(): tensor for tensor in tensors}
     ends = sorted((start, start + tensor.nbytes) for start, tensor in distinct.items())
     assert all(end <= start for (_, end), (start, _) in pairwise(ends))

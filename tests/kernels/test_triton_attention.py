@@ -19,7 +19,8 @@ from moeserve.kernels.attention.op import (
 )
 from moeserve.kernels.attention.reference import Sequence, attention
 from moeserve.kernels.quantize.reference import quantize
-from moeserve.kernels.rope.reference import rope_store
+from moeserve.kernels.rope.op import SectionPositions, rope_store
+from moeserve.kernels.rope.reference import rope_store as reference_rope
 from tests.kernels.weights import nmse
 from tests.support.nightly import nightly_after
 
@@ -94,7 +95,7 @@ def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int, splits: int, 
     slots = pool.table[torch.tensor(requests), positions]
     q, k, v = (part.unflatten(1, (-1, dim)) for part in fused[:n].split(widths, dim=1))
     keys, values, table = (t.clone() for t in pool.on_device())
-    q = rope_store(
+    q = reference_rope(
         q, k, v, *norms, 1e-6, angles.cos()[positions], angles.sin()[positions], slots, pool.keys, pool.values,
         norm_after=norm_after,
     )  # fmt: skip
@@ -156,7 +157,7 @@ def test_decode_variants(window: int, has_sinks: bool, scale: float | None, spli
     )
     slots = pool.table[torch.tensor(requests), positions]
     keys, values, table = (t.clone() for t in pool.on_device())
-    rotated = rope_store(
+    rotated = reference_rope(
         *(t.unflatten(1, (-1, dim)) for t in (projected, k, v)), None, None, 1e-6, angles.cos()[positions],
         angles.sin()[positions], slots, pool.keys, pool.values, scale=scale,
     )  # fmt: skip
@@ -262,6 +263,115 @@ def test_prefill_variants(window: int, has_sinks: bool, scale: float | None) -> 
         window=window, sinks=None if sinks is None else sinks.to(DEVICE), scale=scale,
     )  # fmt: skip
     assert nmse(out.cpu(), expected) < 1e-6
+
+
+# chunks as in CHUNKS, and the picture (position, count) of each, whose rows see all of it
+SEEING_AHEAD = [
+    [((0, 70, 0, 0), (3, 40)), ((70, 1, 99, 2), None), ((71, 40, 61, 1), (80, 21))],
+    [((0, 17, 128, 2), (128, 17)), ((17, 64, 64, 0), (64, 1))],
+    [((0, 5, 30, 1), (31, 4))],  # fewer rows than a tile
+]
+
+
+def ends_of(count: int, position: int, picture: tuple[int, int] | None) -> torch.Tensor:
+    positions = torch.arange(position, position + count, dtype=torch.int32)
+    if picture is None:
+        return positions + 1
+    within = (positions >= picture[0]) & (positions < sum(picture))
+    return torch.where(within, sum(picture), positions + 1).int()
+
+
+@pytest.mark.parametrize("window", [8, 33, 1000])
+@pytest.mark.parametrize("chunks", SEEING_AHEAD)
+def test_rows_that_see_ahead(
+    chunks: list[tuple[tuple[int, int, int, int], tuple[int, int] | None]], window: int
+) -> None:
+    """In tiles and each by itself: over the borders of tiles and blocks of keys."""
+    heads, kv_heads, dim = 4, 2, 32
+    pool = make_pool(kv_heads, dim, 3, 160)
+    sequences = [
+        Sequence(row, count, position, pool.table[request], ends_of(count, position, picture))
+        for (row, count, position, request), picture in chunks
+    ]
+    n = max(s.row + s.count for s in sequences)
+    q, ends = queries(n, heads, dim), torch.cat([s.ends for s in sequences if s.ends is not None])
+    expected = attention(q, pool.keys, pool.values, sequences, window=window)
+    columns = [np.array(column, np.int32) for column in zip(*(chunk for chunk, _ in chunks), strict=True)]
+    tiles = torch.from_numpy(prefill_tiles(*columns, heads, kv_heads, dim)).to(DEVICE)
+    out = torch.full((n, heads * dim), GUARD, device=DEVICE)
+    prefill_attention(q.to(DEVICE), *pool.on_device(), tiles, out, window=window, ends=ends.to(DEVICE))
+    assert nmse(out.cpu(), expected) < 1e-6
+
+    requests = torch.cat([torch.full((count,), request) for (_, count, _, request), _ in chunks])
+    positions = torch.cat([torch.arange(at, at + count) for (_, count, at, _), _ in chunks])
+    room = DecodeWorkspace(n, heads, kv_heads, dim, DEVICE, 4)
+    out.fill_(GUARD)
+    decode_attention(
+        q.flatten(1).to(DEVICE), None, *pool.on_device(), ints(requests), ints(positions), counter(n),
+        room.sums, room.stats, room.counters, out, None, None, window=window, ends=ends.to(DEVICE),
+    )  # fmt: skip
+    assert nmse(out.cpu(), expected) < 1e-6
+
+
+def test_ends_are_for_windows() -> None:
+    pool, out = make_pool(2, 32, 1, 4), torch.zeros(1, 128, device=DEVICE)
+    with pytest.raises(ValueError, match="only with a window"):
+        prefill_attention(
+            queries(1, 4, 32).to(DEVICE), *pool.on_device(), ints([[0, 1, 0, 0]]), out, ends=ints([1])
+        )
+
+
+def sectioned(angles: torch.Tensor, positions: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """The angles of rows with three positions [n, 3]: of each frequency, at its section's position."""
+    section = torch.arange(angles.shape[1]) % 3
+    for number, count in ((1, height), (2, width)):
+        section[3 * count :][section[3 * count :] == number] = 0
+    return angles.gather(0, positions[:, section])
+
+
+@pytest.mark.parametrize(
+    ("dim", "rotary", "height", "width"), [(32, 32, 5, 5), (48, 24, 4, 3), (64, 64, 11, 10)]
+)
+def test_rotation_in_sections(dim: int, rotary: int, height: int, width: int) -> None:
+    """By `rope_store` and within decode attention, as by angles of each row's own."""
+    heads, kv_heads, lengths, requests, n = 4, 2, [40, 1, 29], [2, 0, 1], 3
+    pool, g = make_pool(kv_heads, dim, 3, 60), torch.Generator().manual_seed(5)
+    widths = [heads * dim, kv_heads * dim, kv_heads * dim]
+    projected = torch.randn(n, sum(widths), generator=g)
+    norms = torch.rand(2, dim, generator=g) + 0.5
+    angles = torch.rand(60, rotary // 2, generator=g) * 6
+    rotary_positions = torch.randint(0, 60, (n, 3), generator=g)
+    own = sectioned(angles, rotary_positions, height, width)
+    assert not torch.equal(own, angles[rotary_positions[:, 0]])
+    positions = torch.tensor(lengths) - 1
+    slots = pool.table[torch.tensor(requests), positions]
+    before = pool.on_device()
+    q, k, v = (part.unflatten(1, (-1, dim)) for part in projected.split(widths, dim=1))
+    q = reference_rope(q, k, v, *norms, 1e-6, own.cos(), own.sin(), slots, pool.keys, pool.values)
+    sections = SectionPositions(ints(rotary_positions), height, width)
+    tables = angles.cos().to(DEVICE), angles.sin().to(DEVICE)
+    mine = projected.to(DEVICE).split(widths, dim=1)
+
+    keys, values, table = (t.clone() for t in before)
+    rotated = torch.empty(n, heads, dim, dtype=torch.float16, device=DEVICE)
+    rope_store(
+        *mine, *norms.to(DEVICE), 1e-6, *tables, ints(positions), ints(slots), counter(n), rotated, keys, values,
+        sections=sections,
+    )  # fmt: skip
+    assert nmse(rotated.cpu(), q) < 1e-6
+    assert nmse(keys.cpu(), pool.keys.double()) < 1e-6
+
+    keys, values, table = (t.clone() for t in before)
+    new = NewTokens(mine[1], mine[2], *norms.to(DEVICE), 1e-6, *tables, ints(slots), sections=sections)
+    room = DecodeWorkspace(n, heads, kv_heads, dim, DEVICE, 1)
+    out = torch.full((n, heads * dim), GUARD, device=DEVICE)
+    decode_attention(
+        mine[0], new, keys, values, table, ints(requests), ints(positions), counter(n), room.sums, room.stats,
+        room.counters, out, None, None,
+    )  # fmt: skip
+    sequences = [Sequence(i, 1, lengths[i] - 1, pool.table[r]) for i, r in enumerate(requests)]
+    assert nmse(out.cpu(), attention(q, pool.keys, pool.values, sequences)) < 1e-6
+    assert nmse(keys.cpu(), pool.keys.double()) < 1e-6
 
 
 def test_a_sink_is_a_key_of_value_zero() -> None:

@@ -11,6 +11,7 @@ from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_u
 from moeserve.kernels.experts.reference import experts as reference
 from moeserve.kernels.linear.large_batch import (
     BLOCK,
+    FEW_BLOCK,
     UnpackScratch,
     can_unpack,
     large_batch_linear,
@@ -43,6 +44,16 @@ def test_unpacked_weights_are_the_dequantised_ones_rounded(kind: Type) -> None:
     assert nmse(out[:, 1::2].cpu(), dequantize(planes)[1:].cpu()) < 1e-7
 
 
+@pytest.mark.parametrize("kind", [Type.Q4_K, Type.IQ2_XS], ids=lambda t: t.name)
+def test_experts_without_a_route_are_not_unpacked(kind: Type) -> None:
+    planes = planes_of(kind, 5, 19, 256)
+    out = torch.full((4, 19, 256), GUARD, dtype=torch.float16, device=DEVICE)
+    used = torch.tensor([4, 2, -1, 2, 0], dtype=torch.int32, device=DEVICE)
+    unpack(weight_of(tensors(planes), int(kind), 256), out, 1, used=used)
+    assert (out[[0, 2]] == GUARD).all()  # experts 1 and 3
+    assert nmse(out[[1, 3]].cpu(), dequantize(planes)[[2, 4]].cpu()) < 1e-7
+
+
 @pytest.mark.parametrize(("rows", "cols", "tokens"), [(70, 96, 140), (40, 256, 20)])
 def test_two_matrices_with_a_bias(rows: int, cols: int, tokens: int) -> None:
     """One block of tokens, and more; rows and columns that fill no tile."""
@@ -62,11 +73,19 @@ def test_two_matrices_with_a_bias(rows: int, cols: int, tokens: int) -> None:
 
 
 def layer(
-    kinds: tuple[Type, Type, Type], n: int, room: int, activation: Activation, *, biased: bool
+    kinds: tuple[Type, Type, Type],
+    n: int,
+    room: int,
+    activation: Activation,
+    *,
+    biased: bool,
+    block: int = BLOCK,
+    hidden: int = 96,
+    ff: int = 64,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Three experts of which two are chosen, one of those elsewhere; the last row is not live. Parts are columns of a
     wider tensor. room: experts whose down fits into the scratch, half as many as for gate and up."""
-    num, top_k, hidden, ff, live = 3, 2, 96, 64, n - 1
+    num, top_k, live = 3, 2, n - 1
     gate, up = planes_of(kinds[0], num, ff, hidden), planes_of(kinds[1], num, ff, hidden)
     down = planes_of(kinds[2], num, hidden, ff)
     x = torch.randn(n, hidden, generator=torch.Generator().manual_seed(1))
@@ -75,10 +94,10 @@ def layer(
     g = torch.Generator().manual_seed(3)
     biases = [torch.randn(num, rows, generator=g) for rows in (ff, ff, hidden)]
     of_gate, of_up, of_down = (b.to(DEVICE) if biased else None for b in biases)
-    blocks = op.num_blocks(n, top_k, num, BLOCK)
+    blocks = op.num_blocks(n, top_k, num, block)
     routing = RouteBlocks(
         torch.empty(blocks, dtype=torch.int32, device=DEVICE),
-        torch.empty(blocks, BLOCK, dtype=torch.int32, device=DEVICE),
+        torch.empty(blocks, block, dtype=torch.int32, device=DEVICE),
     )
     op.align_routes(ids.to(DEVICE), counter(live), num, routing.expert, routing.routes)
     scratch = scratch_of(room * hidden * ff + 5, torch.float32)  # fast under the interpreter
@@ -102,6 +121,12 @@ def layer(
 @pytest.mark.parametrize("room", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_experts_a_few_at_a_time(room: int) -> None:
     got, expected = layer((Type.Q5_0, Type.Q8_0, Type.IQ4_NL), 40, room, "silu", biased=False)
+    assert nmse(got, expected) < 1e-8
+
+
+def test_a_few_routes_of_experts_with_codebooks() -> None:
+    kinds = (Type.IQ2_XXS, Type.IQ1_M, Type.IQ3_S)
+    got, expected = layer(kinds, 9, 4, "silu", biased=False, block=FEW_BLOCK, hidden=256, ff=256)
     assert nmse(got, expected) < 1e-8
 
 

@@ -280,6 +280,23 @@ HY_V3_PREVIEW: Final = (
     .replace("{}>'.format(HYTK)", ">'")
 )
 
+LFM2: Final = """{% if tools %}List of tools: {{ tools | tojson }}
+{% endif %}{% for m in messages -%}
+<|im_start|>{{ m.role }}
+{{ m.content }}
+{%- if m.tool_calls %}<|tool_call_start|>[
+{%- for call in m.tool_calls -%}
+{{ call.function.name }}(
+{%- for key, value in call.function.arguments | items -%}
+{{ key }}={{ value | tojson }}{{ ', ' if not loop.last }}
+{%- endfor -%}
+){{ ', ' if not loop.last }}
+{%- endfor -%}
+]<|tool_call_end|>
+{%- endif %}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
+
 TEMPLATES: Final = {
     "hermes": HERMES,
     "qwen3_coder": QWEN3_CODER,
@@ -297,6 +314,7 @@ TEMPLATES: Final = {
     "llama": LLAMA,
     "hy_v3": HY_V3,
     "hy_v3_preview": HY_V3_PREVIEW,
+    "lfm2": LFM2,
 }
 _AROUND: Final = {  # an assistant's message
     **dict.fromkeys(("minimax_m2", "minimax_m3"), ("]~b]ai\n", "[e~[")),

@@ -44,6 +44,7 @@ _TAGS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "granite": (_CONTROL, ("<|tool_call|>",)),
     "hunyuan": (_USER_DEFINED, ("<tool_calls>", "</tool_calls>")),
     "llama": (_CONTROL, ("<|python_tag|>",)),
+    "lfm2": (_CONTROL, ("<|tool_call_start|>", "<|tool_call_end|>")),
     "harmony": (
         _CONTROL,
         (

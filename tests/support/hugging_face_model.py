@@ -158,6 +158,35 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "route_scale": 1.5, "global_attn_every_n_layers": 3, "sliding_window": 16, "mup_enabled": True,
         },
     ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        "NemotronHForCausalLM",
+        {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp", "linear_attention", "moe"],
+            "head_dim": 32, "intermediate_size": 224, "ssm_state_size": 32, "mamba_num_heads": 4, "mamba_head_dim": 64,
+            "n_groups": 2, "conv_kernel": 4, "chunk_size": 16, "n_routed_experts": 8, "n_shared_experts": 1,
+            "moe_shared_expert_intermediate_size": 160, "routed_scaling_factor": 1.5,
+        },
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"], "intermediate_size": 96,
+            "shared_intermediate_size": 160, "num_local_experts": 8, "mamba_n_heads": 4, "mamba_d_head": 64,
+            "mamba_n_groups": 2, "mamba_d_state": 32, "mamba_d_conv": 4, "mamba_chunk_size": 16,
+            "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
+            "attention_multiplier": 0.0625, "position_embedding_type": "nope",
+        },
+    ),
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        "Lfm2MoeForCausalLM",
+        {
+            "intermediate_size": 224, "num_dense_layers": 1, "conv_L_cache": 3, "routed_scaling_factor": 1.5,
+            "layer_types": ["conv", "full_attention", "conv"],
+        },
+    ),
     "mimo_v2_flash": (
         "MiMoV2FlashConfig",
         "MiMoV2FlashForCausalLM",
@@ -353,6 +382,12 @@ def round_kv(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     module = sys.modules[type(model).__module__]
     if module.__name__.endswith("gemma4"):
         _round_kv_of_gemma(model, module, monkeypatch)
+        return
+    if module.__name__.endswith(("nemotron_h", "granitemoehybrid")):  # without positions
+        for projection in (
+            each for name, each in model.named_modules() if name.endswith(("k_proj", "v_proj"))
+        ):
+            projection.register_forward_hook(lambda module, inputs, output: output.half().float())
         return
     names = ("apply_rotary_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb")
     name = next(name for name in names if hasattr(module, name))

@@ -42,6 +42,7 @@ MODEL_FILES = {
     "moeserve.models.registry",
     "moeserve.models.qwen_hybrid",
     "moeserve.models.shape_reader",
+    "moeserve.models.short_conv",
     "moeserve.models.skipped_layers",
     "moeserve.models.step_buffers",
     "moeserve.models.tensors",
@@ -56,6 +57,7 @@ KERNEL_OPTIONS = {
     "moeserve.kernels.mamba2.heads",
     "moeserve.kernels.ngrams.hashing",
     "moeserve.kernels.routing.options",
+    "moeserve.kernels.short_conv.heads",
 }
 
 READERS = {
@@ -67,9 +69,11 @@ READERS = {
     "moeserve.models.sources.huggingface.layer_settings",
     "moeserve.models.sources.huggingface.latent",
     "moeserve.models.sources.huggingface.llama3_rope",
+    "moeserve.models.sources.huggingface.mamba2",
     "moeserve.models.sources.huggingface.mapping",
     "moeserve.models.sources.huggingface.next_token_names",
     "moeserve.models.sources.huggingface.proportional_rope",
+    "moeserve.models.sources.huggingface.remade",
     "moeserve.models.sources.source",
     "moeserve.quantization",
 }
@@ -87,7 +91,7 @@ FAMILY_NEEDS = READERS | {
 
 # Within httpserver, imports run from an API's folder to what the APIs share, and from there to HTTP itself. No API
 # knows another, nor the table that lists them.
-HTTP_APIS = ("openai", "responses", "anthropic", "batches", "lightllm", "llama_server", "ollama")
+HTTP_APIS = ("openai", "responses", "anthropic", "batches", "lightllm", "llama_server")
 HTTPSERVER: dict[str, set[str]] = {
     "moeserve.httpserver.transport": {
         "moeserve.config",
@@ -126,6 +130,19 @@ HTTPSERVER: dict[str, set[str]] = {
             "moeserve",
         }
         for api in HTTP_APIS
+    },
+    "moeserve.httpserver.ollama": {
+        "moeserve.httpserver.generation",
+        "moeserve.httpserver.transport",
+        "moeserve.config",
+        "moeserve.errors",
+        "moeserve.messages",
+        "moeserve.sampling",
+        "moeserve.chatformat",
+        "moeserve.grammar.spec",
+        "moeserve.models.facts",
+        "moeserve.processes.lifecycle",  # a download is a process of its own
+        "moeserve",
     },
     "moeserve.httpserver.native": {
         "moeserve.models.adapters.modules",
@@ -210,17 +227,22 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.models.latent": {"moeserve.models.sources.gguf"},
     "moeserve.models.mamba2": {"moeserve.kernels.mamba2.heads", "moeserve.models.sources.gguf"},
+    "moeserve.models.short_conv": {"moeserve.kernels.short_conv.heads", "moeserve.models.sources.gguf"},
     "moeserve.models.recurrence": {
         "moeserve.kernels.delta_net.heads",
         "moeserve.models.mamba2",
+        "moeserve.models.short_conv",
         "moeserve.models.sources.gguf",
     },
     "moeserve.models.recurrent_heads": {
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.mamba2.heads",
+        "moeserve.kernels.short_conv.heads",
         "moeserve.models.mamba2",
         "moeserve.models.shape_reader",
+        "moeserve.models.short_conv",
         "moeserve.models.sources.gguf",
+        "moeserve.models.sources.source",
     },
     "moeserve.models.residual": {"moeserve.kernels.ngrams.hashing", "moeserve.models.sources.gguf"},
     "moeserve.models.rope_scaling": set(),
@@ -253,6 +275,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.mamba2",
         "moeserve.models.recurrence",
         "moeserve.models.residual",
+        "moeserve.models.short_conv",
         "moeserve.kernels.delta_net.heads",
     },
     "moeserve.models.qwen_hybrid": FAMILY_NEEDS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from typing import cast
 
 import numpy as np
 from msgspec.structs import replace
@@ -12,7 +13,7 @@ from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest
 from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.processes.embedding_files import EmbeddingFiles
-from moeserve.worker.engines.cpu.engine import CpuEngine
+from moeserve.worker.drafts.run_sampler import DraftingEngine
 from moeserve.worker.runner import Runner
 from tests.support.accuracy import log_softmax
 from tests.support.picture_fixture import PictureCase
@@ -26,8 +27,7 @@ def logits(
 ) -> list[np.ndarray]:
     """The logits of each prompt, [tokens, vocab]: all side by side, in steps of up to `chunk` tokens of each. whole: no
     step ends within a picture."""
-    engine = runner.engine
-    assert isinstance(engine, CpuEngine)
+    engine = cast(DraftingEngine, runner.engine)
     found: list[list[np.ndarray]] = [[] for _ in cases]
     new = [seq_of(files, slot, case) for slot, case in enumerate(cases)]
     zeroed = np.array([[-1, slot] for slot in range(len(cases))], np.int32)
@@ -46,7 +46,9 @@ def logits(
         new, copies = [], b""
         for first in range(0, len(owners), 8):
             part = np.arange(first, min(first + 8, len(owners)), dtype=np.int32)
-            for slot, row in zip(owners[first : first + 8], engine.logits_of(part).numpy(), strict=True):
+            for slot, row in zip(
+                owners[first : first + 8], engine.logits_of(part).cpu().numpy(), strict=True
+            ):
                 found[slot].append(row.copy())
     return [np.stack(rows) for rows in found]
 

@@ -52,7 +52,9 @@ class Model:
         self, *, forms: int = 1, adapters: bool = False, stage: bool = False, can_stream: bool = False
     ) -> None:
         form = AttentionForm(8, 2, 128, 128)
-        self.shape = SimpleNamespace(forms=(form,) * forms, heads=form, vocab_size=64)
+        self.shape = SimpleNamespace(
+            forms=(form,) * forms, heads=form, vocab_size=64, rope_sections=None, spans_see_ahead=False
+        )
         self.device = CPU
         self.sizes = step_sizes(2048)
         self.head_sizes = self.sizes[:9]
@@ -161,7 +163,9 @@ def test_what_is_launched_is_what_the_path_says(options: dict[str, Any], drafts:
         scope = AdapterScope.NONE
         if model.adapters is not None:
             scope = model.adapters.scope_for(sequences.adapters[layout.req_slot].tolist())
-        shape = StepShape(layout.count, layout.n, has_new, scope, observer is not None, layout.drafted)
+        shape = StepShape(
+            layout.count, layout.n, has_new, scope, observer is not None, drafted=layout.drafted
+        )
         path = path_of(shape, engine.facts)
         model.launched.clear()
         model.heads = 0

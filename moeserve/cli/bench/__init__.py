@@ -1,1 +1,1 @@
-"""Measuring: the engine alone, its steps, and any server from outside. Other programs beside it are in benchmarks/."""
+"""`moeserve bench`: measures the engine alone, its steps, or any server from outside. Further programs: benchmarks/."""

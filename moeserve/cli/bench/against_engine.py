@@ -1,8 +1,9 @@
-"""`moeserve bench serve --against-engine FLAGS`: what the server adds to its engine's time. The engine computes work of
-the same lengths alone, in a process of its own (`bench engine`); then a server of the same flags is started.
+"""`moeserve bench serve --against-engine FLAGS`: measures the time that the server adds to its engine's. First the
+engine alone computes work of the same lengths in a process of its own (`bench engine`); then a server with the same
+flags is started and measured.
 
-The engine reads all prompts and then decodes all streams together, so its time is a floor: no request waits, none comes
-late, and nothing is tokenised, sampled with penalties, or sent.
+The engine computes all prompts and then decodes all streams together, so its time is a lower bound: no request waits or
+arrives late, and nothing is tokenised, sampled with penalties, or sent.
 """
 
 from __future__ import annotations
@@ -31,25 +32,27 @@ from moeserve.processes.lifecycle import python_environment
 
 FLAG: Final = "--against-engine"
 MOESERVE: Final = (sys.executable, "-P", "-m", "moeserve")
-LONGEST_DECODE: Final = 128  # steps that are timed; a longer answer's are taken to be like them
+# The most decode steps that are timed; further steps of an answer count as equally long.
+LONGEST_DECODE: Final = 128
 STOP_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRates:
-    """Tokens a second of the engine alone."""
+    """The engine's rates alone, in tokens per second."""
 
     prefill: float
     decode: float  # summed over the streams
     streams: int
 
     def seconds_for(self, result: dict[str, Any]) -> float:
-        """For what a server computed: prompt tokens but for cached ones, and output tokens."""
+        """Returns the engine's seconds for a server's work: its output tokens, and its prompt tokens that were not
+        cached."""
         computed = result["total_input_tokens"] - (result["total_cached_tokens"] or 0)
         return float(computed / self.prefill + result["total_output_tokens"] / self.decode)
 
     def summary(self, result: dict[str, Any]) -> dict[str, float]:
-        """Returns the figures that --save-result keeps."""
+        """Returns the figures for --save-result."""
         seconds = self.seconds_for(result)
         return {
             "engine_prefill_throughput": self.prefill,
@@ -69,7 +72,7 @@ class EngineRates:
 
 
 def measure_engine(flags: Sequence[str], workload: Workload, concurrency: int | None) -> EngineRates:
-    """Runs `bench engine` at the mean lengths of the workload. Raises ConfigError with what it said."""
+    """Runs `bench engine` at the workload's mean lengths. Raises ConfigError with its output if it fails."""
     turns = [turn for session in workload.sessions for turn in session.turns]
     prompt = max(1, round(sum(turn.input_len for turn in turns) / len(turns)))
     gen = max(1, round(sum(turn.output_len for turn in turns) / len(turns)))
@@ -88,14 +91,14 @@ def measure_engine(flags: Sequence[str], workload: Workload, concurrency: int | 
 
 @contextmanager
 def server_of(flags: Sequence[str]) -> Iterator[str]:
-    """The URL of a server with these flags, ready; stopped at the end. Its log goes to this process' stderr. Raises
-    ConfigError where it ends before it is ready."""
+    """Starts a server with these flags, yields its URL once it is ready, and stops it at the end. Its log goes to this
+    process's stderr. Raises ConfigError if it ends before it is ready."""
     port = _free_port()
     process = subprocess.Popen(
         [*MOESERVE, *flags, "--port", str(port)],
         stdout=sys.stderr,
         env={env_name("log_level"): "warning"}
-        | python_environment(),  # a line for each request would hide the bar
+        | python_environment(),  # log lines of requests would hide the progress bar
     )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -113,7 +116,7 @@ def server_of(flags: Sequence[str]) -> Iterator[str]:
 
 
 def split_flags(text: str) -> list[str]:
-    """The server's flags, which --against-engine has as one text. Raises ConfigError."""
+    """Splits the text of --against-engine into flags, as a shell does. Raises ConfigError."""
     try:
         flags = shlex.split(text)
     except ValueError as error:

@@ -1,4 +1,5 @@
-"""`moeserve bench <what>`: each is a function of its arguments that returns the exit code, imported when it runs."""
+"""`moeserve bench <what>`: the table of benchmarks. Each is a function from arguments to exit code, imported when
+run."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ COMMANDS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 2 where no measurement is named."""
+    """Runs the named benchmark. Returns its exit code; 2 if none is named."""
     if arguments and arguments[0] in COMMANDS:
         module = importlib.import_module(f"moeserve.cli.bench.{arguments[0]}")
         return int(module.main(arguments[1:]))

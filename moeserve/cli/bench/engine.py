@@ -1,8 +1,9 @@
-"""`moeserve bench engine`: the real worker, in this process, without sockets: what llama-bench is to llama.cpp.
+"""`moeserve bench engine`: measures the real worker in this process, without sockets, as llama-bench does for
+llama.cpp.
 
-Prefill and decode at several batch sizes, random prompts, greedy sampling unless told otherwise. Beside each figure
-stands the memory read bandwidth measured in the same run, on the CPU by reading the model's own weights: on a shared
-machine it changes by the minute, and a decode figure means nothing without it.
+It measures prefill and decode at several batch sizes, with random prompts and by default greedy sampling. Each figure
+comes with the memory read bandwidth measured in the same run (on the CPU by reading the model's weights): on a shared
+machine the bandwidth changes by the minute, and decode depends on it.
 """
 
 from __future__ import annotations
@@ -65,12 +66,13 @@ SHARED = (
 
 
 class EngineBench:
-    """Drives a Runner as the router would, with all sequences in step. KV slots are handed out in order."""
+    """Drives a Runner as the router would; all sequences are at the same position. KV slots are assigned in order."""
 
     def __init__(
         self, runner: Runner, step_tokens: int, temperature: float = 0.0, trace: RoutingTrace | None = None
     ) -> None:
-        """trace: what the routers choose in decode steps; the runner is loaded for it."""
+        """trace: the experts that the model's routers choose in decode steps; the runner must have been loaded for
+        it."""
         self._runner = runner
         self._trace = trace
         self._step_tokens = step_tokens
@@ -80,7 +82,8 @@ class EngineBench:
         self._step = 0
 
     def figures(self, batches: list[int], prompt: int, gen: int, warm_up: int = 0) -> Iterator[Figure]:
-        """warm_up: tokens of each sequence that are generated and measured apart, before those of `gen`."""
+        """Yields the figures. warm_up: tokens of each sequence generated before the `gen` measured ones, with a figure
+        of their own."""
         for batch in batches:
             before = self.read_gb_s()
             timed = Timed(*self._measured(partial(self.prefill, batch, prompt)))
@@ -94,7 +97,7 @@ class EngineBench:
                     yield Figure.of(phase, batch, prompt, first, steps, timed, (before, after))
 
     def _decode_timed(self, batch: int, prompt: int, first: int, steps: int) -> Timed:
-        """first: of the sequences' tokens behind their prompts."""
+        """Decodes and measures. first: index of the first decode step, counted from the end of the prompts."""
         counts = self._runner.expert_use().cache
         work = partial(self.decode, batch, prompt + first, steps, first_of_trace=first)
         seconds, read = self._measured(work)
@@ -107,12 +110,14 @@ class EngineBench:
         return Timed(seconds, read, cache)
 
     def read_gb_s(self) -> float:
-        """GB/s of reading all experts once, with all threads; on a GPU of a copy, both ways counted."""
+        """Returns the GB/s of reading all experts once with all threads; on a GPU those of a copy, reads plus
+        writes."""
         seconds, read = self._runner.engine.read_weights()
         return read / seconds / 1e9
 
     def _measured(self, work: Callable[[], float]) -> tuple[float, int]:
-        """Seconds, as `work` says, and the bytes of weights read: 0 where the engine does not count every step's."""
+        """Returns the seconds that `work` returns, and the bytes of weights read; 0 bytes if the engine does not count
+        them in every step."""
         engine = self._runner.engine
         if not engine.counts_every_step:
             return work(), 0
@@ -120,7 +125,7 @@ class EngineBench:
         return work(), engine.weight_bytes_since(before)
 
     def prefill(self, batch: int, prompt: int) -> float:
-        """Seconds, one sequence after another."""
+        """Computes the prompts, one sequence after another. Returns the seconds."""
         began = time.perf_counter()
         self.run_all(self._prefill_plans(batch, prompt))
         return time.perf_counter() - began
@@ -166,7 +171,7 @@ class EngineBench:
         return engine.forced_routing
 
     def decode_plan(self, batch: int, position: int) -> StepPlan:
-        """A token of each sequence, at that position."""
+        """Returns a plan that decodes one token of each sequence at `position`."""
         rows = [
             Row(seq, position, 1, _slots(batch, seq, position, 1), True, self._windows.take(seq, position, 1))
             for seq in range(batch)
@@ -174,12 +179,12 @@ class EngineBench:
         return StepPlan(self._step, [], rows)
 
     def run(self, plan: StepPlan) -> None:
-        """One step."""
+        """Runs one step."""
         self._runner.step(plan)
         self._step += 1
 
     def run_all(self, plans: Iterable[StepPlan]) -> None:
-        """One after another, as a server does."""
+        """Runs the plans in turn, as a server does."""
         for _ in run_in_turn(self._runner, self._counted(plans)):
             pass
 
@@ -190,14 +195,14 @@ class EngineBench:
 
 
 def choosing(forced: ForcedRouting, plans: Iterable[StepPlan], first: int = 0) -> Iterator[StepPlan]:
-    """The plans, each when the trace's next step, from `first` on, is what routers choose then."""
+    """Yields the plans. Before each it sets the routers' choices to the trace's next step, from step `first` on."""
     for step, plan in enumerate(plans, first):
         forced.choose(step)
         yield plan
 
 
 def _slots(batch: int, seq: int, start: int, count: int) -> bytes:
-    """Sequences interleaved token by token, as they come to lie in a server that decodes them together."""
+    """Returns slots that interleave the sequences token by token, as in a server that decodes them together."""
     slots: npt.NDArray[np.int32] = np.arange(start, start + count, dtype=np.int32) * np.int32(batch)
     return (slots + np.int32(seq)).tobytes()
 
@@ -219,7 +224,7 @@ def main(arguments: list[str]) -> int:
         parser.error(str(error))
     step_tokens = runner.ready().max_num_batched_tokens
     bench = EngineBench(runner, step_tokens, args.temperature, trace)
-    # The first touch of every buffer; on a GPU kernels are loaded for steps of the measured size.
+    # Warm-up: touches every buffer for the first time; on a GPU it loads the kernels for the measured size.
     bench.prefill(1, min(prompt, 32 if config.device == "cpu" else step_tokens))
     use = runner.expert_use()
     warm_up = args.warm_up
@@ -326,13 +331,13 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def _config(args: argparse.Namespace) -> ServerConfig:
-    """The device is chosen, once: a GPU that cannot be used is in the log each time."""
+    """Returns the configuration. Chooses the device here, once, because each choice logs a GPU that cannot be used."""
     from moeserve.worker.loading.device import choose_device
 
     config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
     device = choose_device(config.device)
     warm_up = args.warm_up
-    if warm_up is None:  # whether experts follow the text shows when they are placed
+    if warm_up is None:  # known only after placement: whether the expert cache is on
         warm_up = SETTLING_STEPS if device != "cpu" and config.expert_cache != "off" else 0
     most = max(args.batch)
     length = args.prompt + warm_up + args.gen + 1
@@ -352,7 +357,7 @@ def _counts(text: str) -> list[int]:
     return [_COUNT(part) for part in text.split(",")]
 
 
-_counts.__name__ = "list of whole numbers"  # argparse names it in its own message
+_counts.__name__ = "list of whole numbers"  # argparse uses the name in its error message
 
 
 class TerminalBar:

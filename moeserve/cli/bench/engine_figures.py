@@ -1,4 +1,4 @@
-"""The figures of one phase that `moeserve bench engine` measures, as a line of a table or of a saved result."""
+"""The figures that `moeserve bench engine` measures for one phase, as a line of its table or a saved result."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ HEADER = (
 
 @dataclass(frozen=True, slots=True)
 class CacheFigure:
-    """The expert cache's counts in some steps, as means of a step."""
+    """The expert cache's counts over some steps, as means per step."""
 
-    hit_rate: float  # of the experts that a step uses, those found on the GPU
-    promotions: float  # experts that came to the GPU
+    hit_rate: float  # fraction of a step's experts that were found on the GPU
+    promotions: float  # experts copied to the GPU
 
     @classmethod
     def between(
         cls, before: ExpertCacheCounts | None, now: ExpertCacheCounts | None, steps: int
     ) -> CacheFigure | None:
-        """Returns the figures between two counts; None if experts stay where they are placed."""
+        """Returns the figures between two counts; None if the experts' placement is fixed."""
         if before is None or now is None:
             return None
         did = now.since(before)
@@ -35,7 +35,7 @@ class CacheFigure:
 
 
 class Timed(NamedTuple):
-    """Some steps."""
+    """The measurement of some steps."""
 
     seconds: float
     read: int  # bytes of weights
@@ -44,18 +44,18 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One line of output. Bytes are those of the weights (each distinct expert once a step), not of the KV."""
+    """One line of output. Bytes count weights (each distinct expert once per step), not KV."""
 
     phase: str  # "prefill", "warm-up" or "decode"
     batch: int
-    prompt: int  # tokens of each sequence before
+    prompt: int  # prompt tokens of each sequence
     warm_up: int  # tokens of each sequence generated before
     gen: int  # decode steps; 0 for prefill
     tok_s: float  # summed over the batch
     bytes_per_token: float
     gb_s: float
-    read_gb_s: float  # what the machine can read, measured just before and after
-    cache: CacheFigure | None  # None: experts stay where they are
+    read_gb_s: float  # memory read bandwidth, measured just before and after
+    cache: CacheFigure | None  # None: fixed placement
 
     @classmethod
     def of(
@@ -68,7 +68,7 @@ class Figure:
         timed: Timed,
         read_gb_s: tuple[float, float],
     ) -> Figure:
-        """read_gb_s: before and after."""
+        """Returns the figure of a phase. read_gb_s: bandwidth before and after it."""
         tokens = batch * (gen or prompt)
         return cls(
             phase=phase,
@@ -89,7 +89,7 @@ class Figure:
 
     @property
     def row(self) -> str:
-        """Below HEADER."""
+        """Returns the table's line, in HEADER's columns."""
         of_read = f"{'':>8}" if self.phase == "prefill" else f"{self.fraction:>8.0%}"
         found = "" if self.cache is None else f", {self.cache.hit_rate:.0%} of experts found on the GPU"
         return (
@@ -106,7 +106,7 @@ class Figure:
 
 
 def where_experts_are(use: ExpertUse) -> str:
-    """For people: how many experts lie on the GPU of a layer that has some there; "" where there is none such."""
+    """Returns a text with the number of experts on the GPU in layers that have some there; "" if no layer has any."""
     on_gpu = np.frombuffer(use.on_gpu, np.uint8).reshape(use.layers, use.experts) > 0
     counts = {count for count in on_gpu.sum(axis=1).tolist() if 0 < count < use.experts}
     if not counts:

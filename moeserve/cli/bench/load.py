@@ -1,4 +1,4 @@
-"""Puts a workload on a server: each session's requests at their times, no more at once than allowed."""
+"""Sends a workload's requests to a server at their times, at most `max_concurrency` at once."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Load:
         max_concurrency: int | None,
         on_end: Callable[[], object],
     ) -> None:
-        """`on_end` is called as each request ends."""
+        """on_end: called when a request ends."""
         self._client = client
         self._workload = workload
         self._writer = writer
         self._outcomes: list[Outcome] = []
         self._on_end = on_end
-        # First come, first served: asyncio's semaphore wakes its waiters in order.
+        # asyncio's semaphore wakes its waiters in order: first come, first served.
         self._place: AbstractAsyncContextManager[object] = (
             nullcontext() if max_concurrency is None else asyncio.Semaphore(max_concurrency)
         )
@@ -51,7 +51,7 @@ class Load:
         return Run(self._outcomes, self._client.now(), time.process_time() - cpu)
 
     async def _play(self, session: Session, number: int) -> None:
-        """One session. A turn that fails is its last: there is no answer to go on from."""
+        """Plays one session's turns. A failed turn is the last, because the next prompt would need its answer."""
         prompts = self._writer(number)
         length = session.prefix_len
         ended = 0.0

@@ -19,7 +19,7 @@ from moeserve.messages.pictures import MOST_PICTURES
 
 MOST_PIXELS: Final = 16384  # of a side
 DEFAULT_SIZE: Final = (256, 256)
-_PICTURE: Final = 2  # what a stream of random numbers is for; see `workload/prompts.py`
+_PICTURE: Final = 2  # the purpose of a random stream; see `workload/prompts.py`
 
 PictureUrls = Mapping[tuple[int, int], list[str]]  # data: URLs by session and turn
 
@@ -62,7 +62,7 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def pictures_from(args: argparse.Namespace) -> PictureShape | None:
-    """None where requests have no pictures. Raises ConfigError."""
+    """Returns None if requests have no pictures. Raises ConfigError."""
     count, size = args.random_mm_base_items_per_request, args.random_mm_image_size
     if args.dataset_name != WITH_PICTURES:
         for flag, value in (("base-items-per-request", count), ("image-size", size)):
@@ -81,7 +81,7 @@ def pictures_from(args: argparse.Namespace) -> PictureShape | None:
 
 
 def picture_urls(shape: PictureShape | None, workload: Workload) -> PictureUrls:
-    """The pictures of all requests: they are made before the clock starts. The same seed gives the same ones."""
+    """Makes the pictures of all requests, before the clock starts. The same seed gives the same pictures."""
     if shape is None:
         return {}
     return {
@@ -94,7 +94,7 @@ def picture_urls(shape: PictureShape | None, workload: Workload) -> PictureUrls:
 
 
 def _url(shape: PictureShape, stream: tuple[int, ...]) -> str:
-    from PIL import Image  # not for the commands without pictures
+    from PIL import Image  # imported only if there are pictures
 
     pixels: np.ndarray[Any, np.dtype[np.uint8]] = np.random.default_rng(stream).integers(
         0, 256, (shape.height, shape.width, 3), np.uint8

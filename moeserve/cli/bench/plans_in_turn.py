@@ -1,4 +1,4 @@
-"""Plans one after another, as a server's worker gets them: the next one is there while a step is computed."""
+"""Runs plans in turn, as in a server: the worker has the next plan while it computes a step."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from moeserve.messages.worker import OverlappingWorker, Worker
 
 class Answered(NamedTuple):
     result: StepResult
-    is_ahead: bool  # launched while the step before was computed
+    is_ahead: bool  # launched while the step before was being computed
 
 
 def run_in_turn(worker: Worker, plans: Iterable[StepPlan]) -> Iterator[Answered]:
-    """Their results, in order. Where the worker runs ahead, a plan that may follow is launched behind the step under
-    way. All plans have rows."""
+    """Yields the results in order. If the worker launches ahead, a plan that may follow is launched while the current
+    step runs. No plan may be without rows."""
     if not worker.runs_ahead:
         for plan in plans:
             yield Answered(worker.step(plan), is_ahead=False)
         return
     runner = cast(OverlappingWorker, worker)
-    is_ahead = False  # the step under way
+    is_ahead = False  # whether the current step was launched ahead
     for plan in plans:
         if runner.is_under_way and runner.may_follow(plan):
             result = runner.advance(plan)

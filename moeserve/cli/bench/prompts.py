@@ -1,8 +1,8 @@
-"""How a workload's prompts are written for a server: token ids where it takes them, else text; or a chat.
+"""Writes a workload's prompts for a server: as token ids if it accepts them, else as text; or as a chat.
 
-Text is made of common English words, about one token each. How many tokens a word and an empty prompt really take
-is asked of the server by two requests of one token, from the counts in their `usage`; the figures of a run use the
-server's count of each prompt anyway.
+Texts consist of common English words of about one token each. Two requests of one token each measure, from the `usage`
+that the server returns, how many tokens a word and an empty prompt take; the figures of a run use the server's count of
+each prompt anyway.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Prompts(Protocol):
     """One session's prompts for one server."""
 
     def body(self, turn: int) -> dict[str, Any]:
-        """The fields of the request that carry the prompt of a turn. Turns are asked for in order."""
+        """Returns the request's fields for a turn's prompt. Call it for the turns in order."""
         ...
 
     def answered(self, answer: StreamedAnswer) -> None:
@@ -41,7 +41,7 @@ class Prompts(Protocol):
         ...
 
 
-Writer = Callable[[int], Prompts]  # from a session's place in the workload
+Writer = Callable[[int], Prompts]  # makes a session's prompts from its index in the workload
 
 
 class IdPrompts:
@@ -59,18 +59,19 @@ class IdPrompts:
 
 @dataclass(frozen=True, slots=True)
 class WordCount:
-    """Tokens of a prompt of n words: empty + per_word x n."""
+    """A prompt of n words has empty + per_word * n tokens."""
 
     empty: float
     per_word: float
 
     def words(self, tokens: int, *, first: bool = False) -> int:
-        """Words for `tokens` tokens, at least one; the `first` text of a prompt pays for the empty one."""
+        """Returns the number of words for `tokens` tokens, at least 1. first: the tokens of an empty prompt are
+        subtracted."""
         return max(round((tokens - (self.empty if first else 0.0)) / self.per_word), 1)
 
 
 class WordPrompts:
-    """The texts of a session: of its prefix (empty: none) and of each turn."""
+    """A session's prompts as text: its prefix (maybe empty) and its turns."""
 
     def __init__(self, workload: Workload, session: int, count: WordCount) -> None:
         self._workload = workload
@@ -102,7 +103,7 @@ class TextPrompts:
 
 
 class ChatPrompts:
-    """The prefix as the system's message, turns as the user's."""
+    """A session's prompts as a chat: the prefix is the system message, turns are user messages."""
 
     def __init__(
         self, workload: Workload, session: int, count: WordCount, pictures: PictureUrls = EMPTY
@@ -126,19 +127,19 @@ class ChatPrompts:
 
 
 def _words(ids: Int32s) -> str:
-    """Equal ids are equal words, so prompts with a common beginning have one as text, too."""
+    """Returns words for token ids. Equal ids give equal words, so prompts with a common prefix have one as text too."""
     return "".join([f" {WORDS[id % len(WORDS)]}" for id in ids.tolist()])
 
 
 class ProbeFailed(UserError):
-    """The server does not answer a request of one token; the message is its own."""
+    """The server fails a request of one token; the message is the server's."""
 
 
 async def choose_writer(
     client: Client, workload: Workload, *, chat: bool, text: bool, pictures: PictureUrls = EMPTY
 ) -> tuple[Writer, str]:
-    """The best way that this server takes, and its name. The requests sent here also see to it that what the
-    server does at its first request is done. pictures: of a chat's requests. Raises ProbeFailed."""
+    """Returns the best way of writing prompts that this server accepts, and its name. The requests sent here also warm
+    the server up. pictures: for chats. Raises ProbeFailed."""
     if not chat and not text and await _takes_ids(client, workload):
         return (lambda session: IdPrompts(workload, session)), "token ids"
     count = await _word_count(client, chat)
@@ -148,14 +149,15 @@ async def choose_writer(
 
 
 async def _takes_ids(client: Client, workload: Workload) -> bool:
-    """Whether prompts may be ids; and where conversations go on, whether answers come as ids, too."""
+    """Returns whether the server accepts token ids as prompts and, if sessions have several turns, returns answers as
+    ids."""
     body: dict[str, Any] = {"prompt": list(range(1000, 1016)), "max_tokens": 2}
     if any(len(session.turns) > 1 for session in workload.sessions):
         answer = await client.ask(body | {"return_token_ids": True}, 16)
         return not answer.outcome.error and len(answer.token_ids) > 0
     answer = await client.ask(body, 16)
     if answer.status in (0, 401, 403, 404) or answer.status >= 500:
-        raise ProbeFailed(answer.outcome.error)  # not about the prompt's form
+        raise ProbeFailed(answer.outcome.error)  # the error is not about the prompt's form
     return not answer.outcome.error
 
 

@@ -1,16 +1,16 @@
-"""The form in which a benchmark writes its figures, so that two runs can be compared (`python -m benchmarks.compare`).
+"""The file format of benchmark figures, which `python -m benchmarks.compare` compares.
 
 One JSON object:
 
     {"format": "moeserve-benchmark", "version": 1,
-     "benchmark": "bench engine",                    which program measured
+     "benchmark": "bench engine",                    the program
      "machine": {"cpu": "...", "cores": 2, "memory_gib": 7.8, "gpu": null},
      "commit": "5b9a7b2...", "date": "2026-11-22T10:50:00Z",
-     "settings": {"model": "...", "threads": "2"},   what else the figures depend on
+     "settings": {"model": "...", "threads": "2"},   everything else that the figures depend on
      "figures": [{"name": "decode, 1 stream", "value": 412.3, "unit": "tok/s", "higher_is_better": true}]}
 
-`commit` is null where moeserve does not run from a git checkout, and ends in "-dirty" where files differ from it.
-Names are unique in a file, and a name means the same in every file of one benchmark.
+`commit` is null if moeserve does not run from a git checkout, and ends in "-dirty" if files differ from it. Names are
+unique in a file, and mean the same in every file of one benchmark.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _REPOSITORY = Path(moeserve.__file__).resolve().parents[1]
 
 
 class ResultsError(UserError):
-    """A file is not what a benchmark has written."""
+    """A file is not a benchmark's result file."""
 
 
 class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +49,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Machine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cpu: str
-    cores: int  # that the process may use
+    cores: int  # cores that the process may use
     memory_gib: float
     gpu: str | None
 
@@ -68,7 +68,7 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def results_of(
     benchmark: str, settings: Mapping[str, object], figures: Sequence[Measured], gpu: str | None = None
 ) -> Results:
-    """The figures of a run that ends now, on this machine. `gpu`: its name, where one took part."""
+    """Returns the results of a run on this machine that ends now. gpu: its name, if one was used."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     shown = {name: str(value) for name, value in settings.items()}
     return Results(FORMAT, VERSION, benchmark, _machine(gpu), _commit(), now, shown, list(figures))
@@ -80,7 +80,7 @@ def write_results(path: Path, results: Results) -> None:
 
 
 def read_results(path: Path) -> Results:
-    """Raises ResultsError, which names the file and what is wrong."""
+    """Reads a result file. Raises ResultsError with the file's name and the fault."""
     try:
         results = msgspec.json.decode(path.read_bytes(), type=Results)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,8 +1,7 @@
-"""`moeserve bench serve`: load on any OpenAI-compatible server, and what its users would see.
+"""`moeserve bench serve`: puts load on any OpenAI-compatible server and measures latency and throughput for its users.
 
-Options, definitions and names of the figures are those of `vllm bench serve`
-(docs/reference/benchmark-figures.md lists the few differences), so that figures of different servers can stand side by
-side.
+Options, figures and their names are those of `vllm bench serve` (docs/reference/benchmark-figures.md lists the few
+differences), so that figures of different servers can be compared.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0 when every request succeeded, 1 when one failed, 2 with a message for what the user can mend."""
+    """Returns exit code 0 if every request succeeded, 1 if one failed, 2 with a message for an error of the user."""
     parser = command_parser()
     args = parser.parse_args(arguments)
     try:
@@ -131,7 +130,7 @@ def _json_object(text: str) -> dict[str, Any]:
 def _run(
     args: argparse.Namespace, workload: Workload, pictures: PictureShape | None
 ) -> tuple[EngineRates | None, dict[str, Any], Run]:
-    """The engine's rates where they are asked for, and `_measure`'s. Raises UserError."""
+    """Returns the engine's rates (None if not asked for) and the result of `_measure`. Raises UserError."""
     if args.against_engine is None:
         args.url = args.url or DEFAULT_URL
         return None, *uvloop.run(_measure(args, workload, pictures))
@@ -147,10 +146,10 @@ def _run(
 async def _measure(
     args: argparse.Namespace, workload: Workload, pictures: PictureShape | None
 ) -> tuple[dict[str, Any], Run]:
-    """Runs the workload. Returns the options, by vLLM's names, and the run. Raises UserError."""
+    """Runs the workload. Returns the options under vLLM's names, and the run. Raises UserError."""
     base = args.url.rstrip("/").removesuffix("/v1")
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),  # how many at once is for --max-concurrency to say
+        connector=aiohttp.TCPConnector(limit=0),  # unlimited here: --max-concurrency sets the limit
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
         headers=request_headers(),
         auto_decompress=False,

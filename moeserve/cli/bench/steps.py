@@ -1,11 +1,12 @@
-"""`moeserve bench steps`: how long a step takes by what is in it, as a model for `moeserve simulate`.
+"""`moeserve bench steps`: fits a model of a step's duration by its contents, for `moeserve simulate`.
 
-The real runner, in this process: chunks of every size at growing depth of one long prompt, growing batches that
-decode, chunks beside decoding rows, several prompts in a step, batches in which the long one decodes, too, and batches
-that share out its context. The model is fitted to all these steps at once; how far it is off them is printed.
+It runs the real runner in this process and times: chunks of every size at growing depth of one long prompt, growing
+decode batches, chunks beside decoding rows, several prompts in a step, decode batches with the long sequence in them,
+and decode batches that together have the long prompt's context. The model is fitted to all steps at once; its error is
+printed.
 
-Rows that decode are measured as a server has them: the next plan is there while a step is computed, and tokens are
-sampled at temperature 1 (greedy answers of made-up weights come to read the same experts).
+Decode is measured as in a server: the next plan is ready while a step is computed, and tokens are sampled at
+temperature 1 (with random weights, greedy answers soon use the same experts again and again).
 """
 
 from __future__ import annotations
@@ -44,30 +45,31 @@ if TYPE_CHECKING:  # torch is loaded with a runner, not for --help
 SHARED = (*engine.SHARED, "max_num_seqs")
 SMALLEST_CHUNK = 8
 SHORT_PROMPT = 16
-TOGETHER = 256  # tokens of each of several prompts in a step
+TOGETHER = 256  # tokens of each prompt in steps of several prompts
 LONGEST_CHUNKS = 8  # full steps in the long prompt, unless the user or the model's context says otherwise
-REPEATS = 5  # of a decode step; its median counts
+REPEATS = 5  # repetitions of a decode step; the median counts
 BESIDE = 8  # decoding rows in a mixed step of a few tokens
-MANY_BESIDE, LARGE_CHUNKS = 64, (512, 2048)  # and in one of many
+MANY_BESIDE, LARGE_CHUNKS = 64, (512, 2048)  # decoding rows, and chunk sizes in tokens, of large mixed steps
 LONG = 0  # the sequence with the long prompt; the others are short
 
 
 class StepBench:
-    """Drives a worker as the router would. KV slots are handed out in order."""
+    """Drives a worker as the router would. KV slots are assigned in order."""
 
     def __init__(self, runner: Worker, num_seqs: int, step_tokens: int, long_prompt: int) -> None:
         self._runner = runner
         self._num_seqs = num_seqs
         self._step_tokens = step_tokens
         self._long_prompt = long_prompt
-        self._prompt = [long_prompt] + [SHORT_PROMPT] * (num_seqs - 1)  # lengths, by sequence
-        self._computed = [0] * num_seqs  # positions, by sequence
+        # Prompt lengths in tokens, by sequence.
+        self._prompt = [long_prompt] + [SHORT_PROMPT] * (num_seqs - 1)
+        self._computed = [0] * num_seqs  # computed positions, by sequence
         self._num_slots = 0
         self._windows = WindowSlots(runner.ready())
         self._num_steps = 0
         self._random = np.random.default_rng(0)
         self.samples: list[StepSample] = []
-        # What a step takes longer that is not launched behind another; written by `measure`.
+        # Additional seconds of a step that is not launched ahead; set by `measure`.
         self.launch_s = 0.0
 
     def measure(self) -> None:
@@ -76,9 +78,10 @@ class StepBench:
         mixed += [(MANY_BESIDE, size) for size in sizes if size in LARGE_CHUNKS]
         mixed = [(rows, size) for rows, size in mixed if rows < self._num_seqs]
         in_mixed = sum(size - rows for rows, size in mixed)
-        self._step([self._chunk(LONG, SMALLEST_CHUNK)])  # the first touch of every buffer: not a sample
+        # Warm-up, not a sample: touches every buffer for the first time.
+        self._step([self._chunk(LONG, SMALLEST_CHUNK)])
         while sum(sizes) + in_mixed >= self._left:
-            sizes.pop()  # a short context: the line goes on from the largest that there is room for
+            sizes.pop()  # in a short context, the largest sizes that do not fit are left out
         while sum(sizes) + in_mixed < self._left:
             for size in sizes:
                 self._once([self._chunk(LONG, size)])
@@ -93,7 +96,7 @@ class StepBench:
         for rows, size in mixed:
             beside = self._decode(range(1, 1 + rows))
             self._once([*beside, self._chunk(LONG, size - rows)])
-        # Chunks of the same sizes far into the prompt, which tells what depth costs and what size.
+        # Chunks of the same sizes deep in the prompt separate the cost of depth from that of size.
         for size in reversed(sizes):
             while size < self._left:
                 self._once([self._chunk(LONG, size)])
@@ -106,7 +109,7 @@ class StepBench:
 
     @property
     def _left(self) -> int:
-        """Tokens of the long prompt that are still to compute."""
+        """Returns the tokens of the long prompt that are not computed yet."""
         return self._prompt[LONG] - self._computed[LONG]
 
     def _chunk(self, seq: int, count: int) -> Row:
@@ -128,7 +131,7 @@ class StepBench:
         return np.arange(self._num_slots - count, self._num_slots, dtype=np.int32).tobytes()
 
     def _together(self, prompts: int) -> None:
-        """Computes several new prompts, whole, in one step. Their KV overwrites the long prompt's."""
+        """Computes several complete new prompts in one step. Their KV overwrites the long prompt's."""
         rows = []
         for seq in range(1, 1 + prompts):
             slots = np.arange((seq - 1) * TOGETHER, seq * TOGETHER, dtype=np.int32).tobytes()
@@ -137,8 +140,8 @@ class StepBench:
         self.samples.append(_sample(plan, self._runner.step(plan)))
 
     def _share_out(self, batch: int) -> None:
-        """Binds several sequences, each with its part of as many KV slots as the long prompt has as a cached prefix,
-        and computes their next token."""
+        """Decodes a batch of new sequences whose cached prefixes have equal shares of the long prompt's number of KV
+        slots."""
         each = self._long_prompt // batch
         new, rows = [], []
         for seq in range(batch):
@@ -152,21 +155,21 @@ class StepBench:
         self.samples.append(self._step(rows))
 
     def _repeat(self, seqs: range) -> None:
-        """Decode steps of these sequences. The first says nothing: it is launched behind none."""
+        """Repeats decode steps of these sequences. The first step is no sample, because it is not launched ahead."""
         plans = [self._plan(self._decode(seqs)) for _ in range(1 + REPEATS)]
         answered = list(run_in_turn(self._runner, plans))
         steps = zip(plans, answered, strict=True)
         self._of_equals([_sample(plan, one.result) for plan, one in islice(steps, 1, None)])
 
     def _measure_launch(self) -> None:
-        """From steps of one row."""
+        """Measures `launch_s` from steps of one row."""
         plans = [self._plan(self._decode(range(1, 2))) for _ in range(2 * REPEATS)]
         alone = [self._runner.step(plan).compute_ms for plan in plans[:REPEATS]]
         behind = [a.result.compute_ms for a in run_in_turn(self._runner, plans[REPEATS:]) if a.is_ahead]
         self.launch_s = max(median(alone) - median(behind), 0.0) / 1e3
 
     def _of_equals(self, steps: list[StepSample]) -> None:
-        """One sample for steps that have the same in them: as many would outweigh all others."""
+        """Adds one sample for several steps with equal contents: one for each would outweigh all other steps."""
         if steps:
             self.samples.append(sorted(steps, key=lambda sample: sample.seconds)[len(steps) // 2])
 
@@ -180,7 +183,7 @@ class StepBench:
         return StepPlan(self._num_steps, list(new), rows)
 
     def _new(self, seq: int, count: int, prefix: bytes = b"", in_window: bytes = b"") -> NewSeq:
-        """A new sequence of `count` random tokens. prefix, in_window: NewSeq's slots of what is computed."""
+        """Returns a new sequence of `count` random tokens. prefix, in_window: NewSeq's slots of the cached prefix."""
         tokens = self._random.integers(0, self._runner.ready().vocab_size, count, dtype=np.int32)
         sampling = SamplingParams(max_tokens=1 << 20, seed=seq)
         return NewSeq(seq, tokens.tobytes(), count, prefix, sampling, prefix_window_slots=in_window)
@@ -191,15 +194,15 @@ def _sample(plan: StepPlan, result: StepResult) -> StepSample:
 
 
 def slots_needed(num_seqs: int, long_prompt: int) -> int:
-    """All prompts, and what `measure` decodes: 1 + 2 + 4 ... < 2 num_seqs in each of three kinds of batches, once more
-    where contexts are shared out, steps of one row, and mixed ones."""
+    """Returns the KV slots that `measure` needs: for all prompts and all decoded tokens (1 + 2 + 4 + ... < 2 num_seqs
+    in each kind of batch, plus steps of one row and mixed steps)."""
     in_mixed = BESIDE * 17 + MANY_BESIDE * len(LARGE_CHUNKS)
     batches = (3 * (1 + REPEATS) + 1) * 2 * num_seqs
     return long_prompt + num_seqs * SHORT_PROMPT + batches + 2 * REPEATS + in_mixed
 
 
 def powers_of_two(low: int, high: int) -> list[int]:
-    """Returns the powers of two in low .. high."""
+    """Returns the powers of two from low to high, both included."""
     return [1 << e for e in range(high.bit_length()) if low <= 1 << e <= high]
 
 
@@ -247,12 +250,12 @@ def main(arguments: list[str]) -> int:
 
 
 def measure(config: ServerConfig, long_prompt: int, report_to: Callable[[str], object]) -> StepTime:
-    """Loads the model, which may take a while, measures and fits. Raises UserError."""
-    from moeserve.worker.loading.load import load_runner  # torch, which --help does without
+    """Loads the model, measures steps and fits the duration model. Takes minutes. Raises UserError."""
+    from moeserve.worker.loading.load import load_runner  # imports torch, which --help does not need
 
     runner = load_runner(config, engine.TerminalBar())
     num_seqs = config.max_num_seqs
-    # For what it decodes after.
+    # Leaves room for the tokens that the long sequence decodes later.
     room = runner.ready().max_model_len - (1 + REPEATS) * num_seqs.bit_length() - 1
     bench = StepBench(runner, num_seqs, runner.ready().max_num_batched_tokens, min(long_prompt, room))
     bench.measure()
@@ -272,7 +275,7 @@ def measure(config: ServerConfig, long_prompt: int, report_to: Callable[[str], o
 
 
 def _ahead_tokens(runner: Runner) -> int:
-    """StepTime's."""
+    """Returns the value for StepTime.ahead_tokens."""
     if not runner.runs_ahead:
         return 0
     sizes = powers_of_two(1, runner.ready().max_num_batched_tokens)
@@ -303,9 +306,9 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def _config(args: argparse.Namespace) -> tuple[ServerConfig, int]:
-    """And the length of the long prompt. Raises ConfigError."""
+    """Returns the configuration and the long prompt's length in tokens. Raises ConfigError."""
     config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
-    device = choose_device(config.device)  # once, as a GPU that cannot be used is in the log each time
+    device = choose_device(config.device)  # once: each choice logs a GPU that cannot be used
     in_a_step = config.max_num_batched_tokens or (ON_CPU if device == "cpu" else MOST_ON_GPU)
     if in_a_step < SHORT_PROMPT:
         raise ConfigError(f"--max-num-batched-tokens: steps of at least {SHORT_PROMPT} tokens are measured")

@@ -1,6 +1,6 @@
-"""`moeserve bench trace`: writes a routing trace with given reuse distances, for `bench engine --routing-trace`.
+"""`moeserve bench trace`: writes a routing trace with given reuse distances for `bench engine --routing-trace`.
 
-Random weights have no locality: their routers choose any experts. A trace has a text's.
+The routers of random weights choose experts without locality; a trace has the locality of real text.
 """
 
 from __future__ import annotations

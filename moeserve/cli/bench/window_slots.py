@@ -1,4 +1,4 @@
-"""Slots of the windowed layers' KV pool for a bench that drives a worker itself."""
+"""Slots of the sliding-window layers' KV pool, for benchmarks that drive a worker themselves."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from moeserve.messages.steps import WorkerReady
 
 
 class WindowSlots:
-    """Hands out window slots as a router does: slots that no later row of a sequence reads are free for the next
-    plan."""
+    """Assigns window slots as a router does: slots that no later row of a sequence reads are free for the next plan."""
 
     def __init__(self, ready: WorkerReady) -> None:
         self._window = ready.window
         self._free: deque[int] = deque(range(ready.num_window_slots))
-        self._held: dict[int, deque[tuple[int, int]]] = {}  # by sequence: positions and slots, ascending
+        self._held: dict[int, deque[tuple[int, int]]] = {}  # by sequence: (position, slot) pairs, ascending
 
     def take(self, seq: int, start: int, count: int) -> bytes:
-        """For `Row.window_slots` of the positions from `start` on. What was at them before is computed again, so that a
-        sequence that starts at 0 is a new one."""
+        """Returns `Row.window_slots` for `count` positions from `start` on. Slots that the sequence had from `start` on
+        are freed; one that starts at 0 is a new sequence."""
         if not self._window:
             return b""
         held = self._held.setdefault(seq, deque())
@@ -43,7 +42,7 @@ class WindowSlots:
         return self.take(seq, start, position - start)
 
     def leave(self, seq: int, position: int) -> None:
-        """Between two plans: a sequence goes on at this position. What no row from there on reads is free."""
+        """Frees the slots that no row from `position` on reads. Call it between two plans."""
         held = self._held.get(seq, deque())
         while held and held[0][0] < position - self._window + 1:
             self._free.append(held.popleft()[1])

@@ -11,7 +11,7 @@ from moeserve.chatformat.events import CallArguments, CallBroken, CallStart, Eve
 from moeserve.httpserver.anthropic.objects import ContentBlock, MessageEvent
 from moeserve.httpserver.generation.chat.answers import Answer, Call, new_call_id
 
-# Clients send it back with the thinking; it protects nothing here.
+# The API requires a signature, which clients send back with the thinking; this server does not check it.
 _SIGNATURE: Final = "unsigned"
 
 
@@ -75,7 +75,7 @@ def content_blocks(found: Answer) -> list[ContentBlock]:
 
 
 def _tool_use(call: Call) -> ContentBlock:
-    """Returns a text block if orjson does not take the arguments: a lone surrogate, say."""
+    """Returns a tool_use block; a text block if orjson cannot parse the arguments (a lone surrogate, say)."""
     try:
         given = orjson.loads(call.arguments)
     except orjson.JSONDecodeError:

@@ -124,14 +124,14 @@ class OutputConfig(RequestModel):
     format: OutputFormat | None = None
 
 
-# Anthropic's clients then send the whole conversation with each request.
+# On this error Anthropic's clients send the whole conversation with each request instead.
 _NO_THREADS: Final = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 # Claude Code's first system block. It changes from request to request and would leave nothing of the prompt cached.
 _BILLING: Final = re.compile(r"(x-anthropic-billing-header:[^\n]*(\n|$))+")
 
 
 class CountTokensRequest(RequestModel):
-    """Everything that makes the prompt, which both endpoints take."""
+    """The fields that determine the prompt, which both endpoints take."""
 
     elsewhere: ClassVar = {
         "chat_template_kwargs": Elsewhere(),
@@ -195,7 +195,7 @@ class CountTokensRequest(RequestModel):
 
     @property
     def is_begun(self) -> bool:
-        """Whether the last message is the beginning of the answer, which the model continues."""
+        """True if the last message is the beginning of the answer, which the model continues."""
         return isinstance(self.messages[-1], AssistantMessage)
 
     def for_template(self) -> list[dict[str, Any]]:
@@ -276,7 +276,7 @@ class MessagesRequest(CountTokensRequest, AnthropicSampling):
     def asked(self, caller: Caller) -> Asked:
         return replace(
             super().asked(caller),
-            default_max_tokens=self.max_tokens,  # a bound: Anthropic's clients ask for more than the context has
+            default_max_tokens=self.max_tokens,  # an upper bound: these clients ask for more than the context has
             stop=tuple(self.stop_sequences),
             sampler=self.sampler_settings(),
             chosen=self.chosen_settings(),

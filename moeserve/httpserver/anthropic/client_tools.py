@@ -1,6 +1,7 @@
-"""Tools that Anthropic's API knows by their type alone and that the client runs: a shell, an editor of texts, a memory.
+"""Anthropic's tools that a request names by type only, without a schema, and that the client runs: shell, text editor,
+memory.
 
-A model here knows functions only, so each becomes one with the parameters that its calls have.
+Models here are given functions only, so each tool becomes a function with the parameters of its calls.
 
 Source: Anthropic's documentation of its bash, text editor and memory tools.
 """
@@ -27,7 +28,7 @@ _LINES: Final = {"type": "array", "items": _LINE, "minItems": 2, "maxItems": 2}
 
 
 def _files(commands: tuple[str, ...], **further: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parameters of a tool that reads and changes texts by commands."""
+    """Returns the JSON Schema of a tool whose commands read and change texts."""
     return object_schema(
         ("command",),
         command={"type": "string", "enum": list(commands)},
@@ -70,12 +71,13 @@ _TOOLS: Final[Mapping[str, _ClientTool]] = {
     ),
 }
 _DATED: Final = re.compile(r"([a-z_]+)_(\d{8})")
-_UNDOES: Final = "20250124"  # the last editor with undo_edit; its insert calls its text new_str
+# The last version of the editor with undo_edit; its insert command names the text new_str.
+_UNDOES: Final = "20250124"
 
 
 def as_functions(tools: Any) -> Any:
-    """Returns a request's tools with the tools of this table as custom ones. Raises PydanticCustomError for a computer,
-    whose results are pictures."""
+    """Returns a request's tools, in which the tools of this table have become custom tools. Raises PydanticCustomError
+    for computer use, whose results are pictures."""
     return [_as_function(tool) for tool in tools] if isinstance(tools, list) else tools
 
 

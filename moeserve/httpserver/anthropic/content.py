@@ -1,4 +1,4 @@
-"""Anthropic's content blocks that are text here: texts, documents and search results; and pictures.
+"""Anthropic's content blocks: pictures, and those that become text here (texts, documents, search results).
 
 Source: Anthropic's API reference (Messages, version 2023-06-01) and its Python client's types.
 """
@@ -89,7 +89,7 @@ class DocumentBlock(Block):
 
 
 class SearchResultBlock(Block):
-    """What a search of the client's found; the model sees it between tags."""
+    """A result of a search that the client ran; the model sees it between tags."""
 
     type: Literal["search_result"]
     source: Annotated[str, Field(max_length=1 << 16, description="Where it is from, such as a URL.")]
@@ -108,7 +108,7 @@ def _tagged(tag: str, about: dict[str, str | None], text: str) -> str:
 
 
 class ToolReferenceBlock(RequestModel):
-    """A tool that the client's search among tools found. It changes nothing: every tool is in the prompt anyway."""
+    """A tool that the client's tool search found. It has no effect: every tool is in the prompt anyway."""
 
     type: Literal["tool_reference"]
     tool_name: Label

@@ -1,4 +1,4 @@
-"""Context edits: what a request asks to leave out of a long conversation before the model reads it.
+"""Context edits: parts of a long conversation that a request asks to leave out of the prompt.
 
 Source: Anthropic's documentation of context editing (clear_tool_uses_20250919, clear_thinking_20251015).
 """
@@ -63,8 +63,7 @@ class ClearToolUses(RequestModel):
     ] = False
 
     def without(self, messages: Conversation) -> tuple[list[AnyMessage], int]:
-        """Returns the messages with every result cleared that may be cleared, and the number of tool uses that were
-        cleared."""
+        """Returns the messages with all clearable results cleared, and the number of tool uses cleared."""
         names = {block.id: block.name for block in _tool_uses(messages)}
         results = [
             block.tool_use_id
@@ -103,7 +102,7 @@ class ClearToolUses(RequestModel):
         return chosen if isinstance(chosen, bool) else name in chosen
 
     def is_due(self, messages: Conversation, tokens: int) -> bool:
-        """Whether a conversation of `tokens` tokens is long enough."""
+        """Returns whether a conversation of `tokens` tokens is long enough for the edit."""
         is_of_tokens = isinstance(self.trigger, InputTokenAmount)
         return (tokens if is_of_tokens else len(_tool_uses(messages))) > self.trigger.value
 
@@ -166,8 +165,9 @@ class ContextManagement(RequestModel):
 async def edited(
     messages: Conversation, edits: Sequence[Edit], count: Callable[[Conversation], Awaitable[int]]
 ) -> tuple[list[AnyMessage], list[AppliedEdit]]:
-    """Returns the conversation after all edits that are due and do not lengthen it, and what each edit did. `count`
-    returns the number of tokens of the messages' prompt; it is called only where an edit would change something."""
+    """Applies the edits that are due, except those that would lengthen the conversation. Returns the messages and what
+    each edit did. `count` returns the number of prompt tokens of messages; it is called only if an edit would change
+    something."""
     now, applied = list(messages), list[AppliedEdit]()
     tokens: int | None = None
     for edit in edits:
@@ -197,7 +197,7 @@ def _tool_uses(messages: Conversation) -> list[ToolUseBlock]:
 
 
 def _turns(messages: Conversation) -> list[int]:
-    """The number of each message's turn."""
+    """Returns each message's turn, counted from the conversation's start."""
     turns, turn = [], 0
     for message in messages:
         if isinstance(message, UserMessage):

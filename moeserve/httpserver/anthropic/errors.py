@@ -29,8 +29,8 @@ class MessagesError(TypedDict):
 
 
 def _message(error: ApiError) -> str:
-    """Anthropic's words for a full context: its clients read the numbers out of them and then compact the
-    conversation."""
+    """Returns the error's message. A prompt that is too long gets Anthropic's own wording: its clients parse the
+    numbers and then compact the conversation."""
     if error.overflow is None:
         return error.message
     return f"prompt is too long: {error.overflow.prompt} tokens > {error.overflow.limit} maximum"

@@ -26,7 +26,7 @@ from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Lab
 
 
 class ThinkingBlock(RequestModel):
-    """The thinking of an earlier turn, as the answer had it."""
+    """The thinking of an earlier turn, as this server's answer had it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -34,7 +34,7 @@ class ThinkingBlock(RequestModel):
 
 
 class RedactedThinkingBlock(RequestModel):
-    """Thinking that Anthropic's servers have encrypted, in a conversation that began there."""
+    """Thinking that Anthropic's servers have encrypted: the conversation began there."""
 
     type: Literal["redacted_thinking"]
     data: Annotated[Any, NO_EFFECT]
@@ -83,7 +83,7 @@ class UserMessage(RequestModel):
     ]
 
     def for_template(self) -> list[dict[str, Any]]:
-        """Returns one message for each tool result and one for each run of texts, in their order."""
+        """Returns a message for each tool result, and one for each run of consecutive texts, in order."""
         messages: list[dict[str, Any]] = []
         texts: list[str] = []
         for block in self.content:
@@ -97,7 +97,7 @@ class UserMessage(RequestModel):
 
 
 class SystemMessage(RequestModel):
-    """Instructions within a conversation, which agents send."""
+    """A system message within a conversation, as agents send it."""
 
     role: Literal["system"]
     content: Texts

@@ -1,4 +1,4 @@
-"""What /v1/messages answers, as typed dicts."""
+"""The answers of /v1/messages, as typed dicts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "mod
 
 
 class MessagesUsage(TypedDict):
-    """`input_tokens` were computed; the others were read from the prefix cache."""
+    """`input_tokens`: prompt tokens that were computed; the other input fields count tokens read from the prefix
+    cache."""
 
     input_tokens: int
     output_tokens: int
@@ -19,7 +20,8 @@ class MessagesUsage(TypedDict):
 
 
 class ContentBlock(TypedDict):
-    """thinking: `thinking`, `signature`; text: `text`; tool_use: `id`, `name`, `input`."""
+    """A block. Its fields by type: thinking has `thinking` and `signature`; text has `text`; tool_use has `id`, `name`
+    and `input`."""
 
     type: Literal["thinking", "text", "tool_use"]
     thinking: NotRequired[str]
@@ -63,7 +65,7 @@ class MessageEvent(TypedDict):
 
 
 class OriginalCount(TypedDict):
-    original_input_tokens: int  # without the context edits
+    original_input_tokens: int  # before the context edits
 
 
 class TokenCount(TypedDict):

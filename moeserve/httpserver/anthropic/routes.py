@@ -50,7 +50,7 @@ Body = TypeVar("Body", bound=CountTokensRequest)
     responses={200: {"model": Message, "description": "With stream true: Anthropic's events."}},
 )
 async def create_message(request: Request) -> Response:
-    """Answers a conversation, Anthropic's way."""
+    """Answers a conversation in Anthropic's format."""
     caller = caller_of(request)
     body = await read_body(request, MessagesRequest)
     request_id = request_id_of(request)
@@ -70,7 +70,7 @@ async def create_message(request: Request) -> Response:
     responses={200: {"model": TokenCount}},
 )
 async def count_tokens(request: Request) -> Response:
-    """How many tokens a conversation's prompt has."""
+    """Counts the tokens of a conversation's prompt."""
     caller = caller_of(request)
     body = await read_body(request, CountTokensRequest)
     return await answer(request, _count(service_of(request), body, caller))
@@ -91,7 +91,7 @@ async def _tokens(service: Service, body: CountTokensRequest, caller: Caller) ->
 
 
 async def _edited(service: Service, body: Body, caller: Caller) -> tuple[Body, list[AppliedEdit]]:
-    """Returns the body with its context edits done."""
+    """Returns the body with its context edits applied, and what they left out."""
     assert body.context_management is not None
     of_messages = partial(_with_messages, body)
     messages, applied = await edited(

@@ -10,7 +10,7 @@ from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import TextItem
 
 VALUES_AT_ONCE: Final = (
-    2000  # values of an answer, written in 2 ms; handing them to a thread takes a tenth of that
+    2000  # values of an answer: writing them takes 2 ms, handing them to a thread a tenth of that
 )
 
 P = ParamSpec("P")
@@ -18,16 +18,15 @@ T = TypeVar("T")
 
 
 async def beside_streams(values: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Returns the result of `work`, which writes about `values` values of an answer (tokens, log-probabilities): on a
-    thread when there are more than VALUES_AT_ONCE of them."""
+    """Returns the result of `work`, which writes about `values` values of an answer (tokens, log-probabilities). More
+    than VALUES_AT_ONCE are written on a thread."""
     if values <= VALUES_AT_ONCE:
         return work(*args, **kwargs)
     return await asyncio.to_thread(work, *args, **kwargs)
 
 
 def values_of(answers: Sequence[Sequence[TextItem]]) -> int:
-    """The number of values that writing the answers takes: their tokens, and the log-probabilities of answers and
-    prompts."""
+    """Returns the number of values in the answers: tokens, and log-probabilities of answers and prompts."""
     return sum(
         len(item.token_ids) + _entries(item.logprobs) + _entries(item.prompt_logprobs)
         for items in answers

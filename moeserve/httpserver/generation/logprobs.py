@@ -12,9 +12,9 @@ from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import TextItem
 
-# With 20 alternatives each they take 1 ms to encode, during which nothing else runs.
+# Tokens encoded at once. With 20 alternatives each they take 1 ms, in which no other thread runs.
 TOKENS_AT_ONCE: Final = 256
-LOWEST = -9999.0  # in place of minus infinity, which JSON cannot hold (vLLM's)
+LOWEST = -9999.0  # vLLM's substitute for minus infinity, which JSON cannot express
 
 
 class TopLogprob(TypedDict):
@@ -36,13 +36,13 @@ class RankedLogprob(TypedDict):
     decoded_token: str
 
 
-# vLLM's: null for the first token, then for each its own and the most likely ones, by token id.
+# vLLM's format: null for the first token; for every other one a dict of its own and the most likely tokens, by id.
 PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 
 def prompt_logprobs(text: ModelText, items: Sequence[TextItem], top: int) -> PromptLogprobs:
-    """Returns the prompt's log-probabilities, from the items of one of its choices. They are encoded JSON, to be
-    written into a response only. For a thread: they may be a million entries, and are encoded a few at a time."""
+    """Returns the prompt's log-probabilities, from the items of one of its choices, as encoded JSON for a response.
+    Call it on a thread: up to a million entries are encoded, a few at a time."""
 
     def ranked(token: TokenLogprob) -> dict[str, RankedLogprob]:
         pairs = [*zip(token.top_ids[:top], token.top_logprobs, strict=False)]
@@ -95,8 +95,8 @@ def chat_logprobs(
 def encoded_chat_logprobs(
     text: ModelText, tokens: Sequence[TokenLogprob], top: int, as_ids: bool
 ) -> list[ChatLogprob]:
-    """Returns `chat_logprobs` as encoded JSON, to be written into a response only. For a thread: they may be a million
-    entries, and are encoded a few at a time."""
+    """Returns `chat_logprobs` as encoded JSON for a response. Call it on a thread: up to a million entries are encoded,
+    a few at a time."""
     pieces = [
         orjson.dumps(chat_logprobs(text, tokens[first : first + TOKENS_AT_ONCE], top, as_ids))[1:-1]
         for first in range(0, len(tokens), TOKENS_AT_ONCE)
@@ -105,5 +105,5 @@ def encoded_chat_logprobs(
 
 
 def finite(logprob: float) -> float:
-    """Returns the log-probability as JSON can hold it."""
+    """Returns the log-probability; LOWEST instead of minus infinity."""
     return max(logprob, LOWEST)

@@ -1,4 +1,4 @@
-"""Turns a request into messages to the engine: every refusal of a request happens here."""
+"""Turns a request into messages to the engine, or refuses it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.chat.picture_tokens import NO_CHAT, ChatTokens
 from moeserve.httpserver.generation.engine.request_deadline import request_deadline
 from moeserve.httpserver.generation.prepared import PreparedRequest
-from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, PlainPrompts
+from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, FimPrompt, PlainPrompts
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.generation.resolve.dry_breakers import breakers_of
+from moeserve.httpserver.generation.resolve.fim_prompt import encode_fim
 from moeserve.httpserver.generation.resolve.resolved import Resolved
 from moeserve.httpserver.generation.resolve.room import check_room
 from moeserve.httpserver.generation.resolve.sampler import with_defaults
@@ -43,12 +44,15 @@ async def _resolve(service: Service, served: Served, asked: Asked) -> Resolved:
         prompts = [chat.ids]
         form, tools = form_of(asked, asked.prompt, choice.grammar, text, prompts[0]), asked.prompt.tools
     else:
-        prompts = await _encode(text, limit, asked, asked.prompt)
+        prompts = await _encode(text, limit, asked, bound, asked.prompt)
         form, tools = AnswerForm(choice.grammar), ToolUse()
     prompts = [_last_tokens(prompt, limit, asked, bound) for prompt in prompts]
     compiled = ""
     if form.grammar is not None:
         compiled = await compile_grammar(service.grammars, asked, form.grammar, tools)
+    has_middle = not isinstance(asked.prompt, ChatPrompt) and any(
+        isinstance(one, FimPrompt) for one in asked.prompt
+    )
     return Resolved(
         asked,
         prompts=tuple(prompts),
@@ -61,11 +65,12 @@ async def _resolve(service: Service, served: Served, asked: Asked) -> Resolved:
         grammar=compiled,
         adapter=service.adapter_of(asked.model),
         chat=chat,
+        fim_ends=text.fim.ends if has_middle and text.fim is not None else (),
     )
 
 
 def _last_tokens(prompt: list[int], limit: int, asked: Asked, bound: int | None) -> list[int]:
-    """Returns the last tokens of a prompt: as many as `truncate_prompt_tokens` says, which must fit with the answer."""
+    """Returns the last `truncate_prompt_tokens` tokens of a prompt. They must leave room for the answer."""
     most = asked.truncate_prompt_tokens
     if most is None:
         return prompt
@@ -84,14 +89,25 @@ async def count_prompt_tokens(service: Service, asked: Asked) -> int:
 async def _encode_chat(
     service: Service, text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt
 ) -> ChatTokens:
-    """Raises ApiError: 504, too, where pictures are not encoded in time."""
+    """Returns the tokens of a conversation. Raises ApiError; 504 if its pictures are not encoded in time."""
     client = service.picture_client(asked)
     async with request_deadline(asked.caller.arrival, service.engine.request_timeout):
         return await chat_prompt.encode(text, limit, asked, prompt, client)
 
 
-async def _encode(text: ModelText, limit: int, asked: Asked, prompts: PlainPrompts) -> list[list[int]]:
+async def _encode(
+    text: ModelText, limit: int, asked: Asked, bound: int | None, prompts: PlainPrompts
+) -> list[list[int]]:
     """Returns the token ids of each plain prompt."""
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     encoded = iter(await text.encode(texts, limit=limit, param=asked.prompt_param) if texts else [])
-    return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
+    found = []
+    for prompt in prompts:
+        match prompt:
+            case str():
+                found.append(next(encoded))
+            case FimPrompt():
+                found.append(await encode_fim(text, limit, asked, bound, prompt))
+            case _:
+                found.append(prompt)
+    return found

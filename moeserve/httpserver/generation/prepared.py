@@ -1,4 +1,4 @@
-"""PreparedRequest: what a route has in hand once a request is resolved."""
+"""PreparedRequest: a resolved request, with which a route runs its generations and reads their answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class PreparedRequest:
         return answers
 
     def stop_reason(self, end: TextItem) -> str | int | None:
-        """Returns the client's stop string or token; None for the tag that ends the only call that is allowed."""
+        """Returns the client's stop string or token that ended the choice; None if our own stop token after a single
+        call did."""
         is_tag = end.stop_reason is not None and end.stop_reason == self.text.formats.call_end
         is_own = end.stop_reason in self.resolved.asked.stop_token_ids
         return None if is_tag and not is_own else end.stop_reason

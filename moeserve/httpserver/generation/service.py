@@ -1,4 +1,4 @@
-"""Service: what every route works with."""
+"""Service: the objects that every route uses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Service:
     aliases: Set[str] = frozenset()  # further names of the model
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     keys: ApiKeys | None = None  # written by `build_app`
-    text: ModelText | None = None  # written by `server.py` once it is built; /health answers before
+    text: ModelText | None = None  # set by `server.py` once it is built; None while the server is loading
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -48,7 +48,8 @@ class Service:
         self.grammars = GrammarChecker(Path(self.config.model), serves_others=self.engine.serves_others)
 
     def ready(self, model: str | None) -> Served:
-        """Raises ApiError: 404 for a model that is not the served one, 503 unless a request could run now."""
+        """Returns the model and its limits. Raises ApiError: 404 for an unknown model, 503 if no request can be queued
+        now."""
         if model is not None and not self.has_model(model):
             raise self.unknown_model(model)
         ready = self.engine.state.require_ready()
@@ -58,8 +59,8 @@ class Service:
         return Served(self.text, limit, min(ready.vocab_size, self.text.vocab_size), ready.max_num_seqs)
 
     def picture_client(self, asked: Asked) -> PictureClient | None:
-        """None where the model sees no pictures. Raises ApiError 400 for a conversation with pictures that this engine
-        does not compute."""
+        """Returns None if the model does not see pictures. Raises ApiError 400 for a conversation with pictures that
+        this engine cannot compute."""
         has_pictures = isinstance(asked.prompt, ChatPrompt) and asked.prompt.pictures
         ready = self.engine.state.ready
         if (
@@ -69,22 +70,23 @@ class Service:
             and not ready.embedding_size
         ):
             raise invalid(
-                asked.prompt_param, "contains a picture; so far only the CPU engine supports pictures"
+                asked.prompt_param,
+                "contains a picture, which neither several GPUs nor a remote worker compute so far",
             )
         return self.engine.pictures
 
     @property
     def adapters(self) -> Mapping[str, ServedAdapter]:
-        """The LoRA adapters by name. They come and go."""
+        """Returns the LoRA adapters that are loaded now, by name."""
         return self.engine.adapters.by_name
 
     def has_model(self, name: str) -> bool:
-        """Whether a request may name it: it is the model or one of its adapters."""
+        """Returns whether `name` is the model, an alias of it or one of its adapters."""
         return name == self.model_name or name in self.aliases or name in self.adapters
 
     def adapter_of(self, model: str | None) -> str:
-        """GenerateRequest.adapter of a request that names `model`. Raises ApiError 404: the adapter may have been
-        unloaded since `ready`."""
+        """Returns `GenerateRequest.adapter` for a request that names `model`. Raises ApiError 404 if the adapter has
+        been unloaded since `ready`."""
         if model is None or model == self.model_name or model in self.aliases:
             return ""
         if model not in self.adapters:
@@ -92,7 +94,8 @@ class Service:
         return self.adapters[model].key
 
     def answering(self, model: str | None) -> str:
-        """The name in the answer to a request that names `model`: the adapter's, or the model's first."""
+        """Returns the model name for the answer to a request that names `model`: the adapter's, or the model's first
+        name."""
         return self.model_name if model is None or model in self.aliases else model
 
     def unknown_model(self, model: str) -> ApiError:

@@ -1,4 +1,4 @@
-"""Usage and timings of a request, from those of its generations."""
+"""A request's usage and timings, summed up from its generations'."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CompletionTokensDetails(TypedDict):
 
 
 class UsageInfo(TypedDict):
-    """OpenAI's usage. A prompt counts once, whatever its number of choices."""
+    """OpenAI's usage object. A prompt counts once, even with several choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -29,9 +29,9 @@ class UsageInfo(TypedDict):
 
 
 class Timings(TypedDict):
-    """Times and rates of a request's phases. With several choices, the milliseconds are those of the slowest one and
-    the tokens those of all. A rate is over the time from the first one's start to the last one's end, and null if its
-    phase took no time."""
+    """Times and rates of a request's phases. With several choices, milliseconds are the slowest choice's and tokens the
+    sum of all. A rate is tokens over the time from the first choice's start to the last one's end; null if the phase
+    took no time."""
 
     queue_ms: float
     prefill_ms: float
@@ -39,8 +39,8 @@ class Timings(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
-    ram_tokens: int  # of the cached ones, those from the tier in RAM
-    disk_tokens: int  # and those read from disk
+    ram_tokens: int  # cached tokens that came from the RAM tier
+    disk_tokens: int  # cached tokens that were read from disk
     draft_tokens: int  # drafted (--speculative-config)
     accepted_draft_tokens: int  # accepted draft tokens
     prefill_tokens_per_second: float | None
@@ -48,8 +48,8 @@ class Timings(TypedDict):
 
 
 class PromptProgress(TypedDict):
-    """llama-server's: `processed` of `total` prompt tokens, `cache` of them from the prefix cache, `time_ms` since the
-    prefill began."""
+    """llama-server's progress object: `processed` of `total` prompt tokens, `cache` of them from the prefix cache;
+    `time_ms` is the time since the prefill began."""
 
     total: int
     cache: int
@@ -68,8 +68,8 @@ class UsageTally:
         self._finished: dict[int, Usage] = {}
 
     def take(self, index: int, item: TextItem, reasoning_tokens: int = 0) -> None:
-        """Counts an item's tokens. The last item brings the generation's own figures, which replace the count.
-        `reasoning_tokens` are those of the choice so far."""
+        """Counts an item's tokens. The last item has the generation's final figures, which replace the count.
+        reasoning_tokens: the choice's reasoning tokens so far."""
         self._reasoning[index] = reasoning_tokens
         self._completion[index] += len(item.token_ids)
         if item.usage is not None:
@@ -82,7 +82,7 @@ class UsageTally:
 
     @property
     def _cached_tokens(self) -> int:
-        """Cached tokens of each prompt's first choice: a prompt counts once."""
+        """Returns the sum over prompts of the first choice's cached tokens: a prompt counts once."""
         return sum(usage.cached_tokens for index, usage in self._finished.items() if index % self._n == 0)
 
     def usage(self) -> UsageInfo:
@@ -102,7 +102,7 @@ class UsageTally:
         prefill_ms = max(usage.prefill_ms for usage in usages)
         decode_ms = max(usage.decode_ms for usage in usages)
         computed = sum(usage.prompt_tokens - usage.cached_tokens for usage in usages)
-        # The first token of each comes out of its prefill.
+        # Each answer's first token comes from its prefill, so it does not count as decoded.
         decoded = sum(max(usage.completion_tokens - 1, 0) for usage in usages)
         # Choices run together and may wait for one another, so a rate is taken over the time from the first start to
         # the last end.

@@ -98,8 +98,8 @@ class GenerateRequestBody(RequestModel):
     multimodal_params: Annotated[Any, unsupported("multimodal input", {})] = None
 
     def asked(self, caller: Caller) -> Asked:
-        """Returns what the request asks the engine for. LightLLM's answers always have the chosen token's logprob, and
-        LightLLM counts the end token in min_new_tokens; Asked.min_tokens counts the tokens before it."""
+        """Maps the body to `Asked`. LightLLM's answers always have the chosen token's log-probability. LightLLM counts
+        the end token in min_new_tokens; `Asked.min_tokens` does not."""
         parameters = self.parameters
         stops = parameters.stop_sequences
         settings = parameters.sampler_settings()

@@ -1,4 +1,4 @@
-"""What LightLLM's API answers, as typed dicts."""
+"""The answers of LightLLM's API, as typed dicts."""
 
 from __future__ import annotations
 

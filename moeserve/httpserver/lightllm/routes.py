@@ -35,7 +35,7 @@ router = APIRouter(tags=["LightLLM"])
     responses={200: {"model": GenerateResponse}},
 )
 async def generate(request: Request) -> Response:
-    """Completes a prompt, LightLLM's way."""
+    """Completes a prompt in LightLLM's format."""
     caller = caller_of(request)
     body = await read_body(request, GenerateRequestBody)
     return await answer(request, GenerateHandler(service_of(request), body, caller).whole())
@@ -52,7 +52,7 @@ async def generate(request: Request) -> Response:
     response_class=Response,
 )
 async def generate_stream(request: Request) -> Response:
-    """Completes a prompt, LightLLM's way, token by token."""
+    """Completes a prompt in LightLLM's format, as a stream of tokens."""
     caller = caller_of(request)
     body = await read_body(request, GenerateRequestBody)
     if body.parameters.n != 1:
@@ -138,6 +138,6 @@ def _tokens(text: ModelText, item: TextItem) -> list[GenerateToken]:
 
 
 def _without_token(item: TextItem) -> GenerateToken:
-    """Returns an event's token for an item without one: the end by a stop token, or text that was held back."""
+    """Returns a placeholder token for an item without tokens: the end by a stop token, or text that was held back."""
     stop_token = item.stop_reason if isinstance(item.stop_reason, int) else None
     return {"id": stop_token, "text": item.text, "logprob": None, "special": stop_token is not None}

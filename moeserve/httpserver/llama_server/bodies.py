@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.request.asked import Asked, GrammarConstraint
+from moeserve.httpserver.generation.request.asked import Asked, FimFile, FimPrompt, GrammarConstraint
 from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
@@ -24,9 +24,11 @@ from moeserve.httpserver.generation.request.fields import (
 from moeserve.httpserver.generation.request.grammar_fields import Grammar, Schema
 from moeserve.httpserver.generation.request.sampler_fields import SAMPLER_LISTS, SamplerFields
 from moeserve.httpserver.generation.request.sampling_fields import LlamaServerSampling
-from moeserve.httpserver.transport.request_model import NO_EFFECT, Elsewhere
+from moeserve.httpserver.transport.request_model import NO_EFFECT, Elsewhere, RequestModel
 
 _OFF: Final = Elsewhere((False,))
+MAX_EXTRA_FILES: Final = 1024
+MAX_INFILLS: Final = 16  # answers of one request
 
 
 def _no_grammar(value: Any) -> Any:
@@ -34,14 +36,14 @@ def _no_grammar(value: Any) -> Any:
 
 
 class CompletionBody(LlamaServerSampling, SamplerFields):
-    empty: ClassVar = SAMPLER_LISTS | {"stop", "logit_bias"}
-    # Fields that concern the cache and the slots, and the details of samplers that are off.
+    empty: ClassVar = SAMPLER_LISTS | {"stop", "logit_bias", "response_fields"}
+    # Fields without effect here: about cache and slots, and details of samplers that are off.
     idle: ClassVar = frozenset(
         {
             *("cache_prompt", "id_slot", "n_cache_reuse", "n_keep", "n_discard", "sse_ping_interval"),
             *("dynatemp_exponent", "mirostat_eta", "mirostat_tau", "penalize_nl", "penalty_prompt"),
             *("adaptive_decay", "backend_sampling", "slot_id", "reasoning_format", "chat_format"),
-            *("speculative.n_max", "speculative.n_min", "speculative.p_min"),
+            *("speculative.n_max", "speculative.n_min", "speculative.p_min", "t_max_prompt_ms"),
         }
     )
     elsewhere: ClassVar = {
@@ -52,10 +54,7 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
         "min_keep": Elsewhere((0,)),
         "mirostat": Elsewhere((0,)),
         "n_cmpl": Elsewhere((1,)),
-        "n_indent": Elsewhere((0,)),
         "post_sampling_probs": _OFF,
-        "response_fields": Elsewhere(),
-        "t_max_predict_ms": Elsewhere((0, -1)),
         "tfs_z": Elsewhere((1,)),
     }
 
@@ -98,18 +97,46 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
         bool, Field(description="Chunks with `prompt_progress` while the prompt is read.")
     ] = False
 
+    n_indent: Annotated[
+        int, Field(ge=0, le=1024, description="The answer ends before a line that begins with fewer blanks.")
+    ] = 0
+    t_max_predict_ms: Annotated[
+        int,
+        Field(
+            ge=-1,
+            le=INT32_MAX,
+            description="Above 0: so long after its first token the answer ends at a line's end.",
+        ),
+    ] = 0
+    response_fields: Annotated[
+        list[Annotated[str, Field(max_length=200)]],
+        Field(
+            max_length=64,
+            default_factory=list,
+            description="The only fields of the answer; `a/b` is the field b of the object a.",
+        ),
+    ]
+
     @model_validator(mode="after")
     def _fields_agree(self) -> CompletionBody:
         if self.grammar is not None and self.json_schema is not None:
             raise PydanticCustomError("json_schema", "only one of grammar and json_schema")
         return self
 
+    @property
+    def num_answers(self) -> int:
+        return 1
+
+    def plain_prompt(self) -> str | list[int] | FimPrompt:
+        return self.prompt
+
     def asked(self, caller: Caller) -> Asked:
         """Returns what the request asks the engine for."""
         return Asked(
             caller=caller,
             model=self.model,
-            prompt=[self.prompt],
+            prompt=[self.plain_prompt()],
+            n=self.num_answers,
             max_tokens=None if self.n_predict < 0 else self.n_predict,
             max_tokens_param="n_predict",
             ends_with_context=True,
@@ -131,3 +158,51 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
         if self.json_schema is not None:
             return GrammarConstraint(grammar.JsonSchema(self.json_schema), "json_schema")
         return None
+
+
+class ExtraFile(RequestModel):
+    filename: Annotated[str, Field(max_length=4096)] = "tmp"
+    text: str = ""
+
+
+class InfillBody(CompletionBody):
+    elsewhere: ClassVar = {
+        name: value for name, value in CompletionBody.elsewhere.items() if name != "n_cmpl"
+    }
+    empty: ClassVar = CompletionBody.empty | {"input_extra"}
+
+    prompt: Annotated[str, Field(description="The beginning of the middle.")] = ""
+    input_prefix: Annotated[str, Field(description="The text before the middle.")] = ""
+    input_suffix: Annotated[str, Field(description="The text behind it.")] = ""
+    input_extra: Annotated[
+        list[ExtraFile],
+        Field(
+            max_length=MAX_EXTRA_FILES,
+            default_factory=list,
+            description="Files for context. What does not fit is left out: first of these, the first first.",
+        ),
+    ]
+    n_cmpl: Annotated[
+        int, Field(ge=1, le=MAX_INFILLS, description="Above 1 the answer is a list; not with stream.")
+    ] = 1
+
+    @model_validator(mode="after")
+    def _streams_one(self) -> InfillBody:
+        if self.stream and self.n_cmpl > 1:
+            raise PydanticCustomError("n_cmpl", "above 1 cannot be streamed")
+        return self
+
+    @property
+    def num_answers(self) -> int:
+        return self.n_cmpl
+
+    def plain_prompt(self) -> FimPrompt:
+        files = [FimFile(file.filename, file.text) for file in self.input_extra]
+        return FimPrompt(
+            self.input_prefix,
+            self.input_suffix,
+            is_cut_to_fit=True,
+            files=files,
+            begun=self.prompt,
+            param="input_suffix",
+        )

@@ -1,9 +1,9 @@
-"""What llama-server's API answers, as typed dicts. Times are milliseconds."""
+"""The answers of llama-server's API, as typed dicts. Times are milliseconds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, NotRequired
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
@@ -12,6 +12,8 @@ from moeserve.httpserver.generation.logprobs import finite
 from moeserve.httpserver.generation.usage import PromptProgress
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.sampling.parameters import PARAMETERS, TYPES, SamplerSettings, settings_of
+
+_ABSENT: Final = object()
 
 
 class LlamaTimings(TypedDict):
@@ -26,12 +28,12 @@ class LlamaTimings(TypedDict):
     predicted_ms: float
     predicted_per_token_ms: float | None
     predicted_per_second: float | None
-    draft_n: NotRequired[int]  # where there were drafts
+    draft_n: NotRequired[int]  # only if tokens were drafted
     draft_n_accepted: NotRequired[int]
 
 
 def sampler_object(settings: SamplerSettings) -> dict[str, float]:
-    """The settings under llama-server's names."""
+    """Returns the settings under llama-server's names."""
     values = settings_of(settings).items()
     return {PARAMETERS[name].name_in("llama_server", name): value for name, value in values}
 
@@ -52,7 +54,7 @@ else:
 
 
 class TokenProbability(TypedDict):
-    """A token's log-probability, in the model's own distribution."""
+    """A token's log-probability in the model's distribution, before the samplers."""
 
     id: int
     token: str
@@ -65,7 +67,7 @@ class CompletionProbability(TokenProbability):
 
 
 def probabilities(text: ModelText, tokens: Sequence[TokenLogprob], top: int) -> list[CompletionProbability]:
-    """One object a token, with its `top` most likely."""
+    """Returns one object for each token, with the `top` most likely alternatives."""
 
     def entry(token_id: int, logprob: float) -> TokenProbability:
         return {
@@ -83,7 +85,7 @@ def probabilities(text: ModelText, tokens: Sequence[TokenLogprob], top: int) -> 
 
 
 class CompletionPiece(TypedDict):
-    """The fields that both a stream's chunks and a whole answer have."""
+    """The fields that a stream's chunks and a complete answer share."""
 
     index: int
     content: str
@@ -103,7 +105,8 @@ class CompletionChunk(CompletionPiece):
 
 
 class LlamaCompletion(CompletionPiece):
-    """A whole answer, and the last chunk of a stream, whose `content` is what the chunks before lack."""
+    """A complete answer, or the last chunk of a stream; the chunk's `content` is only the text that no earlier chunk
+    had."""
 
     model: str
     prompt: str | list[int]
@@ -113,6 +116,21 @@ class LlamaCompletion(CompletionPiece):
     truncated: bool
     tokens_cached: int
     timings: LlamaTimings
+
+
+def fields_of(answer: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
+    """Returns the answer with these fields only, those in other objects by their paths (`timings/prompt_ms`); without
+    names all of it."""
+    if not names:
+        return answer
+    found: dict[str, Any] = {}
+    for name in names:
+        value: Any = answer
+        for step in name.split("/"):
+            value = value.get(step, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+        if value is not _ABSENT:
+            found[name] = value
+    return found
 
 
 class DefaultSettings(TypedDict):

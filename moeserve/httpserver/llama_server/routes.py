@@ -1,4 +1,4 @@
-"""/completion and /props.
+"""/completion, /infill and /props.
 
 Source: llama-server's README and `server-task.cpp`, of 2026.
 """
@@ -6,9 +6,10 @@ Source: llama-server's README and `server-task.cpp`, of 2026.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
@@ -19,7 +20,7 @@ from moeserve.httpserver.generation.prepared import PreparedRequest
 from moeserve.httpserver.generation.request.caller import Caller, caller_of
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import Timings, UsageTally, prompt_progress
-from moeserve.httpserver.llama_server.bodies import CompletionBody
+from moeserve.httpserver.llama_server.bodies import CompletionBody, InfillBody
 from moeserve.httpserver.llama_server.objects import (
     CompletionChunk,
     CompletionPiece,
@@ -27,13 +28,15 @@ from moeserve.httpserver.llama_server.objects import (
     LlamaCompletion,
     LlamaTimings,
     Props,
+    fields_of,
     probabilities,
     sampler_object,
 )
+from moeserve.httpserver.llama_server.text_limits import TextLimits
 from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import EventStream, JsonResponse, answer
-from moeserve.messages.schema import TextItem
+from moeserve.messages.schema import TextItem, Usage
 from moeserve.sampling.parameters import DEFAULTS
 
 router = APIRouter(tags=["llama-server"])
@@ -47,16 +50,50 @@ router = APIRouter(tags=["llama-server"])
     responses={200: {"model": LlamaCompletion, "description": "With stream true: chunks."}},
 )
 async def completion(request: Request) -> Response:
-    """Completes a prompt, llama-server's way."""
+    """Completes a prompt in llama-server's format."""
     caller = caller_of(request)
-    body = await read_body(request, CompletionBody)
+    return await _answer(request, await read_body(request, CompletionBody), caller)
+
+
+@router.post(
+    "/infill",
+    openapi_extra=documented(
+        InfillBody,
+        {"input_prefix": "def hello():\n    ", "input_suffix": "\n", "n_predict": 32},
+        stream=CompletionChunk,
+    ),
+    responses={200: {"model": LlamaCompletion, "description": "With stream true: chunks."}},
+)
+async def infill(request: Request) -> Response:
+    """Completes the middle of two texts, for editors (fill-in-the-middle)."""
+    caller = caller_of(request)
+    return await _answer(request, await read_body(request, InfillBody), caller)
+
+
+async def _answer(request: Request, body: CompletionBody, caller: Caller) -> Response:
     handler = CompletionHandler(service_of(request), body, caller)
-    return EventStream(handler.chunks(), end=b"") if body.stream else await answer(request, handler.whole())
+    if body.stream:
+        return EventStream(_only(body, handler.chunks()), end=b"")
+    return await answer(request, _whole(handler))
+
+
+async def _only(
+    body: CompletionBody, chunks: AsyncGenerator[CompletionChunk | LlamaCompletion, None]
+) -> AsyncGenerator[Mapping[str, Any], None]:
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            yield fields_of(chunk, body.response_fields) if chunk["stop"] else chunk
+
+
+async def _whole(handler: CompletionHandler) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+    fields = handler.body.response_fields
+    found = await handler.whole()
+    return [fields_of(one, fields) for one in found] if isinstance(found, list) else fields_of(found, fields)
 
 
 @router.get("/props", responses={200: {"model": Props}})
 async def props(request: Request) -> Response:
-    """What a client of llama-server asks first: the context's length, the template, the defaults."""
+    """The context's length, the chat template and the default settings."""
     service = service_of(request)
     served = service.ready(None)
     text, limit = served.text, served.limit
@@ -71,7 +108,7 @@ async def props(request: Request) -> Response:
         },
         "total_slots": service.config.max_num_seqs,
         "model_alias": service.model_name,
-        "model_path": service.model_name,  # clients do not learn the file's path
+        "model_path": service.model_name,  # the name: clients must not learn the file's path
         "chat_template": text.renderer.source or "",
         "bos_token": "" if vocabulary.bos_id is None else text.token_text(vocabulary.bos_id),
         "eos_token": text.token_text(vocabulary.eos_ids[0]) if vocabulary.eos_ids else "",
@@ -87,21 +124,28 @@ class CompletionHandler:
     body: CompletionBody
     caller: Caller
 
-    async def whole(self) -> LlamaCompletion:
+    async def whole(self) -> LlamaCompletion | list[LlamaCompletion]:
+        """Returns a list if several answers were asked for."""
         prepared = await self._prepare()
-        (items,) = await prepared.complete()
-        prepared.tally.take(0, items[-1])
+        kept: list[list[TextItem]] = [[] for _ in prepared.requests]
+        async for index, item in self._limited(prepared):
+            kept[index].append(item)
+        answers = [self._answer(prepared, items) for items in kept]
+        return answers[0] if len(answers) == 1 else answers
+
+    def _answer(self, prepared: PreparedRequest, items: list[TextItem]) -> LlamaCompletion:
         ids = [token for item in items for token in item.token_ids] if self.body.return_tokens else []
         answer = self._end(prepared, items[-1], "".join(item.text for item in items), ids)
+        if (usage := items[-1].usage) is not None:
+            answer["tokens_predicted"] = usage.completion_tokens  # of this answer alone
         self._add_probabilities(answer, prepared, items)
         return answer
 
     async def chunks(self) -> AsyncGenerator[CompletionChunk | LlamaCompletion, None]:
         prepared = await self._prepare()
-        tally, first = prepared.tally, None
-        async with prepared.stream() as stream:
-            async for _, item in stream:
-                tally.take(0, item)
+        first = None
+        async with aclosing(self._limited(prepared)) as items:
+            async for _, item in items:
                 if item.finish_reason is not None:
                     end = self._end(prepared, item, item.text, item.token_ids)
                     self._add_probabilities(end, prepared, [item])
@@ -112,9 +156,42 @@ class CompletionHandler:
                         chunk["prompt_progress"] = prompt_progress(item.progress)
                     if self.body.timings_per_token:
                         first = first or time.monotonic()
-                        chunk["timings"] = self._timings_so_far(tally, first)
+                        chunk["timings"] = self._timings_so_far(prepared.tally, first)
                     self._add_probabilities(chunk, prepared, [item])
                     yield chunk
+
+    async def _limited(self, prepared: PreparedRequest) -> AsyncGenerator[tuple[int, TextItem], None]:
+        """Yields the answers' items, as far as the lines' limits let them come: the last of each has a
+        `finish_reason`. The tally has taken them."""
+        body, number = self.body, len(prepared.requests)
+        seconds = body.t_max_predict_ms / 1e3 if body.t_max_predict_ms > 0 else None
+        limits = [TextLimits(body.n_indent, seconds) for _ in range(number)]
+        ended = 0
+        async with prepared.stream() as stream:
+            async for index, item in stream:
+                if limits[index].is_reached:
+                    continue  # it runs on until the others have ended, too
+                kept = limits[index].take(item.text) if item.text else item.text
+                if limits[index].is_reached and item.finish_reason is None:
+                    usage = self._usage_so_far(prepared, limits[index], item)
+                    item = replace(item, text=kept, finish_reason="length", usage=usage)
+                elif kept != item.text:
+                    item = replace(item, text=kept, finish_reason="length")
+                prepared.tally.take(index, item)
+                yield index, item
+                ended += item.finish_reason is not None
+                if ended == number:
+                    return
+
+    def _usage_so_far(self, prepared: PreparedRequest, limits: TextLimits, item: TextItem) -> Usage:
+        """Returns the usage of an answer that ends at a limit of its lines, as this process sees it: the prompt's time
+        includes the queue."""
+        usage = prepared.tally.usage()
+        length = len(prepared.resolved.prompts[0])
+        prefill = (limits.began_at - self.caller.arrival) * 1e3
+        decode = (time.monotonic() - limits.began_at) * 1e3
+        tokens = usage["completion_tokens"] + len(item.token_ids)
+        return Usage(length, tokens, 0, 0.0, prefill, decode)
 
     async def _prepare(self) -> PreparedRequest:
         """Raises ApiError."""
@@ -127,14 +204,14 @@ class CompletionHandler:
             "content": text,
             "tokens": ids,
             "stop": False,
-            "id_slot": -1,  # none: requests share the cache
+            "id_slot": -1,  # no slot: all requests share one cache
             "tokens_predicted": usage["completion_tokens"],
             "tokens_evaluated": usage["prompt_tokens"],
         }
 
     def _timings_so_far(self, tally: UsageTally, first: float) -> LlamaTimings:
-        """Returns the timings as this process sees them: the prompt's time includes the queue. The last chunk has the
-        engine's own."""
+        """Returns the timings that this process has measured; the prompt's time includes the queue. The last chunk has
+        the engine's exact timings."""
         usage, decoded = tally.usage(), time.monotonic() - first
         return _llama_timings(
             cached=0,

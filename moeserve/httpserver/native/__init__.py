@@ -1,5 +1,5 @@
-"""Our own API: tokenisation, adapters that come and go, expert usage, and the server's status. Its errors have the
-default shape."""
+"""moeserve's own endpoints: tokenisation, loading of adapters, expert usage, and the server's status. Their errors have
+the default shape."""
 
 from moeserve.httpserver.native import adapters, experts, probes, status, tokenize
 from moeserve.httpserver.native.bodies import (

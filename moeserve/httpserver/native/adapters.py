@@ -1,4 +1,4 @@
-"""/v1/load_lora_adapter and /v1/unload_lora_adapter, which are vLLM's."""
+"""vLLM's endpoints /v1/load_lora_adapter and /v1/unload_lora_adapter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TEXT: Final[dict[int | str, dict[str, Any]]] = {
     responses=_TEXT,
 )
 async def load_adapter(request: Request) -> Response:
-    """Loads a LoRA adapter from the folder of --lora-dir. Answers when requests may name it."""
+    """Loads a LoRA adapter from the folder of --lora-dir. Answers once requests may name it."""
     body = await read_body(request, LoadAdapterRequest)
     service = service_of(request)
     directory = _directory(service)
@@ -47,7 +47,8 @@ async def load_adapter(request: Request) -> Response:
     responses=_TEXT,
 )
 async def unload_adapter(request: Request) -> Response:
-    """Ends a LoRA adapter's name at once; requests that run with it go on. Its memory is free when they have ended."""
+    """Unloads a LoRA adapter. New requests cannot name it from now on; running ones continue, and its memory is freed
+    when they have ended."""
     body = await read_body(request, UnloadAdapterRequest)
     service = service_of(request)
     _directory(service)
@@ -56,7 +57,7 @@ async def unload_adapter(request: Request) -> Response:
 
 
 def _directory(service: Service) -> str:
-    """The folder of --lora-dir. Raises ApiError."""
+    """Returns the folder of --lora-dir. Raises ApiError without that option."""
     directory = service.config.lora_dir
     if directory is None:
         message = "adapters cannot be loaded or unloaded: the server was started without --lora-dir"

@@ -1,4 +1,4 @@
-"""The request bodies and answers of /tokenize and /detokenize, which are vLLM's and llama-server's."""
+"""The request bodies and answers of /tokenize and /detokenize, which serve clients of vLLM and of llama-server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AdapterName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class TokenizeRequest(RequestModel):
-    """One of `prompt`, `messages`, and llama-server's `content`."""
+    """Exactly one of `prompt`, `messages`, and llama-server's `content` is given."""
 
     elsewhere: ClassVar = {
         "chat_template": Elsewhere((), "the flag --chat-template"),
@@ -56,7 +56,7 @@ class TokenizeRequest(RequestModel):
 
 class TokenPiece(TypedDict):
     id: int
-    piece: str | list[int]  # bytes, where they are no whole characters
+    piece: str | list[int]  # the text; a list of bytes if they are not whole characters
 
 
 class TokenizeResponse(TypedDict):
@@ -100,7 +100,7 @@ class UnloadAdapterRequest(RequestModel):
 
 
 class DetokenizeResponse(TypedDict):
-    """The same text under vLLM's name and under llama-server's."""
+    """The text, under vLLM's field name and under llama-server's."""
 
     prompt: str
     content: str

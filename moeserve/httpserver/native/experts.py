@@ -1,4 +1,4 @@
-"""/v1/experts: the expert usage counts, the experts in GPU memory, and the file that placement reads."""
+"""/v1/experts: expert usage counts, the experts in GPU memory, and the counts as a file for --expert-heat."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ router = APIRouter(tags=["Experts"])
 
 @router.get("/v1/experts", responses={200: {"model": Experts}})
 async def experts(request: Request) -> Response:
-    """Tokens routed to each expert of each layer since the start, the experts that are in GPU memory now, and the
-    totals of the expert cache."""
+    """Tokens routed to each expert of each layer since the start, the experts now in GPU memory, and the expert cache's
+    totals."""
     return await answer(request, _experts(service_of(request)))
 
 
 @router.get("/v1/experts/heat", responses={200: {"model": ExpertsHeat}})
 async def heat(request: Request) -> Response:
-    """The same counts as the file that --expert-heat reads."""
-    from moeserve.placement.heat import (  # it imports all of placement, which nothing else here needs
+    """The counts in the file format that --expert-heat reads."""
+    from moeserve.placement.heat import (  # here: it imports all of placement
         ExpertHeat,
         write_heat,
     )

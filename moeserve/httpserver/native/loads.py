@@ -1,4 +1,4 @@
-"""The server's load as SGLang's /v1/loads has it, for gateways that choose a replica by it."""
+"""The server's load in the format of SGLang's /v1/loads, by which gateways choose a replica."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moeserve.httpserver.native.objects import Load, Loads
 
 
 def loads_of(service: Service) -> Loads:
-    """Returns what the newest report of the router says; all 0 before the first one."""
+    """Returns the load from the router's newest report; zeros before the first one."""
     report = service.metrics.reported.load
     usage = report.kv_slots_used / report.kv_slots_total if report.kv_slots_total else 0.0
     busy = report.num_running / service.config.max_num_seqs

@@ -1,4 +1,4 @@
-"""What our own endpoints answer, as typed dicts. (/health answers `engine_state.Health`.)"""
+"""The answers of moeserve's own endpoints, as typed dicts. (/health answers `engine_state.Health`.)"""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Architecture(TypedDict):
 
 
 class ModelCard(TypedDict):
-    """A model in a list of models. Several APIs have models at this path, so it has OpenAI's and vLLM's fields,
-    `context_length` of OpenRouter and LM Studio, Anthropic's fields, and OpenRouter's modalities."""
+    """A model in the list of models. Several APIs use this path, so it has the fields of OpenAI, vLLM and Anthropic,
+    `context_length` for OpenRouter and LM Studio, and OpenRouter's modalities."""
 
     id: str
     object: Literal["model"]
@@ -23,7 +23,7 @@ class ModelCard(TypedDict):
     root: str
     parent: str | None  # the base model of a LoRA adapter
     max_model_len: int | None
-    context_length: int | None  # the same
+    context_length: int | None  # equal to max_model_len
     type: Literal["model"]
     display_name: str
     created_at: str  # RFC 3339
@@ -79,7 +79,7 @@ class TotalLoad(TypedDict):
 
 
 class Loads(TypedDict):
-    """There is one rank, so the totals are its own."""
+    """SGLang's load report. There is one rank, so totals and the rank's figures are equal."""
 
     timestamp: str  # ISO 8601
     version: str
@@ -92,8 +92,8 @@ class ExpertCacheTotals(TypedDict):
     """Totals of all steps since the start; a step counts each expert of a layer once."""
 
     hits: int  # experts that a step used and found in GPU memory
-    misses: int  # experts that a step used and the CPU computed
-    promotions: int  # experts brought to GPU memory
+    misses: int  # experts that a step used and that the CPU computed
+    promotions: int  # experts copied to GPU memory
     bytes: int  # bytes of the promoted experts' weights
 
 
@@ -107,7 +107,7 @@ class Experts(TypedDict):
     gpu_experts: list[list[int]]  # ids of each layer's experts in GPU memory now, ascending
     # [layers][experts]: the GPU that has the expert, counted from 0 in --gpus' order; -1: in RAM.
     expert_gpus: list[list[int]]
-    expert_cache: ExpertCacheTotals | None  # null where experts stay where they are
+    expert_cache: ExpertCacheTotals | None  # null if the experts' placement is fixed
 
 
 class ExpertsHeat(TypedDict):

@@ -1,4 +1,4 @@
-"""What load balancers and scrapers ask: /health and /metrics, which answer while the model is still loading."""
+"""/health and /metrics, for load balancers and scrapers. They answer while the model is still loading."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ async def health(request: Request) -> Response:
 
 @router.get("/health/ready", responses={200: {"model": Health}, 503: {"model": Health}})
 async def ready(request: Request) -> Response:
-    """As /health: whether a load balancer may send requests here."""
+    """Whether a load balancer may send requests here: the same as /health."""
     return await health(request)
 
 
 @router.get("/health/live", responses={200: {"model": Health}, 503: {"model": Health}})
 async def live(request: Request) -> Response:
-    """200 while this process answers, whatever the engine does: the launcher replaces lost processes. 503 where the
-    launcher itself has stood still for too long."""
+    """200 while this process answers, whatever the engine's state: the launcher replaces lost processes. 503 if the
+    launcher itself has hung for too long."""
     engine = service_of(request).engine
     is_abandoned = engine.state.is_lost and engine.state.silences.launcher.is_silent
     return JsonResponse(engine.state.health(), status_code=503 if is_abandoned else 200)

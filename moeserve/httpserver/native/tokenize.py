@@ -103,7 +103,7 @@ async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int, tenant:
 
 
 def _piece(text: ModelText, token_id: int) -> TokenPiece:
-    """llama-server's form: bytes that are no whole characters come as numbers."""
+    """Returns a token's piece in llama-server's form: the text, or a list of bytes if they are not whole characters."""
     piece = text.token_bytes(token_id)
     try:
         return {"id": token_id, "piece": piece.decode("utf-8")}

@@ -1,1 +1,1 @@
-"""What operators see: metrics, one log line a request, spans of OpenTelemetry."""
+"""For operators: metrics, one log line for each request, OpenTelemetry spans."""

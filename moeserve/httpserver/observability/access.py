@@ -1,6 +1,6 @@
 """Access: one log line, one count and, with tracing, one span for each HTTP request.
 
-Plain ASGI, the outermost middleware but for the request's id.
+Plain ASGI. Only the middleware that sets the request's id is further outside.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Access:
     def __init__(
         self, app: ASGIApp, metrics: AnswerCounts, tracer: Tracer | None, quiet_paths: Set[str] = frozenset()
     ) -> None:
-        """`quiet_paths` are polled every few seconds: logged at debug level, and not traced."""
+        """quiet_paths: paths that are polled every few seconds; they are logged at debug level and not traced."""
         self.app = app
         self._quiet_paths = quiet_paths
         self._metrics = metrics
@@ -115,5 +115,5 @@ class Access:
 
 
 def _method(scope: Scope) -> str:
-    """Returns a known method or "_OTHER": clients must not be able to invent label values."""
+    """Returns the method if it is a known one, else "_OTHER": clients must not be able to invent label values."""
     return scope["method"] if scope["method"] in _METHODS else "_OTHER"

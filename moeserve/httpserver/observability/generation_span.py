@@ -19,7 +19,7 @@ Operation = Literal["chat", "text_completion"]  # gen_ai.operation.name
 def begin(
     tracer: Tracer, parent: str, operation: Operation, model: str, requests: Sequence[GenerateRequest]
 ) -> Span:
-    """Begins the span now. It holds no prompts and no answers, which are private to the users."""
+    """Begins the span now. It contains no prompts or answers, which are private."""
     attributes = {"gen_ai.operation.name": operation, **_parameters(model, requests)}
     return tracer.begin(f"{operation} {model}", parent, time.monotonic(), attributes)
 

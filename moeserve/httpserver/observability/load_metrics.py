@@ -1,5 +1,4 @@
-"""The metrics of the router's and the worker's reports: the fields that LoadReport declares, and metrics computed from
-them."""
+"""Metrics from the router's and the worker's reports: the fields of LoadReport, and metrics computed from them."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ LABELS: Final = ("model_name",)
 
 
 class LoadCollector(Collector):
-    """Exports the report that it was told last. The totals start at 0 with the server."""
+    """Exports the newest report. Totals count from the server's start."""
 
     def __init__(self, model_name: str) -> None:
         self._labels = [model_name]
@@ -29,7 +28,7 @@ class LoadCollector(Collector):
 
     @property
     def kv_usage(self) -> float:
-        """0 .. 1"""
+        """Returns the used share of the KV cache, 0 to 1."""
         return self.load.kv_slots_used / self.load.kv_slots_total if self.load.kv_slots_total else 0.0
 
     def collect(self) -> Iterable[Family]:

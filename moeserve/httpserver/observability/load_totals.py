@@ -1,4 +1,4 @@
-"""One server's totals over all its routers, each of which counts from 0."""
+"""A server's totals over all the router processes that it has had; each router counts from 0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moeserve.messages.router_metrics import LoadReport
 
 
 class LoadTotals:
-    """Adds to a router's totals those of the routers that were lost before it."""
+    """Adds the totals of lost routers to the totals of the current one."""
 
     def __init__(self) -> None:
         self._before = self._newest = LoadReport()
@@ -19,11 +19,11 @@ class LoadTotals:
         return self._newest
 
     def start_again(self) -> None:
-        """The next reports are another router's."""
+        """Notes that the next reports come from a new router."""
         self._before = self._newest
 
     def lost(self, num_continued: int) -> None:
-        """Counts the loss of a process that the router's report cannot count."""
+        """Counts the loss of a process, which the router's report does not contain."""
         before = self._before
         self._before = msgspec.structs.replace(
             before, engine_losses=before.engine_losses + 1, continued=before.continued + num_continued

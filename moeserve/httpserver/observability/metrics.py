@@ -1,7 +1,7 @@
 """The Prometheus registry, with vLLM's metric names and meanings under `moeserve:`.
 
-The router's counts arrive as `LoadReport` (`load_metrics.py`). What only this process sees (when tokens arrive, how
-requests end) is observed here. Times are in seconds.
+The router's counts arrive as `LoadReport` (`load_metrics.py`). Events that only this process sees (arrival of tokens,
+ends of requests) are observed here. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Metrics:
     def __init__(
         self, model_name: str, block_size: int = 1, cache_dtype: str = "auto", max_adapters: int = 0
     ) -> None:
-        """`block_size` in tokens, in which vLLM's metrics count the KV cache; cache_dtype: --kv-cache-dtype.
-        max_adapters: the most adapters at once with --lora-dir, else 0."""
+        """block_size: tokens of a block, vLLM's unit for the KV cache. cache_dtype: --kv-cache-dtype. max_adapters: the
+        most adapters at once with --lora-dir, else 0."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.model_name = model_name
         self.reported = LoadCollector(model_name)
@@ -169,8 +169,9 @@ class Metrics:
         self._batch_requests_left.set(count)
 
     def tokens(self, count: int, now: float, arrival: float, last: float | None) -> None:
-        """Observes `count` tokens of one generation that came at `now`; its previous token came at `last`. Tokens that
-        come together share the gap evenly, which keeps the histogram's mean and makes its count the number of gaps."""
+        """Observes `count` tokens of one generation that came together at `now`; its previous token came at `last`.
+        Each of them is observed with an equal share of the gap, so the histogram has the right mean and counts one gap
+        for each token."""
         if last is None:
             self._ttft.observe(now - arrival)
             count -= 1

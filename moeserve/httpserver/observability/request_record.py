@@ -1,4 +1,4 @@
-"""RequestRecord: the results of one HTTP request, for its log line and its trace."""
+"""RequestRecord: the results of one HTTP request, for its log line and its span."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _KEY: Final = "moeserve_record"  # in the scope's state
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Created by `Access`. `EngineClient` writes its generations' results, `app.py` the error."""
+    """The results. `Access` creates it, `EngineClient` writes its generations' results, `app.py` the error."""
 
     arrival: float  # time.monotonic()
     error: str = ""
-    trace: str = ""  # traceparent of the request's span; "" where it is not traced
+    trace: str = ""  # traceparent of the request's span; "" if it is not traced
     generations: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -47,7 +47,7 @@ class RequestRecord:
         return None if self.first_token is None else self.first_token - self.arrival
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a log line; those without a value are left out."""
+        """Returns the fields of the log line, without empty ones."""
         found: dict[str, Any] = {"error": self.error} if self.error else {}
         if self.generations:
             found |= {
@@ -61,7 +61,7 @@ class RequestRecord:
         return found
 
     def text(self) -> str:
-        """The same as a sentence."""
+        """Returns the log line as a sentence."""
         parts = [self.error] if self.error else []
         if self.generations:
             first = "" if self.first_token_s is None else f", first token after {self.first_token_s:.3f} s"
@@ -74,7 +74,7 @@ class RequestRecord:
 
 
 def record_of(scope: Scope) -> RequestRecord:
-    """The record that lies in a request's scope."""
+    """Returns the record in a request's scope."""
     state = scope.setdefault("state", {})
     if _KEY not in state:
         state[_KEY] = RequestRecord(time.monotonic())

@@ -1,5 +1,5 @@
-"""One text of metrics for all clients that ask at a time: rendering takes 10 ms of the event loop's thread, which
-streams need."""
+"""Renders the metrics once for all scrapes that come together: rendering blocks the event loop for 10 ms, which delays
+streams."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-SHARE: Final = 0.1  # of the thread's time, at most
-MAX_REST_S: Final = 1.0  # seconds of rest behind a text, at most
+SHARE: Final = 0.1  # the most of the event loop's time that rendering takes
+MAX_REST_S: Final = 1.0  # the longest pause after a rendering
 
 
 class SharedScrape(Generic[T]):
-    """Each caller gets a text that was rendered after it asked. Behind each text the thread has a rest, and all callers
-    that ask meanwhile share the next text."""
+    """Each caller gets a text that was rendered after its call. After each rendering there is a pause; all callers that
+    come in the pause share the next text."""
 
     def __init__(self, render: Callable[[], T]) -> None:
         self._render = render
-        # Answers of many callers are not written in one turn of the event loop.
+        # Keeps the answers to many callers from being written in one turn of the event loop.
         self._one_by_one = asyncio.Lock()
-        self._last: tuple[float, T] | None = None  # when it was begun, by time.monotonic
+        # The newest text, and when its rendering began (time.monotonic).
+        self._last: tuple[float, T] | None = None
         self._rest_until = 0.0
 
     async def text(self) -> T:
-        """Raises what `render` raises."""
+        """Returns the text. Raises what `render` raises."""
         asked = time.monotonic()
         async with self._one_by_one:
             if self._last is None or self._last[0] < asked:
-                # In a task of its own, so that the thread's time is bounded here and not charged to the first caller.
+                # A task of its own: SHARE bounds its time, which must not be charged to the first caller's connection.
                 self._last = await asyncio.create_task(self._rendered())
             return self._last[1]
 

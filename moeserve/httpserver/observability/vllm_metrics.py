@@ -1,4 +1,4 @@
-"""Our metrics under vLLM's names, for gateways, autoscalers and dashboards made for vLLM servers."""
+"""moeserve's metrics under vLLM's names, for gateways, autoscalers and dashboards made for vLLM servers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from moeserve.httpserver.observability.load_metrics import LABELS, LoadCollector
 
-# Our metrics that vLLM has under the same name, and vLLM's older names for them.
+# Metrics that vLLM has under the same name, with vLLM's older names for them.
 SHARED: Final[dict[str, tuple[str, ...]]] = {
     "num_requests_running": (),
     "num_requests_waiting": (),
@@ -39,8 +39,8 @@ SHARED: Final[dict[str, tuple[str, ...]]] = {
 
 
 def under_vllm_names(exposition: str) -> str:
-    """Returns the lines of SHARED metrics again, renamed. Text is copied because a second rendering would take 10 ms of
-    the event loop."""
+    """Returns the lines of the SHARED metrics under vLLM's names. It copies text: a second rendering would block the
+    event loop for 10 ms."""
     renamed: list[str] = []
     for block in exposition.split("# HELP moeserve:")[1:]:
         name = block.partition(" ")[0].removesuffix("_total")
@@ -54,12 +54,12 @@ def under_vllm_names(exposition: str) -> str:
 
 
 class VllmCollector(Collector):
-    """vLLM's metrics that have no counterpart among ours."""
+    """vLLM's metrics that moeserve does not have under a name of its own."""
 
     def __init__(
         self, load: LoadCollector, model_name: str, block_size: int, cache_dtype: str, max_adapters: int
     ) -> None:
-        """`block_size` in tokens, in which vLLM counts the KV cache. max_adapters: 0 without --lora-dir."""
+        """block_size: tokens of a block, vLLM's unit for the KV cache. max_adapters: 0 without --lora-dir."""
         self._load = load
         self._model_name = model_name
         self._block_size = block_size
@@ -83,8 +83,8 @@ class VllmCollector(Collector):
         return info
 
     def _adapters(self) -> Metric:
-        """The metric that the Gateway API's inference extension reads to prefer a replica that has the adapter. The
-        value is a time, as vLLM's is; there is a sample where there can be adapters."""
+        """Returns the metric by which the Gateway API's inference extension prefers a replica that has the adapter. As
+        in vLLM, the value is a time. Without --lora-dir there is no sample."""
         names = {adapter.key: adapter.name for adapter in self._load.adapters}
         load, most = self._load.load, self._max_adapters
         gauge = GaugeMetricFamily(

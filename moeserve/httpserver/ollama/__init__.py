@@ -1,7 +1,7 @@
-"""Ollama's API, for the tools that speak nothing else, with Ollama's error shape."""
+"""Ollama's API with Ollama's error shape, for tools that support no other API."""
 
-from moeserve.httpserver.ollama import models, routes
-from moeserve.httpserver.ollama.bodies import ChatBody, GenerateBody, ShowBody
+from moeserve.httpserver.ollama import models, pull_routes, routes
+from moeserve.httpserver.ollama.bodies import ChatBody, DeleteBody, GenerateBody, PullBody, ShowBody
 from moeserve.httpserver.ollama.objects import OllamaError
 from moeserve.httpserver.transport.api_table import Api
 from moeserve.httpserver.transport.errors import ApiError
@@ -13,8 +13,8 @@ def error_body(error: ApiError, request_id: str = "") -> OllamaError:
 
 API = Api(
     name="ollama",
-    routers=(routes.router, models.router),
-    bodies=(ChatBody, GenerateBody, ShowBody),
+    routers=(routes.router, models.router, pull_routes.router),
+    bodies=(ChatBody, GenerateBody, ShowBody, PullBody, DeleteBody),
     error_body=error_body,
     error_model=OllamaError,
     prefix="/api/",

@@ -6,6 +6,7 @@ Source: Ollama's API reference and its Python client's types.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -15,7 +16,13 @@ from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.chat.chat_tools import Tools, tool_use
-from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint, PlainPrompts
+from moeserve.httpserver.generation.request.asked import (
+    Asked,
+    ChatPrompt,
+    FimPrompt,
+    GrammarConstraint,
+    PlainPrompts,
+)
 from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
@@ -46,11 +53,12 @@ from moeserve.httpserver.transport.request_model import (
 from moeserve.messages.pictures import MOST_PICTURES
 
 Images = Annotated[list[str], Field(max_length=MOST_PICTURES, description="Pictures in base64.")]
+_PLAIN_NAME: Final = re.compile(r"[\w./@:-]{1,512}", re.ASCII)
 _LATEST: Final = ":latest"  # the tag that Ollama's clients add to a name without one
 
 
 class Options(OllamaSampling):
-    """The sampling parameters. Options that concern the loading of a model have no effect."""
+    """The sampling parameters. Options about the loading of a model have no effect."""
 
     idle: ClassVar = frozenset(
         {
@@ -193,7 +201,7 @@ class ChatBody(_Body):
 
     @model_validator(mode="after")
     def _tools_make_sense(self) -> ChatBody:
-        _ = self.tool_use  # which refuses what does not fit together
+        _ = self.tool_use  # raises if its fields contradict each other
         return self
 
     @cached_property
@@ -202,7 +210,7 @@ class ChatBody(_Body):
 
     @property
     def only_loads(self) -> bool:
-        """True for a request without messages: Ollama then loads the model and answers nothing."""
+        """True for a request without messages: Ollama then only loads the model, and the answer is empty."""
         return not self.messages
 
     def asked(self, caller: Caller) -> Asked:
@@ -216,7 +224,9 @@ class GenerateBody(_Body):
     prompt: str = ""
     system: str = ""
     raw: Annotated[bool, Field(description="The prompt as it is: no chat template.")] = False
-    suffix: Annotated[Any, unsupported("fill-in-the-middle", "")] = None
+    suffix: Annotated[
+        str, Field(description="The text behind the answer, for models that fill in the middle.")
+    ] = ""
     images: Annotated[Images, Field(default_factory=list)]
     template: Annotated[Any, unsupported("a template of the request's", "")] = None
     context: Annotated[Any, unsupported("context (use /api/chat)", [])] = None
@@ -225,6 +235,8 @@ class GenerateBody(_Body):
     def _images_are_pictures(self) -> GenerateBody:
         if self.pictures and self.raw:
             raise PydanticCustomError("images", "cannot be combined with raw")
+        if self.suffix and (self.pictures or self.system):
+            raise PydanticCustomError("suffix", "cannot be combined with images or system")
         return self
 
     @cached_property
@@ -233,9 +245,11 @@ class GenerateBody(_Body):
 
     @property
     def only_loads(self) -> bool:
-        return not self.prompt and not self.images
+        return not self.prompt and not self.images and not self.suffix
 
     def asked(self, caller: Caller) -> Asked:
+        if self.suffix:
+            return self.shared_asked(caller, [FimPrompt(self.prompt, self.suffix)])
         if self.raw:
             return self.shared_asked(caller, [self.prompt])
         head = [{"role": "system", "content": self.system}] if self.system else []
@@ -254,6 +268,34 @@ class ShowBody(RequestModel):
         if (self.model or self.name) is None:
             raise PydanticCustomError("model", "this field is required")
         return self
+
+
+class _HubBody(RequestModel):
+    model: ModelName | None = None
+    name: Annotated[ModelName | None, Field(description="An older name of `model`.")] = None
+    insecure: Annotated[Any, NO_EFFECT] = None
+
+    @model_validator(mode="after")
+    def _names_one(self) -> _HubBody:
+        if not _PLAIN_NAME.fullmatch(self.named):
+            raise PydanticCustomError(
+                "model", "must be a name of the Hugging Face Hub: org/repo or org/repo:Q4_K_M"
+            )
+        return self
+
+    @property
+    def named(self) -> str:
+        return self.model or self.name or ""
+
+
+class PullBody(_HubBody):
+    stream: bool = True
+    username: Annotated[Any, NO_EFFECT] = None
+    password: Annotated[Any, NO_EFFECT] = None
+
+
+class DeleteBody(_HubBody):
+    pass
 
 
 def served_name(name: str) -> str:

@@ -25,7 +25,7 @@ router = APIRouter(tags=["Ollama"])
 # Clients compare it with the version of Ollama that has the features they need: tools, thinking, schemas as formats,
 # logprobs.
 OLLAMA_VERSION: Final = "0.12.11"
-# When a model is unloaded: never, so a date as far off as Ollama's own for a model that is kept.
+# The time at which the model is unloaded. It is never: this is the date that Ollama gives for keep_alive -1.
 NEVER: Final = "2318-01-01T00:00:00Z"
 
 
@@ -37,7 +37,7 @@ async def tags(request: Request) -> Response:
 
 @router.get("/api/ps", responses={200: {"model": RunningModels}})
 async def running(request: Request) -> Response:
-    """The served model, which is loaded, with its context."""
+    """The served model, which is always loaded, with its context length."""
     service = service_of(request)
     limit = service.engine.state.max_model_len or 0
     found: RunningModels = {
@@ -53,7 +53,7 @@ async def running(request: Request) -> Response:
     "/api/show", openapi_extra=documented(ShowBody, {"model": ""}), responses={200: {"model": Shown}}
 )
 async def show(request: Request) -> Response:
-    """The model's template and what it can do."""
+    """The model's chat template and capabilities."""
     body = await read_body(request, ShowBody)
     service = service_of(request)
     served = service.ready(served_name(body.model or body.name or ""))
@@ -65,6 +65,8 @@ async def show(request: Request) -> Response:
         capabilities.append("thinking")
     if text.pictures is not None:
         capabilities.append("vision")
+    if text.fim is not None:
+        capabilities.append("insert")
     shown: Shown = {
         "modelfile": f"FROM {service.model_name}\n",
         "parameters": "\n".join(
@@ -86,7 +88,7 @@ async def show(request: Request) -> Response:
 
 @router.get("/api/version", responses={200: {"model": OllamaVersion}})
 async def get_version(request: Request) -> Response:
-    """Returns the version of Ollama whose API this server has."""
+    """The version of Ollama whose API this server offers."""
     found: OllamaVersion = {"version": OLLAMA_VERSION}
     return JsonResponse(found)
 
@@ -121,7 +123,7 @@ def _modified_at(service: Service) -> str:
 
 def _details(service: Service) -> Details:
     is_file = Path(service.config.model).suffix == ".gguf"
-    facts = UNKNOWN if service.text is None else service.text.facts  # it is loading
+    facts = UNKNOWN if service.text is None else service.text.facts  # None while the server is loading
     return {
         "parent_model": "",
         "format": "gguf" if is_file else "safetensors",

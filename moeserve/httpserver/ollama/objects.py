@@ -1,10 +1,19 @@
-"""What Ollama's API answers, as typed dicts. Durations are nanoseconds."""
+"""The answers of Ollama's API, as typed dicts. Durations are nanoseconds."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+
+class PullLine(TypedDict):
+    """A download's progress. `completed` and `total` are bytes of all files that were missing."""
+
+    status: str
+    digest: NotRequired[str]
+    total: NotRequired[int]
+    completed: NotRequired[int]
 
 
 class Function(TypedDict):
@@ -26,7 +35,7 @@ class ChatMessage(TypedDict):
 
 
 class Figures(TypedDict):
-    """The figures of an answer's last line."""
+    """Token counts and durations, in an answer's last line."""
 
     done_reason: NotRequired[str]
     total_duration: NotRequired[int]
@@ -91,7 +100,7 @@ class Models(TypedDict):
 
 class RunningModel(Model):
     expires_at: str
-    size_vram: int  # 0: the part that a GPU holds is not reported here
+    size_vram: int  # always 0: the bytes in GPU memory are not reported here
     context_length: int
 
 

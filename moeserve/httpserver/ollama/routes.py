@@ -28,7 +28,7 @@ from moeserve.messages.schema import TextItem
 
 router = APIRouter(tags=["Ollama"])
 
-_NS: Final = 1_000_000  # of a millisecond
+_NS: Final = 1_000_000  # nanoseconds in a millisecond
 
 
 @router.post(
@@ -42,7 +42,7 @@ _NS: Final = 1_000_000  # of a millisecond
     responses={200: {"model": ChatLine, "description": "Unless stream is false: one such object a line."}},
 )
 async def chat(request: Request) -> Response:
-    """Answers a conversation, Ollama's way."""
+    """Answers a conversation in Ollama's format."""
     caller = caller_of(request)
     return await _answered(request, await read_body(request, ChatBody), caller)
 
@@ -60,7 +60,7 @@ async def chat(request: Request) -> Response:
     },
 )
 async def generate(request: Request) -> Response:
-    """Answers a prompt, Ollama's way."""
+    """Answers a prompt in Ollama's format."""
     caller = caller_of(request)
     return await _answered(request, await read_body(request, GenerateBody), caller)
 
@@ -79,7 +79,7 @@ class OllamaHandler:
     caller: Caller
 
     async def whole(self) -> Mapping[str, Any]:
-        """Joins the lines of a stream."""
+        """Returns a stream's lines joined into one object."""
         text = thinking = ""
         calls: list[Call] = []
         logprobs: list[Any] = []
@@ -115,7 +115,7 @@ class OllamaHandler:
                     yield {**self._line("", "", []), "done": True, **self._figures(prepared, item)}
 
     def _logprobs(self, prepared: PreparedRequest, item: TextItem) -> dict[str, Any]:
-        """Nothing unless they were asked for."""
+        """Returns the log-probabilities of the item; an empty dict if they were not asked for."""
         if not self.body.logprobs or not item.logprobs:
             return {}
         found = chat_logprobs(prepared.text, item.logprobs, self.body.top_logprobs, as_ids=False)
@@ -156,7 +156,8 @@ class OllamaHandler:
 
 
 class _Reader:
-    """Takes text, reasoning and whole calls out of an answer: Ollama's calls do not come in pieces."""
+    """Reads text, reasoning and calls from an answer. Calls are held until complete, because Ollama sends no partial
+    calls."""
 
     def __init__(self, prepared: PreparedRequest) -> None:
         self._reader = prepared.readers[0] if prepared.readers else None

@@ -1,5 +1,5 @@
-"""/apply-template, llama-server's: the rendered prompt of a chat request. Source: llama-server's README, of 2026. Its
-body is the chat's."""
+"""llama-server's /apply-template: the rendered prompt of a chat request. The body is that of /v1/chat/completions.
+Source: llama-server's README, of 2026."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AppliedTemplate(TypedDict):
     responses={200: {"model": AppliedTemplate}},
 )
 async def apply_template(request: Request) -> Response:
-    """The conversation of a chat request as the chat template writes it."""
+    """Renders the conversation of a chat request with the chat template."""
     caller = caller_of(request)
     body = await read_body(request, ChatCompletionRequest)
     served = service_of(request).ready(body.model)

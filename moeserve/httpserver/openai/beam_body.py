@@ -1,4 +1,4 @@
-"""The fields of beam search, under vLLM's names where it has them, else transformers'."""
+"""The fields of beam search, under vLLM's names if it has them, else under transformers'."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moeserve.sampling.parameters import DEFAULTS, PARAMETERS
 
 MAX_LENGTH_PENALTY: Final = 8.0
 
-# Fields that exclude beams: the values that ask for nothing, and what to use instead.
+# Fields that cannot be combined with beams: their neutral values, and what to use instead.
 _KNOWN_AT_THE_END = "beams are known at the end only: leave out stream"
 _NOT_SAMPLED = "beam search does not sample: leave it out"
 _RAW_SCORES = "beams are scored by the model's own log-probabilities: leave it out"
@@ -68,8 +68,8 @@ class BeamFields(RequestModel):
     ] = 0.0
 
     def beam_params(self, n: int) -> BeamParams | None:
-        """Returns the search that the fields ask for, with `n` answers; None if they ask for none. Its key is
-        provisional. Raises PydanticCustomError."""
+        """Returns the beam search that the fields ask for, with `n` answers; None if they ask for none. Its `key` is
+        replaced later. Raises PydanticCustomError."""
         if not self.use_beam_search:
             for name in _ONLY_WITH_BEAMS:
                 if name in self.model_fields_set:

@@ -71,7 +71,7 @@ class ChatHandler:
 
     def __post_init__(self) -> None:
         self.created = int(time.time())
-        self._answers: list[ChatAnswer] = []  # of a stream, one a choice
+        self._answers: list[ChatAnswer] = []  # one for each choice; for streams only
 
     async def whole(self) -> ChatCompletion:
         prepared = await self._prepare()
@@ -94,8 +94,8 @@ class ChatHandler:
         return whole
 
     async def chunks(self) -> AsyncGenerator[ChatCompletionChunk, None]:
-        """Yields the role of each choice, its deltas, and an empty delta with its finish_reason; at the end the usage,
-        if it was asked for."""
+        """Yields, for each choice, a chunk with the role, its deltas and an empty delta with its finish_reason; then
+        the usage, if it was asked for."""
         prepared = await self._prepare()
         self._answers = [self._answer() for _ in prepared.readers]
         options = self.body.stream_options

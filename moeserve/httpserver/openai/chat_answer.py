@@ -26,13 +26,13 @@ from moeserve.httpserver.openai.objects import (
 
 
 class ChatAnswer:
-    """`custom` names the tools that take free text. `is_legacy`: the request has `functions`, OpenAI's older form, and
-    the one call is the answer's `function_call`."""
+    """Makes messages or deltas. custom: names of the tools that take free text. is_legacy: the request has `functions`,
+    OpenAI's older form, so the answer's one call is its `function_call`."""
 
     def __init__(self, custom: Set[str], is_legacy: bool) -> None:
         self._custom: Final = custom
         self._is_legacy: Final = is_legacy
-        # JSON so far, by call: for calls of custom tools that are not complete.
+        # The arguments' JSON so far, by call: for incomplete calls of custom tools.
         self._inputs: dict[int, str] = {}
 
     def message(self, found: Answer) -> ChatMessage:
@@ -49,7 +49,7 @@ class ChatAnswer:
         return message
 
     def delta(self, event: Event) -> ChatDelta | None:
-        """Returns the event as a delta; None for an event that shows nothing."""
+        """Returns the event as a delta; None if there is nothing to send."""
         match event:
             case Text(text):
                 return {"content": text}

@@ -33,7 +33,7 @@ from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Lab
 
 
 class ReasoningOptions(RequestModel):
-    """OpenRouter's form of the fields for reasoning."""
+    """OpenRouter's object with the reasoning fields."""
 
     effort: Effort | None = None
     max_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX, description="thinking_token_budget.")] = None
@@ -125,7 +125,7 @@ class ChatCompletionRequest(OpenAIRequest):
                     "continue_final_message",
                     "requires a last message of role assistant, with text and without tool calls",
                 )
-        _ = self.tool_use, self.thinking  # which refuse what does not fit together
+        _ = self.tool_use, self.thinking  # raises if the fields contradict each other
         return self
 
     @cached_property
@@ -146,7 +146,7 @@ class ChatCompletionRequest(OpenAIRequest):
 
     @cached_property
     def custom_tools(self) -> frozenset[str]:
-        """The names of the tools that take free text."""
+        """Returns the names of the tools that take free text."""
         return frozenset(tool.custom.name for tool in self.tools if isinstance(tool, CustomToolDefinition))
 
     @cached_property

@@ -8,12 +8,11 @@ from typing import Annotated, Any, ClassVar, Final
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from moeserve.httpserver.generation.request.asked import Asked
+from moeserve.httpserver.generation.request.asked import Asked, FimPrompt, PlainPrompts
 from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import INT32_MAX, MAX_CHOICES
 from moeserve.httpserver.openai import other_servers
 from moeserve.httpserver.openai.shared_body import OpenAIRequest
-from moeserve.httpserver.transport.request_model import unsupported
 
 MAX_PROMPTS: Final = 1024
 MAX_LOGPROBS: Final = 20
@@ -23,7 +22,7 @@ Prompt = str | list[int]
 
 
 def check_token_ids(ids: list[Any]) -> None:
-    """Raises PydanticCustomError unless every element is an int, not a bool, that fits int32."""
+    """Raises PydanticCustomError unless every element is an int (not a bool) within int32."""
     if set(map(type, ids)) - {int}:
         raise PydanticCustomError("prompt_type", "must hold token ids only, or strings only")
     if ids and not (min(ids) >= 0 and max(ids) <= INT32_MAX):
@@ -31,7 +30,8 @@ def check_token_ids(ids: list[Any]) -> None:
 
 
 def _to_prompts(value: Any) -> list[Prompt]:
-    """Makes a list of prompts of any of the four forms of `prompt`, which are told apart by their first element."""
+    """Returns a list of prompts from any of the four forms of `prompt`: a text, a list of texts, a list of token ids, a
+    list of such lists."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
@@ -96,11 +96,18 @@ class CompletionRequest(OpenAIRequest):
             "token are returned.",
         ),
     ] = None
-    suffix: Annotated[Any, unsupported("fill-in-the-middle", "")] = None
+    suffix: Annotated[
+        str | None,
+        Field(
+            description="The text behind the answer (fill-in-the-middle), for models that have tokens for that."
+        ),
+    ] = None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> CompletionRequest:
         self._check_best_of()
+        if self.suffix and self.echo:
+            raise PydanticCustomError("suffix", "cannot be combined with echo")
         if self.max_tokens == 0 and not self.echo:
             raise PydanticCustomError("max_tokens", "0 is only allowed with echo true")
         return self
@@ -119,13 +126,16 @@ class CompletionRequest(OpenAIRequest):
 
     @property
     def num_candidates(self) -> int:
-        """Candidates for each prompt."""
+        """The number of answers to generate for each prompt."""
         return self.n if self.best_of is None else self.best_of
 
     @property
     def prompts(self) -> list[Prompt]:
         prompts: list[Prompt] = self.prompt
         return prompts
+
+    def _plain_prompts(self) -> PlainPrompts:
+        return [FimPrompt(prompt, self.suffix) for prompt in self.prompts] if self.suffix else self.prompts
 
     def asked(self, caller: Caller) -> Asked:
         """Returns what the request asks the engine for."""
@@ -135,7 +145,7 @@ class CompletionRequest(OpenAIRequest):
         if self.echo and self.logprobs is not None:
             scores = max(self.logprobs, scores or 0)
         return replace(
-            self.shared_asked(caller, self.prompts),
+            self.shared_asked(caller, self._plain_prompts()),
             max_tokens=self.max_tokens if is_bounded else None,
             default_max_tokens=DEFAULT_MAX_TOKENS if is_bounded else None,
             n=self.num_candidates,

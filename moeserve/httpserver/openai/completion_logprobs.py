@@ -1,7 +1,7 @@
 """Log-probabilities in the form of /v1/completions.
 
-A whole answer or an echoed prompt may have a million entries: they are written as JSON in pieces, on a thread beside
-the streams. All choices of a prompt share its entries: `EchoedLogprobs` writes them once."""
+A complete answer or an echoed prompt may have a million entries: they are encoded as JSON in pieces, on a thread, so
+that streams continue. All choices of a prompt share its entries: `EchoedLogprobs` encodes them once."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from moeserve.messages.sampling import TokenLogprob
 
 
 class TextOffsets:
-    """Where each token begins in the text that is returned, in characters. A token that begins within a character has
-    that character's place; one that is not part of the text has the place of what follows it."""
+    """Computes the offset of each token in the returned text, in characters. A token that begins within a character
+    gets that character's offset; a token that is not part of the text gets the next one's."""
 
     def __init__(
         self, text: ModelText, *, start: int = 0, skips_special: bool, hides_first: bool = False
     ) -> None:
-        """start: the first token's place. hides_first: it is not part of the text."""
+        """start: the first token's offset. hides_first: the first token is not part of the text."""
         self._text = text
         self._next = start
         self._skips_special = skips_special
@@ -32,13 +32,13 @@ class TextOffsets:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def take(self, token_id: int) -> int:
-        """Returns the place of the next token."""
+        """Returns the offset of the next token."""
         is_hidden = self._hides_next or (self._skips_special and self._text.is_special(token_id))
         self._hides_next = False
         text = b"" if is_hidden else self._text.token_bytes(token_id)
         if not text:
             return self._next
-        self._next += len(self._utf8.decode(text[:1]))  # with U+FFFD if it breaks off an earlier character
+        self._next += len(self._utf8.decode(text[:1]))  # with U+FFFD if it cuts off an incomplete character
         is_open = self._utf8.getstate()[0] != b""
         place = self._next if is_open else self._next - 1
         self._next += len(self._utf8.decode(text[1:]))
@@ -46,10 +46,10 @@ class TextOffsets:
 
 
 class CompletionLogprobsWriter:
-    """Writes the parallel lists of a prompt or of one choice; `text_offset` continues from chunk to chunk.
+    """Makes the parallel lists of a prompt or of one choice; `text_offset` continues from chunk to chunk.
 
-    `top_logprobs` are dicts keyed by the token's text, so of two tokens with the same text only the likelier is kept.
-    `as_ids` ("token_id:123") tells them apart.
+    `top_logprobs` are dicts keyed by the token's text, so of two tokens with the same text only the likelier one is
+    kept. With `as_ids` the keys are "token_id:123", which are unique.
     """
 
     def __init__(self, text: ModelText, top: int, as_ids: bool, offsets: TextOffsets) -> None:
@@ -59,7 +59,7 @@ class CompletionLogprobsWriter:
         self._offsets = offsets
 
     def first_prompt_token(self, token_id: int) -> CompletionLogprobs:
-        """Writes the first token of a prompt, which has no log-probability."""
+        """Returns the entry of a prompt's first token, which has no log-probability."""
         return self._advance([token_id], [None], [None])
 
     def write(self, tokens: Sequence[TokenLogprob]) -> CompletionLogprobs:
@@ -92,34 +92,33 @@ class CompletionLogprobsWriter:
 
 
 class EchoedLogprobs:
-    """The log-probabilities of one prompt, as JSON. The lists of a choice are those of its prompt and then of its
-    answer."""
+    """The log-probabilities of one prompt, as JSON. A choice's lists are its prompt's followed by its answer's."""
 
     def __init__(
         self, writer: CompletionLogprobsWriter, first_id: int, tokens: Sequence[TokenLogprob]
     ) -> None:
-        """`writer` has written nothing. first_id: the prompt's first token; `tokens` are those behind it."""
+        """writer: a fresh one. first_id: the prompt's first token. tokens: the prompt's other tokens."""
         first = _encoded(writer.first_prompt_token(first_id))
         self._lists = _joined([first, *_pieces(writer, tokens)])
 
     def followed_by(
         self, writer: CompletionLogprobsWriter, tokens: Sequence[TokenLogprob]
     ) -> CompletionLogprobs:
-        """Returns all entries of a choice, to be encoded into a response only."""
+        """Returns all entries of a choice, for a response: the values are encoded JSON."""
         return _object([self._lists, *_pieces(writer, tokens)])
 
 
 def encoded_logprobs(writer: CompletionLogprobsWriter, tokens: Sequence[TokenLogprob]) -> CompletionLogprobs:
-    """Returns the log-probabilities of one choice without its prompt, as JSON to be encoded into a response only."""
+    """Returns the log-probabilities of one choice without its prompt, for a response: the values are encoded JSON."""
     return _object([*_pieces(writer, tokens)])
 
 
-# Each list of a `CompletionLogprobs` as JSON without its brackets, or a piece of it.
+# The lists of a `CompletionLogprobs`, or pieces of them, as JSON without brackets.
 _Lists = dict[str, bytes]
 
 
 def _pieces(writer: CompletionLogprobsWriter, tokens: Sequence[TokenLogprob]) -> Iterator[_Lists]:
-    """Encoding takes the interpreter for itself, so it is done in pieces."""
+    """Yields the encoded lists in pieces: encoding holds the GIL, and other threads run between two pieces."""
     for first in range(0, len(tokens), TOKENS_AT_ONCE):
         yield _encoded(writer.write(tokens[first : first + TOKENS_AT_ONCE]))
 
@@ -139,7 +138,7 @@ def _object(pieces: Sequence[_Lists]) -> CompletionLogprobs:
 
 
 def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
-    """Returns one choice's pieces as one."""
+    """Joins the pieces of one choice."""
     whole: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for part in parts:
         whole["tokens"] += part["tokens"]

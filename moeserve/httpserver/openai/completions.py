@@ -58,20 +58,20 @@ async def create_completion(request: Request) -> Response:
 
 @dataclass(slots=True)
 class Echo:
-    """A prompt, its text if it is echoed, and what its choices share."""
+    """A prompt, its text if it is echoed, and the log-probabilities that its choices share."""
 
     ids: list[int]
     text: str = ""
-    begins_unseen: bool = False  # the first token is the model's own mark and not part of the text
+    begins_unseen: bool = False  # the first token is the model's begin-of-text token, not part of the text
     writer: CompletionLogprobsWriter | None = None
     scored: EchoedLogprobs | None = None
-    # In a stream the choices get a piece of the prompt's log-probabilities one after another.
+    # In a stream, the newest piece of the prompt's log-probabilities, which all choices get in turn.
     first_piece: CompletionLogprobs | None = None
     last_piece: tuple[list[TokenLogprob], CompletionLogprobs] | None = None
 
 
 class ChoiceWriter:
-    """Turns the items of one choice into text and logprobs; the first item also gives the echo."""
+    """Turns the items of one choice into text and log-probabilities; the first item also yields the echoed prompt."""
 
     def __init__(self, text: ModelText, body: CompletionRequest, prompt: Echo) -> None:
         self._prompt = prompt
@@ -104,21 +104,21 @@ class ChoiceWriter:
         return text, joined(parts)
 
     def _first_of_prompt(self, writer: CompletionLogprobsWriter) -> CompletionLogprobs:
-        """Returns the first entries of the prompt, the same object for all its choices."""
+        """Returns the prompt's first entries; all its choices get the same object."""
         prompt = self._prompt
         if prompt.first_piece is None:
             prompt.first_piece = writer.first_prompt_token(prompt.ids[0])
         return prompt.first_piece
 
     def _of_prompt(self, writer: CompletionLogprobsWriter, tokens: list[TokenLogprob]) -> CompletionLogprobs:
-        """Returns entries of the prompt, the same objects for all its choices."""
+        """Returns the next entries of the prompt; all its choices get the same objects."""
         last = self._prompt.last_piece
         if last is None or last[0] is not tokens:
             last = self._prompt.last_piece = tokens, writer.write(tokens)
         return last[1]
 
     def whole(self, items: Sequence[TextItem]) -> tuple[str, CompletionLogprobs | None]:
-        """Text and logprobs of all items."""
+        """Returns the text and log-probabilities of all items."""
         prompt, writer = self._prompt, self._logprobs
         text = "".join(item.text for item in items)
         if self._echo is not None:
@@ -136,7 +136,7 @@ class ChoiceWriter:
     def choice(
         self, index: int, text: str, logprobs: CompletionLogprobs | None, end: TextItem, token_ids: list[int]
     ) -> CompletionChoice:
-        """Returns a piece of the choice, or all of it. `end` is its last item."""
+        """Returns a piece of the choice, or the complete choice. `end` is its last item."""
         choice: CompletionChoice = {
             "index": index,
             "text": text,

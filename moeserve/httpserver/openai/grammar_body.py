@@ -1,4 +1,4 @@
-"""The fields that ask for an answer of a certain form, and the grammars that they stand for."""
+"""The fields that constrain the answer's form, and the grammars that they become."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ResponseFormat(RequestModel):
 
 
 class StructuredOutputs(RequestModel):
-    """vLLM's newer form of the guided_ fields: one of these."""
+    """vLLM's newer form of the guided_ fields. Exactly one is given."""
 
     json_: Annotated[Schema | None, Field(alias="json")] = None
     regex: Pattern | None = None
@@ -95,8 +95,9 @@ _EMPTY_IS_NONE: Final = BeforeValidator(lambda value: None if value == "" else v
 
 
 class StructuredFields(RequestModel):
-    """OpenAI's `response_format`, vLLM's fields, and those of SGLang and llama-server, of which a request has at most
-    one. Empty ones ask for nothing; but an empty schema is one, and an empty choice is an error."""
+    """OpenAI's `response_format` and the corresponding fields of vLLM, SGLang and llama-server. A request may have one
+    of them. Empty values count as not given, except that an empty schema is a schema and an empty choice is an
+    error."""
 
     empty: ClassVar = frozenset(
         {

@@ -1,4 +1,4 @@
-"""What the OpenAI API answers, as typed dicts.
+"""The answers of the OpenAI API, as typed dicts.
 
 mypy checks them, FastAPI documents them, orjson writes them as they are. A pydantic model for each streamed token would
 cost more than the token's detokenisation.
@@ -18,8 +18,8 @@ ChatFinishReason = FinishReason | Literal["tool_calls", "function_call"]
 
 
 class CompletionLogprobs(TypedDict):
-    """Parallel lists over tokens. `text_offset` is the character of the returned text at which each token begins, or
-    the character that the token is a part of."""
+    """Parallel lists over tokens. `text_offset`: the character of the returned text at which the token begins, or of
+    which it is a part."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -28,7 +28,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """In a stream, `prompt_token_ids` is null in all chunks of the choice but the first."""
+    """A choice. In a stream only the choice's first chunk has `prompt_token_ids`; it is null in the others."""
 
     index: int
     text: str
@@ -42,7 +42,7 @@ class CompletionChoice(TypedDict):
 
 
 class Completion(TypedDict):
-    """The answer, and each chunk of a stream; a stream has usage only on request."""
+    """The complete answer, or a chunk of a stream; a stream has usage only on request."""
 
     id: str
     object: Literal["text_completion"]
@@ -70,7 +70,7 @@ class CustomCall(TypedDict):
 
 
 class ToolCall(TypedDict):
-    """`function` or `custom` as its type says."""
+    """A call; its type says whether it has `function` or `custom`."""
 
     id: str
     type: Literal["function", "custom"]
@@ -89,8 +89,8 @@ class CustomDelta(TypedDict):
 
 
 class ToolCallDelta(TypedDict):
-    """The first delta of a call has its id and name, the others more of its arguments. A custom tool's input comes in
-    one delta, for it is known when the call is whole."""
+    """A part of a call. The first delta has its id and name, the others pieces of its arguments. A custom tool's input
+    comes in one delta, because it is known only when the call is complete."""
 
     index: int
     id: NotRequired[str]
@@ -100,8 +100,8 @@ class ToolCallDelta(TypedDict):
 
 
 class ChatMessage(TypedDict):
-    """`reasoning` and `reasoning_content` hold the same thinking, if there was any. `content` is null if the answer is
-    calls only."""
+    """The answer's message. `reasoning` and `reasoning_content` hold the same text, if there was reasoning. `content`
+    is null if the answer consists of calls."""
 
     role: Literal["assistant"]
     content: str | None

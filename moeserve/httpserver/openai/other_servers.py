@@ -1,4 +1,4 @@
-"""The fields of other servers' completion and chat APIs that moeserve does not have.
+"""Fields of other servers' completion and chat APIs that moeserve does not support.
 
 Sources: vLLM's `protocol.py`, SGLang's `protocol.py`, llama-server's README and `server-task.cpp`, of 2026.
 """
@@ -10,11 +10,11 @@ from typing import Final
 
 from moeserve.httpserver.transport.request_model import Elsewhere
 
-_UNUSED: Final = Elsewhere()  # unless it is empty
+_UNUSED: Final = Elsewhere()  # refused unless empty
 _OFF: Final = Elsewhere((False,))
 
-# Fields that would not change the answer here: hints for a cache or a scheduler, labels, and details of features that
-# are off.
+# Fields that would not change the answer: hints for a cache or a scheduler, labels, and details of features that are
+# off.
 IDLE: Final = frozenset(
     {
         *("adaptive_decay", "backend_sampling", "cache_prompt", "dynatemp_exponent", "id_slot"),

@@ -43,7 +43,7 @@ class StreamOptions(RequestModel):
 
 
 class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields):
-    """Defaults are vLLM's. Names that are not OpenAI's are vLLM's."""
+    """The shared fields, with vLLM's defaults. Fields that OpenAI lacks have vLLM's names."""
 
     empty: ClassVar = (
         StructuredFields.empty
@@ -124,7 +124,7 @@ class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields)
             raise PydanticCustomError("truncate_prompt_tokens", "must be -1 or at least 1, got 0")
         if self.return_progress and not self.stream:
             raise PydanticCustomError("return_progress", "is only allowed with stream true")
-        _ = self.beams  # which refuses what does not fit together
+        _ = self.beams  # raises if the fields contradict each other
         return self
 
     @cached_property
@@ -132,7 +132,7 @@ class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields)
         return self.beam_params(self.n)
 
     def shared_asked(self, caller: Caller, prompt: ChatPrompt | PlainPrompts) -> Asked:
-        """Returns what the fields of this class ask for; the subclass replaces its own."""
+        """Returns the part of `Asked` that these fields determine; the subclass replaces its own fields in it."""
         return Asked(
             caller=caller,
             prompt=prompt,

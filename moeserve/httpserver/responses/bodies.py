@@ -47,7 +47,7 @@ from moeserve.httpserver.transport.request_model import (
 from moeserve.httpserver.transport.unknown_fields import drop_unknown
 
 _OWN_USE: Final = Advisory("For the client's own use.")
-MAX_PARTS: Final = 64  # that `include` names
+MAX_PARTS: Final = 64  # entries of `include`
 ResponseId = Annotated[str, Field(pattern=r"^resp_[\x21-\x7e]{1,160}$")]
 
 
@@ -89,7 +89,7 @@ class ResponseStreamOptions(RequestModel):
 Include = Literal[
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
-    # Parts of images and of hosted tools, which are dropped: no answer has them.
+    # Dropped: parts of images and of hosted tools, which no answer has.
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -100,7 +100,7 @@ Include = Literal[
 
 
 def _with_known_parts(include: Any, info: ValidationInfo) -> Any:
-    """Leaves out parts that newer clients know: no answer has them."""
+    """Leaves out unknown parts of `include`, which newer clients send: no answer has them."""
     if not isinstance(include, list) or len(include) > MAX_PARTS:
         return include
     known = get_args(Include)
@@ -116,7 +116,7 @@ def _to_items(value: Any) -> Any:
     return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
 
 
-# Fields of vLLM's and SGLang's that would change the answer.
+# Fields of vLLM and SGLang that would change the answer and are not supported.
 _ELSEWHERE: Final[Mapping[str, Elsewhere]] = {
     "enable_response_messages": Elsewhere((False,)),
     "extra_key": Elsewhere((), "cache_salt"),
@@ -139,7 +139,7 @@ _ELSEWHERE: Final[Mapping[str, Elsewhere]] = {
 
 
 class InputTokensRequest(RequestModel):
-    """Everything that makes the prompt, which both endpoints take."""
+    """The fields that determine the prompt, which both endpoints take."""
 
     elsewhere: ClassVar = _ELSEWHERE
     idle: ClassVar = frozenset({"request_id", "session_id"})
@@ -173,7 +173,7 @@ class InputTokensRequest(RequestModel):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> InputTokensRequest:
-        _ = self.tool_use  # which refuses what does not fit together
+        _ = self.tool_use  # raises if the fields contradict each other
         return self
 
     @cached_property

@@ -1,6 +1,7 @@
-"""Tools of /v1/responses that the client runs and the API knows by their type alone: two shells and an editor.
+"""Tools of /v1/responses that a request names by type only, without a schema, and that the client runs: two shells and
+an editor.
 
-A model here knows functions only, so each tool is a function with the parameters that its calls have. One table says
+Models here are given functions only, so each tool becomes a function with the parameters of its calls. One table says
 which item a call becomes; whatever the model wrote, the item has the form that the client expects.
 
 Source: OpenAI's API reference (Responses) and its Python client's types."""
@@ -19,12 +20,12 @@ ToolKind = Literal["local_shell", "shell", "apply_patch"]
 class ClientTool(NamedTuple):
     description: str
     parameters: dict[str, Any]
-    id_prefix: str  # of a call
-    field: str  # the field of a call's item that has the model's request
-    value: Callable[[dict[str, Any]], dict[str, Any]]  # makes that field from the model's arguments
+    id_prefix: str  # prefix of a call's id
+    field: str  # the field of a call's item for the model's arguments
+    value: Callable[[dict[str, Any]], dict[str, Any]]  # converts the model's arguments to that field's value
 
     def read(self, arguments: str) -> dict[str, Any]:
-        """Returns the value of `field`. The model's text may be no JSON, or JSON of any other form."""
+        """Returns the value of `field`. The model's text may be invalid JSON, or JSON of another form."""
         try:
             given = json.loads(arguments)
         except (ValueError, RecursionError):
@@ -37,7 +38,7 @@ def _of_kinds(given: dict[str, Any], **kinds: type) -> dict[str, Any]:
 
 
 def _exec(given: dict[str, Any]) -> dict[str, Any]:
-    """A command that is not a list of words is run by a shell."""
+    """Returns the action of a local shell: a command that is a text instead of a list of words is given to a shell."""
     command = given.get("command", [])
     if not isinstance(command, list):
         command = ["bash", "-lc", str(command)]

@@ -1,4 +1,4 @@
-"""Answers one request of /v1/responses, at once or as a stream of events."""
+"""Answers one request of /v1/responses, as one object or as a stream of events."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def conversation_of(store: ResponseStore, owner: str, body: InputTokensReq
 
 
 def error_event(error: ApiError) -> ResponseEvent:
-    """Returns the event of a failure before the response began."""
+    """Returns the event for a failure before the response has begun."""
     about = {"code": error.code, "message": error.message, "param": error.param}
     return {"type": "error", **about, "sequence_number": 0}  # type: ignore[typeddict-item]
 
@@ -76,9 +76,9 @@ class ResponsesHandler:
 
     def __post_init__(self) -> None:
         self.created = int(time.time())
-        self._items: list[Item] = []  # of the whole conversation; the last ones are the request's own
+        self._items: list[Item] = []  # the whole conversation's; the request's own are the last ones
         self._given: list[dict[str, Any]] | None = None  # the own items, as they are stored
-        # Log-probabilities of tokens whose text comes with a later token's.
+        # Log-probabilities of tokens whose text will come with a later token.
         self._held: list[ChatLogprob] = []
 
     async def whole(self) -> ResponseObject:
@@ -165,8 +165,8 @@ class ResponsesHandler:
         return await prepare(self.service, self.body.asked(self.caller, self._items))
 
     def _logprobs_of(self, prepared: PreparedRequest, item: TextItem) -> list[ChatLogprob]:
-        """Returns the log-probabilities of the item's text. Tokens without text so far, parts of a character or of a
-        possible stop string, wait for the item that has it."""
+        """Returns the log-probabilities of the item's text. Tokens whose text is held back (part of a character or of a
+        possible stop string) wait for the item with that text."""
         if not self.body.wants_logprobs:
             return []
         own = chat_logprobs(prepared.text, item.logprobs or [], self.body.top_logprobs, as_ids=False)
@@ -180,7 +180,7 @@ class ResponsesHandler:
             return
         try:
             await self.store.put(self.stored(response))
-        except ApiError as error:  # a full disk: the client gets its answer all the same
+        except ApiError as error:  # a full disk, say: the client gets its answer anyway
             log.error("the response %s is not stored: %s", self.id, error.message)
             response["store"] = False
 

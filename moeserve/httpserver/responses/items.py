@@ -92,7 +92,7 @@ class MessageItem(_Item):
     phase: Annotated[Literal["commentary", "final_answer"] | None, NO_EFFECT] = None
 
 
-# Fields of calls and outputs that clients send back and that change nothing.
+# Fields of calls and outputs that clients send back; they have no effect.
 _OF_A_CALL: Final = frozenset({"environment", "caller", "created_by"})
 
 
@@ -153,7 +153,7 @@ class CallOutputItem(_Item):
 
 
 class ShellOutputItem(_Item):
-    """Its id may be the call's."""
+    """The output of a shell call. Its id may equal the call's."""
 
     type: Literal["local_shell_call_output"]
     call_id: Label | None = None
@@ -169,7 +169,7 @@ class Outcome(RequestModel):
 
 
 class CommandOutput(RequestModel):
-    """What one command of a shell's call printed."""
+    """The output of one command of a shell call."""
 
     idle: ClassVar = _OF_A_CALL
 
@@ -211,7 +211,7 @@ class PatchOutputItem(RequestModel):
 
 
 class ItemReference(RequestModel):
-    """An item of a stored response or of its input."""
+    """A reference to an item of a stored response or of its input."""
 
     type: Literal["item_reference"]
     id: Label
@@ -228,8 +228,8 @@ class ReasoningText(RequestModel):
 
 
 class ReasoningItem(_Item):
-    """The thinking of an earlier turn; its text is in `content`, or else in `encrypted_content`. What another server
-    has encrypted cannot be read here: it is left out."""
+    """The reasoning of an earlier turn. Its text is in `content`, else in `encrypted_content`. Content that another
+    server has encrypted cannot be read and is left out."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryText], NO_EFFECT, Field(max_length=MAX_PARTS, default_factory=list)]
@@ -246,13 +246,12 @@ class ReasoningItem(_Item):
 
 
 def opaque(thinking: str) -> str:
-    """Returns `encrypted_content`: thinking in a form that the client sends back. It is encoded and not secret."""
+    """Returns `encrypted_content` for clients to send back. It is only encoded, not secret."""
     return base64.b64encode(thinking.encode()).decode()
 
 
 def _typed(item: Any) -> Any:
-    """Completes a message, which may leave out its type and give its content as a string, and a reference, which may
-    be an id alone."""
+    """Completes an item: a message may lack its type and have a string as content; a reference may be an id only."""
     if not isinstance(item, dict):
         return item
     if item.keys() == {"id"} or (item.get("type", 0) is None and "role" not in item):
@@ -276,15 +275,15 @@ _ITEMS: Final[TypeAdapter[list[Item]]] = TypeAdapter(list[Item])
 
 
 def stored_items(items: list[dict[str, Any]]) -> list[Item]:
-    """Reads items from the store, where only valid items are."""
+    """Parses items from the store, which holds valid items only."""
     return _ITEMS.validate_python(items)
 
 
 def messages_of(instructions: str | None, items: list[Item], toolbox: Toolbox) -> list[dict[str, Any]]:
-    """Returns the messages for the template. The model's output of one turn (thinking, text, calls) is one message.
-    References have been resolved."""
+    """Returns the messages for the chat template. The model's output of one turn (reasoning, text, calls) becomes one
+    message. References must have been resolved."""
     messages: list[dict[str, Any]] = [] if not instructions else [{"role": "system", "content": instructions}]
-    turn: dict[str, Any] | None = None  # the model's message, while its items follow one another
+    turn: dict[str, Any] | None = None  # the model's message, while consecutive items belong to it
     for item in items:
         if isinstance(item, OutputItem):
             output = {
@@ -327,8 +326,8 @@ def _function_of(item: CallItem, toolbox: Toolbox) -> dict[str, Any]:
 
 
 def _as_written(kind: str, given: dict[str, Any], toolbox: Toolbox) -> dict[str, Any]:
-    """Returns the call with its arguments in the order of the parameters, in which the model wrote them: clients order
-    them anew, and the prompt's prefix would no longer be the cached one."""
+    """Returns the call with its arguments in the parameters' order, in which the model wrote them. Clients reorder
+    them, and the prompt would no longer match the prefix cache."""
     names = [*CLIENT_TOOLS[kind].parameters["properties"], *given]
     return {
         "name": toolbox.shown(kind),

@@ -1,4 +1,4 @@
-"""What /v1/responses answers, as typed dicts."""
+"""The answers of /v1/responses, as typed dicts."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ContentPart(TypedDict):
 
 
 class OutputItem(TypedDict):
-    """message: `role`, `content`; reasoning: `summary`, `content` and, where asked for, `encrypted_content`;
-    function_call: `call_id`, `name`, `arguments`; custom_tool_call: `call_id`, `name`, `input`;
+    """An item. Its fields by type: message: `role`, `content`; reasoning: `summary`, `content` and, if asked for,
+    `encrypted_content`; function_call: `call_id`, `name`, `arguments`; custom_tool_call: `call_id`, `name`, `input`;
     local_shell_call and shell_call: `call_id`, `action`; apply_patch_call: `call_id`, `operation`. A call of a tool in
-    a namespace has that, too."""
+    a namespace also has `namespace`."""
 
     id: str
     type: Literal[
@@ -75,7 +75,7 @@ class ResponseFailure(TypedDict):
 
 
 class ResponseObject(TypedDict):
-    """The response. As OpenAI's does, it repeats the request's parameters."""
+    """The response. As at OpenAI, it repeats the request's parameters."""
 
     id: str
     object: Literal["response"]
@@ -107,7 +107,7 @@ class ResponseObject(TypedDict):
 
 
 class ResponseEvent(TypedDict):
-    """A named event with the fields that it has in OpenAI's reference."""
+    """A named event, with the fields of OpenAI's reference."""
 
     type: str
     sequence_number: int

@@ -1,8 +1,8 @@
 """ResponseStore: keeps responses for `previous_response_id` and GET, in SQLite: in memory, or in a file of --data-dir.
 
-A response belongs to the API key that it was asked with; for other keys it does not exist. The store is bounded by
-bytes and by time and evicts the least recently used first. Using a response also uses all that it builds on. One
-thread does all the work, so nothing here blocks the event loop.
+A response belongs to the API key of its request; for other keys it does not exist. The store is bounded in bytes and in
+time, and evicts the least recently used response first. Using a response counts as a use of all responses before it in
+the conversation. One thread does all the work, so nothing here blocks the event loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILE_NAME: Final = "responses.sqlite3"
 RETENTION_S: Final = 30 * 86400.0  # since the last use; OpenAI's
 MAX_MEMORY_BYTES: Final = 64 << 20
 MAX_FILE_BYTES: Final = 1 << 30
-# Bytes of all responses that one response builds on: the most that one request may send.
+# Bytes of all responses of a conversation: as many as one request body may have.
 MAX_CHAIN_BYTES: Final = 32 << 20
 
 SERVER_ENDED: Final = {
@@ -51,7 +51,7 @@ CREATE TRIGGER IF NOT EXISTS item_places_end AFTER DELETE ON responses
     BEGIN DELETE FROM item_places WHERE response = old.id; END;
 CREATE TABLE IF NOT EXISTS unfinished (id TEXT PRIMARY KEY) WITHOUT ROWID;
 """
-# Upgrades the file of an older server, which had one row for an item, of whichever key's response used it last.
+# Upgrades the file of an older server, whose table had one row for each item id, whatever key it belonged to.
 _UPGRADE: Final = """
 BEGIN;
 INSERT OR IGNORE INTO item_places SELECT id, response FROM items;
@@ -63,10 +63,10 @@ COMMIT;
 
 @dataclass(frozen=True)
 class Stored:
-    """`input` are the items that the client sent, `response` is the response object."""
+    """A stored response. input: the items that the client sent. response: the response object."""
 
     id: str
-    owner: str  # of the API key that it was asked with (`RequestState.key_owner`); "" without keys
+    owner: str  # the owner of the request's API key (`RequestState.key_owner`); "" without keys
     previous: str | None
     input: list[dict[str, Any]]
     response: dict[str, Any]
@@ -98,7 +98,8 @@ class ResponseStore:
         return await self._run(lambda: self._get(owner, response_id))
 
     async def chain(self, owner: str, response_id: str) -> list[Stored]:
-        """Returns the response and all that it builds on, oldest first. Raises ApiError 404 if one is missing."""
+        """Returns the response and all earlier ones of its conversation, oldest first. Raises ApiError 404 if one is
+        missing."""
         return await self._run(lambda: self._chain(owner, response_id))
 
     async def items(self, owner: str, item_ids: Sequence[str]) -> list[dict[str, Any]]:
@@ -116,7 +117,7 @@ class ResponseStore:
     async def _run(self, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-        except sqlite3.Error as error:  # the disk is full, or broken
+        except sqlite3.Error as error:  # e.g. the disk is full or broken
             raise ApiError(500, f"the store of responses failed: {error}", code="storage_error") from error
 
     # ---- everything below runs on the thread
@@ -147,7 +148,8 @@ class ResponseStore:
     def _put(self, stored: Stored, *, is_finished: bool = True) -> None:
         given, response = orjson.dumps(stored.input), orjson.dumps(stored.response)
         items = [item["id"] for item in [*stored.input, *stored.response.get("output", [])] if "id" in item]
-        size = len(given) + len(response) + 200 + 200 * len(items)  # the rows and their indices
+        # An estimate of the rows and their indices.
+        size = len(given) + len(response) + 200 + 200 * len(items)
         row = (stored.id, stored.owner, stored.previous, time.time(), size, given, response)
         try:
             with self._db:
@@ -168,7 +170,7 @@ class ResponseStore:
             raise
 
     def _evict(self) -> None:
-        """Deletes the least recently used responses until the rest is within the bounds."""
+        """Deletes the least recently used responses until the store is within its bounds."""
         expired = time.time() - self._retention_s
         while True:
             oldest = self._db.execute("SELECT id, used, size FROM responses ORDER BY used LIMIT 1").fetchone()
@@ -178,7 +180,7 @@ class ResponseStore:
             self._bytes -= oldest[2]
 
     def _get(self, owner: str, response_id: str, param: str = "response_id") -> Stored:
-        """Returns a response. `param` is the request's field that named it, for the error."""
+        """Returns a response. `param`: the field of the request that named it, for the error."""
         row = self._db.execute(
             "SELECT previous, input, response FROM responses WHERE id = ? AND owner = ? AND used >= ?",
             (response_id, owner, time.time() - self._retention_s),
@@ -218,7 +220,7 @@ class ResponseStore:
                 left -= self._size(place)
                 if left < 0:
                     raise invalid("input", f"refers to more than {MAX_CHAIN_BYTES} bytes of stored responses")
-                with suppress(ApiError):  # it has expired
+                with suppress(ApiError):  # it may have expired
                     stored = self._get(owner, place)
                     items = [*stored.input, *stored.response["output"]]
                     found |= {item["id"]: item for item in items if "id" in item}
@@ -228,8 +230,8 @@ class ResponseStore:
         return [found[item_id] for item_id in item_ids]
 
     def _place(self, owner: str, item_id: str) -> str | None:
-        """Returns the response of this owner that used the item last: clients send items again, and choose ids. None if
-        there is none."""
+        """Returns the id of this owner's latest response with this item; None if there is none. Several may have it:
+        clients send items again, and choose ids."""
         row = self._db.execute(
             "SELECT id FROM item_places JOIN responses ON id = item_places.response WHERE item = ? AND owner = ? "
             "ORDER BY used DESC LIMIT 1",
@@ -238,7 +240,7 @@ class ResponseStore:
         return None if row is None else str(row[0])
 
     def _size(self, response_id: str) -> int:
-        """Returns 0 for an unknown response."""
+        """Returns the bytes of a response; 0 for an unknown one."""
         row = self._db.execute("SELECT size FROM responses WHERE id = ?", (response_id,)).fetchone()
         return 0 if row is None else int(row[0])
 

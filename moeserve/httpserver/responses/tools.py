@@ -1,8 +1,9 @@
-"""The tools of /v1/responses as the model's functions, and their calls as the items that the client knows.
+"""Turns the tools of /v1/responses into functions for the model, and calls of them into the items that the client
+expects.
 
-A model here knows functions only. A namespace is several functions; a custom tool, whose input is free text, and the
-tools of `client_tools` become functions whose parameters are the fields of the call items that the client expects.
-Tools that run at OpenAI are left out.
+Models here are given functions only. A namespace becomes several functions. A custom tool, whose input is free text,
+and the tools of `client_tools` become functions whose parameters are the fields of their call items. Tools that run at
+OpenAI are left out.
 
 Source: OpenAI's API reference (Responses) and its Python client's types.
 """
@@ -60,7 +61,7 @@ class FunctionTool(RequestModel):
 
 
 class CustomTool(RequestModel):
-    """A tool whose input is free text. The model is told its grammar and not held to it."""
+    """A tool whose input is free text. Its grammar is described to the model but not enforced."""
 
     type: Literal["custom"]
     name: ToolName
@@ -75,14 +76,14 @@ class CustomTool(RequestModel):
 
 
 class Environment(RequestModel):
-    """Where a shell's commands are run."""
+    """The environment in which a shell's commands run."""
 
     type: Annotated[Any, unsupported("an environment that is not the client's", "local")] = "local"
     skills: Annotated[Any, unsupported("skills", [])] = None
 
 
 class KnownTool(RequestModel):
-    """A tool that its type alone describes, and that the client runs."""
+    """A tool that is named by its type only, and that the client runs."""
 
     type: ToolKind
     environment: Environment | None = None
@@ -111,7 +112,7 @@ ResponseTools = Annotated[
 
 
 class ToolReference(RequestModel):
-    """A tool by its name, to be called or to be allowed."""
+    """The name of a tool that must or may be called."""
 
     type: Kind
     name: ToolName | None = None
@@ -126,7 +127,7 @@ class AllowedTools(RequestModel):
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """A tool under the name that the model sees, and its name in the client's request."""
+    """A tool with the name that the model sees and its name in the client's request."""
 
     tool: Tool
     kind: Kind
@@ -135,8 +136,8 @@ class Offered:
 
 
 class Toolbox:
-    """The functions that a request's tools are for the model. One of a namespace has its own name, unless another
-    tool has it too; then the namespace's stands before it."""
+    """The functions that a request's tools become for the model. A namespace's function keeps its name; if another tool
+    has the same name, the namespace's name is put before it."""
 
     def __init__(self, tools: Sequence[AnyTool]) -> None:
         flat: list[tuple[FunctionTool | CustomTool | KnownTool, str | None]] = []
@@ -159,11 +160,11 @@ class Toolbox:
         return [offered.tool for offered in self.offered]
 
     def called(self, shown: str) -> Offered | None:
-        """Returns the tool that the model called; None for a name that it made up."""
+        """Returns the tool that the model called by the name `shown`; None for an unknown name."""
         return self._by_shown.get(shown)
 
     def shown(self, name: str, namespace: str | None = None) -> str:
-        """The model's name of a tool, which may be one of an earlier request only."""
+        """Returns the name that the model sees for a tool, also for a tool that only an earlier request had."""
         return self._by_name.get((namespace, name), name)
 
     def referenced(self, references: Iterable[ToolReference]) -> list[str]:

@@ -50,7 +50,7 @@ def _reasoning_item(text: str, encrypt: bool, status: ItemStatus) -> OutputItem:
 
 
 def _call(call: Call, toolbox: Toolbox, status: ItemStatus) -> OutputItem:
-    """Returns the call as an item of its tool's kind. While it is in progress its arguments are not known."""
+    """Returns the call as an item of its tool's type. While the call is in progress the item has no arguments."""
     tool = toolbox.called(call.name)
     name = call.name if tool is None else tool.name
     place: dict[str, Any] = {"call_id": call.id}
@@ -73,8 +73,8 @@ def _call(call: Call, toolbox: Toolbox, status: ItemStatus) -> OutputItem:
 def output_of(
     found: Answer, logprobs: list[ChatLogprob], toolbox: Toolbox, *, encrypt: bool, is_cut: bool
 ) -> list[OutputItem]:
-    """Returns the items of a complete answer. `is_cut`: it reached its token limit, so a last item that is no call is
-    incomplete."""
+    """Returns the items of a complete answer. is_cut: the answer reached its token limit, so its last item is
+    incomplete unless it is a call."""
     items = [_reasoning_item(found.reasoning, encrypt, "completed")] if found.reasoning else []
     if found.text:
         items.append(_message(found.text, logprobs, "completed"))
@@ -85,12 +85,12 @@ def output_of(
 
 
 class ItemWriter:
-    """Writes events in OpenAI's order; one item is open at a time. `output` holds the items so far."""
+    """Makes events in OpenAI's order; one item is open at a time. `output` holds the items so far."""
 
     def __init__(self, toolbox: Toolbox, *, encrypt: bool) -> None:
         self.output: list[OutputItem] = []
         self._toolbox = toolbox
-        self._call = Call("", "")  # the newest
+        self._call = Call("", "")  # the newest call
         self._encrypt = encrypt
         self._is_open = False
         self._sequence = 0
@@ -100,7 +100,7 @@ class ItemWriter:
         return {"type": type, **fields, "sequence_number": self._sequence - 1}  # type: ignore[typeddict-item]
 
     def write(self, event: Event, logprobs: list[ChatLogprob]) -> Iterator[ResponseEvent]:
-        """Yields the events of one parsed event. `logprobs` are those of its tokens."""
+        """Yields the API's events for one parsed event. logprobs: its tokens' log-probabilities."""
         match event:
             case Text(text) | CallBroken(_, _, text):
                 if isinstance(event, CallBroken):
@@ -179,7 +179,7 @@ class ItemWriter:
 
 
 def _snapshot(item: OutputItem) -> OutputItem:
-    """Copies the item, which continues to change."""
+    """Returns a copy of the item as it is now; the item itself continues to change."""
     copy = item.copy()
     if "content" in item:
         copy["content"] = [part.copy() for part in item["content"]]

@@ -1,4 +1,4 @@
-"""HTTP itself; nothing here knows what a model is.
+"""HTTP itself; nothing here depends on models.
 
     api_table.py                                         Api, the interface of an API's folder
     connection.py, hosts.py, keys.py, middleware.py      bounds and checks before every route

@@ -1,4 +1,4 @@
-"""Paths of other servers' APIs that this server lacks: the reason, and what to use instead, for the error's message."""
+"""Error messages for paths of other servers' APIs that this server lacks: the reason, and what to use instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NO_EMBEDDINGS: Final = "moeserve serves no embedding models"
 _NOT_KEPT: Final = "the server keeps only responses; use /v1/responses with previous_response_id"
 _ONE_MODEL: Final = "the model is given at the server's start, with --model"
 
-# By the path's first segments.
+# Keyed by the path's first segments.
 _REASONS: Final[Mapping[str, str]] = {
     "/v1/embeddings": _NO_EMBEDDINGS,
     "/embeddings": _NO_EMBEDDINGS,
@@ -35,16 +35,14 @@ _REASONS: Final[Mapping[str, str]] = {
     "/v1/skills": "no tools that run at the server",
     "/v1/fine_tuning": "moeserve does not train; LoRA adapters are loaded with --lora-modules",
     "/v1/complete": "use /v1/messages",
-    "/api/pull": _ONE_MODEL,
     "/api/push": _ONE_MODEL,
     "/api/create": _ONE_MODEL,
     "/api/copy": _ONE_MODEL,
-    "/api/delete": _ONE_MODEL,
 }
 
 
 def why_absent(path: str) -> str:
-    """Returns the reason for a path without a route, or ""."""
+    """Returns the reason why a path has no route; "" for an unknown path."""
     parts = path.rstrip("/").split("/")
     for end in range(min(len(parts), 5), 1, -1):
         if reason := _REASONS.get("/".join(parts[:end])):

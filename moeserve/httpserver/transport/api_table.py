@@ -1,7 +1,7 @@
 """Api: the one interface between an API's folder and the server around it.
 
-Each API is a folder of `httpserver` that exports one `Api` as `API`; `app.py` lists them in one table. An `Api` holds
-all that the server needs to know of it, so adding one is a folder and a line of that table.
+Each API is a folder of `httpserver` that exports one `Api` as `API`; `app.py` lists them in one table. The `Api` is all
+that the server uses of a folder, so a new API is a folder and a line of that table.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ class Api:
     name: str  # unique
     routers: tuple[APIRouter, ...]
     bodies: tuple[type[BaseModel], ...] = ()  # request bodies, for /openapi.json
-    streamed: tuple[type, ...] = ()  # typed dicts that its streams carry, for /openapi.json
+    streamed: tuple[type, ...] = ()  # typed dicts of its streams' events, for /openapi.json
     error_body: ErrorShape = default_error_body
     error_model: type = ErrorBody  # the typed dict that `error_body` returns, for /openapi.json
-    prefix: str | None = None  # paths that begin with it get this API's errors, even where no route matches
-    request_id_header: str | None = None  # under `prefix`: carries the request's id besides x-request-id
+    prefix: str | None = None  # paths with this prefix get this API's error shape, even if no route matches
+    # A header for the request's id besides x-request-id, on paths with `prefix`.
+    request_id_header: str | None = None
     open_paths: frozenset[str] = frozenset()  # need no API key
     quiet_paths: frozenset[str] = frozenset()  # polled every few seconds: logged at debug level, not traced
-    # GETs of load balancers, which are found before all other routes. Their endpoints take the request alone.
+    # GETs of load balancers, matched before all other routes. Their endpoints take the request as their only argument.
     probe_paths: frozenset[str] = frozenset()
-    # Paths whose bodies are written to disk as they come, and the most bytes of one: the bounds on bodies in memory do
-    # not hold for them.
+    # Paths whose bodies are written to disk while they arrive, with the most bytes of a body. The bounds on bodies in
+    # memory do not apply.
     uploads: Mapping[str, int] = field(default_factory=dict)
-    # By path: the routes that also answer the requests of batches.
+    # The routes that also answer the lines of batches, by path.
     batched: Mapping[str, Endpoint] = field(default_factory=dict)
     open_state: Callable[[ServerConfig], ApiState] | None = None  # raises ConfigError
 
@@ -69,12 +70,12 @@ class ApiTable:
         self._prefixed = sorted(prefixed, key=lambda pair: len(pair[0]), reverse=True)
 
     def error_body(self, path: str, error: ApiError, request_id: str) -> Mapping[str, Any]:
-        """The error in the shape that the clients of this path expect."""
+        """Returns the error in the shape that the clients of this path expect."""
         api = self._of(path)
         return error.body() if api is None else api.error_body(error, request_id)
 
     def error_model(self, path: str) -> type:
-        """The typed dict of what `error_body` returns."""
+        """Returns the typed dict of `error_body`'s result."""
         api = self._of(path)
         return ErrorBody if api is None else api.error_model
 
@@ -96,5 +97,5 @@ class ApiTable:
         return states
 
     def _of(self, path: str) -> Api | None:
-        """The API with the longest prefix of the path."""
+        """Returns the API whose prefix is the longest one that matches the path."""
         return next((api for prefix, api in self._prefixed if path.startswith(prefix)), None)

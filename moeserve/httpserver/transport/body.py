@@ -1,8 +1,8 @@
 """Reads a JSON request body into its model.
 
 FastAPI's body parameters are not used: orjson is faster than json and refuses NaN, infinities and lone surrogates, and
-errors have our form. A body is read as JSON whatever its Content-Type says: many clients send none, or curl's default,
-a form's. `origins.py` says which pages of other sites may send one.
+the errors have moeserve's form. A body is read as JSON whatever its Content-Type says: many clients send none, or a
+form's, which is curl's default. `origins.py` says which web pages of other sites may send bodies.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from moeserve.httpserver.transport.request_model import RequestModel
 from moeserve.httpserver.transport.unknown_fields import Dropped, UnknownFields
 from moeserve.httpserver.transport.validation import from_validation
 
-NO_MEMORY: Final = "Not enough memory"  # orjson's words where an allocation failed
+NO_MEMORY: Final = "Not enough memory"  # orjson's error message if an allocation fails
 
 M = TypeVar("M", bound=RequestModel)
 
 
 async def read_body(request: Request, model: type[M]) -> M:
-    """Raises ApiError 400; 413 comes from the middleware that bounds every body."""
+    """Parses the request's body. Raises ApiError 400. (413 comes from the middleware that bounds bodies.)"""
     raw = await request.body()
     unknown: UnknownFields = request.app.state.unknown_fields
     with _no_collections(), unknown.dropped_from(model, request.scope) as dropped:
@@ -36,8 +36,8 @@ async def read_body(request: Request, model: type[M]) -> M:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Suspends the garbage collector, which would scan a large body again and again while it is parsed: 80% of the
-    time that a million empty lists take."""
+    """Suspends the garbage collector, which would scan a large body again and again while it is parsed: for a million
+    empty lists that is 80% of the time."""
     gc.disable()
     try:
         yield

@@ -1,4 +1,4 @@
-"""uvicorn's configuration for an API port: connections with bounds (`connection.py`), which take turns (`turns.py`)."""
+"""uvicorn's configuration for an API port: connections are bounded (`connection.py`) and take turns (`turns.py`)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from moeserve.httpserver.transport.turns import RawHeaders, Turns
 from moeserve.messages.refusal import Refusal
 from moeserve.processes.listeners import BACKLOG
 
-KEEP_ALIVE_S: Final = 120  # without a request: longer than clients' pools keep connections
-LAST_BYTES_S: Final = 3  # for clients to read what is written when all requests have ended
+KEEP_ALIVE_S: Final = 120  # of a connection without a request: longer than clients' pools keep one
+LAST_BYTES_S: Final = 3  # after the last request has ended: for clients to read the rest of their answers
 SPARE_CONNECTIONS: Final = 256  # for /health, /metrics and refusals, beside the requests
 
 
@@ -33,8 +33,8 @@ def bounded_config(
     count_refusal: Callable[[Refusal], None],
     descriptors_per_request: int = 1,
 ) -> uvicorn.Config:
-    """is_busy: answers are under way. descriptors_per_request: with the client's connection. Raises ConfigError for a
-    bad certificate."""
+    """is_busy: whether answers are in progress. descriptors_per_request: file descriptors of a request, its client's
+    connection included. Raises ConfigError for a bad certificate."""
     most_requests = config.max_num_queued_reqs + config.max_num_seqs
     idle = IdleConnections(config.max_idle_connections_per_address or most_requests + SPARE_CONNECTIONS // 2)
     most = most_requests + SPARE_CONNECTIONS

@@ -1,6 +1,6 @@
-"""uvicorn's HTTP/1.1 connection with bounds on a request's head, and on the framing and the time of its body.
+"""uvicorn's HTTP/1.1 connection, with bounds on a request's head, on its body's framing, and on the time of both.
 
-uvicorn itself keeps headers and trailers of any size, and waits for ever for a head or a body that does not end."""
+uvicorn itself accepts headers and trailers of any size, and waits for ever for a head or body that does not end."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ from moeserve.messages.refusal import Refusal
 # Bytes of the request line and headers; the same again for trailers and chunk extensions.
 MAX_HEAD_BYTES: Final = 64 << 10
 MAX_TARGET_BYTES: Final = 8 << 10
-MAX_FIELDS: Final = 128  # header lines, and again trailers: every search for a header walks through all
-MAX_FRAMING_BYTES: Final = 1 << 20  # of a body in chunks, beside the body's own
+# Header lines, and as many trailers: each look-up of a header walks through all of them.
+MAX_FIELDS: Final = 128
+MAX_FRAMING_BYTES: Final = 1 << 20  # of a chunked body: bytes that are not the body's own
 HEAD_TIMEOUT_S: Final = 10.0
-BODY_TIMEOUT_S: Final = 120.0  # the largest takes 2.3 Mbit/s
-BODY_INTERVAL_S: Final = 10.0  # in each of which a least number of bytes of a body must come
+BODY_TIMEOUT_S: Final = 120.0  # seconds for a whole body: the largest one then needs 2.3 Mbit/s
+BODY_INTERVAL_S: Final = 10.0  # seconds: in each interval a minimum number of a body's bytes must come
 BODY_INTERVAL_BYTES: Final = 32 << 10
-# Descriptors for --health-port, children and files, however many clients connect to the API.
+# File descriptors kept back from API clients, for --health-port, child processes and files.
 SPARE_DESCRIPTORS: Final = 128
 
 
 class BoundedHttpProtocol(SlicedHttpProtocol):
-    """Closes a connection whose request has too large (431, 414) or too slow a head, too slow a body (408), more than
-    MAX_HEAD_BYTES of trailers and chunk extensions between two pieces of a body or MAX_FRAMING_BYTES of them in all
-    (413), not one Host (400), or another transfer coding than chunks (501).
+    """Closes a connection whose request has: a head that is too large (431, 414) or too slow; a body that is too slow
+    (408); more than MAX_HEAD_BYTES of trailers and chunk extensions between two pieces of a body, or MAX_FRAMING_BYTES
+    of them in all (413); no Host header or several (400); a transfer coding other than chunked (501).
 
-    An answer without a length to an HTTP/1.0 request ends with the connection instead of coming in chunks."""
+    An answer of unknown length to an HTTP/1.0 request is not chunked; the connection's end marks its end."""
 
     def __init__(
         self,
@@ -50,7 +51,8 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._idle = idle
-        self._count_refusal = count_refusal  # counts requests that end here and reach no middleware
+        # Called for requests that are refused here, before any middleware.
+        self._count_refusal = count_refusal
         self._had_request = False
         self._spare_bytes = 0  # bytes of the head that is arriving, or since the last piece of the body
         self._framing_bytes = 0  # bytes of the arriving body's framing
@@ -83,7 +85,8 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         return None if self.client is None else self.client[0]
 
     def close_idle(self) -> None:
-        """Closes the connection, because too many wait for a request. It no longer counts."""
+        """Closes the connection, because too many connections wait for a request. It no longer counts as one of
+        them."""
         self.connections.discard(self)
         if self._had_request:
             self.transport.close()
@@ -100,7 +103,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         self._head_arrived()
         self._body_arrived()
         super().linger()
-        self._await_request()  # so that it may be closed, as one that waits, to make room
+        self._await_request()  # from now on it counts as idle and may be closed to make room
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._awaits_no_request()
@@ -117,7 +120,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
     def _parse(self, data: bytes) -> None:
         self._spare_bytes += len(data)
         if self._body_timer is not None:
-            self._framing_bytes += len(data)  # `on_body` takes the body's off
+            self._framing_bytes += len(data)  # `on_body` subtracts the body's own bytes
         super()._parse(data)
         if not self._is_refused:
             self._bound_spare_bytes()
@@ -150,7 +153,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         self._fields += 1
         if self._fields > MAX_FIELDS:
             self._refuse_head()
-        elif self._body_timer is None:  # else these are trailers, which no handler has asked for
+        elif self._body_timer is None:  # not the trailers of a body, which no handler reads
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -191,7 +194,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         return None
 
     def _is_full(self) -> bool:
-        """Whether all connections are taken, by uvicorn's own rule."""
+        """Returns whether the limit on connections is reached, by uvicorn's own rule."""
         limit = self.limit_concurrency
         return self._has_too_many_connections() or (limit is not None and len(self.tasks) >= limit)
 
@@ -229,10 +232,10 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
 
     def _head_is_late(self) -> None:
         self._head_timer = None
-        if self._held:  # the head has come, and waits for its turn
+        if self._held:  # the head has arrived and waits for its turn
             self._await_head()
             return
-        if self._spare_bytes:  # a part of the head has come
+        if self._spare_bytes:  # a part of the head has arrived
             self._count_refusal(Refusal.TIMEOUT)
         self.transport.close()
 
@@ -252,7 +255,8 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         self._body_timer = self.loop.call_later(min(BODY_INTERVAL_S, left), self._look_at_body)
 
     def _look_at_body(self) -> None:
-        """Called at each interval's end: closes the connection if too few bytes of the body came."""
+        """Closes the connection if too few of the body's bytes came in the last interval. Called at each interval's
+        end."""
         if self.loop.time() >= self._body_due:
             self._body_is_late(f"did not arrive within {BODY_TIMEOUT_S:g} s")
         elif self._body_bytes < BODY_INTERVAL_BYTES and not (self.flow.read_paused or self._held):
@@ -296,7 +300,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
 
 
 def _unchunked(cycle: RequestResponseCycle) -> Callable[[ASGISendEvent], Coroutine[Any, Any, None]]:
-    """Returns the cycle's `send` for a client that knows no chunks."""
+    """Returns a `send` for the cycle of an HTTP/1.0 client, which does not understand chunks."""
     plain = cycle.send
     is_endless = False
 

@@ -1,6 +1,6 @@
-"""Decompress: request bodies that come with `Content-Encoding: gzip` or `deflate`.
+"""Decompress: the middleware for request bodies with `Content-Encoding: gzip` or `deflate`.
 
-Outside `middleware.BodyLimit`, which so counts and bounds what the bytes become: a body of 32 kB can become 32 MB.
+It is outside `middleware.BodyLimit`, which therefore bounds the decompressed bytes: a body of 32 kB can become 32 MB.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.refuse import refuse
 
-PIECE_BYTES: Final = 1 << 18  # decompressed at once; other requests go on between two pieces
+PIECE_BYTES: Final = 1 << 18  # bytes decompressed at once; other requests run between two pieces
 _WINDOW_BITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}  # zlib's numbers for the two forms
 
 
 class Decompress:
-    """Answers 415 to another encoding, and 400 to a body that is not in its own."""
+    """Decompresses bodies. Answers 415 to any other encoding, and 400 to a body that is not in the encoding it
+    claims."""
 
     def __init__(self, app: ASGIApp, apis: ApiTable) -> None:
         self.app = app
@@ -29,7 +30,7 @@ class Decompress:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
         encoding = headers.get("content-encoding", "identity").strip().lower()
-        if encoding in ("identity", "") or scope["method"] in ("GET", "HEAD"):  # their bodies are not read
+        if encoding in ("identity", "") or scope["method"] in ("GET", "HEAD"):  # no body
             await self.app(scope, receive, send)
             return
         if encoding not in _WINDOW_BITS:
@@ -37,7 +38,7 @@ class Decompress:
             error = ApiError(415, message, code="content_encoding")
             await refuse(scope, send, self._apis, error)
             return
-        # The length is that of the encoded bytes.
+        # Content-Length counts the compressed bytes.
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"content-length"]
         await self.app(scope, _Decoder(receive, _WINDOW_BITS[encoding]).receive, send)
 
@@ -46,11 +47,11 @@ class _Decoder:
     def __init__(self, receive: Receive, window_bits: int) -> None:
         self._receive = receive
         self._stream = zlib.decompressobj(window_bits)
-        self._rest = b""  # bytes that have come and are not yet decompressed
+        self._rest = b""  # bytes received but not yet decompressed
         self._more = True  # more bytes will come
 
     async def receive(self) -> Message:
-        """As ASGI's; raises ApiError 400."""
+        """ASGI's `receive`. Raises ApiError 400."""
         if not self._rest and self._more:
             message = await self._receive()
             if message["type"] != "http.request":
@@ -64,7 +65,7 @@ class _Decoder:
             raise ApiError(
                 400, f"the body is not encoded as its header says: {error}", code="content_encoding"
             ) from error
-        if self._stream.unused_data:  # zlib would keep all bytes behind the stream's end
+        if self._stream.unused_data:  # zlib would keep all bytes after the stream's end
             raise ApiError(400, "bytes follow the end of the encoded body", code="content_encoding")
         self._rest = self._stream.unconsumed_tail
         if not (self._rest or self._more or self._stream.eof or len(body) == PIECE_BYTES):

@@ -1,5 +1,5 @@
-"""ApiError, the exception of every refusal, and the default shape of an error's body: OpenAI's, `{"error": {"message",
-"type", "param", "code"}}`. An API whose clients expect another shape gives its own (`Api.error_body`).
+"""ApiError, the exception for every refused request, and the default shape of error bodies, which is OpenAI's:
+`{"error": {"message", "type", "param", "code"}}`. An API with another shape sets `Api.error_body`.
 
 A message names the field, the value that was given and what is allowed."""
 
@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from moeserve.messages.refusal import Refusal
 
-# Refusals that follow from the status. A failure of ours (500) is no refusal.
+# The kind of refusal by status. A failure of the server (500) is not a refusal.
 _REFUSALS: Final = {
     400: Refusal.INVALID,
     401: Refusal.AUTH,
@@ -29,9 +29,9 @@ _REFUSALS: Final = {
     504: Refusal.TIMEOUT,
 }
 _TYPES: Final = {401: "authentication_error", 404: "not_found_error", 503: "service_unavailable"}
-MAX_SHOWN_CHARS: Final = 80  # of a value in a message
+MAX_SHOWN_CHARS: Final = 80  # characters of a value quoted in a message
 RETRY_AFTER_S: Final = "5"
-CLIENT_CLOSED_REQUEST: Final = 499  # nginx's status for a client that left before its answer began
+CLIENT_CLOSED_REQUEST: Final = 499  # nginx's status for a client that disconnected before its answer began
 
 
 class ErrorInfo(TypedDict):
@@ -46,7 +46,7 @@ class ErrorBody(TypedDict):
 
 
 class Overflow(NamedTuple):
-    """A prompt that is longer than the context, in tokens: for APIs whose clients read both numbers out of the
+    """The length of a prompt that is too long, and the limit, in tokens: for APIs whose clients parse both from the
     message."""
 
     prompt: int
@@ -54,7 +54,7 @@ class Overflow(NamedTuple):
 
 
 class ApiError(Exception):
-    """A request that ends with an HTTP error. `param` is the field at fault, `code` a word for programs."""
+    """A request that ends with an HTTP error. `param` is the field at fault, `code` a machine-readable word."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class ApiError(Exception):
         refusal: Refusal | None = None,
         overflow: Overflow | None = None,
     ) -> None:
-        """refusal: None to take it from the status. overflow: given if the prompt is too long."""
+        """refusal: None derives it from the status. overflow: set if the prompt is too long."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -76,11 +76,11 @@ class ApiError(Exception):
         self.refusal = refusal or _REFUSALS.get(status)  # None: the request failed
         self.code = code
         self.overflow = overflow
-        self.details = details  # for programs, if the API's errors have details
+        self.details = details  # machine-readable, for APIs whose errors have details
         self.retry_after = retry_after  # seconds, with a 503; None: RETRY_AFTER_S
 
     def body(self) -> ErrorBody:
-        """The default shape."""
+        """Returns the error in the default shape."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -91,12 +91,12 @@ class ApiError(Exception):
             case 503:
                 return {"retry-after": RETRY_AFTER_S if self.retry_after is None else str(self.retry_after)}
             case 413:
-                return {"connection": "close"}  # the rest of the body is not read
+                return {"connection": "close"}  # because the rest of the body is not read
         return {}
 
 
 def invalid(param: str, message: str) -> ApiError:
-    """Returns a 400 for a value that only the running server can judge, such as a token id beyond the vocabulary."""
+    """Returns a 400 for a value that depends on the running server, such as a token id beyond the vocabulary."""
     return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
 
 
@@ -106,7 +106,7 @@ def shutting_down() -> ApiError:
 
 
 def shown(value: Any) -> str:
-    """Writes a value for a message; long values are cut."""
+    """Returns a value as text for a message, cut to MAX_SHOWN_CHARS characters."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of {len(value)}"
     text = repr(value[: MAX_SHOWN_CHARS + 1] if isinstance(value, str) else value)

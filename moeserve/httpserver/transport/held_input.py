@@ -1,8 +1,8 @@
-"""The bytes of a connection that are not parsed yet, given out in slices.
+"""A connection's received but unparsed bytes, handed to the parser in slices.
 
-A read may bring 256 KiB, which hold thousands of requests or chunks. No slice goes beyond the end of a message, so that
-a connection's next request is parsed when the one before is answered, and no slice takes long to parse. The parser
-alone decides what the bytes mean; a slice's end means nothing to it."""
+One read may bring 256 KiB: thousands of requests or chunks. A slice never extends beyond the end of a message, so a
+connection's next request is parsed only after the one before is answered, and every slice is quick to parse. Where a
+slice ends does not change what the parser finds."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _BLANKS: Final = b"\r\n"
 
 
 class HeldInput:
-    """The parser's callbacks say where in a message the next byte is: `begin_body`, `body_came`, `end_message`."""
+    """The unparsed bytes. The parser's callbacks `begin_body`, `body_came` and `end_message` track the position within
+    a message."""
 
     def __init__(self) -> None:
         self._data = b""
-        self._given = 0  # bytes of `_data` that were given out
-        self._tail = b""  # the last bytes of the slices before, where the end of a message may have begun
+        self._given = 0  # bytes of `_data` that have been handed out
+        self._tail = b""  # the last bytes handed out: the end of a message may have begun in them
         self._body: int | None = (
-            0  # bytes that are to come of a body of announced length; None: the body is in chunks
+            0  # bytes still to come of a body with a Content-Length; None: the body is chunked
         )
 
     def __len__(self) -> int:
@@ -31,7 +32,7 @@ class HeldInput:
 
     @property
     def has_rest_of_body(self) -> bool:
-        """Whether the rest of a body of announced length is here, and fits into a slice."""
+        """Returns whether the rest of a body with a Content-Length has arrived and fits into a slice."""
         return self._body is not None and 0 < self._body <= min(len(self), BODY_SLICE)
 
     def add(self, data: bytes) -> None:
@@ -42,14 +43,14 @@ class HeldInput:
         self._data, self._given = b"", 0
 
     def skip_blank_lines(self) -> int:
-        """Drops line ends in front of a message, which HTTP allows, and returns how many bytes they had."""
+        """Drops line ends before a message, which HTTP allows, and returns their number of bytes."""
         rest = self._data[self._given :].lstrip(_BLANKS)
         skipped = len(self) - len(rest)
         self._given += skipped
         return skipped
 
     def next_slice(self) -> bytes:
-        """At most up to the end of the message."""
+        """Returns the next bytes to parse, at most up to the end of the message."""
         if self._body:
             return self._take(min(self._body, BODY_SLICE))
         most = CHUNKS_SLICE if self._body is None else HEAD_SLICE

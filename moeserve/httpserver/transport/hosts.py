@@ -1,9 +1,9 @@
 """The defence against DNS rebinding: a check of the Host header.
 
-A page of another site can make its own name resolve to 127.0.0.1 after it was loaded. Its scripts then count as ours
-and could use the server of whoever visits it, but the browser still sends the site's name in the Host header. So a
-server on the loopback address without API keys answers only to names that cannot exist on the public internet, and to
-those of --allowed-host.
+A malicious site can make its own name resolve to 127.0.0.1 after its page was loaded. For the browser, the page's
+scripts and the visitor's local server then have the same origin, so the scripts could use the server; but the Host
+header still has the site's name. So a server on a loopback address without API keys answers only to names that cannot
+exist on the public internet, and to the names of --allowed-host.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError, shown
 from moeserve.httpserver.transport.refuse import refuse
 
-# Names that are never in the public DNS, by RFC 6761, RFC 6762, and ICANN's decision of 2024.
+# Domains that are never in the public DNS (RFC 6761, RFC 6762, ICANN's decision of 2024).
 _PRIVATE_DOMAINS: Final = (".localhost", ".local", ".internal")
 
 
 class KnownHost:
-    """Answers 403 to a request whose Host header is no name of this server."""
+    """Answers 403 to a request whose Host header is not a name of this server."""
 
     def __init__(self, app: ASGIApp, apis: ApiTable, allowed: Iterable[str]) -> None:
         self.app = app
@@ -56,7 +56,7 @@ def name_of(host: str) -> str:
 
 
 def is_private(name: str) -> bool:
-    """Whether the public DNS cannot resolve `name`: it is an address, has no dot, or is in a private domain."""
+    """Returns whether `name` cannot be in the public DNS: it is an address, has no dot, or is in a private domain."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -66,7 +66,7 @@ def is_private(name: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server on --host `host` can be reached from this machine only."""
+    """Returns whether a server on --host `host` can be reached only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,5 +1,5 @@
-"""The connections that wait for a request: a bound for each client address, so that no client keeps others out, and the
-choice of kept-alive connections that make room for others."""
+"""The connections without a request: a bound for each client address, so that no client can keep others out, and the
+choice of kept-alive connections to close when the server is full."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ class Idle(Protocol):
 
 
 class IdleConnections:
-    """The connections without a request of each address, the longest-waiting first. An address with more than `most`
-    loses its first: a client that opens many and sends nothing then displaces its own."""
+    """The idle connections of each address, the longest-waiting first. If an address has more than `most`, its first is
+    closed: a client that opens many connections displaces its own."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._waiting: dict[str, dict[Idle, None]] = {}
-        self._kept_alive: dict[Idle, None] = {}  # connections of all addresses
+        self._kept_alive: dict[
+            Idle, None
+        ] = {}  # kept-alive connections of all addresses, the longest-waiting first
 
     def add(self, address: str | None, connection: Idle, *, is_kept_alive: bool = False) -> None:
-        """`address`: None for a UNIX domain socket's, which have no bound. `is_kept_alive`: it has had an answer."""
+        """Adds a connection. address: None for a Unix socket, which has no bound. is_kept_alive: it has had an
+        answer."""
         if is_kept_alive:
             self._kept_alive[connection] = None
         if address is None:
@@ -47,11 +50,11 @@ class IdleConnections:
         return True
 
     def begin_request(self, connection: Idle) -> None:
-        """The first bytes of a request have come: the connection makes no room for another."""
+        """Notes that a request's first bytes have come: the connection is no longer closed to make room."""
         self._kept_alive.pop(connection, None)
 
     def remove(self, address: str | None, connection: Idle) -> None:
-        """Forgets a connection that has a request, or is closed. An unknown connection is no error."""
+        """Removes a connection that has a request or is closed. An unknown connection is no error."""
         self._kept_alive.pop(connection, None)
         if address is None:
             return
@@ -64,7 +67,7 @@ class IdleConnections:
 
 @lru_cache(1024)
 def network_of(address: str) -> str:
-    """Returns an IPv4 address, or the /64 network of an IPv6 address, all of which one client may have."""
+    """Returns an IPv4 address unchanged, and the /64 network of an IPv6 address: one client may own all of it."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv4Address):
         return str(found)

@@ -1,5 +1,5 @@
-"""The API keys and their names. The router gets a request's key name, never the key, and shares a busy server fairly
-between names."""
+"""The API keys and their names. The router gets the name of a request's key, never the key, and shares a busy server
+fairly between names."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from moeserve.errors import ConfigError
 
 
 class ApiKeys:
-    """Keeps keys as digests, so the time of a look-up does not reveal how much of a key is right."""
+    """The known keys. They are kept as digests, so that the time of a look-up does not reveal how much of a key is
+    right."""
 
     def __init__(self, named: dict[str, str], numbered: Iterable[str] = ()) -> None:
-        """`named`: keys to their names; `numbered`: keys that are named by their position."""
+        """named: maps keys to names. numbered: keys that are named by their position."""
         self._names = {_digest(key.encode()): name for key, name in named.items()}
         self._numbered = frozenset(_digest(key.encode()) for key in numbered)
 
     @classmethod
     def from_config(cls, config: ServerConfig) -> ApiKeys:
-        """The keys of --api-key, named by their position (key-1, key-2, ...), and those of --api-key-file. Raises
-        ConfigError when the file cannot be read or understood."""
+        """Returns the keys of --api-key, named by their position (key-1, key-2, ...), and of --api-key-file. Raises
+        ConfigError if the file cannot be read or parsed."""
         named = {key: f"key-{place}" for place, key in enumerate(config.api_key, 1)}
         if config.api_key_file is not None:
             for name, key in _read(Path(config.api_key_file)):
@@ -31,7 +32,7 @@ class ApiKeys:
         return cls(named, config.api_key)
 
     def reload(self, config: ServerConfig) -> None:
-        """Reads the file of keys again. Raises ConfigError, and then keeps the keys."""
+        """Reads the file of keys again. Raises ConfigError for a bad file; the old keys then stay."""
         other = self.from_config(config)
         self._names, self._numbered = other._names, other._numbered
 
@@ -39,7 +40,7 @@ class ApiKeys:
         return bool(self._names)
 
     def key_in(self, headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-        """Returns the first known key in a request's headers, whose names are in lower case; None if there is none."""
+        """Returns the first known key in a request's headers; None if there is none. Header names are in lower case."""
         return next((key for key in _given(headers) if self.name_of(key) is not None), None)
 
     def name_of(self, key: bytes) -> str | None:
@@ -47,7 +48,7 @@ class ApiKeys:
         return self._names.get(_digest(key))
 
     def name_of_owner(self, owner: str) -> str | None:
-        """Returns the name of the key that `owner_of` describes so; None if there is no such key any more."""
+        """Returns the name of the key with this owner (see `owner_of`); None if the key no longer exists."""
         kind, _, rest = owner.partition(":")
         if kind == "key":
             digest = bytes.fromhex(rest)
@@ -55,14 +56,15 @@ class ApiKeys:
         return rest if rest in self._names.values() else None
 
     def owner_of(self, key: bytes) -> str:
-        """Returns who has the key, for data that outlives the server: the name in the file, or the digest of a numbered
-        key, whose number changes when a key before it is removed. Raises KeyError for an unknown key."""
+        """Returns an identifier of the key's owner for data that outlives the server: the name in the file; for a
+        numbered key its digest, because its number changes when an earlier key is removed. Raises KeyError for an
+        unknown key."""
         digest = _digest(key)
         return f"key:{digest.hex()}" if digest in self._numbered else f"name:{self._names[digest]}"
 
 
 def fault_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """Returns why headers have no known key, as a sentence."""
+    """Returns a sentence that says why the headers have no known key."""
     headers = list(headers)
     if any(_given(headers)):
         return "the one that was sent is not known here"

@@ -1,4 +1,4 @@
-"""Metered: an awaitable that tells how much CPU time the event loop's thread spends in each step of another one."""
+"""Metered: wraps an awaitable and measures the CPU time that the event loop's thread spends in each of its steps."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class Metered(Generic[T]):
-    """`await Metered(steps, charge)` gives what `steps` gives. What runs meanwhile in other tasks, in threads or in
-    other processes does not count."""
+    """`await Metered(steps, charge)` returns the result of `steps`. CPU time of other tasks, threads and processes does
+    not count."""
 
     def __init__(self, steps: Generator[Any, Any, T], charge: Callable[[float], None]) -> None:
-        """`steps`: an awaitable's `__await__()`. `charge` is called after each step, with its seconds of CPU time."""
+        """steps: an awaitable's `__await__()`. charge: called after each step with the step's seconds of CPU time."""
         self._steps = steps
         self._charge = charge
 

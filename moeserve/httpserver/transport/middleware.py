@@ -22,18 +22,19 @@ from moeserve.httpserver.transport.request_state import state_of
 from moeserve.messages.refusal import Refusal
 from moeserve.processes import logs
 
-# A body's bound grows with the context: four times the average size of the longest tokens in JSON's escapes. Parsing
-# 32 MiB of the worst JSON stops all streams for seconds.
+# The limit on a body grows with the context: four times the average size of the longest tokens, escaped in JSON. It
+# ends at 32 MiB: parsing that much of the worst JSON stops all streams for seconds.
 BODY_BYTES_PER_TOKEN: Final = 64
 MIN_BODY_LIMIT: Final = 4 << 20
-MAX_BODY_BYTES: Final = 32 << 20  # also while the context is not known
-# Bytes of all requests together; a hostile body takes twenty times its bytes when parsed.
+MAX_BODY_BYTES: Final = 32 << 20  # the limit while the context is not known yet
+# Bytes of all bodies together; parsed, a hostile body takes twenty times its bytes.
 MAX_BODIES_BYTES: Final = 256 << 20
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestId:
-    """Gives every request an id: the client's X-Request-Id if it is usable, else a new one. The answer repeats it."""
+    """Gives every request an id: the client's X-Request-Id if it is valid, else a new one. The answer has it as a
+    header."""
 
     def __init__(self, app: ASGIApp, apis: ApiTable) -> None:
         self.app = app
@@ -47,7 +48,7 @@ class RequestId:
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         state = state_of(scope)
         state.request_id = request_id
-        logs.request_id.set(request_id)  # for the lines that this request's task writes
+        logs.request_id.set(request_id)  # for log lines of this request's task
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -63,7 +64,7 @@ class RequestId:
 
 
 class HeadAsGet:
-    """Answers HEAD wherever GET is answered; the connection leaves out the body."""
+    """Routes HEAD requests as GET; the connection omits the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -72,13 +73,13 @@ class HeadAsGet:
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self.app(scope, receive, send)
             return
-        as_get = {**scope, "method": "GET"}  # the connection still sees HEAD
+        as_get = {**scope, "method": "GET"}  # the connection itself still sees HEAD
         await self.app(as_get, receive, send)
         scope["route"] = as_get.get("route")
 
 
 class ApiKey:
-    """Answers 401 to a request without one of the keys, before its body is read."""
+    """Answers 401 to a request without a known key, before its body is read."""
 
     def __init__(self, app: ASGIApp, apis: ApiTable, keys: ApiKeys) -> None:
         self.app = app
@@ -109,17 +110,16 @@ def body_limit(context: int | None) -> int:
 
 class BodyLimit:
     """Bounds bodies. A body over `body_limit` gets a 413: at once if its length is announced, else when it reaches the
-    limit. An upload, which is written to disk as it comes, has a limit of its own. A body that does not fit beside
-    those of the running requests gets a 503; so does one beyond the share of its API key, which is 1 / (n + 1) of the
-    whole while n keys have bodies here, so that there is room for another key's. The only body of a key is beyond no
-    share."""
+    limit. An upload, which is written to disk while it arrives, has a limit of its own. A body gets a 503 if it would
+    take the bodies of all running requests over MAX_BODIES_BYTES, or its API key over its share: 1 / (n + 1) of that
+    while n keys have bodies, so that there is room for one more key. A key's only body is never over its share."""
 
     def __init__(self, app: ASGIApp, apis: ApiTable, context: Callable[[], int | None]) -> None:
         """`context` returns the longest prompt plus answer in tokens, or None while it is not known."""
         self.app = app
         self._apis = apis
         self._context = context
-        # Bytes of bodies whose requests have not ended, by the key's name.
+        # Bytes of the bodies of open requests, by the key's name.
         self._held: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,7 +171,7 @@ def _no_room(who: str, refusal: Refusal) -> ApiError:
 
 
 class _BodyRefused(Exception):
-    """Raised while a route reads its body, so before it has answered."""
+    """Raised in a route while it reads its body, so before it has answered."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.message)

@@ -1,4 +1,4 @@
-"""A bound on the requests of one API key that are open at once, so that no key takes all connections."""
+"""A bound on each API key's open requests, so that no key takes all connections."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from moeserve.messages.refusal import Refusal
 
 
 class OpenRequests:
-    """Answers 503 to a key's request when too many of its answers have not ended, before the body is read. Paths that
-    need no key count for none."""
+    """Answers 503 to a request whose key has too many open requests, before the body is read. Paths that need no key
+    are not counted."""
 
     def __init__(self, app: ASGIApp, apis: ApiTable, most: int) -> None:
         self.app = app

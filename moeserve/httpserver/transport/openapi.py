@@ -1,5 +1,4 @@
-"""/openapi.json beyond what the framework knows: bodies that the routes read themselves, streams, errors, and the API
-key."""
+"""Adds to FastAPI's /openapi.json: bodies that the routes read themselves, streams, errors, and the API key."""
 
 from __future__ import annotations
 
@@ -36,9 +35,9 @@ def documented(
     stream: type | None = None,
     media_type: str = EVENT_STREAM,
 ) -> dict[str, Any]:
-    """Returns a route's `openapi_extra`: its request body, and the object that each event or line of its streams
-    carries, which the route's `Api.streamed` lists too unless it is an answer as well. The `example` is what /docs
-    sends when somebody tries the route; a "model" in it becomes the served one."""
+    """Returns a route's `openapi_extra`. stream: the object in each event or line of its streams; `Api.streamed` must
+    list it too, unless a route also returns it. example: the body that /docs sends by default; its "model" is replaced
+    by the served model's name."""
     content = {"schema": _reference(body), "example": example}
     extra: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": content}}}
     if stream is not None:
@@ -47,14 +46,14 @@ def documented(
 
 
 def documented_form(form: type[BaseModel]) -> dict[str, Any]:
-    """Returns the same for a route that takes a form with a file."""
+    """Returns the `openapi_extra` of a route that takes a form with a file."""
     content = {"multipart/form-data": {"schema": _reference(form)}}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def complete(document: dict[str, Any], apis: ApiTable, *, wants_key: bool, model: str) -> None:
-    """Completes the framework's document, and removes its own 422. `wants_key`: requests without a key are refused.
-    `model` is the served model's name."""
+    """Completes FastAPI's document, and removes its 422 answers. wants_key: requests without a key are refused. model:
+    the served model's name."""
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
     _add_schemas(schemas, apis)

@@ -1,9 +1,9 @@
-"""The defence against pages of other sites: a body that a browser sends without asking first must not be theirs.
+"""The defence against web pages of other sites (CSRF): refuses bodies that a page can send without a CORS preflight.
 
-A browser asks before a page of another origin may send `application/json` (the CORS preflight, which only the origins
-of --allowed-origin pass), but not before a form's types, `text/plain` or no type at all. Clients that are no browsers
-send these too, curl's `-d` and LiteLLM among them. They send neither `Origin` nor `Sec-Fetch-Site`, which browsers add
-and no page can change.
+Before a page of another origin may send `application/json`, the browser makes a CORS preflight, which only the origins
+of --allowed-origin pass. For a form's types, `text/plain` or no type there is no preflight. Other clients send these
+types too, such as curl's `-d` and LiteLLM; but they send neither `Origin` nor `Sec-Fetch-Site`, which browsers add and
+pages cannot change.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PREFLIGHTED: Final = "application/json"
 
 
 class ForeignPages:
-    """Answers 403 to a POST of another content type than JSON by a page of an origin that is neither the server's own
-    nor one of `allowed` ("*": all are), before its body is read."""
+    """Answers 403, before the body is read, to a POST that is not JSON if it comes from a web page whose origin is
+    neither the server's own nor in `allowed` ("*": any origin)."""
 
     def __init__(self, app: ASGIApp, apis: ApiTable, allowed: Iterable[str]) -> None:
         self.app = app
@@ -31,7 +31,7 @@ class ForeignPages:
         self._allowed = frozenset(allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # A GET has no effect, and browsers ask before any other method.
+        # A GET has no effect, and other methods need a preflight.
         if scope["type"] != "http" or scope["method"] != "POST":
             await self.app(scope, receive, send)
             return
@@ -55,7 +55,7 @@ class ForeignPages:
         match headers.get("sec-fetch-site"):
             case "same-origin":
                 return False
-            case None | "none":  # an old browser or no browser; an address that the user typed
-                # The scheme is not compared: behind a proxy that ends TLS, ours is another.
+            case None | "none":  # None: an old browser or another client; "none": the user typed the address
+                # The scheme is not compared: behind a proxy that terminates TLS it differs.
                 return origin is not None and origin.partition("://")[2] != headers.get("host")
         return True

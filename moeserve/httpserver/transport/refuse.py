@@ -1,4 +1,4 @@
-"""An error's answer from a middleware, before any route, in the shape of the path's API."""
+"""Error answers from middleware, before any route, in the error shape of the path's API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def request_id_of(request: Request) -> str:
 
 
 def note_refusal(scope: Scope, error: ApiError) -> None:
-    """Notes why the request is refused, for the count of refusals. The first reason stays."""
+    """Notes why the request is refused, for the metrics. Only the first reason is kept."""
     state = state_of(scope)
     if state.refusal is None:
         state.refusal = error.refusal
@@ -28,7 +28,7 @@ def refusal_of(scope: Scope) -> Refusal | None:
 
 
 async def refuse(scope: Scope, send: Send, apis: ApiTable, error: ApiError) -> None:
-    """Answers with `error`. If the body has not come yet, the connection ends with the answer
+    """Answers with `error`. If the body has not arrived completely, the connection is closed after the answer
     (`sliced_connection.py`)."""
     note_refusal(scope, error)
     body = orjson.dumps(apis.error_body(scope["path"], error, state_of(scope).request_id))

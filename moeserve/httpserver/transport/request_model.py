@@ -1,4 +1,4 @@
-"""RequestModel, the base of every request body: strict, bounded, and explicit about fields without support."""
+"""RequestModel, the base of every request body: strict, bounded, and explicit about unsupported fields."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from pydantic_core import CoreConfig, CoreSchema, PydanticCustomError, SchemaVal
 
 from moeserve.httpserver.transport.unknown_fields import drop_unknown
 
-MAX_FIELDS: Final = 256  # of an object; our largest has 60
-MAX_DEPTH: Final = 32  # of free-form JSON inside a request
+MAX_FIELDS: Final = 256  # fields of one object; the largest model has 60
+MAX_DEPTH: Final = 32  # nesting of free-form JSON inside a request
 MAX_VALUES: Final = 100_000  # in free-form JSON
 MAX_SCHEMA_DEPTH: Final = 96
 
-# Fields that clients put into any object of a request, mostly because an earlier answer had them: marks for a cache
-# that here needs none, and a client's own reading of an answer.
+# Fields that clients put into any object of a request, mostly copied from an earlier answer: cache markers, which have
+# no effect here, and a client's own parse of an answer.
 IDLE_ANYWHERE: Final = frozenset(
     {
         *("annotations", "cache_control", "prompt_cache_breakpoint", "provider_specific_fields"),
@@ -39,31 +39,31 @@ IDLE_ANYWHERE: Final = frozenset(
 )
 
 
-# Forms, and languages without objects, send them for "nothing".
+# Values that mean "not set": forms, and clients in languages without null, send them.
 EMPTY: Final[tuple[Any, ...]] = ([], {}, "")
 
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """A field of another server's that would change the answer and is not had. The values in `neutral` ask for
-    nothing, and so do empty ones unless `empty_asks`. `instead` is what to use here."""
+    """A field of another server that would change the answer and is not supported here. Values in `neutral` are
+    accepted, and so are empty values unless `empty_asks`. instead: what to use here."""
 
     neutral: tuple[Any, ...] = ()
     instead: str = ""
-    details: Mapping[str, Any] | None = None  # of the error, for programs
+    details: Mapping[str, Any] | None = None  # machine-readable, for the error
     empty_asks: bool = False
 
     def takes(self, value: Any) -> bool:
         return asks_nothing(value, self.neutral if self.empty_asks else (*self.neutral, *EMPTY))
 
     def refusal(self, given: str) -> str:
-        """Says why a value is refused; `given` is how it reads in a message."""
+        """Returns the message for a refused value. given: the value as text."""
         use = f"; use {self.instead}" if self.instead else ""
         return f"is not supported{_only(self.neutral)}{given}{use}"
 
 
 def asks_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Whether the value asks for nothing: it equals one of `neutral`, where 1.0 equals 1 but true does not."""
+    """Returns whether the value equals one of `neutral`. 1.0 equals 1, but true does not."""
     return any(value == one and (type(value) is bool) == (type(one) is bool) for one in neutral)
 
 
@@ -84,10 +84,10 @@ def _give_up_early(schema: Any) -> None:
 
 
 class RequestModel(BaseModel):
-    """A strict model: refuses "3" for 3, and NaN. A null counts as a field that was left out. A field that it does not
-    declare is dropped or refused (`unknown_fields`); those of `elsewhere` are refused unless they ask for nothing, and
-    those of `idle` ask for nothing whatever they hold. Of the fields that it declares, those of `empty` ask for nothing
-    with an empty value, and those marked `Advisory` count as unknown with a value that cannot be read.
+    """A strict model: it refuses "3" for 3, and NaN. A null counts as a field that was left out. Undeclared fields are
+    dropped or refused (`unknown_fields`), with two exceptions: fields in `elsewhere` are refused unless their value is
+    neutral, and fields in `idle` are accepted and have no effect. Among the declared fields, those in `empty` count as
+    left out if their value is empty, and those marked `Advisory` count as unknown fields if their value is invalid.
 
     Validation of a list or an object ends at its first wrong member. Pydantic would describe every one: the million
     that fit into 4 MB took 25 s and 2 GB, and all streams waited.
@@ -149,16 +149,16 @@ class RequestModel(BaseModel):
 
 @cache
 def declared(model: type[BaseModel]) -> frozenset[str]:
-    """The names that the model's fields have in a body."""
+    """Returns the names of the model's fields in a body."""
     return frozenset(info.alias or name for name, info in model.model_fields.items())
 
 
 class Advisory:
-    """Marks a field that has no effect. A value of it that cannot be read is dropped, counted and logged, or refused,
-    as an unknown field is (`unknown_fields`)."""
+    """Marks a field without effect. An invalid value is treated as an unknown field (`unknown_fields`): dropped,
+    counted and logged, or refused."""
 
     def __init__(self, description: str) -> None:
-        """`description` is the field's, for /openapi.json."""
+        """description: the field's description in /openapi.json."""
         self.description = description
 
     def __get_pydantic_json_schema__(
@@ -169,7 +169,7 @@ class Advisory:
 
 @cache
 def advisory(model: type[BaseModel]) -> Mapping[str, SchemaValidator]:
-    """Returns the validator of each of the model's fields that have no effect, by their names in a body."""
+    """Returns the validators of the model's fields without effect, by the fields' names in a body."""
     marked = {
         info.alias or name: info
         for name, info in model.model_fields.items()
@@ -194,7 +194,7 @@ def _reads(reader: SchemaValidator, value: Any) -> bool:
 
 
 class Unsupported(AfterValidator):
-    """Marks a field that is declared to be refused, in /openapi.json as deprecated: the closest that OpenAPI has."""
+    """Marks a field that is always refused. /openapi.json has it as deprecated, the closest that OpenAPI offers."""
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -203,8 +203,8 @@ class Unsupported(AfterValidator):
 
 
 def unsupported(what: str, *neutral: Any) -> AfterValidator:
-    """Returns a validator that refuses a field which would change the answer but is not supported. The values in
-    `neutral` ask for nothing and pass. Written `Annotated[Any, unsupported(...)]`."""
+    """Returns a validator for a field that would change the answer but is not supported: it accepts only values in
+    `neutral`. Use it as `Annotated[Any, unsupported(...)]`."""
     text = f"{what} is not supported{_only(neutral)}"
 
     def refuse(value: Any) -> Any:
@@ -219,13 +219,14 @@ NO_EFFECT: Final = Advisory("Accepted for OpenAI's clients; has no effect.")
 
 
 def check_depth(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """Bounds free-form JSON, which other code (templates) walks through. Raises PydanticCustomError."""
+    """Bounds the nesting and the number of values of free-form JSON, which other code (templates) walks through. Raises
+    PydanticCustomError."""
     _count_values(value, depth, MAX_VALUES)
     return value
 
 
 def _count_values(value: Any, depth: int, most: int) -> int:
-    """Counts the values of free-form JSON and returns how many of `most` are left."""
+    """Subtracts the number of values in free-form JSON from `most` and returns the rest."""
     if depth == 0:
         raise PydanticCustomError("too_deep", "is nested too deep")
     if most < 0:
@@ -239,7 +240,7 @@ def _count_values(value: Any, depth: int, most: int) -> int:
 
 
 def check_schema_depth(schema: Any) -> Any:
-    """Like `check_depth`, for JSON Schema, which needs two levels to describe one."""
+    """Does what `check_depth` does, with twice the depth: JSON Schema takes two levels to describe one."""
     return check_depth(schema, MAX_SCHEMA_DEPTH)
 
 

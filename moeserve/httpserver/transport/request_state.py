@@ -1,5 +1,5 @@
-"""RequestState: the facts about one HTTP request that the connection and the middlewares share. It lies in the
-request's scope."""
+"""RequestState: facts about one HTTP request that the connection and the middleware share, kept in the request's
+scope."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class RequestState:
     # Name of the request's API key; "" without keys. The router gets the name, never the key.
     tenant: str = ""
     key_owner: str = ""  # owner of the data that it stores: `ApiKeys.owner_of`
-    # Headers of the answer that tell how the request was taken; values are visible ASCII and blanks.
+    # Headers for the answer, such as ignored fields; values are visible ASCII and blanks.
     notes: dict[str, str] = field(default_factory=dict)
-    refusal: Refusal | None = None  # the first reason why it is refused
-    # Called when the request has reached the engine: `Turns.admit`.
+    refusal: Refusal | None = None  # the first reason why the request was refused
+    # Called when the request reaches the engine: `Turns.admit`.
     admit: Callable[[], None] = lambda: None
     is_background: bool = False  # a line of an offline batch
 

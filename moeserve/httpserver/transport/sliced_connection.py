@@ -1,7 +1,7 @@
-"""uvicorn's HTTP/1.1 connection, reading no faster than its turns come (`turns.py`).
+"""uvicorn's HTTP/1.1 connection, which parses only in its turns (`turns.py`).
 
-uvicorn itself parses whatever a read brings: thousands of requests, whose client may have no key, in one go. Behind a
-refusal it reads the rest of the body, however long that is.
+uvicorn itself parses everything that a read brings at once: it may be thousands of requests of a client without a key.
+After a refusal it reads the rest of the body, however long that is.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from moeserve.httpserver.transport.held_input import HeldInput
 from moeserve.httpserver.transport.turns import BYTE_S, READ_S, Account, Need, Turns
 
-HELD_BYTES: Final = 64 << 10  # bytes of requests behind the one that is answered
-LINGER_S: Final = 5.0  # for which the rest of an unread body is dropped
-LINGER_BYTES: Final = 32 << 20  # the largest body
+HELD_BYTES: Final = 64 << 10  # bytes kept of requests after the one being answered
+LINGER_S: Final = 5.0  # how long the rest of an unread body is received and dropped
+LINGER_BYTES: Final = 32 << 20  # at most this many bytes of it: the largest body
 
-PROBES: Final = b"/health"  # the beginning of their paths
+PROBES: Final = b"/health"  # prefix of the probes' paths
 
 SendMessage = Callable[[ASGISendEvent], Coroutine[Any, Any, None]]
 
 
 class SlicedHttpProtocol(HttpToolsProtocol):
-    """Parses a slice of what has come in each turn, and the next request when the one before it is answered. An answer
-    to a request that has not arrived whole is the connection's last: the client is told so, and what it still sends is
-    dropped for a while. (If the connection were closed at once, the kernel would reset it, and the client could lose
-    the answer.)
+    """Parses one slice of the received bytes in each turn, and a next request only after the one before it is answered.
+    An answer to a request that has not arrived completely is the connection's last: it says `connection: close`, and
+    what the client still sends is dropped for a while. (If the connection were closed at once, the kernel would reset
+    it, and the client could lose the answer.)
 
-    An `Upgrade` is ignored, as HTTP allows: the request is answered as if it had none. (httptools takes what follows
-    such a head for another protocol, so that its body would be lost, or read as the next request.)"""
+    An `Upgrade` header is ignored, as HTTP allows. (httptools treats the bytes after such a head as another protocol,
+    so the body would be lost or read as the next request.)"""
 
     def __init__(self, *args: Any, turns: Turns | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,16 +44,16 @@ class SlicedHttpProtocol(HttpToolsProtocol):
         self._held = HeldInput()
         self._is_arriving = False  # a request's first bytes have been parsed, but not its last
         self._waits_to_begin = False  # its head has been parsed, but the application has not been started
-        self._keeps_alive = False  # as its head says
-        self._is_known = False  # the head that is being parsed was parsed before
-        self._is_refused = False  # nothing behind the refusal is parsed
-        self._is_last = False  # the server ends: the waiting request is this connection's last
+        self._keeps_alive = False  # its head asks to keep the connection alive
+        self._is_known = False  # this head is being parsed a second time, without its Upgrade
+        self._is_refused = False  # a request was refused: nothing after it is parsed
+        self._is_last = False  # the server is ending: the waiting request is this connection's last
         self._lingering: asyncio.TimerHandle | None = None
         self._dropped_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = FlowControl(self)  # type: ignore[arg-type]  # which pauses and resumes the reading
+        self.flow = FlowControl(self)  # type: ignore[arg-type]  # pauses and resumes reading through this object
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._turns.forget(self)
@@ -79,18 +79,18 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Called when the application has taken the part of the body that had come."""
+        """Called when the application has read the part of the body that had arrived."""
         self._go_on()
 
     @property
     def _may_parse(self) -> bool:
-        """Whether the next bytes belong to the request that is arriving, or may begin the next one."""
+        """Returns whether the next bytes may be parsed: they belong to the arriving request, or no request is open."""
         is_answered = self.cycle is None or self.cycle.response_complete
         return (self._is_arriving or is_answered) and not self._waits_to_begin and not self.flow.read_paused
 
     def _go_on(self) -> None:
-        """Asks for a turn where there is something to do, and reads where nothing is held. While a request is answered
-        it reads in either case, to learn when its client leaves."""
+        """Asks for a turn if there is something to do, and reads from the socket if no bytes are held. While a request
+        is being answered it reads in any case, to notice a disconnect."""
         if self._is_refused or self.transport.is_closing():
             return
         may_parse = self._may_parse
@@ -110,8 +110,8 @@ class SlicedHttpProtocol(HttpToolsProtocol):
         return Need.PROBE if self.url.startswith(PROBES) else Need.BEGIN
 
     def take_turn(self) -> bool:
-        """Parses a slice, or begins the request whose head has been parsed, and asks for another turn if there is more
-        to do. Returns whether a request has begun."""
+        """Parses a slice, or begins the request whose head has been parsed. Asks for another turn if there is more to
+        do. Returns whether a request has begun."""
         if self.transport.is_closing():
             return False
         if self._is_refused:
@@ -134,7 +134,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             self._parse(self._held.next_slice())
 
     def blank_lines_came(self, size: int) -> None:
-        """Called with the number of bytes in front of a request."""
+        """Called with the number of bytes of blank lines before a request."""
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -147,11 +147,11 @@ class SlicedHttpProtocol(HttpToolsProtocol):
                 self.refuse_unreadable()
 
     def refuse_unreadable(self) -> None:
-        """Called when the bytes that came are no HTTP."""
+        """Called when the received bytes are not HTTP."""
         self.send_400_response("Invalid HTTP request received.")
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
-        """Lets a new parser read the head again, without its Upgrade, and then `rest`."""
+        """Parses the head again with a new parser, without its Upgrade, and then `rest`."""
         head = [b"%s %s HTTP/1.1\r\n" % (self.parser.get_method(), self.url)]
         head += [b"%s: %s\r\n" % pair for pair in self.headers if pair[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
@@ -174,8 +174,8 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             super().on_url(url)
 
     def head_came(self) -> None:
-        """Called when the head is there and valid. The application is started now or, for a stranger's request, in a
-        turn of its own."""
+        """Called when the head is complete and valid. Starts the application now; for a stranger's request
+        (`turns.py`), in a later turn."""
         if not _has_path(self.url):
             self.refuse_unreadable()
             return
@@ -185,7 +185,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
         is_http_1_0 = self.parser.get_http_version() == "1.0"
         self._keeps_alive = self.parser.should_keep_alive() and not is_http_1_0 and not self._is_last
         method = self.parser.get_method()
-        if method == b"CONNECT":  # the parser takes what follows for another protocol
+        if method == b"CONNECT":  # the parser treats what follows as another protocol
             self._keeps_alive = False
         self.account.begin_request(may_be_trusted=self._turns.is_open and method == b"POST")
         if self._turns.is_known(self.headers):
@@ -212,7 +212,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
         self.cycle.keep_alive = self._keeps_alive
 
     def _ending(self, cycle: RequestResponseCycle) -> SendMessage:
-        """Returns the cycle's `send`, which tells the client if the answer is the connection's last."""
+        """Returns a `send` for the cycle that adds `connection: close` if the answer is the connection's last."""
         plain: SendMessage = cycle.send
 
         async def send(message: ASGISendEvent) -> None:
@@ -244,8 +244,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             self._go_on()
 
     def shutdown(self) -> None:
-        """Called when the server ends: closes the connection, or lets a request that waits for its turn be answered
-        first."""
+        """Called when the server ends: closes the connection, after answering a request that waits for its turn."""
         if self._lingering is not None:
             self.transport.close()
         elif self._waits_to_begin or (self._held and self._may_parse):
@@ -254,14 +253,14 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             super().shutdown()
 
     def end_connection(self) -> None:
-        """The last answer is written."""
+        """Called when the connection's last answer is written."""
         if self._is_arriving or self._held:
             self.linger()
         else:
             self.transport.close()
 
     def linger(self) -> None:
-        """Closes our direction, and drops what the client sends until it has closed its own."""
+        """Closes the sending direction, and drops what the client sends until it closes the other."""
         if self._lingering is not None or self.transport.is_closing():
             return
         self._is_refused = True

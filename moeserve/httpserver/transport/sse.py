@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
@@ -17,12 +17,14 @@ from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.refuse import note_refusal, request_id_of
 
 T = TypeVar("T")
+Answered = Mapping[str, Any] | Sequence[Mapping[str, Any]]  # as JSON
 
 SEND_TIMEOUT_S: Final = 120.0  # a client that reads nothing for this long counts as disconnected
 DONE: Final = b"data: [DONE]\n\n"
-COMMENTS_AFTER_S: Final = 0.5  # a request that is refused has been refused by then
-BLANKS_AFTER_S: Final = 30.0  # half of what nginx waits
+COMMENTS_AFTER_S: Final = 0.5  # by then a request that is going to be refused has been refused
+BLANKS_AFTER_S: Final = 30.0  # half of nginx's default timeout
 BEAT_S: Final = 10.0
+BLANK: Final = b" "  # between two lines of JSON
 
 
 class ClientGone(Exception):
@@ -36,7 +38,7 @@ class JsonResponse(Response):
         return orjson.dumps(content)
 
 
-async def answer(request: Request, work: Coroutine[Any, Any, Mapping[str, Any]]) -> Response:
+async def answer(request: Request, work: Coroutine[Any, Any, Answered]) -> Response:
     """Answers with the JSON of the result of `work`. A disconnect cancels `work`."""
 
     def error_body(error: ApiError) -> Mapping[str, Any]:
@@ -49,18 +51,18 @@ async def answer(request: Request, work: Coroutine[Any, Any, Mapping[str, Any]])
 class _Awaited(Response):
     """JSON that may take longer than proxies and clients wait for the first byte of an answer (nginx 60 s, Node 300 s).
 
-    An answer that is there within BLANKS_AFTER_S has its own status. Later the status is 200 and blanks come before the
-    JSON, which JSON allows. A failure then has no status left: its JSON is sent, and the connection closes before the
-    answer's end, so that no client takes it for an answer."""
+    An answer within BLANKS_AFTER_S has its own status. After that, status 200 is sent, and blanks until the JSON comes,
+    which JSON allows. A failure can then no longer set the status: its JSON is sent, and the connection is closed
+    before the body's end, so that no client takes it for an answer."""
 
     media_type = JsonResponse.media_type
 
     def __init__(
         self,
-        work: Coroutine[Any, Any, Mapping[str, Any]],
+        work: Coroutine[Any, Any, Answered],
         error_body: Callable[[ApiError], Mapping[str, Any]],
     ) -> None:
-        super().__init__(headers={"x-accel-buffering": "no"})  # else nginx keeps the blanks to itself
+        super().__init__(headers={"x-accel-buffering": "no"})  # else nginx buffers the blanks
         del self.headers["content-length"]
         self.work = work
         self._error_body = error_body
@@ -86,17 +88,18 @@ class _Awaited(Response):
 
 
 async def json_of(response: Response) -> bytes:
-    """Returns the JSON of an answer that no client waits for: of `answer`, or complete already. Raises ApiError."""
+    """Returns the JSON of a response that is not sent to a client: one from `answer`, or a complete one. Raises
+    ApiError."""
     return orjson.dumps(await response.work) if isinstance(response, _Awaited) else bytes(response.body)
 
 
 class EventStream(Response):
-    """Sends each chunk as one event; with `named`, the event has the name of the chunk's type.
+    """Sends each chunk as one event; with `named`, the event's name is the chunk's `type`.
 
-    The status line waits for the first chunk, but no longer than COMMENTS_AFTER_S: a request that is refused is so at
-    once, and one that waits longer is in the queue or being read. A failure before the status line is a plain HTTP
-    error, a later one an event of `error_body`. Where no event comes for BEAT_S a comment does, for the proxies and
-    clients that give up a silent connection. `chunks` is closed in every case.
+    The status line is sent with the first chunk, but at most after COMMENTS_AFTER_S: refusals come sooner, and a
+    request that takes longer is queued or in prefill. A failure before the status line is a plain HTTP error, a later
+    one an event of `error_body`. After BEAT_S without an event a comment is sent, because proxies and clients close
+    silent connections. `chunks` is closed in every case.
     """
 
     media_type = "text/event-stream"
@@ -136,10 +139,11 @@ class EventStream(Response):
 
 
 class JsonLines(EventStream):
-    """Sends each chunk as a line of JSON. Its clients know no comments, so nothing comes between two chunks."""
+    """Sends each chunk as a line of JSON. Its clients know no comments, and parse each line: so what comes between two
+    chunks is a blank, which JSON allows before the next line's object."""
 
     media_type = "application/x-ndjson"
-    comment = b""
+    comment = BLANK
 
     def __init__(
         self,
@@ -152,16 +156,16 @@ class JsonLines(EventStream):
 
 
 class _Parts:
-    """Sends the parts of an answer, its head before the first of them, and `beat` where none is sent for long."""
+    """Sends the parts of an answer, with its head before the first, and `beat` if no part comes for a while."""
 
     def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], patience: float, beat: bytes) -> None:
-        """The first `beat` comes after `patience` seconds without a part, the next ones after BEAT_S each."""
+        """patience: seconds without a part until the first `beat`; the next ones follow every BEAT_S."""
         self._send = send
         self._headers = headers
         self._patience = patience
         self._beat = beat
         self._sent_at = time.monotonic()
-        self._sending = asyncio.Lock()  # beats come from a task of their own
+        self._sending = asyncio.Lock()  # a task of its own sends the beats
         self.have_begun = False
 
     async def send(self, part: bytes) -> None:
@@ -181,7 +185,7 @@ class _Parts:
             await asyncio.wait({beating})
 
     async def _beat_on(self) -> None:
-        with contextlib.suppress(ClientGone):  # the next part meets the disconnect, too
+        with contextlib.suppress(ClientGone):  # the next part will notice the disconnect too
             while True:
                 due = self._sent_at + (BEAT_S if self.have_begun else self._patience)
                 if (wait := due - time.monotonic()) > 0:
@@ -211,7 +215,7 @@ def _named_event(chunk: Mapping[str, Any]) -> bytes:
 
 
 async def send_part(send: Send, part: bytes, more: bool) -> None:
-    """Waits while the client's socket is full; this back-pressure affects this request only."""
+    """Sends a part of an answer. Waits while the client's socket is full, which delays only this request."""
     try:
         async with asyncio.timeout(SEND_TIMEOUT_S):
             await send({"type": "http.response.body", "body": part, "more_body": more})

@@ -1,13 +1,13 @@
-"""Whose bytes are parsed next, and whose request begins: connections take turns on the event loop.
+"""Connections take turns on the event loop: which one's bytes are parsed next, and which request begins.
 
-All connections and all answers share one thread. In a turn a slice of a connection's bytes is parsed (`held_input.py`),
-or a request begins; between turns the loop writes what answers have.
+All connections and answers share one thread. In a turn, a slice of one connection's bytes is parsed (`held_input.py`)
+or a request begins; between turns the loop writes answers.
 
-A request that has no key and does not reach the engine is a stranger's: a refusal, a probe, a page. While answers are
-under way, all strangers together get a share of the thread's time. They have it in equal parts (`_FairQueue`), a third
-for each need, for which it does not wait until the others' excess is paid: so heads are parsed, which may bring a key,
-and the server's health is told, whatever crowd asks for anything else. Whoever asks without end waits, and the kernel
-stops him when its buffers are full.
+A request without a key that does not reach the engine is a stranger's: a refusal, a probe, a web page. While answers
+are in progress, all strangers together get at most a share of the thread's time. A third of it is reserved for each
+need (`Need`), and strangers with the same need share it equally (`_FairQueue`). So a crowd with one need does not delay
+the other needs: heads, which may bring a key, are still parsed, and health probes are answered. A connection that asks
+without end waits for its turns, and the kernel stops its sender when the socket's buffers are full.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from moeserve.httpserver.transport.metered import Metered
 from moeserve.httpserver.transport.request_state import state_of
 
 SHARE: Final = 0.1  # of the thread's time, for strangers while answers are under way
-BURST_S: Final = 0.05  # of the thread's time, saved up while there are none
-# The most debt that costly requests leave: a fifth of a second until the next stranger's turn.
+BURST_S: Final = 0.05  # the most unused share that is saved up while there are no strangers
+# The most debt after a costly request: at SHARE it is paid in a fifth of a second.
 MAX_DEBT_S: Final = 0.02
-# The shortest wait for the debt to be paid: rounded, a shorter one might pay nothing.
+# The shortest wait for debt to be paid: a shorter one might be rounded to nothing.
 LEAST_WAIT_S: Final = 0.0002
-SLICE_S: Final = 0.002  # of the thread's time until the loop has its turn; strangers have half of it
-MOST_BEGUN: Final = 8  # requests begun before the loop's turn; one of a stranger's
-SLACK: Final = 64  # entries of a queue whose connections have closed
-READ_S: Final = 20e-6  # seconds of a read that the loop has done, and of a byte of it
+# Of the thread's time, after which the loop does its other work; strangers get half of it.
+SLICE_S: Final = 0.002
+MOST_BEGUN: Final = 8  # requests begun before the loop does its other work; at most one stranger's
+SLACK: Final = 64  # entries of closed connections that a queue may keep
+READ_S: Final = 20e-6  # estimated cost in seconds of a socket read, and of each byte of it
 BYTE_S: Final = 0.2e-9
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -48,21 +49,21 @@ class Need(Enum):
     """What a connection's turn is for."""
 
     PARSE = 0
-    PROBE = 1  # to begin a request for the server's health
-    BEGIN = 2  # to begin another, or to drop what comes behind a refusal
+    PROBE = 1  # to begin a health probe
+    BEGIN = 2  # to begin any other request, or to drop bytes after a refusal
 
 
 class Account:
-    """What a connection has used up of the event loop's time, in seconds."""
+    """A connection's use of the event loop's time, in seconds."""
 
     def __init__(self, *, is_trusted: bool = False) -> None:
         self._is_trusted = (
-            is_trusted  # its last request was no stranger's, or it has had none and requests need no key
+            is_trusted  # its last request was not a stranger's; or it has had none, and no key is needed
         )
-        self._request_is_admitted = False  # the request that is being answered is no stranger's
+        self._request_is_admitted = False  # the request being answered is not a stranger's
         self._of_request = 0.0
-        self.due = dict.fromkeys(Need, 0.0)  # when its next turn is due, by the clock of each need's queue
-        self.need = Need.PARSE  # the need that its last turn was for
+        self.due = dict.fromkeys(Need, 0.0)  # due time of its next turn, on the clock of each need's queue
+        self.need = Need.PARSE  # the need of its last turn
 
     @property
     def is_strangers(self) -> bool:
@@ -76,8 +77,8 @@ class Account:
         self._is_trusted = self._request_is_admitted
 
     def charge(self, seconds: float) -> float:
-        """Charges the connection with the seconds that its request took. Returns what counts as strangers' time:
-        all of it, or 0 for an admitted request."""
+        """Charges the connection for its request's seconds. Returns the seconds that count as strangers' time: all of
+        them, or 0 for an admitted request."""
         if self._request_is_admitted:
             return 0.0
         self._of_request += seconds
@@ -109,16 +110,16 @@ class Waiting(Protocol):
 
 
 class _FairQueue:
-    """Strangers with the same need, ordered by when their turns are due.
+    """The waiting strangers with one need, ordered by the due time of their next turn.
 
-    The clock is the due time of the last turn. A connection's next turn is due later by the time that it has used up; a
-    connection that has not asked for long is due at once. The clock also advances by itself, at a quarter of the rate
-    at which each asking connection is served: else a crowd of ever new connections, which have used up nothing, would
-    keep out one that has used up a little."""
+    The queue's clock is the due time of the last turn given. A connection's next turn is due later by the time that it
+    has used; a connection that has not asked for a while is due at once. The clock also advances by itself, at a
+    quarter of the rate at which each waiting connection is served: otherwise a stream of new connections, which have
+    used no time, would keep out a connection that has used a little."""
 
     def __init__(self, need: Need) -> None:
-        self.used = 0.0  # of the thread's time, by all turns
-        self.debt = 0.0  # the part of it beyond this queue's third of strangers' share
+        self.used = 0.0  # seconds of the thread's time, in all turns
+        self.debt = 0.0  # seconds used beyond this queue's third of strangers' share
         self._need = need
         self._clock = 0.0
         self._heap: list[tuple[float, int, Waiting]] = []
@@ -143,7 +144,7 @@ class _FairQueue:
         self._clock += seconds / (4 * max(1, len(self._heap)))
 
     def drop_left(self, asking: Mapping[Waiting, int]) -> None:
-        """Drops entries that no longer count, when they are the majority."""
+        """Drops outdated entries if they are the majority."""
         if len(self._heap) > 2 * len(asking) + SLACK:
             self._heap = [entry for entry in self._heap if asking.get(entry[2]) == entry[1]]
             heapq.heapify(self._heap)
@@ -160,33 +161,33 @@ class Turns:
         is_open: bool = False,
         share: float = SHARE,
     ) -> None:
-        """`is_busy`: answers are under way, beside which strangers get no more than `share`. `is_known`: headers have a
-        key, so their request begins at once. `is_open`: requests need no key, and a POST begins at once if it is a
-        connection's first, or if the one before reached the engine."""
+        """is_busy: whether answers are in progress; strangers then get no more than `share`. is_known: whether headers
+        have a known key; such a request begins at once. is_open: requests need no key; then a POST begins at once if it
+        is the connection's first, or if the connection's last request reached the engine."""
         self.is_known = is_known
         self.is_open = is_open
         self._share = share
         self._is_busy = is_busy
         self._places = itertools.count()
-        # To their current entries; a connection's older entries no longer count.
+        # The number of each connection's current entry; its older entries are outdated.
         self._asking: dict[Waiting, int] = {}
         self._admitted: deque[tuple[int, Waiting]] = deque()
         self._strangers = {need: _FairQueue(need) for need in Need}
         self._used = 0.0  # seconds that the queue of the last turn has used
-        self._debt = -BURST_S  # strangers' time beyond their share
+        self._debt = -BURST_S  # seconds of strangers' time beyond their share; negative: saved up
         self._paid_at = time.monotonic()
         self._next_run: asyncio.Handle | None = None
 
     def ask(self, connection: Waiting) -> None:
-        """`connection` gets a turn. It may have asked for it already."""
+        """Gives `connection` a turn later. It may have asked already."""
         if connection in self._asking:
             return
         if self._queue(connection) or self._next_run is None:
             self._schedule()
 
     def _queue(self, connection: Waiting) -> bool:
-        """Queues the connection; an entry that it has already no longer counts. Returns whether it may come before all
-        that wait."""
+        """Queues the connection; its earlier entry becomes outdated. Returns whether it may come before all waiting
+        ones."""
         place = self._asking[connection] = next(self._places)
         if not connection.account.is_strangers:
             self._admitted.append((place, connection))
@@ -207,7 +208,7 @@ class Turns:
     def charge(self, connection: Waiting, seconds: float) -> None:
         strangers = connection.account.charge(seconds)
         if strangers:
-            # For the time that has passed, this turn's included; what is charged now must be waited for.
+            # Pays for the time that has passed, this turn's included, before this turn's cost is added to the debt.
             self._pay()
             self._debt = min(self._debt + strangers, MAX_DEBT_S)
             self._strangers[connection.account.need].charge(strangers)
@@ -215,7 +216,7 @@ class Turns:
                 self._queue(connection)
 
     def admit(self, connection: Waiting) -> None:
-        """Notes that the request of `connection` is no stranger's."""
+        """Notes that the request of `connection` has reached the engine, so it is not a stranger's."""
         self._debt -= connection.account.admit()
         if connection in self._asking:
             self._queue(connection)
@@ -225,7 +226,7 @@ class Turns:
     async def metered(
         self, app: ASGIApp, connection: Waiting, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Runs `app`; what it takes is charged to `connection`."""
+        """Runs `app` and charges its CPU time to `connection`."""
         state_of(scope).admit = partial(self.admit, connection)
         await Metered(app(scope, receive, send).__await__(), partial(self.charge, connection))
 
@@ -243,7 +244,7 @@ class Turns:
             self._next_run = loop.call_later(max(wait, LEAST_WAIT_S), self._run)
 
     def _strangers_turns(self) -> list[_FairQueue]:
-        """The queues that may have the next turn."""
+        """Returns the strangers' queues that may get the next turn."""
         is_over_share = self._debt > 0 and self._is_busy()
         return [
             queue for queue in self._strangers.values() if queue and (queue.debt <= 0 or not is_over_share)
@@ -297,7 +298,7 @@ class Turns:
         return None
 
     def _takes(self, place: int, connection: Waiting) -> bool:
-        """Whether the entry is the connection's current one. Then the connection no longer asks."""
+        """Returns whether the entry is the connection's current one; if so, removes it."""
         if self._asking.get(connection) != place:
             return False
         del self._asking[connection]

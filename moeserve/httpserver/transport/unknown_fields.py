@@ -1,8 +1,9 @@
-"""Fields of a body that no request model declares, and fields without effect whose value cannot be read: refused, or
-dropped, counted and logged, as --unknown-fields says.
+"""Unknown fields of a body: fields that no request model declares, and fields without effect whose value is invalid.
+--unknown-fields says whether they are refused, or dropped, counted and logged.
 
-Clients add fields of their own to every object of a request, and new versions add more, so the default drops them. What
-we know to change the answer elsewhere and do not have is no unknown field: a model lists it (`RequestModel.elsewhere`).
+Clients add fields of their own to every object of a request, and new versions add more, so the default drops them. A
+field that changes the answer on other servers is not unknown: a model lists it in `RequestModel.elsewhere`, and it is
+refused.
 """
 
 from __future__ import annotations
@@ -25,29 +26,29 @@ from moeserve.httpserver.transport.request_state import IGNORED_FIELDS, state_of
 log = logging.getLogger(__name__)
 
 
-MAX_LOGGED: Final = 1024  # fields that are told once each; clients could invent them without end
-MAX_NAMED: Final = 16  # in one line or header
+MAX_LOGGED: Final = 1024  # fields that are logged, once each; clients could invent any number
+MAX_NAMED: Final = 16  # fields named in one log line or header
 MAX_NAME_CHARS: Final = 64
 _PLAIN: Final = re.compile(r"[\w.\[\]-]+", re.ASCII)
 
-Owner = type[BaseModel] | str  # the model that has the field, or its place in the body
+Owner = type[BaseModel] | str  # the model whose object has the field, or the field's place in the body
 
 
 class _Dropped(typing.NamedTuple):
     owner: Owner
     name: str
-    is_known: bool  # True: a field without effect whose value could not be read
+    is_known: bool  # True: a declared field without effect whose value was invalid
 
 
-# The fields that a body has lost so far: the context in which pydantic validates it.
+# The fields dropped from a body so far: pydantic's validation context.
 Dropped = dict[_Dropped, None]
 
 
 def drop_unknown(
     info: ValidationInfo, owner: Owner, names: Iterable[str], *, are_known: bool = False
 ) -> bool:
-    """Notes the unknown fields of one object, or (`are_known`) those without effect that cannot be read. Returns False
-    where they must be refused instead: the validation has no context."""
+    """Notes dropped fields of one object: unknown ones, or (are_known) those without effect whose value is invalid.
+    Returns False if they must be refused instead, because the validation has no context."""
     dropped: Dropped | None = info.context
     if dropped is None:
         return False
@@ -57,21 +58,21 @@ def drop_unknown(
     return True
 
 
-HOSTED_TOOL: Final = "tools[].type="  # the beginning of a dropped tool's name
+HOSTED_TOOL: Final = "tools[].type="  # prefix of a dropped tool's name
 
 
 class UnknownFields:
-    """A server's policy, and what it has logged."""
+    """A server's policy for unknown fields, and the fields that it has logged."""
 
     def __init__(self, policy: str, count: Callable[[str, int], None]) -> None:
-        """`policy` is --unknown-fields. `count` is called with a request's route and how many unknown fields it had."""
+        """policy: --unknown-fields. count: called with a request's route and its number of unknown fields."""
         self._policy = policy
         self._count = count
         self._logged: set[str] = set()
 
     @contextmanager
     def dropped_from(self, model: type[BaseModel], scope: Scope) -> Iterator[Dropped | None]:
-        """Collects the fields that are dropped while a body is parsed as `model`, in the context that it yields."""
+        """Yields the validation context that collects the fields dropped while a body is parsed as `model`."""
         if self._policy == "error":
             yield None
             return
@@ -84,7 +85,7 @@ class UnknownFields:
         route = getattr(scope.get("route"), "path", "other")
         self._count(route, len(fields))
         names = [field.name for field in fields]
-        # An answer without a requested tool is a different answer: it is reported whatever the policy.
+        # A dropped tool changes the answer, so it is logged whatever the policy.
         told = names if self._policy == "warn" else [name for name in names if name.startswith(HOSTED_TOOL)]
         if told:
             state_of(scope).notes[IGNORED_FIELDS] = ", ".join(told[:MAX_NAMED])
@@ -100,7 +101,7 @@ class UnknownFields:
 
 
 class _Field(typing.NamedTuple):
-    name: str  # with its place in the body; printable
+    name: str  # the field with its place in the body; printable
     told: str  # the name in the log
 
     @classmethod
@@ -125,14 +126,14 @@ def _listed(names: list[str]) -> str:
 
 
 def _client(scope: Scope) -> str:
-    """Returns who sent it, for a log line."""
+    """Returns the client, for a log line."""
     agent = Headers(scope=scope).get("user-agent", "")
     return f", sent by {agent[:100]!r}" if agent else ""
 
 
 @cache
 def _places(model: type[BaseModel]) -> dict[type[BaseModel], str]:
-    """Where the objects of each model stand in a body, such as "messages[].tool_calls[]."."""
+    """Returns the place of each model's objects in a body, such as "messages[].tool_calls[]."."""
     places: dict[type[BaseModel], str] = {model: ""}
     todo = [model]
     while todo:

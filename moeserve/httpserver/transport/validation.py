@@ -15,16 +15,16 @@ from moeserve.httpserver.transport.errors import ApiError, shown
 from moeserve.httpserver.transport.request_model import RequestModel
 from moeserve.messages.refusal import Refusal
 
-MAX_EXPLAINED: Final = 6  # fields explained beside the first; of the others, only the names are given
+MAX_EXPLAINED: Final = 6  # further fields with an explanation; the rest are only named
 MAX_PARAM_CHARS: Final = 200
-_UNSUPPORTED: Final = {"unsupported_parameter": Refusal.UNSUPPORTED}  # by an error's code; else it is invalid
+_UNSUPPORTED: Final = {"unsupported_parameter": Refusal.UNSUPPORTED}  # by error code; others: invalid
 
 
 def from_validation(model: type[RequestModel], errors: list[ErrorDetails]) -> ApiError:
-    """Returns a 400 that explains the first error in full, and then what is wrong with every other field."""
+    """Returns a 400 that explains the first error in full, and the errors of the other fields briefly."""
     explained: dict[
         str, tuple[str, str]
-    ] = {}  # by param: (code, message); a union has several errors for one field
+    ] = {}  # by param: (code, message); a union yields several errors for one field
     for error in errors:
         explained.setdefault(_param_of(model, error), _explain(model, error))
     (param, (code, message)), *others = (
@@ -40,7 +40,8 @@ def from_validation(model: type[RequestModel], errors: list[ErrorDetails]) -> Ap
 
 
 def _is_within(param: str, params: Collection[str]) -> bool:
-    """Returns whether `param` is inside one of the fields `params`: an alternative of a union that did not match."""
+    """Returns whether `param` lies inside one of the fields `params`: an error of a union's alternative that did not
+    match."""
     outer, dot, _ = param.rpartition(".")
     return bool(dot) and (outer in params or _is_within(outer, params))
 
@@ -51,7 +52,9 @@ def _param_of(model: type[RequestModel], error: ErrorDetails) -> str:
     fields = itertools.takewhile(lambda name: "[" not in name, names[1:])
     param = ".".join([*names[:1], *fields])
     if not param and error["type"] in model.model_fields:
-        param = error["type"]  # fields that disagree: the error is named after the one at fault
+        param = error[
+            "type"
+        ]  # fields that contradict each other: the error's type is the name of the one at fault
     return param[:MAX_PARAM_CHARS]
 
 
@@ -70,9 +73,9 @@ def _explain(model: type[RequestModel], error: ErrorDetails) -> tuple[str, str]:
         case "too_long" | "too_short" | "string_too_long" | "string_too_short":
             _, _, text = error["msg"].replace(" after validation", "").partition("should have")
             return "invalid_value", f"must have{text}"
-        case "string_pattern_mismatch" if "[key]" in error["loc"]:  # of TokenKey
+        case "string_pattern_mismatch" if "[key]" in error["loc"]:  # the pattern of TokenKey
             return "invalid_value", "the keys must be token ids, in decimal digits" + given
-        case "union_tag_invalid":  # of content parts, input items and the like
+        case "union_tag_invalid":  # a union of content parts, input items and the like
             tag, supported = error["ctx"]["tag"], error["ctx"]["expected_tags"]
             return "invalid_value", f"the type {shown(tag)} is not supported; supported are {supported}"
         case "content_part":
@@ -102,7 +105,7 @@ def _range_of(model: type[BaseModel], loc: tuple[int | str, ...]) -> str:
 
 
 def _field_at(model: type[BaseModel], loc: tuple[int | str, ...]) -> FieldInfo | None:
-    """Returns the field that `loc` names, in `model` or in a model within it; None for an element of a value."""
+    """Returns the field at `loc`, in `model` or in a model nested in it; None if `loc` is an element of a value."""
     info = None
     for part in loc:
         info = model.model_fields.get(str(part))

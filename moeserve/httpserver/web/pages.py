@@ -1,9 +1,9 @@
-"""The web pages: the files of the folder `static`, read once when the server starts. `static/vendor` has the libraries
-that they use, as scripts/vendor_web.sh fetched them.
+"""The web pages: the files of the folder `static`, read once when the server starts. `static/vendor` has their
+libraries, fetched by scripts/vendor_web.sh.
 
 The content security policy lets a page load only the other files and talk only to this server, and text never becomes
-HTML or script in it (trusted types). The reader of PDF files has no network access. Pages need no API key; their
-requests to the API do.
+HTML or script in it (trusted types). The reader of PDF files and the frame that shows HTML of a model have no network
+access. Pages need no API key; their requests to the API do.
 """
 
 from __future__ import annotations
@@ -41,33 +41,52 @@ _POLICY: Final = {
     "require-trusted-types-for": "'script'",
     "trusted-types": "'none'",
 }
-# Swagger's page builds HTML from text and gives elements styles; its pictures are in its style sheet. Scripts are ours
-# here, too.
+# Swagger's page builds HTML from text and sets styles on elements; its pictures are in its style sheet. Its scripts
+# come from this server too.
 _SWAGGER_POLICY: Final = {
     name: value
     for name, value in _POLICY.items()
     if name not in ("require-trusted-types-for", "trusted-types")
 } | {"style-src": "'self' 'unsafe-inline'", "img-src": "'self' data:"}
-# The chat starts one worker, for PDF files. Text may not become a script's address there either, except by the policy
-# of this name, of which there can be one: it gives that worker's. Pictures that go with a question are data: URLs.
+# The chat starts one worker, which reads PDF files. Text may not become a script's URL, except through the
+# trusted-types policy of this name, which can be created only once and returns only that worker's URL. Pictures of a
+# message are data: URLs.
 _CHAT_POLICY: Final = _POLICY | {
     "worker-src": "'self'",
     "trusted-types": "pdf-worker",
     "img-src": "'self' data:",
+    "frame-src": "'self'",  # artifact.html: a frame that goes elsewhere by itself is stopped, too
 }
-# It reads files of strangers, and needs nothing but its scripts: whatever a file makes it do, nothing leaves it.
+# What a model wrote runs there as HTML, without an origin ("sandbox") and without network access.
+_ARTIFACT_POLICY: Final = {name: "'none'" for name in _POLICY if "trusted-types" not in name} | {
+    "script-src": "'unsafe-inline'",
+    "style-src": "'unsafe-inline'",
+    "img-src": "data: blob:",
+    "media-src": "data: blob:",
+    "font-src": "data:",
+    "frame-ancestors": "'self'",
+    "sandbox": "allow-scripts",
+}
+# The PDF worker reads untrusted files and needs only its scripts. It has no network, so a malicious file cannot send
+# anything.
 _PDF_POLICY: Final = dict.fromkeys(_POLICY, "'none'") | {
     "script-src": "'self'",
-    "worker-src": "'self'",  # by which a browser may judge what a worker imports
+    "worker-src": "'self'",  # some browsers apply worker-src to a worker's imports
     "require-trusted-types-for": "'script'",
 }
-_POLICIES: Final = {"chat.html": _CHAT_POLICY, "docs.html": _SWAGGER_POLICY, "pdf_worker.js": _PDF_POLICY}
+_POLICIES: Final = {
+    "chat.html": _CHAT_POLICY,
+    "docs.html": _SWAGGER_POLICY,
+    "artifact.html": _ARTIFACT_POLICY,
+    "pdf_worker.js": _PDF_POLICY,
+}
 _HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
+    "x-dns-prefetch-control": "off",  # the name of a host, too, would tell somebody something
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # revalidated at each use, sent again only after a change
+    "cache-control": "no-cache",  # revalidated at each use, but sent again only after a change
 }
 
 

@@ -23,7 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.quantize.kv_triton import by_halves, from_halves, load_kv, store_kv
 from moeserve.kernels.quantize.triton import quantize_groups
-from moeserve.kernels.rope.triton import load_value, norm_and_rotate, rotation
+from moeserve.kernels.rope.triton import load_value, norm_and_rotate, rotation, section_positions
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -136,14 +136,14 @@ def store_heads(
 
 @kernel
 def decode_kernel(
-    q, k, v, q_norm, k_norm, cos, sin, keys, values, key_scales, value_scales, sinks, table, req_slots, positions,
-    slots, count, part_sums, part_stats, counters, out, codes, scales,
+    q, k, v, q_norm, k_norm, cos, sin, rotary, keys, values, key_scales, value_scales, sinks, table, req_slots,
+    positions, ends, slots, count, part_sums, part_stats, counters, out, codes, scales,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, V_DIM: tl.constexpr, ROTARY: tl.constexpr,
     Q_EPS: tl.constexpr, K_EPS: tl.constexpr, V_EPS: tl.constexpr, V_SCALE: tl.constexpr, WINDOW: tl.constexpr,
     SCALE: tl.constexpr, G: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, LEAST: tl.constexpr, FILL: tl.constexpr, LONG: tl.constexpr, BEHIND: tl.constexpr,
-    PDL: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, KV heads, SPLITS). Row i attends to the slots table[req_slots[i], : positions[i] + 1].
 
@@ -157,7 +157,8 @@ def decode_kernel(
     equally long. A row whose splits would then exceed LONG blocks gets up to SPLITS, so that the launch does not
     wait for one long row among short ones. sinks float32 [HEADS], optional: an additional logit per head, counted
     by the first split. WINDOW: number of last positions that a row sees; 0: all. SCALE: multiplies scores, for
-    powers of two. BEHIND: the norms of heads come after RoPE.
+    powers of two. BEHIND: the norms of heads come after RoPE. rotary, HEIGHT, WIDTH: see `section_positions`; None:
+    rows rotate by positions. ends int32 [n], optional, without k and with a WINDOW: row i sees the slots below ends[i].
     """
     if PDL:
         gdc_launch_dependents()
@@ -169,8 +170,12 @@ def decode_kernel(
     if i >= existing:
         return
     length = position + 1
+    first_seen = 0
     if WINDOW > 0:
-        length = tl.minimum(length, WINDOW)
+        first_seen = tl.maximum(length - WINDOW, 0)
+        if ends is not None:
+            length = tl.load(ends + i)
+        length -= first_seen
     blocks = tl.cdiv(length, BLOCK)
     per = (
         tl.maximum(tl.maximum(tl.cdiv(blocks, SPLITS), tl.minimum(tl.cdiv(blocks, FILL), LONG)), LEAST)
@@ -185,7 +190,7 @@ def decode_kernel(
     live_heads = (g < group)[:, None]
     held = table + req_slot.to(tl.int64) * TABLE_STRIDE
     if WINDOW > 0:
-        held += position + 1 - length  # tokens are counted from the first visible one
+        held += first_seen  # tokens are counted from the first visible one
     keys += h * DIM
     values += h * V_DIM
     if key_scales is not None:
@@ -201,7 +206,10 @@ def decode_kernel(
         query = tl.load(q + token * Q_STRIDE + head + d[None, :], live_heads & (d < DIM)[None, :], 0.0)
     else:
         slot = tl.load(slots + i).to(tl.int64)
-        angles = position.to(tl.int64) * (ROTARY // 2)
+        if rotary is None:
+            angles = position.to(tl.int64) * (ROTARY // 2)
+        else:
+            angles = section_positions(rotary + token * 3, HEIGHT, WIDTH, ROTARY, SIZE) * (ROTARY // 2)
         own, other = rotation(None if BEHIND else q_norm, cos + angles, sin + angles, DIM, ROTARY, SIZE)
         own_k, other_k = rotation(None if BEHIND else k_norm, cos + angles, sin + angles, DIM, ROTARY, SIZE)
         if PDL:

@@ -13,7 +13,7 @@ from torch import Tensor
 from moeserve.kernels.attention.decode import decode_kernel
 from moeserve.kernels.attention.prefill import prefill_kernel
 from moeserve.kernels.launch import HOPPER_SHARED_MEMORY, next_power_of_2, pdl, shared_memory, warpgroups
-from moeserve.kernels.rope.op import rotary_dim
+from moeserve.kernels.rope.op import SectionPositions, rotary_dim
 
 LOG2E = 1.4426950408889634
 PROGRAMS = 528  # approximate number of programs per decode launch: four per multiprocessor of an H200
@@ -131,6 +131,7 @@ class NewTokens:
     v_eps: float | None = None
     norm_after: bool = False
     v_scale: float = 1.0
+    sections: SectionPositions | None = None
 
 
 def decode_attention(
@@ -155,6 +156,7 @@ def decode_attention(
     sinks: Tensor | None = None,
     scale: float | None = None,
     fill: int | None = None,
+    ends: Tensor | None = None,
 ) -> None:
     """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
 
@@ -171,8 +173,11 @@ def decode_attention(
 
     scale: factor of q k^T instead of 1/sqrt(dim). `rope_store` has already multiplied q by 1/sqrt(dim) in any case;
     this function applies only the remaining factor. fill: a DecodeWorkspace's; None: every row is split as far as
-    there is room. Raises ValueError for a norm over all heads, which only `rope_store` computes.
+    there is room. ends: int32 [n], row i sees the slots below ends[i] instead, and those that `window` leaves of its
+    position; None: as above. Raises ValueError for a norm over all heads, which only `rope_store` computes, and for
+    ends of new tokens or without a window.
     """
+    _check_ends(ends, window, is_new=new is not None)
     n, (kv_heads, dim), v_dim = len(q), keys.shape[1:], values.shape[2]
     for norm in () if new is None else (new.q_norm, new.k_norm):
         if norm is not None and len(norm) != dim:
@@ -188,6 +193,7 @@ def decode_attention(
         None if new is None else new.k_norm,
         None if new is None else new.cos,
         None if new is None else new.sin,
+        None if new is None or new.sections is None else new.sections.positions,
         keys,
         values,
         key_scales,
@@ -196,6 +202,7 @@ def decode_attention(
         table,
         req_slots,
         positions,
+        ends,
         None if new is None else new.slots,
         count,
         part_sums,
@@ -228,11 +235,18 @@ def decode_attention(
         splits if fill is None else min(fill, splits),
         tile.long,
         new is not None and new.norm_after,
+        0 if new is None or new.sections is None else new.sections.height,
+        0 if new is None or new.sections is None else new.sections.width,
         pdl(),
         num_warps=tile.warps,
         num_stages=tile.stages,
         launch_pdl=pdl(),
     )
+
+
+def _check_ends(ends: Tensor | None, window: int, *, is_new: bool) -> None:
+    if ends is not None and (is_new or not window):
+        raise ValueError("rows see ahead only with a window, and of tokens that the pool has")
 
 
 def prefill_tiles(
@@ -283,15 +297,18 @@ def prefill_attention(
     window: int = 0,
     sinks: Tensor | None = None,
     scale: float | None = None,
+    ends: Tensor | None = None,
 ) -> None:
     """Causal attention of chunks to everything before them. tiles: `prefill_tiles`, on the device.
 
     q [n, heads, dim], scaled; keys [slots, kv_heads, dim], values [slots, kv_heads, v_dim], including the chunks'
     own, of q's dtype or with scales; table int32 [requests, length]; out [n, heads * v_dim]. Other arguments as for
-    `decode_attention`.
+    `decode_attention`. Raises ValueError for ends without a window.
     """
+    _check_ends(ends, window, is_new=False)
     (_, heads, dim), (kv_heads, v_dim) = q.shape, values.shape[1:]
-    if dim == v_dim and dim in WARPGROUP_TILES and key_scales is None and warpgroups():
+    by_warpgroups = dim == v_dim and dim in WARPGROUP_TILES and key_scales is None and ends is None
+    if by_warpgroups and warpgroups():
         _attend_by_warpgroups(q, keys, values, table, tiles, out, window, sinks, _score_scale(scale, dim))
         return
     tokens, tile = tile_tokens(heads, kv_heads, dim), prefill_tile(dim)
@@ -305,6 +322,7 @@ def prefill_attention(
         sinks,
         table,
         tiles,
+        ends,
         out,
         table.stride(0),
         heads,

@@ -21,12 +21,12 @@ NO_SCORE = tl.constexpr(-1e30)  # less than any score
 
 @triton.jit
 def attend_block(
-    acc, largest, total, q, q_position, keys, values, key_scales, value_scales, table, first, end,
+    acc, largest, total, q, q_position, q_last, keys, values, key_scales, value_scales, table, first, end,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, V_DIM: tl.constexpr, V_SIZE: tl.constexpr,
     BLOCK: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Attends to one block of keys from position `first` on. MASKED: some keys are after a row's position or the
-    end, or WINDOW or more before the row's position."""
+    """Attends to one block of keys from position `first` on. MASKED: some keys are after q_last, the last
+    position that a row sees, or the end, or WINDOW or more before the row's position."""
     position = first + tl.arange(0, BLOCK)
     if MASKED:
         live = position < end
@@ -37,7 +37,7 @@ def attend_block(
     k = load_kv(keys, key_scales, slot * (KV_HEADS * DIM), live, DIM, BLOCK, SIZE, False, False)
     scores = tl.dot(q, tl.trans(k))
     if MASKED:
-        scores = tl.where(position[None, :] <= q_position[:, None], scores, float("-inf"))
+        scores = tl.where(position[None, :] <= q_last[:, None], scores, float("-inf"))
         if WINDOW > 0:
             scores = tl.where(position[None, :] > q_position[:, None] - WINDOW, scores, float("-inf"))
     tl.static_assert(SCALE > 0)
@@ -53,7 +53,7 @@ def attend_block(
 
 @kernel
 def prefill_kernel(
-    q, keys, values, key_scales, value_scales, sinks, table, tiles, out,
+    q, keys, values, key_scales, value_scales, sinks, table, tiles, ends, out,
     TABLE_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, V_DIM: tl.constexpr,
     WINDOW: tl.constexpr, SCALE: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, BT: tl.constexpr,
     BLOCK: tl.constexpr, ROWS: tl.constexpr,
@@ -62,7 +62,8 @@ def prefill_kernel(
 
     q [n, HEADS, DIM], scaled; keys [slots, KV_HEADS, DIM], values [slots, KV_HEADS, V_DIM] of q's type, or with scales
     [.., DIM / 32], [.., V_DIM / 32] (quantize/kv.py); out [n, HEADS * V_DIM].
-    sinks, WINDOW and SCALE as in decode.py.
+    sinks, WINDOW and SCALE as in decode.py. ends int32 [n], optional, with a WINDOW: row i sees the positions below
+    ends[i].
     ROWS: a power of two that holds BT * HEADS / KV_HEADS; SIZE, V_SIZE: those that hold DIM, V_DIM.
     """
     group: tl.constexpr = HEADS // KV_HEADS
@@ -76,6 +77,10 @@ def prefill_kernel(
     query = tl.load(q + at[:, None] + d[None, :], live, 0.0)
     # Rows beyond the tile attend to the keys of its last row, so that no row has no keys.
     position = start + tl.minimum(m // group, rows - 1)
+    last, end = position, start + rows
+    if ends is not None:
+        last = tl.load(ends + row + tl.minimum(m // group, rows - 1), rows > 0, 0) - 1
+        end = tl.max(last, 0) + 1
     table += req_slot.to(tl.int64) * TABLE_STRIDE
     acc = tl.zeros([ROWS, V_SIZE], tl.float32)
     largest = tl.full([ROWS], float("-inf"), tl.float32)
@@ -95,12 +100,12 @@ def prefill_kernel(
     else:
         for first in range(0, unmasked, BLOCK):
             acc, largest, total = attend_block(
-                acc, largest, total, query, position, keys, values, key_scales, value_scales, table, first, 0,
+                acc, largest, total, query, position, last, keys, values, key_scales, value_scales, table, first, 0,
                 KV_HEADS, DIM, SIZE, V_DIM, V_SIZE, BLOCK, False, 0, SCALE,
             )  # fmt: skip
-    for first in range(unmasked, start + rows, BLOCK):
+    for first in range(unmasked, end, BLOCK):
         acc, largest, total = attend_block(
-            acc, largest, total, query, position, keys, values, key_scales, value_scales, table, first, start + rows,
+            acc, largest, total, query, position, last, keys, values, key_scales, value_scales, table, first, end,
             KV_HEADS, DIM, SIZE, V_DIM, V_SIZE, BLOCK, True, WINDOW, SCALE,
         )  # fmt: skip
     result = acc / total[:, None]

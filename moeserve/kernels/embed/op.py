@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moeserve.kernels.embed.triton import embed_kernel, take_sampled_kernel
+from moeserve.kernels.embed.triton import add_deep_kernel, embed_kernel, take_sampled_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.linear.op import weight_of
 from moeserve.kernels.planes.layout import k_blocks_of
@@ -36,8 +36,9 @@ def embed(
     *,
     scale: float = 1.0,
 ) -> None:
-    """x[i] = scale * row ids[i] of the table, for i < count[0]; an id out of range reads the nearest row. ids int32
-    [n], x float32 [n, hidden]. places: entries of the slot tables that the same launch writes for these i."""
+    """x[i] = scale * row ids[i] of the table, for i < count[0]; an id out of range reads the nearest row, and x[i]
+    stays as it is where the id is EMBEDDED. ids int32 [n], x float32 [n, hidden]. places: entries of the slot
+    tables that the same launch writes for these i."""
     n, hidden = x.shape
     table = weight_of(planes, kind, hidden)
     embed_kernel(
@@ -64,9 +65,22 @@ def embed(
     )
 
 
+def add_deep(ids: Tensor, count: Tensor, deep: Tensor, x: Tensor) -> None:
+    """x[i] += deep[i] where ids[i] is EMBEDDED, for i < count[0]. ids int32 [n], deep float32 [n, hidden] with rows at
+    any stride, x float32 [n, hidden]."""
+    n, hidden = x.shape
+    block = min(1024, next_power_of_2(hidden))
+    add_deep_kernel(
+        (n, -(-hidden // block)),
+        *(ids, count, deep, x, deep.stride(0), hidden, block, pdl()),
+        num_warps=4,
+        launch_pdl=pdl(),
+    )
+
+
 def take_sampled(ids: Tensor, sampled: Tensor) -> None:
-    """Replaces placeholders in place: an id -1 - i becomes sampled[i], or 0 if that is negative. ids int32 [n],
-    sampled int32 [m]. For steps launched before the host has seen the previous step's tokens."""
+    """Replaces placeholders in place: an id -1 - i becomes sampled[i], or 0 if that is negative; EMBEDDED
+    stays. ids int32 [n], sampled int32 [m]. For steps launched before the host has seen the previous step's tokens."""
     n = len(ids)
     block = min(256, next_power_of_2(n))
     take_sampled_kernel((-(-n // block),), ids, sampled, n, len(sampled), block, num_warps=1)

@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from moeserve.kernels.embed import reference
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.planes.books_triton import load_eight
 from moeserve.kernels.planes.triton import (
@@ -18,6 +19,8 @@ from moeserve.kernels.planes.triton import (
     super_word,
 )
 
+EMBEDDED = tl.constexpr(reference.EMBEDDED)  # x of such a row is written before the step's kernels
+
 
 @kernel
 def embed_kernel(
@@ -28,7 +31,7 @@ def embed_kernel(
     """x[i] = row ids[i] * SCALE, float32 [n, COLS]; grid (n, units). codes: uint8 pointers, or floats if F is None.
     With slot_table int32 [REQUESTS, LENGTH], slot_table[req_slots[i], positions[i]] = kv_slots[i]; with
     window_table, likewise window_slots[i]. An id out of range reads the nearest of the ROWS; entries outside the
-    tables are not written.
+    tables are not written. x of a row with the id EMBEDDED is not written.
 
     The first kernel of a step. It is launched without programmatic dependent launch: it starts when all earlier
     work has ended and is visible. So later kernels may read the step's inputs before they wait for the kernel
@@ -38,8 +41,8 @@ def embed_kernel(
         gdc_launch_dependents()
     UNITS: tl.constexpr = (COLS + 127) // 128
     i, u = tl.program_id(0), tl.program_id(1)
-    existing, row = tl.load(count), tl.load(ids + i)
-    row = tl.minimum(tl.maximum(row, 0), ROWS - 1).to(tl.int64)
+    existing, id = tl.load(count), tl.load(ids + i)
+    row = tl.minimum(tl.maximum(id, 0), ROWS - 1).to(tl.int64)
     if i >= existing:
         return
     if slot_table is not None:
@@ -79,16 +82,33 @@ def embed_kernel(
             value = q.to(tl.float32) * s - m
     if SCALE != 1.0:
         value *= SCALE
-    tl.store(x + i.to(tl.int64) * COLS + u * 128 + c, value, live)
+    tl.store(x + i.to(tl.int64) * COLS + u * 128 + c, value, live & (id != EMBEDDED))
+
+
+@kernel
+def add_deep_kernel(
+    ids, count, deep, x, STRIDE: tl.constexpr, COLS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """x[i] += deep[i] for rows with the id EMBEDDED; x float32 [n, COLS], deep float32 at rows STRIDE apart; grid (n,
+    COLS / BLOCK)."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    i, c = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = (i < tl.load(count)) & (tl.load(ids + i) == EMBEDDED) & (c < COLS)
+    row = i.to(tl.int64)
+    added = tl.load(deep + row * STRIDE + c, live, 0.0)
+    at = x + row * COLS + c
+    tl.store(at, tl.load(at, live, 0.0) + added, live)
 
 
 @kernel
 def take_sampled_kernel(ids, sampled, N: tl.constexpr, SAMPLED: tl.constexpr, BLOCK: tl.constexpr):
-    """Replaces -1 - i in ids int32 [N] by sampled[i], one of SAMPLED tokens, or by 0 if that is negative; grid (N /
-    BLOCK)."""
+    """Replaces -1 - i in ids int32 [N] by sampled[i], one of SAMPLED tokens, or by 0 if that is negative; EMBEDDED
+    stays; grid (N / BLOCK)."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = row < N
     id = tl.load(ids + row, mask=there, other=0)
-    awaited = id < 0
+    awaited = (id < 0) & (id != EMBEDDED)
     token = tl.load(sampled + tl.minimum(-1 - id, SAMPLED - 1), mask=awaited, other=0)
     tl.store(ids + row, tl.maximum(token, 0), mask=awaited)

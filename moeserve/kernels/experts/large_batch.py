@@ -1,4 +1,5 @@
-"""Launches the routed experts for thousands of tokens: unpacks some experts at a time to floats, then multiplies.
+"""Launches the routed experts for thousands of tokens, or of types with codebooks for some tokens: unpacks some experts
+at a time to floats, then multiplies.
 
 Specification: `reference.py`; blocks of routes come from `op.align_routes`.
 """
@@ -7,7 +8,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moeserve.kernels.linear.large_batch import ExpertsInScratch, UnpackScratch, run_float_gemm, unpack
+from moeserve.kernels.linear.large_batch import (
+    FEW_BLOCK,
+    ExpertsInScratch,
+    UnpackScratch,
+    run_float_gemm,
+    unpack,
+)
 from moeserve.kernels.linear.op import SILU, Gated, RouteBlocks, weight_of
 
 
@@ -25,13 +32,14 @@ def large_batch_up(
     *,
     options: Gated = SILU,
 ) -> None:
-    """h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) for every route in the blocks, which have
-    `linear.large_batch.BLOCK` routes. h [n * top_k, ff]."""
+    """h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) for every route in the blocks, which have BLOCK
+    or FEW_BLOCK routes of `linear/large_batch.py`. h [n * top_k, ff]."""
+    used = _used(routing)
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     for first, end in scratch.groups(len(g.codes), 2 * g.rows, cols):
         in_turn = scratch.view(end - first, 2 * g.rows, cols)
-        unpack(g, in_turn, first, every=2)
-        unpack(u, in_turn, first, every=2, at=1)
+        unpack(g, in_turn, first, every=2, used=used)
+        unpack(u, in_turn, first, every=2, at=1, used=used)
         experts = ExpertsInScratch(scratch.group(first, end), routing, top_k)
         run_float_gemm(x, in_turn, None, h, experts=experts, options=options)
 
@@ -56,6 +64,11 @@ def large_batch_down(
         raise ValueError(f"parts of strides {parts.stride()} are no columns of contiguous ones")
     for first, end in scratch.groups(len(w.codes), w.rows, cols):
         floats = scratch.view(end - first, w.rows, cols)
-        unpack(w, floats, first)
+        unpack(w, floats, first, used=_used(routing))
         experts = ExpertsInScratch(scratch.group(first, end), routing, 1, top_k, per_token)
         run_float_gemm(h, floats, None, parts, experts=experts, bias=bias)
+
+
+def _used(routing: RouteBlocks) -> Tensor | None:
+    """Returns the experts that have routes, if there may be others: in steps of few tokens."""
+    return routing.expert if routing.routes.shape[1] == FEW_BLOCK else None

@@ -14,7 +14,6 @@ from torch import Tensor
 from moeserve.kernels.experts.align import align_kernel
 from moeserve.kernels.experts.shared_gate import shared_gate_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl, row_stride
-from moeserve.kernels.linear.large_batch import BLOCK
 from moeserve.kernels.linear.op import (
     SILU,
     Gated,
@@ -194,11 +193,11 @@ class BlockWorkspace:
         experts: int,
         device: torch.device | str,
         *,
-        is_large_batch: bool = False,
+        unpacked_block: int | None = None,
     ) -> None:
-        """is_large_batch: for `large_batch.py`."""
-        self.is_large_batch = is_large_batch
-        self.method = Method(BLOCK) if is_large_batch else method_for(tokens)
+        """unpacked_block: routes per block for `large_batch.py`; None: not for it."""
+        self.is_unpacked = unpacked_block is not None
+        self.method = method_for(tokens) if unpacked_block is None else Method(unpacked_block)
         blocks = num_blocks(tokens, top_k, experts, self.method.block)
         self.expert = torch.empty(blocks, dtype=torch.int32, device=device)
         self.routes = torch.empty(blocks, self.method.block, dtype=torch.int32, device=device)

@@ -15,6 +15,7 @@ from moeserve.kernels.linear.unpack import unpack_kernel
 from moeserve.kernels.planes.layout import k_blocks_of
 
 BLOCK = 128  # routes per program, or tokens of a large batch
+FEW_BLOCK = 64  # routes per program, if an expert has few
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class FloatTile:
 
 
 _LARGE = FloatTile(BLOCK, 256, 64, 8, 4)  # 533 and 479 TFLOP/s on an H200, for gate and up, and for down
+_ROUTE_TILES = {tile.tokens: tile for tile in (_LARGE, FloatTile(FEW_BLOCK, 128, 64, 4, 4))}
 
 
 def dense_float_tile(tokens: int, rows: int) -> FloatTile:
@@ -89,10 +91,18 @@ def can_unpack(weight: Weight) -> bool:
 
 
 def unpack(
-    weight: Weight, out: Tensor, first: int = 0, *, every: int = 1, at: int = 0, is_early: bool = False
+    weight: Weight,
+    out: Tensor,
+    first: int = 0,
+    *,
+    every: int = 1,
+    at: int = 0,
+    used: Tensor | None = None,
+    is_early: bool = False,
 ) -> None:
-    """Unpacks row r of expert first + e to out[e, r * every + at]. out [experts, rows, cols], contiguous. is_early:
-    no kernel of a step writes the matrix, so it may be read before the previous kernel has ended."""
+    """Unpacks row r of expert first + e to out[e, r * every + at]. out [experts, rows, cols], contiguous. used: int32
+    [n], the experts to unpack, in any order, also several times; None: all. is_early: no kernel of a step writes the
+    matrix, so it may be read before the previous kernel has ended."""
     experts, rows, cols = out.shape
     codes = weight.codes[first : first + experts]
     if weight.format is None:
@@ -106,6 +116,8 @@ def unpack(
         weight.scales[first : first + experts],
         weight.supers[first : first + experts] if weight.format.has_super else weight.supers,
         out,
+        used,
+        first,
         weight.rows,
         cols,
         weight.format,
@@ -114,6 +126,7 @@ def unpack(
         at,
         bn,
         kb,
+        0 if used is None else len(used),
         pdl() and is_early,
         num_warps=8,
         launch_pdl=pdl() and is_early,
@@ -152,10 +165,12 @@ def run_float_gemm(
     tile: FloatTile = _LARGE,
 ) -> None:
     """Launches float_gemm_kernel. w [experts, rows, cols] of x's dtype; options: for a gated product, with out
-    [routes, rows / 2]; count: int32 [1], for a product without experts. tile: with experts, its tokens must be
-    BLOCK."""
+    [routes, rows / 2]; count: int32 [1], for a product without experts. tile: of such a product; blocks of BLOCK or
+    FEW_BLOCK routes have their own."""
     _, rows, cols = w.shape
     routing = None if experts is None else experts.routing
+    if routing is not None:
+        tile = _ROUTE_TILES[routing.routes.shape[1]]
     float_gemm_kernel(
         (-(-rows // tile.columns), -(-len(out) // tile.tokens) if routing is None else len(routing.expert)),
         x,

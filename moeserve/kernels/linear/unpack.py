@@ -11,6 +11,7 @@ unpacking within the product takes 1.84; down 0.60 instead of 1.35.
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
@@ -21,16 +22,23 @@ from moeserve.kernels.linear.k_blocks import expert_planes
 
 @kernel
 def unpack_kernel(
-    codes, scales, supers, out,
+    codes, scales, supers, out, used, first_expert,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, OUT_ROWS: tl.constexpr, EVERY: tl.constexpr,
-    AT: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, PDL: tl.constexpr,
+    AT: tl.constexpr, BN: tl.constexpr, KB: tl.constexpr, USED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Unpacks row r of an expert's matrix to row r * EVERY + AT of out [experts, OUT_ROWS, COLS], rounded once,
     from float32. Grid (row tiles, iterations of KB K blocks, experts). With PDL the matrix is read and unpacked
-    before the previous kernel has ended; that kernel must not write the matrix, but may still read `out`."""
+    before the previous kernel has ended; that kernel must not write the matrix, but may still read `out`.
+
+    used: int32 [USED], experts from `first_expert` on, or None: other experts' matrices are left out."""
     if PDL:
         gdc_launch_dependents()
     expert = tl.program_id(2).to(tl.int64)
+    if used is not None:
+        i = tl.arange(0, triton.next_power_of_2(USED))
+        is_used = tl.load(used + i, i < USED, -1) == expert + first_expert
+        if tl.sum(is_used.to(tl.int32), 0) == 0:
+            return
     first = tl.program_id(1) * KB
     row = tl.minimum(tl.program_id(0) * BN + tl.arange(0, BN), ROWS - 1)
     to = out + (expert * OUT_ROWS + row * EVERY + AT)[:, None] * COLS

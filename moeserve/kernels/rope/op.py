@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.rope.triton import rope_store_kernel
+
+
+@dataclass(frozen=True, slots=True)
+class SectionPositions:
+    """Rows that rotate by three positions: time, height and width."""
+
+    positions: Tensor  # int32 [n, 3]
+    height: int  # number of frequencies that rotate by height: 1, 4, 7, ..
+    width: int  # the same by width: 2, 5, 8, ..; all others rotate by time
+
+    def part(self, rows: slice) -> SectionPositions:
+        return SectionPositions(self.positions[rows], self.height, self.width)
 
 
 def rope_store(
@@ -29,6 +43,7 @@ def rope_store(
     *,
     norm_after: bool = False,
     v_scale: float = 1.0,
+    sections: SectionPositions | None = None,
 ) -> None:
     """q_out = rotate(norm(q)) / sqrt(dim); keys[slots[i]] = rotate(norm(k[i])), values[slots[i]] = v_scale * v[i],
     i < count[0].
@@ -39,7 +54,8 @@ def rope_store(
     q_norm, k_norm: None without a norm, float32 [dim] for a norm per head, [heads * dim] or [kv_heads * dim] for
     one over all heads. cos, sin float32 [positions, rotary_dim / 2]: the first rotary_dim dimensions of a head
     rotate. v_eps: epsilon of v's norm per head, without weights; None: no norm. norm_after: the norms of heads come
-    after RoPE. Raises ValueError for a norm or angles of other sizes.
+    after RoPE. sections: what rows rotate by, instead of positions. Raises ValueError for a norm or angles of other
+    sizes.
     """
     (n, heads, dim), (kv_heads, v_dim) = q_out.shape, values.shape[1:]
     rotary = rotary_dim(cos, dim)
@@ -54,6 +70,7 @@ def rope_store(
         cos,
         sin,
         positions,
+        None if sections is None else sections.positions,
         slots,
         count,
         q_out,
@@ -79,6 +96,8 @@ def rope_store(
         next_power_of_2(heads // kv_heads),
         next_power_of_2(dim),
         next_power_of_2(v_dim),
+        0 if sections is None else sections.height,
+        0 if sections is None else sections.width,
         pdl(),
         num_warps=4,
         launch_pdl=pdl(),

@@ -14,8 +14,9 @@ from moeserve.kernels.quantize.kv_triton import store_kv
 
 @triton.jit
 def rotation(weight, cos, sin, DIM: tl.constexpr, ROTARY: tl.constexpr, SIZE: tl.constexpr):
-    """Returns the factors by which `norm_and_rotate` multiplies a head's values and their partners, float32 [1,
-    SIZE] each. cos, sin: pointers to the position's row; weight: the norm's, [H, 1] if rows differ; None: no norm."""
+    """Returns the factors by which `norm_and_rotate` multiplies a head's values and their partners, float32 [1, SIZE]
+    each. cos, sin: pointers to the position's row, one or [1, SIZE]; weight: the norm's, [H, 1] if rows differ; None:
+    no norm."""
     d = tl.arange(0, SIZE)[None, :]
     rotates = d < ROTARY
     is_low = d < ROTARY // 2
@@ -30,6 +31,21 @@ def rotation(weight, cos, sin, DIM: tl.constexpr, ROTARY: tl.constexpr, SIZE: tl
         own = tl.load(weight + d, d < DIM, 0.0) * tl.load(cos + angle, rotates, still)
         other = tl.load(weight + partner, rotates, 0.0) * tl.where(is_low, -s, s)
     return own, other
+
+
+@triton.jit
+def section_positions(
+    positions, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constexpr, SIZE: tl.constexpr
+):
+    """Returns the position by which each dimension of a head rotates, int64 [1, SIZE]. positions: pointer to the row's
+    three; HEIGHT, WIDTH: numbers of frequencies of these sections, interleaved with time's (t h w t h w ..)."""
+    d = tl.arange(0, SIZE)[None, :]
+    angle = tl.where(d < ROTARY // 2, d, d - ROTARY // 2)
+    section = angle % 3
+    section = tl.where(
+        (section == 1) & (angle >= 3 * HEIGHT) | (section == 2) & (angle >= 3 * WIDTH), 0, section
+    )
+    return tl.load(positions + section, d < ROTARY, 0).to(tl.int64)
 
 
 @triton.jit
@@ -79,11 +95,12 @@ def load_value(v, DIM: tl.constexpr, EPS: tl.constexpr, SCALE: tl.constexpr, SIZ
 
 @kernel
 def rope_store_kernel(
-    q, k, v, q_norm, k_norm, cos, sin, positions, slots, count, q_out, keys, values, key_scales, value_scales,
+    q, k, v, q_norm, k_norm, cos, sin, positions, rotary, slots, count, q_out, keys, values, key_scales, value_scales,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, V_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, V_DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr, K_EPS: tl.constexpr,
     V_EPS: tl.constexpr, V_SCALE: tl.constexpr, Q_FULL: tl.constexpr, K_FULL: tl.constexpr, BEHIND: tl.constexpr,
-    GROUP: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, PDL: tl.constexpr,
+    GROUP: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A program per token and KV head, with the HEADS / KV_HEADS query heads that read it. GROUP, SIZE and V_SIZE:
     powers of two that hold the group, a head, and its value of V_DIM. For a token with a negative slot, only q is
@@ -91,7 +108,8 @@ def rope_store_kernel(
 
     Q_EPS, K_EPS, V_EPS: None without a norm; v's has no weights. Q_FULL, K_FULL: 0 for a norm per head, else a
     power of two that holds all heads, which are normalised together with a weight per column. V_SCALE: multiplies
-    v. BEHIND: the norms per head come after RoPE.
+    v. BEHIND: the norms per head come after RoPE. rotary: see `section_positions`; None: rows rotate
+    by positions.
     """
     if PDL:
         gdc_launch_dependents()
@@ -101,8 +119,12 @@ def rope_store_kernel(
     if i >= existing:
         return
     token, position, slot = i.to(tl.int64), position.to(tl.int64), slot.to(tl.int64)
-    cos += position * (ROTARY // 2)
-    sin += position * (ROTARY // 2)
+    if rotary is None:
+        rotates_by = position
+    else:
+        rotates_by = section_positions(rotary + token * 3, HEIGHT, WIDTH, ROTARY, SIZE)
+    cos += rotates_by * (ROTARY // 2)
+    sin += rotates_by * (ROTARY // 2)
     d = tl.arange(0, SIZE)[None, :]
     g = tl.arange(0, GROUP)[:, None]
     live = g < HEADS // KV_HEADS

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moeserve.kernels.routing.options import RouterOptions
+from moeserve.models.granitehybrid.hugging_face import MAPPING
 from moeserve.models.interface import (
     AttentionShape,
     DenseFfnShape,
@@ -31,15 +32,14 @@ def read_shape(source: ModelSource) -> ModelShape:
     """Reads the shape from the metadata. Raises ModelError. Layers without KV heads are Mamba-2; a scale of 0 is none,
     as llama.cpp has it."""
     reader = ShapeReader(source)
-    if reader.flag(ROTATES):
+    if reader.flag(ROTATES, default=False):
         raise reader.error(ROTATES, "is true (Bamba); attention without positions is supported")
     kv_heads = reader.layer_integers(KV_HEADS, 0, 1024)
     if not any(kv_heads):
         raise reader.error(KV_HEADS, "has no layer that attends, which is not supported")
     if all(kv_heads):
         raise reader.error(KV_HEADS, "has no Mamba-2 layer, which is not supported")
-    # The vector of norms has no dimension for its groups if there is one.
-    mamba2 = mamba2_shape(reader, norm_by_group=reader.integer("ssm.group_count", 1, 1024) > 1)
+    mamba2 = mamba2_shape(reader, source)
     ffn = _feed_forward(reader)
     added = reader.number("residual_scale", 0.0, 1e3, default=0.0) or 1.0
     shape = reader.model(
@@ -52,13 +52,9 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def _attention(reader: ShapeReader, num_kv_heads: int) -> AttentionShape:
-    num_heads = reader.integer("attention.head_count", 1, 1024)
-    if num_heads % num_kv_heads:
-        raise reader.error(KV_HEADS, f"has {num_kv_heads}; it must divide the {num_heads} heads")
-    head_dim = reader.integer("attention.key_length", 2, 1024, default=reader.hidden_size // num_heads)
-    reader.only("attention.value_length", head_dim)
     scale = reader.number("attention.scale", 0.0, 1e3, default=0.0) or None
-    return AttentionShape(num_heads, num_kv_heads, head_dim, scale=scale, has_positions=False)
+    heads = reader.heads(rotates_whole=False, num_kv_heads=num_kv_heads)
+    return AttentionShape(*heads, scale=scale, has_positions=False)
 
 
 def _feed_forward(reader: ShapeReader) -> MoeShape | DenseFfnShape:
@@ -72,4 +68,4 @@ def _feed_forward(reader: ShapeReader) -> MoeShape | DenseFfnShape:
     )
 
 
-FAMILY = ModelFamily(architecture="granitehybrid", read_shape=read_shape)
+FAMILY = ModelFamily(architecture="granitehybrid", read_shape=read_shape, hugging_face=MAPPING)

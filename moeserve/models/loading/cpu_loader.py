@@ -12,13 +12,12 @@ from collections.abc import Sequence
 import torch
 
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
-from moeserve.kernels.stream_operands import DeltaParameters
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
 from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.loading.cpu_recurrent import load_recurrence
 from moeserve.models.loading.cpu_residual import load_input, load_ngrams
 from moeserve.models.loading.cpu_weights import (
     CpuAttention,
-    CpuDeltaNet,
     CpuDenseFfn,
     CpuEmbedding,
     CpuHead,
@@ -27,7 +26,6 @@ from moeserve.models.loading.cpu_weights import (
     CpuLayer,
     CpuLayerInput,
     CpuLayerInputs,
-    CpuMamba2,
     CpuMixer,
     CpuMoe,
     CpuNextToken,
@@ -45,10 +43,7 @@ from moeserve.models.loading.halves import pack_halves
 from moeserve.models.loading.head_order import bytes_in_halves, in_halves, is_reordered
 from moeserve.models.loading.kv_products import kv_products
 from moeserve.models.loading.lanes import check_lanes
-from moeserve.models.loading.mamba2 import mamba2_parameters
 from moeserve.models.loading.progress import OnProgress
-from moeserve.models.mamba2 import Mamba2Shape
-from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.tensors import check_tensors, expert_bias_tensors, model_tensors, unloaded_tensors
@@ -184,9 +179,15 @@ class CpuLoader:
             return self._attention(index, mixer)
         if isinstance(mixer, LatentAttentionShape):
             return self._latent_attention(index, mixer)
-        if isinstance(mixer, Mamba2Shape):
-            return self._mamba2(index, mixer)
-        return None if mixer is None else self._delta_net(index, mixer)
+        if mixer is None:
+            return None
+        norm = self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index)
+        return load_recurrence(
+            mixer,
+            norm,
+            lambda *parts: self._group(index, *parts, has_bias=False),
+            lambda name: self._vector(n.in_layer(index, name)),
+        )
 
     def _ffn(self, index: int) -> CpuMoe | CpuDenseFfn | None:
         ffn = self._shape.loaded_layers[index].ffn
@@ -217,32 +218,6 @@ class CpuLoader:
             for part, _ in shape.input_parts
         ]
         return LinearGroup(matrices, biases)
-
-    def _delta_net(self, index: int, shape: GatedDeltaNetShape) -> CpuDeltaNet:
-        taps = shape.heads.conv_kernel
-        conv = torch.cat([self._vector(n.of_layer(index, part)).view(-1, taps) for part in shape.conv_parts])
-        return CpuDeltaNet(
-            norm=self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index),
-            inputs=self._group(index, *(part for part, _ in shape.input_parts), has_bias=False),
-            gates=[self._group(index, part, has_bias=False) for part, _ in shape.gate_parts],
-            parameters=DeltaParameters(
-                conv=conv.t().contiguous(),
-                rate=self._vector(n.in_layer(index, n.SSM_A)).view(-1),
-                dt_bias=self._vector(n.bias_of_layer(index, n.SSM_DT)),
-                norm=self._vector(n.of_layer(index, n.SSM_NORM)),
-            ),
-            output=self._group(index, shape.output_part, has_bias=False),
-        )
-
-    def _mamba2(self, index: int, shape: Mamba2Shape) -> CpuMamba2:
-        return CpuMamba2(
-            norm=self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index),
-            input=self._group(index, n.SSM_IN, has_bias=False),
-            parameters=mamba2_parameters(
-                shape.heads, lambda name: self._vector(n.in_layer(index, name)), as_attention=True
-            ),
-            output=self._group(index, n.SSM_OUT, has_bias=False),
-        )
 
     def _attention(self, index: int, shape: AttentionShape) -> CpuAttention:
         has_norm = shape.qk_norm in ("head", "full")

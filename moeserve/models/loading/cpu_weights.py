@@ -130,6 +130,14 @@ class CpuMamba2:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuShortConv:
+    norm: CpuInput
+    input: LinearGroup  # [row_width, hidden]
+    conv: Tensor  # float32 [conv_kernel, channels], the weight of the oldest token first
+    output: LinearGroup  # [hidden, channels]
+
+
+@dataclass(frozen=True, slots=True)
 class CpuSharedExpert:
     experts: GatedExperts  # one
     gate: Tensor | None  # float32 [hidden]; None: its output is added as it is
@@ -182,7 +190,7 @@ class CpuDenseFfn:
     expert: CpuSharedExpert  # without a gate
 
 
-CpuMixer = CpuAttention | CpuLatentAttention | CpuDeltaNet | CpuMamba2
+CpuMixer = CpuAttention | CpuLatentAttention | CpuDeltaNet | CpuMamba2 | CpuShortConv
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from moeserve.models.loading.gpu_weights import (
     GpuMixer,
     GpuMoe,
     GpuSharedExpert,
+    GpuShortConv,
     GpuWeights,
     MergedLinear,
 )
@@ -40,6 +41,7 @@ from moeserve.models.loading.ram_experts import expert_map_of
 from moeserve.models.loading.upload import Upload
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.tensors import check_tensors, expert_bias_tensors, expert_tensors, model_tensors
@@ -128,6 +130,8 @@ class GpuLoader:
             return self._latent_attention(index, mixer)
         if isinstance(mixer, Mamba2Shape):
             return self._mamba2(index, mixer)
+        if isinstance(mixer, ShortConvShape):
+            return self._short_conv(index)
         return None if mixer is None else self._delta_net(index, mixer)
 
     def _latent_attention(self, index: int, shape: LatentAttentionShape) -> GpuLatentAttention:
@@ -175,6 +179,14 @@ class GpuLoader:
             input=self._linear(index, n.SSM_IN, has_bias=False)[0],
             parameters=mamba2_parameters(shape.heads, lambda name: self._vector(n.in_layer(index, name))),
             output=self._linear(index, n.SSM_OUT, has_bias=False)[0],
+        )
+
+    def _short_conv(self, index: int) -> GpuShortConv:
+        return GpuShortConv(
+            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            input=self._linear(index, n.SHORT_CONV_IN, has_bias=False)[0],
+            conv=self._vector(n.of_layer(index, n.SHORT_CONV)).t().contiguous(),
+            output=self._linear(index, n.SHORT_CONV_OUT, has_bias=False)[0],
         )
 
     def _attention(self, index: int, shape: AttentionShape) -> GpuAttention:

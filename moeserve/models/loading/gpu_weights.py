@@ -106,6 +106,18 @@ class GpuMamba2:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuShortConv:
+    norm: Tensor  # [hidden]
+    input: MergedLinear  # [row_width, hidden]
+    conv: Tensor  # [conv_kernel, channels], the weight of the oldest token first
+    output: MergedLinear
+
+    @property
+    def nbytes(self) -> int:
+        return self.input.nbytes + self.output.nbytes
+
+
+@dataclass(frozen=True, slots=True)
 class GpuSharedExpert:
     experts: GpuExperts  # one
     gate: Tensor | None  # [hidden]; None: its output is added as it is
@@ -141,7 +153,7 @@ class GpuDenseFfn:
         return self.expert.experts.nbytes
 
 
-GpuMixer = GpuAttention | GpuLatentAttention | GpuDeltaNet | GpuMamba2
+GpuMixer = GpuAttention | GpuLatentAttention | GpuDeltaNet | GpuMamba2 | GpuShortConv
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from moeserve.models.interface import (
     MoeShape,
     SharedExpert,
 )
+from moeserve.models.nemotronh.hugging_face import MAPPING
 from moeserve.models.recurrent_heads import mamba2_shape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
@@ -35,8 +36,9 @@ def read_shape(source: ModelSource) -> ModelShape:
         raise reader.error(KV_HEADS, "has no attention layer, which is not supported")
     ffns = _feed_forwards(reader, source, widths)
     # Of the two epsilons that files have, transformers computes with this one.
-    eps = reader.number("attention.layer_norm_epsilon", 1e-12, 1e-2, default=0.0) or reader.rms_eps()
-    mamba2 = mamba2_shape(reader, norm_by_group=True, eps=eps)
+    of_norms = "attention.layer_norm_epsilon"
+    eps = reader.number(of_norms, 1e-12, 1e-2) if reader.has(of_norms) else reader.rms_eps()
+    mamba2 = mamba2_shape(reader, source, eps=eps)
     layers = []
     for index, (num_kv, ffn) in enumerate(zip(kv_heads, ffns, strict=True)):
         if num_kv and ffn is not None:
@@ -52,22 +54,19 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def _attention(reader: ShapeReader, num_kv_heads: int) -> AttentionShape:
-    num_heads = reader.integer("attention.head_count", 1, 1024)
-    if num_heads % num_kv_heads:
-        raise reader.error(KV_HEADS, f"has {num_kv_heads}; it must divide the {num_heads} heads")
-    head_dim = reader.integer("attention.key_length", 2, 1024)
-    reader.only("attention.value_length", head_dim)
-    return AttentionShape(num_heads, num_kv_heads, head_dim, has_positions=False)
+    return AttentionShape(*reader.heads(rotates_whole=False, num_kv_heads=num_kv_heads), has_positions=False)
 
 
 def _feed_forwards(
     reader: ShapeReader, source: ModelSource, widths: list[int]
 ) -> list[MoeShape | DenseFfnShape | None]:
-    if source.architecture == "nemotron_h":
-        return [
-            DenseFfnShape(width, activation="relu", parts=n.UNGATED_FFN_PARTS) if width else None
-            for width in widths
-        ]
+    is_dense = reader.optional_flags(n.DENSE_LAYERS) or [source.architecture == "nemotron_h"] * len(widths)
+    dense = [
+        DenseFfnShape(width, activation="relu", parts=n.UNGATED_FFN_PARTS) if width else None
+        for width in widths
+    ]
+    if all(is_dense):
+        return [*dense]
     num_experts, top_k, width = reader.experts()
     shared = reader.integer("expert_shared_feed_forward_length", 0, 1 << 20, default=0)
     moe = MoeShape(
@@ -83,8 +82,8 @@ def _feed_forwards(
         parts=n.UNGATED_EXPERT_PARTS,
         latent=reader.integer("moe_latent_size", 0, 1 << 16, default=0),
     )
-    return [moe if width else None for width in widths]
+    return [each if alone or each is None else moe for alone, each in zip(is_dense, dense, strict=True)]
 
 
-FAMILY = ModelFamily(architecture="nemotron_h_moe", read_shape=read_shape)
+FAMILY = ModelFamily(architecture="nemotron_h_moe", read_shape=read_shape, hugging_face=MAPPING)
 DENSE_FAMILY = ModelFamily(architecture="nemotron_h", read_shape=read_shape)

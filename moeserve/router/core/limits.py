@@ -86,8 +86,8 @@ class Limits:
     def _fault_of_spans(self, message: GenerateRequest, prompt: int) -> str | None:
         if not self.embedding_bytes:
             return (
-                "the prompt has embeddings (a picture, say) in place of tokens, which only the CPU engine on the "
-                "server's own machine computes so far"
+                "the prompt has embeddings (a picture, say) in place of tokens, which neither several GPUs nor "
+                "a remote worker compute so far"
             )
         if message.beams is not None:
             return "a beam search cannot have embeddings in its prompt"

@@ -15,15 +15,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.config.units import GIB
 from moeserve.kernels import _C
-from moeserve.messages.expert_disk import ExpertDiskCounts
+from moeserve.messages.expert_disk import REPORT_S, ExpertDiskCounts
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 log = logging.getLogger(__name__)
-
-REPORT_S: Final = 60.0  # between two log lines about a slow disk
-SLOW_SHARE: Final = 0.5  # of a report's time that steps waited for the disk
 
 SHARED: Final = "a prefix that it shares was computed without an expert, which could not be read from disk"
 
@@ -108,13 +104,8 @@ class DiskExperts:
             return
         since = now.since(self._reported)
         self._reported, self._reported_at = now, at
-        if since.waited_ms / 1e3 < SLOW_SHARE * seconds:
-            return
-        log.warning(
-            "steps waited for experts from disk for %.0f of the last %.0f s: it reads %.2f GiB/s, and %.0f%% of the "
-            "experts were in RAM; raise --expert-ram, or use a faster disk",
-            *(since.waited_ms / 1e3, seconds, since.bytes_per_second / GIB, 100 * since.hit_rate),
-        )
+        if (slowness := since.slowness(seconds)) is not None:
+            log.warning("%s", slowness)
 
 
 def _counts_of(native: _C.DiskExperts) -> ExpertDiskCounts:

@@ -44,6 +44,8 @@ class RotaryPositions:
 
     def of_step(self, layout: StepLayout) -> Int32s:
         """Returns the rows' positions: int32 [n], or [3, n] if a row belongs to an image."""
+        if not self._pictures:
+            return layout.position
         rows = [row for row, slot in enumerate(layout.req_slot.tolist()) if slot in self._pictures]
         if not rows:
             return layout.position
@@ -52,7 +54,11 @@ class RotaryPositions:
         for row in rows:
             first, start, count = int(layout.offset[row]), int(layout.start[row]), int(layout.count[row])
             columns = found[:, first : first + count]
-            for picture in self._pictures[int(layout.req_slot[row])]:
+            pictures = self._pictures[int(layout.req_slot[row])]
+            if start >= pictures[-1].end:  # as each row of an answer
+                columns += pictures[-1].shift
+                continue
+            for picture in pictures:
                 columns[:, max(picture.end - start, 0) :] = (
                     layout.position[first : first + count][max(picture.end - start, 0) :] + picture.shift
                 )

@@ -11,6 +11,7 @@ import torch
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.models.loading.progress import OnProgress
+from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.worker.loading.cpu.load import load_cpu_runner
 from moeserve.worker.loading.device import choose_device, gpu_numbers
 from moeserve.worker.loading.self_test import check_logits
@@ -22,17 +23,22 @@ log = logging.getLogger(__name__)
 
 
 def load_runner(
-    config: ServerConfig, on_progress: OnProgress, forced_rows: int = 0, start: Start | None = None
+    config: ServerConfig,
+    on_progress: OnProgress,
+    forced_rows: int = 0,
+    start: Start | None = None,
+    spans: EmbeddingFiles | None = None,
 ) -> Runner:
     """Loads the model of `config.model` on the device that `config.device` selects, and allocates everything that a
     step needs.
 
     Raises ModelError for a bad file, ConfigError if the memory does not suffice, the CPU lacks `config.isa`, or the
     device does not exist. The first worker tests the model (`self_test.py`). forced_rows: largest number of rows of
-    steps whose routing is taken from a trace, for measurements. start: see `Start`; None: a first start.
+    steps whose routing is taken from a trace, for measurements. start: see `Start`; None: a first start. spans:
+    where requests' embeddings lie; None: they have none. Several GPUs take none.
     """
     start = start or Start()
-    runner = _load_on_device(config, on_progress, forced_rows, start)
+    runner = _load_on_device(config, on_progress, forced_rows, start, spans)
     if start.is_first:
         check_logits(runner, Path(config.model))
         start.clock.ended("first step")
@@ -40,11 +46,17 @@ def load_runner(
     return runner
 
 
-def _load_on_device(config: ServerConfig, on_progress: OnProgress, forced_rows: int, start: Start) -> Runner:
+def _load_on_device(
+    config: ServerConfig,
+    on_progress: OnProgress,
+    forced_rows: int,
+    start: Start,
+    spans: EmbeddingFiles | None,
+) -> Runner:
     if choose_device(config.device) == "cpu":
         if forced_rows:
             raise ConfigError("--routing-trace: the CPU engine has all experts in one place; leave it out")
-        return load_cpu_runner(config, on_progress)
+        return load_cpu_runner(config, on_progress, spans)
     set_up_torch()
     from moeserve.kernels.launch import hash_sources  # imported late: a machine without a GPU may lack Triton
     from moeserve.worker.loading.gpu.load import load_gpu_runner
@@ -61,4 +73,4 @@ def _load_on_device(config: ServerConfig, on_progress: OnProgress, forced_rows: 
     torch.zeros(1, device=device)  # creates the GPU's context
     start.clock.ended("GPU")
     source = start.inherited.source or open_weights(config)
-    return load_gpu_runner(config, source, on_progress, device, start, forced_rows)
+    return load_gpu_runner(config, source, on_progress, device, start, forced_rows, spans)

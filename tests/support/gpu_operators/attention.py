@@ -15,6 +15,8 @@ from moeserve.kernels.mamba2.heads import Mamba2Heads
 from moeserve.kernels.operators.piecewise import op as piecewise_op
 from moeserve.kernels.planes import empty_planes
 from moeserve.kernels.rope.op import rope_store
+from moeserve.kernels.short_conv import op as short_conv
+from moeserve.kernels.short_conv.heads import ShortConvHeads
 from moeserve.quantization.table import Q8_0
 from tests.support.gpu_operators.tensors import Q4, both, empty, i32
 
@@ -228,6 +230,15 @@ def mamba_2(n: int, kind: torch.dtype, by_chunks: bool) -> None:
     y, codes, scales = both(n, h.value_width, kind)
     mamba2.gated_norm(out, rows[:, : h.value_width], empty(h.value_width), 1e-5, 8, count, y, codes, scales)
     mamba2.gated_norm(out, rows[:, : h.value_width], empty(h.value_width), 1e-5, 1, count, y, codes, scales)
+
+
+def short_convolution(n: int, kind: torch.dtype) -> None:
+    h, at = ShortConvHeads(2048, 3), empty(n, dtype=i32)
+    y, codes, scales = both(n, h.channels, kind)
+    short_conv.short_conv(
+        empty(n, h.row_width, dtype=kind), empty(3, h.channels), h, empty(3, h.state_values),
+        delta.StepSequences(at, at, at, at), empty(1, dtype=i32), y, codes, scales,
+    )  # fmt: skip
 
 
 def piecewise(dtype: torch.dtype, dim: int) -> None:

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from moeserve.kernels.linear.large_batch import FEW_BLOCK
 from moeserve.quantization import StoredScales
 from moeserve.quantization.table import (
     BF16,
@@ -40,6 +41,7 @@ from tests.support.gpu_operators.attention import (
     latent_attention,
     mamba_2,
     piecewise,
+    short_convolution,
     wide_attention,
 )
 from tests.support.gpu_operators.products import (
@@ -97,6 +99,7 @@ CALLS: dict[str, list[Callable[[], None]]] = {
         partial(experts, 30, IQ2_XXS, IQ1_M),
         partial(experts, 256, IQ2_S, IQ1_S),
         partial(large_batch, 4096, IQ3_XXS, IQ2_XS),
+        partial(large_batch, 64, IQ3_XXS, IQ2_XS, FEW_BLOCK),
     ],
     "wide scales": [
         partial(linear, 4, TQ2_0, 512, 96, Q1_0, 32),
@@ -140,6 +143,10 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "Mamba-2, many": [
         partial(mamba_2, 200, torch.bfloat16, False),
         partial(mamba_2, 200, torch.bfloat16, True),
+    ],
+    "short convolution": [
+        partial(short_convolution, 3, f32),
+        partial(short_convolution, 200, torch.bfloat16),
     ],
     "delta net, many": [partial(delta_net, 200, torch.bfloat16, True)],
     "delta net, many, floats": [partial(delta_net, 200, f32, True)],

@@ -11,7 +11,7 @@ from moeserve.kernels.experts.quads import QuadWorkspace, quad_order, quads_down
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.gating import Activation, form_of
 from moeserve.kernels.linear import join_gated, op
-from moeserve.kernels.linear.large_batch import UnpackScratch, large_batch_linear
+from moeserve.kernels.linear.large_batch import BLOCK, UnpackScratch, large_batch_linear
 from moeserve.kernels.lora import op as lora
 from moeserve.kernels.planes import empty_planes
 from moeserve.kernels.planes.panels_triton import unpack_panels, unpack_scattered
@@ -174,7 +174,7 @@ def adapters(n: int, dtype: torch.dtype) -> None:
         h[0][:240],
         options=options,
     )
-    wide = BlockWorkspace(n, top_k, num, "meta", is_large_batch=True)
+    wide = BlockWorkspace(n, top_k, num, "meta", unpacked_block=BLOCK)
     large_batch_up(
         x[0],
         planes,
@@ -210,10 +210,10 @@ def quads(n: int, kind: QuantType, down: QuantType) -> None:
     )
 
 
-def large_batch(n: int, kind: QuantType, down: QuantType) -> None:
+def large_batch(n: int, kind: QuantType, down: QuantType, block: int = BLOCK) -> None:
     hidden, ff, num, top_k, dtype = 512, 256, 128, 8, torch.bfloat16
     scratch = UnpackScratch(empty(1 << 24, dtype=dtype))
-    room, gate = BlockWorkspace(n, top_k, num, "meta", is_large_batch=True), weight(kind, num, ff, hidden)
+    room, gate = BlockWorkspace(n, top_k, num, "meta", unpacked_block=block), weight(kind, num, ff, hidden)
     x, routing = empty(n, hidden, dtype=dtype), op.RouteBlocks(room.expert, room.routes)
     h = empty(n * top_k, ff, dtype=dtype)
     large_batch_up(x, gate, int(kind), gate, int(kind), hidden, routing, top_k, h, scratch)

@@ -74,6 +74,7 @@ KIMI: Final = (
     '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": "x"'
 )
 HERMES: Final = '<tool_call>\n{"name": "f", "arguments": {"a": "x"'
+LFM2: Final = '<|tool_call_start|>[f(a="x"'
 GEMMA: Final = '<|tool_call>call:f{a:<|"|>x<|"|>'
 HARMONY: Final = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": "x"'
 
@@ -125,6 +126,9 @@ HARMONY: Final = '<|channel|>commentary to=functions.f <|constrain|>json<|messag
         ("kimi_k2", KIMI.replace("functions.f:0", " f ") + ', "b": "y"}<|tool_call_end|>'),
         ("gemma4", GEMMA + ',b:<|"|>y<|"|><tool_call|>'),
         ("gemma4", GEMMA + ',b:<|"|>y<|"|>'),
+        ("lfm2", LFM2 + ', b="y")<|tool_call_end|>'),
+        ("lfm2", LFM2 + ', b="y"<|tool_call_end|>'),
+        ("lfm2", LFM2 + ', b="y"'),
         ("harmony", HARMONY + ', "b": "y"<|call|>'),
         ("harmony", HARMONY + ', "b": "y"'),
         ("harmony", HARMONY + ', "b": "y"<|end|>'),
@@ -154,6 +158,7 @@ def test_a_next_call_closes_the_one_before(name: str) -> None:
         "hunyuan": "}]</tool_calls>",
         "hy_v3": "</tool_call:opensource>",
         "hy_v3_preview": "</tool_call>",
+        "lfm2": ")]",
     }
     text = call(name, {"a": "x"})
     first = text[: text.index(ends[name])].rstrip()
@@ -394,3 +399,41 @@ def test_a_call_that_breaks_late_shows_all_of_its_rest() -> None:
 )
 def test_gemmas_spellings(written: str, arguments: dict[str, Any]) -> None:
     assert read("gemma4", f"<|tool_call>{written}<tool_call|>") == Answer("", "", [("f", arguments)])
+
+
+# ---- LFM2's Python
+
+
+@pytest.mark.parametrize(
+    ("written", "calls"),
+    [
+        ("[browser_navigate(url='/home/user1/workspace')]", [("browser_navigate", {"url": "/home/user1/workspace"})]),
+        ("[Read(path='/home/user/foo.c')]", [("Read", {"path": "/home/user/foo.c"})]),
+        ('[grocery.orderIngredients(items=["a", \'b\'], when={"day": 1})]',
+         [("grocery.orderIngredients", {"items": ["a", "b"], "when": {"day": 1}})]),
+        ("[f(a='x', n=-1.5, on=True, off=False, none=None), g()]",
+         [("f", {"a": "x", "n": -1.5, "on": True, "off": False, "none": None}), ("g", {})]),
+        ("[f(text='It's here, isn't it')]", [("f", {"text": "It's here, isn't it"})]),
+        ("[f(text='say \\'hi\\' (now)')]", [("f", {"text": "say 'hi' (now)"})]),
+        ("f(a='x')", [("f", {"a": "x"})]),  # without the list
+        ("[f(a='x')][g(b=2)]", [("f", {"a": "x"})]),  # what stands behind a list is text
+        ('[{"name": "f", "arguments": {"a": "x"}}, {"name": "g", "arguments": {}}]', [("f", {"a": "x"}), ("g", {})]),
+        ('{"name": "f", "arguments": {"a": "x"}}', [("f", {"a": "x"})]),
+        ("[\n  f(\n    a = 'x',\n  )\n]", [("f", {"a": "x"})]),
+        ("[f(mode=fast)]", [("f", {"mode": "fast"})]),
+    ],
+)  # fmt: skip
+def test_calls_in_python(written: str, calls: list[Any]) -> None:
+    answer = read("lfm2", f"<|tool_call_start|>{written}<|tool_call_end|>")
+    assert answer.calls == calls
+    assert not answer.text or "g(" in answer.text
+
+
+@pytest.mark.parametrize(
+    "written", ["[f('x')]", "[f(1)]", "[(a=1)]", "[a b(c=1)]", "[f(a='x' b=1)]", "no call"]
+)
+def test_python_that_is_no_call_is_text(written: str) -> None:
+    text = f"<|tool_call_start|>{written}<|tool_call_end|>"
+    answer = read("lfm2", text)
+    assert answer.calls == []
+    assert written[1:4] in answer.text

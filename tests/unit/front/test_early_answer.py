@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 from starlette.types import Message
 
 from moeserve.front import early_answer
-from moeserve.front.early_answer import EarlyAnswer, EarlyEvents, EarlyJson, error_event
+from moeserve.front.early_answer import EarlyAnswer, EarlyEvents, EarlyJson, EarlyLines, error_event
 from moeserve.httpserver.transport.sse import BEAT_S, BLANKS_AFTER_S
 from tests.support.virtual_time import Clock
 
@@ -51,7 +52,11 @@ def nothing(result: Any) -> None:
 
 def test_what_is_there_at_once_begins_nothing(clock: Clock) -> None:
     client = Client(clock)
-    for early in (EarlyEvents(client.send, lambda: "loading"), EarlyJson(client.send)):
+    for early in (
+        EarlyEvents(client.send, lambda: "loading"),
+        EarlyJson(client.send),
+        EarlyLines(client.send),
+    ):
         assert clock.run(early.until(after(0.2), nothing)) == "done"
         assert not early.have_begun
     assert not client.messages
@@ -80,6 +85,20 @@ def test_json_gets_blanks_only_after_half_a_minute(clock: Clock) -> None:
     clock.run(early.fail({"error": {"message": "too late"}}))
     assert client.body == b'\n{"error":{"message":"too late"}}'
     assert not client.has_end, "no client may take it for an answer"
+
+
+def test_lines_of_json_get_blanks_that_every_line_may_begin_with(clock: Clock) -> None:
+    client = Client(clock)
+    early = EarlyLines(client.send)
+    clock.run(early.until(after(BLANKS_AFTER_S - 1), nothing))
+    assert not client.messages
+    clock.run(early.until(after(BLANKS_AFTER_S + 2 * BEAT_S), nothing))
+    assert early.have_begun
+    clock.run(early.fail({"error": "too late"}))
+    assert client.body.decode().startswith("  ")
+    (line,) = client.body.decode().splitlines()
+    assert json.loads(line) == {"error": "too late"}
+    assert client.has_end
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,10 @@ SCHEMA: Any = {"type": "object", "properties": {}, "additionalProperties": False
 # A value for each supported or accepted field; with "field": {"field": ..., ...} it needs what stands beside it.
 VALUES: dict[str, Any] = {
     "images": [],  # this server has no tower
+    "suffix": "",  # nor tokens for fill-in-the-middle (test_infill)
+    "n_indent": 4,
+    "t_max_predict_ms": 500,
+    "response_fields": ["content"],
     "add_generation_prompt": True,
     "background": True,
     "add_special": True,

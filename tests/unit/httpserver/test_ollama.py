@@ -123,7 +123,7 @@ def test_errors_are_a_text(server: HttpServer) -> None:
         assert part in refused.json()["error"]
 
 
-def test_a_stream_that_waits_has_its_head_and_no_comments(server: HttpServer) -> None:
+def test_a_stream_that_waits_has_its_head_and_blanks(server: HttpServer) -> None:
     server.answer = silence
     with (
         httpx.Client(base_url=server.url, timeout=60, verify=TLS) as client,
@@ -131,8 +131,10 @@ def test_a_stream_that_waits_has_its_head_and_no_comments(server: HttpServer) ->
     ):
         assert response.status_code == 200  # nothing was answered yet
         echo(server, server.requests[-1])
-        for line in response.iter_lines():
-            assert json.loads(line)["model"]
+        lines = [*response.iter_lines()]
+    assert lines[0].startswith(" {"), "a proxy has seen bytes"
+    assert not any(line.startswith(" ") for line in lines[1:])
+    assert all(json.loads(line)["model"] for line in lines)
 
 
 def test_the_lists_of_models(server: HttpServer) -> None:

@@ -36,6 +36,17 @@ def client(server: HttpServer) -> Iterator[httpx.Client]:
         yield client
 
 
+ALLOWED_TO_ARTIFACTS = {
+    "script-src": "'unsafe-inline'",
+    "style-src": "'unsafe-inline'",
+    "img-src": "data: blob:",
+    "media-src": "data: blob:",
+    "font-src": "data:",
+    "frame-ancestors": "'self'",
+    "sandbox": "allow-scripts",
+}
+
+
 @pytest.mark.parametrize("path", sorted(pages.PATHS))
 def test_a_file_needs_no_key_and_may_load_nothing_from_elsewhere(client: httpx.Client, path: str) -> None:
     response = client.get(path)
@@ -44,6 +55,12 @@ def test_a_file_needs_no_key_and_may_load_nothing_from_elsewhere(client: httpx.C
     assert response.headers["content-type"] == TYPES[kind]
     policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
     assert policy.pop("default-src") == "'none'"
+    if (
+        path == "/web/artifact.html"
+    ):  # where HTML of a model runs: without an origin, and without network access
+        assert {name: value for name, value in policy.items() if value != "'none'"} == ALLOWED_TO_ARTIFACTS
+        assert policy["connect-src"] == policy["form-action"] == policy["base-uri"] == "'none'"
+        return
     if path == "/docs":  # Swagger's, which makes elements of text, and has its pictures in its style sheet
         assert policy["style-src"] == "'self' 'unsafe-inline'"
         assert policy["img-src"] == "'self' data:"
@@ -51,6 +68,7 @@ def test_a_file_needs_no_key_and_may_load_nothing_from_elsewhere(client: httpx.C
     if path == "/":  # which may start one worker, whose address a policy of this name gives
         assert (policy["worker-src"], policy["trusted-types"]) == ("'self'", "pdf-worker")
         assert policy["img-src"] == "'self' data:"  # pictures that go with a question
+        assert policy.pop("frame-src") == "'self'"  # artifact.html
         policy |= {"worker-src": "'none'", "trusted-types": "'none'", "img-src": "'self'"}
     if path == "/web/pdf_worker.js":  # which reads files of strangers, and may load its scripts and no more
         allowed = {name for name, value in policy.items() if value != "'none'"}

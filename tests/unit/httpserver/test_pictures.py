@@ -387,6 +387,6 @@ def test_an_engine_that_takes_none(server: HttpServer, visual: VisualServer) -> 
     server.send(ready)
     assert within(30, lambda: server.post("/v1/chat/completions", chat(image())).status_code == 400)
     refused = server.post("/v1/chat/completions", chat(image()))
-    assert "so far only the CPU engine supports pictures" in refused.json()["error"]["message"]
+    assert "neither several GPUs nor a remote worker compute so far" in refused.json()["error"]["message"]
     engine_sees(server)
     assert within(30, lambda: server.post("/v1/chat/completions", chat(image())).status_code == 200)

@@ -75,7 +75,7 @@ def test_an_order_reaches_the_engine_and_what_it_leaves_out_is_off(
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        (["top_k", "infill"], "there is no sampler 'infill'; there are penalties, dry, "),
+        (["top_k", "fill"], "there is no sampler 'fill'; there are penalties, dry, "),
         ("kz", "there is no letter 'z'; there are e, d, "),
         (["top_k", "top_k"], "each sampler may be named only once"),
         (["top_k", "penalties"], "penalties must come first, then dry"),

@@ -48,7 +48,7 @@ def test_a_base_url_that_is_nearly_right_is_told(client: httpx.Client, given: st
         ("POST", "/v1/conversations", "previous_response_id"),
         ("GET", "/v1/chat/completions/chatcmpl-1", "previous_response_id"),
         ("POST", "/v1/responses/compact", "no compaction here"),
-        ("POST", "/api/pull", "with --model"),
+        ("POST", "/api/push", "with --model"),
     ],
 )
 def test_what_clients_know_and_is_not_there_is_told_with_the_reason(

@@ -93,7 +93,7 @@ COMPLETION = OPENAI | {
     "echo": NOT_BOOLEANS,
     "logprobs": [*NOT_INTEGERS, -1, 21],
     "best_of": [*NOT_INTEGERS, 0, 129],
-    "suffix": ["x", 5],
+    "suffix": [5],
 }
 CHAT = OPENAI | {
     "messages": [

@@ -84,7 +84,7 @@ def test_what_does_not_go_with_embeddings_is_refused_by_name() -> None:
     scored = change(good, sampling=change(good.sampling, prompt_logprobs=1))
     beams = change(good, beams=BeamParams(1, 0, 2, 2))
     for message, limits, cause in (
-        (good, {"embedding_bytes": 0}, "only the CPU engine"),
+        (good, {"embedding_bytes": 0}, "neither several GPUs nor"),
         (scored, {}, "prompt logprobs"),
         (beams, {}, "beam search"),
         (

@@ -216,6 +216,7 @@ def any_step(draw: st.DrawFn, facts: StepFacts) -> StepShape:
         draw(st.booleans()),
         draw(st.sampled_from(facts.scopes)),
         draw(st.booleans()),
+        facts.spans_see_ahead and draw(st.booleans()),
         drafted,
     )
 

@@ -1,1 +1,1 @@
-"""Conversations: messages, tools and reasoning, to a prompt and from an answer."""
+"""Conversations: messages, tools and reasoning are made into a prompt, and read from an answer."""

@@ -1,4 +1,4 @@
-"""What a conversation's tools and reasoning ask of its answer: a grammar, tokens, and how the answer is read."""
+"""How a conversation's tools and reasoning shape its answer: a grammar, biased and stop tokens, and how it is read."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AnswerForm:
     grammar: GrammarConstraint | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)  # beside the client's own
     thinking: Thinking | None = None
-    shown_tokens: tuple[int, ...] = ()  # control tokens that the chat format reads from the text
+    shown_tokens: tuple[int, ...] = ()  # control tokens kept in the text for the format's parser
     stop_token_ids: tuple[int, ...] = ()  # the chat format's, after which the answer is complete
     reading: AnswerReading | None = None  # None: the answer is plain text
 
@@ -46,7 +46,7 @@ def form_of(
     if formats.channels is not None:
         begun = formats.channels.prompt_end(text.tokenizer, ids)
         constraint = given
-        if harmony.MESSAGE not in begun:  # a grammar begins with the message, else with its text
+        if harmony.MESSAGE not in begun:  # the grammar begins at the message's header, else at its text
             constraint = channel_grammar(prompt, _combined(tools, given), formats.channels)
         reading = AnswerReading(prompt, formats, asked.stop_token_ids, constraint, begun=begun)
         return AnswerForm(constraint, shown_tokens=tuple(formats.channels.tokens.values()), reading=reading)
@@ -58,7 +58,7 @@ def form_of(
     stops = _call_end(tools, constraint, formats)
     if wanted.budget and formats.thinking is None:
         raise invalid(wanted.param, "this model has no reasoning to limit (see --reasoning-parser)")
-    thinking: Thinking | None = None  # named to the worker where a budget or a grammar depends on it
+    thinking: Thinking | None = None  # sent to the worker if a budget or a grammar depends on it
     is_asked = wanted.budget is not None or constraint is not None
     if formats.thinking is not None and state != "closed" and is_asked:
         thinking = formats.thinking.message(state == "open", wanted.budget, call_token)
@@ -76,7 +76,7 @@ def form_of(
 def _grammar(
     tools: ToolUse, given: GrammarConstraint | None, formats: ChatFormats
 ) -> GrammarConstraint | None:
-    """Returns the grammar of the answer, its calls in the model's own format."""
+    """Returns the grammar of the answer, with calls in the model's own format."""
     combined = _combined(tools, given)
     if combined is None and tools.may_call and not tools.parallel and formats.call_end is None:
         combined = GrammarConstraint(tools.any_call(), "parallel_tool_calls")
@@ -89,7 +89,7 @@ def _grammar(
 
 
 def _combined(tools: ToolUse, given: GrammarConstraint | None) -> GrammarConstraint | None:
-    """Combines the grammar that the client asked for with that of its tools."""
+    """Combines the grammar that the client asked for with the grammar of its tools."""
     of_tools = tools.grammar_spec() if tools.may_call else None
     if given is None:
         return None if of_tools is None else GrammarConstraint(of_tools, tools.param)
@@ -97,7 +97,7 @@ def _combined(tools: ToolUse, given: GrammarConstraint | None) -> GrammarConstra
         return given
     if isinstance(given.spec, grammar.JsonSchema):
         if of_tools is not None and tools.choice != "auto":
-            return GrammarConstraint(of_tools, tools.param)  # a call must come, so no text has the format
+            return GrammarConstraint(of_tools, tools.param)  # a call must come: no text could match `given`
         shapes = [tool.for_grammar() for tool in tools.callable]
         either = grammar.JsonOrToolCalls(given.spec.schema, shapes, tools.parallel)
         return GrammarConstraint(either, given.param)
@@ -112,25 +112,25 @@ def _without_calls(tools: ToolUse, formats: ChatFormats) -> dict[int, float]:
 
 
 def _call_end(tools: ToolUse, constraint: GrammarConstraint | None, formats: ChatFormats) -> tuple[int, ...]:
-    """Returns the closing tag's token if one call is allowed, so that the tag ends the answer; () if the tag is no
-    single token or a grammar ends the answer."""
+    """Returns the closing tag's token as a stop token if only one call is allowed; () if the tag takes several tokens
+    or a grammar ends the answer."""
     is_single = tools.may_call and not tools.parallel
     return (formats.call_end,) if is_single and constraint is None and formats.call_end is not None else ()
 
 
 def _call_token(constraint: GrammarConstraint | None, formats: ChatFormats) -> int | None:
-    """Returns the token with which a call of the grammar ends the reasoning."""
+    """Returns the token that begins a call of the grammar and so ends the reasoning; None if there is none."""
     has_calls = constraint is not None and isinstance(constraint.spec, grammar.WithCalls)
     return formats.tool_open if has_calls else None
 
 
 def _check_ending(asked: Asked, param: str, thinking: Thinking, format_stops: tuple[int, ...]) -> None:
-    """Checks the tokens that end thinking which is cut short: the request must not forbid them. `param` is the client's
-    name of its bound. Raises ApiError 400."""
+    """Checks that the request does not forbid the tokens that end reasoning at its budget. `param` is the client's name
+    of the budget. Raises ApiError 400."""
     if thinking.budget is None:
         return
     forbidden = {*asked.stop_token_ids, *format_stops}
-    first = thinking.budget + (not thinking.is_open)  # the ending's position in the output
+    first = thinking.budget + (not thinking.is_open)  # position of the ending's first token in the output
     for position, token_id in enumerate(thinking.ending, first):
         if position < asked.min_tokens and token_id in forbidden:
             message = (

@@ -22,7 +22,7 @@ class AnswerReading:
     constraint: GrammarConstraint | None = None
     call_token: int | None = None  # begins a call of the constraint, and so ends the reasoning
     thinking: ThinkingState = "closed"  # the state at the prompt's end
-    begun: str = ""  # in channels: the text of the message that the prompt has begun
+    begun: str = ""  # gpt-oss only: text of a message that the prompt has begun
 
     def reader(self) -> AnswerReader:
         return AnswerReader(

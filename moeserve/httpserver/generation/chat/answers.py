@@ -30,13 +30,13 @@ class AnswerReader:
         end_tags: Mapping[int, str] | None = None,
         stop_token_ids: Collection[int] = (),
     ) -> None:
-        """`end_tags`: the texts of the format's tokens that may end an answer, which are not in its text.
-        `stop_token_ids` are the client's own."""
+        """end_tags: tokens of the format that may end an answer, with their texts, which the answer's text lacks.
+        stop_token_ids: the client's own."""
         self._parser = parser
         self._show_reasoning = show_reasoning
         self._end_tags = end_tags or {}
         self._stop_token_ids = stop_token_ids
-        self._undecided = 0  # tokens that count as thinking unless a call has ended it
+        self._undecided = 0  # tokens that count as reasoning unless they turn out to belong to a call
         self.reasoning_tokens = 0
         self.num_calls = 0  # complete ones
 

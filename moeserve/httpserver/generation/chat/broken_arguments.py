@@ -1,4 +1,4 @@
-"""A call's arguments that are not a JSON object, read as one: clients send calls back that were cut off."""
+"""Repairs a call's arguments that are not a JSON object: clients send back calls that were cut off."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final
 from moeserve.chatformat.json_reader import JsonReader, Status
 from moeserve.httpserver.transport.request_model import MAX_VALUES
 
-_KEY: Final = "arguments"  # the argument that has a text without keys
+_KEY: Final = "arguments"  # the name given to a text that has no keys
 
 
 def as_object(text: str) -> dict[str, Any]:
-    """Returns the arguments that the text has up to where it was cut off; if none can be read, the text itself as one
+    """Returns the arguments that can be read before the text was cut off; if there are none, the text itself as one
     argument."""
     if text.count("[") + text.count("{") > MAX_VALUES:
         return {_KEY: text}
@@ -26,7 +26,7 @@ def as_object(text: str) -> dict[str, Any]:
 
 
 def _completed(text: str) -> str | None:
-    """Returns an object that was cut off, or is written loosely, as JSON; None if the text is not an object."""
+    """Completes a JSON object that was cut off or is written loosely; None if the text is not an object."""
     reader = JsonReader()
     shown = []
     for at, char in enumerate(text, 1):

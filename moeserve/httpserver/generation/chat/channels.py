@@ -20,7 +20,7 @@ class Channels:
     separates_reasoning: bool
 
     def prompt_end(self, tokenizer: TextTokenizer, prompt: Sequence[int]) -> str:
-        """Returns the text that the prompt already has of the answer's message; "" if none."""
+        """Returns the beginning of the answer's message that the prompt already has; "" if none."""
         start = self.tokens[harmony.START]
         for at in range(len(prompt) - 1, -1, -1):
             if prompt[at] == start:
@@ -31,8 +31,8 @@ class Channels:
 def channel_grammar(
     prompt: ChatPrompt, combined: GrammarConstraint | None, channels: Channels
 ) -> GrammarConstraint | None:
-    """Returns the grammar of the answer's messages: what `combined` asks for, a bound on thinking, and no calls where
-    none are allowed. None where any message is allowed."""
+    """Returns the grammar of the answer's messages: it enforces `combined`, a bound on reasoning, and that there are no
+    calls if none are allowed. None if every message is allowed."""
     tools, thinking = prompt.tools, prompt.thinking
     bound = _bound(thinking)
     if combined is None:
@@ -61,6 +61,6 @@ def channel_grammar(
 
 
 def _bound(thinking: ThinkingOptions) -> int | None:
-    """Returns the most reasoning tokens; None: no bound. Efforts other than "none" are left to the template, which puts
-    them into words."""
+    """Returns the most reasoning tokens; None: no bound. Efforts other than "none" set no bound: the template tells the
+    model about them."""
     return thinking.budget if thinking.effort in (None, "none") else None

@@ -1,4 +1,4 @@
-"""How the served model writes tool calls and thinking: from the flags, its chat template and its vocabulary."""
+"""How the served model writes tool calls and reasoning, found from the flags, its chat template and its vocabulary."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 log = logging.getLogger(__name__)
 
-HARMONY: Final = "harmony"  # named as in the flags
+HARMONY: Final = "harmony"  # its name in the flags
 
 
 @dataclass(frozen=True)
 class ChatFormats:
     tools: ToolFormat | None = None
     thinking: ThinkingTokens | None = None
-    call_form: CallForm | None = None  # form of calls in JSON, for calls that a grammar enforces
-    own_form: CallForm | None = None  # likewise, with arguments in the model's own tags
-    # Tokens by their text, for those that the format reads as text.
+    call_form: CallForm | None = None  # how calls in JSON are written, for grammars that enforce calls
+    own_form: CallForm | None = None  # the same with arguments in the model's own tags
+    # The control tokens that the format's parser reads as text: token ids by text.
     control_tokens: Mapping[str, int] = field(default_factory=dict)
     tool_open: int | None = None  # begins calls; None if that takes several tokens
     call_end: int | None = None  # ends one call; None if that takes several tokens
@@ -51,13 +51,13 @@ class ChatFormats:
 
     @property
     def end_tags(self) -> dict[int, str]:
-        """Tokens of the format that may end an answer, with their texts, which the answer's text then lacks."""
+        """Returns the format's tokens that may end an answer, with their texts, which the answer's text lacks."""
         if self.channels is not None:
             return {self.channels.tokens[word]: word for word in (harmony.END, harmony.CALL, harmony.RETURN)}
         return {} if self.tools is None or self.call_end is None else {self.call_end: self.tools.call_end}
 
     def names(self) -> tuple[str, str]:
-        """Returns the formats of tool calls and of reasoning, as the flags have them."""
+        """Returns the names of the formats of tool calls and of reasoning, as the flags have them."""
         if self.channels is not None:
             return HARMONY if self.calls_tools else "none", HARMONY if self.thinks else "none"
         return "none" if self.tools is None else self.tools.name, (
@@ -83,12 +83,12 @@ class ChatFormats:
         return messages, tools
 
     def _describes_tools(self, template: str) -> bool:
-        """Whether the server tells the model of its tools, as the template does not."""
+        """True if the server must describe the tools to the model because the template does not."""
         is_plain_json = self.tools is not None and self.tools.guided_body is None
         return is_plain_json and not template_input.shows_tools(template)
 
     def probed(self, renderer: ChatRenderer) -> ChatFormats:
-        """Returns the formats with the template's shapes, and logs once what the template cannot show."""
+        """Returns the formats completed with the template's shapes. Logs once what the template cannot show."""
 
         def render(messages: Conversation, tools: list[dict[str, Any]] | None, shape: TemplateShape) -> str:
             formats = replace(self, shapes=Shapes(shape, shape))
@@ -104,8 +104,8 @@ class ChatFormats:
 
 
 def formats_of(config: ServerConfig, tokenizer: TextTokenizer, *templates: str) -> ChatFormats:
-    """`templates`: the model's, first the one for tools. Raises ConfigError for a flag that the model's vocabulary does
-    not allow."""
+    """templates: the model's chat templates, the one for tools first. Raises ConfigError for a flag that does not fit
+    the model's vocabulary."""
     channels = _channels(config, tokenizer, templates)
     if channels is not None:
         return ChatFormats(channels=channels, control_tokens=channels.tokens)
@@ -177,13 +177,15 @@ def _thinking(
 
 
 def _control_tokens(tokenizer: TextTokenizer, words: Sequence[str]) -> dict[str, int]:
-    """Returns the words that are control tokens, which the text leaves out unless it is asked for them."""
+    """Returns the token ids of those words that are control tokens. Detokenised text omits control tokens by
+    default."""
     special = tokenizer.vocabulary.special
     encoded = {word: tokenizer.encode(word) for word in words}
     return {word: ids[0] for word, ids in encoded.items() if len(ids) == 1 and ids[0] in special}
 
 
 def _token(tokenizer: TextTokenizer, tag: str) -> int | None:
-    """Returns the tag's single token; None if it takes several, or is a control token, which the text leaves out."""
+    """Returns the tag's single token; None if the tag takes several tokens or is a control token, which detokenised
+    text omits."""
     ids = tokenizer.encode(tag)
     return ids[0] if len(ids) == 1 and ids[0] not in tokenizer.vocabulary.special else None

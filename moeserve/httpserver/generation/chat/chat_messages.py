@@ -1,4 +1,4 @@
-"""Messages of a conversation as OpenAI's chat API has them: the form that chat templates are written for."""
+"""Messages of a conversation in the form of OpenAI's chat API, for which chat templates are written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from moeserve.httpserver.transport.request_model import (
 from moeserve.httpserver.transport.unknown_fields import drop_unknown
 from moeserve.tokenizer.renderer import RESERVED
 
-# The field that has the text, by a part's type; the last two are of the responses API.
+# By a part's type, the field with its text; the last two types are the Responses API's.
 _TEXT_PARTS: Final = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
 
 
@@ -40,7 +40,7 @@ _PICTURE_PARTS: Final = {"image_url": {"type", "image_url"}, "input_image": {"ty
 
 
 def _parts_to_text(content: Any, info: ValidationInfo) -> Any:
-    """Joins text parts by newlines, as vLLM does: the templates we serve take strings. With pictures it gives a
+    """Joins text parts by newlines, as vLLM does, because templates take strings. Content with pictures becomes a
     PicturedText."""
     if not isinstance(content, list):
         return content
@@ -78,7 +78,8 @@ def _check_fields(what: str, unknown: set[str], info: ValidationInfo) -> None:
 
 
 def _picture(part: dict[str, Any]) -> Picture:
-    """The picture of OpenAI's part. Some clients give the URL itself where its object is expected."""
+    """Returns the picture of an image part. Some clients send the URL itself instead of OpenAI's object with a
+    `url`."""
     given = part.get("image_url")
     if not isinstance(given, dict):
         return picture_of_url(given, max_tokens_of(part.get("detail")))
@@ -95,13 +96,13 @@ def _no_reserved_names(kwargs: dict[str, Any]) -> dict[str, Any]:
 _ROLES: Final = {
     "developer": "system",
     "function": "tool",
-}  # roles that templates may not know, by what they become
+}  # roles that templates may not know, and the roles that replace them
 
 
 class Message(RequestModel):
-    """One message of the conversation. The template also gets the thinking of earlier turns, and keeps what the model
-    is to see again. A developer message is rendered as a system message, its older name, because templates that do not
-    know the role would drop it silently. A function message, the older form of a tool message, is rendered as one."""
+    """One message of the conversation. The reasoning of earlier turns is passed on; the template decides what the model
+    sees of it. A developer message is rendered as a system message, its older name, because templates that do not know
+    the role would drop it silently. A function message is rendered as a tool message, its newer form."""
 
     empty: ClassVar = frozenset({"tool_calls", "function_call", "audio"})
 
@@ -145,7 +146,7 @@ class Message(RequestModel):
 
     @property
     def calls(self) -> list[ToolCallMessage | CustomCallMessage]:
-        """The calls of either form."""
+        """Returns the calls, in the newer or the older form."""
         if self.function_call is not None:
             return [ToolCallMessage(function=self.function_call)]
         return self.tool_calls

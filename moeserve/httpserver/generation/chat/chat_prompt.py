@@ -13,7 +13,8 @@ from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
 from moeserve.httpserver.transport.errors import invalid
 from moeserve.messages.pictures import MOST_PICTURES
 
-_SWITCHES: Final = ("enable_thinking", "thinking")  # templates' variables; the second one is DeepSeek's
+# Template variables that switch reasoning; the second is DeepSeek's.
+_SWITCHES: Final = ("enable_thinking", "thinking")
 
 
 async def encode(

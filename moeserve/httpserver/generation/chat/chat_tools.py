@@ -1,4 +1,4 @@
-"""Tools and calls as OpenAI's chat API has them, and the parts of them that other APIs share."""
+"""Tools and calls in the form of OpenAI's chat API, and the parts that other APIs share."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_hosted(tools: Any, info: ValidationInfo, *, hosted: tuple[str, ...]) -> Any:
-    """Leaves out the tools that the API's own company would run. `hosted` has the beginnings of their types, which a
-    date may follow. The model answers without them."""
+    """Leaves out the tools that the API's vendor would run itself; the model answers without them. `hosted`: prefixes
+    of their types, which a date may follow."""
     if not isinstance(tools, list):
         return tools
     kept = []
@@ -73,7 +73,7 @@ class FunctionDefinition(RequestModel):
 
 
 class CustomDefinition(RequestModel):
-    """A tool whose input is free text. The model is told its grammar, but not constrained to it."""
+    """A tool whose input is free text. Its grammar is described to the model but not enforced."""
 
     name: ToolName
     description: Description | None = None
@@ -105,7 +105,7 @@ def _of_its_kind(function: type[RequestModel], custom: type[RequestModel]) -> Pl
 
 
 class ToolDefinition(RequestModel):
-    """The function's fields may stand in the tool itself, as some clients write them."""
+    """A tool. The function's fields may also be given in the tool itself, as some clients do."""
 
     type: Literal["function"] = "function"
     function: FunctionDefinition
@@ -187,7 +187,7 @@ def _kind_of_choice(choice: Any) -> str:
 
 
 def _mode_alone(choice: Any) -> Any:
-    """Takes {"type": "auto"}, as some clients write a mode, as the mode."""
+    """Returns the mode of {"type": "auto"}, a form that some clients use for a mode."""
     modes = ("none", "auto", "required")
     return (
         choice["type"]
@@ -209,7 +209,7 @@ ToolChoice = Annotated[
 
 
 def chat_tool_use(tools: list[Tool], choice: ToolChoice | None, parallel: bool) -> ToolUse:
-    """As `tool_use`, for the chat API's `tool_choice`."""
+    """Returns `tool_use` for the chat API's `tool_choice`."""
     match choice:
         case NamedToolChoice() | NamedCustomChoice():
             return tool_use(tools, None, parallel, name=choice.name)
@@ -227,9 +227,9 @@ def tool_use(
     allowed: Sequence[str] | None = None,
     params: tuple[LiteralString, LiteralString] = ("tools", "tool_choice"),
 ) -> ToolUse:
-    """Returns the tools with the choice among them. `name`: the tool that must be called. `allowed`: the only tools
-    that may be called. `params`: the client's names of the tools and of the choice. Raises PydanticCustomError for two
-    tools of one name, and for a choice that names no tool."""
+    """Returns the tools with the client's choice. name: the tool that must be called. allowed: the only tools that may
+    be called. params: the client's names of the fields of tools and choice, for messages. Raises PydanticCustomError
+    for two tools of one name, and for a choice that names an unknown tool."""
     of_tools, of_choice = params
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
@@ -249,7 +249,7 @@ def _arguments_as_text(value: Any) -> Any:
     return json.dumps(check_depth(value), ensure_ascii=False) if isinstance(value, dict) else value
 
 
-# Some clients, and every template, write the arguments as the object itself.
+# OpenAI's clients send the arguments as JSON text, some others as an object.
 CallArgumentsText = Annotated[
     str,
     BeforeValidator(_arguments_as_text, json_schema_input_type=str | FreeDict),
@@ -268,7 +268,7 @@ class ToolCallMessage(RequestModel):
     id: Label | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
-    index: Annotated[int | None, NO_EFFECT] = None  # clients send back what a stream gave them
+    index: Annotated[int | None, NO_EFFECT] = None  # clients send it back as they got it in a stream
 
     def for_template(self) -> dict[str, Any]:
         call = {"name": self.function.name, "arguments": arguments_for_template(self.function.arguments)}
@@ -281,7 +281,7 @@ class CustomCall(RequestModel):
 
 
 class CustomCallMessage(RequestModel):
-    """As `ToolCallMessage`, of a tool that takes free text."""
+    """A call that the model made in an earlier turn, of a tool that takes free text."""
 
     id: Label | None = None
     type: Literal["custom"]
@@ -299,8 +299,8 @@ ChatToolCall = Annotated[
 
 
 def arguments_for_template(text: str) -> Any:
-    """Returns the arguments as an object, which all templates take; as the text itself if it is not an object (a call
-    that was cut short) or holds too many values (nine million empty lists took 15 s to parse)."""
+    """Returns the arguments as an object, which all templates accept; as the unchanged text if it is not an object (the
+    call was cut short) or has too many values (nine million empty lists took 15 s to parse)."""
     if text.count("[") + text.count("{") > MAX_VALUES:
         return text
     try:

@@ -1,7 +1,7 @@
-"""Keeps control tokens that users and tools spell out as plain text, while the chat template's own stay tokens.
+"""Keeps control tokens that users and tools spell out as plain text; only the chat template's own become tokens.
 
-The template mixes both into one text. So a mark that cannot be guessed is put into each spelled-out token, and the
-rendered text is cut at the marks: no piece has the whole token."""
+The rendered text contains both. So a mark that cannot be guessed is inserted into each spelled-out token before
+rendering, and the rendered text is cut at the marks: no piece then has the whole token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LiteralText:
         ]
 
     def cut(self, text: str) -> list[str]:
-        """Returns the pieces of a rendered text; control tokens in them are the template's."""
+        """Cuts a rendered text at the marks. Control tokens in the pieces are the template's own."""
         return text.split(self._mark)
 
     def _marked(self, value: Any) -> Any:
@@ -49,4 +49,4 @@ class LiteralText:
         ends_in_part = any(
             text.endswith(token[:length]) for token in self._tokens for length in range(1, len(token))
         )
-        return text + self._mark if ends_in_part else text  # the next text may have the rest of a token
+        return text + self._mark if ends_in_part else text  # the next text may complete a token

@@ -1,4 +1,4 @@
-"""Text to token ids and back; texts that may be long are never handled on the event loop's thread.
+"""Text to token ids and back. Texts that may be long are handled on threads, never on the event loop's own.
 
 Uses `encode_batch` and not `encode`, because the former releases the GIL (measured on 1.8 MB of text: the loop waits at
 most 14 ms instead of 890 ms).
@@ -20,6 +20,7 @@ from moeserve.httpserver.transport.errors import ApiError, Overflow
 from moeserve.messages.refusal import Refusal
 from moeserve.models.facts import UNKNOWN, ModelFacts
 from moeserve.tokenizer.errors import TemplateError
+from moeserve.tokenizer.fill_in_middle import FimTokens
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
@@ -35,6 +36,7 @@ class ModelText:
     parses_user_text: bool  # True: control tokens that users and tools spell out become tokens
     facts: ModelFacts  # for lists of models
     pictures: PictureTokens | None = None  # None: the model sees none
+    fim: FimTokens | None = None  # None: the model fills in no middle
 
     @classmethod
     def of(
@@ -46,9 +48,10 @@ class ModelText:
         parses_user_text: bool = True,
         facts: ModelFacts = UNKNOWN,
         pictures: PictureTokens | None = None,
+        fim: FimTokens | None = None,
     ) -> ModelText:
         longest = max(map(len, tokenizer.vocabulary.token_bytes))
-        return cls(tokenizer, renderer, formats, longest, parses_user_text, facts, pictures)
+        return cls(tokenizer, renderer, formats, longest, parses_user_text, facts, pictures, fim)
 
     @property
     def vocab_size(self) -> int:
@@ -60,22 +63,23 @@ class ModelText:
 
     @property
     def adds_bos(self) -> bool:
-        """Whether a text's tokens begin with one that is not part of it."""
+        """True if the model expects a begin-of-text token before a text."""
         vocabulary = self.tokenizer.vocabulary
         return vocabulary.add_bos and vocabulary.bos_id is not None
 
     async def encode(
         self, texts: Sequence[str], *, limit: int, param: str, add_special: bool = True
     ) -> list[list[int]]:
-        """Returns the ids of each text. Raises ApiError 400 for a text that cannot fit into `limit` tokens, before it
-        costs time and memory; `RequestBuilder` makes the exact check. (NFC, the first step of tokenisation, could
-        shorten a text only where its characters are no long tokens.)"""
+        """Returns the token ids of each text. Raises ApiError 400 for a text too long for `limit` tokens, judged by its
+        bytes before it costs time and memory; `RequestBuilder` checks exactly. (NFC normalisation, the first step,
+        shortens only characters that are not part of long tokens.)"""
         for text in texts:
-            self._check_length(text, limit, param)
+            self.check_length(text, limit, param)
         encoded = await asyncio.to_thread(self.tokenizer.encode_batch, texts)
         return [self._begun(ids) for ids in encoded] if add_special else encoded
 
-    def _check_length(self, text: str, limit: int, param: str) -> None:
+    def check_length(self, text: str, limit: int, param: str) -> None:
+        """Raises ApiError 400 for a text that cannot fit into `limit` tokens."""
         if len(text) > limit * self.longest_token:
             message = (
                 f"{param}: {len(text)} characters cannot fit into this model's maximum context length of "
@@ -89,11 +93,11 @@ class ModelText:
                 refusal=Refusal.TOO_LONG,
                 overflow=Overflow(
                     -(-len(text) // self.longest_token), limit
-                ),  # the fewest tokens of the text
+                ),  # a lower bound on the text's tokens
             )
 
     def _begun(self, ids: list[int]) -> list[int]:
-        """With the token that begins a text, where the model wants one."""
+        """Returns the ids after the begin-of-text token, if the model expects one."""
         bos_id = self.tokenizer.vocabulary.bos_id
         return ids if bos_id is None or not self.adds_bos else [bos_id, *ids]
 
@@ -113,9 +117,9 @@ class ModelText:
         param: str = "messages",
         continue_final_message: bool = False,
     ) -> list[str]:
-        """Returns a conversation as the chat template writes it, control tokens included; with
-        `continue_final_message`, as far as the last message's content. It is cut where a control token must stay text.
-        `tenant` is `Caller.tenant`. Raises ApiError 400, also if the template fails on it or takes too long."""
+        """Renders a conversation with the chat template, control tokens included; with `continue_final_message` only up
+        to the end of the last message's content. Returns it in pieces, cut where a spelled-out control token must stay
+        text. `tenant` is `Caller.tenant`. Raises ApiError 400, also if the template fails or takes too long."""
         mark = secrets.token_hex(16) if continue_final_message else ""
         if mark:
             messages = [*messages[:-1], messages[-1] | {"content": messages[-1]["content"] + mark}]
@@ -143,14 +147,14 @@ class ModelText:
                 message = f"{param}: the chat template leaves the last message out, so it cannot be continued"
                 raise ApiError(400, message, param=param, code="chat_template_error")
         pieces = [text] if literal is None else literal.cut(text)
-        self._check_length("".join(pieces), limit, param)
+        self.check_length("".join(pieces), limit, param)
         return pieces
 
     async def encode_pictures(
         self, pieces: list[str], pictures: Mapping[str, EncodedPicture], param: str
     ) -> ChatTokens:
-        """Tokenizes the pieces that `render_chat` returned, with each picture in place of its mark, the text that
-        stands for it and is its key in `pictures`. Raises ApiError 400 if a mark is missing."""
+        """Tokenizes the pieces that `render_chat` returned, and puts each picture in the place of its mark. `pictures`
+        maps marks to pictures. Raises ApiError 400 if a mark is missing."""
         assert self.pictures is not None, "the caller knows that the model sees"
         text = "".join(pieces)
         if not all(mark in text for mark in pictures):
@@ -164,8 +168,8 @@ class ModelText:
         return self._begun(ids) if add_special else ids
 
     def token_text(self, token_id: int) -> str:
-        """Returns the token's own text: U+FFFD where its bytes are not whole characters, "" for padding of the
-        logits."""
+        """Returns the text of one token: U+FFFD where its bytes are not whole characters, "" for an id beyond the
+        vocabulary (the logits are padded)."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:

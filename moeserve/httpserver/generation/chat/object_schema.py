@@ -1,4 +1,4 @@
-"""The JSON Schema of a function's parameters, for tools that an API knows by their type alone."""
+"""The JSON Schema of a function's parameters, for tools that a request names by type only."""
 
 from __future__ import annotations
 

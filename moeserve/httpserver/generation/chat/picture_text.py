@@ -1,8 +1,9 @@
 """The text around a picture, as the chat template writes it.
 
-Templates get a message's content as one text, in which a picture is a mark. Where they get a message's parts apart,
-some trim the texts beside a picture (Gemma 4's does) or write something around it. So a message in parts, a picture
-between two words, is rendered once at the start, and what is found between the words is done to later messages.
+Templates here get a message's content as one text, in which a picture is a mark. Given the parts as a list, some
+templates would trim the texts beside a picture (Gemma 4's does) or write something around it. So one message in parts,
+a picture between two words, is rendered at the start; what the template did between the words is then done to every
+message.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ class PictureText:
 
     @classmethod
     def of(cls, renderer: ChatRenderer, written: str) -> PictureText:
-        """What the template does. written: how it writes a picture. Nothing is done where it takes no parts, or writes
-        something else."""
+        """Finds out what the template does. written: the text by which it shows a picture. A template that takes no
+        parts, or writes another text, changes nothing."""
         first, second = secrets.token_hex(8), secrets.token_hex(8)
         parts = [{"type": "text", "text": f" {first} "}, {"type": "image"}]
         parts.append({"type": "text", "text": f" {second} "})
@@ -43,7 +44,7 @@ class PictureText:
         return cls(before, behind, trims=True)
 
     def placed(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The messages with this around each mark."""
+        """Returns the messages with each mark surrounded as the template would do it."""
         return [
             {**message, "content": self._around(content)}
             if isinstance(content := message.get("content"), str)

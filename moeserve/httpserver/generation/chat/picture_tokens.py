@@ -18,12 +18,12 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class _Placeholders:
-    """What a family's vocabulary has for pictures."""
+    """The special tokens for pictures of one model family."""
 
     before: str
     each: str
     behind: str
-    written: str  # how chat templates write a picture
+    written: str  # the text by which chat templates show a picture
     in_sections: bool  # a picture's rows rotate by time, row and column
 
     @property
@@ -43,14 +43,14 @@ _GEMMA4: Final = _Placeholders("<|image>", "<|image|>", "<image|>", written="<|i
 
 @dataclass(frozen=True, slots=True)
 class ChatTokens:
-    """A prompt. While it is referenced, so are the embeddings of its pictures."""
+    """A prompt. It holds references to its pictures' embeddings, which keep them alive."""
 
     ids: list[int]
     spans: tuple[EmbeddingSpan, ...] = ()
     pictures: tuple[EncodedPicture, ...] = ()
 
 
-NO_CHAT: Final = ChatTokens([])  # of plain prompts
+NO_CHAT: Final = ChatTokens([])  # for plain prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class PictureTokens:
 
     @classmethod
     def of(cls, tokenizer: TextTokenizer, renderer: ChatRenderer) -> PictureTokens:
-        """Raises ConfigError for a vocabulary without them."""
+        """Raises ConfigError for a vocabulary without tokens for pictures."""
         for family in (_QWEN, _GEMMA4):
             ids = [tokenizer.encode(text) for text in family.all]
             if all(len(found) == 1 for found in ids):
@@ -76,7 +76,7 @@ class PictureTokens:
         )
 
     def shown(self, pieces: Sequence[str]) -> str:
-        """The pieces as text, with one placeholder for each picture."""
+        """Returns the pieces as text, with one placeholder for each picture."""
         placeholder = "".join(self.of_family.all)
         return "".join(
             placeholder if at % 2 else part
@@ -87,7 +87,8 @@ class PictureTokens:
     def encode(
         self, tokenizer: TextTokenizer, pieces: Sequence[str], pictures: Mapping[str, EncodedPicture]
     ) -> ChatTokens:
-        """pieces: `ModelText.render_chat`'s; pictures: by their marks. Blocks."""
+        """Returns the prompt's tokens and spans. pieces: from `ModelText.render_chat`; pictures: by their marks.
+        Blocks."""
         prompt = _Prompt(self.of_family.in_sections)
         text: list[str] = []
         for piece in pieces:
@@ -129,8 +130,8 @@ class _Prompt:
         self.position += max(picture.rows, picture.columns)
 
     def _positions(self, picture: EncodedPicture) -> bytes:
-        """EmbeddingSpan.positions. All rows have the same time position; each has its (row, column) position from there
-        on."""
+        """Returns `EmbeddingSpan.positions`: every row has the same time position; row and column positions count from
+        it."""
         rows, columns, first = picture.rows, picture.columns, self.position
         positions = array("i", [first]) * (rows * columns)
         positions.extend(first + row for row in range(rows) for _ in range(columns))

@@ -1,5 +1,5 @@
-"""A tool's schema as arguments in tags, whose texts are read back as `chatformat.values` does: JSON for numbers,
-objects and the like, plain text for strings."""
+"""Turns a tool's JSON Schema into a grammar of arguments in tags. Their texts are read back as `chatformat.values`
+does: JSON for numbers, objects and the like, plain text for strings."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from moeserve.grammar.spec import ANY_OBJECT, GrammarTool, TaggedArgument
 _OBJECT: Final = frozenset({"type", "properties", "required", "additionalProperties"})
 _KEY: Final = re.compile(r"[\w.:-]{1,64}")
 _MAX_CHARS: Final = (
-    2000  # the largest bound on a text's length that is enforced: an automaton counts up to it
+    2000  # the largest maxLength that is enforced: the automaton needs a state for each character
 )
 
 
 def with_tagged_arguments(tools: Sequence[GrammarTool]) -> list[GrammarTool] | None:
-    """Returns the tools with their `arguments`; None if the arguments of a tool cannot be held to its schema in
-    tags."""
+    """Returns the tools with their `arguments`; None if a tool's schema cannot be enforced on arguments in tags."""
     found = []
     for tool in tools:
         if tool.schema == ANY_OBJECT.schema:
@@ -37,8 +36,7 @@ def with_tagged_arguments(tools: Sequence[GrammarTool]) -> list[GrammarTool] | N
 
 
 def tagged_arguments(schema: Mapping[str, Any]) -> list[TaggedArgument] | None:
-    """Returns the arguments in the schema's order, without arguments that the schema does not name; None for a schema
-    that only JSON can be held to."""
+    """Returns the schema's named arguments in its order; None for a schema that can be enforced in JSON only."""
     properties, required = schema.get("properties"), schema.get("required", [])
     if _words(schema) - _OBJECT or not isinstance(required, list):
         return None
@@ -92,7 +90,7 @@ def _argument(key: str, is_required: bool, one: Any, root: Mapping[str, Any]) ->
 
 
 def _refers_elsewhere(schema: Any) -> bool:
-    """Whether a reference in an argument's schema needs more of the tool's than its definitions."""
+    """Returns whether a `$ref` in an argument's schema points to anything but the tool's definitions."""
     if isinstance(schema, list):
         return any(map(_refers_elsewhere, schema))
     if not isinstance(schema, dict):
@@ -104,7 +102,7 @@ def _refers_elsewhere(schema: Any) -> bool:
 
 
 def _resolved(one: Any, root: Mapping[str, Any]) -> Any:
-    """Follows a schema that is a reference and no more."""
+    """Follows a schema that consists of a `$ref` only."""
     if isinstance(one, dict) and "$ref" in one and _words(one) == {"$ref"}:
         return referred(one["$ref"], root)
     return one
@@ -129,7 +127,8 @@ def _options(one: Any, root: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _reads_back(word: str, option: Any, types: frozenset[str]) -> bool:
-    """Whether the text in tags is read back as the option. A text with tags or with line ends at its ends is not."""
+    """Returns whether the option, written in tags, is read back unchanged. A text with tags, or that begins or ends
+    with a line end, is not."""
     if "<" in word or word != word.strip():
         return False
     reader = ValueReader(types, trims_line_end=False)
@@ -138,7 +137,8 @@ def _reads_back(word: str, option: Any, types: frozenset[str]) -> bool:
 
 
 def _is_any_of_types(one: Mapping[str, Any]) -> bool:
-    """Whether every text is read as a value of the schema: it names types, a string's among them, and no more."""
+    """Returns whether every text is a valid value: the schema lists types only, string among them, or has no
+    keywords."""
     words = _words(one)
     if not words:
         return True

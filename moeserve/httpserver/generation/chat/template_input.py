@@ -1,6 +1,6 @@
-"""Conversations in the form that the templates of some formats are written for.
+"""Conversations in the form that some formats' templates expect.
 
-Everything else has OpenAI's form, with a call's arguments as an object and reasoning as `reasoning_content`.
+All other templates get OpenAI's form, with a call's arguments as an object and reasoning as `reasoning_content`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from moeserve.chatformat.guided import GuidedCalls
 from moeserve.httpserver.generation.chat.template_shape import Conversation, one_call_each
 
 _SHOWS_TOOLS: Final = re.compile(r"\btools\b")
-# Found in DeepSeek templates that make JSON of a call's arguments; the others join the arguments to text.
+# Matches DeepSeek templates that convert a call's arguments to JSON; other ones of DeepSeek concatenate them as text.
 _TO_JSON: Final = re.compile(r"arguments\W{0,3}\s*\|\s*tojson")
 
 
 def for_harmony(messages: Sequence[dict[str, Any]]) -> Conversation:
-    """gpt-oss's template takes reasoning as `thinking`, and one call a message, directly before its result. Beside a
-    call it takes either reasoning or a text, which it shows as reasoning."""
+    """Returns messages in the form of gpt-oss's template: reasoning as `thinking`, and one call a message, directly
+    before its result. Beside a call the template takes either reasoning or a text, which it shows as reasoning."""
     return [_with_thinking(message) for message in one_call_each(messages)]
 
 
@@ -35,10 +35,10 @@ def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_ids(messages: Sequence[dict[str, Any]], call_id: Callable[[str, int], str]) -> Conversation:
-    """Gives calls the ids of the model's format, made of the tool's name and the call's number in the conversation;
-    results refer to them. A result without an id belongs to the next call."""
+    """Gives calls ids in the model's own format, made from the tool's name and the call's number in the conversation,
+    and results the ids of their calls. A result without an id belongs to the next call."""
     adapted = []
-    ids: dict[Any, str] = {}  # ids of the last calls, by the client's ids
+    ids: dict[Any, str] = {}  # the model's ids of the latest calls, by the client's ids
     waiting: list[str] = []
     count = 0
     for message in messages:
@@ -60,12 +60,13 @@ def with_ids(messages: Sequence[dict[str, Any]], call_id: Callable[[str, int], s
 
 
 def described(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """gpt-oss's template needs a description of every tool."""
+    """Returns the tools, each with a description, which gpt-oss's template requires."""
     return [{**tool, "function": {"description": ""} | tool["function"]} for tool in tools]
 
 
 def for_deepseek(messages: Sequence[dict[str, Any]], template: str) -> Conversation:
-    """DeepSeek's templates take a call's arguments as text, and no content where there are only calls."""
+    """Returns messages in the form of DeepSeek's templates: a call's arguments as text unless the template converts
+    them, and no content in a message that has only calls."""
     if _TO_JSON.search(template):
         return list(messages)
     return [_with_text_arguments(message) if "tool_calls" in message else message for message in messages]
@@ -78,7 +79,7 @@ def shows_tools(template: str) -> bool:
 def with_tools(
     messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], guided: GuidedCalls
 ) -> Conversation:
-    """Describes the tools in the system message: for templates that do not show them. The form is that of
+    """Describes the tools in the system message, for templates that do not show them. Source of the form:
     DeepSeek-V3.1's model card."""
     lines = ["## Tools", "You have access to the following tools:"]
     for tool in tools:

@@ -27,10 +27,10 @@ Render = Callable[[Conversation, Tools, TemplateShape], str]
 
 @dataclass(frozen=True, slots=True)
 class _Repair:
-    """A change to conversations that a template does not show whole.
+    """A change to conversations that a template would not show completely.
 
-    `places` are such conversations, written as one letter a message: S system, U user, A assistant, T tool; C and P an
-    assistant with one call and with two (c and p: with a text beside); B a call whose arguments are no object."""
+    `places` lists such conversations, one letter a message: S system, U user, A assistant, T tool; C is an assistant
+    with one call, P with two (c and p: with a text beside them); B is a call whose arguments are no object."""
 
     what: str  # what the template does not show, for the log
     places: str
@@ -71,8 +71,8 @@ _REPAIRS: Final = (
 
 
 def shapes_of(render: Render) -> tuple[Shapes, list[str]]:
-    """Returns the shapes in which the template shows conversations whole, and in words for the log what it would leave
-    out or refuse. A conversation stays as it is where the template fails on the simplest one."""
+    """Returns the shapes in which the template shows conversations completely, and for the log, in words, what it would
+    leave out or refuse. If the template fails on the simplest conversation, nothing is changed."""
     try:
         plain, found = _shape(render, None)
         with_tools, found_with_tools = _shape(render, [_TOOL])
@@ -115,7 +115,7 @@ def _is_shown(place: str, render: Callable[[Conversation], str]) -> bool:
 
 
 class _Marks:
-    """Texts that a template cannot have by itself. They are words, which no template changes."""
+    """Texts that no template contains by itself. They are single words, because no template changes a word."""
 
     def __init__(self) -> None:
         self.given: list[str] = []

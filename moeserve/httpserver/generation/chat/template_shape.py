@@ -1,4 +1,4 @@
-"""Conversations that a chat template would leave texts out of, or refuse, in a form that it shows whole.
+"""Rewrites conversations that a chat template would refuse or show incompletely.
 
 Many templates show a system message in the first place only, drop what an assistant says beside a call, or raise for
 two messages of one role in a row. `template_probe.py` finds out which of this a template does.
@@ -21,25 +21,25 @@ _SEPARATOR: Final = "\n\n"  # between the texts of two messages that become one
 
 @dataclass(frozen=True, slots=True)
 class TemplateShape:
-    """What becomes of a conversation's messages before the template gets them. By default they stay as they are."""
+    """The changes to a conversation's messages before they are rendered. By default there are none."""
 
     systems: Literal["shown", "dropped"] = "shown"  # "dropped": system texts become users'
     joins_systems: bool = False  # system messages at the beginning become one
     moves_late_systems: bool = False  # a later system message becomes a user's, in the same place
-    # Without a user's message, the last system message becomes a user's, or an empty user's message is put first.
+    # If there is no user message, the last system message becomes one, or an empty user message is put first.
     asks_for_user: bool = False
-    begins_with_user: bool = False  # an empty user's message comes before an assistant's first one
+    begins_with_user: bool = False  # an empty user message is put before a first message of the assistant
     joins_users: bool = False
     joins_assistants: bool = False
     splits_calls: bool = False  # each call in a message of its own, with its results behind it
-    # An assistant's text beside calls is a message of its own: always, or only where a later answer has no calls.
+    # An assistant's text beside calls becomes a message of its own: always, or only if a later answer has no calls.
     texts_before_calls: Literal["", "answered", "all"] = ""
-    writes_calls: bool = False  # calls are text, and their results a user's
-    moves_lone_results: bool = False  # a user says what a tool says that has not been called
-    needs_objects: bool = False  # a call's arguments that are no object become an object
+    writes_calls: bool = False  # calls become text, and their results user messages
+    moves_lone_results: bool = False  # a tool's result without a call becomes a user message
+    needs_objects: bool = False  # arguments that are no JSON object become one
 
     def fitted(self, messages: Sequence[Message]) -> Conversation:
-        """Returns the conversation as the template shows it whole. No message is changed in place."""
+        """Returns the conversation in a form that the template shows completely. No message is changed in place."""
         found = [dict(message) for message in messages]
         for applies, step in self._steps():
             if applies:
@@ -47,7 +47,8 @@ class TemplateShape:
         return found
 
     def _steps(self) -> Iterator[tuple[bool, Callable[[Conversation], Conversation]]]:
-        """Yields the steps in their order: later ones also take what earlier ones have made."""
+        """Yields the changes in order, each with whether it applies: later changes apply to the results of earlier
+        ones."""
         yield self.needs_objects, _arguments_as_objects
         yield self.writes_calls, _calls_written
         yield self.moves_lone_results, _lone_results_moved
@@ -84,7 +85,7 @@ class Shapes:
 def one_call_each(messages: Sequence[Message]) -> Conversation:
     """Splits messages with several calls: each call is a message of its own, behind which its results follow."""
     split: Conversation = []
-    turn: list[Conversation] = []  # of the calls made at once: each with its results
+    turn: list[Conversation] = []  # calls made at once, each with its results
     for message in messages:
         if message["role"] == "tool" and turn:
             _answered(message, turn).append(dict(message))
@@ -104,8 +105,8 @@ def _calls_of(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def _answered(result: Message, turn: Sequence[Conversation]) -> Conversation:
-    """Returns the call that the result belongs to: by its id; else the next call of its tool without a result, or the
-    next call."""
+    """Returns the call that the result belongs to: by its id; else the next call of its tool that has no result; else
+    the next call."""
     call_id, tool = result.get("tool_call_id"), result.get("name")
     calls = [one[0]["tool_calls"][0] for one in turn]
     if call_id is not None:
@@ -146,8 +147,8 @@ def _num_first_systems(messages: Sequence[Message]) -> int:
 
 
 def _late_systems_moved(messages: Conversation) -> Conversation:
-    """Moves later system messages to users. No message may come between a call and its results: there the text waits
-    for the last result."""
+    """Turns system messages after the beginning into user messages. Between a call and its results no message may come:
+    there the text is put after the last result."""
     count = _num_first_systems(messages)
     moved = messages[:count]
     waiting: Conversation = []
@@ -188,8 +189,8 @@ def _assistants_joined(messages: Conversation) -> Conversation:
 
 
 def _rows_joined(messages: Conversation, is_of_row: Callable[[Message], bool]) -> Conversation:
-    """Joins each message that `is_of_row` accepts with the messages of its row behind it, up to one with calls: their
-    results follow it."""
+    """Joins runs of messages that `is_of_row` accepts into one message each. A message with calls ends a run, because
+    its results follow."""
     joined: Conversation = []
     for message in messages:
         if joined and is_of_row(message) and is_of_row(joined[-1]) and not joined[-1].get("tool_calls"):
@@ -240,7 +241,7 @@ def _call_text(function: Mapping[str, Any]) -> str:
 
 
 def _lone_results_moved(messages: Conversation) -> Conversation:
-    """Makes a user say what a tool says without a call before it: the history was cut."""
+    """Turns a tool's result without a call before it into a user message: the history was cut."""
     moved = []
     has_calls = False
     for message in messages:

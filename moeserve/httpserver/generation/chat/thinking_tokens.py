@@ -1,4 +1,4 @@
-"""The tokens that delimit the model's thinking, and the words in which its template asks for it."""
+"""The tokens that delimit the model's reasoning, and the effort words of gpt-oss's template."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from moeserve.chatformat.reasoning import QWEN3, ReasoningTags
 from moeserve.httpserver.generation.request.thinking import BUDGETS, ThinkingOptions
 from moeserve.messages.sampling import Thinking
 
-# The state at a prompt's end. closed: the prompt has ended the thinking, or forbids it. possible: the model may begin
-# to think.
+# The state of reasoning at a prompt's end. closed: the prompt has ended it, or forbids it. open: the prompt has begun
+# it. possible: the model may begin it.
 ThinkingState = Literal["closed", "open", "possible"]
 
 
@@ -21,12 +21,12 @@ class ThinkingTokens:
 
     open: int
     close: int
-    ending: tuple[int, ...]  # ends thinking that is cut short, as the template writes it
+    ending: tuple[int, ...]  # tokens that end reasoning at its budget, as the template writes them
     tags: ReasoningTags = QWEN3
 
     def state(self, prompt: Sequence[int], special: frozenset[int]) -> ThinkingState:
-        """Returns the state at the end of the prompt. Only the turn that the prompt opens counts: what follows its last
-        control token."""
+        """Returns the state at the end of the prompt. Only the text after its last control token counts: the turn that
+        the prompt opens."""
         for token_id in reversed(prompt):
             if token_id == self.close:
                 return "closed"
@@ -41,8 +41,8 @@ class ThinkingTokens:
 
 
 def template_effort(options: ThinkingOptions) -> str | None:
-    """Returns the word for gpt-oss's template, which knows three efforts: the client's effort, or the smallest effort
-    whose budget covers the client's. None leaves it to the template."""
+    """Returns the effort for gpt-oss's template, which knows three: the client's effort, or the smallest one whose
+    budget covers the client's budget. None leaves the choice to the template."""
     budget = 0 if options.is_enabled is False else options.budget
     if options.effort is not None:
         budget = BUDGETS.get(options.effort)

@@ -1,4 +1,4 @@
-"""How the requests of one HTTP request are sent: in few messages, each bounded in size."""
+"""Splits the generations of one HTTP request into few messages to the router, each bounded in size."""
 
 from __future__ import annotations
 

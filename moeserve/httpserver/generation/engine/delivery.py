@@ -1,4 +1,4 @@
-"""Delivery: where the answers to one HTTP request arrive. The engine client puts them in, a stream takes them out."""
+"""Delivery: the queue of answers to one HTTP request. The engine client puts items in, a stream takes them out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Delivery:
             self._queue.put_nowait(one)
 
     def fail(self, error: ApiError) -> None:
-        """The request fails as a whole."""
+        """Makes the whole request fail with `error`."""
         self._queue.put_nowait(error)
 
     async def take(self) -> Delivered:

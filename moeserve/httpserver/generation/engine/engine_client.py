@@ -1,12 +1,12 @@
-"""EngineClient: sends requests to the router and puts what comes for them where it is awaited.
+"""EngineClient: sends requests to the router, and puts each answer into the queue of its HTTP request.
 
 One HTTP request is one `Delivery` for one or more generations: one for each choice of each prompt. The delivery's queue
 is the only buffer between the engine and the client's socket. The request itself bounds it: a generation yields at most
-max_tokens tokens in at most as many items, and what was asked of its prompt. So a client that does not read holds its
-own request's tokens and nothing else, for at most `sse.SEND_TIMEOUT_S`.
+max_tokens items, and the prompt's log-probabilities if they were asked for. So a client that does not read holds only
+its own request's tokens, for at most `sse.SEND_TIMEOUT_S`.
 
-When the router or the detokenizer is lost, every open generation is sent again with the tokens that it has, under
-another id: what the lost process had sent or not sent of the old one does not matter.
+When the router or the detokenizer is lost, every open generation is sent again with its tokens so far, under a new id.
+Messages that still arrive for the old id are ignored.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ class EngineClient:
     inbox: AsyncPullChannel[ToHttp]
     metrics: Metrics
     tracer: Tracer | None = None
-    # False: generations that have begun end with an error when a process is lost.
+    # False: if a process is lost, generations that have begun end with an error.
     continue_requests: bool = True
     request_timeout: float | None = None
-    first_id: int = 1  # of the requests: earlier ids belong to the httpserver before this one
+    first_id: int = 1  # first request id: lower ids belong to the httpserver process before this one
     heartbeat: Callable[[], None] = lambda: None  # called when the launcher asks for one
     state: EngineState = field(default_factory=EngineState)
     room: QueueRoom = field(default_factory=QueueRoom)  # in the router's queue
@@ -76,7 +76,7 @@ class EngineClient:
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(self.first_id)
-        # The detokenizer may have been stopped or lost together with the httpserver before.
+        # The detokenizer may have been lost together with the httpserver process before this one.
         if self._is_a_replacement:
             self.state.lost_detokenizer = "the detokenizer has not been heard since httpserver was replaced"
         self._open = OpenGenerations(self.room)
@@ -88,19 +88,19 @@ class EngineClient:
     # ------------------------------------------------------------ requests
 
     def serves_others(self, key_name: str) -> bool:
-        """Whether requests of another API key are under way."""
+        """Returns whether requests of another API key are running or waiting."""
         return any(generation.request.key_name != key_name for generation in self._open)
 
     @property
     def _is_a_replacement(self) -> bool:
-        """True if an httpserver before this one was lost: the router and the detokenizer have been there for it."""
+        """True if this process replaces a lost httpserver: the router and the detokenizer then run already."""
         return self.first_id > 1
 
     def next_id(self) -> int:
         return next(self._ids)
 
     async def submit(self, requests: Sequence[GenerateRequest], delivery: Delivery) -> None:
-        """Sends the generations of one HTTP request, whose items go to `delivery` from now on. Raises ApiError 503."""
+        """Sends the generations of one HTTP request; their items go to `delivery`. Raises ApiError 503."""
         self.state.require_ready()
         self._open.add(delivery, requests)
         try:
@@ -133,14 +133,14 @@ class EngineClient:
             log.error("abort of request %d: %s", request_id, error)  # the router is stuck
 
     def _cut_short(self, request_id: int, reason: FinishReason) -> RunningGeneration | None:
-        """Closes a generation that will not get its last message, and records its usage so far."""
+        """Closes a generation that ends without its final message, and records its usage so far."""
         generation = self._open.close(request_id)
         if generation is not None:
             generation.delivery.record.ended(reason, generation.usage_so_far())
         return generation
 
     async def drain(self, timeout: float) -> None:
-        """Waits for the running requests. Those that still run after `timeout` seconds end with a 503."""
+        """Waits for the running requests. After `timeout` seconds the remaining ones end with a 503."""
         try:
             async with asyncio.timeout(timeout):
                 await self._open.wait_idle()
@@ -165,7 +165,7 @@ class EngineClient:
                 self._dispatch(message)
 
     def _dispatch(self, message: ToHttp) -> None:
-        """All but ProcessLost."""
+        """Handles every message except ProcessLost."""
         state = self.state
         match message:
             case TextOut(items=items):
@@ -174,7 +174,8 @@ class EngineClient:
             case RequestError():
                 self._failed(message)
             case LoadReport():
-                self.metrics.reported.load = self._totals.of(message)
+                load = self.metrics.reported.load = self._totals.of(message)
+                state.slow_disk.told(load.expert_disk)
                 state.silences.heard("router")
             case Heartbeat():
                 state.silences.heard("detokenizer")
@@ -208,7 +209,7 @@ class EngineClient:
     def _text(self, item: TextItem) -> None:
         generation = self._open.get(item.id)
         if generation is None:
-            return  # its client has disconnected, and the router had not read our Abort yet
+            return  # its client has disconnected; the message was sent before the router read our Abort
         now = time.monotonic()
         arrival, delivery = generation.request.arrival, generation.delivery
         if item.token_ids and generation.request.priority != BACKGROUND_PRIORITY:
@@ -278,8 +279,9 @@ class EngineClient:
             await self._resume(delivery, router_knows=lost.process != "router")
 
     def _not_to_resume(self, lost: ProcessLost) -> list[int]:
-        """Returns the open generations that end: all that have begun, where nothing is to be continued; and those that
-        may crash the process, because they were open at two crashes and got no token in between."""
+        """Returns the ids of open generations that must end: those that have begun, unless `continue_requests`; and
+        those that may have caused the crash, because they were open at two crashes in a row without a token in
+        between."""
         ending = []
         for generation in self._open:
             is_suspect = lost.by_itself and generation.crashed_at == len(generation.output)
@@ -290,7 +292,7 @@ class EngineClient:
         return ending
 
     async def _resume(self, delivery: Delivery, *, router_knows: bool) -> None:
-        """Sends again, under other ids, the rest of an HTTP request's answers. Raises ChannelFull."""
+        """Sends the unfinished generations of an HTTP request again, under new ids. Raises ChannelFull."""
         for batch in batches_of(self._open.requests_of(delivery)):
             again: list[GenerateRequest] = []
             for old in batch:

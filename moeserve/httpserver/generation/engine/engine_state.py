@@ -1,4 +1,4 @@
-"""EngineState: whether the engine takes requests, and what it has reported of itself."""
+"""EngineState: whether the engine takes requests, and what it has reported about itself."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NotRequired
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from moeserve.httpserver.generation.engine.silences import Silences
+from moeserve.httpserver.generation.engine.slow_disk import SlowDisk
 from moeserve.httpserver.observability.metrics import Status
 from moeserve.httpserver.transport.errors import ApiError, shutting_down
 from moeserve.messages.refusal import Refusal
@@ -16,25 +17,28 @@ from moeserve.messages.steps import WorkerReady
 
 
 class Health(TypedDict):
-    """`stage` and `fraction` while the model is loaded, `cause` while the engine is restarted or does not respond."""
+    """`stage` and `fraction` while the model is loaded, `cause` while the engine is restarted or does not respond,
+    `note` while it serves more slowly than it might."""
 
     status: Status
     stage: NotRequired[str]
     fraction: NotRequired[float]
     cause: NotRequired[str]
+    note: NotRequired[str]
 
 
 @dataclass
 class EngineState:
-    """`server.py` writes the first three, `EngineClient` the others."""
+    """`server.py` writes the first three fields, `EngineClient` the others."""
 
     text_ready: bool = False  # the tokenizer is built
-    leaving: bool = False  # not ready any more
+    leaving: bool = False  # no longer reported as ready
     draining: bool = False  # no new requests
     ready: WorkerReady | None = None
-    lost: str | None = None  # why there is no router or worker at the moment, once there was one
-    lost_detokenizer: str | None = None  # the same
+    lost: str | None = None  # why the router or worker is gone at the moment; None before the first start
+    lost_detokenizer: str | None = None  # the same for the detokenizer for the detokenizer
     silences: Silences = field(default_factory=Silences)  # its `watch` must be running
+    slow_disk: SlowDisk = field(default_factory=SlowDisk)
     progress: LoadProgress = field(default_factory=lambda: LoadProgress("starting", 0, 0))
 
     @property
@@ -49,11 +53,13 @@ class EngineState:
 
     @property
     def is_lost(self) -> bool:
-        """True if the engine cannot serve, unless the launcher replaces the lost process."""
+        """True if a process of the engine is lost, whether or not the launcher is replacing it."""
         return self.status not in ("ok", "draining")
 
     def health(self) -> Health:
         health: Health = {"status": self.status}
+        if health["status"] == "ok" and self.slow_disk.note is not None:
+            health["note"] = self.slow_disk.note
         if health["status"] == "restarting":
             health["cause"] = self.lost or self.lost_detokenizer or ""
         if health["status"] == "unresponsive":
@@ -66,8 +72,8 @@ class EngineState:
         return health
 
     def require_ready(self) -> WorkerReady:
-        """Returns the engine's limits. Raises ApiError 503 unless a request can be queued. While the engine is
-        restarted, it can: it waits for the next worker."""
+        """Returns the engine's limits. Raises ApiError 503 if no request can be queued. While the engine restarts,
+        requests are queued: they wait for the new worker."""
         if self.status == "unresponsive":
             raise ApiError(503, "the engine does not respond", code="unresponsive")
         if self.draining:

@@ -1,4 +1,4 @@
-"""The expert usage counts, fetched from the engine on demand and at a bounded rate."""
+"""Expert usage counts, fetched from the engine on demand, at a bounded rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moeserve.messages.schema import ExpertUseRequest
 from moeserve.messages.steps import ExpertUse
 
 FRESH_S: Final = 0.5  # the worker is asked at most twice a second; an answer costs it under 0.1 ms
-TIMEOUT_S: Final = 30.0  # the answer comes between two steps, and a step with a long prompt may take seconds
+TIMEOUT_S: Final = 30.0  # the worker answers between two steps, and a step of a long prompt may take seconds
 
 
 class ExpertUseFeed:
@@ -34,7 +34,7 @@ class ExpertUseFeed:
         self._waiting = None
 
     def failed(self, error: ApiError) -> None:
-        """Fails the calls that wait: the engine is lost."""
+        """Fails the waiting calls, because the engine is lost."""
         if self._waiting is not None and not self._waiting.done():
             self._waiting.set_exception(error)
         self._waiting = None
@@ -54,7 +54,7 @@ class ExpertUseFeed:
             raise ApiError(503, "the engine does not answer at the moment", code="overloaded") from error
 
     async def _ask(self) -> None:
-        """Sends a request, and another after FRESH_S in case the answer was lost."""
+        """Asks the engine; asks again after FRESH_S in case the answer was lost."""
         now = time.monotonic()
         if now - self._asked_at >= FRESH_S:
             self._asked_at = now

@@ -19,11 +19,11 @@ from moeserve.processes.tracing import Span, Tracer
 
 
 class Engine(Protocol):
-    """What a stream asks of `EngineClient`. The client knows no streams: it puts items into the delivery."""
+    """The part of `EngineClient` that a stream uses. The client puts items into the delivery and knows no streams."""
 
     tracer: Tracer | None
     metrics: Metrics
-    request_timeout: float | None  # seconds from a request's arrival until its answer must be whole
+    request_timeout: float | None  # seconds from a request's arrival until its answer must be complete
 
     async def submit(self, requests: Sequence[GenerateRequest], delivery: Delivery) -> None: ...
 

@@ -1,4 +1,4 @@
-"""OpenGenerations: what the engine still owes to this process's clients."""
+"""OpenGenerations: the generations that have not ended yet."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.schema import GenerateRequest, Resumed, TextItem, Usage
 
-MAX_CONSTRAINT_BYTES: Final = 256 << 20  # of the grammars of all requests under way
+MAX_CONSTRAINT_BYTES: Final = 256 << 20  # of the grammars of all open generations
 
 
 @dataclass(slots=True)
 class RunningGeneration:
-    """One choice of one prompt while it runs. It holds what another router or detokenizer needs to go on, should one be
-    lost: the request and the answer's tokens."""
+    """One choice of one prompt while it runs: its request and its tokens so far, with which a new router or detokenizer
+    can continue it."""
 
     index: int
     delivery: Delivery
@@ -32,7 +32,7 @@ class RunningGeneration:
     cached_tokens: int | None = None
     first_token_at: float | None = None  # when tokens came, time.monotonic()
     last_token_at: float | None = None
-    crashed_at: int = -1  # len(output) when a process was lost that this generation may have crashed
+    crashed_at: int = -1  # len(output) at the last crash that this generation may have caused; -1: none
 
     @property
     def has_begun(self) -> bool:
@@ -48,8 +48,8 @@ class RunningGeneration:
             self.output.extend(item.token_ids)
 
     def usage_so_far(self) -> Usage:
-        """For a generation that is cut short. Times and cached tokens come with the last message only, so they are
-        0."""
+        """Returns the usage of a generation that is cut short. Times and cached tokens are 0, because they come with
+        the final message."""
         return Usage(len(self.request.token_ids) // 4, len(self.output), 0, 0.0, 0.0, 0.0)
 
 
@@ -60,8 +60,8 @@ class OpenGenerations:
         """`room` is told of generations that join and leave."""
         self._room = room
         self._running: dict[int, RunningGeneration] = {}
-        self._ids: dict[Delivery, set[int]] = {}  # requests that will get a final message; no set is empty
-        # Bytes of the open generations' grammars, each of which takes a place in the worker's cache.
+        self._ids: dict[Delivery, set[int]] = {}  # ids of open requests; no set is empty
+        # Bytes of the open generations' grammars: each grammar takes space in the worker's cache.
         self._constraint_bytes = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -80,7 +80,7 @@ class OpenGenerations:
 
     @property
     def deliveries(self) -> list[Delivery]:
-        """The deliveries that still wait for an item."""
+        """Returns the deliveries with open generations."""
         return list(self._ids)
 
     def ids_of(self, delivery: Delivery) -> list[int]:
@@ -114,8 +114,8 @@ class OpenGenerations:
         return generation
 
     def resumed(self, request_id: int, new_id: int) -> GenerateRequest | None:
-        """Renames an open generation to `new_id` and returns the request that continues it after its output so far;
-        None if it is no longer open. Late messages for the old id then find no generation."""
+        """Renames an open generation to `new_id`, so that late messages for the old id are ignored. Returns the request
+        that continues it after its output so far; None if it is no longer open."""
         generation = self._remove(request_id)
         if generation is None:
             return None

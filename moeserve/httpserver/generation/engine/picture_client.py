@@ -1,4 +1,4 @@
-"""PictureClient: sends pictures to the visual server, one at a time, and says where their embeddings lie."""
+"""PictureClient: sends pictures to the visual server, one at a time, and returns the files of their embeddings."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from moeserve.processes.sandbox.line import FairLine
 if TYPE_CHECKING:
     from moeserve.httpserver.generation.engine.picture_fetcher import PictureFetcher
 
-MOST_LOSSES: Final = 2  # of visual servers, after which a picture counts as what they are lost of
+# Crashes of the visual server with the same picture, after which the picture is refused.
+MOST_LOSSES: Final = 2
 
 log = logging.getLogger(__name__)
 
 
 class EncodedPicture:
-    """The embeddings' file is there as long as this object."""
+    """A picture's embeddings. Their file exists as long as this object."""
 
     def __init__(self, found: PictureEncoded, remove: Callable[[str], None]) -> None:
         self.rows = found.rows  # tokens
@@ -40,7 +41,7 @@ class EncodedPicture:
 
 
 class _Asked:
-    """The picture that the visual server has."""
+    """The picture that the visual server is encoding."""
 
     def __init__(self, message: EncodePicture) -> None:
         self.message = message
@@ -52,7 +53,7 @@ class _Asked:
 
 
 class PictureClient:
-    """For one event loop. Tenants take turns: who sends many pictures waits behind himself."""
+    """Belongs to one event loop. Tenants take turns, so a tenant's many pictures delay only that tenant."""
 
     def __init__(
         self,
@@ -61,15 +62,16 @@ class PictureClient:
         fetcher: PictureFetcher,
         observe: Callable[[PictureEncoded], None],
     ) -> None:
-        """fetcher: of pictures that are addresses. observe: is told of every picture that was encoded. Removes the
-        files of an httpserver that was killed."""
+        """fetcher: downloads pictures that are given as URLs. observe: called with every encoded picture. Removes the
+        files that a killed httpserver left behind."""
         self._channel = to_visualserver
         self._files = files
-        self._held: set[str] = set()  # handles of answers
+        self._held: set[str] = set()  # handles of the answers that are in use
         files.remove_left(Owner.SENDER)
         self._fetcher = fetcher
         self._observe = observe
-        # The visual server may still answer the httpserver before this one: ids begin where no other's do.
+        # The visual server may still send answers to the httpserver before this one: a random first id keeps them
+        # apart.
         self._ids = itertools.count(secrets.randbits(62))
         self._line = FairLine()
         self._asked: _Asked | None = None
@@ -84,7 +86,8 @@ class PictureClient:
         except asyncio.CancelledError:
             asked.is_wanted = False
             turn.add_done_callback(self._drop)
-            if asked is not self._asked:  # else the visual server has it: no other is sent before it is done
+            # Else the visual server has it, and gets no other picture before it is done.
+            if asked is not self._asked:
                 turn.cancel()
             raise
         if isinstance(answer, PictureRefused):
@@ -105,7 +108,7 @@ class PictureClient:
                 self._asked = None
 
     def _drop(self, turn: asyncio.Task[PictureEncoded | PictureRefused]) -> None:
-        """The client of a picture has disconnected."""
+        """Handles the disconnect of a picture's client."""
         if (
             not turn.cancelled()
             and turn.exception() is None
@@ -123,11 +126,12 @@ class PictureClient:
             if isinstance(message, PictureEncoded):
                 self._held.add(message.handle)
             asked.answer.set_result(message)
-        elif isinstance(message, PictureEncoded):  # of a visual server that has been lost since
+        elif isinstance(message, PictureEncoded):  # from a visual server that has been lost since
             self._files.remove(message.handle)
 
     async def lost(self, *, by_itself: bool) -> None:
-        """The visual server has ended, and another is started. What it wrote last may have no answer: it is removed."""
+        """Handles the end of a visual server, which is being replaced. Removes the file that it may have written
+        without answering."""
         self._channel.reopen()
         self._files.remove_left(Owner.SENDER, self._held)
         asked = self._asked
@@ -137,7 +141,7 @@ class PictureClient:
         if not asked.is_wanted:
             asked.answer.set_result(PictureRefused(asked.message.id, 503, "has no client any more"))
         elif asked.losses < MOST_LOSSES:
-            # A late answer, whose file has been removed, is no answer to this one.
+            # A new id: a late answer to the old one names a file that has been removed.
             asked.message = replace(asked.message, id=next(self._ids))
             await self._send(asked)
         else:

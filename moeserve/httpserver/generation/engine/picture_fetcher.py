@@ -1,8 +1,8 @@
-"""Fetches pictures from addresses that clients send: of the hosts that the operator names, and no others.
+"""Downloads pictures from URLs that clients send, only from hosts that the operator allows.
 
-A request makes the server send a request of its own, to wherever a client says. So the host must be named
-(`--allowed-media-domains`), and must have public addresses alone: a name that leads into the server's own network is
-refused, and the connection goes to an address that was checked. Each redirect is checked like the first address.
+Such a request makes the server connect to a host that the client chose (SSRF). So the host must be listed in
+`--allowed-media-domains`, and all its addresses must be public: a name that resolves into a private network is refused,
+and the connection goes to an address that was checked. Each redirect is checked like the first URL.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_SECONDS: Final = 20.0  # for a picture, redirects included
 MOST_REDIRECTS: Final = 3
 MOST_AT_ONCE: Final = 16
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
-_NAT64: Final = 0x64FF9B << 96  # 64:ff9b::/96, behind which an IPv4 address stands
+_NAT64: Final = 0x64FF9B << 96  # 64:ff9b::/96: the last 32 bits are an IPv4 address (RFC 6052)
 _HEADERS: Final = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "moeserve"}
 
 log = logging.getLogger(__name__)
@@ -34,15 +34,15 @@ Address = IPv4Address | IPv6Address
 
 
 class _NotPublic(OSError):
-    """A host's address that nothing is fetched from."""
+    """A host has an address that is not public."""
 
 
 class _Refused(Exception):
-    """For the client: the end of "the picture ..."."""
+    """A picture is refused. The message completes "the picture ..." for the client."""
 
 
 def is_public(address: Address) -> bool:
-    """Whether it is no address of a private network, of this machine, or of many machines."""
+    """Returns False for private, loopback and multicast addresses."""
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo and address.teredo[1])
         if int(address) >> 32 << 32 == _NAT64:
@@ -54,16 +54,16 @@ def is_public(address: Address) -> bool:
 
 
 class PictureFetcher:
-    """For one event loop."""
+    """Belongs to one event loop."""
 
     def __init__(self, domains: tuple[str, ...], allows: Callable[[Address], bool] = is_public) -> None:
-        """domains: hosts' names, which stand for no names below them. allows: whether a host may have an address."""
+        """domains: allowed host names, without their subdomains. allows: whether an address may be connected to."""
         self._domains = frozenset(name.lower().rstrip(".") for name in domains)
         self._allows = allows
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def fetch(self, url: str, param: str) -> bytes:
-        """The file. Raises ApiError."""
+        """Returns the file's bytes. Raises ApiError."""
         if not self._domains:
             message = "pictures are not fetched from addresses: send the picture itself, as data:image/png;base64,..."
             raise invalid(param, message)
@@ -79,7 +79,7 @@ class PictureFetcher:
             raise invalid(param, "the picture could not be fetched: its host does not answer") from error
 
     async def _fetch(self, url: str) -> bytes:
-        """Raises _Refused, and what aiohttp raises."""
+        """Returns the file's bytes. Raises _Refused and aiohttp's errors."""
         connector = aiohttp.TCPConnector(resolver=_Resolver(self._allows), use_dns_cache=False)
         async with aiohttp.ClientSession(
             connector=connector, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(), headers=_HEADERS
@@ -108,14 +108,14 @@ class PictureFetcher:
         try:
             address = ip_address(host)
         except ValueError:
-            return url  # a name: see `_Resolver`
+            return url  # a host name: `_Resolver` checks its addresses
         if not self._allows(address):
             raise _Refused("has an address that is not public")
         return url
 
 
 async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
-    """Raises _Refused for more than a picture may have."""
+    """Returns the answer's body. Raises _Refused if it has more bytes than a picture may have."""
     body = bytearray()
     async for piece in answer.content.iter_any():
         body += piece
@@ -127,7 +127,7 @@ async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
 
 
 class _Resolver(AbstractResolver):
-    """The system's, of whose addresses all must be allowed."""
+    """The system's resolver; it refuses a host unless all its addresses are allowed."""
 
     def __init__(self, allows: Callable[[Address], bool]) -> None:
         self._allows = allows

@@ -1,4 +1,4 @@
-"""The log-probabilities of a prompt are computed once, and all choices of the prompt have them."""
+"""Shares the log-probabilities of a prompt, which are computed once, between all choices of the prompt."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass, field
 
 from moeserve.messages.schema import GenerateRequest, TextItem
 
-Numbered = tuple[int, TextItem]  # the index of a choice, and what came for it
+Numbered = tuple[int, TextItem]  # the index of a choice, and an item for it
 
 
 @dataclass(slots=True)
 class _Prompt:
     others: list[int] = field(default_factory=list)  # indices of its other choices; the first is scored
-    left: int = 0  # positions whose log-probabilities are to come
+    left: int = 0  # positions whose log-probabilities have not come yet
     held: list[Numbered] = field(default_factory=list)  # items of the other choices that wait for them
 
 
 class PromptScores:
-    """The engine scores a prompt for its first choice (`RequestBuilder`). The other choices get the same objects,
-    before anything else."""
+    """Passes on items so that all choices get the prompt's log-probabilities first. The engine computes them for the
+    first choice (`RequestBuilder`); the others get the same objects."""
 
     def __init__(self, requests: Sequence[GenerateRequest]) -> None:
-        """All choices, prompt by prompt."""
+        """requests: of all choices, prompt by prompt."""
         self._scored: dict[int, _Prompt] = {}  # by the index of the first choice
-        self._of_others: dict[int, _Prompt] = {}  # by the index of another
+        self._of_others: dict[int, _Prompt] = {}  # by the index of each other choice
         prompt: _Prompt | None = None
         for index, request in enumerate(requests):
             if request.sampling.prompt_logprobs is not None:

@@ -1,8 +1,9 @@
 """Whether the router's queue has room for a request, as far as this process can tell.
 
-The router decides (`router/core/policy/back_pressure.py`), but after the work: a request with 128 choices has been
-tokenised, built, sent and answered 128 times when it is refused. A key that keeps asking would take the event loop from
-the others. What is open here and not running there waits there, so most refusals can be made before the work."""
+The router decides (`router/core/policy/back_pressure.py`), but only after this process has tokenised the request and
+sent each of its choices: a client that keeps sending refused requests would occupy the event loop. This process knows
+which generations are open and how many run; the rest waits in the router's queue. So most refusals can be made here,
+before the work."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.schema import BACKGROUND_PRIORITY, GenerateRequest
 
-RETRY_AFTER_S = 1  # until the router has said how long its queue takes
+RETRY_AFTER_S = 1  # seconds; used until the router has reported how long its queue takes
 
 
 class QueueRoom:
-    """Open generations, by key name. A search counts as one, whatever its beams; background requests do not count."""
+    """Counts the open generations of each key name. A beam search counts as one; background requests do not count."""
 
     def __init__(self, most_waiting: int = 1 << 62) -> None:
         """`most_waiting`: --max-num-queued-reqs."""
@@ -26,7 +27,7 @@ class QueueRoom:
 
     @property
     def is_empty(self) -> bool:
-        """No answers are under way."""
+        """True if no generation is open."""
         return not self._open
 
     def joined(self, request: GenerateRequest) -> None:
@@ -41,12 +42,12 @@ class QueueRoom:
             del self._open[request.key_name]
 
     def refused(self, retry_after: int) -> None:
-        """The router has refused a request, and said how many seconds its queue takes."""
+        """Notes that the router has refused a request. retry_after: seconds that its queue takes."""
         self._retry_after = retry_after
 
     def check(self, key_name: str, wanted: int, running: int) -> None:
-        """Raises ApiError 503 if the queue has no room for `wanted` more generations of a key. `running`: the most
-        generations, of all keys together, that run and so do not wait."""
+        """Raises ApiError 503 if the queue has no room for `wanted` more generations of a key. running: the most
+        generations of all keys together that can run at once; these do not count as waiting."""
         waiting = self._open.total() - running
         of_key = self._open[key_name] - running
         if waiting + wanted > self._most:

@@ -12,8 +12,8 @@ from moeserve.httpserver.transport.errors import ApiError
 
 @asynccontextmanager
 async def request_deadline(arrival: float, limit: float | None) -> AsyncIterator[None]:
-    """arrival: of the request, `time.monotonic()`; limit: seconds from then on, None for no limit. Raises ApiError 504
-    where the block is not done by then."""
+    """Bounds the `async with` block. arrival: the request's, in `time.monotonic()`'s seconds. limit: seconds from then
+    on; None: no limit. Raises ApiError 504 if the block is not done by then."""
     left = None if limit is None else max(arrival + limit - time.monotonic(), 0.0)
     try:
         async with asyncio.timeout(left):

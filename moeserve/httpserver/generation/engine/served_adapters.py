@@ -1,4 +1,4 @@
-"""The LoRA adapters that requests may name, and the orders to load and to unload some."""
+"""The LoRA adapters that requests may name, and the loads and unloads that are in progress."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from moeserve.messages.adapters import AdapterAnswer, LoadAdapter, ServedAdapter
 from moeserve.messages.async_channels import AsyncPushChannel
 from moeserve.messages.channels import ChannelFull
 
-TIMEOUT_S: Final = 600.0  # a large adapter on a slow disk; what is under way then goes on
+TIMEOUT_S: Final = 600.0  # enough for a large adapter on a slow disk; a load that takes longer continues
 
 
 class ServedAdapters:
     """The adapters that the router has reported. `EngineClient` calls `told`, `received` and `failed`, the routes call
-    the rest; all on one event loop."""
+    the other methods; all on one event loop."""
 
     def __init__(self, to_router: AsyncPushChannel, next_ticket: Callable[[], int]) -> None:
         self._to_router = to_router
@@ -35,16 +35,16 @@ class ServedAdapters:
             waiting.set_result(answer)
 
     def failed(self, cause: str) -> None:
-        """Fails the orders that wait: the router is lost, and its orders with it."""
+        """Fails the waiting loads and unloads, because the router is lost."""
         for ticket in list(self._waiting):
             self.received(AdapterAnswer(ticket, 503, f"the engine was restarted meanwhile: {cause}"))
 
     async def load(self, name: str, path: Path, *, replaces: bool) -> str:
-        """Loads an adapter. Returns a sentence that says so, once requests may name it. Raises ApiError."""
+        """Loads an adapter, and returns once requests may name it: a sentence for the client. Raises ApiError."""
         return await self._ask(LoadAdapter(self._next_ticket(), name, os.fspath(path), replaces))
 
     async def unload(self, name: str) -> str:
-        """Unloads an adapter. Returns a sentence that says so, once no request may name it. Raises ApiError."""
+        """Unloads an adapter, and returns once no request may name it: a sentence for the client. Raises ApiError."""
         return await self._ask(UnloadAdapter(self._next_ticket(), name))
 
     async def _ask(self, order: LoadAdapter | UnloadAdapter) -> str:

@@ -1,7 +1,7 @@
-"""How long the router and the detokenizer have been silent.
+"""Measures how long the router and the detokenizer have sent nothing.
 
-Only time in which this process would have heard them counts: while it was itself stopped or did not read its inbox,
-their messages waited there. The launcher is watched, too, by its heartbeat requests."""
+Only time in which this process reads its inbox counts: while it is stopped or busy, their messages wait there. The
+launcher is watched too, by its heartbeat requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from moeserve.processes.silence import LauncherWatch
 
-SILENCE_S: Final = 5.0  # each of them says something once a second at least
+SILENCE_S: Final = 5.0  # each process sends a message at least once a second
 TICK_S: Final = 0.25
 
 Speaker = Literal["router", "detokenizer"]
@@ -28,7 +28,7 @@ class Silences:
 
     @property
     def longest(self) -> Speaker | None:
-        """The process that has been silent for SILENCE_S, or None."""
+        """Returns the process that has been silent longest, if for at least SILENCE_S; else None."""
         silent = [name for name, ticks in self._ticks.items() if ticks * TICK_S >= SILENCE_S]
         return max(silent, key=lambda name: self._ticks[name], default=None)
 
@@ -40,12 +40,12 @@ class Silences:
         self._ticks.setdefault(name, 0)
 
     def lost(self, name: Speaker) -> None:
-        """The process is lost. Its successor has not sent anything yet."""
+        """Notes that a process is lost; its successor has not sent anything yet."""
         self._ticks.pop(name, None)
 
     async def watch(self, is_lost: Callable[[], bool]) -> None:
-        """Counts until it is cancelled. A delay of this task counts as one tick, however long it was. `is_lost`: the
-        engine cannot serve, unless the launcher replaces the lost process."""
+        """Measures until it is cancelled. If this task is delayed, the delay counts as one tick, however long it was.
+        is_lost: whether a process of the engine is lost."""
         while True:
             await asyncio.sleep(TICK_S)
             for name in self._ticks:

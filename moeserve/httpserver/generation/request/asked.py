@@ -1,4 +1,4 @@
-"""Asked: what one HTTP request asks for, in terms that all APIs share."""
+"""Asked: one HTTP request's wishes, in a form that all APIs share."""
 
 from __future__ import annotations
 
@@ -28,23 +28,45 @@ class GrammarConstraint:
 class ChatPrompt:
     """A conversation for the chat template."""
 
-    messages: Sequence[dict[str, Any]]  # their texts have marks in the places of pictures
+    messages: Sequence[dict[str, Any]]  # in their texts, marks stand for pictures
     pictures: Sequence[Picture] = ()  # of all messages
     tools: ToolUse = field(default_factory=ToolUse)
     thinking: ThinkingOptions = field(default_factory=ThinkingOptions)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
-    continue_final_message: bool = False  # the answer continues the last message, which is the assistant's
+    continue_final_message: bool = False  # the answer continues the last message, an assistant's
     show_reasoning: bool = True
-    separate_reasoning: bool = True  # False: it is part of the text
+    separate_reasoning: bool = True  # False: reasoning is returned as part of the text
 
 
-PlainPrompts = Sequence[str | list[int]]
+@dataclass(frozen=True, slots=True)
+class FimFile:
+    """A file of the repository, for context."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class FimPrompt:
+    """Two texts of which the answer is the middle (fill-in-the-middle)."""
+
+    prefix: str | list[int]
+    suffix: str
+    # True: the layout of a repository, from which is left out what does not fit. False: a prompt that is too long is
+    # refused, and has no `files`.
+    is_cut_to_fit: bool = False
+    files: Sequence[FimFile] = ()
+    begun: str = ""  # the beginning of the middle
+    param: str = "suffix"  # the client's name of the suffix, for messages
+
+
+PlainPrompts = Sequence[str | list[int] | FimPrompt]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An API's body maps to it, with that API's names and defaults; `resolve/` makes of it what the model is to do.
+    """The request of any API: each body is mapped to it with that API's defaults. `resolve/` turns it into `Resolved`.
 
     Fields of sampling and text mean the same as in SamplingParams and TextOptions. `*_param` are the client's names of
     fields, for messages.
@@ -57,19 +79,20 @@ class Asked:
     model: str | None = None  # None: the served one
 
     n: int = 1  # choices for each prompt
-    beams: BeamParams | None = None  # the choices are the answers of this beam search
+    beams: BeamParams | None = None  # if given, the choices are the results of this beam search
     max_tokens: int | None = None  # None: `default_max_tokens`
     # An upper bound only; None: the server's default, or the rest of the context.
     default_max_tokens: int | None = None
     max_tokens_param: str = "max_tokens"
-    # True: an answer whose max_tokens exceed the context ends with it. False: the request is refused.
+    # If prompt plus max_tokens exceed the context. True: the answer ends with the context. False: the request is
+    # refused.
     ends_with_context: bool = False
     min_tokens: int = 0
     grammar: GrammarConstraint | None = None
 
     sampler: SamplerSettings = DEFAULTS
-    # Sampler parameters that the request itself has set; the others get the server's defaults. None: all are kept as
-    # they are.
+    # Names of the sampler parameters that the request has set; the others get the server's defaults. None: no parameter
+    # gets a default.
     chosen: Set[str] | None = None
     samplers: tuple[str, ...] = ()  # their order; empty: DEFAULT_ORDER
     dry_sequence_breakers: tuple[str, ...] = DRY_BREAKERS

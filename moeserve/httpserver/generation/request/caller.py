@@ -1,4 +1,4 @@
-"""Caller: who sent one HTTP request, and where its results are noted."""
+"""Caller: the sender of one HTTP request, and the objects that note its results."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Caller:
     record: RequestRecord = field(default_factory=lambda: RequestRecord(time.monotonic()))
     notes: dict[str, str] = field(default_factory=dict)
     admit: Callable[[], None] = lambda: None
-    # A line of an offline batch: it gets the time that others leave, and --request-timeout does not bound it.
+    # A line of an offline batch: other requests come first, and --request-timeout does not bound it.
     is_background: bool = False
 
 
 def caller_of(request: Request) -> Caller:
-    """Called where a route begins: now is the request's arrival."""
+    """Returns the request's caller. Call it when a route begins: it takes the current time as the arrival."""
     state = state_of(request.scope)
     return Caller(
         time.monotonic(),

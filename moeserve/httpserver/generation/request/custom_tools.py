@@ -1,6 +1,7 @@
-"""OpenAI's `custom` tools, whose input is free text, as functions with one argument: models here know functions only.
+"""OpenAI's `custom` tools, whose input is free text. Models here are given functions only, so each becomes a function
+with one argument.
 
-The model is told a tool's grammar and not held to it.
+A tool's grammar is described to the model but not enforced.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _PARAMETERS: Final[Mapping[str, Any]] = {
 
 
 def custom_tool(name: str, description: str | None, format: Mapping[str, Any] | None) -> Tool:
-    """`format` is the API's; a grammar stands in it, or in its `grammar` (chat completions)."""
+    """Returns the tool. format: the API's object, with a grammar in it or (chat completions) in its `grammar`."""
     described = description or ""
     form = format or {}
     if isinstance(inner := form.get("grammar"), dict):
@@ -32,7 +33,7 @@ def custom_tool(name: str, description: str | None, format: Mapping[str, Any] | 
 
 
 def input_of(arguments: str) -> str:
-    """The free text in a custom tool's arguments; the arguments themselves if the model wrote something else."""
+    """Returns the free text in a custom tool's arguments; the arguments unchanged if the model wrote anything else."""
     try:
         value = json.loads(arguments)[INPUT]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -21,7 +21,7 @@ def one_or_many(value: Any) -> Any:
 
 
 def _stop_strings(value: Any) -> Any:
-    """Makes a list of a single string, without empty ones: they ask for nothing, and forms send them."""
+    """Returns a list of stop strings, also for a single one. Drops empty strings, which web forms send for "none"."""
     several = one_or_many(value)
     if not isinstance(several, list) or len(several) > MAX_MANY_STOPS:
         return several
@@ -37,7 +37,7 @@ StopStrings = Annotated[
         description="At most 16 strings that end the text; not part of it. Empty ones are dropped.",
     ),
 ]
-# Where the API itself sets no bound, and clients name every speaker of a conversation.
+# For APIs without a bound of their own: their clients list every speaker of a conversation.
 ManyStopStrings = Annotated[
     list[StopString],
     BeforeValidator(_stop_strings, json_schema_input_type=str | list[str]),

@@ -15,7 +15,7 @@ MAX_PATTERN_CHARS: Final = 1 << 16
 
 
 def _schema_text(value: Any) -> str:
-    """Returns the JSON text of a schema. The client sent it as an object or as JSON text."""
+    """Returns the JSON text of a schema that the client sent as an object or as JSON text."""
     if isinstance(value, str):
         try:
             value = orjson.loads(value)

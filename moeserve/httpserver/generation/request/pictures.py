@@ -1,8 +1,8 @@
 """Pictures in conversations.
 
-Chat templates take texts. So in the text that a template gets, a picture is a mark that cannot be guessed. Where the
-rendered text has the mark, the prompt gets the model's own placeholders and the picture's embeddings. A client that
-spells placeholders out gets no picture for them: they are no mark.
+Chat templates take texts, so each picture is represented by a random mark in a message's text. In the rendered text
+each mark is replaced by the model's placeholder tokens and the picture's embeddings. Placeholders that a client spells
+out are not marks, so they get no picture.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import unquote
 from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
-MOST_URL: Final = 8192  # characters of an address
+MOST_URL: Final = 8192  # characters of a URL
 LOW_DETAIL_TOKENS: Final = 256  # of 512 x 512 pixels, as OpenAI has it
 
 _MARK: Final = secrets.token_hex(16)  # begins every mark of this process
@@ -34,7 +34,7 @@ _URL_SAFE: Final = str.maketrans("-_", "+/")  # RFC 4648, section 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """A file as the client has sent it, or where it is to be fetched."""
+    """A picture's file as the client sent it, or the URL to fetch it from."""
 
     data: bytes  # empty with `url`
     max_tokens: int | None = None  # None: the server's limit
@@ -44,14 +44,14 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class PicturedText:
-    """A message's text, in which pictures are marks."""
+    """A message's text with marks for its pictures."""
 
     text: str
     pictures: tuple[Picture, ...]
 
 
 def pictures_in(value: Any) -> Iterator[Picture]:
-    """Yields the pictures in a request's model or in a list of them, in their order."""
+    """Yields the pictures in a body or a list of bodies, in their order."""
     match value:
         case Picture():
             yield value
@@ -66,7 +66,7 @@ def pictures_in(value: Any) -> Iterator[Picture]:
 
 
 def joined(texts: Iterable[str]) -> str:
-    """The text of a message's parts: texts are lines of their own, and pictures stand in the text."""
+    """Joins the texts of a message's parts: each text becomes a line, pictures do not begin a new one."""
     parts = list(texts)
     lines = parts[:1]
     for before, text in pairwise(parts):
@@ -76,13 +76,13 @@ def joined(texts: Iterable[str]) -> str:
 
 
 def split_at_marks(text: str) -> list[str]:
-    """Texts and marks in turn, beginning and ending with a text, which may be empty."""
+    """Splits a text at its marks. Returns texts and marks alternately, a text (maybe empty) first and last."""
     return _MARKS.split(text)
 
 
 def picture_of_base64(text: str, max_tokens: int | None = None) -> Picture:
-    """A data: URL, too, which some clients send where base64 alone is expected, in both alphabets, with or without
-    padding, percent-encoded or broken into lines. Raises PydanticCustomError."""
+    """Decodes a picture from base64 in either alphabet, with or without padding, percent-encoded or broken into lines.
+    Accepts a data: URL too, which some clients send instead of bare base64. Raises PydanticCustomError."""
     if (found := _DATA_URL.match(text[:256])) is not None:
         text = text[found.end() :]
     if "%" in text:
@@ -111,7 +111,7 @@ def picture_of_url(url: Any, max_tokens: int | None = None) -> Picture:
 
 
 def max_tokens_of(detail: Any) -> int | None:
-    """The limit that OpenAI's `detail` means. Raises PydanticCustomError."""
+    """Returns the token limit for OpenAI's `detail`. Raises PydanticCustomError."""
     if detail not in (None, "auto", "low", "high", "original"):
         raise PydanticCustomError("picture", "detail must be auto, low, high or original")
     return LOW_DETAIL_TOKENS if detail == "low" else None

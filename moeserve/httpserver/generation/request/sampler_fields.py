@@ -1,4 +1,4 @@
-"""Fields of the samplers that are not numbers: their order, and DRY's breakers."""
+"""The sampler fields that are not numbers: the samplers' order, and DRY's sequence breakers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moeserve.sampling.order import read_order
 MAX_SAMPLERS: Final = 32  # that a request names
 SAMPLER_LISTS: Final = frozenset(
     {"samplers", "dry_sequence_breakers"}
-)  # fields whose empty list asks for nothing
+)  # fields whose empty list means "not set"
 DRY_BREAKERS: Final = ("\n", ":", '"', "*")  # llama.cpp's
 
 
@@ -33,7 +33,7 @@ def _order(value: Any) -> tuple[str, ...]:
 
 
 def _breakers(value: Any) -> Any:
-    """Reads the text of a JSON list, which clients of text-generation-webui send."""
+    """Returns a list of breakers, also from a JSON list in a string, as clients of text-generation-webui send it."""
     try:
         return orjson.loads(value) if isinstance(value, str) else value
     except orjson.JSONDecodeError:

@@ -13,7 +13,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.sampling.parameters import INT32_MAX, PARAMETERS, TYPES, Range
 
-_MAX_NEW_TOKENS: Final = "max_new_tokens"  # a setting of the operator's alone
+_MAX_NEW_TOKENS: Final = "max_new_tokens"  # only the operator can set it
 _KINDS: Final = {**TYPES, _MAX_NEW_TOKENS: int}
 _RANGES: Final = {
     **{name: parameter.range for name, parameter in PARAMETERS.items()},

@@ -1,4 +1,4 @@
-"""The fields of sampling parameters in the APIs' bodies, made from their declaration."""
+"""The sampling parameters' fields in the APIs' bodies, generated from `sampling/parameters.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class SamplingFields(RequestModel):
     sampling_api: ClassVar[Api]
 
     def sampler_settings(self) -> SamplerSettings:
-        """Returns the parameters that the API has; others stand at their defaults."""
+        """Returns the sampler settings; parameters that the API lacks have their defaults."""
         found: dict[str, Any] = {}
         for name, parameter in declared_for(self.sampling_api).items():
             found[name] = parameter.bounded(getattr(self, parameter.name_in(self.sampling_api, name)))

@@ -1,4 +1,4 @@
-"""Thinking: how much of it a client asks for, in the words of the APIs."""
+"""How much reasoning a client asks for: effort words, token budgets and switches of the APIs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from moeserve.httpserver.generation.request.fields import INT32_MAX
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-# Tokens of thinking by effort; efforts that are not listed set no bound.
+# Most reasoning tokens by effort; other efforts set no bound.
 BUDGETS: Final[Mapping[str, int]] = {"none": 0, "minimal": 256, "low": 1024, "medium": 4096, "high": 16384}
 
 
 @dataclass(frozen=True)
 class ThinkingOptions:
-    """The thinking that a client asks for. `is_enabled` None leaves it to the template. `effort` is the word that the
-    budget follows from; None: it is a number of the client's own. `param` is the client's name of the budget, for
-    messages."""
+    """The reasoning that a client asks for. is_enabled: None leaves it to the template. effort: the word that sets the
+    budget; None if the client gave a number or nothing. param: the client's name of the budget, for messages."""
 
     is_enabled: bool | None = None
     budget: int | None = None  # tokens

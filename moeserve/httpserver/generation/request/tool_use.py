@@ -31,7 +31,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolUse:
-    """With `choice` "named", the model calls the tool `name` exactly once."""
+    """A request's tools and its choice. With `choice` "named" the model calls the tool `name` exactly once."""
 
     tools: tuple[Tool, ...] = ()
     choice: Literal["auto", "none", "required", "named"] = "auto"
@@ -49,8 +49,8 @@ class ToolUse:
         return [tool for tool in self.tools if self.allowed is None or tool.name in self.allowed]
 
     def grammar_spec(self) -> grammar.GrammarSpec | None:
-        """Returns the grammar that guarantees valid calls; None if no call needs a guarantee. If a call must come, it
-        covers all tools, else strict tools; calls of tools that are not allowed are excluded."""
+        """Returns the grammar that guarantees valid calls; None if no call needs one. It covers all tools if a call is
+        required, else only strict tools. Calls of tools that are not allowed are excluded."""
         tools = [tool.for_grammar() for tool in self.callable]
         match self.choice:
             case "required":
@@ -62,7 +62,7 @@ class ToolUse:
         return None
 
     def any_call(self) -> grammar.TextWithToolCalls:
-        """Returns the grammar of text with calls, of which those of strict tools are valid."""
+        """Returns the grammar of text with any calls; calls of strict tools must match their schemas."""
         loose = grammar.ANY_OBJECT.schema
         shapes = [
             tool.for_grammar() if tool.is_strict else grammar.GrammarTool(tool.name, loose)

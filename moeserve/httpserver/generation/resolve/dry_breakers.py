@@ -1,4 +1,4 @@
-"""DRY's breakers as token sequences: which tokens of the vocabulary close each of the texts."""
+"""DRY's sequence breakers as token sequences: the ways in which the vocabulary can spell each breaker's end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from moeserve.httpserver.transport.errors import invalid
 from moeserve.sampling.parameters import SamplerSettings
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
-MAX_TAIL: Final = 20  # tokens behind the first one of a breaker
-MAX_SEQUENCES: Final = 1 << 16  # of several tokens
+MAX_TAIL: Final = 20  # tokens of a breaker after its first one
+MAX_SEQUENCES: Final = 1 << 16  # sequences of more than one token
 
 
 async def breakers_of(asked: Asked, sampler: SamplerSettings, tokenizer: TextTokenizer) -> bytes:
@@ -25,7 +25,7 @@ async def breakers_of(asked: Asked, sampler: SamplerSettings, tokenizer: TextTok
 
 @lru_cache(maxsize=16)
 def closed_breakers(tokenizer: TextTokenizer, breakers: tuple[str, ...]) -> bytes:
-    """int32: each sequence with -1 behind it."""
+    """Returns the breakers' token sequences as int32 bytes, with -1 after each sequence."""
     found: set[tuple[int, ...]] = set()
     for breaker in breakers:
         found |= _sequences(tokenizer, breaker)
@@ -40,8 +40,8 @@ def closed_breakers(tokenizer: TextTokenizer, breakers: tuple[str, ...]) -> byte
 
 
 def _sequences(tokenizer: TextTokenizer, breaker: str) -> set[tuple[int, ...]]:
-    """Returns each token that contains the breaker, and each token that ends in its beginning with the tokens of the
-    rest."""
+    """Returns each token that contains the whole breaker, and each token that ends with a beginning of the breaker
+    followed by the tokens of the rest."""
     whole = breaker.encode()
     begins = [(breaker[:i].encode(), tuple(tokenizer.encode(breaker[i:]))) for i in range(1, len(breaker))]
     begins = [(begin, rest) for begin, rest in begins if len(rest) <= MAX_TAIL]

@@ -1,4 +1,4 @@
-"""RequestBuilder: a resolved request, frozen into messages to the engine. It refuses what could never run."""
+"""RequestBuilder: turns a resolved request into messages to the engine, and refuses requests that could never run."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MAX_PROMPT_LOGPROBS = 1_000_000  # of one HTTP request; building and writing the
 
 
 class RequestBuilder:
-    """Raises ApiError 400 for a request that could never run."""
+    """Builds messages to the engine. Raises ApiError 400 for a request that could never run."""
 
     def __init__(self, next_id: Callable[[], int], seed: int | None) -> None:
-        """`next_id` returns ids of requests; `seed` makes the seeds of requests that set none reproducible."""
+        """next_id: returns a new request id. seed: makes the seeds drawn for requests without one reproducible."""
         self._next_id = next_id
         self._seeds = random.SystemRandom() if seed is None else random.Random(seed)
 
@@ -109,8 +109,8 @@ def _max_tokens(prompt_tokens: int, resolved: Resolved, limit: int) -> int:
 
 
 def check_sizes(resolved: Resolved) -> None:
-    """Raises ApiError 400 if a small body asks for too much: each choice of each prompt is kept by itself, with its own
-    stop strings, biases and place in the grammar."""
+    """Raises ApiError 400 if a small body asks for too much memory: each choice of each prompt has its own stop
+    strings, biases and grammar state."""
     asked, prompts = resolved.asked, resolved.prompts
     total = len(prompts) * asked.n
     if (each := constraint_bytes(resolved)) * total > MAX_CONSTRAINT_BYTES:
@@ -161,10 +161,11 @@ def constraint_bytes(resolved: Resolved) -> int:
 
 
 def _stop_token_ids(resolved: Resolved, vocab_size: int, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the ids that end the answer: end of sequence, the client's, the chat format's; each once."""
+    """Returns the token ids that end the answer, without duplicates: end of sequence, the client's, the chat
+    format's."""
     asked = resolved.asked
     check_ids("logit_bias", resolved.logit_bias, vocab_size)
     named = (*asked.stop_token_ids, *resolved.form.stop_token_ids)
     check_ids(asked.stop_token_ids_param, named, vocab_size)
-    ends = () if asked.ignore_eos else eos_ids
+    ends = () if asked.ignore_eos else (*eos_ids, *resolved.fim_ends)
     return tuple(dict.fromkeys((*ends, *named)))

@@ -14,7 +14,7 @@ from moeserve.sampling.parameters import DEFAULTS, SamplerSettings
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """All contents of the messages to the engine, except their ids and seeds."""
+    """Everything that the messages to the engine contain, except ids and seeds."""
 
     asked: Asked
     prompts: tuple[list[int], ...] = ()  # token ids
@@ -26,14 +26,14 @@ class Resolved:
     form: AnswerForm = PLAIN_TEXT
     grammar: str = ""  # the compiled form of the answer form's grammar
     adapter: str = ""  # GenerateRequest.adapter
-    chat: ChatTokens = NO_CHAT  # the tokens of a conversation, which is the only prompt
+    chat: ChatTokens = NO_CHAT  # the tokens of a conversation, which is then the only prompt
+    fim_ends: tuple[int, ...] = ()  # tokens that end the middle of two texts, as the model's ends do
 
     def sampling(
         self, *, max_tokens: int, seed: int, stop_token_ids: tuple[int, ...], scores_prompt: bool
     ) -> SamplingParams:
-        """Returns the parameters of one choice; the arguments depend on its prompt and on the model. scores_prompt:
-        True for one choice of each prompt, which computes the prompt's log-probabilities for all
-        (`prompt_scores.py`)."""
+        """Returns the parameters of one choice. scores_prompt: True for the one choice of a prompt that computes the
+        prompt's log-probabilities for all its choices (`prompt_scores.py`)."""
         asked = self.asked
         return SamplingParams(
             max_tokens=max_tokens,

@@ -9,7 +9,7 @@ from moeserve.httpserver.transport.errors import invalid
 
 def check_room(asked: Asked, most: int, room: QueueRoom, running: int) -> None:
     """Raises ApiError 400 if the request asks for more than `most` generations, and 503 if the queue has no room for
-    them now. `running`: the most generations that run and so do not wait."""
+    them now. running: the most generations that can run at once; these do not count as waiting."""
     if (total := asked.num_prompts * asked.n) > most:
         message = f"{asked.num_prompts} prompts with {asked.n} choices each are {total}; at most {most} fit"
         raise invalid("n", message)

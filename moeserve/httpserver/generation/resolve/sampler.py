@@ -1,4 +1,4 @@
-"""The sampling parameters of a request, with the server's defaults where it sets none."""
+"""A request's sampling parameters; those that it does not set get the server's defaults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moeserve.sampling.parameters import SamplerSettings
 
 
 def with_defaults(asked: Asked, defaults: SamplingDefaults) -> tuple[SamplerSettings, int | None]:
-    """Returns the sampling parameters, and the most tokens of an answer whose request and API set no bound."""
+    """Returns the sampling parameters, and the most tokens of the answer if neither request nor API sets a bound."""
     if asked.chosen is None:
         return asked.sampler, asked.default_max_tokens
     settings = {name: value for name, value in defaults.settings.items() if name not in asked.chosen}

@@ -1,4 +1,4 @@
-"""Served: the model as a request finds it."""
+"""Served: the model and its limits when a request arrives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that must match a grammar: checked here, compiled again by the worker."""
+"""Compiles the grammar of a constrained answer to check it; the worker compiles it again."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ async def compile_grammar(
 
 @lru_cache(256)
 def _tell_once(message: str) -> None:
-    """Agents send the same tools with every request."""
+    """Logs a message once: agents send the same tools with every request."""
     log.warning("%s", message)

@@ -13,15 +13,15 @@ from moeserve.httpserver.generation.request.asked import Asked, GrammarConstrain
 from moeserve.httpserver.generation.resolve.token_ids import check_ids
 from moeserve.httpserver.transport.errors import invalid
 
-MAX_WORD_TOKENS: Final = 32  # of `bad_words`, which are compared at each token
-EXCLUDED: Final = -1e4  # a logit bias that no logit outweighs
+MAX_WORD_TOKENS: Final = 32  # of one of `bad_words`: they are compared with the answer's end at each token
+EXCLUDED: Final = -1e4  # a logit bias that outweighs every logit
 
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    logit_bias: Mapping[int, float]  # the client's own biases, and biases of words that are one token
-    bad_sequences: tuple[tuple[int, ...], ...]  # words of several tokens
-    grammar: GrammarConstraint | None  # the client's own grammar, or one of `allowed_token_ids`
+    logit_bias: Mapping[int, float]  # the client's biases, and EXCLUDED for bad words of one token
+    bad_sequences: tuple[tuple[int, ...], ...]  # bad words of several tokens
+    grammar: GrammarConstraint | None  # the client's grammar, or a grammar of `allowed_token_ids`
 
 
 def token_choice(asked: Asked, text: ModelText) -> TokenChoice:
@@ -46,7 +46,7 @@ def _grammar(asked: Asked, text: ModelText) -> GrammarConstraint | None:
 
 
 def _sequences_of(words: tuple[str, ...], text: ModelText) -> set[tuple[int, ...]]:
-    """The tokens of each word, with and without a blank before it. Raises ApiError 400."""
+    """Returns the token sequences of each word, with and without a blank before it. Raises ApiError 400."""
     found = set()
     for word in words:
         for written in (word, f" {word.lstrip()}"):

@@ -7,6 +7,12 @@ export async function receive(chunks, message, signal, changed) {
   let first = null; // when the first token came
   try {
     for await (const chunk of chunks) {
+      if (chunk.loading) {
+        message.progress = { loading: chunk.loading };
+        message.state = "reading";
+        changed();
+        continue;
+      }
       if (chunk.prompt_progress) {
         message.progress = chunk.prompt_progress;
         message.state = "reading";

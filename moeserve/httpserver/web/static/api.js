@@ -1,6 +1,8 @@
 // The server's HTTP API, as the pages need it. Paths are relative, so that a proxy may put the pages anywhere.
 
 const KEY = "moeserve.api-key";
+const DATA = "data: ";
+const LOADING = ": loading: ";
 
 /** Kept for this tab only, and gone with it. */
 export const apiKey = {
@@ -48,9 +50,15 @@ export async function getText(path) {
   return (await request(path)).text();
 }
 
-/** `{id, max_model_len, …}` of the one model there is. */
+/** `[{id, root, parent, max_model_len, …}]`: models, their further names and adapters. With several models each has its
+ *  `state`, too. */
+export async function servedModels() {
+  return (await getJson("v1/models")).data;
+}
+
+/** The first of them. */
 export async function servedModel() {
-  return (await getJson("v1/models")).data[0];
+  return (await servedModels())[0];
 }
 
 /** `{status, stage, fraction, cause}`; needs no key, and its 503 is an answer too. */
@@ -62,7 +70,8 @@ export async function health() {
   }
 }
 
-/** The chunks of a streamed answer, as they come. Throws RequestFailed, also when the stream ends too early. */
+/** The chunks of a streamed answer, as they come, and `{loading: "weights 40%"}` while its model loads. Throws
+ *  RequestFailed, also when the stream ends too early. */
 export async function* streamChat(body, signal) {
   const response = await request("v1/chat/completions", {
     method: "POST",
@@ -71,7 +80,10 @@ export async function* streamChat(body, signal) {
     signal,
   });
   try {
-    for await (const data of events(response.body)) {
+    for await (const event of events(response.body)) {
+      if (event.startsWith(LOADING)) yield { loading: event.slice(LOADING.length) };
+      if (!event.startsWith(DATA)) continue; // a comment that keeps the connection
+      const data = event.slice(DATA.length);
       if (data === "[DONE]") return;
       const chunk = JSON.parse(data);
       if (chunk.error) throw new RequestFailed(response.status, chunk.error.message);
@@ -88,7 +100,7 @@ function cutOff() {
   return new RequestFailed(0, "The connection ended before the answer did.");
 }
 
-/** The data of each server-sent event. */
+/** The server-sent events, of one line each. */
 async function* events(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -98,9 +110,7 @@ async function* events(stream) {
       if (done) return;
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
-      for (const part of parts) {
-        if (part.startsWith("data: ")) yield part.slice("data: ".length);
-      }
+      yield* parts;
     }
   } finally {
     reader.cancel().catch(() => {}); // already broken or aborted: nothing is left to cancel

@@ -1,11 +1,13 @@
 // The chat page: the conversation that is shown, the requests that it makes, and the answers to them.
 
-import { streamChat } from "./api.js";
+import { RequestFailed, streamChat } from "./api.js";
 import { receive } from "./answer.js";
 import { messageOf } from "./chat_message.js";
 import { setUpComposer } from "./composer.js";
+import { showContext } from "./context_meter.js";
 import { add, choose, newConversation, parentOf, path, versionsOf } from "./conversation.js";
 import { byId, el, number } from "./dom.js";
+import { chosenModel, modelField, setUpModels } from "./models.js";
 import { notice } from "./notice.js";
 import { askForKey, awaitModel, setUpKeyDialog, setUpTheme } from "./page.js";
 import { keepPictures } from "./picture_store.js";
@@ -21,6 +23,7 @@ let views = []; // of each message that is shown
 let running = null; // {controller, end}: of the answer that is coming
 let sidebar;
 let composer;
+let models;
 
 const log = byId("log");
 
@@ -40,6 +43,7 @@ function show() {
   });
   log.replaceChildren(...views.map((view) => view.element));
   byId("welcome").hidden = messages.length > 0;
+  showContext(messages, chosenModel()?.max_model_len);
   byId("new-chat").disabled = messages.length === 0;
 }
 
@@ -95,6 +99,7 @@ async function answer(message, fields = {}) {
   show();
   scrollToEnd();
   const controller = new AbortController();
+  Object.assign(message, modelField());
   const end = run(of, message, chunksOf(history, fields, controller.signal), controller.signal);
   running = { controller, end };
   setRunning(true);
@@ -107,7 +112,15 @@ async function* chunksOf(history, fields, signal) {
 
 async function run(of, message, chunks, signal) {
   const view = () => (of === conversation ? views.at(-1) : null);
-  const draw = () => keepingTheEndInSight(() => view()?.show());
+  let isLoadSeen = false;
+  const draw = () => {
+    if (message.progress?.loading && !isLoadSeen) {
+      isLoadSeen = true;
+      refreshModels();
+    }
+    keepingTheEndInSight(() => view()?.show());
+    if (of === conversation) showContext(path(of), chosenModel()?.max_model_len);
+  };
   let frame = 0; // pieces that come within one frame are drawn together
   of.updated = Date.now();
   setShown(of);
@@ -126,7 +139,15 @@ async function run(of, message, chunks, signal) {
   await keepOrSay(of);
   running = null;
   setRunning(false);
+  if (modelField().model) refreshModels(); // another may have been unloaded for it
   byId("status").textContent = { done: "The answer is complete.", stopped: "Stopped.", failed: "" }[message.state];
+}
+
+/** The list says which models are loaded. Where the server is gone it stays as it is: the next question says so. */
+function refreshModels() {
+  models.refresh().catch((error) => {
+    if (!(error instanceof RequestFailed)) throw error;
+  });
 }
 
 async function keepOrSay(of) {
@@ -138,6 +159,7 @@ async function bodyOf(history) {
   const { fields, system } = requestFields();
   const turns = history.filter((message) => message.content || message.role === "user");
   return {
+    ...modelField(),
     ...fields,
     messages: [...(system ? [{ role: "system", content: system }] : []), ...(await Promise.all(turns.map(messageOf)))],
     stream: true,
@@ -213,16 +235,21 @@ async function start() {
     opened: open,
     deleted: (id) => id === conversation.id && open(newConversation()),
   });
+  models = setUpModels(showModel);
   await open((await lastShown()) ?? newConversation());
   await awaitAndWelcome();
 }
 
 async function awaitAndWelcome() {
-  const model = await awaitModel();
-  if (model === null) return;
+  if ((await awaitModel()) !== null) await models.refresh();
+}
+
+function showModel(model) {
   composer.takesPictures(model.architecture.input_modalities.includes("image"));
-  const context = `${number.format(model.max_model_len)} tokens of context`;
-  byId("welcome-model").replaceChildren(el("strong", {}, model.id), `, ${context}`);
+  const most = model.max_model_len; // null: a model that is not loaded, and whose file was not read yet
+  const context = most ? `, ${number.format(most)} tokens of context` : "";
+  byId("welcome-model").replaceChildren(el("strong", {}, model.id), context);
+  showContext(path(conversation), most);
 }
 
 await start();

@@ -3,14 +3,17 @@
 import { byId } from "./dom.js";
 import { setUpFiles } from "./files.js";
 import { notice } from "./notice.js";
+import { setUpSpeech } from "./speech.js";
 
 const TOUCH = matchMedia("(pointer: coarse)"); // no Shift to hold: Enter breaks the line, the button sends
+const NARROW = matchMedia("(max-width: 40rem)"); // as in chat.css: no room to say which keys do what
 
 /** `send(text, attachments)` is called with a message unless `isBusy()`. Returns {takesPictures}: see `setUpFiles`. */
 export function setUpComposer({ send, isBusy }) {
   const form = byId("composer");
   const words = byId("words");
   const files = setUpFiles(notice);
+  setUpSpeech();
   form.onsubmit = (event) => {
     event.preventDefault();
     if (isBusy()) return;
@@ -25,6 +28,6 @@ export function setUpComposer({ send, isBusy }) {
     event.preventDefault();
     form.requestSubmit();
   };
-  words.placeholder = TOUCH.matches ? "Ask something" : "Ask something. Enter sends, Shift+Enter breaks the line";
+  words.placeholder = TOUCH.matches || NARROW.matches ? "Ask something" : "Ask something. Enter sends, Shift+Enter breaks the line";
   return { takesPictures: files.takesPictures };
 }

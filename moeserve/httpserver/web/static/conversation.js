@@ -5,6 +5,8 @@
 // is "". Nothing here touches the page.
 
 const MAX_TITLE = 60; // characters
+const EXCERPT_BEFORE = 20; // characters, of a message that a search has found
+const EXCERPT_AFTER = 100;
 
 export function newConversation() {
   return { id: newId(), title: "", updated: Date.now(), messages: [], chosen: {} };
@@ -56,6 +58,22 @@ export function titleOf({ title, messages }) {
 export function matches(conversation, search) {
   const text = [conversation.title, ...conversation.messages.map((one) => one.content)].join("\n").toLowerCase();
   return search.toLowerCase().split(/\s+/).every((word) => text.includes(word));
+}
+
+/** Where the first word of a search stands in a message: {before, found, after}; null where the title alone has it. */
+export function excerptOf({ messages }, search) {
+  const [word] = search.toLowerCase().split(/\s+/);
+  const text = word && messages.map(({ content }) => content).find((one) => one.toLowerCase().includes(word));
+  if (!text) return null;
+  const at = text.toLowerCase().indexOf(word);
+  const plain = (part) => part.replace(/\s+/g, " ");
+  const start = Math.max(0, at - EXCERPT_BEFORE);
+  const end = at + word.length;
+  return {
+    before: `${start ? "…" : ""}${plain(text.slice(start, at))}`,
+    found: text.slice(at, end),
+    after: plain(text.slice(end, end + EXCERPT_AFTER)),
+  };
 }
 
 /** What is shown of it, as a Markdown file. pictures: URLs by id. */

@@ -1,6 +1,7 @@
 // Markdown as elements. markdown-it reads the text; its tokens become elements one by one, each of a kind listed here,
 // so no text of a model is ever read as HTML.
 
+import { previewButton } from "./artifacts.js";
 import { copyButton, el } from "./dom.js";
 import { highlighted } from "./highlighting.js";
 import { mathElement, mathSyntax } from "./maths.js";
@@ -144,7 +145,8 @@ function alignment(token) {
 
 function figure(content, language) {
   const code = content.replace(/\n$/, "");
-  const caption = el("figcaption", {}, el("span", {}, language || "text"), copyButton(() => code));
+  const actions = el("span", {}, previewButton(language, code), copyButton(() => code));
+  const caption = el("figcaption", {}, el("span", {}, language || "text"), actions);
   const shown = el("code", {}, ...highlighted(code, language));
   return el("figure", { className: "code" }, caption, el("pre", { tabIndex: 0 }, shown));
 }

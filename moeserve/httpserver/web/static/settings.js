@@ -1,6 +1,7 @@
 // The parameters of a request, as the form has them. An empty field is left out: the server's default holds.
 
 import { byId } from "./dom.js";
+import { setUpNamedValues } from "./named_values.js";
 
 const STORE = "moeserve.settings";
 const NUMBERS = [
@@ -17,6 +18,20 @@ export function setUpSettings() {
   byId("open-settings").onclick = () => dialog.showModal();
   byId("settings-reset").onclick = () => fill(form, {});
   byId("settings-cancel").onclick = () => dialog.close();
+  setUpNamedValues({
+    id: "prompts",
+    key: "moeserve.prompts",
+    what: "system prompt",
+    read: () => form.elements.system.value,
+    use: (prompt) => (form.elements.system.value = prompt),
+  });
+  setUpNamedValues({
+    id: "presets",
+    key: "moeserve.presets",
+    what: "parameter preset",
+    read: () => parametersOf(form),
+    use: (preset) => fill(form, { ...preset, system: form.elements.system.value }),
+  });
   form.elements.extra.oninput = () => form.elements.extra.setCustomValidity("");
   form.onsubmit = (event) => {
     event.preventDefault();
@@ -47,6 +62,12 @@ function stored() {
 function values(form) {
   const entries = [...NUMBERS, ...TEXTS].map((name) => [name, form.elements[name].value.trim()]);
   return Object.fromEntries(entries.filter(([, value]) => value !== ""));
+}
+
+/** All values but the system prompt, which has a list of its own. */
+function parametersOf(form) {
+  const { system, ...parameters } = values(form);
+  return parameters;
 }
 
 function fill(form, set) {

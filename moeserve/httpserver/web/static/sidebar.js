@@ -1,7 +1,8 @@
-// The list of conversations: search, open, rename, export, delete, and take a deletion back.
+// The list of conversations: search, open, rename, export and import, delete, and take a deletion back.
 
-import { asMarkdown, matches, titleOf } from "./conversation.js";
+import { excerptOf, matches, titleOf } from "./conversation.js";
 import { byId, el } from "./dom.js";
+import { exportAll, exportAsMarkdown, importFile } from "./exchange.js";
 import { notice } from "./notice.js";
 import { forgetPictures, picturesOf, putPictures } from "./picture_store.js";
 import { conversationOf, conversations, forget, keep } from "./store.js";
@@ -17,6 +18,13 @@ export function setUpSidebar({ current, opened, deleted }) {
   const toggle = byId("open-chats");
   search.oninput = refresh;
   byId("export-all").onclick = exportAll;
+  const chooser = byId("import-chooser");
+  byId("import").onclick = () => chooser.click();
+  chooser.onchange = async () => {
+    const [file] = chooser.files;
+    if (file) await take(file);
+    chooser.value = ""; // so that the same file can be chosen again
+  };
   byId("close-chats").onclick = () => setShown(false);
   toggle.onclick = () => {
     const isShown = panel.hidden;
@@ -55,14 +63,16 @@ export function setUpSidebar({ current, opened, deleted }) {
 
   function item(conversation) {
     const title = titleOf(conversation);
-    const open = el("button", { type: "button", className: "open", onclick: () => choose(conversation) }, title);
+    const excerpt = excerptOf(conversation, search.value.trim());
+    const open = el("button", { type: "button", className: "open", onclick: () => choose(conversation) }, title,
+      excerpt && el("span", { className: "excerpt" }, excerpt.before, el("mark", {}, excerpt.found), excerpt.after));
     if (conversation.id === current().id) open.ariaCurrent = "true";
     const button = (label, onclick) =>
       el("button", { type: "button", className: "quiet", ariaLabel: `${label} “${title}”`, onclick }, label);
     const row = el("li", {}, open);
     const actions = el("div", { className: "actions" },
       button("Rename", () => rename(row, conversation)),
-      button("Export", () => exportOne(conversation, title)),
+      button("Export", async () => exportAsMarkdown(await conversationOf(conversation.id), title)),
       button("Delete", () => remove(conversation, title)),
     );
     row.append(el("details", { name: "chat-actions" }, el("summary", { ariaLabel: `Actions for “${title}”` }, "⋯"), actions));
@@ -112,20 +122,8 @@ export function setUpSidebar({ current, opened, deleted }) {
     });
   }
 
-  async function exportOne({ id }, title) {
-    const conversation = await conversationOf(id);
-    download(`${title}.md`, "text/markdown", asMarkdown(conversation, await picturesOf(conversation)));
+  async function take(file) {
+    notice(await importFile(file));
+    await refresh();
   }
-
-  async function exportAll() {
-    const all = await conversations();
-    const whole = all.map(async (one) => ({ ...one, pictures: Object.fromEntries(await picturesOf(one)) }));
-    download("conversations.json", "application/json", JSON.stringify(await Promise.all(whole), null, 1));
-  }
-}
-
-function download(name, type, text) {
-  const url = URL.createObjectURL(new Blob([text], { type }));
-  el("a", { href: url, download: name.replace(/[\\/:*?"<>|]/g, " ") }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 10_000); // the browser has begun to save it by then
 }

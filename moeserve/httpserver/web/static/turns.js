@@ -133,6 +133,12 @@ function showProgress(line, bar, { progress }) {
     bar.removeAttribute("value"); // indeterminate
     return;
   }
+  if (progress.loading) {
+    line.textContent = `The model is loading: ${progress.loading}`;
+    bar.max = 100;
+    bar.value = Number.parseFloat(/(\d+)%/.exec(progress.loading)?.[1] ?? "0");
+    return;
+  }
   const { processed, total, cache, time_ms } = progress;
   const rate = time_ms > 0 && processed > cache ? `, ${number.format(((processed - cache) / time_ms) * 1000)} tok/s` : "";
   line.textContent = `Reading the prompt: ${number.format(processed)} of ${number.format(total)} tokens${rate}`;
@@ -150,8 +156,8 @@ function showError(box, error, askForKey) {
 }
 
 /** 48 tokens · 31.2 tok/s · first after 0.21 s · prompt 812 tokens, 640 cached, 402 tok/s · stopped */
-function figuresLine({ stats, state, finish }) {
-  const parts = [];
+function figuresLine({ stats, state, finish, model }) {
+  const parts = model ? [model] : []; // where there are several
   if (stats?.tokens) {
     parts.push(`${number.format(stats.tokens)} ${stats.tokens === 1 ? "token" : "tokens"}`);
     if (stats.rate) parts.push(`${oneDigit.format(stats.rate)} tok/s`);

@@ -117,6 +117,8 @@ struct Kernels {
   // See delta_net.inl.
   void (*conv_silu)(float* window, float* x, const float* w, int64_t stride, const float* bias, int taps,
                     int n);
+  void (*gated_conv)(float* window, const float* b, const float* c, float* x, const float* w, int64_t stride,
+                     int taps, int n, float* out);
   void (*l2_normalize)(float* x, float factor, int n);
   void (*delta_step)(float* state, int key_dim, const float* q, const float* k, const float* v, float decay,
                      float beta, float* out);

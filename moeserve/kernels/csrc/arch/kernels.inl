@@ -54,6 +54,7 @@ constexpr Kernels make_table() {
   k.softcap = softcap;
   k.sigmoid_mul = sigmoid_mul;
   k.conv_silu = conv_silu;
+  k.gated_conv = gated_conv;
   k.l2_normalize = l2_normalize;
   k.delta_step = delta_step;
   k.delta_step_by_channel = delta_step_by_channel;

@@ -165,6 +165,8 @@ void bind_engine(nb::module_& m) {
       .def("mamba2", &Stream::mamba2, "projected"_a, "decays"_a, "conv"_a, "conv_bias"_a.none(), "rate"_a,
            "dt_bias"_a, "skip"_a, "norm"_a, "eps"_a, "heads"_a, "states"_a, "first"_a, "row"_a, "count"_a,
            "slot"_a, "drafts"_a.none(), "kept"_a.none(), "pending"_a.none(), "n"_a, "out"_a)
+      .def("short_conv", &Stream::short_conv, "projected"_a, "conv"_a, "states"_a, "first"_a, "row"_a,
+           "count"_a, "slot"_a, "drafts"_a.none(), "kept"_a.none(), "pending"_a.none(), "n"_a, "out"_a)
       .def("commit_states", &Stream::commit_states, "heads"_a, "states"_a, "first"_a, "slot"_a, "kept"_a,
            "accepted"_a, "pending"_a)
       .def("copy_states", &Stream::copy_states, "states"_a, "pairs"_a)
@@ -176,7 +178,7 @@ void bind_engine(nb::module_& m) {
       .def("ngram_conv", &Stream::ngram_conv, "inputs"_a, "factors"_a, "value"_a, "conv"_a, "dilation"_a,
            "states"_a, "first"_a, "row"_a, "count"_a, "slot"_a, "drafts"_a.none(), "kept"_a.none(),
            "pending"_a.none(), "n"_a, "x"_a)
-      .def("commit_ngrams", &Stream::commit_ngrams)
+      .def("commit_windows", &Stream::commit_windows)
       .def("read", &Stream::read);
 }
 

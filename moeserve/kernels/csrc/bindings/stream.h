@@ -106,6 +106,8 @@ class Stream {
               Tensor skip, Tensor norm, float eps, const DeltaHeads& heads, Tensor states, int64_t first,
               Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept, Tensor pending, int n,
               const Activations& out);
+  void short_conv(Tensor projected, Tensor conv, Tensor states, int64_t first, Tensor row, Tensor count,
+                  Tensor slot, Tensor drafts, Tensor kept, Tensor pending, int n, const Activations& out);
   void commit_states(const DeltaHeads& heads, Tensor states, int64_t first, Tensor slot, Tensor kept,
                      Tensor accepted, Tensor pending);
   void copy_states(Tensor states, Tensor pairs);
@@ -119,8 +121,8 @@ class Stream {
   void ngram_conv(Tensor inputs, Tensor factors, Tensor value, Tensor conv, int dilation, Tensor states,
                   int64_t first, Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept,
                   Tensor pending, int n, Tensor x);
-  void commit_ngrams(Tensor states, int64_t first, int kept_rows, Tensor slot, Tensor kept, Tensor accepted,
-                     Tensor pending);
+  void commit_windows(Tensor states, int64_t first, int kept_rows, Tensor slot, Tensor kept, Tensor accepted,
+                      Tensor pending);
   void read(const Matrix& matrix) { pool_.submit(ReadOp{&matrix}); }
 
  private:

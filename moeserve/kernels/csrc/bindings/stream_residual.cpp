@@ -114,10 +114,10 @@ void Stream::ngram_conv(Tensor inputs, Tensor factors, Tensor value, Tensor conv
   pool_.submit(op);
 }
 
-void Stream::commit_ngrams(Tensor states, int64_t first, int kept_rows, Tensor slot, Tensor kept,
-                           Tensor accepted, Tensor pending) {
+void Stream::commit_windows(Tensor states, int64_t first, int kept_rows, Tensor slot, Tensor kept,
+                            Tensor accepted, Tensor pending) {
   const TensorArg all = tensor_arg(states, "states", Element::kFloat32);
-  CommitNgramsOp op{};
+  CommitWindowsOp op{};
   op.channels = columns(pending, "pending");
   if (op.channels % NgramConvOp::kColumns != 0) reject("pending", "columns that 32 divides wanted");
   if (first < 0 || kept_rows < 1 || first + kept_rows * op.channels > all.cols) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ops/mamba2.h"
+#include "ops/short_conv.h"
 #include "state_checks.h"
 #include "stream.h"
 #include "stream_checks.h"
@@ -121,6 +122,36 @@ void Stream::mamba2(Tensor projected, Tensor decays, Tensor conv, Tensor conv_bi
   op.skip = sized_arg<float>(skip, "skip", heads.value_heads);
   op.norm = sized_arg<float>(norm, "norm", width);
   fill_sequences(op, row, count, slot, drafts, kept, pending, all.rows);
+  pool_.submit(op);
+}
+
+// projected: b, c, x by row.
+void Stream::short_conv(Tensor projected, Tensor conv, Tensor states, int64_t first, Tensor row, Tensor count,
+                        Tensor slot, Tensor drafts, Tensor kept, Tensor pending, int n,
+                        const Activations& out) {
+  const TensorArg taps = tensor_arg(conv, "conv", Element::kFloat32);
+  const TensorArg all = tensor_arg(states, "states", Element::kFloat32);
+  if (taps.rows < 2 || taps.rows > 16 || taps.cols < 32 || taps.cols % 32 != 0)
+    reject("conv", "2 to 16 rows of channels that 32 divides wanted");
+  if (first < 0 || first + (taps.rows - 1) * taps.cols > all.cols)
+    reject("first", "the layer lies beside the states");
+  check_activations(out, "out", n, taps.cols, false);
+  ShortConvOp op{};
+  op.k = &kernels_;
+  op.taps = static_cast<int>(taps.rows);
+  op.channels = static_cast<int>(taps.cols);
+  op.conv = static_cast<float*>(taps.data);
+  op.projected = rows_arg<float>(projected, "projected", n, 3 * taps.cols);
+  op.states = static_cast<float*>(all.data) + first;
+  op.slot_values = all.cols;
+  op.sequences = state_sequences_arg(row, count, slot, n, all.rows);
+  add_drafts(op.sequences, drafts, kept);
+  if (op.sequences.drafts != nullptr) {
+    op.pending =
+        draft_rows_arg(pending, taps.cols, op.sequences.num, op.sequences.drafts, op.sequences.first);
+  }
+  op.n = n;
+  op.out = out;
   pool_.submit(op);
 }
 

@@ -124,7 +124,7 @@ void NgramConvOp::operator()(Team& team) const {
                  [&](int64_t unit) { convolve(static_cast<int>(unit / blocks), unit % blocks * kColumns); });
 }
 
-void CommitNgramsOp::operator()(Team& team) const {
+void CommitWindowsOp::operator()(Team& team) const {
   team.last_phase();
   const int64_t blocks = channels / NgramConvOp::kColumns;
   team.for_units(num * blocks, [&](int64_t unit) {

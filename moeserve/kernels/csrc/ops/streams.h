@@ -90,8 +90,9 @@ struct NgramConvOp {
   void convolve(int sequence, int64_t channel) const;
 };
 
-// Moves the states of NgramConvOp on by each sequence's first accepted[i] drafts, whose inputs lie in pending from first[i] on.
-struct CommitNgramsOp {
+// Moves states that are windows of inputs (NgramConvOp's, ShortConvOp's) on by each sequence's first accepted[i] drafts, whose
+// inputs lie in pending from first[i] on.
+struct CommitWindowsOp {
   float* states;
   int64_t slot_values, channels;
   int kept;

@@ -2,7 +2,7 @@
 
     x = embed(tokens)
     for each layer:
-        x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: delta_net.py, mamba2.py
+        x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: recurrent.py
         x = x + experts(norm(x))            ffn.py
     logits = output(output_norm(x))
 
@@ -25,31 +25,22 @@ from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import AdapterRows, KvLayer, StateLayer
 from moeserve.models.blocks.cpu.attention import attend, project_qkv
-from moeserve.models.blocks.cpu.delta_net import project_delta, recur
 from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts
 from moeserve.models.blocks.cpu.ffn import feed_forward, mix
 from moeserve.models.blocks.cpu.forms import RopeTables, angles_of, forms_of
 from moeserve.models.blocks.cpu.latent import attend_latent, project_latent
 from moeserve.models.blocks.cpu.layer_inputs import add_input, make_inputs
 from moeserve.models.blocks.cpu.lora import CpuAdapters, LayerAdapters
-from moeserve.models.blocks.cpu.mamba2 import project_mamba2, recur_mamba2
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
 from moeserve.models.blocks.cpu.ngrams import add_ngrams, look_up
+from moeserve.models.blocks.cpu.recurrent import mix_recurrent, project_recurrent
 from moeserve.models.blocks.cpu.residual import add_block, block_output, embed, read_for_head
 from moeserve.models.blocks.cpu.sandwich import mix_parts
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.blocks.forget import forget_kv
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
-from moeserve.models.loading.cpu_weights import (
-    CpuAttention,
-    CpuDeltaNet,
-    CpuDenseFfn,
-    CpuLatentAttention,
-    CpuMamba2,
-    CpuWeights,
-)
-from moeserve.models.mamba2 import Mamba2Shape
+from moeserve.models.loading.cpu_weights import CpuAttention, CpuDenseFfn, CpuLatentAttention, CpuWeights
 from moeserve.models.observer import LayerObserver, LayerRouting
 from moeserve.models.step_buffers import CPU_LOGIT_ROWS, draft_records, ngram_records
 
@@ -304,12 +295,8 @@ class CpuDecoder:
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, CpuLatentAttention)
             project_latent(stream, w, mixer, eps, n, space)
-        elif isinstance(mixer, Mamba2Shape):
-            assert isinstance(w, CpuMamba2)
-            project_mamba2(stream, w, eps, n, space)
-        elif mixer is not None:
-            assert isinstance(w, CpuDeltaNet)
-            project_delta(stream, w, eps, n, space)
+        elif mixer is not None and w is not None:
+            project_recurrent(stream, mixer, w, eps, n, space)
 
     def _mix_tokens(self, index: int, batch: CpuBatch) -> None:
         """Launches the token mixer after `_project`."""
@@ -323,12 +310,9 @@ class CpuDecoder:
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, CpuLatentAttention)
             attend_latent(stream, w, mixer, self._forms[mixer.form], self._kv[index], batch, space)
-        elif isinstance(mixer, Mamba2Shape):
-            assert isinstance(w, CpuMamba2)
-            recur_mamba2(stream, w, mixer, self._states[index], batch, space, self._pending.get(index))
-        elif mixer is not None:
-            assert isinstance(w, CpuDeltaNet)
-            recur(stream, w, mixer, eps, self._states[index], batch, space, self._pending.get(index))
+        elif mixer is not None and w is not None:
+            state, pending = self._states[index], self._pending.get(index)
+            mix_recurrent(stream, mixer, w, eps, state, batch, space, pending)
 
     def _adapters_of(self, index: int, rows: AdapterRows | None) -> LayerAdapters | None:
         return None if self._adapters is None else self._adapters.layer(index, rows)

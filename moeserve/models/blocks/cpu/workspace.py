@@ -11,6 +11,7 @@ from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.residual import HyperConnections, NgramShape
+from moeserve.models.short_conv import ShortConvShape
 
 
 class CpuBatch:
@@ -107,6 +108,14 @@ class Mamba2Workspace:
         self.out = Activations(tokens, shape.heads.value_width, within=within)
 
 
+class ShortConvWorkspace:
+    """Additional buffers of short convolutions."""
+
+    def __init__(self, shape: ShortConvShape, tokens: int, within: Activations) -> None:
+        self.projected = torch.empty(tokens, shape.input_width)  # b, c and x
+        self.out = Activations(tokens, shape.heads.value_width, within=within)
+
+
 class LatentWorkspace:
     """Additional buffers of latent attention, for steps of up to `tokens` rows."""
 
@@ -177,6 +186,9 @@ class CpuWorkspace:
         )
         self.mamba2 = (
             Mamba2Workspace(recurrence, tokens, mixed) if isinstance(recurrence, Mamba2Shape) else None
+        )
+        self.short_conv = (
+            ShortConvWorkspace(recurrence, tokens, mixed) if isinstance(recurrence, ShortConvShape) else None
         )
         latent = max((layer.moe.latent for layer in s.layers if layer.moe is not None), default=0)
         self.latent_experts = LatentExpertWorkspace(latent, tokens) if latent else None

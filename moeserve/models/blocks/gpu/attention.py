@@ -14,7 +14,7 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.op import NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.delta_net.op import sigmoid_gate
-from moeserve.kernels.rope.op import rope_store
+from moeserve.kernels.rope.op import SectionPositions, rope_store
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.adapters.products import QKV_PARTS
 from moeserve.models.blocks.gpu.forms import GpuForm
@@ -68,6 +68,10 @@ class GpuAttentionBlock:
         if shape.window and self._window_table is not None:
             assert batch.window_slots is not None
             table, slots = self._window_table, batch.window_slots
+        sections = None
+        if form.sections is not None:
+            assert batch.rotary_positions is not None
+            sections = SectionPositions(batch.rotary_positions, *form.sections)
         if batch.rows_independent and shape.qk_norm != "full":
             new = NewTokens(
                 k,
@@ -81,13 +85,14 @@ class GpuAttentionBlock:
                 v_eps,
                 shape.norm_after,
                 shape.v_scale,
+                sections,
             )
             self._attend(shape, w, of_form, batch, kv, table, q, new)
         else:
             rope_store(
                 q, k, v, w.q_norm, w.k_norm, eps, form.cos, form.sin, batch.positions, slots, count,
                 of_form.q, kv.keys, kv.values, kv.key_scales, kv.value_scales, v_eps,
-                norm_after=shape.norm_after, v_scale=shape.v_scale,
+                norm_after=shape.norm_after, v_scale=shape.v_scale, sections=sections,
             )  # fmt: skip
             self._attend(shape, w, of_form, batch, kv, table, of_form.q.view(s.rows, -1), None)
         a = of_form.attended
@@ -124,12 +129,15 @@ class GpuAttentionBlock:
             count = batch.count if batch.decode_counts is None else batch.decode_counts[first // together]
             codes = None if a.codes is None else a.codes[part]
             scales = None if a.scales is None else a.scales[part]
-            mine = None if new is None else replace(new, k=new.k[part], v=new.v[part], slots=new.slots[part])
+            mine = None if new is None else _part_of(new, part)
+            ends = (
+                batch.ends if shape.window and new is None else None
+            )  # independent rows see up to themselves
             decode_attention(
                 q[part], mine, kv.keys, kv.values, table, batch.req_slots[part], batch.positions[part],
                 count, d.sums, d.stats, d.counters, a.x[part], codes, scales,
                 key_scales=kv.key_scales, value_scales=kv.value_scales, window=shape.window, sinks=w.sinks,
-                scale=shape.scale, fill=d.fill,
+                scale=shape.scale, fill=d.fill, ends=None if ends is None else ends[part],
             )  # fmt: skip
         if batch.tiles is not None:
             prefill_attention(
@@ -144,7 +152,13 @@ class GpuAttentionBlock:
                 window=shape.window,
                 sinks=w.sinks,
                 scale=shape.scale,
+                ends=batch.ends if shape.window and batch.sees_ahead else None,
             )
+
+
+def _part_of(new: NewTokens, rows: slice) -> NewTokens:
+    sections = None if new.sections is None else new.sections.part(rows)
+    return replace(new, k=new.k[rows], v=new.v[rows], slots=new.slots[rows], sections=sections)
 
 
 def _project(

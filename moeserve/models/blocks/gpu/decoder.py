@@ -2,7 +2,7 @@
 
     x = embed(tokens)
     for each layer:
-        x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: delta_net.py, mamba2.py
+        x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: recurrent.py
         x = x + experts(norm(x))            ffn.py
     logits = output(output_norm(x))
 
@@ -25,16 +25,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moeserve.kernels.embed.op import KvPlaces, embed
+from moeserve.kernels.embed.op import KvPlaces, add_deep, embed
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.kernels.linear.softcap import softcap
 from moeserve.kernels.norm.op import add_norm
-from moeserve.kernels.planes import Planes
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.blocks.forget import forget_kv
 from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
 from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
+from moeserve.models.blocks.gpu.first_rows import as_planes, numbers, upload
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.forms import forms_of
 from moeserve.models.blocks.gpu.head_product import head_product
@@ -52,10 +52,8 @@ from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.expert_stream import ExpertStream
 from moeserve.models.loading.gpu_weights import (
     GpuAttention,
-    GpuDeltaNet,
     GpuLatentAttention,
     GpuLayer,
-    GpuMamba2,
     GpuWeights,
     float_type,
     has_float_weights,
@@ -63,7 +61,6 @@ from moeserve.models.loading.gpu_weights import (
 )
 from moeserve.models.observer import LayerObserver
 from moeserve.models.step_buffers import GPU_LOGIT_ROWS, step_sizes
-from moeserve.quantization.table import F32
 
 
 class GpuDecoder:
@@ -106,11 +103,11 @@ class GpuDecoder:
         self._states = states
         # x from the CPU goes through the embedding kernel, row by row, so that every step begins with the same
         # kernel.
-        self._first_rows = weights.embedding if from_cpu is None else _as_planes(from_cpu, self.device)
-        self._row_numbers = None if from_cpu is None else _numbers(len(from_cpu), self.device)
+        self._first_rows = weights.embedding if from_cpu is None else as_planes(from_cpu, self.device)
+        self._row_numbers = None if from_cpu is None else numbers(len(from_cpu), self.device)
         self.stage = stage
         if stage is not None and not stage.is_first:
-            self._first_rows, self._row_numbers = _as_planes(stage.inbox, self.device), stage.row_numbers
+            self._first_rows, self._row_numbers = as_planes(stage.inbox, self.device), stage.row_numbers
         self._slot_table = slot_table
         self._window_table = window_table
         # x from the CPU or another GPU is already scaled.
@@ -191,6 +188,17 @@ class GpuDecoder:
         """Returns whether the step streams experts from RAM to the GPU."""
         return self._ffn.streams(batch)
 
+    def place_embeddings(self, size: int, embedded: Sequence[tuple[int, Tensor]]) -> None:
+        """Launches the copies of embeddings that are rows of the next step, of the padded size `size`, before its
+        `forward`. embedded: (first row, float32 [any, `ModelShape.embedding_size`] on the CPU); the rows' ids are
+        `EMBEDDED`."""
+        s, hidden = self._spaces[size], self.shape.hidden_size
+        for first, rows in embedded:
+            if self._row_numbers is None:
+                upload(rows[:, :hidden], s.x[first : first + len(rows)])
+            if s.deep is not None:
+                upload(rows[:, hidden:], s.deep[first : first + len(rows)])
+
     def begin(self, batch: GpuBatch | None = None) -> None:
         """Starts the host's work for the experts in RAM, before each `forward` or its replay (None). Not part of a
         graph."""
@@ -230,6 +238,9 @@ class GpuDecoder:
                 self._mix_tokens(index, layer, batch, s, adapters)
                 self._sums.add_mixer(s)
             self._ffn.mix(index, s, batch.count, adapters)
+            if s.deep is not None and (layer_number := self._first_layer + index) < self.shape.deep_layers:
+                at = layer_number * self.shape.hidden_size  # the layer's own terms are added by the next norm
+                add_deep(batch.token_ids, batch.count, s.deep[:, at : at + self.shape.hidden_size], s.x)
             if observer is not None:
                 self._show_layer(index, s, observer)
         if self.stage is not None:
@@ -330,7 +341,7 @@ class GpuDecoder:
             assert isinstance(w, GpuLatentAttention)
             self._latent_attention.attend(mixer, w, self._kv[index], batch, s)
         elif mixer is not None:
-            assert isinstance(w, GpuDeltaNet | GpuMamba2)
+            assert w is not None
             assert batch.states is not None
             state = self._states[index]
             mix_recurrent(mixer, w, self.shape.rms_eps, state, batch.states, batch.count, s)
@@ -383,14 +394,3 @@ def _experts_here(weights: GpuWeights) -> int:
     """Returns the largest number of experts per layer on this GPU."""
     here = [layer.moe.experts for layer in weights.layers if layer.moe is not None]
     return max((experts.gate.experts for experts in here if experts is not None), default=0)
-
-
-def _as_planes(rows: Tensor, device: torch.device) -> Planes:
-    """Wraps float rows as planes, in any memory."""
-    empty = torch.empty(0, dtype=torch.int32, device=device)
-    count, cols = rows.shape
-    return Planes(F32, 1, count, cols, rows[None], empty, empty)
-
-
-def _numbers(count: int, device: torch.device) -> Tensor:
-    return torch.arange(count, dtype=torch.int32, device=device)

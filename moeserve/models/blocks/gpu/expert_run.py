@@ -71,19 +71,30 @@ class ExpertRun(NamedTuple):
         if self._takes_quads(s):
             self._launch_quads(s, count)
             return
+        scratch = s.unpacked if b.is_unpacked else None
+        if self._looks_up(s):
+            assert s.books is not None
+            b, scratch = s.books
         align_routes(self.ids, count, gate.experts, b.expert, b.routes)
         mine = None if self.adapters is None else self.adapters.of_routes(self.ids, b)
         if mine is not None:
             options = mine.gated(y, self.width, options)
-        if b.is_large_batch and s.unpacked is not None:
+        if scratch is not None:
             routing = RouteBlocks(b.expert, b.routes)
-            large_batch_up(y.x, *matrices, routing, self.ids.shape[1], h.x, s.unpacked, options=options)
-            large_batch_down(h.x, *of_down, routing, self.parts, s.unpacked, bias=bias)
+            large_batch_up(y.x, *matrices, routing, self.ids.shape[1], h.x, scratch, options=options)
+            large_batch_down(h.x, *of_down, routing, self.parts, scratch, bias=bias)
         else:
             experts_up(y.x, *matrices, b.expert, b.routes, self.ids.shape[1], h.x, options=options)
             experts_down(h.x, *of_down, b.expert, b.routes, count, self.parts, bias=bias)
         if mine is not None:
             mine.add_down(h, self.parts)
+
+    def _looks_up(self, s: GpuWorkspace) -> bool:
+        """Returns whether the weights are unpacked before the products although the step is small, because they are
+        looked up in codebooks."""
+        is_routed = self.blocks is s.blocks  # `s.books` has blocks for all experts
+        planes = (self.experts.gate, self.experts.up, self.experts.down)
+        return s.books is not None and is_routed and any(p.type.codebook is not None for p in planes)
 
     def _takes_quads(self, s: GpuWorkspace) -> bool:
         """Returns whether the products use quad order. Rows with adapters do not: adapters need the ordinary

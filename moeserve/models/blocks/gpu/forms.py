@@ -17,6 +17,8 @@ class GpuForm:
     index: int  # number of this form among the model's
     cos: Tensor  # float32 [positions, rotary_dim / 2], as is sin: of all positions' angles
     sin: Tensor
+    # Numbers of frequencies that rotate by height and by width, where rows rotate by three positions; None: by one.
+    sections: tuple[int, int] | None
 
 
 def forms_of(
@@ -24,7 +26,8 @@ def forms_of(
 ) -> dict[AttentionForm, GpuForm]:
     """length: number of positions. rope_factors: on the CPU, see `rope_tables`."""
     forms: dict[AttentionForm, GpuForm] = {}
+    sections = None if model.rope_sections is None else model.rope_sections[1:]
     for index, form in enumerate(model.forms):
         cos, sin = (table.to(device) for table in rope_tables(model, length, form, rope_factors))
-        forms[form] = GpuForm(index, cos, sin)
+        forms[form] = GpuForm(index, cos, sin, sections)
     return forms

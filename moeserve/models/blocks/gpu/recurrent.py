@@ -7,15 +7,17 @@ from torch import Tensor
 from moeserve.kernels.stream_operands import StateLayer
 from moeserve.models.blocks.gpu.delta_net import recur
 from moeserve.models.blocks.gpu.mamba2 import recur_mamba2
+from moeserve.models.blocks.gpu.short_conv import convolve
 from moeserve.models.blocks.gpu.workspace import GpuStateRows, GpuWorkspace
-from moeserve.models.loading.gpu_weights import GpuDeltaNet, GpuMamba2
+from moeserve.models.loading.gpu_weights import GpuDeltaNet, GpuMamba2, GpuMixer, GpuShortConv
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import Recurrence
+from moeserve.models.short_conv import ShortConvShape
 
 
 def mix_recurrent(
     shape: Recurrence,
-    w: GpuDeltaNet | GpuMamba2,
+    w: GpuMixer,
     eps: float,
     state: StateLayer,
     rows: GpuStateRows,
@@ -26,6 +28,9 @@ def mix_recurrent(
     if isinstance(shape, Mamba2Shape):
         assert isinstance(w, GpuMamba2)
         recur_mamba2(shape, w, state, rows, count, s)
+    elif isinstance(shape, ShortConvShape):
+        assert isinstance(w, GpuShortConv)
+        convolve(shape, w, state, rows, count, s)
     else:
         assert isinstance(w, GpuDeltaNet)
         recur(shape, w, eps, state, rows, count, s)

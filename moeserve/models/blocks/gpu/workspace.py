@@ -19,19 +19,21 @@ from moeserve.kernels.delta_net.op import StepSequences
 from moeserve.kernels.experts.op import BlockWorkspace
 from moeserve.kernels.experts.quads import QuadWorkspace
 from moeserve.kernels.latent.op import by_head, decode_workspace
-from moeserve.kernels.linear.large_batch import UnpackScratch
+from moeserve.kernels.linear.large_batch import BLOCK, FEW_BLOCK, UnpackScratch
 from moeserve.kernels.linear.op import gemv_tokens
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.step_buffers import (
     ALIGNMENT,
     INT8_GROUP,
     SMALL_BATCH_ROWS,
     Buffer,
     GpuFloat,
+    arena_bytes,
     gpu_arena_bytes,
     gpu_step_buffers,
     step_sizes,
@@ -42,6 +44,8 @@ MAX_DECODE_ROWS = 256  # decode attention has splits for this many rows; more ro
 # In steps with prompts, the few decode rows may have long contexts: rows per launch, and splits of a row's keys.
 # (With one split, as for 256 rows, a row at position 8,000 took 15 ms of a 48-layer step.)
 MIXED_DECODE_ROWS, MIXED_SPLITS = 64, 8
+# Experts with codebooks that a small step must have room for, to unpack them: a launch for fewer leaves GPUs idle.
+LEAST_UNPACKED = 16
 FLOATS: dict[torch.dtype, GpuFloat] = {
     torch.float32: "float32",
     torch.float16: "float16",
@@ -82,6 +86,11 @@ class GpuBatch:
     window_slots: Tensor | None = (
         None  # int32 [size]: where the KV of windowed layers goes; None: to kv_slots
     )
+    rotary_positions: Tensor | None = None  # int32 [size, 3], for models with sections; None: positions
+    # int32 [size]: in windowed layers, how many positions each row sees; None: up to its own. Rows of tiles see ahead
+    # only if some row of the step does, `sees_ahead`.
+    ends: Tensor | None = None
+    sees_ahead: bool = False
 
 
 class Routes(NamedTuple):
@@ -176,6 +185,7 @@ class GpuWorkspace:
         self.rows = rows
         self.is_small_batch = rows <= SMALL_BATCH_ROWS
         self.x = views["x"]
+        self.deep = views.get("deep")  # [rows, deep_layers * hidden]; None without DeepStack
         self.y = _activations(views, "y")
         self.projected = views["projected"]
         self.q = views["q"].view(queries)  # sized for the widest form
@@ -192,6 +202,11 @@ class GpuWorkspace:
         recurrence = shape.recurrence
         self.delta = DeltaWorkspace(views, recurrence) if isinstance(recurrence, GatedDeltaNetShape) else None
         self.mamba2 = Mamba2Workspace(views, recurrence) if isinstance(recurrence, Mamba2Shape) else None
+        self.short_conv = (
+            _activations(views, "attended", recurrence.heads.value_width)
+            if isinstance(recurrence, ShortConvShape)
+            else None
+        )
         self.output = views["output"]
         self.router_input = views.get("router_input", views["y"])
         # Input of the routed experts, if it differs from that of the feed-forward that all tokens pass.
@@ -213,8 +228,10 @@ class GpuWorkspace:
             shape.top_k,
             experts_here,
             device,
-            is_large_batch=unpacks_experts(rows, shape.top_k, shape.num_experts),
+            unpacked_block=_unpacked_block(rows, shape.top_k, shape.num_experts),
         )
+        # For experts with codebooks, if the step's unused memory has room for enough of them.
+        self.books = self._books(shape, _spare(arena, buffers, floats), experts_here)
         # For experts whose types have quad-order kernels; None: the steps are too small or too large for them.
         self.quads = (
             QuadWorkspace(rows, shape.top_k, experts_here, views["quads"])
@@ -226,8 +243,20 @@ class GpuWorkspace:
         self.unrouted_h = {width: _activations(views, "unrouted_h", width) for width in widths}
         self.dense_products = views.get("dense_products")
         self.unrouted_blocks = (
-            BlockWorkspace(rows, 1, 1, device, is_large_batch=unpacks_experts(rows, 1, 1)) if widths else None
+            BlockWorkspace(rows, 1, 1, device, unpacked_block=_unpacked_block(rows, 1, 1)) if widths else None
         )
+
+    def _books(
+        self, shape: ModelShape, spare: Tensor, experts_here: int
+    ) -> tuple[BlockWorkspace, UnpackScratch] | None:
+        """Returns blocks and room for steps that unpack experts only if they have codebooks. spare: [n], floats."""
+        of_expert = 2 * shape.expert_width * shape.hidden_size
+        if self.is_small_batch or self.blocks.is_unpacked or not shape.num_experts:
+            return None
+        if len(spare) // of_expert < min(LEAST_UNPACKED, experts_here):
+            return None
+        blocks = BlockWorkspace(self.rows, shape.top_k, experts_here, spare.device, unpacked_block=FEW_BLOCK)
+        return blocks, UnpackScratch(spare)
 
 
 class GpuHead:
@@ -333,6 +362,16 @@ def _views(arena: Tensor, buffers: tuple[Buffer, ...]) -> dict[str, Tensor]:
         views[buffer.name] = region.view(getattr(torch, buffer.dtype)).view(buffer.shape)
         start += -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
     return views
+
+
+def _spare(arena: Tensor, buffers: tuple[Buffer, ...], dtype: torch.dtype) -> Tensor:
+    """Returns the rest of the arena as numbers [n]: what larger steps need and this one does not."""
+    rest = arena[arena_bytes(buffers) :]
+    return rest[: len(rest) // ALIGNMENT * ALIGNMENT].view(dtype)
+
+
+def _unpacked_block(rows: int, top_k: int, experts: int) -> int | None:
+    return BLOCK if unpacks_experts(rows, top_k, experts) else None
 
 
 def _activations(views: dict[str, Tensor], name: str, cols: int | None = None) -> GpuActivations:

@@ -1,4 +1,6 @@
-"""Files with experts' gate and up in one tensor, gate's rows first (`--fuse-gate-up-exps` of llama.cpp's converter,
+"""Tensors that some files have in another form or under another name than most.
+
+Those with experts' gate and up in one tensor, gate's rows first (`--fuse-gate-up-exps` of llama.cpp's converter,
 https://github.com/ggml-org/llama.cpp/pull/19139). They are presented as the usual two tensors."""
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ def separated(tensors: Iterable[MappedTensor]) -> Iterator[MappedTensor]:
     """Yields a file's tensors, each merged one split in two: weights [E, 2 * ff, hidden], biases [E, 2 * ff]."""
     for tensor in tensors:
         layer = n.layer_of(tensor.name)
+        if tensor.name == n.LFM2_OUTPUT_NORM:
+            yield replace(tensor, name=n.OUTPUT_NORM)
+            continue
         # Files of Hunyuan 3 have this name.
         if layer is not None and tensor.name == n.in_layer(layer, n.EXP_PROBS_B):
             yield replace(tensor, name=n.bias_of_layer(layer, n.EXP_PROBS_B))

@@ -24,6 +24,7 @@ YARN_LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
 TOKEN_EMBD = "token_embd.weight"
 OUTPUT = "output.weight"  # missing: the embedding is also the output matrix (tied)
 OUTPUT_NORM = "output_norm.weight"
+LFM2_OUTPUT_NORM = "token_embd_norm.weight"  # its name in files of LFM2
 ROPE_FREQS = "rope_freqs.weight"  # divisors of the frequencies
 
 ATTN_NORM = "attn_norm"
@@ -57,6 +58,10 @@ SSM_OUT = "ssm_out"
 # Mamba-2: one matrix for z, the convolution's channels and dt; the factors of x, whose full name this is.
 SSM_IN = "ssm_in"
 SSM_D = "ssm_d"
+# Short convolutions: the matrix of b, c and x, the convolution, the matrix from its output.
+SHORT_CONV_IN = "shortconv.in_proj"
+SHORT_CONV = "shortconv.conv"
+SHORT_CONV_OUT = "shortconv.out_proj"
 # Kimi Delta Attention: convolutions; matrices to the low-rank inputs of decays (f) and output gates (g), and from
 # them.
 SSM_CONVS = ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")

@@ -64,3 +64,22 @@ def linear_experts(
     yield n.of_part(n.FFN_UP_EXPS), rows_made(gate_up, shape, lambda matrices: matrices[:, half:])
     yield n.of_part(n.FFN_DOWN_EXPS), rows_made(down, down.shape, lambda matrices: matrices)
     del stored[gate_up.name], stored[down.name]
+
+
+def linear_experts_and_shared(
+    path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
+) -> Iterator[tuple[str, MadeTensor]]:
+    """Like `linear_experts`, with a shared expert in the same form; in a model without experts that is the
+    feed-forward."""
+    has_experts = f"{prefix}{_LINEAR}input_linear.weight" in stored
+    if has_experts:
+        yield from linear_experts(path, prefix, metadata, stored)
+    gate_up = find_tensor(path, stored, f"{prefix}shared_mlp.input_linear.weight", 2)
+    down = find_tensor(path, stored, f"{prefix}shared_mlp.output_linear.weight", 2)
+    half = gate_up.shape[0] // 2
+    shape = (half, gate_up.shape[1])
+    gate, up, out = n.SHARED_PARTS if has_experts else n.FFN_PARTS
+    yield n.of_part(gate), rows_made(gate_up, shape, lambda rows: rows[:half])
+    yield n.of_part(up), rows_made(gate_up, shape, lambda rows: rows[half:])
+    yield n.of_part(out), rows_made(down, down.shape, lambda rows: rows)
+    del stored[gate_up.name], stored[down.name]

@@ -32,7 +32,7 @@ from .quantization_config import FLOATS, quantization_of
 from .safetensors_file import StoredTensor, read_tensors
 from .tied_head import EMBEDDING, HEAD, settle_head
 from .tokenizer_json import read_tokenizer
-from .wrapped_text import text_tensors
+from .wrapped_text import text_tensors, with_prefixes
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -269,6 +269,7 @@ def open_mapped_folder(
             stored = with_scales(path, stored, quantization)
     if mapping.wrapped_in is not None:
         stored = text_tensors(stored)
+    stored = with_prefixes(stored, mapping.renamed)
     if mapping.next_token is not None:
         stored = _with_block(stored, values, architecture, metadata, mapping.next_token)
     settle_head(path, config, stored, tied_by_default=mapping.tied_by_default)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,25 @@ MAX_BYTES = 128 << 20  # tokenizer.json of today's largest vocabularies takes 33
 
 
 def read_json(path: Path, most_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """Reads a JSON object. Raises ModelError, also for a file larger than `most_bytes`."""
+    """Reads a JSON object, in which Infinity may be a number, as Python writes it (Nemotron). Raises ModelError, also
+    for a file larger than `most_bytes`."""
+    content = _read(path, most_bytes)
     try:
-        found = msgspec.json.decode(_read(path, most_bytes))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        found = _decoded(content)
+    except (ValueError, RecursionError) as error:  # msgspec's and Unicode's are ValueErrors, too
         raise ModelError(path, f"is not valid JSON ({error}); download it again") from error
     if not isinstance(found, dict):
         raise ModelError(path, "does not hold a JSON object; download it again")
     return found
+
+
+def _decoded(content: bytes) -> Any:
+    try:
+        return msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        if b"Infinity" not in content:
+            raise
+        return json.loads(content)
 
 
 def read_text(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +89,15 @@ def windows(rule: WindowRule | None) -> Derived:
     return derived
 
 
-def layer_types(path: Path, config: Mapping[str, Any], layers: int) -> list[str] | None:
-    """Returns config.json's layer types, with a window or without; None if it has none. Raises ModelError."""
+def layer_types(
+    path: Path, config: Mapping[str, Any], layers: int, kinds: Sequence[str] = (SLIDING, FULL)
+) -> list[str] | None:
+    """Returns config.json's layer types, each one of `kinds`; None if it has none. Raises ModelError."""
     types = config.get("layer_types")
     if types is None:
         return None
-    if not isinstance(types, list) or len(types) != layers or any(t not in (SLIDING, FULL) for t in types):
-        raise ModelError(path, f"'layer_types' is {types!r}; {SLIDING} or {FULL} of each layer is expected")
+    if not isinstance(types, list) or len(types) != layers or any(t not in kinds for t in types):
+        raise ModelError(path, f"'layer_types' is {types!r}; {' or '.join(kinds)} of each layer is expected")
     return types
 
 

@@ -85,6 +85,8 @@ class HuggingFaceMapping:
     rotates_part: bool = False  # partial_rotary_factor or rotary_dim tells how much of each head
     # config.json's names for the number of next-token layers, which follow num_hidden_layers.
     skipped_layers: tuple[str, ...] = ()
+    # Prefixes of stored names -> those that are read, for checkpoints with other names outside `layer` and `moe`.
+    renamed: Mapping[str, str] = field(default_factory=dict)
     # model_type of a config.json whose text_config has this one's: wrapped_text.py.
     wrapped_in: str | None = None
     rope_theta: float | None = None  # default, if config.json has none

@@ -1,4 +1,5 @@
-"""Extracts the text model from checkpoints of multimodal models, where it is a part with its own names."""
+"""Extracts the text model from checkpoints of multimodal models, where it is a part with its own names; and other names
+that a family gives to what all have."""
 
 from __future__ import annotations
 
@@ -40,4 +41,14 @@ def text_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
             found[ours] = replace(tensor, name=ours)
         elif not name.startswith(_OTHERS):
             found[name] = tensor
+    return found
+
+
+def with_prefixes(stored: dict[str, StoredTensor], renamed: Mapping[str, str]) -> dict[str, StoredTensor]:
+    """Returns the tensors, those whose names begin with a key of `renamed` under names that begin with its value."""
+    found = {}
+    for name, tensor in stored.items():
+        theirs = next((prefix for prefix in renamed if name.startswith(prefix)), None)
+        ours = name if theirs is None else renamed[theirs] + name.removeprefix(theirs)
+        found[ours] = replace(tensor, name=ours)
     return found

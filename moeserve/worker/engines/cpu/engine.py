@@ -17,9 +17,8 @@ from moeserve.models.blocks.cpu.workspace import CpuBatch
 from moeserve.models.observer import LayerObserver
 from moeserve.models.step_buffers import CPU_LOGIT_ROWS
 from moeserve.worker.engines.cpu.sampler import CpuSampler
-from moeserve.worker.engines.embedding_rows import EmbeddingRows
 from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
-from moeserve.worker.engines.rotary_positions import RotaryPositions
+from moeserve.worker.engines.request_embeddings import EmbeddedStep, RequestEmbeddings
 from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 
 
@@ -28,24 +27,20 @@ def launch(
     sequences: Sequences,
     model: CpuDecoder,
     observer: LayerObserver | None = None,
-    spans: EmbeddingRows | None = None,
-    rotary: RotaryPositions | None = None,
+    embedded: EmbeddedStep | None = None,
 ) -> None:
-    """Launches a step, whose KV slots are recorded in the tables. rotary: None if all rows rotate by their own
-    positions."""
+    """Launches a step, whose KV slots are recorded in the tables. embedded: None if its requests have tokens only."""
+    embedded = embedded or EmbeddedStep.of_tokens(layout)
     adapters = adapter_rows(sequences.adapters[layout.sequence])
-    tokens, found = sequences.tokens[layout.sequence, layout.position], []
-    if spans is not None and (found := spans.of_step(layout)):
+    tokens = sequences.tokens[layout.sequence, layout.position]
+    if embedded.spans:
         # Embedding spans have negative numbers, which are not in the embedding table. Their positions get the padding
         # token: Gemma's token 0, whose per-layer inputs images have.
         tokens = np.maximum(tokens, 0)
-    embedded = [(span.first, torch.from_numpy(span.rows)) for span in found]
     ngrams = model.shape.ngrams
     previous = None if ngrams is None else sequences.previous(layout, ngrams.hashes.size - 1)
-    model.begin(torch.from_numpy(tokens), adapters, embedded, previous)
-    positions = layout.position if rotary is None else rotary.of_step(layout)
-    ends = EmbeddingRows.ends(found, layout.position) if model.shape.spans_see_ahead else None
-    model.forward(_batch(layout, sequences, model, adapters, positions, ends), observer)
+    model.begin(torch.from_numpy(tokens), adapters, embedded.rows, previous)
+    model.forward(_batch(layout, sequences, model, adapters, embedded), observer)
 
 
 def _batch(
@@ -53,10 +48,9 @@ def _batch(
     sequences: Sequences,
     model: CpuDecoder,
     adapters: AdapterRows | None,
-    positions: Int32s,
-    ends: Int32s | None,
+    embedded: EmbeddedStep,
 ) -> CpuBatch:
-    """Returns the step's batch for the model, with the plan of its attention. ends: see `EmbeddingRows.ends`."""
+    """Returns the step's batch for the model, with the plan of its attention."""
     sequences.kv_slots[layout.sequence, layout.position] = layout.kv_slots
     windows = None
     if sequences.has_window_slots:
@@ -65,16 +59,16 @@ def _batch(
     model.plan_attention(
         *(layout.offset, layout.count, layout.start, layout.req_slot, sequences.kv_slots),
         sequences.window_slots if sequences.has_window_slots else None,
-        ends,
+        embedded.ends,
     )
     return CpuBatch(
         n=layout.n,
-        positions=torch.from_numpy(positions),
+        positions=torch.from_numpy(embedded.rotary_positions),
         kv_slots=torch.from_numpy(layout.kv_slots.copy()),
         states=state_sequences(layout, sequences) if model.has_states else None,
         adapters=adapters,
         window_slots=windows,
-        has_window_plan=windows is not None or ends is not None,
+        has_window_plan=windows is not None or embedded.ends is not None,
     )
 
 
@@ -113,12 +107,15 @@ class CpuEngine:
     is_computed = False
 
     def __init__(
-        self, stream: CpuStream, model: CpuDecoder, sampler: CpuSampler, spans: EmbeddingRows | None = None
+        self,
+        stream: CpuStream,
+        model: CpuDecoder,
+        sampler: CpuSampler,
+        embeddings: RequestEmbeddings | None = None,
     ) -> None:
-        """spans: None if requests have no embeddings."""
+        """embeddings: None if requests have none."""
         self._stream = stream
-        self._spans = spans
-        self._rotary = None if model.shape.rope_sections is None or spans is None else RotaryPositions()
+        self._embeddings = embeddings
         self._model = model
         self._sampler = sampler
         self._last_logits: Tensor | None = None
@@ -142,10 +139,8 @@ class CpuEngine:
 
     def bind(self, seq: NewSeq, tokens: Int32s) -> None:
         prompt, output = tokens[: seq.num_prompt], tokens[seq.num_prompt :]
-        if self._spans is not None:
-            self._spans.bind(seq.req_slot, seq.spans)
-            if self._rotary is not None:
-                self._rotary.bind(seq.req_slot, seq.spans)
+        if self._embeddings is not None:
+            self._embeddings.bind(seq)
             prompt = prompt[prompt >= 0]  # penalties apply only to tokens
         self._sampler.bind(seq.req_slot, seq.sampling, prompt, output)
 
@@ -155,7 +150,8 @@ class CpuEngine:
     def forward(
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:
-        launch(layout, sequences, self._model, observer, self._spans, self._rotary)
+        embedded = None if self._embeddings is None else self._embeddings.of_step(layout)
+        launch(layout, sequences, self._model, observer, embedded)
         self._state_slots = sequences.state_slots[layout.req_slot]
 
     def score(self, span: PromptSpan) -> list[TokenLogprob]:

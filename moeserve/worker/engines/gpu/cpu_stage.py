@@ -20,6 +20,7 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.observer import LayerObserver
 from moeserve.worker.engines.cpu.engine import launch
+from moeserve.worker.engines.request_embeddings import EmbeddedStep
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
@@ -44,10 +45,14 @@ class CpuStage:
         self._model.copy_states(torch.from_numpy(pairs.copy()))
 
     def compute(
-        self, layout: StepLayout, sequences: Sequences, observer: LayerObserver | None = None
+        self,
+        layout: StepLayout,
+        sequences: Sequences,
+        observer: LayerObserver | None = None,
+        embedded: EmbeddedStep | None = None,
     ) -> None:
         """Computes x for the step's rows, and returns when it is done. The GPU must have finished the previous step."""
-        launch(layout, sequences, self._model, observer)
+        launch(layout, sequences, self._model, observer, embedded)
         self._stream.wait()
 
     def fill_dummy(self, n: int) -> None:

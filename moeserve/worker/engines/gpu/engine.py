@@ -48,6 +48,7 @@ from moeserve.worker.engines.gpu.steps.step_path import StepFacts, StepPath, Ste
 from moeserve.worker.engines.gpu.token_choice import LogitRows, TokenChoice
 from moeserve.worker.engines.gpu.warm_up import WarmUp
 from moeserve.worker.engines.gpu.weight_reads import GpuWeightReads
+from moeserve.worker.engines.request_embeddings import RequestEmbeddings
 from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 
 
@@ -69,12 +70,14 @@ class GpuEngine:
         agree: Callable[[bool], bool] = bool,
         from_first: FromFirst | None = None,
         max_drafts: int = 0,
+        embeddings: RequestEmbeddings | None = None,
     ) -> None:
         """tables: slot tables of max_num_seqs + 1 request slots. ram_experts: None if all experts are on the GPU.
         cpu_stage: the layers before the model's, if the model has no embedding. agree: returns whether a condition
         holds on all of several GPUs, which must capture the same graphs and divide steps alike. from_first:
         broadcasts tokens if several GPUs have a part of every layer; only the first one samples. max_drafts: per
-        row."""
+        row. embeddings: None if requests have none."""
+        self._embeddings = embeddings
         self._model = model
         self._description = description
         self._tables = tables
@@ -155,6 +158,8 @@ class GpuEngine:
             has_states=model.has_states,
             has_adapters=model.adapters is not None,
             has_windows=tables.windows is not None,
+            has_sections=model.shape.rope_sections is not None,
+            sees_ahead=model.shape.spans_see_ahead,
         )
 
     @property
@@ -216,6 +221,9 @@ class GpuEngine:
     def bind(self, seq: NewSeq, tokens: Int32s) -> None:
         self._tables.bind(seq)
         prompt, output = tokens[: seq.num_prompt], tokens[seq.num_prompt :]
+        if self._embeddings is not None:
+            self._embeddings.bind(seq)
+            prompt = prompt[prompt >= 0]  # penalties apply only to tokens
         self._sampler.bind(seq.req_slot, seq.sampling, prompt, output)
 
     def fork(self, targets: Int32s, sources: Int32s, end: int) -> None:
@@ -225,19 +233,21 @@ class GpuEngine:
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:
         """Launches the step. A decode step's CUDA graph includes the head."""
+        embedded = None if self._embeddings is None else self._embeddings.of_step(layout)
         shape = StepShape(
             layout.count,
             layout.n,
             has_new,
             self._scope_of(layout, sequences),
             observer is not None,
+            embedded is not None and embedded.ends is not None,
             layout.drafted,
         )
         path = self._path_of(shape)
         self._step, self._num_sampled = self._inputs[path.size], len(layout.sampled_rows)
         if self._cpu_stage is not None:
-            self._cpu_stage.compute(layout, sequences, observer)
-        self._has_logits = self._launcher.launch(path, layout, sequences, observer)
+            self._cpu_stage.compute(layout, sequences, observer, embedded)
+        self._has_logits = self._launcher.launch(path, layout, sequences, observer, embedded)
 
     def _path_of(self, step: StepShape) -> StepPath:
         """Like `path_of`, cached for steps with one row per sequence: such a step's host time matters, and this is

@@ -19,6 +19,7 @@ from moeserve.worker.engines.gpu.steps.micro_batches import MicroBatches, TilesO
 from moeserve.worker.engines.gpu.steps.prompt_tiles import tiles_on
 from moeserve.worker.engines.gpu.steps.step_inputs import StepInputs
 from moeserve.worker.engines.gpu.steps.step_path import StepPath, sequences_alone
+from moeserve.worker.engines.request_embeddings import EmbeddedStep
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
@@ -50,9 +51,15 @@ class StepLauncher:
         self.expert_cache = expert_cache
 
     def launch(
-        self, path: StepPath, layout: StepLayout, sequences: Sequences, observer: LayerObserver | None
+        self,
+        path: StepPath,
+        layout: StepLayout,
+        sequences: Sequences,
+        observer: LayerObserver | None,
+        embedded: EmbeddedStep | None = None,
     ) -> bool:
-        """Launches the step. Returns whether the head was launched with the layers."""
+        """Launches the step. embedded: None if its requests have tokens only. Returns whether the head was launched
+        with the layers."""
         if path.part_rows and path.graph is None:
             assert self._micro_batches is not None
             self._inputs[path.size].fill(layout, sequences)
@@ -60,9 +67,9 @@ class StepLauncher:
             return False
         replay = self._replay_of(path, layout, sequences)
         if replay is None:
-            self._launch_eager(path, layout, sequences, observer)
+            self._launch_eager(path, layout, sequences, observer, embedded)
             return False
-        self._launch_graph(path, layout, sequences, replay)
+        self._launch_graph(path, layout, sequences, replay, embedded)
         return path.graph is not None and path.graph.has_head
 
     def _replay_of(self, path: StepPath, layout: StepLayout, sequences: Sequences) -> Launches | None:
@@ -74,29 +81,44 @@ class StepLauncher:
         return self._graphs.find(path.graph)
 
     def _launch_graph(
-        self, path: StepPath, layout: StepLayout, sequences: Sequences, replay: Launches
+        self,
+        path: StepPath,
+        layout: StepLayout,
+        sequences: Sequences,
+        replay: Launches,
+        embedded: EmbeddedStep | None,
     ) -> None:
         self._model.begin()  # wakes the pool's threads while the host prepares the step
         inputs = self._inputs[path.size]
-        inputs.fill(layout, sequences)
+        inputs.fill(layout, sequences, embedded)
         if path.graph is not None and path.graph.family == "prompts":
             tiles = self._tiles(path, layout)[0] if path.has_tiles else np.zeros((0, 4), np.int32)
             inputs.fill_prompts(path.num_decode, tiles)
-        inputs.copy(self._sampled, self._from_first)
+        self._copy(inputs, embedded)
         with self._promoting(streams=False):
             replay()
 
     def _launch_eager(
-        self, path: StepPath, layout: StepLayout, sequences: Sequences, observer: LayerObserver | None
+        self,
+        path: StepPath,
+        layout: StepLayout,
+        sequences: Sequences,
+        observer: LayerObserver | None,
+        embedded: EmbeddedStep | None,
     ) -> None:
         inputs = self._inputs[path.size]
-        inputs.fill(layout, sequences)
-        inputs.copy(self._sampled, self._from_first)
+        inputs.fill(layout, sequences, embedded)
+        self._copy(inputs, embedded)
         tiles = tiles_on(self._model.device, self._tiles(path, layout)) if path.has_tiles else None
         batch = inputs.batch(path, tiles)
         with self._promoting(streams=self._model.streams(batch)):
             self._model.begin(batch)
             self._model.forward(batch, observer)
+
+    def _copy(self, inputs: StepInputs, embedded: EmbeddedStep | None) -> None:
+        inputs.copy(self._sampled, self._from_first)
+        if embedded is not None and embedded.spans:
+            self._model.place_embeddings(inputs.size, embedded.rows)
 
     def _tiles(self, path: StepPath, layout: StepLayout) -> list[Int32s]:
         """Returns the tiles of the prompt chunks, for each of the model's attention forms."""

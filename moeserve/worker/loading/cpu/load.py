@@ -42,7 +42,7 @@ from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.cpu.sampler import CpuSampler
 from moeserve.worker.engines.disk_experts import DiskExperts
-from moeserve.worker.engines.embedding_rows import EmbeddingRows
+from moeserve.worker.engines.request_embeddings import RequestEmbeddings
 from moeserve.worker.loading.cpu.expert_ram import open_disk, plan_expert_slots
 from moeserve.worker.loading.cpu.pool_start import check_ram, choose_products, open_stream
 from moeserve.worker.loading.drafting import drafting_of, refuse_records_of_drafts
@@ -77,9 +77,11 @@ class CpuModel:
         return max(self.step_tokens, self.config.max_num_seqs)
 
 
-def load_cpu_runner(config: ServerConfig, on_progress: OnProgress) -> Runner:
-    """Loads the CPU's runner."""
-    return build_cpu_runner(load_cpu_model(config, on_progress))
+def load_cpu_runner(
+    config: ServerConfig, on_progress: OnProgress, spans: EmbeddingFiles | None = None
+) -> Runner:
+    """Loads the CPU's runner. spans: see `build_cpu_runner`."""
+    return build_cpu_runner(load_cpu_model(config, on_progress), spans)
 
 
 def try_cpu_model(loaded: CpuModel, spans: EmbeddingFiles | None = None, *, is_first: bool) -> Runner:
@@ -184,8 +186,8 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         disk=disk,
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, stream.isa)
-    rows = None if spans is None else EmbeddingRows(spans, shape.embedding_size)
-    engine = CpuEngine(stream, model, sampler, rows)
+    embeddings = None if spans is None else RequestEmbeddings(spans, shape)
+    engine = CpuEngine(stream, model, sampler, embeddings)
     pages = None if loaded.tiers is None else loaded.tiers.open(kv, states)
     ready = ready_message(
         config,

@@ -28,6 +28,7 @@ from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import Placement
+from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.free_memory import available_bytes
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.adapters.resident import ResidentAdapters
@@ -36,6 +37,7 @@ from moeserve.worker.engines.gpu.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.measure.kept import kept_measurements
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
+from moeserve.worker.engines.request_embeddings import RequestEmbeddings
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.loading.drafting import drafting_of
 from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan, plan_load
@@ -72,11 +74,13 @@ def load_gpu_runner(
     device: torch.device,
     start: Start,
     forced_rows: int = 0,
+    spans: EmbeddingFiles | None = None,
 ) -> Runner:
-    """Loads the model and allocates everything that a step needs. forced_rows: see `GpuDecoder`. Raises ModelError
+    """Loads the model and allocates everything that a step needs. forced_rows: see `GpuDecoder`. spans: where requests'
+    embeddings lie; None: they have none. Raises ModelError
     for a bad file, ConfigError if the GPU's memory does not suffice."""
     constraints = gpu_constraints(config, source, start.inherited.grammar)
-    loaded = load_gpu_engine(config, source, on_progress, device, start, forced_rows)
+    loaded = load_gpu_engine(config, source, on_progress, device, start, forced_rows, spans=spans)
     return Runner(
         loaded.engine,
         loaded.ready,
@@ -108,15 +112,17 @@ def load_gpu_engine(
     start: Start,
     forced_rows: int = 0,
     ranks: RankGroup | None = None,
+    spans: EmbeddingFiles | None = None,
 ) -> LoadedGpuEngine:
     """Loads a GPU engine without a runner. ranks: the group that shares the model, with `device` this process's GPU;
-    None: this GPU has the whole model."""
+    None: this GPU has the whole model. spans: see `load_gpu_runner`."""
     plan = plan_load(config, source, device, ranks)
     start.clock.ended("plan")
     weights = load_weights(config, plan, on_progress, device, ranks)
     start.clock.ended("weights")
     buffers = _make_buffers(config, plan, weights, device, ranks)
-    engine = _make_engine(config, plan, weights, buffers, device, forced_rows, ranks)
+    embeddings = None if spans is None else RequestEmbeddings(spans, plan.shape)
+    engine = _make_engine(config, plan, weights, buffers, device, forced_rows, ranks, embeddings)
     kept = None
     if device.type == "cuda" and ranks is None:
         kept = kept_measurements(
@@ -142,7 +148,7 @@ def load_gpu_engine(
     if ranks is None and not plan.placement.layers_in_ram:
         pages = _open_tiers(config, plan, buffers, kv_bytes, device, 0.0 if start.is_first else PIN_AFTER_S)
     ready = msgspec.structs.replace(
-        _ready(config, plan, weights, buffers, engine, kv_bytes, pages),
+        _ready(config, plan, weights, buffers, engine, kv_bytes, pages, takes_embeddings=spans is not None),
         measured_steps=list(measured),
         start_seconds=start.clock.seconds,  # those of the first step are added later
     )
@@ -194,6 +200,7 @@ def _make_engine(
     device: torch.device,
     forced_rows: int,
     ranks: RankGroup | None,
+    embeddings: RequestEmbeddings | None,
 ) -> GpuEngine:
     placement, share, connections = plan.placement, plan.share, plan.connections
     experts = None if weights.in_ram is None else weights.in_ram.experts
@@ -229,6 +236,7 @@ def _make_engine(
         bool if ranks is None else ranks.all_say,
         connections.from_first,
         num_drafts(config),
+        embeddings,
     )
 
 
@@ -240,6 +248,8 @@ def _ready(
     engine: GpuEngine,
     kv_bytes: int,
     pages: PageMover | None,
+    *,
+    takes_embeddings: bool,
 ) -> WorkerReady:
     """Returns the ready message without measurements."""
     message = ready_message(
@@ -252,6 +262,7 @@ def _ready(
         buffers.state_slots,
         pages,
         () if weights.adapters is None else weights.adapters.at_start,
+        plan.shape.embedding_size if takes_embeddings else 0,
     )
     return msgspec.structs.replace(
         message,

@@ -1,4 +1,4 @@
-// Gated DeltaNet and Kimi Delta Attention: the causal convolution, and one token's step of a block of the delta state's
+// Gated DeltaNet and Kimi Delta Attention: the causal convolution (and that of LFM2, which is gated), and one token's step of a block of the delta state's
 // columns.
 
 // One token of n channels (n % 16 == 0): x = silu(bias + sum_j w[j] * input[j]). The inputs are the taps - 1 entries of
@@ -16,6 +16,24 @@ void conv_silu(float* window, float* x, const float* w, int64_t stride, const fl
     }
     sum = fma(now, load_f(w + (taps - 1) * stride + i), sum);
     store_f(x + i, div(sum, add(one, exp_f(sub(zero_f(), sum)))));
+  }
+}
+
+// One token of n channels of a gated convolution (n % 16 == 0): x = b * x, out = c * sum_j w[j] * input[j]. Inputs, window and
+// w as for conv_silu.
+void gated_conv(float* window, const float* b, const float* c, float* x, const float* w, int64_t stride,
+                int taps, int n, float* out) {
+  for (int i = 0; i < n; i += 16) {
+    const VF now = mul(load_f(b + i), load_f(x + i));
+    store_f(x + i, now);
+    VF sum = zero_f();
+    for (int j = 0; j + 1 < taps; ++j) {
+      float* at = window + j * n + i;
+      sum = fma(load_f(at), load_f(w + j * stride + i), sum);
+      store_f(at, j + 2 < taps ? load_f(at + n) : now);
+    }
+    sum = fma(now, load_f(w + (taps - 1) * stride + i), sum);
+    store_f(out + i, mul(load_f(c + i), sum));
   }
 }
 

@@ -44,6 +44,8 @@ class ColumnSizes:
     state_rows: int = 0
     window_rows: int = 0  # rows, if windowed layers have separate KV slots
     adapter_rows: int = 0
+    section_rows: int = 0  # rows, if they rotate by three positions
+    ahead_rows: int = 0  # rows, if those of a span of embeddings see all of it
     tiles: int = 0
     mixed_calls: int = MIXED_CALLS
     one: int = 1
@@ -65,7 +67,7 @@ class StepColumns(Generic[View]):
     mixed_rows: Annotated[
         View, Column("mixed_calls", of=ALIGN)
     ]  # rows of each call of decode attention beside prompts
-    # negative: still being sampled (`Sequences.expect`)
+    # EMBEDDED: an embedding; other negative ones: still being sampled (`Sequences.expect`)
     token_ids: Annotated[View, Column("rows", padding=0)]
     positions: Annotated[View, Column("rows", padding=0)]
     kv_slots: Annotated[View, Column("rows", padding=-1)]
@@ -78,6 +80,8 @@ class StepColumns(Generic[View]):
     row_sequence: Annotated[View, Column("state_rows")]
     window_slots: Annotated[View, Column("window_rows", padding=-1)]
     adapter_slots: Annotated[View, Column("adapter_rows", padding=-1)]  # -1: no adapter
+    rotary_positions: Annotated[View, Column("section_rows", of=3, padding=0)]
+    ends: Annotated[View, Column("ahead_rows", padding=0)]  # how many positions each row sees, with a window
     tiles: Annotated[View, Column("tiles", of=4)]  # tiles of a graph with prompts: attention.op.prefill_tiles
 
 

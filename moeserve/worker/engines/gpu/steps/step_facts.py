@@ -35,6 +35,7 @@ def step_facts(
         max_graph_decode=MAX_GRAPH_DECODE,
         scopes=(AdapterScope.NONE, *(() if model.adapters is None else model.adapters.scopes)),
         can_stream=model.can_stream,
+        spans_see_ahead=model.shape.spans_see_ahead,
         takes_parts=takes_parts,
     )
     if not takes_parts:

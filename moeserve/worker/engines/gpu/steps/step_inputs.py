@@ -12,6 +12,7 @@ from torch import Tensor
 from moeserve.kernels.collectives.all_reduce import FromFirst
 from moeserve.kernels.delta_net.op import StepSequences, chunks_of
 from moeserve.kernels.embed.op import take_sampled
+from moeserve.kernels.embed.reference import EMBEDDED
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.blocks.gpu.workspace import MIXED_DECODE_ROWS, GpuBatch, GpuStateRows
 from moeserve.worker.engines.gpu.steps.pinned import pinned_copy
@@ -23,6 +24,7 @@ from moeserve.worker.engines.gpu.steps.step_columns import (
     padded_columns,
 )
 from moeserve.worker.engines.gpu.steps.step_path import StepPath
+from moeserve.worker.engines.request_embeddings import EmbeddedStep
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
@@ -45,16 +47,20 @@ class StepInputs:
         has_states: bool = False,
         has_adapters: bool = False,
         has_windows: bool = False,
+        has_sections: bool = False,
+        sees_ahead: bool = False,
         max_tiles: int = 0,
     ) -> None:
         """num_kv_slots: of the smallest KV pool. max_tiles: tiles of a CUDA graph with prompts of this size.
-        has_adapters: rows may use adapters. has_windows: windowed layers have separate KV slots."""
+        has_adapters: rows may use adapters. has_windows: windowed layers have separate KV slots. has_sections: rows
+        rotate by three positions. sees_ahead: rows of embeddings see those behind them."""
         self.size = size
         self._head_rows = min(head_rows, size)
         self._dummy_slot = dummy_slot
         self._max_model_len, self._num_kv_slots = max_model_len, num_kv_slots
         self._max_sequences = min(size, dummy_slot)
         self._has_states, self._has_adapters, self._has_windows = has_states, has_adapters, has_windows
+        self._has_sections, self._sees_ahead = has_sections, sees_ahead
         layout = ColumnLayout(
             ColumnSizes(
                 rows=size,
@@ -64,6 +70,8 @@ class StepInputs:
                 state_rows=size * has_states,
                 window_rows=size * has_windows,
                 adapter_rows=size * has_adapters,
+                section_rows=size * has_sections,
+                ahead_rows=size * sees_ahead,
                 tiles=max_tiles,
             )
         )
@@ -75,7 +83,7 @@ class StepInputs:
         self._copied = torch.cuda.Event() if is_gpu else None
         self._row_columns = [
             column
-            for width in ("rows", "window_rows", "adapter_rows")
+            for width in ("rows", "window_rows", "adapter_rows", "section_rows", "ahead_rows")
             for column in padded_columns(self._host, width, dummy_slot)
         ]
         self._state_columns = list(padded_columns(self._host, "states", dummy_slot))
@@ -96,14 +104,21 @@ class StepInputs:
 
     # ---------------------------------------------------------------- on the host
 
-    def fill(self, layout: StepLayout, sequences: Sequences) -> None:
-        """Fills the host buffer with a step's rows, after waiting for the previous copy."""
+    def fill(self, layout: StepLayout, sequences: Sequences, embedded: EmbeddedStep | None = None) -> None:
+        """Fills the host buffer with a step's rows, after waiting for the previous copy. embedded: None if its
+        requests have tokens only."""
+        embedded = embedded or EmbeddedStep.of_tokens(layout)
         n, m, c = layout.n, len(layout.sampled_rows), self._host
         self._begin(n)
         for call, first in enumerate(range(0, m, self._head_rows)):
             c.head_rows[call, 0] = min(m - first, self._head_rows)
-        c.token_ids[:n] = tokens = sequences.tokens[layout.sequence, layout.position]
+        tokens = sequences.tokens[layout.sequence, layout.position]
+        for first, rows, _ in embedded.spans:
+            tokens[first : first + len(rows)] = 0  # not awaited
         self._awaits_tokens = bool(tokens.min(initial=0) < 0)
+        c.token_ids[:n] = tokens
+        for first, rows, _ in embedded.spans:
+            c.token_ids[first : first + len(rows)] = EMBEDDED
         c.positions[:n] = layout.position
         c.kv_slots[:n] = layout.kv_slots
         c.req_slots[:n] = layout.sequence
@@ -113,6 +128,11 @@ class StepInputs:
             c.window_slots[:n] = layout.window_slots
         if self._has_adapters:
             c.adapter_slots[:n] = sequences.adapters[layout.sequence]
+        if self._has_sections:
+            positions = embedded.rotary_positions
+            c.rotary_positions[:n] = positions.T if positions.ndim == 2 else positions[:, None]
+        if self._sees_ahead:
+            c.ends[:n] = layout.position + 1 if embedded.ends is None else embedded.ends
         for values, padding in self._row_columns:
             values[n:] = padding
         if self._has_states:
@@ -141,6 +161,10 @@ class StepInputs:
             c.window_slots[:] = c.kv_slots
         if self._has_adapters:
             c.adapter_slots[:] = -1
+        if self._has_sections:
+            c.rotary_positions[:] = c.positions[:, None]
+        if self._sees_ahead:
+            c.ends[:] = c.positions + 1
         if self._has_states:
             sequences = 1 if is_prompt else min(n, self._max_sequences)
             count = np.full(sequences, n if is_prompt else 1, np.int32)
@@ -206,6 +230,9 @@ class StepInputs:
             states,
             adapters=GpuAdapterRows(c.adapter_slots, path.scope) if path.scope else None,
             window_slots=c.window_slots if self._has_windows else None,
+            rotary_positions=c.rotary_positions if self._has_sections else None,
+            ends=c.ends if self._sees_ahead else None,
+            sees_ahead=path.sees_ahead,
         )
 
     def captured_batch(self, path: StepPath) -> GpuBatch:

@@ -22,11 +22,9 @@ A graph that is still to be captured is launched kernel by kernel with the numbe
 Rows of drafts attend each by itself, behind the keys of those before: a drafts graph is one for any number of drafts a
 sequence, by the number of rows alone.
 
-Where the next kind of steps goes:
-
-- Spans (rows of embeddings). A column says for each row which row of the embeddings' segment it takes (-1: its token
-  id), which the embedding kernel reads on the device; so a step with spans takes the path of its counts, and only
-  `StepShape` and `kernel_paths` hear of a kernel that reads the column.
+A step with embeddings takes the path of its counts: they are copied to their rows before the first kernel, which leaves
+these rows as they are. Where they see one another (Gemma's pictures), rows in tiles need another attention kernel, and
+no graph of prompts is captured with it.
 """
 
 from __future__ import annotations
@@ -57,6 +55,7 @@ class StepShape(NamedTuple):
     has_new: bool = False  # some sequence is new, and may read rows of others in this step
     scope: AdapterScope = AdapterScope.NONE  # of the adapters that rows use
     is_observed: bool = False
+    sees_ahead: bool = False  # some rows see others behind them
     drafted: npt.NDArray[np.int32] | None = None  # [sequences]: how many of the tokens are drafts; None: none
 
 
@@ -74,6 +73,7 @@ class StepFacts:
     max_graph_decode: int = 0  # rows with decode attention in a prompts graph
     scopes: tuple[AdapterScope, ...] = (AdapterScope.NONE,)  # adapter scopes that graphs are captured for
     can_stream: bool = False
+    spans_see_ahead: bool = False  # see ModelShape
     takes_parts: bool = False
     streaming: Streaming = field(default_factory=Streaming)
     # By size: parts of a step with prompts. A size without an entry is not divided.
@@ -102,6 +102,7 @@ class KernelKind(NamedTuple):
     is_independent: bool
     streamed: Literal["none", "part", "all"]
     scope: AdapterScope
+    sees_ahead: bool = False
 
 
 class StepPath(NamedTuple):
@@ -113,13 +114,16 @@ class StepPath(NamedTuple):
     scope: AdapterScope = AdapterScope.NONE
     graph: GraphKey | None = None
     part_rows: int = 0  # rows per part; 0: not divided
+    sees_ahead: bool = False  # rows in tiles see others behind them
 
     @property
     def kernels(self) -> KernelKind:
         streamed: Literal["none", "part", "all"] = "part"
         if self.streamed in (0.0, 1.0):
             streamed = "all" if self.streamed else "none"
-        return KernelKind(self.size, self.has_tiles, self.is_independent, streamed, self.scope)
+        return KernelKind(
+            self.size, self.has_tiles, self.is_independent, streamed, self.scope, self.sees_ahead
+        )
 
     @property
     def launches_at_once(self) -> bool:
@@ -159,6 +163,7 @@ def _eager(step: StepShape, facts: StepFacts) -> StepPath:
         is_independent=n == 1 or (n == len(step.counts) and not step.has_new),
         streamed=facts.streaming.part(n) if has_tiles else 0.0,
         scope=step.scope,
+        sees_ahead=has_tiles and step.sees_ahead,
     )
 
 
@@ -175,7 +180,7 @@ def _graph_with_head(step: StepShape, path: StepPath, facts: StepFacts) -> Graph
 
 def _fits_prompts_graph(step: StepShape, path: StepPath, facts: StepFacts) -> bool:
     room = facts.max_tiles.get(path.size, 0)
-    if not room or path.num_decode > facts.max_graph_decode:
+    if not room or path.num_decode > facts.max_graph_decode or path.sees_ahead:
         return False
     if not path.has_tiles:
         return True
@@ -248,7 +253,8 @@ def kernel_paths(size: int, facts: StepFacts) -> Iterator[StepPath]:
             yield StepPath(size, size, has_tiles=False, is_independent=is_independent, scope=scope)
         if size > SMALL_BATCH_ROWS:
             for streamed in (0.0, 0.5, 1.0) if facts.can_stream else (0.0,):
-                yield StepPath(size, 0, has_tiles=True, streamed=streamed, scope=scope)
+                for ahead in (False, True) if facts.spans_see_ahead else (False,):
+                    yield StepPath(size, 0, has_tiles=True, streamed=streamed, scope=scope, sees_ahead=ahead)
 
 
 def decode_sizes_in_parts(facts: StepFacts) -> list[int]:

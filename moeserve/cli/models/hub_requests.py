@@ -1,0 +1,91 @@
+"""`python -m moeserve.cli.models.hub_requests pull NAME` and `delete NAME [SERVED...]`, for clients of Ollama's API.
+
+A process of its own, which the server starts: a download takes hours, and the hub's answers are a stranger's. It
+prints lines of JSON: `{"completed": BYTES, "total": BYTES}`, and at the end `{"done": true}` or
+`{"error": TEXT, "kind": KIND}`, where KIND is name, absent, served or hub. SERVED are the paths of models that the
+server has loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from moeserve.config import LAUNCHER_PID_ENV
+from moeserve.errors import UserError
+from moeserve.hub import HubName, parse_name
+from moeserve.processes.lifecycle import die_with
+
+TOLD_EVERY_S: Final = 0.25
+
+
+def main() -> int:
+    verb, text, *served = sys.argv[1:]
+    die_with(int(os.environ[LAUNCHER_PID_ENV]))
+    name = parse_name(text)
+    if name is None:
+        _fail("name", f"{text!r} is no name of the Hub: say org/repo, org/repo:Q4_K_M or org/repo:file.gguf")
+        return 0
+    try:
+        _pull(name) if verb == "pull" else _delete(name, served)
+    except (UserError, OSError) as error:
+        _fail("hub", str(error))
+    return 0
+
+
+def _pull(name: HubName) -> None:
+    from moeserve.hub.download import fetch
+    from moeserve.processes.logs import set_up_logging
+
+    set_up_logging("pull", "warning")
+    fetch(name, _teller())
+    _say(done=True)
+
+
+def _delete(name: HubName, served: Sequence[str]) -> None:
+    from moeserve.hub.cache import find_cached, remove, remove_partial
+
+    model = find_cached(name)
+    if model is None and remove_partial(name):
+        _say(done=True)
+    elif model is None:
+        _fail("absent", f"{name} is not downloaded")
+    elif any(_is_within(model.path, Path(one)) for one in served):
+        _fail("served", f"{name} is being served; stop the server first")
+    else:
+        remove(model)
+        _say(done=True)
+
+
+def _is_within(model: Path, served: Path) -> bool:
+    return model.resolve() in (served.resolve(), *served.resolve().parents)
+
+
+def _teller() -> Callable[[int, int], None]:
+    told_at = 0.0
+
+    def tell(completed: int, total: int) -> None:
+        nonlocal told_at
+        now = time.monotonic()
+        if now - told_at >= TOLD_EVERY_S or completed >= total:
+            told_at = now
+            _say(completed=completed, total=total)
+
+    return tell
+
+
+def _fail(kind: str, text: str) -> None:
+    _say(error=text, kind=kind)
+
+
+def _say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Fill-in-the-middle: the token ids of a prompt whose answer belongs between two texts.
+
+Texts are code of users: control tokens that are spelled out in them stay text. The layout with files of a repository,
+and what is left out where all does not fit, are llama-server's (its README, /infill, and the Qwen2.5-Coder report).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.request.asked import Asked, FimFile, FimPrompt
+from moeserve.httpserver.transport.errors import ApiError
+from moeserve.tokenizer.fill_in_middle import FimTokens
+from moeserve.tokenizer.text_tokenizer import TextTokenizer
+
+ANSWER_TOKENS: Final = 256  # that have room where the request does not say how many it wants
+_REPOSITORY: Final = "myproject\n"
+_CURRENT_FILE: Final = "filename\n"
+_SNIPPET: Final = "\n\n--- snippet ---\n\n"  # before each file, without a token for that
+
+
+def _require_fim(text: ModelText, param: str) -> FimTokens:
+    """Raises ApiError 400 for a model that fills in no middle."""
+    if text.fim is None:
+        message = (
+            f"{param}: this model's vocabulary has no tokens for fill-in-the-middle; use a model for code"
+        )
+        raise ApiError(400, message, param=param, code="unsupported")
+    return text.fim
+
+
+async def encode_fim(
+    text: ModelText, limit: int, asked: Asked, bound: int | None, prompt: FimPrompt
+) -> list[int]:
+    """Returns the token ids; `limit` is the context's, `bound` that of the answer. Raises ApiError 400."""
+    fim = _require_fim(text, prompt.param)
+    if not prompt.is_cut_to_fit:
+        for one in (prompt.prefix, prompt.suffix):
+            if isinstance(one, str):
+                text.check_length(one, limit, asked.prompt_param)
+    reserved = min(asked.max_tokens or bound or ANSWER_TOKENS, limit // 4)
+    head = [text.tokenizer.vocabulary.bos_id] if text.adds_bos else []
+    ids = await asyncio.to_thread(_encode, text.tokenizer, fim, prompt, limit - reserved - len(head))
+    return [*(token for token in head if token is not None), *ids]
+
+
+def _encode(tokenizer: TextTokenizer, fim: FimTokens, prompt: FimPrompt, most: int) -> list[int]:
+    """`most`: tokens, of a prompt that is cut to fit."""
+    prefix = prompt.prefix
+    if isinstance(prefix, str):
+        (prefix,) = tokenizer.encode_batch([prefix], parse_special=False)
+    suffix = tokenizer.encode_rest(prompt.suffix, parse_special=False)
+    begun = tokenizer.encode_rest(prompt.begun, parse_special=False) if prompt.begun else []
+    files = _files(tokenizer, fim, prompt.files) if prompt.is_cut_to_fit else []
+    if prompt.is_cut_to_fit:
+        room = max(most - len(begun) - 3, 4)
+        if len(prefix) + len(suffix) > room:
+            suffix = suffix[: max(room // 4, room - len(prefix))]
+            prefix = prefix[-(room - len(suffix)) :]
+        files = files[max(len(files) - (room - len(prefix) - len(suffix)), 0) :]
+    return [*files, fim.prefix, *prefix, fim.suffix, *suffix, fim.middle, *begun]
+
+
+def _files(tokenizer: TextTokenizer, fim: FimTokens, files: Sequence[FimFile]) -> list[int]:
+    def encoded(text: str) -> list[int]:
+        return tokenizer.encode_rest(text, parse_special=False)
+
+    if fim.repository is None or fim.separator is None:
+        return [token for file in files for token in encoded(f"{_SNIPPET}{file.text}")]
+    ids = [fim.repository, *encoded(_REPOSITORY)]
+    for file in files:
+        ids += [fim.separator, *encoded(f"{file.name}\n{file.text}\n")]
+    return [*ids, fim.separator, *encoded(_CURRENT_FILE)]

@@ -1,0 +1,83 @@
+"""LFM2's short convolution as Triton kernels: a program per row and block of channels, then one per sequence and block,
+which moves the state on."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moeserve.kernels.launch import kernel
+from moeserve.kernels.quantize.triton import store_quantized
+
+
+@kernel
+def conv_kernel(
+    rows, weight, states, row_sequence, seq_first, seq_slot, count, y, codes, scales,
+    STRIDE: tl.constexpr, SLOT: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (n, blocks of CHANNELS). y = c * causal convolution of b * x, for rows below count[0].
+
+    rows: b, c, x [CHANNELS] each, rows STRIDE apart; weight float32 [TAPS, CHANNELS]; states float32, slots SLOT apart,
+    of which [TAPS - 1, CHANNELS] are the inputs b * x before a sequence's first row; row_sequence int32 [n]: a row's
+    sequence; seq_first, seq_slot int32: a sequence's first row and state slot. y, codes with scales: [n, CHANNELS],
+    where given.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    i, block = tl.program_id(0), tl.program_id(1)
+    if i >= tl.load(count):
+        return
+    sequence = tl.load(row_sequence + i)
+    first, slot = tl.load(seq_first + sequence), tl.load(seq_slot + sequence).to(tl.int64)
+    start = block * BLOCK
+    channel = start + tl.arange(0, BLOCK)
+    live = channel < CHANNELS
+    total = tl.zeros([BLOCK], tl.float32)
+    for j in tl.static_range(TAPS):
+        source = i - (TAPS - 1) + j
+        at = rows + source.to(tl.int64) * STRIDE + channel
+        here = live & (source >= first)
+        b = tl.load(at, here, 0.0).to(tl.float32)
+        x = tl.load(at + 2 * CHANNELS, here, 0.0).to(tl.float32)
+        old = states + slot * SLOT + (TAPS - 1 + source - first) * CHANNELS
+        before = tl.load(old + channel, live & (source < first), 0.0)
+        total += (b * x + before) * tl.load(weight + j * CHANNELS + channel, live, 0.0)
+    row = i.to(tl.int64)
+    out = total * tl.load(rows + row * STRIDE + CHANNELS + channel, live, 0.0).to(tl.float32)
+    if y is not None:
+        tl.store(y + row * CHANNELS + channel, out.to(y.dtype.element_ty), live)
+    if codes is not None:
+        store_quantized(out, codes + row * CHANNELS, scales + row * (CHANNELS // 32), start, CHANNELS, BLOCK)
+
+
+@kernel
+def state_kernel(
+    rows, states, seq_first, seq_count, seq_slot,
+    STRIDE: tl.constexpr, SLOT: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (sequences, blocks of CHANNELS), after conv_kernel. Replaces a sequence's state by its last inputs b * x.
+    seq_count int32: its rows; 0: there are none. Works in place, because a row's new content lies after it."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    sequence = tl.program_id(0)
+    tokens = tl.load(seq_count + sequence)
+    if tokens == 0:
+        return
+    first = tl.load(seq_first + sequence)
+    state = states + tl.load(seq_slot + sequence).to(tl.int64) * SLOT
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = channel < CHANNELS
+    for j in tl.static_range(TAPS - 1):
+        source = tokens - (TAPS - 1) + j  # negative: still from the previous state
+        at = rows + (first + source).to(tl.int64) * STRIDE + channel
+        here = live & (source >= 0)
+        b = tl.load(at, here, 0.0).to(tl.float32)
+        x = tl.load(at + 2 * CHANNELS, here, 0.0).to(tl.float32)
+        before = tl.load(state + (TAPS - 1 + source) * CHANNELS + channel, live & (source < 0), 0.0)
+        tl.store(state + j * CHANNELS + channel, b * x + before, live)

@@ -1,0 +1,42 @@
+"""The sizes of short convolutions, and of their state. Imports no torch, as delta_net/heads.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvHeads:
+    """A gated convolution, each channel by itself: there are no heads, but the names are those of other recurrences.
+
+    A token's row has b, c and x, of all channels each.
+    """
+
+    channels: int  # a multiple of 32
+    conv_kernel: int  # tokens in the convolution's window, at least 2
+
+    @property
+    def value_width(self) -> int:
+        """Numbers of the output per token."""
+        return self.channels
+
+    @property
+    def row_width(self) -> int:
+        """Numbers of a token's row: b, c and x."""
+        return 3 * self.channels
+
+    @property
+    def delta_values(self) -> int:
+        """Numbers in a sequence's state besides the convolution's window: none."""
+        return 0
+
+    @property
+    def state_values(self) -> int:
+        """Float32 numbers in a sequence's state of one layer, [conv_kernel - 1, channels]: the last inputs b * x,
+        oldest first."""
+        return (self.conv_kernel - 1) * self.channels
+
+    @property
+    def pending_values(self) -> int:
+        """Float32 numbers in a draft's record: its input b * x."""
+        return self.channels

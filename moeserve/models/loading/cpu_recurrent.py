@@ -1,0 +1,55 @@
+"""Loads the weights of recurrent layers for the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from moeserve.kernels.cpu_stream import LinearGroup
+from moeserve.kernels.stream_operands import DeltaParameters
+from moeserve.models.loading.cpu_weights import CpuDeltaNet, CpuInput, CpuMamba2, CpuShortConv
+from moeserve.models.loading.mamba2 import mamba2_parameters
+from moeserve.models.mamba2 import Mamba2Shape
+from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
+from moeserve.models.short_conv import ShortConvShape
+from moeserve.models.sources.gguf import names as n
+
+
+def load_recurrence(
+    shape: Recurrence,
+    norm: CpuInput,
+    group: Callable[..., LinearGroup],
+    vector: Callable[[str], torch.Tensor],
+) -> CpuDeltaNet | CpuMamba2 | CpuShortConv:
+    """Loads a layer. group: loads matrices of these parts as one group; vector: loads the float32 tensor of a name in
+    the layer. norm: how the layer reads the residual."""
+    if isinstance(shape, Mamba2Shape):
+        parameters = mamba2_parameters(shape.heads, vector, as_attention=True)
+        return CpuMamba2(norm, group(n.SSM_IN), parameters, group(n.SSM_OUT))
+    if isinstance(shape, ShortConvShape):
+        conv = vector(n.of_part(n.SHORT_CONV)).t().contiguous()
+        return CpuShortConv(norm, group(n.SHORT_CONV_IN), conv, group(n.SHORT_CONV_OUT))
+    return _delta_net(shape, norm, group, vector)
+
+
+def _delta_net(
+    shape: GatedDeltaNetShape,
+    norm: CpuInput,
+    group: Callable[..., LinearGroup],
+    vector: Callable[[str], torch.Tensor],
+) -> CpuDeltaNet:
+    taps = shape.heads.conv_kernel
+    conv = torch.cat([vector(n.of_part(part)).view(-1, taps) for part in shape.conv_parts])
+    return CpuDeltaNet(
+        norm=norm,
+        inputs=group(*(part for part, _ in shape.input_parts)),
+        gates=[group(part) for part, _ in shape.gate_parts],
+        parameters=DeltaParameters(
+            conv=conv.t().contiguous(),
+            rate=vector(n.SSM_A).view(-1),
+            dt_bias=vector(n.bias_of_part(n.SSM_DT)),
+            norm=vector(n.of_part(n.SSM_NORM)),
+        ),
+        output=group(shape.output_part),
+    )

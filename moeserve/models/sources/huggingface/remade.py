@@ -1,0 +1,77 @@
+"""Tensors of a layer that a GGUF has in another form than checkpoints: by rules, one for each tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.models.errors import ModelError
+from moeserve.models.sources.gguf import Metadata
+
+from .made_tensor import MadeTensor, floats_made
+from .safetensors_file import StoredTensor
+
+Shape = tuple[int, ...]
+Floats = npt.NDArray[np.float32]
+Made = Callable[[Path, str, Metadata, dict[str, StoredTensor]], Iterator[tuple[str, MadeTensor]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Remade:
+    """A tensor that becomes one of float32 with the same number of values. ours, theirs: its name within a layer in a
+    GGUF, and after "model.layers.N."; reshape: the new shape from the old one."""
+
+    ours: str
+    theirs: str
+    reshape: Callable[[Shape], Shape]
+    compute: Callable[[Floats], Floats] = lambda values: values
+
+
+def convolution(ours: str, theirs: str) -> Remade:
+    """A depthwise convolution, stored as [channels, 1, taps] and read as [channels, taps]."""
+    return Remade(ours, theirs, lambda shape: (shape[0], shape[-1]))
+
+
+def decay_rate(ours: str, theirs: str, *dimensions: int) -> Remade:
+    """A_log, read as -exp(A_log). dimensions: further ones, behind the heads'."""
+    return Remade(ours, theirs, lambda shape: (int(np.prod(shape)), *dimensions), lambda log: -np.exp(log))
+
+
+def made_by(*rules: Remade) -> Made:
+    """Returns a function for `HuggingFaceMapping.made`."""
+
+    def made(
+        path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
+    ) -> Iterator[tuple[str, MadeTensor]]:
+        del metadata
+        for rule in rules:
+            tensor: Any = stored.pop(prefix + rule.theirs, None)
+            if tensor is None:
+                continue  # a layer of another kind; what one lacks is found when the model is checked
+            shape = rule.reshape(tensor.shape)
+            if np.prod(shape) != np.prod(tensor.shape):
+                raise ModelError(
+                    path,
+                    f"tensor {tensor.name!r} has shape {list(tensor.shape)}, which does not fit; download the whole "
+                    "repository",
+                )
+            yield rule.ours, floats_made(tensor, shape, rule.compute)
+
+    return made
+
+
+def together(*each: Made) -> Made:
+    """Returns a function that yields what all of these do."""
+
+    def made(
+        path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
+    ) -> Iterator[tuple[str, MadeTensor]]:
+        for one in each:
+            yield from one(path, prefix, metadata, stored)
+
+    return made

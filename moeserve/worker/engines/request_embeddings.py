@@ -1,0 +1,59 @@
+"""Embeddings in place of tokens, as engines need them: which rows of a step are embeddings, where rows rotate, and
+how far they see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moeserve.messages.steps import NewSeq
+from moeserve.models.interface import ModelShape
+from moeserve.processes.embedding_files import EmbeddingFiles
+from moeserve.worker.engines.embedding_rows import EmbeddingRows, StepSpan
+from moeserve.worker.engines.rotary_positions import RotaryPositions
+from moeserve.worker.sequences import Int32s, StepLayout
+
+
+class EmbeddedStep(NamedTuple):
+    """A step's embeddings, and the positions that differ because of them."""
+
+    spans: Sequence[StepSpan]  # the rows that are embeddings
+    rotary_positions: Int32s  # int32 [n], or [3, n] by section
+    ends: Int32s | None  # int32 [n]: positions that each row sees; None: each sees itself and all before it
+
+    @classmethod
+    def of_tokens(cls, layout: StepLayout) -> EmbeddedStep:
+        """Returns that of a step whose requests have tokens only."""
+        return cls((), layout.position, None)
+
+    @property
+    def rows(self) -> list[tuple[int, Tensor]]:
+        """The first row of each span, and its embeddings: float32 [count, `ModelShape.embedding_size`]."""
+        return [(span.first, torch.from_numpy(span.rows)) for span in self.spans]
+
+
+class RequestEmbeddings:
+    """The embeddings of all request slots. Owned by the runner."""
+
+    def __init__(self, files: EmbeddingFiles, shape: ModelShape) -> None:
+        self._rows = EmbeddingRows(files, shape.embedding_size)
+        self._rotary = None if shape.rope_sections is None else RotaryPositions()
+        self._see_ahead = shape.spans_see_ahead
+
+    def bind(self, seq: NewSeq) -> None:
+        """Initialises a request slot."""
+        self._rows.bind(seq.req_slot, seq.spans)
+        if self._rotary is not None:
+            self._rotary.bind(seq.req_slot, seq.spans)
+
+    def of_step(self, layout: StepLayout) -> EmbeddedStep:
+        """Reads the step's embeddings; once a step, in order. Raises OSError and ValueError if a file differs from the
+        plan, and ValueError for a step that ends within a span that is computed whole."""
+        found = self._rows.of_step(layout)
+        positions = layout.position if self._rotary is None else self._rotary.of_step(layout)
+        return EmbeddedStep(
+            found, positions, EmbeddingRows.ends(found, layout.position) if self._see_ahead else None
+        )
