@@ -10,7 +10,7 @@ from moeserve.messages.steps import StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.policy.draft_account import FIRST_TOKENS, MOST_STEPS, SHARE, DraftAccount
 from tests.support.router_world import World, request
-from tests.unit.router.test_draft_length import both, computes, waits_for_weights
+from tests.support.step_durations import both, computes, waits_for_weights
 
 ANSWER = 400
 

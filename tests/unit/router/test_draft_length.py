@@ -13,6 +13,7 @@ from moeserve.router.core.policy.draft_length import LEARNING, TRIED_EVERY, Draf
 from moeserve.router.core.policy.step_cost import StepCost, StepShape
 from moeserve.router.core.request import DraftRecord
 from tests.support.router_world import World, request
+from tests.support.step_durations import both, computes, waits_for_weights
 
 ANSWER = 400
 
@@ -162,19 +163,6 @@ def shares(world: World, streams: int, parts: int = 4) -> list[float]:
         world.result()
     size = len(had) // parts
     return [sum(had[at * size : (at + 1) * size]) / size for at in range(parts)]
-
-
-def waits_for_weights(rows: int) -> float:
-    return 50.0 + 0.1 * rows
-
-
-def computes(rows: int) -> float:
-    return 0.5 + 5.0 * rows
-
-
-def both(rows: int) -> float:
-    """As weights that are read for a few rows, and products that take longer for many."""
-    return max(40.0, 4.0 * rows)
 
 
 @pytest.mark.parametrize("streams", [1, 8])
