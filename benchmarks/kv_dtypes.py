@@ -3,6 +3,7 @@
     python -m benchmarks.family_file 12-layers.gguf --shape qwen3-30b-a3b --layers 12
     python -m benchmarks.kv_dtypes --model 12-layers.gguf [--context 32000] [--batch 1] [--rounds 20]
     python -m benchmarks.kv_dtypes --model 48-layers.gguf --device cuda --batch 8
+    python -m benchmarks.kv_dtypes --chosen-keys glm-5      attention to the keys that an indexer chooses, and to all
 
 Weights are random, of the file's shapes and types, and KV is made up, so that nothing is prefilled. On the CPU both
 engines share the weights, and a round is a few steps of either, which of them first in turn, so that what else the
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.paired import median_interval
+from benchmarks.sparse_attention import SHAPES, print_ratio
 from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.kv.layout import KV_BLOCK
@@ -117,12 +119,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, required=True, help="a GGUF file, or the header of one")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", type=Path, help="a GGUF file, or the header of one")
+    what.add_argument("--chosen-keys", choices=SHAPES, help="sparse_attention.py, in place of the KV's types")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--context", type=int, default=32_000)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=2, help="of --chosen-keys")
     args = parser.parse_args()
+    if args.chosen_keys:
+        print_ratio(args.chosen_keys, args.context, args.rounds, args.threads)
+        return
     length = args.context + STEPS * (args.rounds + 1) + 2
     config = ServerConfig(
         model=str(args.model),

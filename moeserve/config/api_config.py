@@ -53,13 +53,13 @@ class ApiConfig(SeveralModelsConfig):
         metavar="PATH",
     )
     ssl_keyfile: str | None = option(
-        None, "Network", "the certificate's private key (default: in the same file)", metavar="PATH"
+        None, "Network", "private key of --ssl-certfile (default: in that file)", metavar="PATH"
     )
     kv_events_endpoint: str | None = option(
         None,
         "Network",
-        "tell gateways on this ZMQ PUB socket what the prefix cache holds, as vLLM's KV events do; such as "
-        "tcp://127.0.0.1:5557 or ipc:///path; every client of the socket can read all prompts and answers",
+        "publish changes of the prefix cache to gateways, in vLLM's KV event format, on this ZMQ PUB socket, such as "
+        "tcp://127.0.0.1:5557 or ipc:///path; every subscriber can read all prompts and answers",
         metavar="ENDPOINT",
     )
     kv_events_replay_endpoint: str | None = option(

@@ -23,8 +23,8 @@ class EngineConfig(SpeculativeConfig):
     isa: str = option(
         "auto",
         "CPU engine",
-        "instruction set of the CPU kernels; auto: the best that this CPU supports, and for steps of few tokens what a "
-        "measurement at the start finds faster; the others are for comparisons",
+        "instruction set of the CPU kernels; auto: the best that this CPU supports (for steps of few tokens, the one "
+        "that a measurement at the start finds fastest); the others are for comparisons",
         choices=("auto", "plain", "avx2", "avx512_vnni"),
     )
     weight_layout: str = option(

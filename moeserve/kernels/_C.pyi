@@ -89,7 +89,12 @@ class AttentionPlan:
         value_dim: int,
         threads: int,
         ends: npt.NDArray[np.int32] | None = None,
+        top: int = 0,
+        block: int = 1,
     ) -> None: ...
+    @property
+    def chosen(self) -> list[tuple[int, list[int]]]:
+        """Of each row that chooses its keys: the row, and their KV slots."""
 
 class DeltaHeads:
     state_values: int
@@ -204,6 +209,25 @@ class Stream:
         sinks: Tensor | None,
         gate: Tensor | None,
         gate_softplus: bool,
+    ) -> None: ...
+    def index_store(
+        self,
+        q: Tensor,
+        keys: Tensor,
+        norm: Tensor,
+        bias: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor | None,
+        slots: Tensor,
+        index_keys: Tensor,
+        n: int,
+        heads: int,
+        in_pairs: bool,
+    ) -> None: ...
+    def choose_keys(
+        self, plan: AttentionPlan, q: Tensor, weights: Tensor | None, index_keys: Tensor, heads: int
     ) -> None: ...
     def latent_store(
         self,

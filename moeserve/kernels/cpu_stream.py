@@ -20,6 +20,7 @@ from moeserve.kernels import _C
 from moeserve.kernels.codebooks import bring_codebook
 from moeserve.kernels.gating import OAI_ALPHA, Activation, limit_of
 from moeserve.kernels.host_arrays import gguf_rows
+from moeserve.kernels.index_operations import IndexOperations
 from moeserve.kernels.recurrent_operations import RecurrentOperations
 from moeserve.kernels.residual_operations import ResidualOperations
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
@@ -39,7 +40,7 @@ LoraTable = _C.LoraTable
 AttentionPlan = _C.AttentionPlan
 
 
-class CpuStream(RecurrentOperations, ResidualOperations):
+class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations):
     def pack(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
         """Repacks GGUF rows of a matrix [out, in], or of experts [E, out, in], into panels. Blocks until done.
 

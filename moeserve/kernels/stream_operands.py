@@ -50,12 +50,14 @@ class KvLayer:
     values: torch.Tensor
     key_scales: torch.Tensor | None = None  # int8 keys: [slots, kv_heads, head_dim / 32]; float8: [.., 1]
     value_scales: torch.Tensor | None = None
+    index_keys: torch.Tensor | None = None  # float16 [slots, 1, width], by which an indexer chooses keys
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The tensors with their own memory; latent attention's values have none."""
         is_view = self.keys.numel() > 0 and self.values.data_ptr() == self.keys.data_ptr()
-        every = (self.keys, self.key_scales, None if is_view else self.values, self.value_scales)
+        values = None if is_view else self.values
+        every = (self.keys, self.key_scales, values, self.value_scales, self.index_keys)
         return [tensor for tensor in every if tensor is not None]
 
 

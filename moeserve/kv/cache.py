@@ -53,7 +53,8 @@ class KvCache:
 
             keys = numbers(widths[0])
             if latent is not None:
-                return KvLayer(keys, keys[:, :, : latent.rank])
+                index_keys = numbers(widths[1]) if len(widths) > 1 else None
+                return KvLayer(keys, keys[:, :, : latent.rank], index_keys=index_keys)
             of_layer = KvLayer(keys, numbers(widths[-1]), scale_of_each(), scale_of_each())
             if (
                 has_window_slots and has_own
@@ -64,5 +65,6 @@ class KvCache:
 
         # One entry per layer: keys and values [slots, kv_heads, width], and scales if the dtype has 8 bits. The tensors
         # are empty for a layer without attention and for one that reads another layer's KV. In latent attention: keys
-        # [slots, 1, rank + rotary_dim]; their first `rank` numbers are also the values.
+        # [slots, 1, rank + rotary_dim]; their first `rank` numbers are also the values. index_keys [slots, 1, width]
+        # in layers with an indexer of their own.
         self.layers = [kv_layer(layer) for layer in layers]

@@ -49,7 +49,7 @@ _GPU_ONLY = {
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """The KV layout of one model. Per layer: keys and values, [slots, kv_heads, width] each. In latent attention:
-    one tensor [slots, 1, rank + rotary_dim]."""
+    one tensor [slots, 1, rank + rotary_dim], and one of index keys in layers with an indexer of their own."""
 
     shape: ModelShape
     dtype: KvDtype = FLOAT16

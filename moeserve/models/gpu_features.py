@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Final
 
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, LayerShape, ModelShape
+from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
 # Feature name → test whether a layer has it.
@@ -17,6 +20,21 @@ _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
         layer.moe is not None and layer.moe.weighs_input and layer.moe.top_k > 1
     ),
 }
+
+
+def gpu_shape(shape: ModelShape) -> ModelShape:
+    """Returns the shape as the GPU engine computes it. It has no indexer yet: queries attend to all keys, which is
+    the same in contexts of at most as many tokens as the indexer chooses keys, so contexts are limited to that."""
+    indexer = None if shape.latent is None else shape.latent.indexer
+    if indexer is None:
+        return shape
+    length = min(shape.context_length, indexer.top)
+    return replace(shape, layers=tuple(map(_without_indexer, shape.layers)), context_length=length)
+
+
+def _without_indexer(layer: LayerShape) -> LayerShape:
+    assert isinstance(layer.mixer, LatentAttentionShape)
+    return replace(layer, mixer=replace(layer.mixer, indexer=None), unread=n.INDEXER)
 
 
 def cpu_only_features(shape: ModelShape) -> list[str]:

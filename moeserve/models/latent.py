@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moeserve.models.indexer import IndexerShape
 from moeserve.models.sources.gguf import names as n
 
 HEADS_TOGETHER = 8  # heads of one token that a CPU thread processes together, at most
@@ -42,6 +43,7 @@ class LatentAttentionShape:
     input_bias: bool = False  # `biased_parts` have biases
     output_bias: bool = False
     has_positions: bool = True  # False: no positional encoding
+    indexer: IndexerShape | None = None  # chooses the keys that queries attend to; None: they attend to all
 
     @property
     def num_kv_heads(self) -> int:
@@ -85,7 +87,7 @@ class LatentAttentionShape:
     @property
     def kv_widths(self) -> tuple[int, ...]:
         """Widths of the vectors that a token stores in the KV cache, per KV head."""
-        return (self.head_dim,)
+        return (self.head_dim, *(() if self.indexer is None else self.indexer.kv_widths))
 
     @property
     def attended_values(self) -> int:
@@ -122,6 +124,8 @@ class LatentAttentionShape:
             "attention.key_length_mla - rope.dimension_count": self.nope_dim,
             "attention.value_length_mla": self.value_dim,
         }
+        if self.indexer is not None:
+            sizes["attention.indexer.key_length"] = self.indexer.dim
         return sizes | ({"attention.q_lora_rank": self.q_rank} if self.q_rank else {})
 
     def tensors(self, hidden: int) -> dict[str, tuple[int, ...]]:
@@ -136,6 +140,8 @@ class LatentAttentionShape:
         parts |= {n.bias_of_part(part): (rows_of[part],) for part in self.biased_parts}
         if self.output_bias:
             parts[n.bias_of_part(n.ATTN_OUTPUT)] = (hidden,)
+        if self.indexer is not None:
+            parts |= self.indexer.tensors(hidden, self.q_rank)
         return parts | {
             n.of_part(n.ATTN_KV_A_NORM): (self.rank,),
             n.of_part(n.ATTN_K_B): (self.num_heads, self.rank, self.nope_dim),

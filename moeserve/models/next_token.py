@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import ModelShape
+from moeserve.models.interface import LayerShape, ModelShape
+from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.registry import FAMILIES
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -47,6 +48,16 @@ def with_next_token_block(shape: ModelShape, source: ModelSource) -> ModelShape:
             '--speculative-config {"method": "ngram", "num_speculative_tokens": 4}',
         )
     layer = next(layer for layer in reversed(shape.layers) if layer.attention is not None)
-    drafting = replace(shape, next_token_layer=layer, num_skipped_layers=max(shape.num_skipped_layers, 1))
+    drafting = replace(
+        shape, next_token_layer=_with_own_indexer(layer), num_skipped_layers=max(shape.num_skipped_layers, 1)
+    )
     check_tensors(drafting, source)
     return drafting
+
+
+def _with_own_indexer(layer: LayerShape) -> LayerShape:
+    """Returns the block's layer, which uses no other layer's choice of keys."""
+    mixer = layer.mixer
+    if not isinstance(mixer, LatentAttentionShape) or mixer.indexer is None:
+        return layer
+    return replace(layer, mixer=replace(mixer, indexer=replace(mixer.indexer, keys_from=None)), unread=())

@@ -10,7 +10,8 @@ from typing import Any
 
 from moeserve.models.afmoe.family import FAMILY as AFMOE
 from moeserve.models.deepseek2.family import FAMILY as DEEPSEEK2
-from moeserve.models.deepseek2.indexed import FAMILY as GLM_DSA
+from moeserve.models.deepseek2.indexed import DEEPSEEK_FAMILY as DEEPSEEK32
+from moeserve.models.deepseek2.indexed import GLM_FAMILY as GLM_DSA
 from moeserve.models.deepseek2.mistral4 import FAMILY as MISTRAL4
 from moeserve.models.dots1.family import FAMILY as DOTS1
 from moeserve.models.ernie45moe.family import FAMILY as ERNIE45_MOE
@@ -75,6 +76,7 @@ _families: dict[str, ModelFamily] = {
         GRANITE_MOE,
         MISTRAL4,
         GLM_DSA,
+        DEEPSEEK32,
         MIMO2,
         STEP35,
         HUNYUAN_MOE,

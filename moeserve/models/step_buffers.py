@@ -12,6 +12,7 @@ from math import prod
 from typing import Literal
 
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
+from moeserve.models.indexer import IndexerShape
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
@@ -44,6 +45,7 @@ UNPACK_ROUTES = 192  # average routes per expert from which unpacking its weight
 # Steps of this number of rows multiply experts by warpgroup instructions, if the matrices' types allow it
 # (kernels/experts/quads.py; docs/results/gpu-kernels.md).
 QUAD_ROWS = range(129, 2049)
+INDEX_SCORES = 1 << 22  # scores of index keys that are held at once (kernels/csrc/ops/key_choice.h)
 INT8_GROUP = 32  # columns that share a scale of int8 activations
 
 
@@ -326,11 +328,22 @@ def _cpu_latent_buffers(shape: LatentAttentionShape, rows: int) -> list[Buffer]:
     if shape.q_rank:
         pairs.append(_pair("q_a_normed", rows, shape.q_rank))
     return [
+        *(_cpu_indexer_buffers(shape.indexer, rows) if shape.indexer is not None else []),
         Buffer("q_a", (rows, shape.q_rank)),
         Buffer("latent_q", (rows, shape.q_rows)),
         Buffer("latent", (rows, shape.head_dim)),
         Buffer("queries", (rows, shape.q_width)),
         *(buffer for pair in pairs for buffer in pair),
+    ]
+
+
+def _cpu_indexer_buffers(shape: IndexerShape, rows: int) -> list[Buffer]:
+    return [
+        Buffer("index_keys", (rows, shape.dim)),
+        Buffer("index_weights", (rows, shape.num_heads)),
+        Buffer("index_queries", (rows, shape.q_width)),
+        Buffer("index_scores", (INDEX_SCORES,)),
+        Buffer("chosen_keys", (rows, shape.top), "int32"),
     ]
 
 

@@ -267,15 +267,40 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }  # fmt: skip
 
+# Families that choose keys: where two scores are nearly equal, rounding decides, so that few positions are exact.
+INDEXED: dict[str, Any] = {"index_topk": 16, "index_n_heads": 16, "index_head_dim": 64}
+INDEXED_FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "deepseek_v32": (
+        "DeepseekV32Config",
+        "DeepseekV32ForCausalLM",
+        LATENT
+        | INDEXED
+        | {
+            "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+            "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "glm_moe_dsa": (
+        "GlmMoeDsaConfig",
+        "GlmMoeDsaForCausalLM",
+        LATENT
+        | INDEXED
+        | {
+            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "rope_parameters": ROPE,
+            "indexer_types": ["full", "shared", "full"],
+        },
+    ),
+}  # fmt: skip
+
 
 def write_family(
     folder: Path, model_type: str, dtype: torch.dtype = torch.bfloat16, seed: int = 7, **changes: object
 ) -> Any:
-    """A model of one of FAMILIES. Gives transformers' class of it, to be read again."""
+    """A model of one of FAMILIES or INDEXED_FAMILIES. Gives transformers' class of it, to be read again."""
     import transformers
 
     torch.manual_seed(seed)
-    config_name, model_name, own = FAMILIES[model_type]
+    config_name, model_name, own = (FAMILIES | INDEXED_FAMILIES)[model_type]
     config, model = getattr(transformers, config_name), getattr(transformers, model_name)
     _write(model(config(**(SETTINGS | own | changes))), folder, dtype)
     return model

@@ -31,6 +31,7 @@ MODEL_FILES = {
     "moeserve.models.sources.source",
     "moeserve.models.gpu_features",
     "moeserve.models.interface",
+    "moeserve.models.indexer",
     "moeserve.models.latent",
     "moeserve.models.mamba2",
     "moeserve.models.recurrence",
@@ -78,6 +79,7 @@ READERS = {
     "moeserve.quantization",
 }
 FAMILY_NEEDS = READERS | {
+    "moeserve.models.indexer",
     "moeserve.models.interface",
     "moeserve.models.latent",
     "moeserve.models.recurrence",
@@ -226,7 +228,8 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.residual",
         "moeserve.models.rope_scaling",
     },
-    "moeserve.models.latent": {"moeserve.models.sources.gguf"},
+    "moeserve.models.indexer": {"moeserve.models.sources.gguf"},
+    "moeserve.models.latent": {"moeserve.models.indexer", "moeserve.models.sources.gguf"},
     "moeserve.models.mamba2": {"moeserve.kernels.mamba2.heads", "moeserve.models.sources.gguf"},
     "moeserve.models.short_conv": {"moeserve.kernels.short_conv.heads", "moeserve.models.sources.gguf"},
     "moeserve.models.recurrence": {
@@ -271,6 +274,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.source",
     },
     "moeserve.models.step_buffers": {
+        "moeserve.models.indexer",
         "moeserve.models.interface",
         "moeserve.models.latent",
         "moeserve.models.mamba2",

@@ -145,7 +145,7 @@ YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 40.0, "original_max_po
         ),
         ({"num_attention_heads": 8}, "rows, which the heads do not fit"),
         ({"qk_nope_head_dim": None}, "'qk_nope_head_dim' or 'qk_rope_head_dim' is missing"),
-        ({"model_type": "deepseek_v32"}, "model_type 'deepseek_v32' is not supported"),
+        ({"model_type": "deepseek_v32"}, "'index_n_heads' is missing"),
     ],
 )
 def test_folders_that_would_be_computed_wrongly(

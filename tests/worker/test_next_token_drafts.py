@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from moeserve.kv.layout import KvLayout
 from moeserve.worker.drafts.drafter import Drafter, Wanted
 from moeserve.worker.drafts.next_token_drafter import NextTokenDrafter
 from moeserve.worker.drafts.shortlist import Shortlist
@@ -167,7 +168,7 @@ def test_its_kv_is_in_the_pool(model: CpuModel, runner: Runner, plain: Runner) -
     """A layer more for each token; and its weights are counted as loaded."""
     more = dataclasses.replace(model.shape, next_token_layer=None)
     assert more.num_layers == model.shape.num_layers
-    attending = sum(layer.attention is not None for layer in model.shape.loaded_layers)
+    expected = KvLayout(model.shape).token_bytes() / KvLayout(more).token_bytes()
     each = {r.ready().kv_bytes / r.ready().num_kv_slots for r in (runner, plain)}
-    assert max(each) / min(each) == pytest.approx(attending / (attending - 1))
+    assert max(each) / min(each) == pytest.approx(expected)
     assert runner.ready().weight_bytes > plain.ready().weight_bytes

@@ -1,4 +1,4 @@
-"""A client's JSON Schema as llguidance is to enforce it.
+"""Rewrites a client's JSON Schema for llguidance, which enforces it.
 
 references.py    what `$ref` points to
 keywords.py      which keywords hold schemas, and which are annotations

@@ -25,8 +25,9 @@ def attend_block(
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, V_DIM: tl.constexpr, V_SIZE: tl.constexpr,
     BLOCK: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Attends to one block of keys from position `first` on. MASKED: some keys are after q_last, the last
-    position that a row sees, or the end, or WINDOW or more before the row's position."""
+    """Attends to one block of keys from position `first` on. MASKED: whether some of its keys must be
+    masked: keys after q_last (the last position that a row sees), past the end, or WINDOW or more positions
+    before the row."""
     position = first + tl.arange(0, BLOCK)
     if MASKED:
         live = position < end

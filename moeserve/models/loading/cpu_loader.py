@@ -14,6 +14,7 @@ import torch
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
 from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.loading.cpu_latent import load_latent_attention
 from moeserve.models.loading.cpu_recurrent import load_recurrence
 from moeserve.models.loading.cpu_residual import load_input, load_ngrams
 from moeserve.models.loading.cpu_weights import (
@@ -22,7 +23,6 @@ from moeserve.models.loading.cpu_weights import (
     CpuEmbedding,
     CpuHead,
     CpuInput,
-    CpuLatentAttention,
     CpuLayer,
     CpuLayerInput,
     CpuLayerInputs,
@@ -178,7 +178,8 @@ class CpuLoader:
         if isinstance(mixer, AttentionShape):
             return self._attention(index, mixer)
         if isinstance(mixer, LatentAttentionShape):
-            return self._latent_attention(index, mixer)
+            norm = self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index)
+            return load_latent_attention(mixer, index, norm, self._vector, self._matrix)
         if mixer is None:
             return None
         norm = self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index)
@@ -195,29 +196,6 @@ class CpuLoader:
             expert = CpuSharedExpert(self._experts(index, ffn.parts), gate=None)
             return CpuDenseFfn(self._ffn_norm(index), expert)
         return None if ffn is None else self._moe(index, ffn)
-
-    def _latent_attention(self, index: int, shape: LatentAttentionShape) -> CpuLatentAttention:
-        has_q_a = shape.q_rank > 0
-        return CpuLatentAttention(
-            norm=self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index),
-            inputs=self._latent_inputs(index, shape),
-            q_a_norm=self._vector(n.of_layer(index, n.ATTN_Q_A_NORM)) if has_q_a else None,
-            q_b=self._group(index, n.ATTN_Q_B, has_bias=False) if has_q_a else None,
-            latent_norm=self._vector(n.of_layer(index, n.ATTN_KV_A_NORM)),
-            k_b=self._matrix(n.of_layer(index, n.ATTN_K_B)),
-            v_b=self._matrix(n.of_layer(index, n.ATTN_V_B)),
-            output=self._group(index, n.ATTN_OUTPUT, has_bias=shape.output_bias),
-        )
-
-    def _latent_inputs(self, index: int, shape: LatentAttentionShape) -> LinearGroup:
-        matrices = [self._matrix(n.of_layer(index, part)) for part, _ in shape.input_parts]
-        if not shape.input_bias:
-            return LinearGroup(matrices)
-        biases = [
-            self._vector(n.bias_of_layer(index, part)) if part in shape.biased_parts else None
-            for part, _ in shape.input_parts
-        ]
-        return LinearGroup(matrices, biases)
 
     def _attention(self, index: int, shape: AttentionShape) -> CpuAttention:
         has_norm = shape.qk_norm in ("head", "full")

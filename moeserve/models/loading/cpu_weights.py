@@ -101,6 +101,16 @@ class CpuAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuIndexer:
+    """The weights of an indexer: kernels/indexer/reference.py."""
+
+    inputs: LinearGroup  # [dim, hidden] of index keys, [heads, hidden] of the heads' weights
+    q_b: LinearGroup  # [heads * dim, q_rank]
+    k_norm: Tensor  # float32 [dim]
+    k_bias: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class CpuLatentAttention:
     norm: CpuInput
     inputs: LinearGroup  # as LatentAttentionShape.input_parts
@@ -110,6 +120,7 @@ class CpuLatentAttention:
     k_b: Matrix  # [heads, rank, nope_dim]
     v_b: Matrix  # [heads, value_dim, rank]
     output: LinearGroup  # [hidden, output_width]
+    indexer: CpuIndexer | None = None  # None: none, or an earlier layer's choice is used
 
 
 @dataclass(frozen=True, slots=True)

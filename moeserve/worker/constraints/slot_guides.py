@@ -7,8 +7,8 @@ request's grammar while its prompt is computed. llguidance releases the GIL duri
 A compilation, or the masks of 63 answers, may take a second, for which other answers must not wait. So a step waits
 briefly; after that, a row without its mask is late: its sampled token is ignored, and the router binds the request
 again later. Work begun for it continues and is used then; no step waits for it a second time. If other rows are
-ready, the wait for expensive masks is no longer than the step computed, so these rows keep at least half their speed
-even if the helper thread is rarely scheduled.
+ready, a step waits for expensive masks at most as long as its forward pass took, so these rows keep at least half
+their speed even if the helper thread is rarely scheduled.
 """
 
 from __future__ import annotations

@@ -16,6 +16,60 @@ from tests.support.picture_fixture import GEMMA_TOWER, MODEL, TOWER
 RULES = (StretchRule(32, 8192, 4194304), StretchRule(32, 65536, 16777216), StretchRule(32, 8192, 256 * 1024))
 
 
+# Sizes that transformers' processors give (the tests below compare hundreds, but importing them takes 5 s).
+PICTURES = (
+    (1, 1),
+    (1, 200),
+    (80, 400),
+    (112, 176),
+    (333, 4021),
+    (2160, 4096),
+    (16384, 16384),
+    (37, 59),
+    (2048, 3000),
+)
+STRETCHED = (
+    (
+        (96, 96),
+        (32, 1280),
+        (64, 384),
+        (128, 192),
+        (320, 4032),
+        (1472, 2816),
+        (2048, 2048),
+        (96, 128),
+        (1664, 2464),
+    ),
+    (
+        (256, 256),
+        (32, 3648),
+        (128, 576),
+        (224, 352),
+        (320, 4032),
+        (2176, 4096),
+        (4096, 4096),
+        (224, 352),
+        (2048, 3008),
+    ),
+    ((96, 96), (32, 1280), (64, 384), (128, 192), (128, 1760), (352, 704), (512, 512), (96, 128), (416, 608)),
+)
+GEMMA_PICTURES = ((1, 1), (1, 200), (5000, 3), (7, 2000), (2160, 4096), (336, 432), (37, 59))
+FITTED = {
+    70: ((384, 384), (48, 3360), (3360, 48), (48, 3360), (288, 528), (336, 432), (288, 480)),
+    280: ((768, 768), (48, 11328), (13440, 48), (48, 13440), (576, 1104), (672, 864), (624, 1008)),
+    1120: ((1584, 1584), (96, 22704), (53760, 48), (48, 27120), (1152, 2208), (1392, 1776), (1248, 2016)),
+}
+
+
+def test_sizes_of_the_processors() -> None:
+    for rule, sizes in zip(RULES, STRETCHED, strict=True):
+        assert tuple(rule.resized(*picture) for picture in PICTURES) == sizes, rule
+    for most, fitted in FITTED.items():
+        rule_of_gemma = LargestRule(48, most, most)
+        assert tuple(rule_of_gemma.resized(*picture) for picture in GEMMA_PICTURES) == fitted, most
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_as_the_processor(rule: StretchRule) -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
@@ -30,6 +84,7 @@ def test_as_the_processor(rule: StretchRule) -> None:
             assert rule.resized(height, width) == expected, (height, width)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [70, 140, 280, 560, 1120])
 def test_as_gemma_s_processor(most: int) -> None:
     from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size

@@ -155,6 +155,8 @@ struct Kernels {
                       Upcoming& upcoming);
   void (*weigh_block)(float* scored, const int* first, const int* end, int n, const float* values,
                       int value_dim, Softmax* state, float* acc, Upcoming& upcoming);
+  // See indexer.inl.
+  void (*index_scores)(const float* scored, const float* weights, int heads, float* out);
 
   // Attention over a q8_0 cache (attention_q8.inl): int8 codes with a float16 scale for each 32 numbers of a head. n %
   // 32 == 0. Codes are in [-127, 127]; a group with a number that is not finite gets the scale NaN.

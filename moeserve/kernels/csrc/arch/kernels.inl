@@ -27,6 +27,7 @@ namespace {
 #include "arch/shared/rowwise.inl"
 #include "arch/shared/attention.inl"
 #include "arch/shared/attention_q8.inl"
+#include "arch/shared/indexer.inl"
 #include "arch/shared/delta_net.inl"
 #include "arch/shared/mamba2.inl"
 #include "arch/shared/lora.inl"
@@ -71,6 +72,7 @@ constexpr Kernels make_table() {
   k.attend_block = attend_block;
   k.score_block = score_block;
   k.weigh_block = weigh_block;
+  k.index_scores = index_scores;
   k.quantize_kv = quantize_kv;
   k.quantize_query = quantize_query;
   k.gather_keys_q8 = gather_keys_q8;

@@ -97,6 +97,10 @@ class Stream {
                     Tensor slots, Tensor keys, int n, int heads, float scale, const Activations& nope,
                     Tensor queries);
   void linear_by_head(const Activations& x, int n, const Matrix& weights, const Activations& out);
+  // stream_indexer.cpp
+  void index_store(Tensor q, Tensor keys, Tensor norm, Tensor bias, float eps, Tensor cos, Tensor sin,
+                   Tensor positions, Tensor slots, Tensor index_keys, int n, int heads, bool in_pairs);
+  void choose_keys(AttentionPlan& plan, Tensor q, Tensor weights, Tensor index_keys, int heads);
   // stream_states.cpp
   void delta_net(Tensor q, Tensor k, Tensor v, Tensor z, Tensor b, Tensor a, Tensor conv, Tensor rate,
                  Tensor dt_bias, Tensor norm, float eps, const DeltaHeads& heads, Tensor states,

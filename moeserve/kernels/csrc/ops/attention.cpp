@@ -223,8 +223,11 @@ void attend_tile(const AttentionOp& op, const AttentionPlan::Tile& tile, int par
 void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
                           const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows,
                           int64_t table_stride, int heads_, int kv_heads_, int value_dim_, int threads,
-                          const int32_t* ends, int64_t num_ends) {
+                          const int32_t* ends, int64_t num_ends, int top, int block) {
   tiles.clear();
+  choice.clear();
+  choice.top = top;
+  choice.block = block;
   row_ends.assign(ends, ends + num_ends);
   rows = 0;
   heads = heads_;
@@ -243,8 +246,12 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
       throw std::out_of_range("attention: row " + std::to_string(row[i] + t) +
                               " does not see itself, or sees beyond its sequence");
     }
-    add_tiles(row[i], count[i], position[i], slot_table + req_slot[i] * table_stride);
+    const int32_t* slots = slot_table + req_slot[i] * table_stride;
+    choice.add({row[i], count[i], position[i], slots});
+    const int all = top > 0 ? std::clamp(choice.first_choosing() - position[i], 0, count[i]) : count[i];
+    add_tiles(row[i], all, position[i], slots);
   }
+  add_chosen_tiles();
   // With enough units, tiles are not split: their segments are merged at once and need no memory. Nor are tiles of one
   // segment: that takes one phase instead of two.
   const auto is_long = [](const Tile& tile) { return segments_of(tile) > 1; };
@@ -269,6 +276,17 @@ void AttentionPlan::add_tiles(int row, int count, int position, const int32_t* s
       tile.end = *std::max_element(tile.ends, tile.ends + n);
     }
     tiles.push_back(tile);
+  }
+}
+
+// Adds a tile for each row that chooses its keys.
+void AttentionPlan::add_chosen_tiles() {
+  choice.finish();
+  for (const KeyChoice::Tile& of : choice.tiles) {
+    for (int t = 0; t < of.count; ++t) {
+      const int length = choice.list_length(of.position + t);
+      tiles.push_back({of.row + t, 1, length - 1, length, choice.list(of.list + t), nullptr});
+    }
   }
 }
 

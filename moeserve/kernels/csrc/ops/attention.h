@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "key_choice.h"
 #include "ops.h"
 
 namespace moeserve {
@@ -33,11 +34,12 @@ class AttentionPlan {
   // Sequence i has rows row[i] .. row[i]+count[i]-1, starting at position[i]; slot_table [table_rows, table_stride].
   // ends: [num_ends], how many of its sequence's keys each row of the step sees, or nullptr for causal attention. A row
   // sees at least its own key, and none after its sequence's last row. Throws std::out_of_range if a read would leave
-  // the table, or an end is out of this range.
+  // the table, or an end is out of this range. top, block: of `choice`; with top > 0 there are no ends, and
+  // ChooseKeysOp must run before each attention that is to have chosen keys of its own.
   void build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
              const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows, int64_t table_stride,
              int heads, int kv_heads, int value_dim, int threads, const int32_t* ends = nullptr,
-             int64_t num_ends = 0);
+             int64_t num_ends = 0, int top = 0, int block = 1);
 
   int rows = 0;  // the step has at least this many rows
   int heads = 0, kv_heads = 0, value_dim = 0;
@@ -54,10 +56,12 @@ class AttentionPlan {
   std::vector<int32_t> first_part;  // [tiles + 1]
   std::vector<float> partial;       // only if split
   std::vector<float> scores;        // only if sliced
+  KeyChoice choice;
 
  private:
   std::vector<int32_t> row_ends;  // a copy of `ends`
   void add_tiles(int row, int count, int position, const int32_t* slots);
+  void add_chosen_tiles();
   size_t add_parts();
   static bool leaves_threads_idle(int64_t units, int threads);
   void cut_heads(int64_t units, int threads);

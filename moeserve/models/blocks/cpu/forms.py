@@ -33,6 +33,8 @@ class CpuForm:
         """shape: of any layer of this form. sections: `section_of_frequencies`, if rows have three positions."""
         tokens = len(space.x)
         self.heads = _heads_of(shape)
+        indexer = shape.indexer if isinstance(shape, LatentAttentionShape) else None
+        self.chosen_keys = 0 if indexer is None else indexer.top  # keys that a row attends to at most; 0: all
         self.plan = AttentionPlan()  # for full-attention layers
         self.window_plan = (
             AttentionPlan()

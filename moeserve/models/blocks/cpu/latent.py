@@ -11,6 +11,7 @@ from __future__ import annotations
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.cpu.forms import CpuForm
+from moeserve.models.blocks.cpu.indexer import project_index, store_index
 from moeserve.models.blocks.cpu.residual import read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.latent import LatentAttentionShape
@@ -38,6 +39,8 @@ def project_latent(
         stream.linear(space.y, n, w.inputs, [s.q_a, s.latent])
         stream.norm(s.q_a, w.q_a_norm, shape.latent_eps, n, s.q_a_normed)
         stream.linear(s.q_a_normed, n, w.q_b, [s.q])
+        if w.indexer is not None and space.indexer is not None:
+            project_index(stream, w.indexer, space.y, s.q_a_normed, n, space.indexer)
 
 
 def store_latent(
@@ -49,8 +52,11 @@ def store_latent(
     batch: CpuBatch,
     space: CpuWorkspace,
 ) -> None:
-    """Launches the storing of the latents in the KV cache, and the parts of q that need no product."""
+    """Launches the storing of the latents in the KV cache, and the parts of q that need no product; with an indexer
+    also of the index keys, and their queries."""
     s = space.latent
+    if w.indexer is not None and shape.indexer is not None and space.indexer is not None:
+        store_index(stream, w.indexer, shape.indexer, form, kv, batch, space.indexer)
     assert s is not None
     stream.latent_store(
         s.q, s.latent, w.latent_norm, shape.latent_eps, form.cos, form.sin, batch.kv_slots, kv, batch.n,
@@ -71,6 +77,9 @@ def attend_latent(
     n, s = batch.n, space.latent
     assert s is not None
     store_latent(stream, w, shape, form, kv, batch, space)
+    if w.indexer is not None and shape.indexer is not None and space.indexer is not None:
+        q, weights = space.indexer.q, space.indexer.weights
+        stream.choose_keys(form.plan, q, weights, kv, shape.indexer.num_heads)
     stream.linear_by_head(s.nope, n, w.k_b, s.queries)
     stream.attention(form.plan, s.queries.f32, kv, s.attended, form.heads)
     stream.linear_by_head(s.attended, n, w.v_b, form.attended)

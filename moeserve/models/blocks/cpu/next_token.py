@@ -115,6 +115,8 @@ class CpuNextTokenBlock:
             assert isinstance(mixer, LatentAttentionShape)
             assert space.latent is not None
             stream.linear(space.y, n, self._w.k_v, [space.latent.latent])
+            if w.indexer is not None and space.indexer is not None:
+                stream.linear(space.y, n, w.indexer.inputs, [space.indexer.keys, space.indexer.weights])
             store_latent(stream, w, mixer, form, self._kv, batch, space)
         stream.wait()
 
@@ -137,7 +139,8 @@ class CpuNextTokenBlock:
                 slot_table,
                 form.heads,
                 self._stream.threads,
-            )
+            ),
+            top=form.chosen_keys,
         )
         self._join_inputs(rows)
         self._forward_layer(self._shape.num_layers, _batch_of(rows))

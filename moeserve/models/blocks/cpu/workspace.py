@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from moeserve.kernels.stream_operands import Activations, AdapterRows, RoutingWorkspace, StateSequences
+from moeserve.models.indexer import IndexerShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
@@ -130,6 +131,15 @@ class LatentWorkspace:
         self.attended = Activations(rows, shape.rank)  # by head
 
 
+class IndexerWorkspace:
+    """Additional buffers of an indexer."""
+
+    def __init__(self, shape: IndexerShape, tokens: int) -> None:
+        self.keys = torch.empty(tokens, shape.dim)  # before the norm
+        self.weights = torch.empty(tokens, shape.num_heads)
+        self.q = torch.empty(tokens, shape.q_width)
+
+
 class LatentExpertWorkspace:
     """Additional buffers of experts between two matrices."""
 
@@ -180,6 +190,8 @@ class CpuWorkspace:
         self.inputs = LayerInputWorkspace(s, tokens) if s.layer_input_width else None
         self.next_token = None if s.next_token_layer is None else NextTokenWorkspace(s.hidden_size, tokens)
         self.latent = None if s.latent is None else LatentWorkspace(s.latent, tokens)
+        indexer = None if s.latent is None else s.latent.indexer
+        self.indexer = None if indexer is None else IndexerWorkspace(indexer, tokens)
         recurrence, mixed = s.recurrence, self.widest_mixed
         self.delta = (
             DeltaWorkspace(recurrence, tokens, mixed) if isinstance(recurrence, GatedDeltaNetShape) else None

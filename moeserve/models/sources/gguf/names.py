@@ -97,12 +97,17 @@ PLE_NORM_KEY = "ple_norm_key"
 PLE_NORM_CONV = "ple_norm_conv"
 PLE_CONV1D = "ple_conv1d"
 # The indexer, which chooses the keys of latent attention.
+INDEXER_TYPES = "attention.indexer.types"  # per layer, whether it has an indexer of its own
+INDEXER_K = "indexer.attn_k"
+INDEXER_Q_B = "indexer.attn_q_b"
+INDEXER_PROJ = "indexer.proj"
+INDEXER_K_NORM = "indexer.k_norm"
 INDEXER = (
-    "indexer.attn_k.weight",
-    "indexer.attn_q_b.weight",
-    "indexer.proj.weight",
-    "indexer.k_norm.weight",
-    "indexer.k_norm.bias",
+    f"{INDEXER_K}.weight",
+    f"{INDEXER_Q_B}.weight",
+    f"{INDEXER_PROJ}.weight",
+    f"{INDEXER_K_NORM}.weight",
+    f"{INDEXER_K_NORM}.bias",
 )
 # The indexer of MiniMax-M3 and Qwen3.8-Flash-Next, which chooses blocks of keys.
 BLOCK_INDEXER = (

@@ -1,0 +1,55 @@
+"""The operations of `CpuStream` on index keys, by which sparse attention chooses keys."""
+
+from __future__ import annotations
+
+import torch
+
+from moeserve.kernels import _C
+from moeserve.kernels.operation_queue import OperationQueue
+from moeserve.kernels.stream_operands import KvLayer
+
+
+class IndexOperations(OperationQueue):
+    """Arguments and errors as `CpuStream` says."""
+
+    def index_store(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        norm: torch.Tensor,
+        bias: torch.Tensor,
+        eps: float,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        slots: torch.Tensor,
+        kv: KvLayer,
+        n: int,
+        heads: int,
+        *,
+        in_pairs: bool,
+        positions: torch.Tensor | None = None,
+    ) -> None:
+        """Rotates the index queries in place and stores the tokens' index keys, as indexer/reference.py specifies.
+        positions: as in `rope_store`.
+
+        q [n, heads * dim]; keys [n, dim]; norm, bias [dim]; cos, sin [n, rotary / 2]; slots int32 [n]. 32 divides
+        `dim` and `rotary`.
+        """
+        assert kv.index_keys is not None
+        self._native.index_store(
+            q, keys, norm, bias, eps, cos, sin, positions, slots, kv.index_keys, n, heads, in_pairs
+        )
+        self._held.append((q, keys, norm, bias, cos, sin, positions, slots, kv))
+
+    def choose_keys(
+        self, plan: _C.AttentionPlan, q: torch.Tensor, weights: torch.Tensor | None, kv: KvLayer, heads: int
+    ) -> None:
+        """Chooses the keys of the plan's rows, which later calls of `attention` with this plan read: the choice of
+        indexer/reference.py, in float32 over the stored index keys.
+
+        plan: built with `top`. Rows with at most `top` keys attend to all. q [n, heads * dim], from `index_store`;
+        weights [n, heads], None: all are 1.
+        """
+        assert kv.index_keys is not None
+        self._native.choose_keys(plan, q, weights, kv.index_keys, heads)
+        self._held.append((plan, q, weights, kv))

@@ -1,0 +1,1 @@
+"""The indexer of sparse attention, which chooses the keys that a query attends to."""
