@@ -23,7 +23,7 @@ from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig,
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
 from moeserve.models.adapters.modules import resolve_directory, resolve_modules
-from moeserve.models.sources.model_files import is_tower_file
+from moeserve.models.sources.model_files import is_model_file, is_tower_file
 from moeserve.processes.cpus import pool_threads
 from moeserve.processes.tracing import traces_url
 
@@ -273,7 +273,7 @@ def _local(model: Path) -> tuple[Path, str]:
         raise ConfigError(f"{MODEL_SOURCE}: {path} may not be read")
     if not path.is_dir():
         return path, _name_of(path)
-    ggufs = sorted(path.glob("*.gguf"))
+    ggufs = sorted(file for file in path.glob("*.gguf") if is_model_file(file.name))
     if not ggufs and not os.path.exists(path / "config.json"):
         hint = model_hints.for_folder(path)
         raise ConfigError(

@@ -88,6 +88,7 @@ class CheckingWorker:
         self.copies = 0  # between state slots
         self.last_step = 0
         self.computed = 0  # positions
+        self.right_drafts = 0.7  # share of the drafts that are right
 
     def token(self, id: int, index: int) -> int:
         script = self.script.get(id, [])
@@ -157,7 +158,7 @@ class CheckingWorker:
             return []
         draw = random.Random(hash((bound.id, index, self.last_step)))
         right = [self.token(bound.id, index + ahead) for ahead in range(draw.randint(0, row.count - 1))]
-        return [token if draw.random() < 0.7 else WRONG_DRAFT for token in right]
+        return [token if draw.random() < self.right_drafts else WRONG_DRAFT for token in right]
 
     def _write_drafts(self, row: Row, drafts: list[int]) -> None:
         """Takes the slots that are granted, and writes the KV of the last token and the drafts."""

@@ -214,6 +214,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.errors",
         "moeserve.models.errors",
         "moeserve.models.sources.gguf",
+        "moeserve.models.sources.model_files",
         "moeserve.models.sources.splits",
         "moeserve.models.sources.regular_file",
         "moeserve.quantization",

@@ -12,9 +12,25 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from moeserve.cli.command_line import resolve
+from moeserve.config import ServerConfig
 from moeserve.models.errors import ModelError
-from moeserve.models.open import open_folder
+from moeserve.models.open import open_folder, open_model
+from moeserve.models.sources.huggingface import is_hugging_face_folder
 from moeserve.tokenizer import TextTokenizer
+
+
+def test_a_tower_beside_the_weights(folder: Path) -> None:
+    """It makes the folder no folder of GGUF files, neither for the command line nor for who opens it."""
+    for name in ("mmproj-F16.gguf", "imatrix.gguf"):
+        (folder / name).write_bytes(b"")
+    assert is_hugging_face_folder(folder)
+    assert open_model(folder).architecture == "qwen3moe"
+    config = resolve(ServerConfig(model=str(folder), mmproj="auto"))
+    assert config.mmproj == str(folder / "mmproj-F16.gguf")
+    assert config.served_model_name == folder.name
+    (folder / "model-Q4_K_M.gguf").write_bytes(b"")
+    assert not is_hugging_face_folder(folder)
 
 
 def test_files_that_are_missing_or_no_json(folder: Path) -> None:

@@ -95,6 +95,11 @@ class Planner:
         if scheduled.has_background and ms > 0.0:
             self.background.corrected(scheduled.expected_ms, ms)
         self._cost.observe(scheduled.shape, ms)
+        if self._limits.max_drafts:
+            made = [entry.accepted for entry in result.sampled if entry.accepted is not None]
+            drafted, right = sum(one.drafted for one in made), sum(len(one.token_ids) for one in made)
+            rows, context = scheduled.num_decode, scheduled.shape.decode_context
+            self._drafts.finished(rows, drafted, right, context, result.draft_ms + result.draft_wait_ms)
 
     def _observe_drafts(self, scheduled: ScheduledStep, sampled: Sequence[Sampled]) -> None:
         rows = zip(scheduled.owners, scheduled.rows, sampled[: scheduled.num_draft_rows], strict=False)

@@ -9,12 +9,13 @@ import torch
 from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.delta_net import op as delta
 from moeserve.kernels.delta_net.heads import DeltaHeads
+from moeserve.kernels.embed.op import add_deep
 from moeserve.kernels.latent import op as latent
 from moeserve.kernels.mamba2 import op as mamba2
 from moeserve.kernels.mamba2.heads import Mamba2Heads
 from moeserve.kernels.operators.piecewise import op as piecewise_op
 from moeserve.kernels.planes import empty_planes
-from moeserve.kernels.rope.op import rope_store
+from moeserve.kernels.rope.op import SectionPositions, rope_store
 from moeserve.kernels.short_conv import op as short_conv
 from moeserve.kernels.short_conv.heads import ShortConvHeads
 from moeserve.quantization.table import Q8_0
@@ -82,6 +83,28 @@ def attention_of(n: int, heads: int, kv_heads: int, dim: int, rotary: int) -> No
     new = NewTokens(k, k, empty(dim), empty(dim), 1e-6, angles, angles, empty(n, dtype=i32))
     decode(n, heads, pool, new)
     prefill(n, heads, pool)
+
+
+def attention_with_pictures(n: int) -> None:
+    """Rows that rotate by three positions, and rows that see others behind them."""
+    heads, kv_heads, dim, at = 16, 2, 256, empty(n, dtype=i32)
+    pool = empty(50, kv_heads, dim, dtype=torch.float16)
+    k, angles, weight = empty(n, kv_heads * dim), empty(64, 32), empty(dim)
+    sections = SectionPositions(empty(n, 3, dtype=i32), 11, 10)
+    new = NewTokens(k, k, weight, weight, 1e-6, angles, angles, at, sections=sections)
+    decode(n, heads, pool, new)
+    q = empty(n, heads, dim, dtype=torch.float16)
+    norms, count = (weight, weight, 1e-6), empty(1, dtype=i32)
+    rope_store(
+        empty(n, heads * dim), k, k, *norms, angles, angles, at, at, count, q, pool, pool, sections=sections
+    )
+    table, room = empty(3, 64, dtype=i32), DecodeWorkspace(n, heads, kv_heads, dim, "meta")
+    decode_attention(
+        q.flatten(1), None, pool, pool, table, at, at, count, room.sums, room.stats, room.counters,
+        *both(n, heads * dim), window=32, ends=at,
+    )  # fmt: skip
+    prefill(n, heads, pool, window=32, ends=at)
+    add_deep(at, count, empty(n, 3 * 2048)[:, 2048:4096], empty(n, 2048))
 
 
 def attention_of_q8_0(n: int) -> None:

@@ -36,6 +36,7 @@ from tests.support.gpu_operators.attention import (
     attention_of_others,
     attention_of_q8_0,
     attention_of_two_widths,
+    attention_with_pictures,
     delta_net,
     kimi_delta,
     latent_attention,
@@ -120,6 +121,7 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "norms behind blocks": [partial(sandwiched, 3), partial(experts, 2, Q4, Q6, activation="gelu")],
     "rows, looked up": [partial(rows, 3, IQ4)],
     "attention": [partial(attention, 3)],
+    "attention with pictures": [partial(attention_with_pictures, 3)],
     "linear, bias": [
         partial(linear, 4, Q4, 512, 96, Q6, 32, bias=True),
         partial(linear, 20, Q4, 512, 96, Q6, 32, bias=True),

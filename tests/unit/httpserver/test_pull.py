@@ -76,8 +76,13 @@ def test_a_model_comes_and_goes(server: HttpServer, hub: Hub, tmp_path: Path) ->
 
 
 def is_downloading(server: HttpServer) -> bool:
-    children = psutil.Process(server.process.pid).children()
-    return any("hub_requests" in " ".join(one.cmdline()) for one in children)
+    for child in psutil.Process(server.process.pid).children():
+        try:
+            if "hub_requests" in " ".join(child.cmdline()):
+                return True
+        except psutil.NoSuchProcess:  # it has ended meanwhile, or is a zombie
+            continue
+    return False
 
 
 def part(cache: Path) -> int:

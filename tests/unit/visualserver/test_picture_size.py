@@ -64,9 +64,9 @@ FITTED = {
 def test_sizes_of_the_processors() -> None:
     for rule, sizes in zip(RULES, STRETCHED, strict=True):
         assert tuple(rule.resized(*picture) for picture in PICTURES) == sizes, rule
-    for most, sizes in FITTED.items():
+    for most, fitted in FITTED.items():
         rule_of_gemma = LargestRule(48, most, most)
-        assert tuple(rule_of_gemma.resized(*picture) for picture in GEMMA_PICTURES) == sizes, most
+        assert tuple(rule_of_gemma.resized(*picture) for picture in GEMMA_PICTURES) == fitted, most
 
 
 @pytest.mark.slow

@@ -188,6 +188,7 @@ def any_facts(draw: st.DrawFn) -> StepFacts:
         max_tiles={size: most for size, most in base.max_tiles.items() if size in sizes},
         max_drafts_size=draw(st.sampled_from([0, sizes[-1] // 2, sizes[-1]])),
         scopes=draw(st.sampled_from([(NONE,), (NONE, ATTENTION, ALL)])),
+        spans_see_ahead=draw(st.booleans()),
     )
     return replace(facts, decode_parts=facts.decode_parts & set(decode_sizes_in_parts(facts)))
 
@@ -269,6 +270,7 @@ def check_captured(path: StepPath, graph: GraphKey, step: StepShape, facts: Step
     assert captured.is_independent <= path.is_independent, "a row may read another one's KV"
     if path.has_tiles:
         assert captured.has_tiles
+        assert not path.sees_ahead
         chunks = step.counts[sequences_alone(step.counts, path.num_decode) :].tolist()
         tiles = sum(-(-count // facts.tile_tokens) for count in chunks)
         assert tiles <= facts.max_tiles[graph.size]

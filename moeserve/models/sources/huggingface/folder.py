@@ -18,6 +18,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import Metadata, TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
+from moeserve.models.sources.model_files import is_model_file
 
 from .config_json import metadata_of, spelling
 from .fp8_blocks import with_scales
@@ -227,8 +228,11 @@ class HuggingFaceFolder:
 
 
 def is_hugging_face_folder(path: Path) -> bool:
-    """Returns whether to open the folder as Hugging Face's; a folder that also has a .gguf file counts as a GGUF's."""
-    return path.is_dir() and (path / CONFIG).exists() and not any(path.glob("*.gguf"))
+    """Returns whether to open the folder as Hugging Face's. A folder that also has a model in a .gguf file counts as a
+    GGUF's; a vision tower or an importance matrix beside its weights does not make it one."""
+    if not path.is_dir() or not (path / CONFIG).exists():
+        return False
+    return not any(is_model_file(file.name) for file in path.glob("*.gguf"))
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -8,13 +8,14 @@ drafts.
 
 Drafts of all requests are sorted by value, and the best number of the most valuable ones is taken, or none if none
 pays. Because texts change, a request without drafts is occasionally tried with one if right drafts would pay: less
-and less often while the trials fail.
+and less often while the trials fail. As all this may err, `DraftAccount` bounds what drafts may lose.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from moeserve.router.core.policy.draft_account import DraftAccount
 from moeserve.router.core.policy.step_cost import StepCost
 from moeserve.router.core.request import DraftRecord
 
@@ -22,7 +23,7 @@ KEEP = 0.9  # decay of the moving averages per value
 PRIOR = 2.0  # weight, in outcomes, of all requests' average beside a request's own
 FIRST_GUESS = 0.7  # assumed share of right drafts before any is verified
 MARGIN = 1.1  # factor by which the value must exceed the cost, as both are estimates
-LEARNING = 4  # rows with drafts before which every request may have some
+LEARNING = 4  # rows with drafts before which one request a step has one draft
 TRIED_EVERY = 64  # after right drafts, one in this many rows without drafts is a trial
 TRIED_LEAST = 1024  # the longest interval between trials
 NUMBERS = 32  # candidate numbers of drafts compared per step
@@ -31,11 +32,12 @@ NUMBERS = 32  # candidate numbers of drafts compared per step
 class DraftLength:
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
-        self._right = FIRST_GUESS  # moving averages over all requests
-        self._wrong = 1.0 - FIRST_GUESS
+        self._right = PRIOR * FIRST_GUESS  # decaying sums over all requests
+        self._wrong = PRIOR * (1.0 - FIRST_GUESS)
         self._draft_ms = 0.0  # milliseconds of drafting per allowed draft
         self._wait_ms = 0.0  # milliseconds that a GPU waits for the host in a step with drafts
         self._num_observed = 0
+        self._account = DraftAccount()
         self._idle = 0  # rows without drafts since the last trial
         self._tried_every = TRIED_EVERY  # interval between trials, in such rows
 
@@ -47,9 +49,14 @@ class DraftLength:
         if not records or min(most, budget) <= 0:
             return [0] * len(records), 0.0
         without = self._cost.decode_ms(len(records), context)
-        if self._num_observed < LEARNING or without <= 0.0:
+        if without <= 0.0:  # nothing was measured
             return [most] * len(records), sum(record.made for record in records) * most
         lengths = [0] * len(records)
+        if not self._account.allows:
+            return lengths, 0.0
+        if self._num_observed < LEARNING:
+            lengths[0] = 1
+            return lengths, records[0].made
         expected = 0.0
         for _, at in self._worthwhile(records, context, most, budget, without):
             lengths[at] += 1
@@ -80,8 +87,17 @@ class DraftLength:
         record.right = KEEP * record.right + accepted
         record.wrong = KEEP * record.wrong + is_wrong
         # Requests that stopped drafting add nothing here: the average represents requests that start to draft.
-        self._right = KEEP * self._right + (1.0 - KEEP) * accepted
-        self._wrong = KEEP * self._wrong + (1.0 - KEEP) * is_wrong
+        self._right = KEEP * self._right + accepted
+        self._wrong = KEEP * self._wrong + is_wrong
+
+    def finished(self, rows: int, drafted: int, accepted: int, context: int, ms: float) -> None:
+        """Records a step with `rows` decode rows, for the account: so many drafts were made and right in it. ms:
+        that drafting, and waiting for the host, added. Its own duration must have been observed before."""
+        without = self._cost.decode_ms(rows, context)
+        if not rows or without <= 0.0:
+            return
+        added = self._cost.decode_ms(rows + drafted, context) - without + ms
+        self._account.passed(rows, without, added - accepted * without / rows)
 
     def observe_time(self, allowed: int, draft_ms: float, wait_ms: float = 0.0) -> None:
         """draft_ms: milliseconds that the worker spent on drafting for rows with `allowed` drafts in total; wait_ms:

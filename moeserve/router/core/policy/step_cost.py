@@ -38,7 +38,7 @@ MEMORY = 32.0  # a step's weight decays by 1 - 1/MEMORY with each later step of 
 # its span are damped most: they are 0 on a CPU, and most of a step on a GPU.
 DAMPING = (1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 1e-4, 1e-1, 1e-1)
 OUTLIER = 1.0  # relative error beyond which a step weighs less, as another process may have used the machine
-# the model is solved after each of this many first steps with prompt tokens, later every SOLVE_EVERY steps
+# the model is solved after each of this many first steps of a kind, later every SOLVE_EVERY steps
 LEARNING = 32
 SOLVE_EVERY = 8  # a solution takes some 30 us
 FIRST_CHUNK = 64  # prompt tokens beside decode rows before any step with both was measured
@@ -66,7 +66,7 @@ class StepCost:
         self._costs: Vector = [0.0] * NUM_FEATURES
         self._kinds = (_NormalEquations(), _NormalEquations())  # for steps without and with prompt tokens
         self._unsolved = 0
-        self._num_prompt_steps = 0
+        self._num_steps = [0, 0]  # observed, without and with prompt tokens
         self._largest_prompt = 0
         self._spread = FIRST_SPREAD  # the QUANTILE of actual / predicted
 
@@ -96,8 +96,8 @@ class StepCost:
                 self._spread *= 1.0 + QUANTILE_STEP * (QUANTILE if over else QUANTILE - 1.0)
                 self._spread = min(max(self._spread, 1.0), 2.0)
         self._unsolved += 1
-        self._num_prompt_steps += shape.prompt > 0
-        learning = shape.prompt > 0 and self._num_prompt_steps <= LEARNING
+        self._num_steps[shape.prompt > 0] += 1
+        learning = self._num_steps[shape.prompt > 0] <= LEARNING
         if learning or self._unsolved == SOLVE_EVERY or not self.is_fitted:
             self._solve()
 

@@ -1,0 +1,28 @@
+"""Bounds what drafts may lose, whatever their chooser expects.
+
+Every step is paid into the account: a small share of the time that it takes without drafts. Drafts are paid from it:
+the time that they add, less the time of the tokens that they bring. Without a positive balance there are none, so in
+the long run drafts lose at most that share, plus the step that overdraws the account.
+"""
+
+from __future__ import annotations
+
+SHARE = 0.01  # of steps' time, which drafts may lose
+FIRST_TOKENS = 1.0  # the balance at first, in tokens' time, so that something can be learnt
+MOST_STEPS = 8.0  # the greatest balance, in steps' time: gains of long ago must not pay for what is lost now
+
+
+class DraftAccount:
+    def __init__(self) -> None:
+        self._balance_ms: float | None = None  # None: no step yet
+
+    @property
+    def allows(self) -> bool:
+        """True if the next step may have drafts."""
+        return self._balance_ms is not None and self._balance_ms > 0.0
+
+    def passed(self, rows: int, without_ms: float, lost_ms: float) -> None:
+        """Records a finished step with `rows` requests' rows, which takes `without_ms` milliseconds without drafts.
+        lost_ms: what its drafts added, less what they brought; negative if they brought more."""
+        before = FIRST_TOKENS * without_ms / rows if self._balance_ms is None else self._balance_ms
+        self._balance_ms = min(before + SHARE * without_ms - lost_ms, MOST_STEPS * without_ms)

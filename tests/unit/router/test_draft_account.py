@@ -1,0 +1,77 @@
+"""Drafts never make answers slower by more than 2%, in time that is computed: wrong drafts, and whatever steps cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from moeserve.messages.steps import StepResult
+from moeserve.router.core.limits import Limits
+from moeserve.router.core.policy.draft_account import FIRST_TOKENS, MOST_STEPS, SHARE, DraftAccount
+from tests.support.router_world import World, request
+from tests.support.step_durations import both, computes, waits_for_weights
+
+ANSWER = 400
+
+
+def half(rows: int) -> float:
+    """As with two cores, where a row costs half of a token."""
+    return 50.0 + 50.0 * rows
+
+
+def duration(cost: Callable[[int], float], streams: int, right: float, max_drafts: int) -> float:
+    """Milliseconds of all steps of `streams` answers at once, the first of this server."""
+    total = 0.0
+
+    def step_ms(result: StepResult) -> float:
+        nonlocal total
+        ms = cost(sum(1 + (one.accepted.drafted if one.accepted else 0) for one in result.sampled))
+        total += ms
+        return ms
+
+    world = World(Limits(100_000, 64, 4000, 512, 200, max_drafts=max_drafts), step_ms)
+    world.worker.right_drafts = right
+    for id in range(streams):
+        world.add(request(id, 20, ANSWER))
+    world.run()
+    return total
+
+
+@pytest.mark.parametrize("right", [0.0, 0.3])
+@pytest.mark.parametrize("streams", [1, 16])
+@pytest.mark.parametrize("cost", [waits_for_weights, half, both, computes])
+def test_never_below_98_percent(cost: Callable[[int], float], streams: int, right: float) -> None:
+    off = duration(cost, streams, right, 0)
+    assert off / duration(cost, streams, right, 4) >= 0.98
+
+
+@pytest.mark.parametrize("streams", [1, 4])
+def test_right_drafts_are_not_held_back(streams: int) -> None:
+    """The worker has 1.5 of 4 drafts on average: with all of them, 2.3 tokens come of a step."""
+    off = duration(waits_for_weights, streams, 1.0, 0)
+    assert off / duration(waits_for_weights, streams, 1.0, 4) > 2.0
+
+
+def test_what_is_lost_must_be_earned() -> None:
+    account = DraftAccount()
+    allowed = [account.allows]
+    account.passed(1, 10.0, 0.0)
+    allowed.append(account.allows)
+    account.passed(1, 10.0, 10.0 * FIRST_TOKENS + 5.0)
+    while len(allowed) < 1000:
+        allowed.append(account.allows)
+        account.passed(1, 10.0, 0.0)
+    assert allowed[:2] == [False, True]
+    steps = allowed.index(True, 2) - 2
+    assert steps == pytest.approx(5.0 / (10.0 * SHARE), abs=2)
+
+
+def test_old_gains_do_not_pay_for_long() -> None:
+    account = DraftAccount()
+    for _ in range(1000):
+        account.passed(1, 10.0, -20.0)
+    for _ in range(int(MOST_STEPS) + 1):
+        assert account.allows
+        account.passed(1, 10.0, 10.0)
+    assert not account.allows
