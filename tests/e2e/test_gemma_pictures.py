@@ -21,7 +21,6 @@ from tests.support.picture_fixture import (
 )
 from tests.support.server import Server, clean_environment, command, common_flags, running_server
 
-pytestmark = pytest.mark.cpu_engine("which alone computes pictures")
 MODEL = GEMMA_MODEL.stem
 BEFORE, BEHIND = "Look at this: ", " What does the keeper see?"
 

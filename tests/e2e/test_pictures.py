@@ -18,7 +18,6 @@ from tests.support.picture_fixture import FIRST_TOKEN, MODEL, PICTURES, check_fi
 from tests.support.server import REPOSITORY, Server, running_server
 
 GUIDE = REPOSITORY / "docs" / "how-to" / "ask-about-pictures.md"
-pytestmark = pytest.mark.cpu_engine("which alone computes pictures")
 
 
 @pytest.fixture(scope="module")

@@ -40,6 +40,7 @@ MORE = (
     "mimo2",
     "nemotronhmoe",
     "granitehybrid",
+    "lfm2moe",
 )
 NAMES = [
     *(f"tiny-qwen3moe-{name}" for name in TYPES),
