@@ -20,6 +20,7 @@ from tests.support.server import REPOSITORY, Server, running_server
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 ADDRESS = re.compile(r"(http://)?(localhost|127\.0\.0\.1):8000")
 LORA = "docs/how-to/lora.md"  # its commands need adapters, and follow on one another
+CODE = "docs/how-to/complete-code-in-an-editor.md"
 
 
 class Example(NamedTuple):
@@ -97,13 +98,19 @@ def test_the_pages_are_read() -> None:
 
 @pytest.mark.parametrize(
     "example",
-    [example for example in EXAMPLES if example.page != LORA],
+    [example for example in EXAMPLES if example.page not in (LORA, CODE)],
     ids=lambda example: f"{example.page}:{example.line}",
 )
 def test_command(demonstration: Server, example: Example, tmp_path: Path) -> None:
     answer = run(example, demonstration.base_url, tmp_path)
     if not answer.startswith("data: "):
         json.loads(answer)
+
+
+def test_the_command_for_editors_needs_a_model_for_code(demonstration: Server, tmp_path: Path) -> None:
+    (example,) = (example for example in EXAMPLES if example.page == CODE)
+    with pytest.raises(AssertionError, match="no tokens for fill-in-the-middle"):
+        run(example, demonstration.base_url, tmp_path)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.embed.op import KvPlaces, embed
+from moeserve.kernels.embed.reference import EMBEDDED
 from moeserve.kernels.linear.op import GEMV_TOKENS, GemmTile, linear, run_gemm, weight_of
 from moeserve.kernels.linear.reference import linear as reference
 from moeserve.kernels.planes import Planes, dequantize
@@ -168,11 +169,13 @@ def test_embedding(kind: weights.Type) -> None:
 def test_ids_and_places_that_do_not_exist_touch_no_other_memory() -> None:
     p = planes_of(weights.Type.Q4_K, 9, 768)
     room = torch.full((6, 5), -7, dtype=torch.int32, device=DEVICE)
-    x = torch.empty(6, 768, device=DEVICE)
-    ids = [-1, -(2**31), 9, 2**31 - 1, 3, 4]
+    x = torch.full((6, 768), GUARD, device=DEVICE)
+    ids = [-1, EMBEDDED, 9, 2**31 - 1, 3, 4]
     places = KvPlaces(room[1:5], ints([-1, 4, 0, 1, 2, 3]), ints([0, 0, 5, -1, 2**31 - 1, 4]), ints([70] * 6))
     embed(ints(ids), counter(6), tensors(p), int(p.type), x, places)
-    assert torch.equal(x.cpu(), dequantize(p, 0).cpu()[[0, 0, 8, 8, 3, 4]])
+    assert (x[1] == GUARD).all()  # an embedding is there already
+    given = [0, 2, 3, 4, 5]
+    assert torch.equal(x[given].cpu(), dequantize(p, 0).cpu()[[0, 8, 8, 3, 4]])
     expected = torch.full((6, 5), -7, dtype=torch.int32)
     expected[4, 4] = 70
     assert torch.equal(room.cpu(), expected)

@@ -33,6 +33,9 @@ ASKED: Final[dict[str, dict[str, Any]]] = {
     "/api/chat": OLLAMA | {"messages": CHAT["messages"]},
     "/api/generate": OLLAMA | {"prompt": "Hi"},
     "/api/show": {"model": NAME},
+    "/api/pull": {"model": NAME},
+    "/infill": {"input_prefix": "a", "input_suffix": "b"},
+    "/v1/responses/{response_id}/cancel": {},
     "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "a"},
     "/v1/unload_lora_adapter": {"lora_name": "a"},
     **{path: {} for path in POSTS if "batches" in path or path == "/v1/files"},
@@ -40,7 +43,14 @@ ASKED: Final[dict[str, dict[str, Any]]] = {
 
 
 def without_its_flag(path: str) -> tuple[int, str]:
-    """The status of a route's answer, and the flag that it names where the route needs one."""
+    """The status of a route's answer, and what it names where the route needs a flag, another model or an answer."""
+    needs = {
+        "/api/pull": (403, "--pull"),
+        "/infill": (400, "fill-in-the-middle"),
+        "/v1/responses/{response_id}/cancel": (404, "response"),
+    }
+    if path in needs:
+        return needs[path]
     if path.endswith("_lora_adapter"):
         return 403, "--lora-dir"
     return (404, "--batch-dir") if "batches" in path or path == "/v1/files" else (200, "")

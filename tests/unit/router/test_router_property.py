@@ -134,9 +134,8 @@ def test_crowded_lives_with_drafts(seeds: range) -> None:
     assert sum(report.cached_tokens > 0 for report in reports) > 0.4 * len(seeds)
     assert sum(report.accepted_draft_tokens > 10 for report in reports) > 0.5 * len(seeds)
     wrong = [report.draft_tokens - report.accepted_draft_tokens for report in reports]
-    assert sum(count > 10 for count in wrong) > 0.4 * len(
-        seeds
-    )  # steps' random times say that they do not pay
+    # Steps' random times say that they do not pay, and an account bounds them.
+    assert sum(count > 5 for count in wrong) > 0.4 * len(seeds)
 
 
 def tiers_of(seed: int, faults: float) -> VirtualTiers:
