@@ -13,9 +13,7 @@ class IndexerShape:
     has the arithmetic. Queries with at most `top` keys attend to all."""
 
     num_heads: int
-    dim: (
-        int  # width of an index key, and of a head's query; the attention's `rotary_dim` first numbers rotate
-    )
+    dim: int  # of an index key and of a head's query, whose first numbers rotate: as many as attention's `rotary_dim`
     top: int  # keys chosen for each query
     in_pairs: bool  # pairs of neighbours rotate, not halves
     eps: float = 1e-6  # of the keys' LayerNorm; Hugging Face's code has no setting for it

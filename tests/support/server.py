@@ -217,6 +217,6 @@ def stream_events(response: httpx.Response) -> Iterator[dict[str, Any]]:
 def _is_alive(process: psutil.Process) -> bool:
     """A process that has ended and waits for an init that takes its status is not."""
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
