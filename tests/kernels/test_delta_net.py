@@ -10,18 +10,16 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.delta_net.reference import DeltaState, DeltaWeights, delta_net
-from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.stream_operands import (
     Activations,
     DeltaParameters,
-    StateDrafts,
     StateLayer,
     StateSequences,
 )
 from tests.kernels.operations import ISAS, stream_of
+from tests.kernels.recurrent_layer import BEFORE, RecurrentLayer
 from tests.kernels.weights import nmse
 
 each_isa = pytest.mark.parametrize("isa", ISAS)
@@ -30,7 +28,6 @@ GROUPED = DeltaHeads(key_heads=2, value_heads=6, key_dim=64, value_dim=96, conv_
 TILED = DeltaHeads(key_heads=2, value_heads=4, key_dim=32, value_dim=64, conv_kernel=3, is_tiled=True)
 KIMI = DeltaHeads(key_heads=3, value_heads=3, key_dim=64, value_dim=64, conv_kernel=4, is_kimi=True)
 FORMS = [pytest.param(GROUPED, id="grouped"), pytest.param(TILED, id="tiled"), pytest.param(KIMI, id="kimi")]
-BEFORE = 7  # values of other layers in a slot before this one's
 
 
 @dataclass(frozen=True)
@@ -66,19 +63,7 @@ def weights_of(heads: DeltaHeads) -> DeltaWeights:
     return DeltaWeights(conv, rate, torch.randn(heads.decays), torch.rand(heads.value_dim) + 0.5)
 
 
-class Layer:
-    """A layer with its states on the CPU."""
-
-    def __init__(self, stream: CpuStream, heads: DeltaHeads, slots: int = 4) -> None:
-        self.stream = stream
-        self.heads = heads
-        self.states = torch.full((slots, BEFORE + heads.state_values + 3), 77.0)
-        self.copy((-1, 0), (-1, 1), (-1, 2))
-
-    def copy(self, *pairs: tuple[int, int]) -> None:
-        self.stream.copy_states(self.states, torch.tensor(pairs, dtype=torch.int32))
-        self.stream.wait()
-
+class Layer(RecurrentLayer[DeltaHeads]):
     def step(
         self,
         parts: Sequence[Inputs],
@@ -89,8 +74,6 @@ class Layer:
     ) -> list[torch.Tensor]:
         """Each part's rows as one sequence of the step, its state in its slot; the last of them are drafts."""
         counts = [len(part.z) for part in parts]
-        n = sum(counts)
-        rows = [sum(counts[:i]) for i in range(len(counts))]
         qkv, z, b, a = (torch.cat([getattr(part, name) for part in parts]) for name in ("qkv", "z", "b", "a"))
         if merged:
             b = Inputs(qkv, z, b, a).merged(self.heads)
@@ -98,33 +81,18 @@ class Layer:
         if self.heads.is_kimi:  # three products
             widths = (self.heads.key_width, self.heads.key_width, self.heads.value_width)
             of_heads = tuple(part.contiguous() for part in qkv.split(widths, dim=1))
-        out = Activations(n + 1, self.heads.value_width)
-        out.f32.fill_(12345.0)
-        of_drafts = None
-        if drafts is not None:
-            self.first = torch.tensor([sum(drafts[:i]) for i in range(len(drafts))], dtype=torch.int32)
-            of_drafts = StateDrafts(torch.tensor(drafts, dtype=torch.int32), self.first)
-            self.pending = torch.full((sum(drafts), self.heads.pending_values), torch.nan)
-        columns = (torch.tensor(x, dtype=torch.int32) for x in (rows, counts, slots))
-        sequences = StateSequences(*columns, of_drafts)
         w = weights_of(self.heads)
-        self.stream.delta_net(
-            of_heads, z, b, None if merged else a, DeltaParameters(w.conv, w.a, w.dt_bias, w.norm), EPS, self.heads,
-            StateLayer(self.states, BEFORE), sequences, n, out, None if drafts is None else self.pending,
-        )  # fmt: skip
-        self.stream.wait()
-        assert (out.f32[n] == 12345.0).all(), "wrote past the end"
-        sound = out.f32[:n].isfinite().all(dim=1)
-        assert torch.equal(out.q8[:n][sound], quantize(out.f32[:n]).rows()[sound])
-        return list(out.f32[:n].split(counts))
+        parameters = DeltaParameters(w.conv, w.a, w.dt_bias, w.norm)
 
-    def commit(self, slots: Sequence[int], accepted: Sequence[int]) -> None:
-        """After a step with drafts of all these sequences."""
-        slot, moved = (torch.tensor(x, dtype=torch.int32) for x in (slots, accepted))
-        self.stream.commit_states(
-            self.heads, StateLayer(self.states, BEFORE), slot, self.first, moved, self.pending
-        )
-        self.stream.wait()
+        def launch(
+            state: StateLayer, sequences: StateSequences, out: Activations, pending: torch.Tensor | None
+        ) -> None:
+            self.stream.delta_net(
+                of_heads, z, b, None if merged else a, parameters, EPS, self.heads, state, sequences, sum(counts),
+                out, pending,
+            )  # fmt: skip
+
+        return self.launched(counts, slots, drafts, launch)
 
     def delta_state(self, slot: int) -> torch.Tensor:
         """[value_heads, key_dim, value_dim]: the columns' blocks side by side."""
