@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import StateLayer
-from moeserve.models.blocks.cpu.residual import add_block, block_output, read_residual
+from moeserve.models.blocks.cpu.residual import add_product, read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.loading.cpu_weights import CpuDeltaNet
 from moeserve.models.recurrence import GatedDeltaNetShape
@@ -55,6 +55,4 @@ def recur(
         qkv, z, b = delta.inputs[:3]
         a = None if shape.merged_gates else delta.inputs[3]
     stream.delta_net(qkv, z, b, a, w.parameters, eps, shape.heads, state, batch.states, n, delta.out, pending)
-    out, add = block_output(space)
-    stream.linear(delta.out, n, w.output, [out], add=add)
-    add_block(stream, n, space)
+    add_product(stream, delta.out, n, w.output, space)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.cpu_stream import CpuStream, LinearGroup
 from moeserve.kernels.stream_operands import Activations
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
 from moeserve.models.loading.cpu_weights import CpuEmbedding, CpuInput, CpuStreamMix
@@ -66,6 +66,13 @@ def _read_streams(
 def block_output(space: CpuWorkspace) -> tuple[Tensor, bool]:
     """Returns where a block writes its output, and whether it adds to what is there. `add_block` must follow."""
     return (space.x, True) if space.streams is None else (space.streams.block, False)
+
+
+def add_product(stream: CpuStream, a: Activations, n: int, matrix: LinearGroup, space: CpuWorkspace) -> None:
+    """Launches x += matrix a, the end of a block, for n rows."""
+    out, add = block_output(space)
+    stream.linear(a, n, matrix, [out], add=add)
+    add_block(stream, n, space)
 
 
 def add_block(stream: CpuStream, n: int, space: CpuWorkspace) -> None:

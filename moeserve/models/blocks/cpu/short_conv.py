@@ -6,7 +6,7 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import StateLayer
-from moeserve.models.blocks.cpu.residual import add_block, block_output, read_residual
+from moeserve.models.blocks.cpu.residual import add_product, read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.loading.cpu_weights import CpuShortConv
 
@@ -32,6 +32,4 @@ def convolve(
     assert own is not None
     assert batch.states is not None
     stream.short_conv(own.projected, w.conv, state, batch.states, n, own.out, pending)
-    out, add = block_output(space)
-    stream.linear(own.out, n, w.output, [out], add=add)
-    add_block(stream, n, space)
+    add_product(stream, own.out, n, w.output, space)
