@@ -25,7 +25,7 @@ from moeserve.processes.runtime_paths import RuntimePaths
 
 MODULE: Final = "moeserve.front.model_launcher"
 LOOK_S: Final = 0.05  # between two requests for a load's progress
-ANSWER_S: Final = 5.0  # deadline of such a request
+ANSWER_S: Final = 5.0  # until such a request must be answered
 MAX_FAILURE_BYTES: Final = 4096
 STOP_MARGIN_S: Final = 25.0  # for a launcher to stop its processes, beyond the requests' own time
 

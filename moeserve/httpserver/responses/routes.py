@@ -81,8 +81,8 @@ async def count_input_tokens(request: Request) -> Response:
     responses={200: {"model": ResponseObject, "description": "With stream true: response.* events."}},
 )
 async def get_response(request: Request, response_id: str) -> Response:
-    """A stored response, or one that is made in the background. `stream=true` has the events of such a response, also
-    those to come, behind `starting_after`."""
+    """A response that is stored or made in the background. Of the latter `stream=true` sends the events after
+    `starting_after`, and then those to come."""
     _refuse_queries(request, "stream", "starting_after", "include", "include[]", "include_obfuscation")
     state, owner = _state(service_of(request)), caller_of(request).key_owner
     run = state.background.find(owner, response_id)
