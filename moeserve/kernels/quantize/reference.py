@@ -49,7 +49,8 @@ def quantize(x: Tensor) -> Quantized:
     """
     groups = x.view(len(x), -1, GROUP)
     largest = groups.abs().amax(dim=2, keepdim=True)
-    inverse = torch.where(largest > NOTHING, 127.0 / largest, 0.0)
+    # A number over a tensor is a product with the reciprocal in torch, which may be off by a unit.
+    inverse = torch.where(largest > NOTHING, torch.full_like(largest, 127.0) / largest, 0.0)
     codes = (groups * inverse).round().nan_to_num(0.0).to(torch.int8)
     scales = torch.where(largest.isfinite(), largest / 127.0, torch.nan)
     return Quantized(codes.view(x.shape), scales.squeeze(2))
