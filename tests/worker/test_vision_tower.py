@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from moeserve.models.errors import ModelError
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
@@ -33,7 +34,7 @@ def test_pixels_and_embeddings(tower: Qwen3VlTower, name: str) -> None:
     case = picture_cases()[name]
     pixels = case.resized()
     rows, columns = case.size[0] // 16, case.size[1] // 16
-    patches = tower._patches_of(pixels)[merge_order(rows, columns, 2)].numpy()
+    patches = tower._patches_of(torch.from_numpy(pixels))[merge_order(rows, columns, 2)].numpy()
     twice = np.repeat(patches.reshape(-1, 3, 1, 256), 2, axis=2).reshape(len(patches), -1)
     assert np.array_equal(twice, case.truth["pixel_values"])
     found, truth = tower.encode(pixels), case.truth["embeddings"]
