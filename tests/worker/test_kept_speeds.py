@@ -8,6 +8,7 @@ import logging
 import os
 import stat
 import time
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -93,6 +94,7 @@ def test_adding_a_type_makes_the_others_no_younger(tmp_path: Path) -> None:
         *(file_of({"Q8_0": [1.0]}).replace(b"1.0", b"NaN"), file_of({}, more=1), b"[" * 60000),
         file_of({"Q8_0": [1.0]}) + b" " * (1 << 17),
     ],
+    ids=count(),  # the bytes contain the time
 )  # fmt: skip
 def test_a_damaged_file_is_told_once_and_replaced(
     tmp_path: Path, damaged: bytes, caplog: pytest.LogCaptureFixture
