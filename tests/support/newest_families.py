@@ -135,7 +135,7 @@ def round_attended(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def _round_latents(model: PreTrainedModel) -> None:
-    """Of attention without rotation: the normalised latent vector, and what stands beside it."""
+    """Rounds the normalised latent vector of attention without rotation, and what stands beside it."""
     rank = model.config.kv_lora_rank
 
     def round_rest(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:

@@ -3,14 +3,13 @@ numbers that begin at 1, or by names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from moeserve.models.errors import ModelError
-from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface import latent
@@ -20,7 +19,6 @@ from moeserve.models.sources.huggingface.layer_settings import (
     layer_types,
     leading_dense_layers,
 )
-from moeserve.models.sources.huggingface.made_tensor import MadeTensor, rows_made
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_KEYS,
     DECODER_LAYER,
@@ -28,8 +26,13 @@ from moeserve.models.sources.huggingface.mapping import (
     HEAD_DIM,
     HuggingFaceMapping,
 )
-from moeserve.models.sources.huggingface.remade import Remade, decay_rate, made_by, together
-from moeserve.models.sources.huggingface.safetensors_file import StoredTensor
+from moeserve.models.sources.huggingface.remade import (
+    Remade,
+    decay_rate,
+    made_by,
+    stored_as,
+    together,
+)
 
 LINEAR: Final = "linear_attention"
 PERIOD: Final = 4  # layers: without a setting, layers 4, 8, ... attend, counted from 0
@@ -89,17 +92,6 @@ def no_rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Attention has no positions, whatever config.json says of RoPE."""
     del path, config
     return {}
-
-
-def _dense_under_experts(
-    path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
-) -> Iterator[tuple[str, MadeTensor]]:
-    """Yields a feed-forward that transformers has written under the experts' name."""
-    del path, metadata
-    for ours, theirs in DENSE_FFN.items():
-        tensor = stored.pop(f"{prefix}{theirs.replace('mlp.', _UNDER)}", None)
-        if tensor is not None:
-            yield ours, rows_made(tensor, tensor.shape, lambda rows: rows)
 
 
 _UNDER: Final = "block_sparse_moe."
@@ -179,7 +171,7 @@ MAPPING: Final = HuggingFaceMapping(
     made=together(
         latent.made_tensors,
         made_by(*_CONVOLUTIONS, decay_rate(n.SSM_A, "self_attn.A_log", 1)),
-        _dense_under_experts,
+        stored_as({name: theirs.replace("mlp.", _UNDER) for name, theirs in DENSE_FFN.items()}),
     ),
     derived=derived,
     rope=no_rope,
