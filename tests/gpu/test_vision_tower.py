@@ -13,9 +13,15 @@ from moeserve.visualserver.tower_file import open_tower
 from moeserve.visualserver.tower_memory import gpu_bytes
 from moeserve.visualserver.towers.load import make_tower
 from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
-from tests.support.picture_fixture import GEMMA_TOWER, PICTURES, TOWER, gemma_picture_cases, picture_cases
+from tests.support.picture_fixture import (
+    GEMMA_TOWER,
+    PICTURES,
+    TOWER,
+    errors,
+    gemma_picture_cases,
+    picture_cases,
+)
 from tests.support.random_tower import QWEN36, write_random_tower
-from tests.worker.test_vision_tower import errors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 GPU = torch.device("cuda", 0)
@@ -40,7 +46,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_memory(large: Path) -> None:
-    """Of the largest picture, and of others behind it, within what the plan counts."""
+    """The largest picture, and others behind it, stay within what the plan counts."""
     tower = make_tower(*open_tower(large), GPU)
     torch.cuda.empty_cache()
     tower.warm(4096)

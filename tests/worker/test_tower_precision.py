@@ -16,9 +16,15 @@ from moeserve.visualserver.tower_file import open_tower
 from moeserve.visualserver.towers.gemma4 import Gemma4Tower
 from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
 from moeserve.visualserver.towers.tower import CPU, Tower, TowerMemoryError
-from tests.support.picture_fixture import GEMMA_TOWER, PICTURES, TOWER, gemma_picture_cases, picture_cases
+from tests.support.picture_fixture import (
+    GEMMA_TOWER,
+    PICTURES,
+    TOWER,
+    errors,
+    gemma_picture_cases,
+    picture_cases,
+)
 from tests.support.random_tower import write_random_tower
-from tests.worker.test_vision_tower import errors
 
 SMALL = Qwen3VlShape(
     hidden=32, heads=2, layers=3, ffn=48, patch=4, merge=2, output=64, positions=6, deep=(1,)

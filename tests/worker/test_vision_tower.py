@@ -12,7 +12,7 @@ from moeserve.models.errors import ModelError
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.tower_file import open_tower
 from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower, merge_order
-from tests.support.picture_fixture import MODEL, PICTURES, TOWER, picture_cases
+from tests.support.picture_fixture import MODEL, PICTURES, TOWER, errors, picture_cases
 
 
 @pytest.fixture(scope="module")
@@ -20,12 +20,6 @@ def tower() -> Qwen3VlTower:
     file, shape = open_tower(TOWER)
     assert isinstance(shape, Qwen3VlShape)
     return Qwen3VlTower(file, shape)
-
-
-def errors(found: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """The relative error of each row."""
-    difference = np.linalg.norm(found - truth, axis=1)
-    return np.asarray(difference / np.linalg.norm(truth, axis=1))
 
 
 @pytest.mark.parametrize("name", PICTURES)
