@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from moeserve.config import ServerConfig
 from moeserve.front import lists, probes
+from moeserve.front.downloaded import DownloadedModels
 from moeserve.front.metrics import FrontMetrics
 from moeserve.front.pool import ModelPool
 from moeserve.front.pooled_model import PooledModel
@@ -45,7 +46,14 @@ CANCEL: Final = "/cancel"
 class FrontApplication(FastAPI):
     """`apis` and `paths` mean the same as in `Application`."""
 
-    def __init__(self, pool: ModelPool, config: ServerConfig, keys: ApiKeys, metrics: FrontMetrics) -> None:
+    def __init__(
+        self,
+        pool: ModelPool,
+        config: ServerConfig,
+        keys: ApiKeys,
+        metrics: FrontMetrics,
+        downloaded: DownloadedModels,
+    ) -> None:
         """`config`: the front's own configuration."""
         super().__init__(title="moeserve", docs_url=None, redoc_url=None, openapi_url=None)
         # The routes of a model's server: the front knows the paths, the model's server answers them.
@@ -56,9 +64,7 @@ class FrontApplication(FastAPI):
         self.state.created = int(time.time())
         self.state.scrape = SharedScrape(metrics.render)
         self.state.unknown_fields = UnknownFields(config.unknown_fields, lambda route, count: None)
-        self.state.pulls = Pulls(
-            config.pull == "allow", lambda: (one.served.config.model for one in pool.models)
-        )
+        self.state.pulls = Pulls(config.pull == "allow", downloaded)
         self.paths = set(self._routes.paths)
         self._pool = pool
         self._relay = self.state.relay = Relay(pool, self.apis)
