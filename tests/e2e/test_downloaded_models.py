@@ -25,7 +25,7 @@ PATIENCE_S = 120.0  # for a load on a busy machine
 
 @pytest.fixture
 def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Of a server that has one model of its own, which is less than the hub has."""
+    """Returns the flags of a server with one model of its own, beside a hub that has another."""
     repository = tmp_path / "hub" / NAME.partition(":")[0]
     repository.mkdir(parents=True)
     shutil.copy(demonstration_model(), repository / "tiny-Q8_0.gguf")
