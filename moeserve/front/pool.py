@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -122,12 +122,13 @@ class ModelPool(ModelLives):
     async def lease_loaded(self, model: PooledModel) -> AsyncIterator[Instance]:
         """Gives the server of a model that is loaded now. The request does not count as a use that keeps the model
         loaded, but an unload waits for its end. Raises ApiError 503."""
-        if model.state is not State.LOADED or model.instance is None:
+        if not model.answers_questions:
             message = (
                 f"the model {model.name!r} is not loaded; a completion request or POST /models/load loads it"
             )
             raise ApiError(503, message, code="model_not_loaded", refusal=Refusal.LOADING)
         instance, idle_since = model.instance, model.idle_since
+        assert instance is not None
         model.running += 1
         try:
             yield instance
@@ -164,6 +165,17 @@ class ModelPool(ModelLives):
             if ticket in model.tickets:
                 model.tickets.remove(ticket)
                 self.turn()
+
+    def hold(self, model: PooledModel, instance: Instance, work: Awaitable[None]) -> None:
+        """Counts `work` as a request that runs on the model's server until it has ended. Call it within a lease."""
+        model.running += 1
+        self.task(self._held(model, instance, work))
+
+    async def _held(self, model: PooledModel, instance: Instance, work: Awaitable[None]) -> None:
+        try:
+            await work
+        finally:
+            self.release(model, instance)
 
     def release(self, model: PooledModel, instance: Instance) -> None:
         if model.instance is instance:  # else another server has replaced it

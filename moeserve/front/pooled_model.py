@@ -93,6 +93,11 @@ class PooledModel(ScheduledModel):
         self.stage, self.fraction = stage, fraction
 
     @property
+    def answers_questions(self) -> bool:
+        """True while its server answers: also one that takes no new requests, because clients ask about running ones."""
+        return self.state in (State.LOADED, State.CLOSING) and self.instance is not None
+
+    @property
     def progress_text(self) -> str:
         """Returns what a request for this model waits for, in words."""
         match self.state:
