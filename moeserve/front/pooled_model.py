@@ -94,7 +94,7 @@ class PooledModel(ScheduledModel):
 
     @property
     def answers_questions(self) -> bool:
-        """True while its server answers: also one that takes no new requests, because clients ask about running ones."""
+        """True while its server answers: also one that takes no new requests, as clients ask about running ones."""
         return self.state in (State.LOADED, State.CLOSING) and self.instance is not None
 
     @property
