@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How torch computes shapes on its device "meta": long to import, and nothing that the CPU engine needs.
+# torch's modules for shapes on the device "meta": slow to import, and not needed by the CPU engine.
 TORCH_META: Final = "torch._meta_registrations"
 
 
