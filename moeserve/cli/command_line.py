@@ -23,6 +23,7 @@ from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig,
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
 from moeserve.models.adapters.modules import resolve_directory, resolve_modules
+from moeserve.models.sources.huggingface import has_tower, is_hugging_face_folder
 from moeserve.models.sources.model_files import is_model_file, is_tower_file
 from moeserve.processes.cpus import pool_threads
 from moeserve.processes.tracing import traces_url
@@ -214,17 +215,22 @@ def _check_image_tokens(config: ServerConfig) -> None:
 
 
 def find_tower(mmproj: str | None, model: Path) -> str | None:
-    """--mmproj as a path. "auto" is the only mmproj file beside the model. Raises ConfigError."""
+    """--mmproj as a path. "auto" is the only mmproj file beside the model, or the folder whose config.json has a vision
+    tower. Raises ConfigError, ModelError."""
     if mmproj is None:
         return None
     if mmproj != "auto":
         path = _absolute(mmproj)
         assert path is not None
-        if not os.path.isfile(path):
+        if not os.path.isfile(path) and not is_hugging_face_folder(Path(path)):
             raise ConfigError(f"--mmproj: there is no file {path}; name one, or leave it out")
         return path
     folder = model if model.is_dir() else model.parent
     found = sorted(file for file in folder.glob("*.gguf") if is_tower_file(file.name))
+    if not found and is_hugging_face_folder(folder):
+        if has_tower(folder):
+            return str(folder)
+        raise ConfigError(f"--mmproj auto: {folder.name} has no vision tower (vision_config); leave it out")
     if not found:
         raise ConfigError(f"--mmproj auto: there is no *mmproj*.gguf in {folder}; name the file")
     if len(found) > 1:

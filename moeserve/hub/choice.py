@@ -27,6 +27,8 @@ FOLDER_FILES = frozenset(
         "model.safetensors.index.json",
         "quantize_config.json",
         "hf_quant_config.json",
+        "preprocessor_config.json",
+        "processor_config.json",
     }
 )
 

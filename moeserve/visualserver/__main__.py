@@ -16,7 +16,7 @@ from moeserve.messages.codec import TO_VISUALSERVER
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
-from moeserve.models.sources.gguf import GGUFFile
+from moeserve.models.sources.source import TensorSource
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.imports_without_gc import imports_without_gc
 from moeserve.processes.lifecycle import Process, run_process
@@ -63,7 +63,7 @@ def main(process: Process) -> None:
         decoder.close()
 
 
-def _open(path: Path, model: Path) -> tuple[GGUFFile, AnyTowerShape]:
+def _open(path: Path, model: Path) -> tuple[TensorSource, AnyTowerShape]:
     """Raises ModelError, ConfigError."""
     file, shape = open_tower(path)
     text = read_checked_shape(open_metadata(model))
@@ -81,7 +81,7 @@ def _open(path: Path, model: Path) -> tuple[GGUFFile, AnyTowerShape]:
     return file, shape
 
 
-def _load(config: ServerConfig, file: GGUFFile, shape: AnyTowerShape) -> tuple[Tower, int]:
+def _load(config: ServerConfig, file: TensorSource, shape: AnyTowerShape) -> tuple[Tower, int]:
     """Returns the tower, and the bytes of GPU memory that its process has. Raises ModelError, ConfigError."""
     began = time.monotonic()
     # OpenMP's threads would spin between products, on cores that the worker's need: 10% of the tower's CPU time.

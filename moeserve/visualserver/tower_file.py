@@ -1,4 +1,4 @@
-"""What an `mmproj` GGUF says of its tower. No torch."""
+"""What an `mmproj` GGUF, or a folder in Hugging Face's layout, says of its tower. No torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from moeserve.models.errors import ModelError
-from moeserve.models.sources.gguf import GGUFFile, open_gguf
+from moeserve.models.sources.gguf import open_gguf
+from moeserve.models.sources.huggingface import open_tower_folder
+from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes import gemma4, qwen3vl
 from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
@@ -16,15 +18,15 @@ from moeserve.visualserver.shapes.shape import VISION, check_tensors
 MOST_TOKENS: Final = 16384
 
 AnyTowerShape = Qwen3VlShape | Gemma4Shape
-_READERS: Final[Mapping[str, Callable[[GGUFFile], AnyTowerShape]]] = {
+_READERS: Final[Mapping[str, Callable[[TensorSource], AnyTowerShape]]] = {
     qwen3vl.PROJECTOR: qwen3vl.read_shape,
     gemma4.PROJECTOR: gemma4.read_shape,
 }
 
 
-def open_tower(path: Path) -> tuple[GGUFFile, AnyTowerShape]:
-    """The file and its shape. Raises ModelError for what is no tower, or one that is not supported."""
-    file = open_gguf(path)
+def open_tower(path: Path) -> tuple[TensorSource, AnyTowerShape]:
+    """The file or folder and its shape. Raises ModelError for what is no tower, or one that is not supported."""
+    file: TensorSource = open_tower_folder(path) if path.is_dir() else open_gguf(path)
     meta = file.metadata
     if file.architecture != "clip":
         raise ModelError(

@@ -366,6 +366,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.open",
         "moeserve.models.registry",
         "moeserve.models.sources.gguf",
+        "moeserve.models.sources.huggingface",
         "moeserve.models.loading.floats",
         "moeserve.models.sources.source",
         "moeserve.placement.engine_memory",

@@ -6,10 +6,10 @@ import torch
 
 from moeserve.kernels import _C
 from moeserve.kernels.codebooks import bring_codebook
-from moeserve.models.sources.source import ModelSource
+from moeserve.models.sources.source import TensorSource
 
 
-def read_floats(source: ModelSource, name: str) -> torch.Tensor:
+def read_floats(source: TensorSource, name: str) -> torch.Tensor:
     """The tensor as float32, of its own shape."""
     tensor = source.tensors[name]
     out = torch.empty(tensor.shape)

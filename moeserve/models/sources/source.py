@@ -16,13 +16,16 @@ from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.gguf import Metadata, TensorInfo
 
 
-class ModelSource(Protocol):
-    """An opened model with checked headers: `data` always matches `tensors`."""
+class TensorSource(Protocol):
+    """Tensors and metadata with checked headers: `data` always matches `tensors`."""
 
     @property
     def path(self) -> Path:
         """Path for error messages."""
         ...
+
+    @property
+    def architecture(self) -> str: ...
 
     @property
     def metadata(self) -> Metadata:
@@ -33,6 +36,15 @@ class ModelSource(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Tensors by GGUF name (`gguf.names`); expert tensors have shape [E, out, in]."""
         ...
+
+    def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """Returns the tensor's bytes: uint8 [nbytes], read-only, rows contiguous; a view of the file, or a copy that
+        lasts as long as it is referenced. KeyError if absent."""
+        ...
+
+
+class ModelSource(TensorSource, Protocol):
+    """An opened model."""
 
     @property
     def skipped(self) -> Mapping[str, int]:
@@ -47,14 +59,6 @@ class ModelSource(Protocol):
     @property
     def is_mapped(self) -> bool:
         """True if `data` returns a view of the mapped file for every tensor, so weights can be used in place."""
-        ...
-
-    @property
-    def architecture(self) -> str: ...
-
-    def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Returns the tensor's bytes: uint8 [nbytes], read-only, rows contiguous; a view of the file, or a copy that
-        lasts as long as it is referenced. KeyError if absent."""
         ...
 
     def rows(

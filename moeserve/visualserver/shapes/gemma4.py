@@ -9,7 +9,7 @@ from typing import Final
 from moeserve.errors import ConfigError
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
-from moeserve.models.sources.gguf import GGUFFile
+from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import LargestRule
 from moeserve.visualserver.shapes.shape import VISION, check_pixels
 
@@ -90,7 +90,7 @@ class Gemma4Shape:
         return shapes
 
 
-def read_shape(file: GGUFFile) -> Gemma4Shape:
+def read_shape(file: TensorSource) -> Gemma4Shape:
     """Raises ModelError."""
     meta = file.metadata
     check_pixels(file, 0.0, 1.0)
@@ -114,7 +114,7 @@ def read_shape(file: GGUFFile) -> Gemma4Shape:
     )
 
 
-def _num_positions(file: GGUFFile, merge: int) -> int:
+def _num_positions(file: TensorSource, merge: int) -> int:
     table = file.tensors.get("v.position_embd.weight")
     if table is None or len(table.shape) != 3 or table.shape[1] < merge:
         raise ModelError(

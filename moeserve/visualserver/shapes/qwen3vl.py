@@ -7,7 +7,7 @@ from typing import Final
 
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
-from moeserve.models.sources.gguf import GGUFFile
+from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import StretchRule
 from moeserve.visualserver.shapes.shape import VISION, check_pixels
 
@@ -97,7 +97,7 @@ class Qwen3VlShape:
         return shapes
 
 
-def read_shape(file: GGUFFile) -> Qwen3VlShape:
+def read_shape(file: TensorSource) -> Qwen3VlShape:
     """Raises ModelError."""
     meta = file.metadata
     layers = meta.require_int(VISION + "block_count", 1, 512)
@@ -121,7 +121,7 @@ def read_shape(file: GGUFFile) -> Qwen3VlShape:
     )
 
 
-def _position_side(file: GGUFFile) -> int:
+def _position_side(file: TensorSource) -> int:
     table = file.tensors.get("v.position_embd.weight")
     side = 0 if table is None or len(table.shape) != 2 else round(table.shape[0] ** 0.5)
     if table is None or side < 1 or side * side != table.shape[0]:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
-from moeserve.models.sources.gguf import GGUFFile
+from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import SizeRule
 
 VISION = "clip.vision."
@@ -50,7 +50,7 @@ class TowerShape(Protocol):
         ...
 
 
-def check_tensors(file: GGUFFile, shape: TowerShape) -> None:
+def check_tensors(file: TensorSource, shape: TowerShape) -> None:
     """Raises ModelError."""
     for name, expected in shape.tensor_shapes().items():
         tensor = file.tensors.get(name)
@@ -63,7 +63,7 @@ def check_tensors(file: GGUFFile, shape: TowerShape) -> None:
             )
 
 
-def check_pixels(file: GGUFFile, mean: float, deviation: float) -> None:
+def check_pixels(file: TensorSource, mean: float, deviation: float) -> None:
     """Raises ModelError unless the file brings pixels, from 0 to 1, to this mean and deviation in each channel."""
     for name, value in (("image_mean", mean), ("image_std", deviation)):
         key = VISION + name

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from moeserve.models.sources.source import ModelSource
+from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.gemma4 import BOUNDS, PRODUCTS, STANDARD, Gemma4Shape
 from moeserve.visualserver.towers.tower import CPU, Tower
 
@@ -29,7 +29,7 @@ class Gemma4Tower(Tower):
 
     def __init__(
         self,
-        source: ModelSource,
+        source: TensorSource,
         shape: Gemma4Shape,
         device: torch.device = CPU,
         dtype: torch.dtype | None = None,

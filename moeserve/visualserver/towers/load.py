@@ -8,7 +8,7 @@ import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
-from moeserve.models.sources.gguf import GGUFFile
+from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
 from moeserve.visualserver.tower_file import AnyTowerShape
 from moeserve.visualserver.tower_memory import takes_gpu
@@ -22,7 +22,7 @@ GPU = torch.device("cuda", 0)  # the worker's, if it has one
 log = logging.getLogger(__name__)
 
 
-def load_tower(config: ServerConfig, file: GGUFFile, shape: AnyTowerShape) -> tuple[Tower, int]:
+def load_tower(config: ServerConfig, file: TensorSource, shape: AnyTowerShape) -> tuple[Tower, int]:
     """Returns the tower after its first picture, and the bytes of GPU memory that this process has then. Raises
     ModelError, and UserError for a --mmproj-device that cannot be had."""
     tokens = config.image_max_tokens or shape.default_max_tokens
@@ -38,7 +38,9 @@ def load_tower(config: ServerConfig, file: GGUFFile, shape: AnyTowerShape) -> tu
     return _warm_tower(file, shape, CPU, tokens)
 
 
-def _warm_tower(file: GGUFFile, shape: AnyTowerShape, device: torch.device, tokens: int) -> tuple[Tower, int]:
+def _warm_tower(
+    file: TensorSource, shape: AnyTowerShape, device: torch.device, tokens: int
+) -> tuple[Tower, int]:
     try:
         tower = make_tower(file, shape, device)
     except torch.cuda.OutOfMemoryError as error:
@@ -46,7 +48,7 @@ def _warm_tower(file: GGUFFile, shape: AnyTowerShape, device: torch.device, toke
     return tower, tower.warm(tokens)
 
 
-def make_tower(file: GGUFFile, shape: AnyTowerShape, device: torch.device = CPU) -> Tower:
+def make_tower(file: TensorSource, shape: AnyTowerShape, device: torch.device = CPU) -> Tower:
     """Raises ModelError."""
     if isinstance(shape, Gemma4Shape):
         return Gemma4Tower(file, shape, device)

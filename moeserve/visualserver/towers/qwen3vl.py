@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from moeserve.models.sources.source import ModelSource
+from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.towers.tower import CPU, Tower
 
@@ -28,7 +28,7 @@ class Qwen3VlTower(Tower):
 
     def __init__(
         self,
-        source: ModelSource,
+        source: TensorSource,
         shape: Qwen3VlShape,
         device: torch.device = CPU,
         dtype: torch.dtype | None = None,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from moeserve.errors import UserError
-from moeserve.models.sources.source import ModelSource
+from moeserve.models.sources.source import TensorSource
 from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
 from moeserve.visualserver.shapes.shape import TowerShape
 from moeserve.visualserver.towers.weights import TowerWeights
@@ -42,7 +42,7 @@ class Tower(ABC):
 
     def __init__(
         self,
-        source: ModelSource,
+        source: TensorSource,
         shape: TowerShape,
         device: torch.device,
         dtype: torch.dtype | None = None,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from moeserve.models.loading.floats import read_floats
-from moeserve.models.sources.source import ModelSource
+from moeserve.models.sources.source import TensorSource
 
 # Tables that are looked up, not multiplied.
 _TABLES: Final = ("v.position_embd.weight",)
@@ -24,7 +24,7 @@ class TowerWeights:
     """
 
     def __init__(
-        self, source: ModelSource, names: Iterable[str], device: torch.device, dtype: torch.dtype
+        self, source: TensorSource, names: Iterable[str], device: torch.device, dtype: torch.dtype
     ) -> None:
         """Reads all weights, one at a time. A matrix with numbers beyond the range of `dtype` stays float32."""
         self.device = device

@@ -261,7 +261,7 @@ def open_mapped_folder(
     values |= read_tokenizer(path, config, vocab_size)
     stored: dict[str, StoredTensor] = {}
     file_bytes = 0
-    for file in _weight_files(path):
+    for file in weight_files(path):
         size, tensors = read_tensors(file)
         repeated = next((name for name in tensors if name in stored), None)
         if repeated is not None:
@@ -302,7 +302,7 @@ def _with_block(
     return appended
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """Returns the files that the index names, else model.safetensors, else all safetensors files."""
     index = folder / INDEX
     if not index.exists():
