@@ -22,7 +22,7 @@ from moeserve.cli.plan.cache_forecast import (
 )
 from moeserve.cli.plan.disk_rate import DiskRate, measure_disk
 from moeserve.cli.plan.fit import fit_model
-from moeserve.cli.plan.memory import CUDA_CONTEXT_BYTES, Memory, usable_gpu_bytes
+from moeserve.cli.plan.memory import Memory, usable_gpu_bytes
 from moeserve.cli.plan.options import SHARED, command_parser
 from moeserve.cli.plan.rates import CpuRates, GpuRates
 from moeserve.cli.plan.report import PlacementPlan, Speed, as_json, as_text
@@ -44,6 +44,7 @@ from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import ModelSizes, Placement
+from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
 from moeserve.placement.group import refuse_placement_flags
 from moeserve.placement.options import (
     heat_counts,

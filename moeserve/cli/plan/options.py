@@ -20,6 +20,7 @@ _PLACEMENT = (
 SHARED = (
     "model",
     "mmproj",
+    "mmproj_device",
     "image_max_tokens",
     "image_cache",
     "lora_modules",
