@@ -47,7 +47,8 @@ class ServerConfig(EngineConfig):
         None,
         "Model",
         "the model's vision tower: an mmproj GGUF file, or auto for the one beside the model or in its folder of "
-        "safetensors; chats may then contain pictures (CPU engine or one GPU; towers of Qwen3.5, Qwen3.6, Qwen3-VL-MoE and Gemma 4)",
+        "safetensors; chats may then contain "
+        "pictures (CPU engine or one GPU; towers of Qwen3.5, Qwen3.6, Qwen3-VL-MoE and Gemma 4)",
         metavar="FILE",
     )
     mmproj_device: str = option(

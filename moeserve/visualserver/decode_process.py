@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Final
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 
 from moeserve.messages.pictures import MAX_PICTURE_BYTES
 from moeserve.processes.sandbox import child
@@ -42,6 +42,9 @@ _OTHERS: Final = (
 # Address space beyond what the process needs to be there at all: Pillow keeps 4 bytes a pixel, and conversions have two
 # copies of a picture.
 MEMORY_BYTES: Final = 768 << 20
+# Of one text in a PNG, which Pillow unpacks: programs that make pictures keep their whole settings there, more than its
+# own limit of 1 MiB. All texts together: 64 MiB.
+MOST_TEXT_BYTES: Final = 64 << 20
 # Pillow's modules for them, and what they ask for: EXIF, and the several pictures in one of a phone's JPEG.
 _MODULES: Final = ("Png", "Jpeg", "WebP", "Gif", "Tiff", "Mpo")
 
@@ -107,6 +110,7 @@ def _load_the_rest() -> None:
     for name in _MODULES:
         import_module(f"PIL.{name}ImagePlugin")
     Image.MAX_IMAGE_PIXELS = None  # MOST_PIXELS is our own limit
+    PngImagePlugin.MAX_TEXT_CHUNK = MOST_TEXT_BYTES
     rule = StretchRule(8, 64, 4096)
     for name in FORMATS:
         for mode in ("RGB", "P", "RGBA"):

@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from moeserve.visualserver.picture_decoder import PictureDecoder, PictureError
 from moeserve.visualserver.picture_size import StretchRule
@@ -89,6 +90,71 @@ def test_turned_and_resized_as_pillow_does(decoder: PictureDecoder) -> None:
     assert np.array_equal(found, np.asarray(upright.resize((width, height), Image.Resampling.BICUBIC)))
 
 
+def halves(size: tuple[int, int] = (64, 96)) -> Image.Image:
+    """Red above, blue below."""
+    picture = Image.new("RGB", size, "red")
+    picture.paste("blue", (0, size[1] // 2, *size))
+    return picture
+
+
+def with_text(nbytes: int) -> PngInfo:
+    info = PngInfo()
+    info.add_text("workflow", "x" * nbytes, zip=True)
+    return info
+
+
+def turned(value: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = value
+    return exif
+
+
+FRAMES = [Image.new("RGB", (64, 64), "red"), Image.new("RGB", (64, 64), "green")]
+PALETTE = halves().quantize(4)
+DEEP = {2: struct.pack(">HHH", 0xFFFF, 0x00FF, 0x12), 6: struct.pack(">HHHH", 0xFFFF, 0x00FF, 0x12, 0xFFFF)}
+RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
+# Pictures that clients send, and the colours of their first and last pixels.
+ODD = {
+    "a phone's JPEG, upside down": (file_of(halves(), "JPEG", exif=turned(3)), BLUE, RED),
+    "a phone's JPEG, lying": (file_of(halves(), "JPEG", exif=turned(6)), BLUE, RED),
+    "WebP, lying": (file_of(halves(), "WEBP", lossless=True, exif=turned(8)), RED, BLUE),
+    "an impossible turn": (file_of(halves(), "JPEG", exif=turned(99)), RED, BLUE),
+    "damaged EXIF": (file_of(halves(), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"), RED, BLUE),
+    "animated WebP": (file_of(FRAMES[0], "WEBP", save_all=True, append_images=FRAMES[1:]), RED, RED),
+    "animated PNG": (file_of(FRAMES[0], "PNG", save_all=True, append_images=FRAMES[1:]), RED, RED),
+    "two pictures in a phone's JPEG": (
+        file_of(halves(), "MPO", save_all=True, append_images=FRAMES),
+        RED,
+        BLUE,
+    ),
+    "CMYK": (file_of(halves().convert("CMYK"), "JPEG"), RED, BLUE),
+    "a palette with a transparent colour": (file_of(PALETTE, "PNG", transparency=0), WHITE, BLUE),
+    "a palette with transparencies": (file_of(PALETTE, "PNG", transparency=b"\0\xff"), WHITE, BLUE),
+    "one pixel": (file_of(Image.new("RGB", (1, 1), "blue"), "PNG"), BLUE, BLUE),
+    "very wide": (file_of(Image.new("RGB", (3900, 20), "blue"), "PNG"), BLUE, BLUE),
+    "16 bits a channel": (
+        png(64, 64, zlib.compress((b"\0" + 64 * DEEP[2]) * 64), mode=b"\x10\x02"),
+        RED,
+        RED,
+    ),
+    "16 bits and transparency": (
+        png(64, 64, zlib.compress((b"\0" + 64 * DEEP[6]) * 64), mode=b"\x10\x06"),
+        RED,
+        RED,
+    ),
+    "a generator's settings": (file_of(halves(), "PNG", pnginfo=with_text(3_000_000)), RED, BLUE),
+    "bytes behind the end": (file_of(halves(), "JPEG") + bytes(500), RED, BLUE),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_ones(decoder: PictureDecoder, name: str) -> None:
+    data, first, last = ODD[name]
+    found = decoder.decode(data, RULE).astype(int)
+    assert np.abs(found[0, 0] - first).max() <= 3
+    assert np.abs(found[-1, -1] - last).max() <= 3
+
+
 HUGE = zlib.compress(bytes(1 << 20))
 HOSTILE = {
     "nothing": (b"", "no known format"),
@@ -99,6 +165,10 @@ HOSTILE = {
     "3,600 million pixels": (png(60000, 60000, HUGE), "60000 x 60000 pixels; 50000000 at most"),
     "more pixels than said": (png(64, 64, zlib.compress(bytes(50 << 20))), None),
     "fewer pixels than said": (png(4096, 4096, HUGE), "cannot be read"),
+    "a text of 100 MB": (
+        file_of(Image.fromarray(colours()), "PNG", pnginfo=with_text(100_000_000)),
+        "cannot be read",
+    ),
     "no deflate": (png(64, 64, b"x" * 1000), "cannot be read"),
     "too narrow": (png(1, 10000, HUGE), "at most 200 times"),
     "half a JPEG": (file_of(Image.fromarray(colours()), "JPEG")[:800], "truncated"),
