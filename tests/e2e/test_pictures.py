@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,35 @@ def test_a_visual_server_that_is_killed(server: Server) -> None:
     again = [ask(server, name) for name in PICTURES]
     assert [answer.json()["choices"][0]["message"] for answer in again] == texts
     assert within(60, lambda: not list((server.runtime_dir / "spans").iterdir()))
+
+
+def counters(server: Server) -> dict[str, float]:
+    return {name: value for name, value in server.metrics().items() if name.endswith("_total")}
+
+
+def test_a_visual_server_that_is_stopped() -> None:
+    """Texts are answered meanwhile, and /health tells the truth: they can be. The picture is answered when the launcher has
+    replaced what does not answer; no counter falls."""
+    with running_server(
+        MODEL, "--mmproj", "auto", "--max-total-tokens", "4096", "--step-timeout", "4"
+    ) as server:
+        expected = ask(server, "square").json()["choices"][0]["message"]
+        before, stopped = counters(server), server.named("visualserver")
+        stopped.suspend()
+        with ThreadPoolExecutor() as threads:
+            picture = threads.submit(ask, server, "square")
+            body = {"prompt": "A keeper", "max_tokens": 4}
+            text = httpx.post(f"{server.base_url}/v1/completions", json=body, timeout=60)
+            health = httpx.get(f"{server.base_url}/health", timeout=5)
+            assert (text.status_code, health.status_code) == (200, 200)
+            assert not picture.done()
+            answer = picture.result(120)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["choices"][0]["message"] == expected
+        assert within(10, lambda: not stopped.is_running())
+        after = counters(server)
+        assert {name for name, value in before.items() if after.get(name, 0) < value} == set()
+        assert after["moeserve:pictures_total"] == before["moeserve:pictures_total"] + 1
 
 
 def test_the_program_of_the_guide(server: Server, tmp_path: Path) -> None:
