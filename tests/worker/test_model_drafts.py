@@ -165,7 +165,7 @@ def by_hand(drafter: ModelDrafter, text: Int32s, count: int) -> list[int]:
         Reading(),
         least_probability=0.0,
     )
-    return alone.draft([Wanted(0, length, count)])[0].tolist()
+    return [int(token) for token in alone.draft([Wanted(0, length, count)])[0]]
 
 
 @pytest.fixture

@@ -176,7 +176,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     config, shape, capacity = loaded.config, loaded.shape, loaded.capacity
     layout, small = loaded.layout, loaded.draft_model
     stream = open_stream(config)
-    choose_products(stream, config, loaded.source)
+    products = choose_products(stream, config, loaded.source)
     has_drafts = num_drafts(config) > 0
     constraints = Constraints(config.max_num_seqs, loaded.grammar.result, drafts=has_drafts)
     windows = capacity.num_window_slots
@@ -203,7 +203,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, stream.isa)
     embeddings = None if spans is None else RequestEmbeddings(spans, shape)
-    engine = CpuEngine(stream, model, sampler, embeddings)
+    engine = CpuEngine(stream, model, sampler, embeddings, products)
     pages = None if loaded.tiers is None else loaded.tiers.open(kv, states)
     reading, small_drafter = Reading(), None
     if small is not None and has_drafts:
