@@ -25,8 +25,9 @@ def drafting_of(
     small_model: Callable[[Sequences], Drafter] | None = None,
     reading: Reading | None = None,
 ) -> Drafting | None:
-    """Returns the drafting parts; None if there are no drafts. block: the model's next-token block; None if it has
-    none here. small_model: makes the drafter of --speculative-model, which notes in `reading` what it reads."""
+    """Returns the drafting parts; None if drafts are off. block: the model's next-token block; None if the model has
+    none on this device. small_model: makes the drafter of --speculative-model, which notes in `reading` what it
+    reads."""
     drafts = drafts_of(config)
     if drafts is None:
         return None
