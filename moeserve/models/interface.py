@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moeserve.kernels.gating import OAI_ALPHA, Activation
+from moeserve.kernels.indexer.rule import ALL_KEYS, ChoiceRule
 from moeserve.kernels.routing.options import RouterOptions
+from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.recurrence import Recurrence
 from moeserve.models.residual import HyperConnections, NgramShape
@@ -54,6 +56,9 @@ class AttentionShape:
     kv_from: int | None = None  # the earlier layer whose k and v are used; None: its own
     # In the file, rotated dimensions are pairs of neighbours. Loaders reorder rows into halves (loading/head_order.py).
     in_pairs: bool = False
+    indexer: BlockIndexerShape | None = (
+        None  # chooses the keys that queries attend to; None: they attend to all
+    )
 
     @property
     def form(self) -> AttentionForm:
@@ -124,6 +129,16 @@ class AttentionShape:
     def kv_widths(self) -> tuple[int, ...]:
         """Widths of the vectors that a token stores in the KV cache, per KV head."""
         return () if self.kv_from is not None else (self.head_dim, self.v_dim)
+
+    @property
+    def index_width(self) -> int:
+        """Numbers of the index key that a token stores in the KV cache; 0: none."""
+        return 0 if self.indexer is None else self.indexer.index_width
+
+    @property
+    def rule(self) -> ChoiceRule:
+        """The keys that queries attend to, of those that a window shows."""
+        return ALL_KEYS if self.indexer is None else self.indexer.rule
 
     @property
     def attended_values(self) -> int:
@@ -299,6 +314,11 @@ class ModelShape:
     def latent(self) -> LatentAttentionShape | None:
         """The latent attention of all layers; None if attention is not latent."""
         return self.heads if isinstance(self.heads, LatentAttentionShape) else None
+
+    @property
+    def indexer(self) -> IndexerShape | BlockIndexerShape | None:
+        """The indexer of the layers that choose keys, which have equal sizes and rules; None if all attend to all."""
+        return next((a.indexer for a in self._attending if a.indexer is not None), None)
 
     @property
     def recurrence(self) -> Recurrence | None:

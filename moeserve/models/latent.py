@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moeserve.kernels.indexer.rule import ALL_KEYS, ChoiceRule
 from moeserve.models.indexer import IndexerShape
 from moeserve.models.sources.gguf import names as n
 
@@ -87,7 +88,17 @@ class LatentAttentionShape:
     @property
     def kv_widths(self) -> tuple[int, ...]:
         """Widths of the vectors that a token stores in the KV cache, per KV head."""
-        return (self.head_dim, *(() if self.indexer is None else self.indexer.kv_widths))
+        return (self.head_dim,)
+
+    @property
+    def index_width(self) -> int:
+        """Numbers of the index key that a token stores in the KV cache; 0: none."""
+        return 0 if self.indexer is None else self.indexer.index_width
+
+    @property
+    def rule(self) -> ChoiceRule:
+        """The keys that queries attend to."""
+        return ALL_KEYS if self.indexer is None else self.indexer.rule
 
     @property
     def attended_values(self) -> int:
@@ -124,8 +135,6 @@ class LatentAttentionShape:
             "attention.key_length_mla - rope.dimension_count": self.nope_dim,
             "attention.value_length_mla": self.value_dim,
         }
-        if self.indexer is not None:
-            sizes["attention.indexer.key_length"] = self.indexer.dim
         return sizes | ({"attention.q_lora_rank": self.q_rank} if self.q_rank else {})
 
     def tensors(self, hidden: int) -> dict[str, tuple[int, ...]]:

@@ -10,6 +10,7 @@ from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.attention.reference import Sequence, attention
 from moeserve.kernels.cpu_stream import AttentionPlan
 from moeserve.kernels.indexer.reference import choose_keys, index_scores, index_store
+from moeserve.kernels.indexer.rule import ChoiceRule
 from moeserve.kernels.stream_operands import Activations, Heads, KvLayer
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.weights import nmse
@@ -55,7 +56,7 @@ class Step:
         for at, s in enumerate(sequences):
             self.table[at, : len(s.slots)] = s.slots.numpy()
         plan, each = AttentionPlan(), np.arange(len(sequences), dtype=np.int32)
-        build_attention_plan(plan, *columns, each, self.table, LATENT, threads, top=top)
+        build_attention_plan(plan, *columns, each, self.table, LATENT, threads, rule=ChoiceRule(top))
         return plan
 
     def chosen(self, isa: str, threads: int = 2) -> dict[int, list[int]]:
