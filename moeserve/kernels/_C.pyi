@@ -92,7 +92,6 @@ class AttentionPlan:
         top: int = 0,
         block: int = 1,
         local: int = 0,
-        by_head: bool = False,
     ) -> None: ...
     @property
     def chosen(self) -> list[tuple[int, list[int]]]:

@@ -43,8 +43,6 @@ def block_scores(q: Tensor, index_keys: Tensor, position: int, rule: ChoiceRule)
     else:
         keys = index_keys[: blocks * rule.block].double()
         scores = (q.double() @ keys.T).view(len(q), blocks, rule.block).amax(-1)
-        if not rule.by_head:
-            scores = scores.amax(0, keepdim=True)
     return scores
 
 

@@ -12,13 +12,17 @@ class ChoiceRule:
 
     local 0: the tail is the block that is incomplete at the query, if any, and a block has one index key, in the slot
     of its last key. local above 0: the tail is the query's own block and the local - 1 blocks before it; each key has
-    an index key, and a block's score is the highest of its keys'.
+    an index key, a block's score is the highest of its keys', and each KV head chooses for the queries that read it.
     """
 
     top: int = 0  # 0: queries attend to all keys
     block: int = 1
     local: int = 0
-    by_head: bool = False  # each KV head chooses for the queries that read it; only if local is above 0
+
+    @property
+    def by_head(self) -> bool:
+        """True if each KV head chooses."""
+        return self.local > 0
 
     def scored_blocks(self, position: int) -> int:
         """Returns the number of blocks before the tail of the query at `position`."""

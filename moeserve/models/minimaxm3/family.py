@@ -64,7 +64,7 @@ def _indexer(reader: ShapeReader, num_kv_heads: int) -> BlockIndexerShape:
     block_keys = reader.integer("attention.indexer.block_size", 1, 1 << 16)
     blocks = reader.integer("attention.indexer.top_k", 2, 1 << 12)
     local = reader.integer("attention.indexer.local_blocks", 1, blocks - 1)
-    rule = ChoiceRule(blocks - local, block_keys, local, by_head=True)
+    rule = ChoiceRule(blocks - local, block_keys, local)
     return BlockIndexerShape(num_heads, dim, rule)
 
 

@@ -309,7 +309,8 @@ void Stream::attention(AttentionPlan& plan, Tensor q, nb::object layer, const Ac
   if (gate_softplus && !op.gate_by_head) reject("gate", "softplus needs one gate for each head");
   op.gate_softplus = gate_softplus;
   if (plan.by_head == nullptr) return pool_.submit(op);
-  if (op.sinks != nullptr || window > 0 || is_latent) reject("plan", "heads that choose have no sinks and no window");
+  if (op.sinks != nullptr || window > 0 || is_latent)
+    reject("plan", "heads that choose have no sinks and no window");
   if (!plan.tiles.empty()) pool_.submit(op);
   op.plan = plan.by_head.get();
   op.heads = heads / kv_heads;

@@ -92,7 +92,8 @@ void Stream::choose_keys(AttentionPlan& plan, Tensor q, Tensor weights, Tensor i
   check_index_dim(dim);
   if (heads < 1) reject("heads", "at least one wanted");
   check_chooses(plan);
-  if (plan.choice.rule.by_head && heads != plan.kv_heads) reject("heads", "as many as KV heads, which choose, wanted");
+  if (plan.choice.rule.by_head() && heads != plan.kv_heads)
+    reject("heads", "as many as KV heads, which choose, wanted");
   ChooseKeysOp op{};
   op.k = &kernels_;
   op.plan = &plan;

@@ -251,7 +251,7 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
     add_tiles(row[i], all, position[i], slots);
   }
   choice.finish();
-  if (rule.by_head) {
+  if (rule.by_head()) {
     if (by_head == nullptr) by_head = std::make_unique<AttentionPlan>();
     by_head->tiles.clear();
     by_head->rows = rows * kv_heads;

@@ -39,8 +39,8 @@ struct IndexStoreOp {
 struct IndexBlocksOp {
   const Kernels* k;
   const AttentionPlan* plan;
-  float* q;           // [n, heads, dim], in place
-  const float* keys;  // [n, dim]
+  float* q;             // [n, heads, dim], in place
+  const float* keys;    // [n, dim]
   const float* q_norm;  // [dim] each
   const float* k_norm;
   float eps;

@@ -33,7 +33,7 @@ uint32_t digit_of(const float* scores, int n, uint32_t prefix, int shift, int wi
 
 void KeyChoice::begin(const ChoiceRule& rule_, int kv_heads) {
   rule = rule_;
-  heads = rule.by_head ? kv_heads : 1;
+  heads = rule.by_head() ? kv_heads : 1;
   sequences.clear();
   sequence_of.clear();
   tiles.clear();

@@ -13,9 +13,9 @@ struct ChoiceRule {
   int top = 0;    // blocks chosen per row; 0: rows attend to all keys
   int block = 1;  // keys of a block
   // 0: a block has one index key, in the slot of its last key. Else every key has one, a block's score is the highest
-  // of its keys', and so many last blocks of a row are chosen in any case.
+  // of its keys', this many last blocks of a row are chosen in any case, and each KV head chooses.
   int local = 0;
-  bool by_head = false;  // each KV head chooses
+  bool by_head() const { return local > 0; }
 };
 
 struct KeyChoice {
