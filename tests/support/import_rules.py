@@ -75,6 +75,7 @@ READERS = {
     "moeserve.models.sources.huggingface.next_token_names",
     "moeserve.models.sources.huggingface.proportional_rope",
     "moeserve.models.sources.huggingface.remade",
+    "moeserve.models.sources.huggingface.rope_by_kind",
     "moeserve.models.sources.source",
     "moeserve.quantization",
 }

@@ -112,9 +112,12 @@ class CpuEngine:
         model: CpuDecoder,
         sampler: CpuSampler,
         embeddings: RequestEmbeddings | None = None,
+        products: str = "",
     ) -> None:
-        """embeddings: None if requests have none."""
+        """embeddings: None if requests have none. products: the other instruction set that computes some products, and
+        which."""
         self._stream = stream
+        self._products = products
         self._embeddings = embeddings
         self._model = model
         self._sampler = sampler
@@ -125,7 +128,8 @@ class CpuEngine:
     @property
     def description(self) -> str:
         nodes = f" on {self._stream.nodes} NUMA nodes" if self._stream.nodes > 1 else ""
-        return f"cpu ({self._stream.isa}, {self._stream.threads} threads{nodes})"
+        products = f"; {self._products}" if self._products else ""
+        return f"cpu ({self._stream.isa}, {self._stream.threads} threads{nodes}{products})"
 
     @property
     def stream(self) -> CpuStream:

@@ -160,7 +160,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     config, shape, capacity = loaded.config, loaded.shape, loaded.capacity
     layout = layout_of(config, shape)
     stream = open_stream(config)
-    choose_products(stream, config, loaded.source)
+    products = choose_products(stream, config, loaded.source)
     has_drafts = config.speculative_config is not None
     constraints = Constraints(config.max_num_seqs, loaded.grammar.result, drafts=has_drafts)
     windows = capacity.num_window_slots
@@ -187,7 +187,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, stream.isa)
     embeddings = None if spans is None else RequestEmbeddings(spans, shape)
-    engine = CpuEngine(stream, model, sampler, embeddings)
+    engine = CpuEngine(stream, model, sampler, embeddings, products)
     pages = None if loaded.tiers is None else loaded.tiers.open(kv, states)
     ready = ready_message(
         config,
