@@ -18,8 +18,8 @@ from gguf.quants import quantize
 
 from benchmarks.paired import median_interval
 from moeserve.kernels.attention.cpu_plan import build_attention_plan
+from moeserve.kernels.choice_rule import ChoiceRule
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, LinearGroup
-from moeserve.kernels.indexer.rule import ChoiceRule
 from moeserve.kernels.stream_operands import Activations, Heads, KvLayer
 
 RANK, ROTARY, DIM, TOP = 512, 64, 128, 2048

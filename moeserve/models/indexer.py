@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moeserve.kernels.indexer.rule import ChoiceRule
+from moeserve.kernels.choice_rule import ALL_KEYS, ChoiceRule
 from moeserve.models.sources.gguf import names as n
 
 
@@ -72,3 +72,20 @@ class BlockIndexerShape:
             n.of_part(n.INDEXER_Q_NORM): (self.dim,),
             n.of_part(n.INDEXER_K_NORM): (self.dim,),
         }
+
+
+class ChoosesKeys:
+    """What the shapes of attention have in common that may have an indexer."""
+
+    __slots__ = ()
+    indexer: IndexerShape | BlockIndexerShape | None
+
+    @property
+    def index_width(self) -> int:
+        """Numbers of the index key that a token stores in the KV cache; 0: none."""
+        return 0 if self.indexer is None else self.indexer.index_width
+
+    @property
+    def rule(self) -> ChoiceRule:
+        """The keys that queries attend to, of those that a window shows."""
+        return ALL_KEYS if self.indexer is None else self.indexer.rule

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from moeserve.kernels.gating import OAI_ALPHA, Activation
-from moeserve.kernels.indexer.rule import ALL_KEYS, ChoiceRule
 from moeserve.kernels.routing.options import RouterOptions
-from moeserve.models.indexer import BlockIndexerShape, IndexerShape
+from moeserve.models.indexer import BlockIndexerShape, ChoosesKeys, IndexerShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.recurrence import Recurrence
 from moeserve.models.residual import HyperConnections, NgramShape
@@ -30,7 +29,7 @@ OutputGate = Literal["none", "in_q", "element", "head", "head_softplus"]
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionShape:
+class AttentionShape(ChoosesKeys):
     """Grouped-query attention (https://arxiv.org/abs/2305.13245) with RoPE."""
 
     num_heads: int
@@ -63,16 +62,9 @@ class AttentionShape:
     @property
     def form(self) -> AttentionForm:
         return AttentionForm(
-            self.num_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            self.rotary_dim,
-            self.rope_theta,
-            self.has_rope_factors,
-            self.has_positions,
-            self.v_dim,
-            self.rope_scaled,
-        )
+            self.num_heads, self.num_kv_heads, self.head_dim, self.rotary_dim, self.rope_theta, self.has_rope_factors,
+            self.has_positions, self.v_dim, self.rope_scaled,
+        )  # fmt: skip
 
     @property
     def qkv_parts(self) -> tuple[str, ...]:
@@ -129,16 +121,6 @@ class AttentionShape:
     def kv_widths(self) -> tuple[int, ...]:
         """Widths of the vectors that a token stores in the KV cache, per KV head."""
         return () if self.kv_from is not None else (self.head_dim, self.v_dim)
-
-    @property
-    def index_width(self) -> int:
-        """Numbers of the index key that a token stores in the KV cache; 0: none."""
-        return 0 if self.indexer is None else self.indexer.index_width
-
-    @property
-    def rule(self) -> ChoiceRule:
-        """The keys that queries attend to, of those that a window shows."""
-        return ALL_KEYS if self.indexer is None else self.indexer.rule
 
     @property
     def attended_values(self) -> int:
@@ -414,6 +396,4 @@ class ModelFamily:
     architecture: str  # `general.architecture` in GGUF files
     read_shape: Callable[[ModelSource], ModelShape]  # reads and range-checks the metadata; raises ModelError
     hugging_face: HuggingFaceMapping | None = None  # None: only GGUF files can be read
-    has_next_token_block: bool = (
-        False  # in some files, its layer like the last attention layer: next_token.py
-    )
+    has_next_token_block: bool = False  # in some files, its layer like the last that attends: next_token.py

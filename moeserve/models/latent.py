@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moeserve.kernels.indexer.rule import ALL_KEYS, ChoiceRule
-from moeserve.models.indexer import IndexerShape
+from moeserve.models.indexer import ChoosesKeys, IndexerShape
 from moeserve.models.sources.gguf import names as n
 
 HEADS_TOGETHER = 8  # heads of one token that a CPU thread processes together, at most
@@ -27,7 +26,7 @@ class AttentionForm:
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttentionShape:
+class LatentAttentionShape(ChoosesKeys):
     """Multi-head latent attention (https://arxiv.org/abs/2405.04434) in absorbed form. All heads attend to one
     vector per token, [latent | rotated key], whose latent part is also their value."""
 
@@ -89,16 +88,6 @@ class LatentAttentionShape:
     def kv_widths(self) -> tuple[int, ...]:
         """Widths of the vectors that a token stores in the KV cache, per KV head."""
         return (self.head_dim,)
-
-    @property
-    def index_width(self) -> int:
-        """Numbers of the index key that a token stores in the KV cache; 0: none."""
-        return 0 if self.indexer is None else self.indexer.index_width
-
-    @property
-    def rule(self) -> ChoiceRule:
-        """The keys that queries attend to."""
-        return ALL_KEYS if self.indexer is None else self.indexer.rule
 
     @property
     def attended_values(self) -> int:

@@ -8,9 +8,9 @@ import torch
 
 from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.attention.reference import Sequence, attention
+from moeserve.kernels.choice_rule import ChoiceRule
 from moeserve.kernels.cpu_stream import AttentionPlan
 from moeserve.kernels.indexer.reference import choose_keys, index_scores, index_store
-from moeserve.kernels.indexer.rule import ChoiceRule
 from moeserve.kernels.stream_operands import Activations, Heads, KvLayer
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.weights import nmse

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moeserve.kernels import _C
-from moeserve.kernels.indexer.rule import ALL_KEYS, ChoiceRule
+from moeserve.kernels.choice_rule import ALL_KEYS, ChoiceRule
 from moeserve.kernels.stream_operands import Heads
 
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from moeserve.kernels.choice_rule import ChoiceRule
 from moeserve.kernels.indexer.reference import choose_keys, rotate_halves
-from moeserve.kernels.indexer.rule import ChoiceRule
 
 
 def normed_and_rotated(x: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moeserve.kernels.indexer.rule import ChoiceRule
+from moeserve.kernels.choice_rule import ChoiceRule
 from moeserve.models.indexer import BlockIndexerShape
 from moeserve.models.interface import (
     AttentionShape,
@@ -43,7 +43,7 @@ def read_shape(source: ModelSource) -> ModelShape:
     has_indexer = [
         n.of_layer(index, n.INDEXER_Q_PROJ) in source.tensors for index in range(reader.num_layers)
     ]
-    chooses = replace(attention, indexer=_indexer(reader, num_kv_heads)) if any(has_indexer) else attention
+    chooses = replace(attention, indexer=_indexer(reader, attention)) if any(has_indexer) else attention
     mixtures = zip(has_indexer, reader.sigmoid_mixtures(normalize=True), strict=True)
     shape = reader.model(tuple(_layer(chooses if has else attention, ffn) for has, ffn in mixtures))
     if any(has_indexer):
@@ -53,15 +53,13 @@ def read_shape(source: ModelSource) -> ModelShape:
     return replace(shape, context_length=min(shape.context_length, blocks * block_keys))
 
 
-def _indexer(reader: ShapeReader, num_kv_heads: int) -> BlockIndexerShape:
+def _indexer(reader: ShapeReader, attention: AttentionShape) -> BlockIndexerShape:
     num_heads = reader.integer("attention.indexer.head_count", 1, 1024)
-    if num_heads != num_kv_heads:
+    if num_heads != attention.num_kv_heads:
         raise reader.error(
-            "attention.indexer.head_count", f"is {num_heads}; {num_kv_heads}, as of k, is supported"
+            "attention.indexer.head_count", f"is {num_heads}; {attention.num_kv_heads}, as of k, is supported"
         )
-    dim = reader.integer(
-        "attention.indexer.key_length", reader.integer("rope.dimension_count", 1, 1024), 1024
-    )
+    dim = reader.integer("attention.indexer.key_length", attention.rotary_dim, 1024)
     block_keys = reader.integer("attention.indexer.block_size", 1, 1 << 16)
     blocks = reader.integer("attention.indexer.top_k", 2, 1 << 12)
     local = reader.integer("attention.indexer.local_blocks", 1, blocks - 1)

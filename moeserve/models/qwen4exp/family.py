@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from moeserve.kernels.indexer.rule import ChoiceRule
+from moeserve.kernels.choice_rule import ChoiceRule
 from moeserve.kernels.ngrams.hashing import NgramHashes
 from moeserve.models.indexer import BlockIndexerShape
 from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape
@@ -63,9 +63,7 @@ def _indexers(reader: ShapeReader, shape: ModelShape) -> list[BlockIndexerShape 
     if len(set(ratios) - {0}) > 1:
         raise reader.error("attention.compress_ratios", f"has {sorted(set(ratios))}; one is supported, or 0")
     num_heads = reader.integer("attention.indexer.head_count", 1, 1024)
-    dim = reader.integer(
-        "attention.indexer.key_length", reader.integer("rope.dimension_count", 1, 1024), 1024
-    )
+    dim = reader.integer("attention.indexer.key_length", shape.heads.rotary_dim, 1024)
     top = reader.integer("attention.indexer.top_k", 1, 1 << 24)
     for ratio in set(ratios) - {0}:
         if top % ratio:

@@ -30,12 +30,6 @@ std::vector<ThreadPlacement> to_placements(const std::vector<std::pair<int, std:
   return placements;
 }
 
-void check_heads(int heads, int kv_heads, int dim) {
-  if (heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || dim < 32 || dim % 32 != 0) {
-    reject("heads", "num_kv that divides num and a dim that 32 divides wanted");
-  }
-}
-
 struct KvPools {  // KV cache of one layer: keys and values [slots, kv_heads, head width]
   KvPool keys, values;
   int64_t slots;

@@ -8,7 +8,7 @@
 
 namespace moeserve {
 
-// kernels/indexer/rule.py.
+// kernels/choice_rule.py.
 struct ChoiceRule {
   int top = 0;    // blocks chosen per row; 0: rows attend to all keys
   int block = 1;  // keys of a block

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
+from moeserve.kernels.choice_rule import ChoiceRule
 from moeserve.kernels.cpu_stream import AttentionPlan
-from moeserve.kernels.indexer.rule import ChoiceRule
 from moeserve.kernels.stream_operands import Activations, Heads
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
 from moeserve.models.blocks.rope import rope_tables, section_of_frequencies
