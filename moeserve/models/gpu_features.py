@@ -23,8 +23,9 @@ _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
 
 
 def gpu_shape(shape: ModelShape) -> ModelShape:
-    """Returns the shape as the GPU engine computes it. It has no indexer yet: queries attend to all keys, which is
-    the same in contexts of at most as many tokens as the indexer chooses keys, so contexts are limited to that."""
+    """Returns the shape as the GPU engine computes it. The GPU engine has no indexer yet: its queries attend to all
+    keys. The result is the same if a context has no more tokens than the indexer chooses keys, so contexts are limited
+    to that length."""
     indexer = None if shape.latent is None else shape.latent.indexer
     if indexer is None:
         return shape

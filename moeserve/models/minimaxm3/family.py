@@ -3,8 +3,8 @@
 q and k are normalised per head; part of each head rotates. First layers without experts, then DeepSeek-V3's router
 without groups, and an ungated shared expert. Every feed-forward has gpt-oss's activation.
 
-In layers with experts, the model's indexer chooses blocks of keys for each query. Here every query attends to all
-keys. That is the same as long as there are no more blocks than the indexer chooses. So contexts are limited to that
+In layers with experts, the model's indexer chooses blocks of keys for each query. Here every query attends to all keys.
+The result is the same as long as a context has no more blocks than the indexer chooses. So contexts are limited to that
 length, and the indexer's weights are not read.
 """
 

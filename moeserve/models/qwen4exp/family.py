@@ -1,9 +1,11 @@
-"""Qwen3.8-Flash-Next (https://huggingface.co/Qwen/Qwen3.8-Flash-Next), text only: as Qwen3.5-MoE, with a residual of
-several streams in place of norms, the DeltaNet's output gate a sigmoid, and n-gram embeddings that one layer adds.
+"""Qwen3.8-Flash-Next (https://huggingface.co/Qwen/Qwen3.8-Flash-Next), text only. It differs from Qwen3.5-MoE: the
+residual has several streams, whose mix replaces norms; the DeltaNet's output gate is a sigmoid; one layer adds n-gram
+embeddings.
 
-In layers that attend an indexer chooses the blocks of keys that a query attends to. Here a query attends to all keys.
-The two are the same while there are no more blocks than the indexer chooses, so contexts up to that length are served,
-and the indexer's weights are not read. No key says that the DeltaNet's gate is a sigmoid: the architecture has one.
+In attention layers of the model, an indexer chooses the blocks of keys that a query attends to. Here a query attends to
+all keys. Both are the same while a context has no more blocks than the indexer chooses, so contexts are limited to that
+length, and the indexer's weights are not read. The architecture implies that the DeltaNet's gate is a sigmoid; no key
+says so.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
-TOKEN_BITS = 63  # a token id times a multiplier
+TOKEN_BITS = 63  # bits of a token id times a multiplier
 
 
 def read_shape(source: ModelSource) -> ModelShape:
@@ -50,7 +52,8 @@ def _layer(layer: LayerShape) -> LayerShape:
 
 
 def _dense_context(reader: ShapeReader, shape: ModelShape) -> int:
-    """Returns the tokens of which every query attends to all: the chosen blocks, and a block that is not complete."""
+    """Returns the context length in tokens up to which every query attends to all keys: the chosen blocks plus an
+    incomplete one."""
     chosen = reader.integer("attention.indexer.top_k", 1, 1 << 24)
     ratios = reader.layer_integers("attention.compress_ratios", 0, 1 << 16)
     least = min(
