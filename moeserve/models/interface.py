@@ -167,9 +167,8 @@ class MoeShape:
     # In a sandwiched layer: outputs of shared and routed experts are normalised separately before they are added, and
     # so are inputs of routed experts and router; the weight of the router's norm is divided by sqrt(hidden).
     parts_normed: bool = False
-    parts: tuple[str, str, str] = (
-        n.EXPERT_PARTS
-    )  # GGUF names of gate, up, down; without gates the first two are up's
+    # GGUF names of gate, up and down; without gates the first two are up's.
+    parts: tuple[str, str, str] = n.EXPERT_PARTS
     # Width of the experts' input and output, if two further matrices convert from and to `hidden`; 0: `hidden`.
     latent: int = 0
 

@@ -224,10 +224,8 @@ def warpgroup_prefill_kernel(
     row, rows, start, req_slot = gl.load(tile), gl.load(tile + 1), gl.load(tile + 2), gl.load(tile + 3)
     table += req_slot.to(gl.int64) * TABLE_STRIDE
     end = start + rows
-    block, last = (
-        0,
-        gl.maximum(end + BLOCK - 1, BLOCK) // BLOCK,
-    )  # an empty tile also has one block, which is masked entirely
+    # An empty tile also has one block, which is masked entirely.
+    block, last = 0, gl.maximum(end + BLOCK - 1, BLOCK) // BLOCK
     unmasked, masked = 0, (start + 1) // BLOCK * BLOCK
     if WINDOW > 0:
         block = gl.maximum(start - WINDOW + 1, 0) // BLOCK

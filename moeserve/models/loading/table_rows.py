@@ -45,9 +45,8 @@ class TableRows:
         missing = rows[is_missing]
         self.hits += len(rows) - len(missing)
         if len(missing):
-            distinct, inverse = np.unique(
-                missing, return_inverse=True
-            )  # ascending, so that the file is read in order
+            # Ascending, so that the file is read in order.
+            distinct, inverse = np.unique(missing, return_inverse=True)
             read = self._source.rows(self._name, distinct)
             self.reads += len(distinct)
             found[is_missing] = read[inverse]
@@ -61,8 +60,7 @@ class TableRows:
         return counts
 
     def _keep(self, rows: Int64s, read: Rows) -> None:
-        place, first = np.unique(
-            rows % len(self._row_at), return_index=True
-        )  # if several rows share a place, one of them stays
+        # If several rows share a place, one of them stays.
+        place, first = np.unique(rows % len(self._row_at), return_index=True)
         self._row_at[place] = rows[first]
         self._rows[place] = read[first]
