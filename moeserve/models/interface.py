@@ -167,10 +167,8 @@ class MoeShape:
     # In a sandwiched layer: outputs of shared and routed experts are normalised separately before they are added, and
     # so are inputs of routed experts and router; the weight of the router's norm is divided by sqrt(hidden).
     parts_normed: bool = False
-    # GGUF names of gate, up and down; without gates the first two are up's.
-    parts: tuple[str, str, str] = n.EXPERT_PARTS
-    # Width of the experts' input and output, if two further matrices convert from and to `hidden`; 0: `hidden`.
-    latent: int = 0
+    parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate (or up again), up and down
+    latent: int = 0  # width of the experts' input and output, to and from which matrices project; 0: `hidden`
 
 
 @dataclass(frozen=True, slots=True)
