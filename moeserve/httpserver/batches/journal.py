@@ -28,8 +28,8 @@ class Journal:
         self._writing: asyncio.Task[None] | None = None
 
     async def append(self, line: bytes) -> None:
-        """Appends a line, given without its line end; returns when it is on the disk. If it raises OSError, the line was
-        not stored."""
+        """Appends a line, given without its line end; returns when it is on the disk. Raises OSError if it could not be
+        stored."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((line + b"\n", done))
         if self._writing is None:
