@@ -2,10 +2,8 @@
 residual has several streams, whose mix replaces norms; the DeltaNet's output gate is a sigmoid; one layer adds n-gram
 embeddings.
 
-In attention layers of the model, an indexer chooses the blocks of keys that a query attends to. Here a query attends to
-all keys. Both are the same while a context has no more blocks than the indexer chooses, so contexts are limited to that
-length, and the indexer's weights are not read. The architecture implies that the DeltaNet's gate is a sigmoid; no key
-says so.
+In attention layers, an indexer chooses the blocks of keys that a query attends to. The architecture implies that the
+DeltaNet's gate is a sigmoid; no key says so.
 """
 
 from __future__ import annotations
@@ -14,8 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from moeserve.kernels.choice_rule import ChoiceRule
 from moeserve.kernels.ngrams.hashing import NgramHashes
-from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
+from moeserve.models.indexer import BlockIndexerShape
+from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape
 from moeserve.models.qwen_hybrid import read_hybrid_shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.residual import HyperConnections, NgramShape
@@ -37,30 +37,44 @@ def read_shape(source: ModelSource) -> ModelShape:
     )
     return replace(
         shape,
-        layers=tuple(map(_layer, shape.layers)),
+        layers=tuple(_layer(*each) for each in zip(shape.layers, _indexers(reader, shape), strict=True)),
         streams=streams,
         ngrams=ngrams,
-        context_length=min(shape.context_length, _dense_context(reader, shape)),
     )
 
 
-def _layer(layer: LayerShape) -> LayerShape:
-    if not isinstance(layer.mixer, GatedDeltaNetShape):
-        return replace(layer, unread=n.BLOCK_INDEXER)
+def _layer(layer: LayerShape, indexer: BlockIndexerShape | None) -> LayerShape:
+    if isinstance(layer.mixer, AttentionShape):
+        mixer = replace(layer.mixer, indexer=indexer)
+        return replace(layer, mixer=mixer, unread=() if indexer is not None else n.BLOCK_INDEXER)
+    assert isinstance(layer.mixer, GatedDeltaNetShape)
     heads = replace(layer.mixer.heads, sigmoid_gate=True)
     return replace(layer, mixer=replace(layer.mixer, heads=heads))
 
 
-def _dense_context(reader: ShapeReader, shape: ModelShape) -> int:
-    """Returns the context length in tokens up to which every query attends to all keys: the chosen blocks plus an
-    incomplete one."""
-    chosen = reader.integer("attention.indexer.top_k", 1, 1 << 24)
-    ratios = reader.layer_integers("attention.compress_ratios", 0, 1 << 16)
-    least = min(
-        (ratio for ratio, layer in zip(ratios, shape.layers, strict=True) if layer.attention and ratio),
-        default=0,
-    )
-    return chosen + least - 1 if least else shape.context_length
+def _indexers(reader: ShapeReader, shape: ModelShape) -> list[BlockIndexerShape | None]:
+    """Returns each layer's indexer; None for a layer that does not attend or attends to all keys. Like llama.cpp, takes
+    a ratio of 0 to mean all keys; with some versions of transformers its converter writes 0 for all layers."""
+    ratios = [
+        ratio if layer.attention else 0
+        for ratio, layer in zip(
+            reader.layer_integers("attention.compress_ratios", 0, 1 << 16), shape.layers, strict=True
+        )
+    ]
+    if len(set(ratios) - {0}) > 1:
+        raise reader.error("attention.compress_ratios", f"has {sorted(set(ratios))}; one is supported, or 0")
+    num_heads = reader.integer("attention.indexer.head_count", 1, 1024)
+    dim = reader.integer("attention.indexer.key_length", shape.heads.rotary_dim, 1024)
+    top = reader.integer("attention.indexer.top_k", 1, 1 << 24)
+    for ratio in set(ratios) - {0}:
+        if top % ratio:
+            raise reader.error(
+                "attention.indexer.top_k", f"is {top}, which blocks of {ratio} keys do not fit"
+            )
+    return [
+        BlockIndexerShape(num_heads, dim, ChoiceRule(top // ratio, ratio)) if ratio else None
+        for ratio in ratios
+    ]
 
 
 def _read_ngrams(source: ModelSource, reader: ShapeReader) -> NgramShape:
