@@ -60,7 +60,7 @@ def counters(server: Server) -> dict[str, float]:
 
 
 def test_a_visual_server_that_is_stopped() -> None:
-    """Texts are answered meanwhile, and /health tells the truth: they can be. The picture is answered when the launcher has
+    """Texts are answered meanwhile, and /health says that they can be. The picture is answered when the launcher has
     replaced what does not answer; no counter falls."""
     with running_server(
         MODEL, "--mmproj", "auto", "--max-total-tokens", "4096", "--step-timeout", "4"
