@@ -96,6 +96,25 @@ class AttentionPlan:
     def chosen(self) -> list[tuple[int, list[int]]]:
         """Of each row that chooses its keys: the row, and their KV slots."""
 
+class CompressedPlan:
+    attention: AttentionPlan
+    def __init__(self) -> None: ...
+    def build(
+        self,
+        rows: npt.NDArray[np.int32],
+        counts: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        req_slots: npt.NDArray[np.int32],
+        slot_table: npt.NDArray[np.int32],
+        window: int,
+        ratio: int,
+        top: int,
+        heads: int,
+        parts: int,
+        dim: int,
+        threads: int,
+    ) -> None: ...
+
 class DeltaHeads:
     state_values: int
     def __init__(
@@ -246,6 +265,63 @@ class Stream:
         nope: Activations,
         queries: Tensor,
     ) -> None: ...
+    def compressed_store(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        norm: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        keys: Tensor,
+        n: int,
+        heads: int,
+        scale: float,
+        index_q: Tensor | None,
+        index_heads: int,
+    ) -> None: ...
+    def compress(
+        self,
+        kv: Tensor,
+        gate: Tensor,
+        bias: Tensor,
+        norm: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        entries: Tensor,
+        first: int,
+        states: Tensor,
+        first_state: int,
+        row: Tensor,
+        count: Tensor,
+        slot: Tensor,
+        drafts: Tensor | None,
+        kept: Tensor | None,
+        pending: Tensor | None,
+        n: int,
+    ) -> None: ...
+    def commit_compressed(
+        self,
+        bias: Tensor,
+        dim: int,
+        states: Tensor,
+        first_state: int,
+        slot: Tensor,
+        kept: Tensor,
+        accepted: Tensor,
+        pending: Tensor,
+    ) -> None: ...
+    def choose_entries(
+        self, plan: CompressedPlan, q: Tensor, weights: Tensor, index_keys: Tensor, heads: int
+    ) -> None: ...
+    def rotate_back(
+        self, x: Activations, n: int, heads: int, dim: int, cos: Tensor, sin: Tensor, positions: Tensor
+    ) -> None: ...
     def linear_by_head(self, x: Activations, n: int, weights: Matrix, out: Activations) -> None: ...
     def delta_net(
         self,
@@ -327,6 +403,22 @@ class Stream:
     def scaled_silu(self, x: Tensor, factor: float, n: int, out: Activations) -> None: ...
     def mix_streams(self, gate: Tensor, x: Activations, n: int, out: Activations) -> None: ...
     def inject(self, block: Tensor, weights: Tensor, n: int, x: Tensor) -> None: ...
+    def read_streams(
+        self,
+        products: Tensor,
+        x: Tensor,
+        rows: Tensor | None,
+        base: Tensor,
+        scale: Tensor,
+        eps: float,
+        iterations: int,
+        norm: Tensor,
+        norm_eps: float,
+        n: int,
+        y: Activations,
+        weights: Tensor | None,
+    ) -> None: ...
+    def add_streams(self, block: Tensor, weights: Tensor, n: int, x: Tensor) -> None: ...
     def ngram_gate(
         self,
         x: Tensor,
@@ -381,6 +473,8 @@ class Stream:
         group_best: int,
         bias: Tensor | None,
         expert_scale: Tensor | None,
+        table: Tensor | None,
+        tokens: Tensor | None,
     ) -> None: ...
     def shared_gate(
         self, y: Activations, n: int, weight: Tensor | None, ids: Tensor, weights: Tensor

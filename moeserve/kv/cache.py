@@ -7,6 +7,8 @@ from torch import Tensor
 
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.kv.layout import BFLOAT16, FLOAT16, FP8, KV_BLOCK, Q8_0, KvLayout
+from moeserve.models.compressed import CompressedAttentionShape
+from moeserve.models.latent import LatentAttentionShape
 
 TORCH_TYPES = {
     FLOAT16: torch.float16,
@@ -34,7 +36,7 @@ class KvCache:
         pass the mask. Without it, the operating system allocates RAM pages at first use, so an idle cache costs no
         memory. num_window_slots: slots of the sliding-window layers' pool; 0: all layers share one pool."""
         allocate = torch.zeros if zeroed else torch.empty
-        latent, dtype = layout.shape.latent, layout.dtype
+        dtype = layout.dtype
 
         def kv_layer(layer: int) -> KvLayer:
             a = layout.shape.loaded_layers[layer].attention
@@ -52,9 +54,10 @@ class KvCache:
                 return allocate(scales, dtype=torch.float16, device=device) if scales[2] else None
 
             keys = numbers(widths[0])
-            if latent is not None:
+            if isinstance(a, LatentAttentionShape | CompressedAttentionShape):
                 index_keys = numbers(widths[1]) if len(widths) > 1 else None
-                return KvLayer(keys, keys[:, :, : latent.rank], index_keys=index_keys)
+                value_dim = a.rank if isinstance(a, LatentAttentionShape) else a.head_dim
+                return KvLayer(keys, keys[:, :, :value_dim], index_keys=index_keys)
             of_layer = KvLayer(keys, numbers(widths[-1]), scale_of_each(), scale_of_each())
             if (
                 has_window_slots and has_own
@@ -66,5 +69,5 @@ class KvCache:
         # One entry per layer: keys and values [slots, kv_heads, width], and scales if the dtype has 8 bits. The tensors
         # are empty for a layer without attention and for one that reads another layer's KV. In latent attention: keys
         # [slots, 1, rank + rotary_dim]; their first `rank` numbers are also the values. index_keys [slots, 1, width]
-        # in layers with an indexer of their own.
+        # in layers with an indexer of their own. In compressed attention: keys [slots, 1, head_dim or twice that].
         self.layers = [kv_layer(layer) for layer in layers]

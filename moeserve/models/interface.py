@@ -12,9 +12,10 @@ from typing import Literal
 
 from moeserve.kernels.gating import OAI_ALPHA, Activation
 from moeserve.kernels.routing.options import RouterOptions
+from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.recurrence import Recurrence
-from moeserve.models.residual import HyperConnections, NgramShape
+from moeserve.models.residual import NgramShape, ResidualStreams
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.mapping import HuggingFaceMapping
@@ -136,6 +137,9 @@ class AttentionShape:
         return self.head_dim if self.rotated is None else self.rotated
 
 
+Attention = AttentionShape | LatentAttentionShape | CompressedAttentionShape
+
+
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
     """An expert that all tokens pass, besides those that they are routed to."""
@@ -158,6 +162,7 @@ class MoeShape:
     shared: SharedExpert | None = None
     router_bias: bool = False  # the router's product has a bias
     choice_bias: bool = False  # a bias is added to scores for choosing, but not to weights
+    by_token: bool = False  # a table has each token id's experts; the router only weighs them
     activation: Activation = "silu"  # of the routed experts
     limit: float | None = None  # clamp of that activation: kernels/gating.py
     alpha: float = OAI_ALPHA  # of "swiglu_oai"
@@ -184,7 +189,7 @@ class DenseFfnShape:
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     # One of the two may be missing.
-    mixer: AttentionShape | LatentAttentionShape | Recurrence | None
+    mixer: Attention | Recurrence | None
     ffn: MoeShape | DenseFfnShape | None
     ffn_norm: str = n.FFN_NORM  # GGUF name of the norm before the feed-forward
     is_sandwiched: bool = False  # each block's output is normalised before it is added
@@ -192,9 +197,9 @@ class LayerShape:
     unread: tuple[str, ...] = ()  # tensors of the layer that a file may contain and that are not used
 
     @property
-    def attention(self) -> AttentionShape | LatentAttentionShape | None:
+    def attention(self) -> Attention | None:
         """The layer's attention; None for a layer that does not attend."""
-        return self.mixer if isinstance(self.mixer, AttentionShape | LatentAttentionShape) else None
+        return self.mixer if isinstance(self.mixer, Attention) else None
 
     @property
     def recurrence(self) -> Recurrence | None:
@@ -255,7 +260,7 @@ class ModelShape:
     layer_input_width: int = 0  # width of the per-layer embeddings; 0: none
     spans_see_ahead: bool = False  # in windowed layers, rows of a span of embeddings see all of it
     deep_layers: int = 0  # number of first layers whose output DeepStack adds embeddings to
-    streams: HyperConnections | None = None  # of the residual; None: it is one vector
+    streams: ResidualStreams | None = None  # of the residual; None: it is one vector
     ngrams: NgramShape | None = None  # n-gram embeddings, which a layer adds to the residual
 
     def __post_init__(self) -> None:
@@ -291,7 +296,7 @@ class ModelShape:
         return tuple(dict.fromkeys(attention.form for attention in attending))
 
     @property
-    def heads(self) -> AttentionShape | LatentAttentionShape:
+    def heads(self) -> Attention:
         """Attention shape of any layer, for models with one form: of its sizes, but not, say, of its window."""
         return next(layer.attention for layer in self.layers if layer.attention is not None)
 
@@ -379,7 +384,7 @@ class ModelShape:
         return max(layer.num_parts for layer in self.layers)
 
     @property
-    def _attending(self) -> list[AttentionShape | LatentAttentionShape]:
+    def _attending(self) -> list[Attention]:
         return [layer.attention for layer in self.layers if layer.attention is not None]
 
     @property

@@ -12,12 +12,13 @@ from math import prod
 from typing import Literal
 
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
+from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.indexer import IndexerShape
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
-from moeserve.models.residual import HyperConnections, NgramShape
+from moeserve.models.residual import NgramShape, ResidualStreams, SinkhornConnections
 from moeserve.models.short_conv import ShortConvShape
 
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int8": 1, "uint8": 1}
@@ -231,6 +232,7 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
     hidden = model.hidden_size
     unrouted = [_pair("unrouted_h", rows, model.unrouted_width)] if model.unrouted_width else []
     latent = [] if model.latent is None else _cpu_latent_buffers(model.latent, rows)
+    latent += _cpu_compressed_buffers(model, rows)
     recurrent = [] if model.recurrence is None else _cpu_recurrent_buffers(model.recurrence, rows)
     sandwich = [Buffer(name, (rows, hidden)) for name in ("block", "block_sum") if model.is_sandwiched]
     drafting: list[Buffer] = []
@@ -267,7 +269,14 @@ def _cpu_latent_experts(model: ModelShape, rows: int) -> list[Buffer]:
     return [Buffer("latent_experts", (rows, width)), *_pair("latent_converted", rows, width)] if width else []
 
 
-def _cpu_stream_buffers(shape: HyperConnections, width: int, hidden: int, rows: int) -> list[Buffer]:
+def _cpu_stream_buffers(shape: ResidualStreams, width: int, hidden: int, rows: int) -> list[Buffer]:
+    if isinstance(shape, SinkhornConnections):
+        return [
+            *_pair("normed_streams", rows, width),
+            Buffer("stream_products", (rows, shape.mix_values)),
+            Buffer("stream_weights", (rows, shape.added_values)),
+            Buffer("block_output", (rows, hidden)),
+        ]
     return [
         *_pair("normed_streams", rows, width),
         Buffer("stream_low_rank", (rows, shape.low_rank)),
@@ -304,11 +313,15 @@ def _cpu_recurrent_buffers(shape: Recurrence, rows: int) -> list[Buffer]:
 def draft_records(model: ModelShape, drafts: int) -> dict[int, Buffer]:
     """Returns by layer the buffers in which recurrent layers keep the state changes of up to `drafts` drafts per
     CPU step, until it is known which drafts are accepted."""
-    return {
-        index: Buffer("draft_records", (drafts, layer.recurrence.heads.pending_values))
+    values = {
+        index: layer.mixer.pending_values
+        if isinstance(layer.mixer, CompressedAttentionShape)
+        else 0
+        if layer.recurrence is None
+        else layer.recurrence.heads.pending_values
         for index, layer in enumerate(model.layers)
-        if layer.recurrence is not None
     }
+    return {index: Buffer("draft_records", (drafts, each)) for index, each in values.items() if each}
 
 
 def ngram_records(model: ModelShape, drafts: int) -> Buffer | None:
@@ -335,6 +348,41 @@ def _cpu_latent_buffers(shape: LatentAttentionShape, rows: int) -> list[Buffer]:
         Buffer("queries", (rows, shape.q_width)),
         *(buffer for pair in pairs for buffer in pair),
     ]
+
+
+def _cpu_compressed_buffers(model: ModelShape, rows: int) -> list[Buffer]:
+    """Returns those of compressed attention, of which each is as wide as the widest layer's; none without it."""
+    layers = [layer.mixer for layer in model.layers if isinstance(layer.mixer, CompressedAttentionShape)]
+    if not layers:
+        return []
+    head = layers[0]
+    buffers = [
+        Buffer("q_a", (rows, head.q_rank)),
+        *_pair("q_a_normed", rows, head.q_rank),
+        Buffer("kv", (rows, head.head_dim)),
+        *_pair("grouped", rows, head.q_width),
+    ]
+    for width in compressed_widths(model):
+        buffers += [Buffer("compressed", (rows, width)), Buffer("compressed_gate", (rows, width))]
+    longest = max(layer.window + layer.chosen for layer in layers)
+    buffers.append(Buffer("attended_rows", (rows, longest), "int32"))
+    indexer = next((layer.indexer for layer in layers if layer.indexer is not None), None)
+    if indexer is None:
+        return buffers
+    return [
+        *buffers,
+        Buffer("index_weights", (rows, indexer.num_heads)),
+        Buffer("index_queries", (rows, indexer.q_width)),
+        Buffer("index_scores", (INDEX_SCORES,)),
+    ]
+
+
+def compressed_widths(model: ModelShape) -> tuple[int, int]:
+    """Returns the widths of the widest compressors' products: of keys, and of index keys; 0 for none."""
+    layers = [layer.mixer for layer in model.layers if isinstance(layer.mixer, CompressedAttentionShape)]
+    of_keys = max((each.compressor.width for each in layers if each.compressor is not None), default=0)
+    index = (each.index_compressor for each in layers)
+    return of_keys, max((each.width for each in index if each is not None), default=0)
 
 
 def _cpu_indexer_buffers(shape: IndexerShape, rows: int) -> list[Buffer]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from moeserve.kernels.cpu_stream import LinearGroup, Matrix
 from moeserve.kernels.residual_operations import NgramNorms
+from moeserve.kernels.streams.sinkhorn import SinkhornMix
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.cpu_weights import CpuInput, CpuNgrams, CpuStreamMix
+from moeserve.models.loading.cpu_weights import CpuInput, CpuNgrams, CpuSinkhornMix, CpuStreamMix
 from moeserve.models.loading.table_rows import TableRows
+from moeserve.models.residual import SinkhornConnections
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
@@ -21,8 +24,8 @@ LoadMatrix = Callable[[str], Matrix]
 def load_input(
     shape: ModelShape, block: str, norm: str, index: int | None, vector: Vector, matrix: LoadMatrix
 ) -> CpuInput:
-    """Loads what a block of layer `index`, or the head (None), reads the residual through. norm: its full name if the
-    residual is one vector; block: the beginning of the names if it has streams."""
+    """Loads what a block of layer `index`, or the head (None), reads the residual through. norm: its full name;
+    block: the beginning of the streams' names."""
     if shape.streams is None:
         return vector(norm)
 
@@ -30,6 +33,16 @@ def load_input(
         return n.of_part(f"{block}_{part}") if index is None else n.of_layer(index, f"{block}_{part}")
 
     down = ("down",) if index is None else ("down", "inject")  # the head injects nothing
+    if isinstance(shape.streams, SinkhornConnections):
+        connections = shape.streams
+        return CpuSinkhornMix(
+            ones=torch.ones(connections.count * shape.hidden_size),
+            product=LinearGroup([matrix(name("fn"))]),
+            mix=SinkhornMix(
+                vector(name("base")), vector(name("scale")), connections.eps, connections.iterations
+            ),
+            norm=vector(norm),
+        )
     return CpuStreamMix(
         norm=vector(name("norm")).view(shape.streams.count, -1),
         down=LinearGroup([matrix(name(part)) for part in down]),

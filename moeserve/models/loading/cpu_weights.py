@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from moeserve.kernels.compressed_operations import CompressorParameters
 from moeserve.kernels.cpu_stream import LinearGroup, Matrix
 from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.stream_operands import DeltaParameters, Mamba2Parameters
+from moeserve.kernels.streams.sinkhorn import SinkhornMix
 from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.source import ModelSource
@@ -34,8 +36,19 @@ class CpuStreamMix:
     up: LinearGroup  # [streams * hidden, low_rank]
 
 
+@dataclass(frozen=True, slots=True)
+class CpuSinkhornMix:
+    """The weights through which a block reads a residual of several streams that are mixed:
+    kernels/streams/sinkhorn.py."""
+
+    ones: Tensor  # float32 [streams * hidden]: the weight of the norm before the product
+    product: LinearGroup  # [streams * (2 + streams), streams * hidden]; [streams, ..] before the head
+    mix: SinkhornMix
+    norm: Tensor  # float32 [hidden]: of what is read
+
+
 # How a block reads the residual: through an RMS norm, float32 [hidden], or a mix of its streams.
-CpuInput = Tensor | CpuStreamMix
+CpuInput = Tensor | CpuStreamMix | CpuSinkhornMix
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +137,19 @@ class CpuLatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuCompressedAttention:
+    norm: CpuInput
+    inputs: list[LinearGroup]  # as CompressedAttentionShape.input_parts
+    q_a_norm: Tensor  # float32 [q_rank]
+    q_b: LinearGroup  # [heads * head_dim, q_rank], and of index queries if there is an indexer
+    kv_norm: Tensor  # float32 [head_dim]
+    compressors: list[CompressorParameters]  # as CompressedAttentionShape.compressors
+    sinks: Tensor  # float32 [heads]
+    output_a: Matrix  # [groups, rank, heads / groups * head_dim]
+    output_b: LinearGroup  # [hidden, groups * rank]
+
+
+@dataclass(frozen=True, slots=True)
 class CpuDeltaNet:
     norm: CpuInput
     inputs: LinearGroup  # as GatedDeltaNetShape.input_parts
@@ -189,6 +215,7 @@ class CpuMoe:
     experts: GatedExperts
     shared: CpuSharedExpert | None
     choice_bias: Tensor | None = None  # float32 [E]: added to scores for choosing experts only
+    by_token: Tensor | None = None  # int32 [vocab, top_k]: experts of each token id; None: scores choose
     expert_scale: Tensor | None = None  # float32 [E]: factors of the chosen experts' weights
     # set if parts have separate norms; `norm` is then only the shared expert's input norm
     parts: CpuParts | None = None
@@ -201,7 +228,7 @@ class CpuDenseFfn:
     expert: CpuSharedExpert  # without a gate
 
 
-CpuMixer = CpuAttention | CpuLatentAttention | CpuDeltaNet | CpuMamba2 | CpuShortConv
+CpuMixer = CpuAttention | CpuLatentAttention | CpuCompressedAttention | CpuDeltaNet | CpuMamba2 | CpuShortConv
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@
 
 #include "ops/attention.h"
 #include "ops/choose.h"
+#include "ops/compressed_plan.h"
 #include "ops/delta_net.h"
 #include "ops/ops.h"
 
@@ -82,7 +83,8 @@ class Stream {
                  int kv_heads, int dim, int value_dim, bool is_latent, int window, Tensor sinks, Tensor gate,
                  bool gate_softplus);
   void route(Tensor logits, int n, Tensor ids, Tensor weights, const std::string& scoring, bool normalize,
-             float scale, int groups, int top_groups, int group_best, Tensor bias, Tensor expert_scale);
+             float scale, int groups, int top_groups, int group_best, Tensor bias, Tensor expert_scale,
+             Tensor table, Tensor tokens);
   void shared_gate(const Activations& y, int n, Tensor weight, Tensor ids, Tensor weights);
   void experts(const Matrix& gate, const Matrix& up, const Matrix& down, const Activations& y, int n,
                Tensor ids, Tensor weights, Tensor starts, Tensor active, Tensor routes, const Activations& h,
@@ -101,6 +103,17 @@ class Stream {
   void index_store(Tensor q, Tensor keys, Tensor norm, Tensor bias, float eps, Tensor cos, Tensor sin,
                    Tensor positions, Tensor slots, Tensor index_keys, int n, int heads, bool in_pairs);
   void choose_keys(AttentionPlan& plan, Tensor q, Tensor weights, Tensor index_keys, int heads);
+  // stream_compressed.cpp
+  void compressed_store(Tensor q, Tensor kv, Tensor norm, float eps, Tensor cos, Tensor sin, Tensor positions,
+                        Tensor slots, Tensor keys, int n, int heads, float scale, Tensor index_q, int index_heads);
+  void compress(Tensor kv, Tensor gate, Tensor bias, Tensor norm, float eps, Tensor cos, Tensor sin,
+                Tensor positions, Tensor slots, Tensor entries, int64_t first, Tensor states,
+                int64_t first_state, Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept,
+                Tensor pending, int n);
+  void commit_compressed(Tensor bias, int64_t dim, Tensor states, int64_t first_state, Tensor slot,
+                         Tensor kept, Tensor accepted, Tensor pending);
+  void choose_entries(CompressedPlan& plan, Tensor q, Tensor weights, Tensor index_keys, int heads);
+  void rotate_back(const Activations& x, int n, int heads, int dim, Tensor cos, Tensor sin, Tensor positions);
   // stream_states.cpp
   void delta_net(Tensor q, Tensor k, Tensor v, Tensor z, Tensor b, Tensor a, Tensor conv, Tensor rate,
                  Tensor dt_bias, Tensor norm, float eps, const DeltaHeads& heads, Tensor states,
@@ -120,6 +133,9 @@ class Stream {
   void scaled_silu(Tensor x, float factor, int n, const Activations& out);
   void mix_streams(Tensor gate, const Activations& x, int n, const Activations& out);
   void inject(Tensor block, Tensor weights, int n, Tensor x);
+  void read_streams(Tensor products, Tensor x, Tensor rows, Tensor base, Tensor scale, float eps,
+                    int iterations, Tensor norm, float norm_eps, int n, const Activations& y, Tensor weights);
+  void add_streams(Tensor block, Tensor weights, int n, Tensor x);
   void ngram_gate(Tensor x, Tensor key, Tensor value, Tensor query_norm, Tensor key_norm, Tensor conv_norm,
                   float eps, int n, Tensor factors);
   void ngram_conv(Tensor inputs, Tensor factors, Tensor value, Tensor conv, int dilation, Tensor states,

@@ -51,13 +51,13 @@ void Stream::choose_keys(AttentionPlan& plan, Tensor q, Tensor weights, Tensor i
   if (heads < 1) reject("heads", "at least one wanted");
   if (plan.choice.top < 1) reject("plan", "one that was built with a number of keys to choose wanted");
   ChooseKeysOp op{};
-  op.k = &kernels_;
   op.plan = &plan;
-  op.q = rows_arg<float>(q, "q", plan.rows, heads * dim);
-  op.weights = weights.is_none() ? nullptr : rows_arg<float>(weights, "weights", plan.rows, heads);
-  op.pool = rows_arg<uint16_t>(index_keys, "kv.index_keys", 0, dim);
-  op.heads = heads;
-  op.dim = static_cast<int>(dim);
+  op.scorer = {&kernels_,
+               rows_arg<float>(q, "q", plan.rows, heads * dim),
+               weights.is_none() ? nullptr : rows_arg<float>(weights, "weights", plan.rows, heads),
+               rows_arg<uint16_t>(index_keys, "kv.index_keys", 0, dim),
+               heads,
+               static_cast<int>(dim)};
   if (!plan.choice.groups.empty()) pool_.submit(op);
 }
 

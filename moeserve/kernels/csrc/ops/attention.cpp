@@ -224,15 +224,11 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
                           const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows,
                           int64_t table_stride, int heads_, int kv_heads_, int value_dim_, int threads,
                           const int32_t* ends, int64_t num_ends, int top, int block) {
-  tiles.clear();
+  begin(0, heads_, kv_heads_, value_dim_);
   choice.clear();
   choice.top = top;
   choice.block = block;
   row_ends.assign(ends, ends + num_ends);
-  rows = 0;
-  heads = heads_;
-  kv_heads = kv_heads_;
-  value_dim = value_dim_;
   for (int i = 0; i < sequences; ++i) {
     if (req_slot[i] < 0 || req_slot[i] >= table_rows || position[i] < 0 || row[i] < 0 ||
         int64_t{position[i]} + count[i] > table_stride) {
@@ -252,6 +248,18 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
     add_tiles(row[i], all, position[i], slots);
   }
   add_chosen_tiles();
+  divide(threads);
+}
+
+void AttentionPlan::begin(int rows_, int heads_, int kv_heads_, int value_dim_) {
+  tiles.clear();
+  rows = rows_;
+  heads = heads_;
+  kv_heads = kv_heads_;
+  value_dim = value_dim_;
+}
+
+void AttentionPlan::divide(int threads) {
   // With enough units, tiles are not split: their segments are merged at once and need no memory. Nor are tiles of one
   // segment: that takes one phase instead of two.
   const auto is_long = [](const Tile& tile) { return segments_of(tile) > 1; };

@@ -41,6 +41,11 @@ class AttentionPlan {
              int heads, int kv_heads, int value_dim, int threads, const int32_t* ends = nullptr,
              int64_t num_ends = 0, int top = 0, int block = 1);
 
+  // Instead of `build`: begins a plan without tiles; the caller adds them to `tiles`, then calls `divide`.
+  void begin(int rows, int heads, int kv_heads, int value_dim);
+  // Divides the tiles among threads.
+  void divide(int threads);
+
   int rows = 0;  // the step has at least this many rows
   int heads = 0, kv_heads = 0, value_dim = 0;
   std::vector<Tile> tiles;

@@ -45,8 +45,7 @@ void IndexStoreOp::operator()(Team& team) const {
   });
 }
 
-void ChooseKeysOp::score(Team& team, const KeyChoice::Part& part) const {
-  KeyChoice& choice = plan->choice;
+void IndexScorer::score(Team& team, KeyChoice& choice, const KeyChoice::Part& part) const {
   const KeyChoice::Tile& tile = choice.tiles[part.tile];
   const int queries = tile.count * heads, keys = choice.index_keys(tile.position + tile.count - 1);
   const int begin = part.segment * KeyChoice::kSegment, end = std::min(keys, begin + KeyChoice::kSegment);
@@ -83,10 +82,10 @@ void ChooseKeysOp::choose(Team& team, const KeyChoice::Tile& tile, int row) cons
 }
 
 void ChooseKeysOp::operator()(Team& team) const {
-  const KeyChoice& choice = plan->choice;
+  KeyChoice& choice = plan->choice;
   for (const KeyChoice::Group& group : choice.groups) {
     team.for_units(group.end_part - group.first_part,
-                   [&](int64_t i) { score(team, choice.parts[group.first_part + i]); });
+                   [&](int64_t i) { scorer.score(team, choice, choice.parts[group.first_part + i]); });
     if (&group == &choice.groups.back()) team.last_phase();
     const int tiles = group.end_tile - group.first_tile;
     team.for_units(int64_t{tiles} * KeyChoice::kTileTokens, [&](int64_t i) {

@@ -32,18 +32,23 @@ struct IndexStoreOp {
   void rotate(int64_t t, float* x) const;
 };
 
+// Scores the index keys of a part of `choice`. q [n, heads, dim]; weights [n, heads], or nullptr: all are 1; pool [slots,
+// dim]: a block's index key is in the slot of its last key.
+struct IndexScorer {
+  const Kernels* k;
+  const float *q, *weights;
+  const uint16_t* pool;
+  int heads, dim;
+  void score(Team& team, KeyChoice& choice, const KeyChoice::Part& part) const;
+};
+
 // Scores the index keys of the plan's choosing rows, and writes the KV slots of the chosen keys to the plan's lists.
 struct ChooseKeysOp {
-  const Kernels* k;
   AttentionPlan* plan;
-  const float* q;        // [n, heads, dim], from IndexStoreOp
-  const float* weights;  // [n, heads]; nullptr: all are 1
-  const uint16_t* pool;  // [slots, dim]; a block's index key is in the slot of its last key
-  int heads, dim;
+  IndexScorer scorer;  // of IndexStoreOp's queries
   void operator()(Team& team) const;
 
  private:
-  void score(Team& team, const KeyChoice::Part& part) const;
   void choose(Team& team, const KeyChoice::Tile& tile, int row) const;
 };
 

@@ -35,6 +35,7 @@ struct KeyChoice {
 
   int top = 0;    // index keys chosen per row; 0: rows attend to all keys
   int block = 1;  // consecutive keys that share an index key
+  bool has_lists = true;  // false: the owner keeps the chosen keys elsewhere
 
   // Complete blocks before the end of the row at `position`, each of which has an index key.
   int index_keys(int position) const { return (position + 1) / block; }

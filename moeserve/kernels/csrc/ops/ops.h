@@ -219,7 +219,7 @@ struct RopeStoreOp {
   void norm_rotate(float* x, int num, const float* norm, bool full, int64_t angle) const;
 };
 
-enum class Scoring : int { kSoftmax, kSigmoid, kSoftmaxTopK };
+enum class Scoring : int { kSoftmax, kSigmoid, kSqrtSoftplus, kSoftmaxTopK };
 
 // See routing/options.py.
 struct RouterOptions {
@@ -229,11 +229,15 @@ struct RouterOptions {
   int groups, top_groups, group_best;
 };
 
-// Each token's experts, ids and weights [n, top_k], best first, lower ids first among equals: routing/reference.py.
+// Each token's experts, ids and weights [n, top_k], best first, lower ids first among equals, or in the table's order:
+// routing/reference.py.
 struct RouteOp {
   const float* logits;        // [n, experts]
   const float* bias;          // [experts], or nullptr
   const float* expert_scale;  // [experts], factors of the experts' weights; or nullptr
+  // Experts by token id, [vocabulary, top_k], and the rows' token ids: these experts are taken, and only weighed by
+  // their scores. nullptr: experts are chosen by score.
+  const int32_t *table, *tokens;
   int n, experts, top_k;
   RouterOptions options;
   int32_t* ids;
@@ -259,7 +263,7 @@ struct SharedGateOp {
   void operator()(Team& team) const;
 };
 
-enum class Activation : int { kSilu, kSwigluOai, kGelu, kRelu };
+enum class Activation : int { kSilu, kClampedSilu, kSwigluOai, kGelu, kRelu };
 
 // Options of a layer's experts.
 struct ExpertOptions {

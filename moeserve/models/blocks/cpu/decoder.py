@@ -2,7 +2,7 @@
 
     x = embed(tokens)
     for each layer:
-        x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: recurrent.py
+        x = x + attention(norm(x))          attention.py, latent.py, compressed.py, or a recurrence: recurrent.py
         x = x + experts(norm(x))            ffn.py
     logits = output(output_norm(x))
 
@@ -25,6 +25,12 @@ from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import AdapterRows, KvLayer, StateLayer
 from moeserve.models.blocks.cpu.attention import attend, project_qkv
+from moeserve.models.blocks.cpu.compressed import (
+    CompressedPlans,
+    attend_compressed,
+    commit_compressed,
+    project_compressed,
+)
 from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts
 from moeserve.models.blocks.cpu.ffn import feed_forward, mix
 from moeserve.models.blocks.cpu.forms import RopeTables, angles_of, forms_of
@@ -38,10 +44,18 @@ from moeserve.models.blocks.cpu.residual import add_block, block_output, embed, 
 from moeserve.models.blocks.cpu.sandwich import mix_parts
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.blocks.forget import forget_kv
+from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
-from moeserve.models.loading.cpu_weights import CpuAttention, CpuDenseFfn, CpuLatentAttention, CpuWeights
+from moeserve.models.loading.cpu_weights import (
+    CpuAttention,
+    CpuCompressedAttention,
+    CpuDenseFfn,
+    CpuLatentAttention,
+    CpuWeights,
+)
 from moeserve.models.observer import LayerObserver, LayerRouting
+from moeserve.models.recurrence import Recurrence
 from moeserve.models.step_buffers import CPU_LOGIT_ROWS, draft_records, ngram_records
 
 Int32s = npt.NDArray[np.int32]
@@ -96,12 +110,15 @@ class CpuDecoder:
         self.disk = disk
         self._num_forwards = 0
         self._num_heads_read = 0
-        self._embedded: Sequence[tuple[int, Tensor]] = ()  # argument of the last `begin`
+        self._embedded: Sequence[tuple[int, Tensor]] = ()  # arguments of the last `begin`
+        self._token_ids = torch.zeros(0, dtype=torch.int32)
         self._forms = forms_of(
             shape,
             self._space,
             angles_of(shape, max_model_len, weights.rope_factors) if angles is None else angles,
         )
+        is_compressed = isinstance(shape.heads, CompressedAttentionShape)
+        self._compressed = CompressedPlans(shape) if is_compressed else None
         self.next_token: CpuNextTokenBlock | None = None  # the next-token block, if the model has one
         if weights.next_token is not None:
             assert weights.head is not None
@@ -126,6 +143,9 @@ class CpuDecoder:
         window_table and ends apply to sliding-window layers only; None: slot_table, and causal attention."""
         threads = self._stream.threads
         columns = (rows, counts, positions, req_slots)
+        if self._compressed is not None:
+            self._compressed.build(*columns, slot_table, threads)
+            return
         for form in self._forms.values():
             build_attention_plan(form.plan, *columns, slot_table, form.heads, threads, top=form.chosen_keys)
             if window_table is not None or ends is not None:
@@ -150,6 +170,7 @@ class CpuDecoder:
         `ModelShape.embedding_size`]) for rows with embeddings instead of tokens. previous: the tokens before each row,
         as `NgramHashes.rows` takes them, for a model with n-gram embeddings."""
         self._num_forwards += 1
+        self._token_ids = token_ids
         n = len(token_ids)
         scale = self.shape.embedding_scale
         embed(self._stream, self._weights.embedding, token_ids, n, self._space, scale=scale)
@@ -213,7 +234,7 @@ class CpuDecoder:
 
     @property
     def has_states(self) -> bool:
-        """True if some layers are recurrent; a batch then needs `states`."""
+        """True if some layers keep a state of each sequence; a batch then needs `states`."""
         return len(self._states) > 0
 
     def copy_states(self, pairs: Tensor) -> None:
@@ -224,9 +245,13 @@ class CpuDecoder:
     def commit_states(self, slot: Tensor, first: Tensor, accepted: Tensor) -> None:
         """Launches the commit of accepted drafts, after a step with drafts: see `CpuStream.commit_states`."""
         for index, pending in self._pending.items():
-            mixer, state = self._shapes[index].recurrence, self._states[index]
-            assert mixer is not None
-            self._stream.commit_states(mixer.heads, state, slot, first, accepted, pending)
+            mixer, state = self._shapes[index].mixer, self._states[index]
+            if isinstance(mixer, CompressedAttentionShape):
+                w = self._layers[index].mixer
+                assert isinstance(w, CpuCompressedAttention)
+                commit_compressed(self._stream, w, mixer, state, slot, first, accepted, pending)
+            elif isinstance(mixer, Recurrence):
+                self._stream.commit_states(mixer.heads, state, slot, first, accepted, pending)
         ngrams = self.shape.ngrams
         if ngrams is not None and self._pending_ngrams is not None:
             state, kept = self._ngram_state(ngrams.layer), ngrams.kept_inputs
@@ -295,6 +320,9 @@ class CpuDecoder:
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, CpuLatentAttention)
             project_latent(stream, w, mixer, eps, n, space)
+        elif isinstance(mixer, CompressedAttentionShape):
+            assert isinstance(w, CpuCompressedAttention)
+            project_compressed(stream, w, mixer, eps, n, space)
         elif mixer is not None and w is not None:
             project_recurrent(stream, mixer, w, eps, n, space)
 
@@ -310,6 +338,13 @@ class CpuDecoder:
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, CpuLatentAttention)
             attend_latent(stream, w, mixer, self._forms[mixer.form], self._kv[index], batch, space)
+        elif isinstance(mixer, CompressedAttentionShape):
+            assert isinstance(w, CpuCompressedAttention)
+            assert self._compressed is not None
+            attend_compressed(
+                *(stream, w, mixer, self._forms[mixer.form], self._compressed, eps, self._kv[index]),
+                *(self._states[index], batch, space, self._pending.get(index)),
+            )
         elif mixer is not None and w is not None:
             state, pending = self._states[index], self._pending.get(index)
             mix_recurrent(stream, mixer, w, eps, state, batch, space, pending)
@@ -353,6 +388,7 @@ class CpuDecoder:
         mix(
             *(self._stream, w, shape, eps, n, self._space, counts, adapters, out),
             add=add,
+            token_ids=self._token_ids,
             disk=self.disk,
             index=index,
         )

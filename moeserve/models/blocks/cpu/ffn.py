@@ -32,14 +32,16 @@ def mix(
     out: Tensor,
     *,
     add: bool,
+    token_ids: Tensor,
     disk: CpuDiskExperts | None = None,
     index: int = 0,
 ) -> None:
     """Launches router, experts and shared expert. expert_token_counts: int64 [2, experts], see `CpuStream.experts`.
-    disk: None if all experts are in RAM; index: the layer's."""
+    token_ids: int32 [n]; disk: None if all experts are in RAM; index: the layer's."""
     read_residual(stream, w.norm, eps, n, space)
     project(stream, space.y, n, w.router, [space.router_logits], adapters, (names.FFN_GATE_INP,))
-    stream.route(space.router_logits, n, space.routing, shape.router, bias=w.choice_bias)
+    by_token = None if w.by_token is None else (w.by_token, token_ids)
+    stream.route(space.router_logits, n, space.routing, shape.router, bias=w.choice_bias, by_token=by_token)
     on_disk = None if disk is None else disk.layer(index, n, space)
     if not w.latent:
         run_experts(stream, w, shape, n, space, expert_token_counts, adapters, out, add=add, disk=on_disk)

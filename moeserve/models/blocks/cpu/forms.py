@@ -10,7 +10,8 @@ from moeserve.kernels.cpu_stream import AttentionPlan
 from moeserve.kernels.stream_operands import Activations, Heads
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
 from moeserve.models.blocks.rope import rope_tables, section_of_frequencies
-from moeserve.models.interface import AttentionShape, ModelShape
+from moeserve.models.compressed import CompressedAttentionShape
+from moeserve.models.interface import Attention, AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 
 RopeTables = tuple[Tensor, Tensor]  # cos and sin of all positions' angles: see `rope_tables`
@@ -25,7 +26,7 @@ class CpuForm:
 
     def __init__(
         self,
-        shape: AttentionShape | LatentAttentionShape,
+        shape: Attention,
         space: CpuWorkspace,
         angles: RopeTables,
         sections: Tensor | None = None,
@@ -81,11 +82,13 @@ def forms_of(
     }
 
 
-def _kinds(model: ModelShape) -> dict[AttentionForm, AttentionShape | LatentAttentionShape]:
+def _kinds(model: ModelShape) -> dict[AttentionForm, Attention]:
     return {layer.attention.form: layer.attention for layer in model.layers if layer.attention is not None}
 
 
-def _heads_of(shape: AttentionShape | LatentAttentionShape) -> Heads:
+def _heads_of(shape: Attention) -> Heads:
     if isinstance(shape, LatentAttentionShape):
         return Heads(shape.num_heads, shape.head_parts, shape.head_dim, shape.rank, is_latent=True)
+    if isinstance(shape, CompressedAttentionShape):
+        return Heads(shape.num_heads, shape.head_parts, shape.head_dim, is_latent=True)
     return Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.v_dim)

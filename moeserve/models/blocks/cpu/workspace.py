@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 
 from moeserve.kernels.stream_operands import Activations, AdapterRows, RoutingWorkspace, StateSequences
+from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.indexer import IndexerShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
-from moeserve.models.residual import HyperConnections, NgramShape
+from moeserve.models.residual import HyperConnections, NgramShape, SinkhornConnections
 from moeserve.models.short_conv import ShortConvShape
+from moeserve.models.step_buffers import compressed_widths
 
 
 class CpuBatch:
@@ -52,6 +54,18 @@ class SandwichWorkspace:
     def __init__(self, hidden: int, tokens: int) -> None:
         self.block = torch.empty(tokens, hidden)  # output of a block, before its norm
         self.sum = Activations(tokens, hidden, q8=False)  # sum of a feed-forward's parts
+
+
+class SinkhornWorkspace:
+    """Additional buffers of a residual of several streams that are mixed, for one block at a time."""
+
+    def __init__(self, shape: SinkhornConnections, hidden: int, tokens: int) -> None:
+        self.count = shape.count
+        self.normed = Activations(tokens, shape.count * hidden)
+        self.products = torch.empty(tokens, shape.mix_values)
+        self.head_products = torch.empty(tokens, shape.count)
+        self.weights = torch.empty(tokens, shape.added_values)  # of the block's output, and of the mix
+        self.block = torch.empty(tokens, hidden)  # output of a block
 
 
 class StreamsWorkspace:
@@ -131,6 +145,36 @@ class LatentWorkspace:
         self.attended = Activations(rows, shape.rank)  # by head
 
 
+class CompressedWorkspace:
+    """Additional buffers of compressed attention."""
+
+    def __init__(self, model: ModelShape, shape: CompressedAttentionShape, tokens: int) -> None:
+        """shape: of any layer."""
+        self._tokens = tokens
+        self.q_a = torch.empty(tokens, shape.q_rank)
+        self.q_a_normed = Activations(tokens, shape.q_rank)
+        self.kv = torch.empty(tokens, shape.head_dim)
+        self._products = [[torch.empty(tokens * width) for _ in "kg"] for width in compressed_widths(model)]
+        heads = shape.num_heads // shape.output_groups
+        self.grouped = Activations(tokens * shape.output_groups, heads * shape.head_dim)
+        self.attended = Activations(tokens, shape.q_width, q8=False, within=self.grouped)  # the same
+        layers = (layer.mixer for layer in model.layers)
+        of_index = (each.indexer for each in layers if isinstance(each, CompressedAttentionShape))
+        indexer = next((each for each in of_index if each is not None), None)
+        self.index_q = None if indexer is None else torch.empty(tokens, indexer.q_width)
+        self.index_weights = None if indexer is None else torch.empty(tokens, indexer.num_heads)
+
+    def products(self, shape: CompressedAttentionShape) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns (kv, gate) of each of a layer's compressors, float32 [tokens, width]."""
+        return [
+            (self._view(kv, each.width), self._view(gate, each.width))
+            for (kv, gate), each in zip(self._products, shape.compressors, strict=False)
+        ]
+
+    def _view(self, memory: torch.Tensor, width: int) -> torch.Tensor:
+        return memory[: self._tokens * width].view(self._tokens, width)
+
+
 class IndexerWorkspace:
     """Additional buffers of an indexer."""
 
@@ -184,12 +228,16 @@ class CpuWorkspace:
         self.gates = {width: gate[: tokens * width].view(tokens, width) for width in s.gate_widths}
         self.widest_mixed = Activations(tokens, s.mixed_width)  # input of the mixers' output product
         self.sandwich = SandwichWorkspace(s.hidden_size, tokens) if s.is_sandwiched else None
-        self.streams = None if s.streams is None else StreamsWorkspace(s.streams, s.hidden_size, tokens)
+        self.streams = _streams(s, tokens)
         count = s.residual_width // s.hidden_size
         self.ngrams = None if s.ngrams is None else NgramWorkspace(s.ngrams, s.hidden_size, count, tokens)
         self.inputs = LayerInputWorkspace(s, tokens) if s.layer_input_width else None
         self.next_token = None if s.next_token_layer is None else NextTokenWorkspace(s.hidden_size, tokens)
         self.latent = None if s.latent is None else LatentWorkspace(s.latent, tokens)
+        heads = s.heads
+        self.compressed = (
+            CompressedWorkspace(s, heads, tokens) if isinstance(heads, CompressedAttentionShape) else None
+        )
         indexer = None if s.latent is None else s.latent.indexer
         self.indexer = None if indexer is None else IndexerWorkspace(indexer, tokens)
         recurrence, mixed = s.recurrence, self.widest_mixed
@@ -219,6 +267,14 @@ class CpuWorkspace:
         }
         self.final = Activations(logit_rows, s.hidden_size)
         self.logits = torch.empty(logit_rows, s.vocab_size)
+
+
+def _streams(shape: ModelShape, tokens: int) -> StreamsWorkspace | SinkhornWorkspace | None:
+    if shape.streams is None:
+        return None
+    if isinstance(shape.streams, SinkhornConnections):
+        return SinkhornWorkspace(shape.streams, shape.hidden_size, tokens)
+    return StreamsWorkspace(shape.streams, shape.hidden_size, tokens)
 
 
 def _between(rows: int, width: int, experts: list[GatedExperts], has_adapters: bool) -> Activations:

@@ -76,11 +76,11 @@ void sigmoid_mul(const float* gate, int n, float* x) {
 }
 
 // The value to clamp is the second operand of min and max, so that NaN stays NaN.
-void clamped_silu_mul(const float* gate, const float* up, int n, float most, float* out) {
-  const VF limit = set_f(most), least = set_f(-most), one = set_f(1.0f);
+void clamped_silu_mul(const float* gate, const float* up, int n, float most_silu, float most_up, float* out) {
+  const VF limit = set_f(most_silu), highest = set_f(most_up), lowest = set_f(-most_up), one = set_f(1.0f);
   for (int i = 0; i < n; i += 16) {
     const VF g = load_f(gate + i);
-    const VF u = max(least, min(limit, load_f(up + i)));
+    const VF u = max(lowest, min(highest, load_f(up + i)));
     store_f(out + i, mul(min(limit, div(g, add(one, exp_f(sub(zero_f(), g))))), u));
   }
 }
