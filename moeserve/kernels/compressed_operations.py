@@ -98,8 +98,8 @@ class CompressedOperations(OperationQueue):
     def choose_entries(
         self, plan: _C.CompressedPlan, q: torch.Tensor, weights: torch.Tensor, layer: KvLayer, heads: int
     ) -> None:
-        """Chooses the entries of the plan's rows that have more than are chosen, by the stored index keys. q [n, heads *
-        dim], rotated; weights [n, heads]."""
+        """Chooses the entries of the plan's rows that have more than are chosen, by the stored index keys. q [n, heads
+        * dim], rotated; weights [n, heads]."""
         assert layer.index_keys is not None
         self._native.choose_entries(plan, q, weights, layer.index_keys, heads)
         self._held.append((plan, q, weights, layer))

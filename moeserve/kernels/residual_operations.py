@@ -67,9 +67,10 @@ class ResidualOperations(OperationQueue):
         y: Activations,
         weights: torch.Tensor | None,
     ) -> None:
-        """y[i] = RMSNorm(a weighted sum of x[rows[i]]'s streams) * norm, as streams/sinkhorn.py specifies, quantised too
-        where y has room. products: float32 [n, streams * (2 + streams)]; weights: [n, streams * (1 + streams)], to which
-        go the weights of the block's output and the mix. Before the head weights is None, and products [n, streams].
+        """y[i] = RMSNorm(a weighted sum of x[rows[i]]'s streams) * norm, as streams/sinkhorn.py specifies, quantised
+        too where y has room. products: float32 [n, streams * (2 + streams)]; weights: [n, streams * (1 + streams)], to
+        which go the weights of the block's output and the mix. Before the head weights is None, and products [n,
+        streams].
         """
         self._native.read_streams(
             products,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, LayerShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
@@ -15,6 +16,8 @@ from moeserve.models.sources.source import ModelSource
 # Feature name → test whether a layer has it.
 _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
     "layers that attend to an earlier one's keys": lambda layer: _has(layer, lambda a: a.kv_from is not None),
+    "compressed attention": lambda layer: isinstance(layer.mixer, CompressedAttentionShape),
+    "experts chosen by token": lambda layer: layer.moe is not None and layer.moe.by_token,
     "latent experts": lambda layer: layer.moe is not None and layer.moe.latent > 0,
     "weights of several experts' input": lambda layer: (
         layer.moe is not None and layer.moe.weighs_input and layer.moe.top_k > 1

@@ -37,8 +37,8 @@ class HyperConnections:
 
 @dataclass(frozen=True, slots=True)
 class SinkhornConnections:
-    """A residual of `count` streams, of which blocks read a weighted sum, and which are mixed behind a block by a doubly
-    stochastic matrix: kernels/streams/sinkhorn.py. Blocks and the head have their norms besides."""
+    """A residual of `count` streams, of which blocks read a weighted sum, and which are mixed behind a block by a
+    doubly stochastic matrix: kernels/streams/sinkhorn.py. Blocks and the head have their norms besides."""
 
     count: int
     iterations: int  # of Sinkhorn's algorithm

@@ -47,9 +47,9 @@ def keys(kv: Tensor, norm: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tens
 def compress(kv: Tensor, gate: Tensor, bias: Tensor, norm: Tensor, eps: float, angles: Angles) -> Tensor:
     """Returns the entries of a sequence's complete blocks, normalised and rotated, float64 [blocks, dim].
 
-    kv, gate [n, width] of its tokens from the first on; bias [ratio, width]; norm [dim]. By column, an entry is the mean
-    of its tokens' kv, weighed by the softmax of gate + bias. With width == 2 * dim the tokens of the block before take
-    part with their first `dim` columns, and its own with the last.
+    kv, gate [n, width] of its tokens from the first on; bias [ratio, width]; norm [dim]. By column, an entry is the
+    mean of its tokens' kv, weighed by the softmax of gate + bias. With width == 2 * dim the tokens of the block before
+    take part with their first `dim` columns, and its own with the last.
     """
     (ratio, width), dim = bias.shape, len(norm)
     blocks = len(kv) // ratio
@@ -65,8 +65,8 @@ def compress(kv: Tensor, gate: Tensor, bias: Tensor, norm: Tensor, eps: float, a
 
 
 def chosen_entries(q: Tensor, weights: Tensor, index_keys: Tensor, complete: int, top: int) -> Tensor:
-    """Returns the entries that a row attends to, int64, in ascending order: all `complete` ones if there are no more than
-    `top`. q [heads, dim]; weights [heads]; index_keys [entries, dim]."""
+    """Returns the entries that a row attends to, int64, in ascending order: all `complete` ones if there are no more
+    than `top`. q [heads, dim]; weights [heads]; index_keys [entries, dim]."""
     return choose_keys(index_scores(q, weights, index_keys[:complete]), top)
 
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 
-# Added to the sum of sigmoid or sqrt_softplus scores before the division (DeepSeek-V3): if all scores are 0, weights are 0 instead of
-# NaN.
+# Added to the sum of sigmoid or sqrt_softplus scores before the division (DeepSeek-V3): if all scores are 0, weights
+# are 0 instead of NaN.
 SIGMOID_EPS = 1e-20
 
 
@@ -23,8 +23,8 @@ def route(
     """Returns each token's experts, best first (ties: lower id first), and their weights.
 
     logits [n, experts], finite; bias [experts]: added to scores for choosing, not to weights. expert_scale
-    [experts]: multiplies the weights. given, [n, top_k]: the experts, where they are not chosen by score. Returns ids int32 [n, top_k] and weights float64 [n, top_k], which sum to 1
-    with the default options.
+    [experts]: multiplies the weights. given, [n, top_k]: the experts, where they are not chosen by score. Returns ids
+    int32 [n, top_k] and weights float64 [n, top_k], which sum to 1 with the default options.
     """
     router.check(logits.shape[1], top_k)
     logits = logits.double()

@@ -1,5 +1,5 @@
-"""The specification of hyper-connections whose streams are mixed by a doubly stochastic matrix, in float64: the residual
-of DeepSeek-V4 (https://huggingface.co/docs/transformers/model_doc/deepseek_v4).
+"""The specification of hyper-connections whose streams are mixed by a doubly stochastic matrix, in float64: the
+residual of DeepSeek-V4 (https://huggingface.co/docs/transformers/model_doc/deepseek_v4).
 
 A block reads a weighted sum of the streams. Behind it the streams are mixed, and its output is added to each with a
 weight. All weights are functions of the normalised residual. The mix is made doubly stochastic by Sinkhorn's iteration.

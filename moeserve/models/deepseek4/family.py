@@ -2,8 +2,8 @@
 compressed entries, a residual of several streams that are mixed, and in the first layers experts by token id.
 
 `attention.compress_ratios` has each layer's tokens of an entry: 0 for the window alone, 4 for entries that overlap and
-that an indexer chooses, others for entries that all are attended to. Layers with entries have a rotary base of their own,
-and only there RoPE is stretched, without YaRN's magnitude. No key says so: the architecture does.
+that an indexer chooses, others for entries that all are attended to. Layers with entries have a rotary base of their
+own, and only there RoPE is stretched, without YaRN's magnitude. No key says so: the architecture does.
 """
 
 from __future__ import annotations

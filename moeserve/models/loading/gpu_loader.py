@@ -15,6 +15,7 @@ from torch import Tensor
 from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
 from moeserve.kernels.planes import Planes, empty_planes
 from moeserve.models.errors import ModelError
+from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.floats import read_floats
@@ -132,6 +133,7 @@ class GpuLoader:
             return self._mamba2(index, mixer)
         if isinstance(mixer, ShortConvShape):
             return self._short_conv(index)
+        assert not isinstance(mixer, CompressedAttentionShape)  # of the CPU engine alone: gpu_features.py
         return None if mixer is None else self._delta_net(index, mixer)
 
     def _latent_attention(self, index: int, shape: LatentAttentionShape) -> GpuLatentAttention:

@@ -77,7 +77,7 @@ Activation activation_named(const std::string& name) {
   if (name == "swiglu_oai") return Activation::kSwigluOai;
   if (name == "gelu") return Activation::kGelu;
   if (name == "relu") return Activation::kRelu;
-  reject("activation", "neither silu nor clamped_silu nor swiglu_oai nor gelu nor relu but '" + name + "'");
+  reject("activation", "none of silu, clamped_silu, swiglu_oai, gelu, relu but '" + name + "'");
 }
 
 void check_options(const ExpertOptions& options) {

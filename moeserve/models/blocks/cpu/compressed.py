@@ -1,7 +1,7 @@
 """Compressed attention on the pool's stream: x += output_b(output_a(rotated back(attention(q, keys and entries)))).
 
-q = q_b(norm(q_a(y))), keys and the compressors' inputs are products of y = norm(x). Each token is added to the entries in
-progress, which are a sequence's state; an entry that it completes is stored with its key, and the row attends to it
+q = q_b(norm(q_a(y))); keys and the compressors' inputs are products of y = norm(x). Each token is added to the entries
+in progress, which are a sequence's state; an entry that it completes is stored with its key, and the row attends to it
 already.
 """
 

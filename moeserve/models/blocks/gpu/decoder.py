@@ -49,6 +49,7 @@ from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuHead, GpuWorkspace, make_workspaces
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.recurrence import Recurrence
 from moeserve.models.loading.expert_stream import ExpertStream
 from moeserve.models.loading.gpu_weights import (
     GpuAttention,
@@ -340,7 +341,7 @@ class GpuDecoder:
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, GpuLatentAttention)
             self._latent_attention.attend(mixer, w, self._kv[index], batch, s)
-        elif mixer is not None:
+        elif isinstance(mixer, Recurrence):
             assert w is not None
             assert batch.states is not None
             state = self._states[index]

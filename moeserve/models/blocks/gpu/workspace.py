@@ -318,7 +318,9 @@ def make_workspaces(
 
 def _attentions(shape: ModelShape) -> list[AttentionShape | LatentAttentionShape]:
     """Returns one layer's attention shape for each attention form."""
-    return list({a.form: a for layer in shape.layers if (a := layer.attention) is not None}.values())
+    mixers = (layer.mixer for layer in shape.layers)
+    attending = (a for a in mixers if isinstance(a, AttentionShape | LatentAttentionShape))
+    return list({a.form: a for a in attending}.values())
 
 
 def _queries(memory: Tensor, shape: AttentionShape | LatentAttentionShape) -> Tensor:
