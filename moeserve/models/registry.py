@@ -46,8 +46,8 @@ from moeserve.models.qwen3next.family import FAMILY as QWEN3_NEXT
 from moeserve.models.qwen4exp.family import FAMILY as QWEN4_EXP
 from moeserve.models.qwen35dense.family import FAMILY as QWEN35
 from moeserve.models.qwen35moe.family import FAMILY as QWEN35_MOE
-from moeserve.models.sources.huggingface.mapping import check_settings
-from moeserve.models.sources.huggingface.wrapped_text import text_config
+from moeserve.models.sources.huggingface.mapping import HuggingFaceMapping, check_settings
+from moeserve.models.sources.huggingface.wrapped_text import inner_model_type, text_config
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step35.family import FAMILY as STEP35
 from moeserve.models.tensors import check_tensors
@@ -131,18 +131,38 @@ def read_checked_shape(source: ModelSource) -> ModelShape:
 def family_of_config(path: Path, config: Mapping[str, Any]) -> tuple[ModelFamily, dict[str, Any]]:
     """Returns the family of a Hugging Face config.json, and the part of it that configures the text model (possibly
     all). Raises ModelError for an unsupported model_type, quantisation or setting."""
-    readable = {
-        model_type: (family, family.hugging_face)
-        for family in FAMILIES.values()
-        if family.hugging_face is not None
-        for model_type in family.hugging_face.model_types
-    }
+    families = [
+        (family, family.hugging_face) for family in FAMILIES.values() if family.hugging_face is not None
+    ]
+    readable = {model_type: each for each in families for model_type in each[1].model_types}
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in readable:
         raise ModelError(
             path, f"model_type {model_type!r} is not supported; supported are {', '.join(readable)}"
         )
-    family, mapping = readable[model_type]
-    settings = text_config(config) if model_type == mapping.wrapped_in else dict(config)
+    wrapped = [each for each in families if each[1].wrapped_in == model_type]
+    if not wrapped:
+        family, mapping = readable[model_type]
+        settings = dict(config)
+    else:
+        family, mapping = _family_of_text(path, config, wrapped)
+        settings = text_config(config)
     check_settings(path, settings, mapping)
     return family, settings
+
+
+def _family_of_text(
+    path: Path, config: Mapping[str, Any], families: list[tuple[ModelFamily, HuggingFaceMapping]]
+) -> tuple[ModelFamily, HuggingFaceMapping]:
+    """Returns which of the families that a multimodal model may wrap its text model is of. Raises ModelError."""
+    inner = inner_model_type(config)
+    if inner is None and len(families) == 1:
+        return families[0]
+    readable = {name: each for each in families for name in each[1].text_types}
+    if inner not in readable:
+        raise ModelError(
+            path,
+            f"model_type of 'text_config' is {inner!r}; in a {config['model_type']} {' and '.join(readable)} are "
+            "supported",
+        )
+    return readable[inner]

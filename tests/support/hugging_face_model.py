@@ -46,7 +46,7 @@ def write_model(folder: Path, dtype: torch.dtype = torch.bfloat16, seed: int = 7
 
     torch.manual_seed(seed)
     settings = SETTINGS | {"head_dim": 64, "norm_topk_prob": True} | changes
-    _write(Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings)), folder, dtype)
+    save_random(Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings)), folder, dtype)
 
 
 def write_qwen2_moe(
@@ -57,7 +57,7 @@ def write_qwen2_moe(
 
     torch.manual_seed(seed)
     settings = SETTINGS | {"shared_expert_intermediate_size": 160} | changes
-    _write(Qwen2MoeForCausalLM(Qwen2MoeConfig(**settings)), folder, dtype)
+    save_random(Qwen2MoeForCausalLM(Qwen2MoeConfig(**settings)), folder, dtype)
 
 
 # Of families beyond the Qwens' mixtures: names of the config and of the model, and what it has beside or in place of
@@ -302,7 +302,7 @@ def write_family(
     torch.manual_seed(seed)
     config_name, model_name, own = (FAMILIES | INDEXED_FAMILIES)[model_type]
     config, model = getattr(transformers, config_name), getattr(transformers, model_name)
-    _write(model(config(**(SETTINGS | own | changes))), folder, dtype)
+    save_random(model(config(**(SETTINGS | own | changes))), folder, dtype)
     return model
 
 
@@ -315,7 +315,7 @@ def write_published_qwen35(folder: Path, dtype: torch.dtype = torch.bfloat16, se
               "out_hidden_size": SETTINGS["hidden_size"]}  # fmt: skip
     own = FAMILIES["qwen3_5_moe_text"][2]
     config = Qwen3_5MoeConfig(text_config=SETTINGS | own, vision_config=vision)
-    _write(Qwen3_5MoeForConditionalGeneration(config), folder, dtype)
+    save_random(Qwen3_5MoeForConditionalGeneration(config), folder, dtype)
     merge_experts(folder)
     return Qwen3_5MoeForCausalLM
 
@@ -328,7 +328,9 @@ def write_published_gemma(folder: Path, dtype: torch.dtype = torch.bfloat16, see
     vision = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2,
               "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "position_embedding_size": 64}  # fmt: skip
     own = SETTINGS | FAMILIES["gemma4_text"][2]
-    _write(Gemma4ForConditionalGeneration(Gemma4Config(text_config=own, vision_config=vision)), folder, dtype)
+    save_random(
+        Gemma4ForConditionalGeneration(Gemma4Config(text_config=own, vision_config=vision)), folder, dtype
+    )
     config = json.loads((folder / "config.json").read_text())
     del config["text_config"]["per_layer_config"]
     config["text_config"] |= {key: own[key] for key in ("global_head_dim", "num_global_key_value_heads")}
@@ -338,7 +340,7 @@ def write_published_gemma(folder: Path, dtype: torch.dtype = torch.bfloat16, see
 
 def write_wrapped(model: PreTrainedModel, folder: Path) -> None:
     """A model that sees as well as reads, in float32, with weights of its own."""
-    _write(model, folder, torch.float32)
+    save_random(model, folder, torch.float32)
 
 
 def read_model(folder: Path) -> Any:
@@ -368,7 +370,7 @@ def merge_experts(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-def _write(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
+def save_random(model: PreTrainedModel, folder: Path, dtype: torch.dtype) -> None:
     """Norms and biases as in no fresh model, where they are 1 and 0: they must be read."""
     torch.nn.Module.to(model, dtype)  # in place; transformers' own `to` has no usable annotation
     with torch.no_grad():

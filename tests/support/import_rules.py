@@ -75,6 +75,7 @@ READERS = {
     "moeserve.models.sources.huggingface.next_token_names",
     "moeserve.models.sources.huggingface.proportional_rope",
     "moeserve.models.sources.huggingface.remade",
+    "moeserve.models.sources.huggingface.rope_by_kind",
     "moeserve.models.sources.source",
     "moeserve.quantization",
 }
@@ -366,6 +367,9 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.registry",
         "moeserve.models.sources.gguf",
         "moeserve.models.loading.floats",
+        "moeserve.models.sources.source",
+        "moeserve.placement.engine_memory",
+        "moeserve.worker.loading.device",  # the same GPU as the worker's
     },
     "moeserve.cli.compare_dumps": {"moeserve.errors", "moeserve.worker.recording.dump_format"},
     "moeserve.launcher.zygote": FRAME

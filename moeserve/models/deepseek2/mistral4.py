@@ -7,10 +7,18 @@ blocks do not compute that factor, so longer contexts are not served.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from moeserve.models.deepseek2.family import read_shape as read_latent_shape
+from moeserve.models.deepseek2.hugging_face import MAPPING
+from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelFamily, ModelShape
+from moeserve.models.sources.gguf.metadata import MetadataValue
+from moeserve.models.sources.huggingface import latent
+from moeserve.models.sources.huggingface.layer_settings import integer
 from moeserve.models.sources.source import ModelSource
 
 
@@ -21,4 +29,33 @@ def read_shape(source: ModelSource) -> ModelShape:
     return replace(shape, context_length=min(shape.context_length, plain))
 
 
-FAMILY = ModelFamily("mistral4", read_shape)
+def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+    """Translates as in DeepSeek's folders, but for the router's default, and checks how much of a head rotates.
+    Raises ModelError."""
+    values = latent.derived(path, {**config, "scoring_func": config.get("scoring_func") or "softmax"})
+    rotated = integer(path, config, "qk_rope_head_dim")
+    key = rotated + integer(path, config, "qk_nope_head_dim")
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    share = scaling.get("partial_rotary_factor") if isinstance(scaling, dict) else None
+    if share is not None and not (isinstance(share, int | float) and int(key * share) == rotated):
+        raise ModelError(
+            path,
+            f"'partial_rotary_factor' is {share!r:.40} and 'qk_rope_head_dim' {rotated} of {key}: they do not agree",
+        )
+    return values
+
+
+FOLDER = replace(
+    MAPPING,
+    model_type="mistral4",
+    other_model_types=(),
+    wrapped_in="mistral3",
+    defaults={**MAPPING.defaults, "expert_weights_norm": True},
+    fixed={**MAPPING.fixed, "n_group": (1, 1), "topk_group": (1, 1)},
+    derived=derived,
+    rope_settings=MAPPING.rope_settings
+    | {"llama_4_scaling_beta", "max_position_embeddings", "partial_rotary_factor"},
+    next_token=None,
+    skipped_layers=(),
+)
+FAMILY = ModelFamily("mistral4", read_shape, FOLDER)

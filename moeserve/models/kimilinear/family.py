@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
+from moeserve.models.kimilinear.hugging_face import MAPPING
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.recurrent_heads import kimi_delta_heads
@@ -71,4 +72,4 @@ def _attention(reader: ShapeReader, num_heads: int) -> LatentAttentionShape:
     )
 
 
-FAMILY = ModelFamily(architecture="kimi-linear", read_shape=read_shape)
+FAMILY = ModelFamily(architecture="kimi-linear", read_shape=read_shape, hugging_face=MAPPING)

@@ -8,6 +8,7 @@ expert.
 from __future__ import annotations
 
 from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape
+from moeserve.models.laguna.hugging_face import MAPPING
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -22,10 +23,13 @@ def read_shape(source: ModelSource) -> ModelShape:
     reader.only("attention.value_length", head_dim)
     heads = reader.layer_heads()
     window = reader.integer(n.SLIDING_WINDOW, 0, 1 << 24, default=0)
+    has_window = reader.optional_flags(n.WINDOWED_LAYERS) or [
+        window > 0 and index % PERIOD > 0 for index in range(reader.num_layers)
+    ]
 
     def attention(index: int) -> AttentionShape:
         _check_gate(reader, source, index, heads[index][0])
-        if not window or index % PERIOD == 0:
+        if not has_window[index]:
             rotated = reader.rotated(head_dim)
             return AttentionShape(
                 *heads[index], head_dim, qk_norm="head", rotated=rotated, gate="head_softplus"
@@ -35,7 +39,7 @@ def read_shape(source: ModelSource) -> ModelShape:
             head_dim,
             qk_norm="head",
             rotated=reader.rotated(head_dim, "rope.dimension_count_swa"),
-            window=window,
+            window=reader.integer(n.SLIDING_WINDOW, 1, 1 << 24),
             rope_theta=reader.number("rope.freq_base_swa", 2.0, 1e12),
             rope_scaled=False,
             gate="head_softplus",
@@ -55,4 +59,4 @@ def _check_gate(reader: ShapeReader, source: ModelSource, index: int, heads: int
         )
 
 
-FAMILY = ModelFamily(architecture="laguna", read_shape=read_shape)
+FAMILY = ModelFamily(architecture="laguna", read_shape=read_shape, hugging_face=MAPPING)

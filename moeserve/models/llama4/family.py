@@ -20,11 +20,11 @@ from moeserve.models.interface import (
     MoeShape,
     SharedExpert,
 )
+from moeserve.models.llama4.hugging_face import MAPPING, PERIOD
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
-PERIOD = 4  # layers, of which the last has no positions
 PLAIN = 8191  # tokens
 MAVERICK = 128  # experts; Maverick does not normalise q and k, which no key states
 
@@ -36,7 +36,7 @@ def read_shape(source: ModelSource) -> ModelShape:
     num_experts, top_k, width = reader.experts()
     rotated = AttentionShape(
         *reader.heads(),
-        qk_norm="none" if num_experts == MAVERICK else "unweighted",
+        qk_norm="unweighted" if reader.flag(n.HAS_QK_NORM, default=num_experts != MAVERICK) else "none",
         has_rope_factors=n.ROPE_FREQS in source.tensors,
         in_pairs=True,
     )
@@ -50,12 +50,15 @@ def read_shape(source: ModelSource) -> ModelShape:
         shared=SharedExpert(width, is_gated=False),
         weighs_input=True,
     )
+    unrotated = reader.optional_flags(n.UNROTATED_LAYERS) or [
+        (index + 1) % PERIOD == 0 for index in range(reader.num_layers)
+    ]
     layers = [
-        LayerShape(plain if (index + 1) % PERIOD == 0 else rotated, ffn)
-        for index, ffn in enumerate(reader.feed_forwards(moe))
+        LayerShape(plain if without else rotated, ffn)
+        for without, ffn in zip(unrotated, reader.feed_forwards(moe), strict=True)
     ]
     shape = reader.model(tuple(layers))
     return replace(shape, context_length=min(shape.context_length, PLAIN))
 
 
-FAMILY = ModelFamily(architecture="llama4", read_shape=read_shape)
+FAMILY = ModelFamily(architecture="llama4", read_shape=read_shape, hugging_face=MAPPING)

@@ -12,7 +12,13 @@ import numpy as np
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
-from moeserve.models.sources.huggingface.layer_settings import FULL, SLIDING, layer_types
+from moeserve.models.sources.huggingface.layer_settings import (
+    FULL,
+    SLIDING,
+    layer_flags,
+    layer_types,
+    number,
+)
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_KEYS,
     DECODER_LAYER,
@@ -29,14 +35,14 @@ ROTATED = 0.334  # of a head, without a setting
 
 def by_layer(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Translates what differs between layers, and settings that may be null. Raises ModelError."""
-    layers = _number(path, config, "num_hidden_layers", 1, 1024)
+    layers = number(path, config, "num_hidden_layers", 1, 1024)
     has_window = _windowed(path, config, int(layers))
-    is_dense = _flags(path, config, int(layers), "mlp_layer_types", ("sparse", "dense"))
+    is_dense = layer_flags(path, config, int(layers), "mlp_layer_types", ("sparse", "dense"))
     if is_dense is None:
-        has_experts = _flags(path, config, int(layers), "moe_layer_freq", (0, 1))
+        has_experts = layer_flags(path, config, int(layers), "moe_layer_freq", (0, 1))
         is_dense = [not each for each in has_experts or [False, *[True] * (int(layers) - 1)]]
-    heads = int(_number(path, config, "num_key_value_heads", 1, 1024))
-    own = int(_number(path, config, "swa_num_key_value_heads", 1, 1024, default=2 * heads))
+    heads = int(number(path, config, "num_key_value_heads", 1, 1024))
+    own = int(number(path, config, "swa_num_key_value_heads", 1, 1024, default=2 * heads))
     for name, same in _SAME:
         if config.get(name) is not None and config[name] != config.get(same):
             raise ModelError(
@@ -45,16 +51,16 @@ def by_layer(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
             )
     # "sliding_window_size" counts the keys before a token's own, "sliding_window" that one too.
     before = config.get("sliding_window_size")
-    window = _number(path, config, "sliding_window", 1, 1 << 24) if before is None else (
-        _number(path, config, "sliding_window_size", 1, 1 << 24) + 1
+    window = number(path, config, "sliding_window", 1, 1 << 24) if before is None else (
+        number(path, config, "sliding_window_size", 1, 1 << 24) + 1
     )  # fmt: skip
     return {
         n.WINDOWED_LAYERS: np.array(has_window),
         n.DENSE_LAYERS: np.array(is_dense),
         n.SLIDING_WINDOW: int(window),
         "attention.head_count_kv": np.array([own if each else heads for each in has_window], np.int32),
-        "attention.value_scale": _number(path, config, "attention_value_scale", 1e-3, 1e3, default=1.0),
-        "expert_weights_scale": _number(path, config, "routed_scaling_factor", 1e-6, 1e6, default=1.0),
+        "attention.value_scale": number(path, config, "attention_value_scale", 1e-3, 1e3, default=1.0),
+        "expert_weights_scale": number(path, config, "routed_scaling_factor", 1e-6, 1e6, default=1.0),
     }
 
 
@@ -69,37 +75,8 @@ def _windowed(path: Path, config: Mapping[str, Any], layers: int) -> list[bool]:
     types = layer_types(path, config, layers)
     if types is not None:
         return [each == SLIDING for each in types]
-    pattern = _flags(path, config, layers, "hybrid_layer_pattern", (0, 1))
+    pattern = layer_flags(path, config, layers, "hybrid_layer_pattern", (0, 1))
     return pattern or [layer != 0 and (layer + 1) % PERIOD != 0 for layer in range(layers)]
-
-
-def _flags(
-    path: Path, config: Mapping[str, Any], layers: int, name: str, values: tuple[Any, Any]
-) -> list[bool] | None:
-    """Reads a list of one of two values for each layer: true of the second."""
-    given = config.get(name)
-    if given is None:
-        return None
-    if not isinstance(given, list) or len(given) != layers or any(each not in values for each in given):
-        raise ModelError(
-            path, f"{name!r} is {given!r:.80}; {values[0]!r} or {values[1]!r} of each layer is expected"
-        )
-    return [each == values[1] for each in given]
-
-
-def _number(
-    path: Path,
-    config: Mapping[str, Any],
-    name: str,
-    low: float,
-    high: float,
-    *,
-    default: float | None = None,
-) -> float:
-    value = default if config.get(name) is None else config[name]
-    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise ModelError(path, f"{name!r} is {value!r:.80}; {low:g} to {high:g} is supported")
-    return value
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
@@ -123,10 +100,10 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         (factor,) = factors
     if scaling is not None and scaling.get("rope_type", scaling.get("type")) != "default":
         raise ModelError(path, f"RoPE is scaled by {scaling!r:.80}; only unscaled RoPE is supported")
-    head_dim = _number(path, config, "head_dim", 2, 1024)
-    factor = _number(path, {"partial_rotary_factor": factor}, "partial_rotary_factor", 0.001, 1)
+    head_dim = number(path, config, "head_dim", 2, 1024)
+    factor = number(path, {"partial_rotary_factor": factor}, "partial_rotary_factor", 0.001, 1)
     full, windowed = (
-        float(_number(path, {name: base}, name, 2, 1e12))
+        float(number(path, {name: base}, name, 2, 1e12))
         for name, base in zip(("rope_theta", "swa_rope_theta"), bases, strict=True)
     )
     return {

@@ -20,6 +20,7 @@ from moeserve.models.interface import (
     ModelShape,
     MoeShape,
 )
+from moeserve.models.minimaxm3.hugging_face import MAPPING
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -53,4 +54,4 @@ def _layer(attention: AttentionShape, ffn: MoeShape | DenseFfnShape) -> LayerSha
     return LayerShape(attention, ffn, unread=n.BLOCK_INDEXER)
 
 
-FAMILY = ModelFamily(architecture="minimax-m3", read_shape=read_shape)
+FAMILY = ModelFamily(architecture="minimax-m3", read_shape=read_shape, hugging_face=MAPPING)

@@ -20,6 +20,7 @@ from moeserve.models.interface import (
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.step35.hugging_face import MAPPING
 
 
 def read_shape(source: ModelSource) -> ModelShape:
@@ -62,4 +63,4 @@ def _clamped(
     )
 
 
-FAMILY = ModelFamily(architecture="step35", read_shape=read_shape)
+FAMILY = ModelFamily(architecture="step35", read_shape=read_shape, hugging_face=MAPPING)

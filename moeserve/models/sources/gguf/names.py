@@ -17,6 +17,9 @@ SPANS_SEE_AHEAD = "attention.spans_see_ahead"  # no GGUF has this key: `use_bidi
 # No GGUF has this key: q, k and v (in some families also the output) have biases. In a GGUF the tensors tell.
 HAS_QKV_BIAS = "attention.has_qkv_bias"
 DENSE_LAYERS = "dense_layers"  # no GGUF has this key: per layer, whether it has no experts
+# No GGUF has these keys: per layer, whether it has no positions; whether q and k are normalised at all.
+UNROTATED_LAYERS = "attention.unrotated_layers"
+HAS_QK_NORM = "attention.has_qk_norm"
 SLIDING_WINDOW = "attention.sliding_window"
 WINDOWED_LAYERS = "attention.sliding_window_pattern"
 ROTATED_SHARE = "rope.rotated_share"  # no GGUF has this key, but ROPE_FREQS: `partial_rotary_factor`

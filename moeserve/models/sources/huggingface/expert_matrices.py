@@ -12,7 +12,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 
-from .made_tensor import MadeTensor, find_tensor, rows_made
+from .made_tensor import MadeTensor, find_tensor, rows_made, values_made
 from .safetensors_file import StoredTensor
 
 _LINEAR = "block_sparse_moe."  # prefix after "model.layers.N."
@@ -35,6 +35,29 @@ def transposed_experts(
     is_qwen3s = rows == hidden and down.shape == (experts, hidden, cols // 2)
     if cols != hidden or is_qwen3s:
         return
+    yield from _transposed_parts(path, gate_up, down)
+    del stored[gate_up.name], stored[down.name]
+
+
+def llama4_experts(
+    path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
+) -> Iterator[tuple[str, MadeTensor]]:
+    """Yields a layer's experts, which Llama 4 has as [expert, in, out], and removes them from `stored`. Raises
+    ModelError."""
+    del metadata
+    under = f"{prefix}feed_forward.experts."
+    if f"{under}gate_up_proj" not in stored:
+        return
+    gate_up = find_tensor(path, stored, f"{under}gate_up_proj", 3)
+    down = find_tensor(path, stored, f"{under}down_proj", 3)
+    yield from _transposed_parts(path, gate_up, down)
+    del stored[gate_up.name], stored[down.name]
+
+
+def _transposed_parts(
+    path: Path, gate_up: StoredTensor, down: StoredTensor
+) -> Iterator[tuple[str, MadeTensor]]:
+    experts, hidden, rows = gate_up.shape
     if rows % 2 or down.shape != (experts, rows // 2, hidden):
         raise ModelError(path, f"tensors {gate_up.name!r} and {down.name!r} do not fit one another")
     for part, tensor, chosen, out, width in (
@@ -42,8 +65,7 @@ def transposed_experts(
         (n.FFN_UP_EXPS, gate_up, slice(rows // 2, None), rows // 2, hidden),
         (n.FFN_DOWN_EXPS, down, slice(None), hidden, rows // 2),
     ):
-        yield n.of_part(part), rows_made(tensor, (experts, out, width), _transposed(chosen))
-    del stored[gate_up.name], stored[down.name]
+        yield n.of_part(part), values_made(tensor, (experts, out, width), _transposed(chosen))
 
 
 def _transposed(columns: slice) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:

@@ -131,6 +131,8 @@ class HuggingFaceFolder:
             prefix = f"model.layers.{layer}"
             more = self._mapping.dense if is_dense[layer] else self._mapping.moe
             for ours, theirs in {**self._mapping.layer, **more}.items():
+                if n.in_layer(layer, ours) in self._made:
+                    continue
                 if f"{prefix}.{theirs}" in stored or ours not in self._mapping.optional:
                     yield f"blk.{layer}.{ours}", [f"{prefix}.{theirs}"]
             if not is_dense[layer]:

@@ -1,5 +1,5 @@
 """Checkpoints with 8-bit float matrices, whose scales are in `<name>_scale_inv` or `<name>_scale`: one per block
-(DeepSeek-V3's form, https://arxiv.org/abs/2412.19437), per row, or per matrix.
+(DeepSeek-V3's form, https://arxiv.org/abs/2412.19437), per row, or per matrix. A layer's experts may be one tensor.
 
 A matrix is kept in 8 bits, without rounding: as blocks of a float32 scale and 8-bit floats. It is read as bfloat16
 instead if its columns, or its scales' blocks, are not multiples of 32, or if single values are asked for."""
@@ -48,7 +48,7 @@ def with_scales(
 def _blocks_of(tensor: StoredTensor) -> PackedWeight | None:
     """Returns the matrix as blocks of 8-bit floats; None if no type has blocks into which its columns divide."""
     assert tensor.scales is not None
-    cols = gcd(tensor.shape[1], tensor.block[1])
+    cols = gcd(tensor.shape[-1], tensor.block[1])
     kind = next((row for width, row in sorted(FP8_TYPES.items(), reverse=True) if cols % width == 0), None)
     if kind is None:
         return None
@@ -56,16 +56,24 @@ def _blocks_of(tensor: StoredTensor) -> PackedWeight | None:
 
 
 def _as_blocks(kind: QuantType, tensor: StoredTensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """uint8 [rows, row bytes]."""
-    assert tensor.scales is not None
-    rows, cols = tensor.shape
+    """uint8 [(matrices,) rows, row bytes]."""
+    rows, cols = tensor.shape[-2:]
     width = kind.block_columns
-    scales = _floats(tensor.scales).reshape(-(-rows // tensor.block[0]), -1)
-    scales = scales[:, np.arange(0, cols, width) // tensor.block[1]].repeat(tensor.block[0], axis=0)[:rows]
-    out = np.empty((rows, cols // width, kind.block_bytes), np.uint8)
-    out[..., :4] = np.ascontiguousarray(scales, np.float32)[..., None].view(np.uint8)
-    out[..., 4:] = stored_numbers(tensor).reshape(rows, -1, width)
-    return out.reshape(rows, -1)
+    scales = _row_scales(tensor)[:, :, np.arange(0, cols, width) // tensor.block[1]]
+    out = np.empty((len(scales), rows, cols // width, kind.block_bytes), np.uint8)
+    out[..., :4] = np.ascontiguousarray(scales)[..., None].view(np.uint8)
+    out[..., 4:] = stored_numbers(tensor).reshape(len(scales), rows, -1, width)
+    return out.reshape(*tensor.shape[:-1], -1)
+
+
+def _row_scales(tensor: StoredTensor) -> npt.NDArray[np.float32]:
+    """Returns the scales of each row: [matrices, rows, blocks of columns]."""
+    assert tensor.scales is not None
+    rows, cols = tensor.shape[-2:]
+    blocks = -(-rows // tensor.block[0]), -(-cols // tensor.block[1])
+    scales = _floats(tensor.scales).reshape(-1, *blocks)  # one matrix's, or one scale for all
+    scales = np.broadcast_to(scales, (math.prod(tensor.shape[:-2]), *blocks))
+    return scales.repeat(tensor.block[0], axis=1)[:, :rows]
 
 
 def _block_size(path: Path, config: dict[str, Any]) -> tuple[int, int] | None:
@@ -87,30 +95,30 @@ def _block_size(path: Path, config: dict[str, Any]) -> tuple[int, int] | None:
 def _block(
     path: Path, tensor: StoredTensor, scales: StoredTensor, block: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """Returns the rows and columns that share a scale."""
-    if len(tensor.shape) == 2 and scales.dtype in ("F32", "BF16", "F16"):
-        rows, cols = tensor.shape
-        count = math.prod(scales.shape)
-        if block is not None and scales.shape == (-(-rows // block[0]), -(-cols // block[1])):
+    """Returns the rows and columns of a matrix that share a scale. tensor: a matrix, or those of all experts."""
+    stated = scales.dtype in ("F32", "BF16", "F16") and len(tensor.shape) in (2, 3)
+    if stated:
+        outer, (rows, cols) = tensor.shape[:-2], tensor.shape[-2:]
+        if block is not None and scales.shape == (*outer, -(-rows // block[0]), -(-cols // block[1])):
             return block
-        if count == 1:
+        if math.prod(scales.shape) == 1 or (outer and scales.shape in (outer, (*outer, 1), (*outer, 1, 1))):
             return rows, cols
-        if scales.shape in ((rows,), (rows, 1)):
+        if scales.shape in ((*outer, rows), (*outer, rows, 1)):
             return 1, cols
+        if outer and scales.shape == (*outer, 1, cols):  # of matrices that are stored as [in, out]
+            return rows, 1
     expected = "one, one for each row, or one for each block is expected"
-    if block is not None and len(tensor.shape) == 2:
-        blocks = [-(-size // n) for size, n in zip(tensor.shape, block, strict=True)]
+    if block is not None and stated:
+        sizes = zip(tensor.shape[-2:], block, strict=True)
+        blocks = [*tensor.shape[:-2], *(-(-size // n) for size, n in sizes)]
         expected = f"F32 {blocks} is expected from the matrix it is for"
     raise ModelError(path, f"tensor {scales.name!r} is {scales.dtype} {list(scales.shape)}; {expected}")
 
 
 def dequantized(tensor: StoredTensor) -> npt.NDArray[np.uint16]:
-    """Returns a scaled matrix as the bits of bfloat16 [rows, cols], rounded to nearest."""
-    assert tensor.scales is not None
-    rows, cols = tensor.shape
-    scales = _floats(tensor.scales).reshape(-(-rows // tensor.block[0]), -1)
-    scales = scales.repeat(tensor.block[0], axis=0)[:rows].repeat(tensor.block[1], axis=1)[:, :cols]
-    values = e4m3_values(stored_numbers(tensor)) * scales
+    """Returns scaled matrices as the bits of bfloat16, in their shape, rounded to nearest."""
+    scales = _row_scales(tensor).repeat(tensor.block[1], axis=2)[:, :, : tensor.shape[-1]]
+    values = e4m3_values(stored_numbers(tensor)) * scales.reshape(tensor.shape)
     bits = values.view(np.uint32)
     rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
     numbers: npt.NDArray[np.uint16] = rounded.astype(np.uint16)

@@ -34,7 +34,8 @@ Stored = dict[str, StoredTensor]
 # Settings for quantising activations and the KV cache, which are ignored here.
 _OF_ACTIVATIONS = (
     *("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"),
-    *("k_scale", "v_scale", "q_scale"),
+    *("k_scale", "v_scale", "q_scale", "activation_scale"),
+    *("gate_up_proj_activation_scale", "down_proj_activation_scale"),
 )
 
 

@@ -37,15 +37,15 @@ def derived_by(*parts: Derived) -> Derived:
 def sparse_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Translates `decoder_sparse_step` and `mlp_only_layers`: layers without experts, and their width. Raises
     ModelError."""
-    step = _integer(path, config, "decoder_sparse_step", 1)
+    step = integer(path, config, "decoder_sparse_step", 1)
     dense_only = config.get("mlp_only_layers") or []
     if not isinstance(dense_only, list) or not all(isinstance(each, int) for each in dense_only):
         raise ModelError(path, f"'mlp_only_layers' is {dense_only!r}; a list of layers is expected")
-    layers = _integer(path, config, "num_hidden_layers", None)
+    layers = integer(path, config, "num_hidden_layers", None)
     is_dense = [layer in dense_only or (layer + 1) % step != 0 for layer in range(layers)]
     if not any(is_dense):
         return {}
-    width = _integer(path, config, "intermediate_size", None)
+    width = integer(path, config, "intermediate_size", None)
     return {n.DENSE_LAYERS: np.array(is_dense), "feed_forward_length": width}
 
 
@@ -53,7 +53,7 @@ def leading_dense_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Met
     """Translates `mlp_layer_types` or `first_k_dense_replace`: the first layers have no experts. Raises ModelError."""
     kinds = config.get("mlp_layer_types")
     if kinds is None:
-        return {"leading_dense_block_count": _integer(path, config, "first_k_dense_replace", 1, low=0)}
+        return {"leading_dense_block_count": integer(path, config, "first_k_dense_replace", 1, low=0)}
     dense = kinds.count("dense") if isinstance(kinds, list) else 0
     if not isinstance(kinds, list) or kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
         raise ModelError(
@@ -67,7 +67,7 @@ def windows(rule: WindowRule | None) -> Derived:
     without `layer_types`; None: every layer has the window, whatever `layer_types` says."""
 
     def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-        layers = _integer(path, config, "num_hidden_layers", None)
+        layers = integer(path, config, "num_hidden_layers", None)
         types = None if rule is None else layer_types(path, config, layers)
         if not config.get("use_sliding_window") or config.get("sliding_window") is None:
             if types is not None and SLIDING in types:
@@ -76,13 +76,13 @@ def windows(rule: WindowRule | None) -> Derived:
                     f"'layer_types' has {SLIDING!r}, and 'use_sliding_window' is false: leave the wrong one out",
                 )
             return {}
-        most = _integer(path, config, "max_window_layers", _MAX_WINDOW_LAYERS, low=0)
+        most = integer(path, config, "max_window_layers", _MAX_WINDOW_LAYERS, low=0)
         if types is not None:
             is_windowed = [each == SLIDING for each in types]
         else:
             is_windowed = [rule is None or rule(layer, most) for layer in range(layers)]
         return {
-            n.SLIDING_WINDOW: _integer(path, config, "sliding_window", None),
+            n.SLIDING_WINDOW: integer(path, config, "sliding_window", None),
             n.WINDOWED_LAYERS: np.array(is_windowed),
         }
 
@@ -101,10 +101,44 @@ def layer_types(
     return types
 
 
-def _integer(path: Path, config: Mapping[str, Any], name: str, default: int | None, low: int = 1) -> int:
+def layer_flags(
+    path: Path, config: Mapping[str, Any], layers: int, name: str, values: tuple[Any, Any]
+) -> list[bool] | None:
+    """Returns a list of one of two values for each layer: true of the second; None if config.json has none. Raises
+    ModelError."""
+    given = config.get(name)
+    if given is None:
+        return None
+    if not isinstance(given, list) or len(given) != layers or any(each not in values for each in given):
+        raise ModelError(
+            path, f"{name!r} is {given!r:.80}; {values[0]!r} or {values[1]!r} of each layer is expected"
+        )
+    return [each == values[1] for each in given]
+
+
+def integer(
+    path: Path, config: Mapping[str, Any], name: str, default: int | None = None, low: int = 1
+) -> int:
+    """Returns a setting. default: without one; None: it is needed. Raises ModelError."""
     value = default if config.get(name) is None else config[name]
     if value is None:
         raise ModelError(path, f"{name!r} is missing")
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= 1 << 24:
         raise ModelError(path, f"{name!r} is {value!r}; {low} to {1 << 24} is supported")
+    return value
+
+
+def number(
+    path: Path,
+    config: Mapping[str, Any],
+    name: str,
+    low: float,
+    high: float,
+    *,
+    default: float | None = None,
+) -> float:
+    """Returns a setting, integer or not. default: without one; None: it is needed. Raises ModelError."""
+    value = default if config.get(name) is None else config[name]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise ModelError(path, f"{name!r} is {value!r:.80}; {low:g} to {high:g} is supported")
     return value

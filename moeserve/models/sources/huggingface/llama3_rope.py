@@ -26,6 +26,7 @@ _SETTINGS = {
     "high_freq_factor": "rope.llama3.high_freq_factor",
     "original_max_position_embeddings": "rope.llama3.original_context_length",
 }
+ROTATED = "rope.llama3.dimension_count"  # how much of a head rotates where there are factors; without it: all
 _OTHERS = {"rope_type", "type", "rope_theta"}
 
 
@@ -46,8 +47,8 @@ def llama3_rope(path: Path, config: Mapping[str, Any], theta: float) -> dict[str
             raise ModelError(
                 path, f"{name!r} of rope_type {_TYPE!r} is {value!r}; a number above 0 is expected"
             )
-    if not settings["low_freq_factor"] < settings["high_freq_factor"]:
-        raise ModelError(path, "'low_freq_factor' is not below 'high_freq_factor'")
+    if not settings["low_freq_factor"] <= settings["high_freq_factor"]:
+        raise ModelError(path, "'low_freq_factor' is above 'high_freq_factor'")
     values: dict[str, MetadataValue] = {ours: float(settings[name]) for name, ours in _SETTINGS.items()}
     return values | {"rope.freq_base": settings.get("rope_theta", config.get("rope_theta")) or theta}
 
@@ -60,16 +61,20 @@ def rope_factors(metadata: Metadata) -> Iterator[tuple[str, MadeTensor]]:
     factor, low, high, original = (
         metadata.require_float(f"{architecture}.{key}", 0.0, float(1 << 24)) for key in _SETTINGS.values()
     )
-    hidden = metadata.require_int(f"{architecture}.embedding_length", 1, 1 << 16)
-    heads = metadata.require_int(f"{architecture}.attention.head_count", 1, 1024)
-    dim = metadata.require_int(f"{architecture}.attention.key_length", 2, 1024, default=hidden // heads)
+    if (stated := f"{architecture}.attention.key_length") in metadata:
+        dim = metadata.require_int(stated, 2, 1024)
+    else:
+        hidden = metadata.require_int(f"{architecture}.embedding_length", 1, 1 << 16)
+        dim = hidden // metadata.require_int(f"{architecture}.attention.head_count", 1, 1024)
+    rotated = metadata.require_int(f"{architecture}.{ROTATED}", 2, dim, default=dim)
     theta = metadata.require_float(f"{architecture}.rope.freq_base", 2.0, 1e12)
-    wavelengths = 2 * math.pi * theta ** (np.arange(dim // 2) * 2 / dim)
-    mixed = (original / wavelengths - low) / (high - low)
+    wavelengths = 2 * math.pi * theta ** (np.arange(rotated // 2) * 2 / rotated)
+    mixed = (original / wavelengths - low) / ((high - low) or 1)  # Llama 4's are equal: none is in between
     between = 1 / ((1 - mixed) / factor + mixed)
     factors = np.where(
         wavelengths < original / high, 1.0, np.where(wavelengths > original / low, factor, between)
     )
+    factors = np.pad(factors, (0, dim // 2 - rotated // 2), constant_values=1.0)
     yield n.ROPE_FREQS, MadeTensor(factors.shape, F32, (), lambda: bytes_of(factors.astype(np.float32)))
 
 

@@ -96,8 +96,12 @@ class HuggingFaceMapping:
     @property
     def model_types(self) -> tuple[str, ...]:
         """All supported values of config.json's `model_type`."""
-        wrapped = () if self.wrapped_in is None else (self.wrapped_in,)
-        return self.model_type, *self.other_model_types, *wrapped
+        return *self.text_types, *(() if self.wrapped_in is None else (self.wrapped_in,))
+
+    @property
+    def text_types(self) -> tuple[str, ...]:
+        """Those of the text model alone."""
+        return self.model_type, *self.other_model_types
 
 
 # Keys that all decoders have: GGUF's key -> config.json's name, and the name that transformers 5 writes.

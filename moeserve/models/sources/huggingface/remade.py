@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import Metadata
 
-from .made_tensor import MadeTensor, floats_made
+from .made_tensor import MadeTensor, floats_made, rows_made
 from .safetensors_file import StoredTensor
 
 Shape = tuple[int, ...]
@@ -61,6 +61,22 @@ def made_by(*rules: Remade) -> Made:
                     "repository",
                 )
             yield rule.ours, floats_made(tensor, shape, rule.compute)
+
+    return made
+
+
+def stored_as(names: Mapping[str, str]) -> Made:
+    """Returns a function that yields matrices as they are, where a checkpoint has them under these names (GGUF's ->
+    the checkpoint's) instead of those of the mapping."""
+
+    def made(
+        path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
+    ) -> Iterator[tuple[str, MadeTensor]]:
+        del path, metadata
+        for ours, theirs in names.items():
+            tensor = stored.pop(prefix + theirs, None)
+            if tensor is not None:
+                yield ours, rows_made(tensor, tensor.shape, lambda rows: rows)
 
     return made
 

@@ -11,15 +11,34 @@ from .layer_settings import DEEP_LAYERS
 from .safetensors_file import StoredTensor
 
 TEXT_CONFIG = "text_config"
-_TEXT = "model.language_model."
-_OTHERS = (  # prefixes of vision and sound tensors
+# Prefixes of the text's tensors -> without the wrapper. Names that have none of them stay as they are.
+_TEXT = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+_OTHERS = (  # prefixes of vision and sound tensors, and of the projections between them and the text
     "model.visual.",
     "model.vision_tower.",
+    "model.vision_model.",
     "model.embed_vision.",
     "model.audio_tower.",
     "model.embed_audio.",
+    "model.multi_modal_projector.",
+    "vision_model.",
+    "vision_tower.",
+    "multi_modal_projector.",
+    "patch_merge_mlp.",
+    "vit_large_projector.",
 )
 _OF_ALL = ("quantization_config", "tie_word_embeddings")  # settings that config.json has outside text_config
+
+
+def inner_model_type(config: Mapping[str, Any]) -> str | None:
+    """Returns the text model's `model_type` in a multimodal model's config.json; None without one."""
+    inner = config.get(TEXT_CONFIG)
+    model_type = inner.get("model_type") if isinstance(inner, dict) else None
+    return model_type if isinstance(model_type, str) else None
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,14 +53,9 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def text_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Returns the tensors of the text model, under the names that it has without its wrapper."""
-    found = {}
-    for name, tensor in stored.items():
-        if name.startswith(_TEXT):
-            ours = "model." + name.removeprefix(_TEXT)
-            found[ours] = replace(tensor, name=ours)
-        elif not name.startswith(_OTHERS):
-            found[name] = tensor
-    return found
+    return with_prefixes(
+        {name: tensor for name, tensor in stored.items() if not name.startswith(_OTHERS)}, _TEXT
+    )
 
 
 def with_prefixes(stored: dict[str, StoredTensor], renamed: Mapping[str, str]) -> dict[str, StoredTensor]:

@@ -1,0 +1,34 @@
+"""RoPE's settings of families whose layers with a window rotate otherwise: `rope_parameters` has an object for each
+kind of layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from moeserve.models.errors import ModelError
+
+from .layer_settings import FULL, SLIDING
+
+Settings = Mapping[str, Any]
+
+
+def rope_by_kind(path: Path, config: Settings) -> tuple[Settings, Settings]:
+    """Returns the settings of layers that see all, and of those with a window: empty where config.json has none.
+    Raises ModelError."""
+    given = config.get("rope_parameters")
+    kinds = [given.get(kind) or {} for kind in (FULL, SLIDING)] if isinstance(given, dict) else []
+    if not kinds or not all(isinstance(kind, dict) for kind in kinds) or not kinds[0]:
+        raise ModelError(
+            path,
+            f"'rope_parameters' is {given!r:.80}; an object for each of {FULL} and {SLIDING} is expected",
+        )
+    return kinds[0], kinds[1]
+
+
+def check_unscaled(path: Path, settings: Settings, kind: str) -> None:
+    """Raises ModelError if RoPE of this kind of layer is scaled."""
+    found = settings.get("rope_type", settings.get("type", "default"))
+    if found != "default":
+        raise ModelError(path, f"rope_type of {kind} is {found!r:.40}; 'default' is supported")
