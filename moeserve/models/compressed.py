@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moeserve.models.latent import AttentionForm, head_parts
@@ -186,3 +187,10 @@ class CompressedAttentionShape:
             n.of_part(n.ATTN_OUTPUT_A): (self.output_width, self.q_width // self.output_groups),
             n.of_part(n.ATTN_OUTPUT_B): (hidden, self.output_width),
         }
+
+
+def widest_products(layers: Sequence[CompressedAttentionShape]) -> tuple[int, int]:
+    """Returns the widths of the widest compressors' products: of keys, and of index keys; 0 for none."""
+    of_keys = max((each.compressor.width for each in layers if each.compressor is not None), default=0)
+    of_index = (each.index_compressor for each in layers)
+    return of_keys, max((each.width for each in of_index if each is not None), default=0)

@@ -53,8 +53,7 @@ class AttentionShape:
     norm_after: bool = False  # the per-head norms of q and k come after RoPE
     rope_scaled: bool = True  # the model's `rope_scaling` applies; False: it does not
     kv_from: int | None = None  # the earlier layer whose k and v are used; None: its own
-    # In the file, rotated dimensions are pairs of neighbours. Loaders reorder rows into halves (loading/head_order.py).
-    in_pairs: bool = False
+    in_pairs: bool = False  # in the file, pairs of neighbours rotate; loading/head_order.py makes them halves
 
     @property
     def form(self) -> AttentionForm:
@@ -188,8 +187,7 @@ class DenseFfnShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    # One of the two may be missing.
-    mixer: Attention | Recurrence | None
+    mixer: Attention | Recurrence | None  # it or ffn may be missing
     ffn: MoeShape | DenseFfnShape | None
     ffn_norm: str = n.FFN_NORM  # GGUF name of the norm before the feed-forward
     is_sandwiched: bool = False  # each block's output is normalised before it is added
@@ -208,7 +206,7 @@ class LayerShape:
 
     @property
     def moe(self) -> MoeShape | None:
-        """The layer's experts; None for a layer without any."""
+        """The layer's experts; None without any."""
         return self.ffn if isinstance(self.ffn, MoeShape) else None
 
     @property
@@ -399,6 +397,4 @@ class ModelFamily:
     architecture: str  # `general.architecture` in GGUF files
     read_shape: Callable[[ModelSource], ModelShape]  # reads and range-checks the metadata; raises ModelError
     hugging_face: HuggingFaceMapping | None = None  # None: only GGUF files can be read
-    has_next_token_block: bool = (
-        False  # in some files, its layer like the last attention layer: next_token.py
-    )
+    has_next_token_block: bool = False  # in some files, its layer like the last that attends: next_token.py

@@ -12,7 +12,7 @@ from math import prod
 from typing import Literal
 
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
-from moeserve.models.compressed import CompressedAttentionShape
+from moeserve.models.compressed import CompressedAttentionShape, widest_products
 from moeserve.models.indexer import IndexerShape
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
@@ -351,38 +351,22 @@ def _cpu_latent_buffers(shape: LatentAttentionShape, rows: int) -> list[Buffer]:
 
 
 def _cpu_compressed_buffers(model: ModelShape, rows: int) -> list[Buffer]:
-    """Returns those of compressed attention, of which each is as wide as the widest layer's; none without it."""
+    """Returns those of compressed attention, each as wide as the widest layer's; none without it."""
     layers = [layer.mixer for layer in model.layers if isinstance(layer.mixer, CompressedAttentionShape)]
     if not layers:
         return []
-    head = layers[0]
-    buffers = [
-        Buffer("q_a", (rows, head.q_rank)),
+    head, products = layers[0], widest_products(layers)
+    indexer = next((layer.indexer for layer in layers if layer.indexer is not None), None)
+    widths = {"q_a": head.q_rank, "kv": head.head_dim, "compressed": 2 * sum(products)}
+    if indexer is not None:
+        widths |= {"index_weights": indexer.num_heads, "index_queries": indexer.q_width}
+    return [
+        *(Buffer(name, (rows, width)) for name, width in widths.items()),
+        *(Buffer("index_scores", (INDEX_SCORES,)) for _ in range(indexer is not None)),
+        Buffer("attended_rows", (rows, max(layer.window + layer.chosen for layer in layers)), "int32"),
         *_pair("q_a_normed", rows, head.q_rank),
-        Buffer("kv", (rows, head.head_dim)),
         *_pair("grouped", rows, head.q_width),
     ]
-    for width in compressed_widths(model):
-        buffers += [Buffer("compressed", (rows, width)), Buffer("compressed_gate", (rows, width))]
-    longest = max(layer.window + layer.chosen for layer in layers)
-    buffers.append(Buffer("attended_rows", (rows, longest), "int32"))
-    indexer = next((layer.indexer for layer in layers if layer.indexer is not None), None)
-    if indexer is None:
-        return buffers
-    return [
-        *buffers,
-        Buffer("index_weights", (rows, indexer.num_heads)),
-        Buffer("index_queries", (rows, indexer.q_width)),
-        Buffer("index_scores", (INDEX_SCORES,)),
-    ]
-
-
-def compressed_widths(model: ModelShape) -> tuple[int, int]:
-    """Returns the widths of the widest compressors' products: of keys, and of index keys; 0 for none."""
-    layers = [layer.mixer for layer in model.layers if isinstance(layer.mixer, CompressedAttentionShape)]
-    of_keys = max((each.compressor.width for each in layers if each.compressor is not None), default=0)
-    index = (each.index_compressor for each in layers)
-    return of_keys, max((each.width for each in index if each is not None), default=0)
 
 
 def _cpu_indexer_buffers(shape: IndexerShape, rows: int) -> list[Buffer]:

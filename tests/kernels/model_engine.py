@@ -70,11 +70,14 @@ class Engine:
             disk = CpuDiskExperts(stream, c, weights.layers, Reading(4, 4096, DECAY))
         self.model = CpuDecoder(c, weights, stream, kv, MAX_TOKENS, MAX_TOKENS, states=states, disk=disk)
 
-    def logits(self, tokens: list[int], chunk: int = MAX_TOKENS, *, start: int = 0) -> torch.Tensor:
+    def logits(
+        self, tokens: list[int], chunk: int = MAX_TOKENS, *, start: int = 0, clears: bool = True
+    ) -> torch.Tensor:
         """float32 [len(tokens) - start, vocab]: the prediction at every position from `start` on, of which the earlier
-        ones' KV is there."""
+        ones' KV is there. clears: the state is that of a sequence without tokens."""
         slots = torch.randperm(MAX_TOKENS, generator=torch.Generator().manual_seed(len(tokens))).int()
-        self.model.copy_states(torch.tensor([[-1, STATE_SLOT]], dtype=torch.int32))
+        if clears:
+            self.model.copy_states(torch.tensor([[-1, STATE_SLOT]], dtype=torch.int32))
         found = []
         for first in range(start, len(tokens), chunk):
             part = tokens[first : first + chunk]

@@ -22,7 +22,7 @@ from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_compressed import GROUP_MATRICES
-from moeserve.models.loading.cpu_weights import CpuCompressedAttention
+from moeserve.models.loading.cpu_weights import CpuCompressedAttention, CpuMixer
 
 PlanKey = tuple[int, int, int]  # window, tokens of a block, entries that are chosen
 
@@ -65,6 +65,11 @@ class CompressedPlans:
                 top=top,
             )
 
+    @classmethod
+    def for_model(cls, model: ModelShape) -> CompressedPlans | None:
+        """Returns the plans; None if the model's attention is of another kind."""
+        return cls(model) if isinstance(model.heads, CompressedAttentionShape) else None
+
     def of(self, shape: CompressedAttentionShape) -> _C.CompressedPlan:
         return self._plans[_key(shape)]
 
@@ -79,14 +84,15 @@ def heads_of(shape: CompressedAttentionShape) -> Heads:
 
 def project_compressed(
     stream: CpuStream,
-    w: CpuCompressedAttention,
+    w: CpuMixer | None,
     shape: CompressedAttentionShape,
     eps: float,
     n: int,
     space: CpuWorkspace,
 ) -> None:
-    """Launches the products of norm(x), and of the compressed q."""
+    """Launches the products of norm(x), and of the compressed q. w: a CpuCompressedAttention."""
     s = space.compressed
+    assert isinstance(w, CpuCompressedAttention)
     assert s is not None
     read_residual(stream, w.norm, eps, n, space)
     outputs = [s.q_a, s.kv, *(product for pair in s.products(shape) for product in pair)]
@@ -104,10 +110,10 @@ def project_compressed(
 
 def attend_compressed(
     stream: CpuStream,
-    w: CpuCompressedAttention,
+    w: CpuMixer | None,
     shape: CompressedAttentionShape,
     form: CpuForm,
-    plans: CompressedPlans,
+    plans: CompressedPlans | None,
     eps: float,
     kv: KvLayer,
     state: StateLayer,
@@ -115,8 +121,10 @@ def attend_compressed(
     space: CpuWorkspace,
     pending: Tensor | None,
 ) -> None:
-    """Launches the rest of the block, after `project_compressed`. pending: this layer's draft record, if rows may have
-    drafts."""
+    """Launches the rest of the block, after `project_compressed`. w: a CpuCompressedAttention. plans: of the step.
+    pending: this layer's draft record, if rows may have drafts."""
+    assert isinstance(w, CpuCompressedAttention)
+    assert plans is not None
     n, s, indexer, plan = batch.n, space.compressed, shape.indexer, plans.of(shape)
     assert s is not None
     angles = RowAngles(form.cos, form.sin, batch.positions)
@@ -168,7 +176,7 @@ def _compress(
 
 def commit_compressed(
     stream: CpuStream,
-    w: CpuCompressedAttention,
+    w: CpuMixer | None,
     shape: CompressedAttentionShape,
     state: StateLayer,
     slot: Tensor,
@@ -176,7 +184,8 @@ def commit_compressed(
     accepted: Tensor,
     pending: Tensor,
 ) -> None:
-    """Launches the commit of accepted drafts: see `CpuStream.commit_compressed`."""
+    """Launches the commit of accepted drafts: see `CpuStream.commit_compressed`. w: a CpuCompressedAttention."""
+    assert isinstance(w, CpuCompressedAttention)
     at, records = state.first, records_of(shape, pending)
     for compressor, parameters, record in zip(shape.compressors, w.compressors, records, strict=True):
         assert record is not None

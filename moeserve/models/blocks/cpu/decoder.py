@@ -47,13 +47,7 @@ from moeserve.models.blocks.forget import forget_kv
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
-from moeserve.models.loading.cpu_weights import (
-    CpuAttention,
-    CpuCompressedAttention,
-    CpuDenseFfn,
-    CpuLatentAttention,
-    CpuWeights,
-)
+from moeserve.models.loading.cpu_weights import CpuAttention, CpuDenseFfn, CpuLatentAttention, CpuWeights
 from moeserve.models.observer import LayerObserver, LayerRouting
 from moeserve.models.recurrence import Recurrence
 from moeserve.models.step_buffers import CPU_LOGIT_ROWS, draft_records, ngram_records
@@ -112,13 +106,9 @@ class CpuDecoder:
         self._num_heads_read = 0
         self._embedded: Sequence[tuple[int, Tensor]] = ()  # arguments of the last `begin`
         self._token_ids = torch.zeros(0, dtype=torch.int32)
-        self._forms = forms_of(
-            shape,
-            self._space,
-            angles_of(shape, max_model_len, weights.rope_factors) if angles is None else angles,
-        )
-        is_compressed = isinstance(shape.heads, CompressedAttentionShape)
-        self._compressed = CompressedPlans(shape) if is_compressed else None
+        angles = angles_of(shape, max_model_len, weights.rope_factors) if angles is None else angles
+        self._forms = forms_of(shape, self._space, angles)
+        self._compressed = CompressedPlans.for_model(shape)
         self.next_token: CpuNextTokenBlock | None = None  # the next-token block, if the model has one
         if weights.next_token is not None:
             assert weights.head is not None
@@ -248,7 +238,6 @@ class CpuDecoder:
             mixer, state = self._shapes[index].mixer, self._states[index]
             if isinstance(mixer, CompressedAttentionShape):
                 w = self._layers[index].mixer
-                assert isinstance(w, CpuCompressedAttention)
                 commit_compressed(self._stream, w, mixer, state, slot, first, accepted, pending)
             elif isinstance(mixer, Recurrence):
                 self._stream.commit_states(mixer.heads, state, slot, first, accepted, pending)
@@ -321,7 +310,6 @@ class CpuDecoder:
             assert isinstance(w, CpuLatentAttention)
             project_latent(stream, w, mixer, eps, n, space)
         elif isinstance(mixer, CompressedAttentionShape):
-            assert isinstance(w, CpuCompressedAttention)
             project_compressed(stream, w, mixer, eps, n, space)
         elif mixer is not None and w is not None:
             project_recurrent(stream, mixer, w, eps, n, space)
@@ -339,8 +327,6 @@ class CpuDecoder:
             assert isinstance(w, CpuLatentAttention)
             attend_latent(stream, w, mixer, self._forms[mixer.form], self._kv[index], batch, space)
         elif isinstance(mixer, CompressedAttentionShape):
-            assert isinstance(w, CpuCompressedAttention)
-            assert self._compressed is not None
             attend_compressed(
                 *(stream, w, mixer, self._forms[mixer.form], self._compressed, eps, self._kv[index]),
                 *(self._states[index], batch, space, self._pending.get(index)),

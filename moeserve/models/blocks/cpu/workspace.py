@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from moeserve.kernels.stream_operands import Activations, AdapterRows, RoutingWorkspace, StateSequences
-from moeserve.models.compressed import CompressedAttentionShape
+from moeserve.models.compressed import CompressedAttentionShape, widest_products
 from moeserve.models.indexer import IndexerShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
@@ -14,7 +14,6 @@ from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.residual import HyperConnections, NgramShape, SinkhornConnections
 from moeserve.models.short_conv import ShortConvShape
-from moeserve.models.step_buffers import compressed_widths
 
 
 class CpuBatch:
@@ -148,19 +147,20 @@ class LatentWorkspace:
 class CompressedWorkspace:
     """Additional buffers of compressed attention."""
 
-    def __init__(self, model: ModelShape, shape: CompressedAttentionShape, tokens: int) -> None:
-        """shape: of any layer."""
+    def __init__(self, layers: list[CompressedAttentionShape], tokens: int) -> None:
+        shape = layers[0]
         self._tokens = tokens
         self.q_a = torch.empty(tokens, shape.q_rank)
         self.q_a_normed = Activations(tokens, shape.q_rank)
         self.kv = torch.empty(tokens, shape.head_dim)
-        self._products = [[torch.empty(tokens * width) for _ in "kg"] for width in compressed_widths(model)]
+        # Memory of the compressors' two products, of keys and of index keys.
+        self._products = [
+            (torch.empty(tokens * width), torch.empty(tokens * width)) for width in widest_products(layers)
+        ]
         heads = shape.num_heads // shape.output_groups
         self.grouped = Activations(tokens * shape.output_groups, heads * shape.head_dim)
         self.attended = Activations(tokens, shape.q_width, q8=False, within=self.grouped)  # the same
-        layers = (layer.mixer for layer in model.layers)
-        of_index = (each.indexer for each in layers if isinstance(each, CompressedAttentionShape))
-        indexer = next((each for each in of_index if each is not None), None)
+        indexer = next((layer.indexer for layer in layers if layer.indexer is not None), None)
         self.index_q = None if indexer is None else torch.empty(tokens, indexer.q_width)
         self.index_weights = None if indexer is None else torch.empty(tokens, indexer.num_heads)
 
@@ -234,10 +234,8 @@ class CpuWorkspace:
         self.inputs = LayerInputWorkspace(s, tokens) if s.layer_input_width else None
         self.next_token = None if s.next_token_layer is None else NextTokenWorkspace(s.hidden_size, tokens)
         self.latent = None if s.latent is None else LatentWorkspace(s.latent, tokens)
-        heads = s.heads
-        self.compressed = (
-            CompressedWorkspace(s, heads, tokens) if isinstance(heads, CompressedAttentionShape) else None
-        )
+        compressed = [layer.mixer for layer in s.layers if isinstance(layer.mixer, CompressedAttentionShape)]
+        self.compressed = CompressedWorkspace(compressed, tokens) if compressed else None
         indexer = None if s.latent is None else s.latent.indexer
         self.indexer = None if indexer is None else IndexerWorkspace(indexer, tokens)
         recurrence, mixed = s.recurrence, self.widest_mixed

@@ -49,7 +49,6 @@ from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuHead, GpuWorkspace, make_workspaces
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
-from moeserve.models.recurrence import Recurrence
 from moeserve.models.loading.expert_stream import ExpertStream
 from moeserve.models.loading.gpu_weights import (
     GpuAttention,
@@ -61,6 +60,7 @@ from moeserve.models.loading.gpu_weights import (
     plane_tensors,
 )
 from moeserve.models.observer import LayerObserver
+from moeserve.models.recurrence import Recurrence
 from moeserve.models.step_buffers import GPU_LOGIT_ROWS, step_sizes
 
 

@@ -318,9 +318,8 @@ def make_workspaces(
 
 def _attentions(shape: ModelShape) -> list[AttentionShape | LatentAttentionShape]:
     """Returns one layer's attention shape for each attention form."""
-    mixers = (layer.mixer for layer in shape.layers)
-    attending = (a for a in mixers if isinstance(a, AttentionShape | LatentAttentionShape))
-    return list({a.form: a for a in attending}.values())
+    mixers = [layer.mixer for layer in shape.layers]
+    return list({a.form: a for a in mixers if isinstance(a, AttentionShape | LatentAttentionShape)}.values())
 
 
 def _queries(memory: Tensor, shape: AttentionShape | LatentAttentionShape) -> Tensor:
@@ -381,11 +380,10 @@ def _activations(views: dict[str, Tensor], name: str, cols: int | None = None) -
     x, codes, scales = views[name], views.get(f"{name}_codes"), views.get(f"{name}_scales")
     if cols is None or cols == x.shape[1]:
         return GpuActivations(x, codes, scales)
-    groups = cols // INT8_GROUP
     return GpuActivations(
         _narrowed(x, cols),
         None if codes is None else _narrowed(codes, cols),
-        None if scales is None else _narrowed(scales, groups),
+        None if scales is None else _narrowed(scales, cols // INT8_GROUP),
     )
 
 
