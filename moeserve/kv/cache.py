@@ -53,12 +53,15 @@ class KvCache:
             def scale_of_each() -> Tensor | None:
                 return allocate(scales, dtype=torch.float16, device=device) if scales[2] else None
 
-            keys = numbers(widths[0])
+            def numbers_to_choose_by() -> Tensor | None:
+                width = 0 if a is None else a.index_width
+                return allocate((slots, 1, width), dtype=torch.float16, device=device) if width else None
+
+            keys, index_keys = numbers(widths[0]), numbers_to_choose_by()
             if isinstance(a, LatentAttentionShape | CompressedAttentionShape):
-                index_keys = numbers(widths[1]) if len(widths) > 1 else None
                 value_dim = a.rank if isinstance(a, LatentAttentionShape) else a.head_dim
                 return KvLayer(keys, keys[:, :, :value_dim], index_keys=index_keys)
-            of_layer = KvLayer(keys, numbers(widths[-1]), scale_of_each(), scale_of_each())
+            of_layer = KvLayer(keys, numbers(widths[-1]), scale_of_each(), scale_of_each(), index_keys)
             if (
                 has_window_slots and has_own
             ):  # slot 0: unused entries of a slot table point there, and kernels read masked keys from it
@@ -69,5 +72,5 @@ class KvCache:
         # One entry per layer: keys and values [slots, kv_heads, width], and scales if the dtype has 8 bits. The tensors
         # are empty for a layer without attention and for one that reads another layer's KV. In latent attention: keys
         # [slots, 1, rank + rotary_dim]; their first `rank` numbers are also the values. index_keys [slots, 1, width]
-        # in layers with an indexer of their own. In compressed attention: keys [slots, 1, head_dim or twice that].
+        # in layers with an indexer of their own.
         self.layers = [kv_layer(layer) for layer in layers]

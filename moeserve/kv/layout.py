@@ -4,7 +4,7 @@ too."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from moeserve.config import ServerConfig
@@ -50,11 +50,12 @@ _GPU_ONLY = {
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """The KV layout of one model. Per layer: keys and values, [slots, kv_heads, width] each. In latent attention:
-    one tensor [slots, 1, rank + rotary_dim], and one of index keys in layers with an indexer of their own; likewise in
-    compressed attention, of head_dim numbers, and as many for the entry of the block that ends with the token."""
+    one tensor [slots, 1, rank + rotary_dim]. In compressed attention: one [slots, 1, head_dim], or twice that where a
+    block's last token has its entry too. In layers with an indexer of their own also index keys, always float16."""
 
     shape: ModelShape
     dtype: KvDtype = FLOAT16
+    beside_bytes: int = 0  # of a token in the KV cache of a drafting model, which has the same slots
 
     @property
     def num_layers(self) -> int:
@@ -66,7 +67,8 @@ class KvLayout:
         attention = self.shape.loaded_layers[layer].attention
         if attention is None:
             return 0
-        return attention.num_kv_heads * sum(self.dtype.head_bytes(width) for width in attention.kv_widths)
+        of_head = sum(self.dtype.head_bytes(width) for width in attention.kv_widths)
+        return attention.num_kv_heads * of_head + FLOAT16.head_bytes(attention.index_width)
 
     def state_values(self, layer: int) -> int:
         """Float32 numbers of one sequence's recurrent state in `layer`; 0 for attention without entries in progress."""
@@ -99,13 +101,19 @@ class KvLayout:
         return max((shape.window for shape in shapes if isinstance(shape, AttentionShape)), default=0)
 
     def token_bytes(self, layers: Iterable[int] | None = None) -> int:
-        """KV bytes of one token in `layers`; None: in all layers."""
-        indices = range(self.num_layers) if layers is None else layers
-        return sum(self.layer_bytes(index) for index in indices)
+        """KV bytes of one token in `layers`; None: in all layers, and in a drafting model."""
+        if layers is None:
+            return self.token_bytes(range(self.num_layers)) + self.beside_bytes
+        return sum(self.layer_bytes(index) for index in layers)
 
 
-def layout_of(config: ServerConfig, shape: ModelShape) -> KvLayout:
-    """Returns the layout for --kv-cache-dtype. Raises ConfigError for a dtype that the model does not support."""
+def layout_of(config: ServerConfig, shape: ModelShape, beside: KvLayout | None = None) -> KvLayout:
+    """Returns the layout for --kv-cache-dtype. beside: a drafting model's, whose KV has the same slots. Raises
+    ConfigError for a dtype that the model does not support."""
+    return replace(_layout_of(config, shape), beside_bytes=0 if beside is None else beside.token_bytes())
+
+
+def _layout_of(config: ServerConfig, shape: ModelShape) -> KvLayout:
     name = config.kv_cache_dtype
     dtype = _BY_FLAG[name]
     if dtype == FLOAT16:

@@ -137,10 +137,14 @@ class CompressedAttentionShape:
 
     @property
     def kv_widths(self) -> tuple[int, ...]:
-        """Widths of the vectors that a token stores in the KV cache: its key, behind it the entry of a block that ends
-        with it, and that block's index key."""
-        key = (2 if self.compressor is not None else 1) * self.head_dim
-        return (key,) if self.indexer is None else (key, self.indexer.dim)
+        """Widths of the vectors that a token stores in the KV cache: its key, and behind it the entry of a block that
+        ends with it."""
+        return ((2 if self.compressor is not None else 1) * self.head_dim,)
+
+    @property
+    def index_width(self) -> int:
+        """Numbers of the index key that a token stores in the KV cache: of a block that ends with it; 0: none."""
+        return 0 if self.indexer is None else self.indexer.dim
 
     @property
     def attended_values(self) -> int:

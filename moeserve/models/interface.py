@@ -13,6 +13,7 @@ from typing import Literal
 from moeserve.kernels.gating import OAI_ALPHA, Activation
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.compressed import CompressedAttentionShape
+from moeserve.models.indexer import BlockIndexerShape, ChoosesKeys, IndexerShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.recurrence import Recurrence
 from moeserve.models.residual import NgramShape, ResidualStreams
@@ -29,7 +30,7 @@ OutputGate = Literal["none", "in_q", "element", "head", "head_softplus"]
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionShape:
+class AttentionShape(ChoosesKeys):
     """Grouped-query attention (https://arxiv.org/abs/2305.13245) with RoPE."""
 
     num_heads: int
@@ -54,20 +55,15 @@ class AttentionShape:
     rope_scaled: bool = True  # the model's `rope_scaling` applies; False: it does not
     kv_from: int | None = None  # the earlier layer whose k and v are used; None: its own
     in_pairs: bool = False  # in the file, pairs of neighbours rotate; loading/head_order.py makes them halves
+    # Chooses the keys that queries attend to; None: they attend to all.
+    indexer: BlockIndexerShape | None = None
 
     @property
     def form(self) -> AttentionForm:
         return AttentionForm(
-            self.num_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            self.rotary_dim,
-            self.rope_theta,
-            self.has_rope_factors,
-            self.has_positions,
-            self.v_dim,
-            self.rope_scaled,
-        )
+            self.num_heads, self.num_kv_heads, self.head_dim, self.rotary_dim, self.rope_theta, self.has_rope_factors,
+            self.has_positions, self.v_dim, self.rope_scaled,
+        )  # fmt: skip
 
     @property
     def qkv_parts(self) -> tuple[str, ...]:
@@ -171,8 +167,8 @@ class MoeShape:
     # In a sandwiched layer: outputs of shared and routed experts are normalised separately before they are added, and
     # so are inputs of routed experts and router; the weight of the router's norm is divided by sqrt(hidden).
     parts_normed: bool = False
-    parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate, up and down; without gates up is both
-    latent: int = 0  # width of the experts' input and output, between two matrices; 0: the model's
+    parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate (or up again), up and down
+    latent: int = 0  # width of the experts' input and output, to and from which matrices project; 0: `hidden`
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +252,7 @@ class ModelShape:
     logit_scale: float = 1.0  # multiplies logits; merged into the last norm's weight on loading
     rope_sections: tuple[int, int, int] | None = None  # RoPE frequencies: time, height, width (t h w t h w)
     layer_input_width: int = 0  # width of the per-layer embeddings; 0: none
-    spans_see_ahead: bool = False  # in windowed layers, rows of a span of embeddings see all of it
+    spans_see_ahead: bool = False  # in windowed layers, rows of an embedding span see the whole span
     deep_layers: int = 0  # number of first layers whose output DeepStack adds embeddings to
     streams: ResidualStreams | None = None  # of the residual; None: it is one vector
     ngrams: NgramShape | None = None  # n-gram embeddings, which a layer adds to the residual
@@ -295,13 +291,20 @@ class ModelShape:
 
     @property
     def heads(self) -> Attention:
-        """Attention shape of any layer, for models with one form: of its sizes, but not, say, of its window."""
+        """The attention shape of one of the layers, for sizes that all layers share; other properties, such as the
+        window, may differ."""
         return next(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
     def latent(self) -> LatentAttentionShape | None:
         """The latent attention of all layers; None if attention is not latent."""
         return self.heads if isinstance(self.heads, LatentAttentionShape) else None
+
+    @property
+    def indexer(self) -> IndexerShape | BlockIndexerShape | None:
+        """The indexer of the layers that choose keys, which have equal sizes and rules; None if all attend to all."""
+        choosing = (a.indexer for a in self._attending if isinstance(a, ChoosesKeys))
+        return next((indexer for indexer in choosing if indexer is not None), None)
 
     @property
     def recurrence(self) -> Recurrence | None:
@@ -334,7 +337,7 @@ class ModelShape:
 
     @property
     def gate_widths(self) -> set[int]:
-        """The numbers of gates that occur in the layers' attention."""
+        """The different numbers of attention gates per token that layers have."""
         return {a.gate_width for a in self._attending if isinstance(a, AttentionShape) and a.gate_width}
 
     @property

@@ -29,6 +29,8 @@ def check_lanes(
     if isinstance(shape.heads, CompressedAttentionShape):
         for layer in shape.layers:
             sizes |= layer.mixer.sizes if isinstance(layer.mixer, CompressedAttentionShape) else {}
+    if shape.indexer is not None:
+        sizes["attention.indexer.key_length"] = shape.indexer.dim
     if shape.recurrence is not None:
         sizes |= shape.recurrence.sizes
     latents = (layer.moe.latent for layer in shape.layers if layer.moe is not None)

@@ -124,10 +124,13 @@ void Stream::choose_entries(CompressedPlan& plan, Tensor q, Tensor weights, Tens
   check_dim("kv.index_keys", dim);
   if (heads < 1) reject("heads", "at least one wanted");
   const int rows = plan.attention.rows;
-  const ChooseEntriesOp op{&plan,
-                           {&kernels_, rows_arg<float>(q, "q", rows, heads * dim),
-                            rows_arg<float>(weights, "weights", rows, heads),
-                            rows_arg<uint16_t>(index_keys, "kv.index_keys", 0, dim), heads, static_cast<int>(dim)}};
+  const ChooseEntriesOp op{&kernels_,
+                           &plan,
+                           rows_arg<float>(q, "q", rows, heads * dim),
+                           rows_arg<float>(weights, "weights", rows, heads),
+                           rows_arg<uint16_t>(index_keys, "kv.index_keys", 0, dim),
+                           heads,
+                           static_cast<int>(dim)};
   if (!plan.choice.groups.empty()) pool_.submit(op);
 }
 

@@ -7,6 +7,8 @@
 namespace moeserve {
 namespace {
 
+constexpr int kKeyBlock = 32;  // index keys per score_block call
+
 // Columns of an entry in progress.
 struct Entry {
   float *most, *weight, *sum;
@@ -150,20 +152,48 @@ void CommitCompressedOp::operator()(Team& team) const {
   });
 }
 
+void ChooseEntriesOp::score(Team& team, const KeyChoice::Part& part) const {
+  KeyChoice& choice = plan->choice;
+  const KeyChoice::Tile& tile = choice.tiles[part.tile];
+  const int queries = tile.count * heads, entries = choice.blocks(tile.position + tile.count - 1);
+  const int begin = part.segment * choice.segment_blocks();
+  const int end = std::min(entries, begin + choice.segment_blocks());
+  auto* gathered = static_cast<float*>(team.scratch(sizeof(float) * kKeyBlock * (dim + queries) +
+                                                    sizeof(float*) * static_cast<size_t>(queries) + 64));
+  float* scored = gathered + kKeyBlock * dim;
+  const auto** rows = reinterpret_cast<const float**>(scored + kKeyBlock * queries);
+  for (int i = 0; i < queries; ++i) rows[i] = q + (int64_t{tile.row} * heads + i) * dim;
+  for (int entry = begin; entry < end; entry += kKeyBlock) {
+    const int count = std::min(kKeyBlock, end - entry);
+    int32_t slots[kKeyBlock];
+    for (int i = 0; i < count; ++i) slots[i] = tile.slots[(entry + i + 1) * choice.rule.block - 1];
+    k->gather_keys(pool, dim, slots, count, dim, gathered);
+    Upcoming none{nullptr, 0};
+    k->score_block(rows, queries, gathered, dim, scored, none);
+    for (int t = 0; t < tile.count; ++t) {
+      k->index_scores(scored + static_cast<int64_t>(t) * heads * kKeyBlock,
+                      weights + (int64_t{tile.row} + t) * heads, heads,
+                      choice.scores.data() + tile.scores + t * tile.stride + entry);
+    }
+  }
+}
+
 void ChooseEntriesOp::choose(Team& team, const KeyChoice::Tile& tile, int row) const {
   const KeyChoice& choice = plan->choice;
-  auto* chosen = static_cast<int32_t*>(team.scratch(sizeof(int32_t) * choice.top));
+  auto* chosen = static_cast<int32_t*>(team.scratch(sizeof(int32_t) * choice.rule.top));
   choose_highest(choice.scores.data() + tile.scores + row * tile.stride,
-                 choice.index_keys(tile.position + row), choice.top, chosen);
+                 choice.blocks(tile.position + row), choice.rule.top, chosen);
   int32_t* list = plan->chosen(tile.list + row);
-  for (int i = 0; i < choice.top; ++i) list[i] = 2 * tile.slots[(chosen[i] + 1) * choice.block - 1] + 1;
+  for (int i = 0; i < choice.rule.top; ++i) {
+    list[i] = 2 * tile.slots[(chosen[i] + 1) * choice.rule.block - 1] + 1;
+  }
 }
 
 void ChooseEntriesOp::operator()(Team& team) const {
   KeyChoice& choice = plan->choice;
   for (const KeyChoice::Group& group : choice.groups) {
     team.for_units(group.end_part - group.first_part,
-                   [&](int64_t i) { scorer.score(team, choice, choice.parts[group.first_part + i]); });
+                   [&](int64_t i) { score(team, choice.parts[group.first_part + i]); });
     if (&group == &choice.groups.back()) team.last_phase();
     team.for_units(int64_t{group.end_tile - group.first_tile} * KeyChoice::kTileTokens, [&](int64_t i) {
       const KeyChoice::Tile& tile = choice.tiles[group.first_tile + i / KeyChoice::kTileTokens];

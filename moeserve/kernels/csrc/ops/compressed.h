@@ -93,11 +93,16 @@ struct CommitCompressedOp {
 
 // Scores the index keys of the plan's choosing rows, and writes the entries that they choose to their lists.
 struct ChooseEntriesOp {
+  const Kernels* k;
   CompressedPlan* plan;
-  IndexScorer scorer;
+  const float* q;        // [n, heads, dim], rotated
+  const float* weights;  // [n, heads]
+  const uint16_t* pool;  // [slots, dim]: an entry's index key is in the slot of its block's last token
+  int heads, dim;
   void operator()(Team& team) const;
 
  private:
+  void score(Team& team, const KeyChoice::Part& part) const;
   void choose(Team& team, const KeyChoice::Tile& tile, int row) const;
 };
 

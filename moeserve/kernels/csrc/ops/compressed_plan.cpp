@@ -12,10 +12,8 @@ void CompressedPlan::build(const Sequences& s, const Options& options, int heads
   lists_.clear();
   chosen_.clear();
   offsets_.clear();
-  choice.clear();
-  choice.top = options.top;
-  choice.block = std::max(options.ratio, 1);
   choice.has_lists = false;
+  choice.begin({options.top, std::max(options.ratio, 1), 0}, 1);
   std::vector<int32_t> row_of;
   int rows = 0;
   for (int i = 0; i < s.num; ++i) {

@@ -137,7 +137,8 @@ class CpuDecoder:
             self._compressed.build(*columns, slot_table, threads)
             return
         for form in self._forms.values():
-            build_attention_plan(form.plan, *columns, slot_table, form.heads, threads, top=form.chosen_keys)
+            for rule, plan in form.plans.items():
+                build_attention_plan(plan, *columns, slot_table, form.heads, threads, rule=rule)
             if window_table is not None or ends is not None:
                 table = slot_table if window_table is None else window_table
                 build_attention_plan(form.window_plan, *columns, table, form.heads, threads, ends)

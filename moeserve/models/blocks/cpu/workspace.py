@@ -6,7 +6,7 @@ import torch
 
 from moeserve.kernels.stream_operands import Activations, AdapterRows, RoutingWorkspace, StateSequences
 from moeserve.models.compressed import CompressedAttentionShape, widest_products
-from moeserve.models.indexer import IndexerShape
+from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
@@ -178,9 +178,10 @@ class CompressedWorkspace:
 class IndexerWorkspace:
     """Additional buffers of an indexer."""
 
-    def __init__(self, shape: IndexerShape, tokens: int) -> None:
+    def __init__(self, shape: IndexerShape | BlockIndexerShape, tokens: int) -> None:
         self.keys = torch.empty(tokens, shape.dim)  # before the norm
-        self.weights = torch.empty(tokens, shape.num_heads)
+        # Of the heads; an indexer of blocks has none.
+        self.weights = torch.empty(tokens, shape.num_heads if isinstance(shape, IndexerShape) else 0)
         self.q = torch.empty(tokens, shape.q_width)
 
 
@@ -236,8 +237,7 @@ class CpuWorkspace:
         self.latent = None if s.latent is None else LatentWorkspace(s.latent, tokens)
         compressed = [layer.mixer for layer in s.layers if isinstance(layer.mixer, CompressedAttentionShape)]
         self.compressed = CompressedWorkspace(compressed, tokens) if compressed else None
-        indexer = None if s.latent is None else s.latent.indexer
-        self.indexer = None if indexer is None else IndexerWorkspace(indexer, tokens)
+        self.indexer = None if s.indexer is None else IndexerWorkspace(s.indexer, tokens)
         recurrence, mixed = s.recurrence, self.widest_mixed
         self.delta = (
             DeltaWorkspace(recurrence, tokens, mixed) if isinstance(recurrence, GatedDeltaNetShape) else None
