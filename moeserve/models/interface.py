@@ -55,8 +55,7 @@ class AttentionShape(ChoosesKeys):
     rope_scaled: bool = True  # the model's `rope_scaling` applies; False: it does not
     kv_from: int | None = None  # the earlier layer whose k and v are used; None: its own
     in_pairs: bool = False  # in the file, pairs of neighbours rotate; loading/head_order.py makes them halves
-    # Chooses the keys that queries attend to; None: they attend to all.
-    indexer: BlockIndexerShape | None = None
+    indexer: BlockIndexerShape | None = None  # chooses the keys that queries attend to; None: all
 
     @property
     def form(self) -> AttentionForm:
@@ -291,8 +290,7 @@ class ModelShape:
 
     @property
     def heads(self) -> Attention:
-        """The attention shape of one of the layers, for sizes that all layers share; other properties, such as the
-        window, may differ."""
+        """The attention shape of one of the layers, for sizes that all layers share; its window, say, may differ."""
         return next(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
@@ -303,8 +301,7 @@ class ModelShape:
     @property
     def indexer(self) -> IndexerShape | BlockIndexerShape | None:
         """The indexer of the layers that choose keys, which have equal sizes and rules; None if all attend to all."""
-        choosing = (a.indexer for a in self._attending if isinstance(a, ChoosesKeys))
-        return next((indexer for indexer in choosing if indexer is not None), None)
+        return next((a.indexer for a in self._attending if isinstance(a, ChoosesKeys) and a.indexer), None)
 
     @property
     def recurrence(self) -> Recurrence | None:

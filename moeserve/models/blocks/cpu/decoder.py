@@ -102,8 +102,7 @@ class CpuDecoder:
             shape, weights, max_tokens, logit_rows, pinned=pinned, has_adapters=adapters is not None
         )
         self.disk = disk
-        self._num_forwards = 0
-        self._num_heads_read = 0
+        self._num_forwards = self._num_heads_read = 0
         self._embedded: Sequence[tuple[int, Tensor]] = ()  # arguments of the last `begin`
         self._token_ids = torch.zeros(0, dtype=torch.int32)
         angles = angles_of(shape, max_model_len, weights.rope_factors) if angles is None else angles
