@@ -87,7 +87,7 @@ class CompressedAttentionShape:
 
     @property
     def scale(self) -> float:
-        """Of attention scores."""
+        """The factor of attention scores."""
         return float(self.head_dim**-0.5)
 
     @property

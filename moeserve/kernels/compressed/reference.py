@@ -19,7 +19,7 @@ from moeserve.kernels.norm.reference import norm as rms_norm
 
 
 class Angles(NamedTuple):
-    """Of all positions: [positions, rotary / 2]."""
+    """The angles of all positions: [positions, rotary / 2]."""
 
     cos: Tensor
     sin: Tensor
