@@ -12,6 +12,7 @@ from typing import Literal
 
 from moeserve.kernels.gating import OAI_ALPHA, Activation
 from moeserve.kernels.routing.options import RouterOptions
+from moeserve.models.indexer import BlockIndexerShape, ChoosesKeys, IndexerShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.recurrence import Recurrence
 from moeserve.models.residual import HyperConnections, NgramShape
@@ -28,7 +29,7 @@ OutputGate = Literal["none", "in_q", "element", "head", "head_softplus"]
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionShape:
+class AttentionShape(ChoosesKeys):
     """Grouped-query attention (https://arxiv.org/abs/2305.13245) with RoPE."""
 
     num_heads: int
@@ -54,20 +55,16 @@ class AttentionShape:
     kv_from: int | None = None  # the earlier layer whose k and v are used; None: its own
     # In the file, rotated dimensions are pairs of neighbours. Loaders reorder rows into halves (loading/head_order.py).
     in_pairs: bool = False
+    indexer: BlockIndexerShape | None = (
+        None  # chooses the keys that queries attend to; None: they attend to all
+    )
 
     @property
     def form(self) -> AttentionForm:
         return AttentionForm(
-            self.num_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            self.rotary_dim,
-            self.rope_theta,
-            self.has_rope_factors,
-            self.has_positions,
-            self.v_dim,
-            self.rope_scaled,
-        )
+            self.num_heads, self.num_kv_heads, self.head_dim, self.rotary_dim, self.rope_theta, self.has_rope_factors,
+            self.has_positions, self.v_dim, self.rope_scaled,
+        )  # fmt: skip
 
     @property
     def qkv_parts(self) -> tuple[str, ...]:
@@ -301,6 +298,11 @@ class ModelShape:
         return self.heads if isinstance(self.heads, LatentAttentionShape) else None
 
     @property
+    def indexer(self) -> IndexerShape | BlockIndexerShape | None:
+        """The indexer of the layers that choose keys, which have equal sizes and rules; None if all attend to all."""
+        return next((a.indexer for a in self._attending if a.indexer is not None), None)
+
+    @property
     def recurrence(self) -> Recurrence | None:
         """The recurrence of all recurrent layers; None if there are none."""
         return next((layer.recurrence for layer in self.layers if layer.recurrence is not None), None)
@@ -394,6 +396,4 @@ class ModelFamily:
     architecture: str  # `general.architecture` in GGUF files
     read_shape: Callable[[ModelSource], ModelShape]  # reads and range-checks the metadata; raises ModelError
     hugging_face: HuggingFaceMapping | None = None  # None: only GGUF files can be read
-    has_next_token_block: bool = (
-        False  # in some files, its layer like the last attention layer: next_token.py
-    )
+    has_next_token_block: bool = False  # in some files, its layer like the last that attends: next_token.py

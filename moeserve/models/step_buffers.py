@@ -12,7 +12,7 @@ from math import prod
 from typing import Literal
 
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
-from moeserve.models.indexer import IndexerShape
+from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
@@ -253,6 +253,7 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
         Buffer("v", (rows, model.value_width)),
         *(_cpu_layer_inputs(model, rows) if model.layer_input_width else []),
         *latent,
+        *(_cpu_indexer_buffers(model.indexer, rows) if model.indexer is not None else []),
         *recurrent,
         *_pair("attended", rows, model.mixed_width),
         *_cpu_latent_experts(model, rows),
@@ -328,7 +329,6 @@ def _cpu_latent_buffers(shape: LatentAttentionShape, rows: int) -> list[Buffer]:
     if shape.q_rank:
         pairs.append(_pair("q_a_normed", rows, shape.q_rank))
     return [
-        *(_cpu_indexer_buffers(shape.indexer, rows) if shape.indexer is not None else []),
         Buffer("q_a", (rows, shape.q_rank)),
         Buffer("latent_q", (rows, shape.q_rows)),
         Buffer("latent", (rows, shape.head_dim)),
@@ -337,13 +337,14 @@ def _cpu_latent_buffers(shape: LatentAttentionShape, rows: int) -> list[Buffer]:
     ]
 
 
-def _cpu_indexer_buffers(shape: IndexerShape, rows: int) -> list[Buffer]:
+def _cpu_indexer_buffers(shape: IndexerShape | BlockIndexerShape, rows: int) -> list[Buffer]:
+    choices = shape.num_heads if shape.rule.by_head else 1
     return [
         Buffer("index_keys", (rows, shape.dim)),
-        Buffer("index_weights", (rows, shape.num_heads)),
+        Buffer("index_weights", (rows, shape.num_heads if isinstance(shape, IndexerShape) else 0)),
         Buffer("index_queries", (rows, shape.q_width)),
         Buffer("index_scores", (INDEX_SCORES,)),
-        Buffer("chosen_keys", (rows, shape.top), "int32"),
+        Buffer("chosen_keys", (rows, choices * shape.rule.most_keys), "int32"),
     ]
 
 

@@ -90,6 +90,8 @@ def _attention_tensors(hidden: int, a: AttentionShape) -> dict[str, tuple[int, .
         parts |= {n.bias_of_part(part): (out,) for part, out in rows.items()}
     if a.output_bias:
         parts[n.bias_of_part(n.ATTN_OUTPUT)] = (hidden,)
+    if a.indexer is not None:
+        parts |= a.indexer.tensors(hidden)
     if a.has_sinks:
         parts[n.of_part(n.ATTN_SINKS)] = (a.num_heads,)
     return parts

@@ -53,6 +53,7 @@ MODEL_FILES = {
 
 # What a shape says of kernels.
 KERNEL_OPTIONS = {
+    "moeserve.kernels.choice_rule",
     "moeserve.kernels.delta_net.heads",
     "moeserve.kernels.gating",
     "moeserve.kernels.mamba2.heads",
@@ -88,6 +89,7 @@ FAMILY_NEEDS = READERS | {
     "moeserve.models.residual",
     "moeserve.models.rope_scaling",
     "moeserve.models.shape_reader",
+    "moeserve.kernels.choice_rule",
     "moeserve.kernels.ngrams.hashing",
     "moeserve.kernels.routing.options",
 }
@@ -223,13 +225,14 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.interface": READERS
     | KERNEL_OPTIONS
     | {
+        "moeserve.models.indexer",
         "moeserve.models.latent",
         "moeserve.models.mamba2",
         "moeserve.models.recurrence",
         "moeserve.models.residual",
         "moeserve.models.rope_scaling",
     },
-    "moeserve.models.indexer": {"moeserve.models.sources.gguf"},
+    "moeserve.models.indexer": {"moeserve.kernels.choice_rule", "moeserve.models.sources.gguf"},
     "moeserve.models.latent": {"moeserve.models.indexer", "moeserve.models.sources.gguf"},
     "moeserve.models.mamba2": {"moeserve.kernels.mamba2.heads", "moeserve.models.sources.gguf"},
     "moeserve.models.short_conv": {"moeserve.kernels.short_conv.heads", "moeserve.models.sources.gguf"},

@@ -14,6 +14,7 @@ import torch
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
 from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.loading.cpu_indexer import load_block_indexer
 from moeserve.models.loading.cpu_latent import load_latent_attention
 from moeserve.models.loading.cpu_recurrent import load_recurrence
 from moeserve.models.loading.cpu_residual import load_input, load_ngrams
@@ -216,6 +217,7 @@ class CpuLoader:
             output_norm=self._vector(n.of_layer(index, n.POST_ATTENTION_NORM))
             if self._shape.loaded_layers[index].is_sandwiched
             else None,
+            indexer=load_block_indexer(shape.indexer, index, self._vector, self._matrix),
         )
 
     def _gated_qkv(self, index: int, shape: AttentionShape) -> LinearGroup:

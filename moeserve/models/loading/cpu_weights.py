@@ -86,6 +86,15 @@ class GatedExperts:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuBlockIndexer:
+    """The weights of an indexer of blocks: kernels/indexer/blocks.py."""
+
+    inputs: LinearGroup  # [heads * dim, hidden] of index queries, [dim, hidden] of index keys
+    q_norm: Tensor  # float32 [dim]
+    k_norm: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class CpuAttention:
     norm: CpuInput
     # In the order of AttentionShape.qkv_parts: [q_width, hidden], [kv_width, hidden], [value_width, hidden], then the
@@ -98,6 +107,7 @@ class CpuAttention:
     v_norm: Tensor | None = None  # float32 [v_dim]
     # float32 [hidden]: norm of the block's output; None: not normalised
     output_norm: Tensor | None = None
+    indexer: CpuBlockIndexer | None = None  # None: rows attend to all keys
 
 
 @dataclass(frozen=True, slots=True)
