@@ -175,6 +175,8 @@ def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
         "--routing-trace": args.routing_trace,
         "--lora-modules": config.lora_modules,
         "--lora-dir": config.lora_dir,
+        "--speculative-config": config.speculative_config,
+        "--speculative-model": config.speculative_model,
         "--kv-ram": config.kv_ram,
         "--kv-disk": config.kv_disk,
     }
