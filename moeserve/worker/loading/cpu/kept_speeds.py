@@ -1,8 +1,7 @@
 """Keeps the measured speeds of CPU products on disk, so that the next start need not measure them again.
 
-There is one file for each machine and pool, in the user's cache directory; it names the build that it was measured
-with. Any program of the user may write there: what is read is checked, and decides nothing but which instruction set
-computes.
+There is one file per machine and pool in the user's cache directory. It names the build that was measured. Any program
+of the user may write there, so the contents are checked; they only affect which instruction set computes.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.quantization import QUANT_TYPES
 
 FOLDER: Final = "moeserve"
-MOST_BYTES: Final = 1 << 16  # of a file
+MOST_BYTES: Final = 1 << 16  # largest file
 MOST_AGE_S: Final = (
     30 * 24 * 3600.0
-)  # a virtual machine may have moved, and one measurement may have been disturbed
+)  # a virtual machine may have moved to another host, and one measurement may have been disturbed
 SPEEDS: Final = (0.01, 100.0)  # a relative speed is between these
 _CPU_FIELDS: Final = frozenset(
     {
@@ -46,7 +45,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speeds: dict[str, list[float]]  # by the type's name
 
     def check(self) -> None:
-        """Raises ValueError for what no measurement has returned."""
+        """Raises ValueError for contents that no measurement can have produced."""
         unknown = self.speeds.keys() - _NUMBERS.keys()
         if unknown:
             raise ValueError(f"there is no type {min(unknown)!r}")
@@ -118,8 +117,8 @@ def kept_speeds(stream: CpuStream) -> KeptSpeeds:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path | None:
-    """Returns our folder in the user's cache directory; None if there is no home. Source: the XDG base directory
-    specification, which has relative paths ignored."""
+    """Returns moeserve's folder in the user's cache directory; None without a home directory. Relative paths are
+    ignored, as the XDG base directory specification demands."""
     cache = environment.get("XDG_CACHE_HOME", "")
     try:
         folder = Path(cache) if os.path.isabs(cache) else Path.home() / ".cache"
@@ -129,7 +128,8 @@ def cache_folder(environment: Mapping[str, str]) -> Path | None:
 
 
 def _read(path: Path) -> _File:
-    """Raises OSError, MsgspecError, or ValueError for a file that is not ours or is invalid."""
+    """Reads a file. Raises OSError, and MsgspecError or ValueError for a file that is invalid or belongs to another
+    user."""
     opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(opened, "rb") as file:
         status = os.fstat(opened)
@@ -152,5 +152,6 @@ def _cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
 
 
 def _build() -> str:
-    """Returns a hash of the compiled kernels. The version is not enough: in a checkout they change without it."""
+    """Returns a hash of the compiled kernels. The version number would not do: in a checkout the kernels change without
+    it."""
     return hashlib.sha256(Path(_C.__file__).read_bytes()).hexdigest()[:32]

@@ -62,7 +62,7 @@ class CpuModel:
     source: ModelSource
     shape: ModelShape
     weights: CpuWeights
-    grammar: Future[GrammarEngine]  # finished; an error is raised when a grammar is first used
+    grammar: Future[GrammarEngine]  # finished; its error, if any, is raised at the first use of a grammar
     step_tokens: int
     capacity: KvCapacity
     recorder: StepRecorder | None
@@ -86,7 +86,7 @@ def load_cpu_runner(
 
 def try_cpu_model(loaded: CpuModel, spans: EmbeddingFiles | None = None, *, is_first: bool) -> Runner:
     """Builds a runner and tests it. Raises ModelError if the logits are not finite. Later workers skip the test,
-    because answers wait for them and the first worker has tested the panels; only those of a memory-mapped file are
+    because answers wait for them and the first worker has tested the weights; only weights in a memory-mapped file are
     tested again. Only the first worker records steps."""
     runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, recorder=None), spans)
     if is_first or loaded.config.weight_layout == "file":

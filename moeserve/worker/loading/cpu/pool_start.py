@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def open_stream(config: ServerConfig) -> CpuStream:
-    """Opens the pool. Raises ConfigError if the CPU lacks `config.isa` or the threads do not fit."""
+    """Opens the pool. Raises ConfigError if the CPU lacks `config.isa` or has too few cores for the threads."""
     placements = place_threads(config.threads or 1, config.numa_nodes, config.cpu_binding)
     try:
         return CpuStream(placements, "" if config.isa in MEASURED else config.isa)
@@ -31,11 +31,11 @@ def open_stream(config: ServerConfig) -> CpuStream:
 
 
 def choose_products(stream: CpuStream, config: ServerConfig, source: ModelSource) -> str:
-    """Lets the pool choose among this CPU's instruction sets by measurement, unless `--isa` names one. Speeds that an
-    earlier start has measured are kept on disk, but for `--isa measure`. Weights that are used in place keep the best
-    one by its name: they were not measured.
+    """Lets the pool choose the fastest of this CPU's instruction sets by measurement, unless `--isa` names one. Uses
+    the speeds that an earlier start kept on disk, except with `--isa measure`. Weights used in place (a memory-mapped
+    file) get the newest instruction set, without measurement.
 
-    Returns the choice in words, empty if there is none."""
+    Returns a description of the choice, empty if nothing was chosen."""
     if config.isa not in MEASURED or config.weight_layout == "file":
         return ""
     num_bytes = Counter[int]()
@@ -54,10 +54,11 @@ def choose_products(stream: CpuStream, config: ServerConfig, source: ModelSource
 
 
 def _told(stream: CpuStream, chosen: Sequence[_C.ProductSpeed], date: str) -> str:
-    """Logs the products that another instruction set computes, and names them. date: of kept speeds."""
+    """Logs which products another instruction set computes, and returns their description. date: day of the kept
+    speeds."""
     if not chosen:
         return ""
-    other = chosen[0].isa  # there is one other at most
+    other = chosen[0].isa  # all name the same other instruction set
     for is_known, origin in ((False, "by measurement"), (True, f"by a measurement kept from {date}")):
         products = ", ".join(_product(speed) for speed in chosen if speed.is_known == is_known)
         if products:
