@@ -31,6 +31,7 @@ MODEL_FILES = {
     "moeserve.models.sources.source",
     "moeserve.models.gpu_features",
     "moeserve.models.interface",
+    "moeserve.models.compressed",
     "moeserve.models.indexer",
     "moeserve.models.latent",
     "moeserve.models.mamba2",
@@ -81,6 +82,7 @@ READERS = {
     "moeserve.quantization",
 }
 FAMILY_NEEDS = READERS | {
+    "moeserve.models.compressed",
     "moeserve.models.indexer",
     "moeserve.models.interface",
     "moeserve.models.latent",
@@ -96,7 +98,7 @@ FAMILY_NEEDS = READERS | {
 
 # Within httpserver, imports run from an API's folder to what the APIs share, and from there to HTTP itself. No API
 # knows another, nor the table that lists them.
-HTTP_APIS = ("openai", "responses", "anthropic", "batches", "lightllm", "llama_server")
+HTTP_APIS = ("openai", "responses", "anthropic", "batches", "lightllm", "llama_server", "mcp")
 HTTPSERVER: dict[str, set[str]] = {
     "moeserve.httpserver.transport": {
         "moeserve.config",
@@ -225,6 +227,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.interface": READERS
     | KERNEL_OPTIONS
     | {
+        "moeserve.models.compressed",
         "moeserve.models.indexer",
         "moeserve.models.latent",
         "moeserve.models.mamba2",
@@ -232,6 +235,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.residual",
         "moeserve.models.rope_scaling",
     },
+    "moeserve.models.compressed": {"moeserve.models.latent", "moeserve.models.sources.gguf"},
     "moeserve.models.indexer": {"moeserve.kernels.choice_rule", "moeserve.models.sources.gguf"},
     "moeserve.models.latent": {"moeserve.models.indexer", "moeserve.models.sources.gguf"},
     "moeserve.models.mamba2": {"moeserve.kernels.mamba2.heads", "moeserve.models.sources.gguf"},
@@ -262,6 +266,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.residual",
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.source",
+        "moeserve.quantization",
     },
     "moeserve.models.sources.model_files": set(),
     "moeserve.models.neutral_settings": set(),
@@ -278,6 +283,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.source",
     },
     "moeserve.models.step_buffers": {
+        "moeserve.models.compressed",
         "moeserve.models.indexer",
         "moeserve.models.interface",
         "moeserve.models.latent",
@@ -292,7 +298,9 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.kv": {
         "moeserve.config",
         "moeserve.errors",
+        "moeserve.models.compressed",
         "moeserve.models.interface",
+        "moeserve.models.latent",
         "moeserve.kernels.host_pinning",
         "moeserve.kernels.pages",
         "moeserve.kernels.stream_operands",
