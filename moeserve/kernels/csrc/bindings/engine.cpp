@@ -179,7 +179,8 @@ void bind_engine(nb::module_& m) {
       .def("choose_keys", &Stream::choose_keys, "plan"_a, "q"_a, "weights"_a.none(), "index_keys"_a,
            "heads"_a)
       .def("compressed_store", &Stream::compressed_store, "q"_a, "kv"_a, "norm"_a, "eps"_a, "cos"_a, "sin"_a,
-           "positions"_a, "slots"_a, "keys"_a, "n"_a, "heads"_a, "scale"_a, "index_q"_a.none(), "index_heads"_a)
+           "positions"_a, "slots"_a, "keys"_a, "n"_a, "heads"_a, "scale"_a, "index_q"_a.none(),
+           "index_heads"_a)
       .def("compress", &Stream::compress, "kv"_a, "gate"_a, "bias"_a, "norm"_a, "eps"_a, "cos"_a, "sin"_a,
            "positions"_a, "slots"_a, "entries"_a, "first"_a, "states"_a, "first_state"_a, "row"_a, "count"_a,
            "slot"_a, "drafts"_a.none(), "kept"_a.none(), "pending"_a.none(), "n"_a)
@@ -188,8 +189,8 @@ void bind_engine(nb::module_& m) {
       .def("rotate_back", &Stream::rotate_back)
       .def("linear_by_head", &Stream::linear_by_head, "x"_a, "n"_a, "weights"_a, "out"_a)
       .def("route", &Stream::route, "logits"_a, "n"_a, "ids"_a, "weights"_a, "scoring"_a, "normalize"_a,
-           "scale"_a, "groups"_a, "top_groups"_a, "group_best"_a, "bias"_a.none(), "expert_scale"_a.none(), "table"_a.none(),
-           "tokens"_a.none())
+           "scale"_a, "groups"_a, "top_groups"_a, "group_best"_a, "bias"_a.none(), "expert_scale"_a.none(),
+           "table"_a.none(), "tokens"_a.none())
       .def("shared_gate", &Stream::shared_gate, "y"_a, "n"_a, "weight"_a.none(), "ids"_a, "weights"_a)
       .def("experts", &Stream::experts, "gate"_a, "up"_a, "down"_a, "y"_a, "n"_a, "ids"_a, "weights"_a,
            "starts"_a, "active"_a, "routes"_a, "h"_a, "expert_token_counts"_a.none(), "x"_a, "activation"_a,

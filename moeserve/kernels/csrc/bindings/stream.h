@@ -107,7 +107,8 @@ class Stream {
   void choose_keys(AttentionPlan& plan, Tensor q, Tensor weights, Tensor index_keys, int heads);
   // stream_compressed.cpp
   void compressed_store(Tensor q, Tensor kv, Tensor norm, float eps, Tensor cos, Tensor sin, Tensor positions,
-                        Tensor slots, Tensor keys, int n, int heads, float scale, Tensor index_q, int index_heads);
+                        Tensor slots, Tensor keys, int n, int heads, float scale, Tensor index_q,
+                        int index_heads);
   void compress(Tensor kv, Tensor gate, Tensor bias, Tensor norm, float eps, Tensor cos, Tensor sin,
                 Tensor positions, Tensor slots, Tensor entries, int64_t first, Tensor states,
                 int64_t first_state, Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept,

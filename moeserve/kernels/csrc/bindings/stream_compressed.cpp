@@ -8,7 +8,8 @@
 namespace moeserve {
 namespace {
 
-TailRotation angles_of(nanobind::handle cos, nanobind::handle sin, nanobind::handle positions, int n, int64_t dim) {
+TailRotation angles_of(nanobind::handle cos, nanobind::handle sin, nanobind::handle positions, int n,
+                       int64_t dim) {
   const int64_t half = tensor_arg(cos, "cos", Element::kFloat32).cols;
   if (half < 1 || 2 * half > dim) reject("cos", "rows of at most half a head wanted");
   const Angles angles = angles_arg(cos, sin, positions, n, half);
@@ -137,7 +138,8 @@ void Stream::choose_entries(CompressedPlan& plan, Tensor q, Tensor weights, Tens
 void Stream::rotate_back(const Activations& x, int n, int heads, int dim, Tensor cos, Tensor sin,
                          Tensor positions) {
   check_dim("dim", dim);
-  if (heads < 1 || x.cols % dim != 0 || heads % (x.cols / dim) != 0) reject("x", "rows of whole heads wanted");
+  if (heads < 1 || x.cols % dim != 0 || heads % (x.cols / dim) != 0)
+    reject("x", "rows of whole heads wanted");
   check_activations(x, "x", int64_t{n} * heads * dim / x.cols, x.cols, false);
   pool_.submit(RotateBackOp{&kernels_, angles_of(cos, sin, positions, n, dim), n, heads, dim, x});
 }

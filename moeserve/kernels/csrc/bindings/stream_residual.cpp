@@ -80,8 +80,8 @@ void Stream::read_streams(Tensor products, Tensor x, Tensor rows, Tensor base, T
     op.rows = rows_arg<int32_t>(rows, "rows", n, 1);
     check_ids("row", op.rows, n, of_x.rows);
   }
-  op.mix = {sized_arg<float>(base, "base", num), sized_arg<float>(scale, "scale", weights.is_none() ? 1 : 3), eps,
-            iterations};
+  op.mix = {sized_arg<float>(base, "base", num), sized_arg<float>(scale, "scale", weights.is_none() ? 1 : 3),
+            eps, iterations};
   op.norm = sized_arg<float>(norm, "norm", y.cols);
   op.norm_eps = norm_eps;
   op.n = n;

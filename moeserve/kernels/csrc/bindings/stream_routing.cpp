@@ -18,7 +18,8 @@ struct ExpertTable {
 };
 
 // table: int32 [vocabulary, top_k], or None; tokens: int32 [n] then.
-ExpertTable expert_table_arg(nanobind::handle table, nanobind::handle tokens, int n, int top_k, int64_t experts) {
+ExpertTable expert_table_arg(nanobind::handle table, nanobind::handle tokens, int n, int top_k,
+                             int64_t experts) {
   if (table.is_none()) return {nullptr, nullptr};
   const int64_t vocabulary = tensor_arg(table, "table", Element::kInt32).rows;
   const ExpertTable found{rows_arg<int32_t>(table, "table", vocabulary, top_k),

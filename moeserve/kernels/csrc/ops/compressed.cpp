@@ -181,8 +181,8 @@ void ChooseEntriesOp::score(Team& team, const KeyChoice::Part& part) const {
 void ChooseEntriesOp::choose(Team& team, const KeyChoice::Tile& tile, int row) const {
   const KeyChoice& choice = plan->choice;
   auto* chosen = static_cast<int32_t*>(team.scratch(sizeof(int32_t) * choice.rule.top));
-  choose_highest(choice.scores.data() + tile.scores + row * tile.stride,
-                 choice.blocks(tile.position + row), choice.rule.top, chosen);
+  choose_highest(choice.scores.data() + tile.scores + row * tile.stride, choice.blocks(tile.position + row),
+                 choice.rule.top, chosen);
   int32_t* list = plan->chosen(tile.list + row);
   for (int i = 0; i < choice.rule.top; ++i) {
     list[i] = 2 * tile.slots[(chosen[i] + 1) * choice.rule.block - 1] + 1;

@@ -23,9 +23,9 @@ struct TailRotation {
 // their values too, and stores them. Rotates the index queries, if there are any.
 struct CompressedStoreOp {
   const Kernels* k;
-  float* q;          // [n, heads, dim], in place
-  const float* kv;   // [n, dim]
-  const float* norm; // [dim]
+  float* q;           // [n, heads, dim], in place
+  const float* kv;    // [n, dim]
+  const float* norm;  // [dim]
   float eps, scale;
   TailRotation angles;
   const int32_t* slots;  // [n]
@@ -53,7 +53,8 @@ struct Compressor {
   static constexpr int kColumns = 64;  // of a unit of work
   // Adds a token at `place` of its block to `count` columns from `column` on; of a block's last token, writes the entry.
   // state: of the layer, [.., dim]; entry may be kv.
-  void add(float* state, int place, const float* kv, const float* gate, int column, int count, float* entry) const;
+  void add(float* state, int place, const float* kv, const float* gate, int column, int count,
+           float* entry) const;
 };
 
 // Adds the step's tokens to their sequences' states, and stores the entries of blocks that they complete, normalised and

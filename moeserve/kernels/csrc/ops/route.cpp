@@ -101,7 +101,8 @@ void RouteOp::keep_top_groups(float* scores, float* best, int32_t* kept) const {
 // A softmax over all experts, renormalised over the chosen ones, equals a softmax over the chosen ones.
 void RouteOp::weigh(const float* row, const int32_t* id, float* weight) const {
   const bool by_root = options.scoring == Scoring::kSqrtSoftplus;
-  const bool is_alone = by_root || options.scoring == Scoring::kSigmoid;  // a score depends on its own logit only
+  const bool is_alone =
+      by_root || options.scoring == Scoring::kSigmoid;  // a score depends on its own logit only
   const bool over_all = options.scoring == Scoring::kSoftmax && !options.normalize;
   float most = over_all ? *std::max_element(row, row + experts) : row[id[0]];
   for (int j = 1; j < top_k; ++j) most = std::max(most, row[id[j]]);

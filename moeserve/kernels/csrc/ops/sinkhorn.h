@@ -19,15 +19,17 @@ struct SinkhornMix {
 // the streams mixed, go to `weights`.
 struct ReadStreamsOp {
   const Kernels* k;
-  const float* products;  // [n, streams * (2 + streams)] of the normalised residual; [n, streams] without `weights`
-  const float* x;         // [n, streams * y.cols]
-  const int32_t* rows;    // [n], or nullptr: all in order
+  const float*
+      products;    // [n, streams * (2 + streams)] of the normalised residual; [n, streams] without `weights`
+  const float* x;  // [n, streams * y.cols]
+  const int32_t* rows;  // [n], or nullptr: all in order
   SinkhornMix mix;
   const float* norm;  // [y.cols]
   float norm_eps;
   int n, streams;
-  Activations y;   // [n, hidden]
-  float* weights;  // [n, streams * (1 + streams)]: what is added, then the mix [from, to]; nullptr: before the head
+  Activations y;  // [n, hidden]
+  float*
+      weights;  // [n, streams * (1 + streams)]: what is added, then the mix [from, to]; nullptr: before the head
   bool is_small() const { return n * y.cols * streams <= kSmallNumbers; }
   void operator()(Team& team) const;
 
