@@ -189,6 +189,7 @@ class LayerShape:
     ffn_norm: str = n.FFN_NORM  # GGUF name of the norm before the feed-forward
     is_sandwiched: bool = False  # each block's output is normalised before it is added
     has_factor: bool = False  # x is multiplied by a number after the layer
+    is_parallel: bool = False  # the feed-forward reads the mixer's input, and has no norm of its own
     unread: tuple[str, ...] = ()  # tensors of the layer that a file may contain and that are not used
 
     @property
@@ -257,6 +258,7 @@ class ModelShape:
     deep_layers: int = 0  # number of first layers whose output DeepStack adds embeddings to
     streams: HyperConnections | None = None  # of the residual; None: it is one vector
     ngrams: NgramShape | None = None  # n-gram embeddings, which a layer adds to the residual
+    centers_norms: bool = False  # norms of the residual subtract its mean first (LayerNorm)
 
     def __post_init__(self) -> None:
         """Raises ValueError if no layer attends, or if latent attention or recurrent layers have several forms."""

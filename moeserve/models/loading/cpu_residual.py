@@ -9,7 +9,7 @@ from torch import Tensor
 from moeserve.kernels.cpu_stream import LinearGroup, Matrix
 from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.cpu_weights import CpuInput, CpuNgrams, CpuStreamMix
+from moeserve.models.loading.cpu_weights import CpuInput, CpuLayerNorm, CpuNgrams, CpuStreamMix
 from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -24,7 +24,7 @@ def load_input(
     """Loads what a block of layer `index`, or the head (None), reads the residual through. norm: its full name if the
     residual is one vector; block: the beginning of the names if it has streams."""
     if shape.streams is None:
-        return vector(norm)
+        return CpuLayerNorm(vector(norm)) if shape.centers_norms else vector(norm)
 
     def name(part: str) -> str:
         return n.of_part(f"{block}_{part}") if index is None else n.of_layer(index, f"{block}_{part}")
@@ -35,6 +35,12 @@ def load_input(
         down=LinearGroup([matrix(name(part)) for part in down]),
         up=LinearGroup([matrix(name("up"))]),
     )
+
+
+def scaled(norm: CpuInput, factor: float) -> CpuInput:
+    """Returns the norm with its weight multiplied by a factor."""
+    assert not isinstance(norm, CpuStreamMix)
+    return CpuLayerNorm(norm.weight * factor) if isinstance(norm, CpuLayerNorm) else norm * factor
 
 
 def load_ngrams(

@@ -34,8 +34,15 @@ class CpuStreamMix:
     up: LinearGroup  # [streams * hidden, low_rank]
 
 
-# How a block reads the residual: through an RMS norm, float32 [hidden], or a mix of its streams.
-CpuInput = Tensor | CpuStreamMix
+@dataclass(frozen=True, slots=True)
+class CpuLayerNorm:
+    """A norm that subtracts the mean first."""
+
+    weight: Tensor  # float32 [hidden]
+
+
+# How a block reads the residual: through an RMS norm, float32 [hidden], a LayerNorm, or a mix of its streams.
+CpuInput = Tensor | CpuLayerNorm | CpuStreamMix
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +191,7 @@ class CpuLayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class CpuMoe:
-    norm: CpuInput
+    norm: CpuInput | None  # None: it reads what the mixer read
     router: LinearGroup  # [E, hidden]
     experts: GatedExperts
     shared: CpuSharedExpert | None
@@ -197,7 +204,7 @@ class CpuMoe:
 
 @dataclass(frozen=True, slots=True)
 class CpuDenseFfn:
-    norm: CpuInput
+    norm: CpuInput | None  # as CpuMoe.norm
     expert: CpuSharedExpert  # without a gate
 
 

@@ -59,6 +59,7 @@ class GpuFfnBlock:
         self._sums = sums
         self._forced_routing = forced_routing
         self._eps = shape.rms_eps
+        self._centered = shape.centers_norms
         self._hidden = shape.hidden_size
         self._shapes = shape.layers[shape.num_layers - len(layers) :]
         self._layers = [layer.ffn for layer in layers]
@@ -116,7 +117,8 @@ class GpuFfnBlock:
         """Launches a layer's feed-forward. Reads s.x and s.output (attention's output); its result is `pending`."""
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn):
-            self._norm(index, ffn.norm, s, count)
+            if ffn.norm is not None:
+                self._norm(index, ffn.norm, s, count)
             changed = adapters is not None and adapters.change(names.FFN_PARTS)
             if takes_dense_products(ffn.expert.experts, s) and not changed:
                 out, form = self._routes(index, s).parts[:, 0], self._unrouted_gated(index).form
@@ -167,23 +169,25 @@ class GpuFfnBlock:
         count: Tensor,
         y: GpuActivations,
         rows: Tensor | None,
+        exact: Tensor | None = None,
     ) -> None:
         """Launches x += pending output of layer `index`, and y = norm of that. With `rows`, only for these rows, and
-        x stays unchanged."""
+        x stays unchanged. exact: `exact_input` of the next layer."""
         parts, weights, ids, extra = self.pending(index, s)
         if (norms := self._sandwich(index)) is not None:
             dense = None if norms.parts is None else self._unrouted_part(index, s)
             sandwich_sum(s.x, dense, parts, weights, ids, extra, rows, count, norms, weight, self._eps, y)
             return
         # attention's output, which this norm still has to add
-        attended = self._sums.attended(s) if self.fuses_router_norm(index, s) else None
+        attended = self._sums.attended(s) if self.leaves_attended(index, s) else None
         within = None if rows is not None or parts is None else self._sums.ffn_within_norm(index, parts)
         if within is not None:
             assert parts is not None
             within.add_norm(parts, s.x, count, weight, self._eps, y, attended=attended)
             return
         add_norm(
-            s.x, parts, weights, ids, extra, rows, count, weight, self._eps, y.x, y.codes, y.scales, attended=attended,
+            s.x, parts, weights, ids, extra, rows, count, weight, self._eps, y.x, y.codes, y.scales, exact,
+            attended=attended, centered=self._centered,
         )  # fmt: skip
 
     def pending(self, index: int, s: GpuWorkspace) -> PendingSum:
@@ -231,7 +235,16 @@ class GpuFfnBlock:
         ffn = self._layers[index]
         if not isinstance(ffn, GpuMoe) or ffn.sandwich is not None or not s.is_small_batch:
             return False
-        return not ffn.router.first.quantised
+        return ffn.norm is not None and not ffn.router.first.quantised
+
+    def leaves_attended(self, index: int, s: GpuWorkspace) -> bool:
+        """Returns whether the next norm adds the attention's output."""
+        return self._shapes[index].is_parallel or self.fuses_router_norm(index, s)
+
+    def exact_input(self, index: int, s: GpuWorkspace) -> Tensor | None:
+        """Returns where the norm before the layer writes its input in float32, which the feed-forward of a parallel
+        layer reads beside s.y; None: nowhere."""
+        return s.router_input if self._shapes[index].is_parallel and s.router_input is not s.y.x else None
 
     def _sum_over_gpus(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
         """Sums a large batch's s.output over the GPUs, after attention's output was added to x."""
@@ -316,10 +329,12 @@ class GpuFfnBlock:
         """Launches the norm, and the router's logits."""
         y, router = s.y, moe.router
         if self.fuses_router_norm(index, s):
+            assert moe.norm is not None
             self._sums.mixer_norm_router(s, count, moe.norm, self._eps, router.first.codes[0], router.bias)
             return
         if moe.sandwich is None or moe.sandwich.parts is None:
-            self._norm(index, moe.norm, s, count)
+            if moe.norm is not None:
+                self._norm(index, moe.norm, s, count)
         else:
             experts = self._experts_input(index, s)
             output = s.output.view(s.rows, -1)
