@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from moeserve.cli.command_line import flag_name, read_options, resolve
+from moeserve.cli.command_line import demonstration_model, flag_name, read_options, resolve
 from moeserve.config import ServerConfig, env_name
 from moeserve.errors import ConfigError
-from moeserve.front.config import FrontConfig, ServedModel
+from moeserve.front.config import FOLDERS, MAX_MODELS, FrontConfig, ServedModel, with_own_folders
 
 Given = Mapping[str, str | list[str] | None]  # texts of flags by field name; None or absent: not given
 
-MAX_MODELS: Final = 64
 MAX_FILE_BYTES: Final = 1 << 20
 PIN: Final = "pin"
 
@@ -48,8 +46,6 @@ NOT_WITH_SEVERAL: Final = frozenset(
         *("worker", "worker_ssl_certfile", "worker_ssl_keyfile", "worker_ssl_ca_certs"),
     }
 )
-# Folders that servers cannot share: each model gets one within.
-FOLDERS: Final = ("kv_disk", "data_dir")
 # Options of which one server with one model has no use.
 FOR_SEVERAL: Final = ("models_memory", "model_idle_timeout", "model_load_timeout")
 
@@ -86,7 +82,7 @@ def several_models(named: Sequence[str], given: Given, environment: Mapping[str,
             raise ConfigError(
                 f"{count} models are called {name}: give one another served-model-name, in --models-file"
             )
-    return FrontConfig(resolved_front(common), models)
+    return FrontConfig(resolved_front(common), models, _template(common))
 
 
 def resolved_front(common: ServerConfig) -> ServerConfig:
@@ -155,11 +151,22 @@ def _served(
         config = resolve(config)
     except ConfigError as error:
         raise ConfigError(f"model {place} ({entry['model']}): {error}") from error
+    config = with_own_folders(config, [name for name in FOLDERS if name not in texts])
+    return ServedModel(_without_front(config, common), is_pinned)
+
+
+def _template(common: ServerConfig) -> ServerConfig:
+    """The configuration of a model's server without the model."""
+    some = resolve(dataclasses.replace(common, model=str(demonstration_model())))
+    return dataclasses.replace(_without_front(some, common), model="", served_model_name=None)
+
+
+def _without_front(config: ServerConfig, common: ServerConfig) -> ServerConfig:
+    """Returns a model's configuration without the options of the server as a whole."""
     defaults = ServerConfig()
     plain = {name: getattr(defaults, name) for name in OF_FRONT - {"api_key", "api_key_file"}}
     plain |= {"host": common.host, "log_level": common.log_level, "log_format": common.log_format}
-    plain |= {name: _folder_of(config, name) for name in FOLDERS if name not in texts}
-    return ServedModel(dataclasses.replace(config, **plain), is_pinned)
+    return dataclasses.replace(config, **plain)
 
 
 def _text_of(key: str, value: Any) -> tuple[str, str | list[str]]:
@@ -181,12 +188,3 @@ def _scalar(key: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ConfigError(f"{key}: must be a text or a number, not {value!r}")
     return str(value)
-
-
-def _folder_of(config: ServerConfig, name: str) -> str | None:
-    """A folder for this model within the common one."""
-    common = getattr(config, name)
-    if common is None:
-        return None
-    own = (config.served_model_name or "model").split(",")[0]
-    return str(Path(common) / re.sub(r"[^A-Za-z0-9._-]", "_", own).lstrip("."))

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from moeserve.config.option import option
 from moeserve.config.speculative import SpeculativeConfig
 
+MEASURED = ("auto", "measure")  # values of --isa that name no instruction set
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig(SpeculativeConfig):
@@ -24,8 +26,9 @@ class EngineConfig(SpeculativeConfig):
         "auto",
         "CPU engine",
         "instruction set of the CPU kernels; auto: the best that this CPU supports (for steps of few tokens, the one "
-        "that a measurement at the start finds fastest); the others are for comparisons",
-        choices=("auto", "plain", "avx2", "avx512_vnni", "neon_dotprod", "neon_i8mm"),
+        "that a measurement finds fastest, which is kept for later starts); measure: as auto, but measured anew; the "
+        "others are for comparisons",
+        choices=(*MEASURED, "plain", "avx2", "avx512_vnni", "neon_dotprod", "neon_i8mm"),
     )
     weight_layout: str = option(
         "panels",

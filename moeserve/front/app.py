@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from moeserve.config import ServerConfig
 from moeserve.front import lists, probes
+from moeserve.front.downloaded import DownloadedModels
 from moeserve.front.metrics import FrontMetrics
 from moeserve.front.pool import ModelPool
 from moeserve.front.pooled_model import PooledModel
@@ -27,6 +28,7 @@ from moeserve.httpserver.app import APIS, Application, answer_errors, defend, no
 from moeserve.httpserver.observability.shared_scrape import SharedScrape
 from moeserve.httpserver.ollama import pull_routes
 from moeserve.httpserver.ollama.pulls import Pulls
+from moeserve.httpserver.responses.routes import RESPONSES
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.hosts import KnownHost, is_loopback
@@ -38,14 +40,21 @@ from moeserve.httpserver.transport.unknown_fields import UnknownFields
 
 # Questions about a model do not load it: a client that asks about each model of a list loads none.
 QUESTIONS: Final = frozenset({"/api/show", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
-STORED: Final = "/v1/responses/"  # one model's server stores the response; the path does not name the model
+STORED: Final = f"{RESPONSES}/"  # one model's server stores the response; the path does not name the model
 CANCEL: Final = "/cancel"
 
 
 class FrontApplication(FastAPI):
     """`apis` and `paths` mean the same as in `Application`."""
 
-    def __init__(self, pool: ModelPool, config: ServerConfig, keys: ApiKeys, metrics: FrontMetrics) -> None:
+    def __init__(
+        self,
+        pool: ModelPool,
+        config: ServerConfig,
+        keys: ApiKeys,
+        metrics: FrontMetrics,
+        downloaded: DownloadedModels,
+    ) -> None:
         """`config`: the front's own configuration."""
         super().__init__(title="moeserve", docs_url=None, redoc_url=None, openapi_url=None)
         # The routes of a model's server: the front knows the paths, the model's server answers them.
@@ -56,9 +65,7 @@ class FrontApplication(FastAPI):
         self.state.created = int(time.time())
         self.state.scrape = SharedScrape(metrics.render)
         self.state.unknown_fields = UnknownFields(config.unknown_fields, lambda route, count: None)
-        self.state.pulls = Pulls(
-            config.pull == "allow", lambda: (one.served.config.model for one in pool.models)
-        )
+        self.state.pulls = Pulls(config.pull == "allow", downloaded)
         self.paths = set(self._routes.paths)
         self._pool = pool
         self._relay = self.state.relay = Relay(pool, self.apis)
@@ -121,7 +128,7 @@ class FrontApplication(FastAPI):
         path = scope["path"].removesuffix(CANCEL)
         as_get = {**scope, "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b""}
         for model in self._pool.models:
-            if model.state is State.LOADED and await self._relay.has(as_get, model):
+            if model.answers_questions and await self._relay.has(as_get, model):
                 return model
         message = "no loaded model has this response; responses of a model that is not loaded cannot be read"
         raise ApiError(404, message, code="response_not_found")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,12 +16,16 @@ from moeserve.config import ServerConfig, to_json_dict
 from moeserve.errors import ConfigError
 
 MODELS_FILE: Final = "models.json"  # in the runtime directory; mode 0600, for it may hold API keys
+MAX_MODELS: Final = 64
+# Folders that servers cannot share: each model gets one within.
+FOLDERS: Final = ("kv_disk", "data_dir")
 
 
 @dataclass(frozen=True)
 class ServedModel:
     config: ServerConfig  # of the model's own server: resolved, and without the front's network options
     is_pinned: bool = False  # loaded at the start, and never unloaded for another
+    is_downloaded: bool = False  # by a client of the server, which may delete it too
 
     @property
     def name(self) -> str:
@@ -36,12 +43,14 @@ class ServedModel:
 class FrontConfig:
     common: ServerConfig  # the front's network options, and the options common to all models
     models: tuple[ServedModel, ...]  # the first is the default
+    template: ServerConfig  # of a model that comes later: resolved, but without the model
 
     def write(self, directory: Path) -> None:
         models = [
             {"config": to_json_dict(model.config), "is_pinned": model.is_pinned} for model in self.models
         ]
-        encoded = msgspec.json.encode({"common": to_json_dict(self.common), "models": models})
+        named = {"common": to_json_dict(self.common), "template": to_json_dict(self.template)}
+        encoded = msgspec.json.encode(named | {"models": models})
         descriptor = os.open(directory / MODELS_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(encoded)
@@ -53,10 +62,27 @@ class FrontConfig:
         try:
             found: dict[str, Any] = msgspec.json.decode(path.read_bytes())
             common = msgspec.convert(found["common"], ServerConfig)
+            template = msgspec.convert(found["template"], ServerConfig)
             models = [
                 ServedModel(msgspec.convert(model["config"], ServerConfig), model["is_pinned"])
                 for model in found["models"]
             ]
         except (OSError, msgspec.MsgspecError) as error:
             raise ConfigError(f"{path}: {error}") from error
-        return cls(common, tuple(models))
+        return cls(common, tuple(models), template)
+
+    def downloaded(self, name: str, path: str) -> ServedModel:
+        """Returns a model that a client has downloaded, with the options common to all models."""
+        config = dataclasses.replace(self.template, model=path, served_model_name=name)
+        return ServedModel(with_own_folders(config, FOLDERS), is_downloaded=True)
+
+
+def with_own_folders(config: ServerConfig, names: Iterable[str]) -> ServerConfig:
+    """Returns the configuration with a folder for its model within each of these common folders."""
+    own = (config.served_model_name or "model").split(",")[0]
+    inner = re.sub(r"[^A-Za-z0-9._-]", "_", own).lstrip(".")
+    common = {name: getattr(config, name) for name in names}
+    changed: dict[str, Any] = {
+        name: str(Path(path) / inner) for name, path in common.items() if path is not None
+    }
+    return dataclasses.replace(config, **changed)

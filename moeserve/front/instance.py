@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import shutil
 import signal
 from collections.abc import Callable
@@ -138,7 +139,11 @@ class Processes:
         self._reader = reader
 
     async def measure(self, model: PooledModel) -> Needs:
-        return await self._reader.read(model.place)
+        if not os.path.exists(model.served.config.model):
+            again = ", or download it again" if model.served.is_downloaded else ""
+            file = Path(model.served.config.model).name
+            raise LoadFailed(f"its file {file} is not there any more; put it back{again}")
+        return await self._reader.read(model.served.config)
 
     def signature(self, model: PooledModel) -> tuple[int, int, int] | None:
         try:

@@ -199,6 +199,7 @@ class FrontLauncher:
         if not self._has_been_ready:
             self._systemd.notify("READY=1")
         self._ready, self._has_been_ready = message, True
+        self._silent_s = 0.0  # it sends heartbeats from now on
         log.info("ready: %s, models are loaded as they are asked for", message.url)
         if self._listeners.health is not None:
             log.info("health and metrics: %s", url_of(self._listeners.health))

@@ -37,7 +37,7 @@ _LLAMA_STATES = {
 @router.get("/models")
 async def list_models(request: Request) -> Response:
     """All models under each of their names, with their states."""
-    cards = [_card(request, model, name) for model in pool_of(request).models for name in model.served.names]
+    cards = [_card(request, model, name) for model in pool_of(request).listed for name in model.served.names]
     listed = {
         "object": "list",
         "data": cards,
@@ -126,7 +126,7 @@ def _card(request: Request, model: PooledModel, name: str) -> dict[str, Any]:
 @router.get("/api/tags")
 async def tags(request: Request) -> Response:
     """All models under each of their names, as Ollama lists them."""
-    models = [_tag(request, model, name) for model in pool_of(request).models for name in model.served.names]
+    models = [_tag(request, model, name) for model in pool_of(request).listed for name in model.served.names]
     return JsonResponse({"models": models})
 
 

@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from moeserve.front.memory import Memory
@@ -30,12 +30,11 @@ log = logging.getLogger(__name__)
 class ModelLives:
     def __init__(
         self,
-        models: Iterable[PooledModel],
         surroundings: Surroundings,
         budget: Memory,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.models = list(models)
+        self.models: list[PooledModel] = []  # removed ones too, until their servers have ended
         self.surroundings = surroundings
         self.budget = budget
         self.is_draining = False  # nothing is loaded any more
@@ -77,6 +76,8 @@ class ModelLives:
             ):
                 return
             model.need = model.needs = None
+            if signature != model.signature:
+                model.forget_failure()  # else requests that come meanwhile would be refused for the file before
             model.signature = signature
             try:
                 needs = await self.surroundings.measure(model)
@@ -208,6 +209,8 @@ class ModelLives:
             finally:
                 model.state, model.is_unload_wanted, model.makes_room = State.UNLOADED, False, False
                 model.loaded_at = self._clock()
+                if model.is_removed:
+                    self.models.remove(model)
                 if model.tickets and not self.is_draining:
                     self.look_at_file(model)
                 self.turn()

@@ -65,7 +65,7 @@ class PoolCollector(Collector):
         self._pool = pool
 
     def collect(self) -> Iterable[Metric]:
-        models = self._pool.models
+        models = self._pool.listed
         for name, (text, attribute) in _COUNTERS.items():
             counter = CounterMetricFamily(f"moeserve:model_{name}", text, labels=LABELS)
             for model in models:
@@ -107,7 +107,7 @@ class PoolCollector(Collector):
             "Memory that the model needs by plan, with full pools, by kind (ram, gpu).",
             labels=kinds,
         )
-        for model in self._pool.models:
+        for model in self._pool.listed:
             if model.need is not None:
                 _add(need, [model.name], model.need)
         yield need

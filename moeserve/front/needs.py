@@ -7,10 +7,11 @@ import asyncio
 import json
 import os
 import sys
-from pathlib import Path
 from typing import Any, Final
 
-from moeserve.config import LAUNCHER_PID_ENV
+import msgspec
+
+from moeserve.config import LAUNCHER_PID_ENV, ServerConfig, to_json_dict
 from moeserve.front.memory import Memory
 from moeserve.front.pooled_model import LoadFailed, Needs
 from moeserve.processes.lifecycle import python_environment
@@ -23,24 +24,23 @@ MAX_ANSWER_BYTES: Final = 64 << 10
 class NeedsReader:
     """Reads the needs of one front's models. Its first answer also says how much GPU memory is free before any load."""
 
-    def __init__(self, directory: Path, ram: int) -> None:
+    def __init__(self, ram: int) -> None:
         self.gpu: int | None = None  # bytes; None until the first answer
-        self._directory = directory
         self._ram = ram
 
-    async def read(self, place: int) -> Needs:
-        """Raises LoadFailed."""
+    async def read(self, config: ServerConfig) -> Needs:
+        """config: of the model's own server. Raises LoadFailed."""
         gpu = "ask" if self.gpu is None else str(self.gpu)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", MODULE, str(self._directory), str(place), str(self._ram), gpu),
-            stdin=asyncio.subprocess.DEVNULL,
+            *(sys.executable, "-P", "-m", MODULE, str(self._ram), gpu),
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=python_environment() | {LAUNCHER_PID_ENV: str(os.getpid())},
             cwd="/",  # all paths of the configuration are absolute
         )
         try:
             async with asyncio.timeout(DEADLINE_S):
-                said, _ = await process.communicate()
+                said, _ = await process.communicate(msgspec.json.encode(to_json_dict(config)))
         except TimeoutError:
             raise LoadFailed(f"its file was not read within {DEADLINE_S:g} s") from None
         finally:

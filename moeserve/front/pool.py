@@ -6,8 +6,9 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from itertools import count
 
 from moeserve.front.config import ServedModel
 from moeserve.front.lives import ModelLives
@@ -34,15 +35,52 @@ class ModelPool(ModelLives):
     ) -> None:
         """load_timeout: seconds that a request waits for its model. idle_limit: seconds without a request after which a
         model is unloaded; None: never. max_waiting: the most requests that may wait, all models together."""
-        pooled = [
-            PooledModel(served.name, served.is_pinned, served=served, place=place, idle_limit=idle_limit)
-            for place, served in enumerate(models)
-        ]
-        super().__init__(pooled, surroundings, budget, clock)
-        self._by_name = {name: model for model in self.models for name in model.served.names}
+        super().__init__(surroundings, budget, clock)
+        self._by_name: dict[str, PooledModel] = {}
+        self._places = count()  # each model of this pool has another, also behind one that was removed
         self._load_timeout = load_timeout
         self._idle_limit = idle_limit
         self._max_waiting = max_waiting
+        for served in models:
+            self.add(served)
+
+    # ------------------------------------------------------------ which there are
+
+    def add(self, served: ServedModel) -> PooledModel:
+        """Adds a model behind the others, not loaded."""
+        model = PooledModel(
+            served.name,
+            served.is_pinned,
+            served=served,
+            place=next(self._places),
+            idle_limit=self._idle_limit,
+        )
+        self.models.append(model)
+        self._by_name |= dict.fromkeys(served.names, model)
+        return model
+
+    def remove(self, name: str) -> None:
+        """Takes a model away: new and waiting requests for it get a 404, and running ones end before its server."""
+        model = self._by_name[name]
+        for one in model.served.names:
+            del self._by_name[one]
+        model.is_removed = True
+        model.refuse_waiting(self._unknown(name))
+        if model.state is State.UNLOADED:
+            self.models.remove(model)
+        elif model.state is State.LOADING:
+            self.stop(model)
+        else:
+            model.is_unload_wanted = True
+        self.turn()
+
+    def has(self, name: str) -> bool:
+        return name in self._by_name
+
+    @property
+    def listed(self) -> list[PooledModel]:
+        """Returns the models that requests can name."""
+        return [model for model in self.models if not model.is_removed]
 
     # ------------------------------------------------------------ looked up
 
@@ -52,10 +90,13 @@ class ModelPool(ModelLives):
             return self.models[0]
         model = self._by_name.get(name)
         if model is None:
-            served = ", ".join(repr(model.name) for model in self.models)
-            message = f"the model {name[:200]!r} does not exist; served are {served}"
-            raise ApiError(404, message, param="model", code="model_not_found")
+            raise self._unknown(name)
         return model
+
+    def _unknown(self, name: str) -> ApiError:
+        served = ", ".join(repr(model.name) for model in self.listed)
+        message = f"the model {name[:200]!r} does not exist; served are {served}"
+        return ApiError(404, message, param="model", code="model_not_found")
 
     @property
     def num_running(self) -> int:
@@ -81,12 +122,13 @@ class ModelPool(ModelLives):
     async def lease_loaded(self, model: PooledModel) -> AsyncIterator[Instance]:
         """Gives the server of a model that is loaded now. The request does not count as a use that keeps the model
         loaded, but an unload waits for its end. Raises ApiError 503."""
-        if model.state is not State.LOADED or model.instance is None:
+        if not model.answers_questions:
             message = (
                 f"the model {model.name!r} is not loaded; a completion request or POST /models/load loads it"
             )
             raise ApiError(503, message, code="model_not_loaded", refusal=Refusal.LOADING)
         instance, idle_since = model.instance, model.idle_since
+        assert instance is not None
         model.running += 1
         try:
             yield instance
@@ -123,6 +165,17 @@ class ModelPool(ModelLives):
             if ticket in model.tickets:
                 model.tickets.remove(ticket)
                 self.turn()
+
+    def hold(self, model: PooledModel, instance: Instance, work: Awaitable[None]) -> None:
+        """Counts `work` as a request that runs on the model's server until it has ended. Call it within a lease."""
+        model.running += 1
+        self.task(self._held(model, instance, work))
+
+    async def _held(self, model: PooledModel, instance: Instance, work: Awaitable[None]) -> None:
+        try:
+            await work
+        finally:
+            self.release(model, instance)
 
     def release(self, model: PooledModel, instance: Instance) -> None:
         if model.instance is instance:  # else another server has replaced it
@@ -171,10 +224,12 @@ class ModelPool(ModelLives):
         """Raises ApiError if waiting would not help."""
         if self.is_draining:
             raise shutting_down()
+        if model.is_removed:
+            raise self._unknown(model.name)
         if model.state not in (State.UNLOADED, State.STOPPING):
             return
         if model.failure and self.surroundings.signature(model) != model.signature:
-            model.failure, model.retry_at, model.is_too_large = "", 0.0, False  # the file has changed
+            model.forget_failure()  # the file has changed
         elif model.is_too_large or model.retry_at > self.now:
             raise model.cannot_be_loaded(self.now)
 
@@ -185,7 +240,7 @@ class ModelPool(ModelLives):
 
     async def measure_all(self) -> None:
         """Measures each model's memory needs, and loads the pinned models."""
-        for model in self.models:
+        for model in self.listed:
             await self.measure(model)
             if model.is_pinned:
                 try:

@@ -71,6 +71,7 @@ class PooledModel(ScheduledModel):
     failure: str = ""  # why the last load, or reading the file, failed
     failures: int = 0  # in a row
     is_too_large: bool = False  # for the memory of all models together
+    is_removed: bool = False  # requests can name it no longer
     instance: Instance | None = None
     stage: str = ""  # of its load
     fraction: float = 0.0
@@ -92,6 +93,11 @@ class PooledModel(ScheduledModel):
         self.stage, self.fraction = stage, fraction
 
     @property
+    def answers_questions(self) -> bool:
+        """True while its server answers: also one that takes no new requests, as clients ask about running ones."""
+        return self.state in (State.LOADED, State.CLOSING) and self.instance is not None
+
+    @property
     def progress_text(self) -> str:
         """Returns what a request for this model waits for, in words."""
         match self.state:
@@ -102,6 +108,10 @@ class PooledModel(ScheduledModel):
             case State.LOADED:
                 return "loaded"
         return "waiting for memory" if self.need is not None else "looking at its file"
+
+    def forget_failure(self) -> None:
+        """Lets the next request try again at once."""
+        self.failure, self.retry_at, self.is_too_large = "", 0.0, False
 
     def refuse_waiting(self, error: ApiError) -> None:
         while self.tickets:

@@ -27,13 +27,13 @@ class FrontHealth(TypedDict):
 
 
 def health_of(pool: ModelPool) -> FrontHealth:
-    failed = [model for model in pool.models if model.failure and model.state is State.UNLOADED]
+    failed = [model for model in pool.listed if model.failure and model.state is State.UNLOADED]
     status: Literal["ok", "draining", "failed"] = "ok"
     if pool.is_draining:
         status = "draining"
-    elif len(failed) == len(pool.models):
+    elif len(failed) == len(pool.listed):
         status = "failed"
-    states = {model.name: "failed" if model in failed else str(model.state) for model in pool.models}
+    states = {model.name: "failed" if model in failed else str(model.state) for model in pool.listed}
     return {"status": status, "models": states}
 
 

@@ -7,6 +7,7 @@ shape; for any other answer the connection is cut, so that no client takes a par
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -24,6 +25,7 @@ from moeserve.front.instance import ServerInstance
 from moeserve.front.pool import ModelPool
 from moeserve.front.pooled_model import Instance, PooledModel
 from moeserve.front.requested_model import Asked
+from moeserve.httpserver.responses.routes import BACKGROUND_HEADER, RESPONSES
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.refuse import note_refusal
@@ -33,6 +35,8 @@ from moeserve.httpserver.transport.sse import ClientGone, send_part, unless_gone
 ATTEMPTS: Final = 3  # if the model's server ends before it has taken the request
 # A header of answers: how long the request waited for its model.
 LOAD_SECONDS: Final = b"x-moeserve-load-seconds"
+FIRST_LOOK_S: Final = 0.5  # at a response that is made in the background
+MAX_LOOK_S: Final = 8.0  # between two looks at it
 # Headers that belong to one connection, or that the front sets itself.
 _NOT_SENT_ON: Final = frozenset(
     (
@@ -157,8 +161,24 @@ class _Exchange:
             raise _NotReached from error
         except (aiohttp.ClientError, OSError) as error:
             raise self._lost() from error
+        if (response_id := answer.headers.get(BACKGROUND_HEADER)) is not None:
+            self._pool.hold(self._model, instance, self._until_background_ends(instance, response_id))
         async with answer:
             await self._pass_back(answer, waited)
+
+    async def _until_background_ends(self, instance: ServerInstance, response_id: str) -> None:
+        """Returns when a response that is made in the background has ended, or its server has."""
+        headers = [pair for pair in _headers_on(self._scope) if not pair[0].startswith("content-")]
+        url = f"http://localhost{RESPONSES}/{response_id}"
+        pause = FIRST_LOOK_S
+        with contextlib.suppress(aiohttp.ClientError, OSError, orjson.JSONDecodeError):
+            while True:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MAX_LOOK_S)
+                async with instance.session.get(url, headers=headers) as answer:
+                    found = orjson.loads(await answer.read())
+                if answer.status != 200 or found["status"] not in ("queued", "in_progress"):
+                    return
 
     async def _pass_back(self, answer: aiohttp.ClientResponse, waited: float) -> None:
         begun = self.early is not None and self.early.have_begun

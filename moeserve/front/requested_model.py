@@ -12,11 +12,11 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from moeserve.httpserver.ollama.bodies import served_name
 from moeserve.httpserver.transport.errors import ApiError
 
 OLLAMA: Final = "/api/"  # paths that begin so are Ollama's
 STREAM_PATH: Final = "/generate_stream"  # LightLLM's, whose answers are always streams
-LATEST: Final = ":latest"  # a tag that Ollama's clients add
 _UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION: Final = re.compile(r"([0-9]*\.?[0-9]+)(ns|us|µs|ms|s|m|h)")
 FOREVER: Final = float("inf")
@@ -65,7 +65,7 @@ def asked_in(path: str, query: bytes, body: bytes) -> Asked:
         return Asked(found.model or _in_query(query), streams)
     model = found.model or _text(found.name)
     return Asked(
-        None if model is None else model.removesuffix(LATEST),
+        None if model is None else served_name(model),
         streams_lines=bytes(found.stream) != b"false",  # Ollama's default
         keep_alive=_seconds(bytes(found.keep_alive)),
         only_loads=bytes(found.prompt) in (b"", b'""', b"null") and _is_empty(bytes(found.messages)),

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import uvicorn
@@ -16,6 +17,7 @@ from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.front.app import FrontApplication, FrontProbes
 from moeserve.front.config import FrontConfig
+from moeserve.front.downloaded import DownloadedModels
 from moeserve.front.instance import Processes, ServerInstance
 from moeserve.front.memory import Memory
 from moeserve.front.metrics import FrontMetrics
@@ -48,13 +50,14 @@ async def serve(process: Process) -> None:
     ram = _ram_budget(config)
     pool = ModelPool(
         front.models,
-        Processes(process.paths, NeedsReader(process.paths.directory, ram)),
+        Processes(process.paths, NeedsReader(ram)),
         Memory(ram),
         load_timeout=config.model_load_timeout or DEFAULT_LOAD_TIMEOUT_S,
         idle_limit=config.model_idle_timeout,
         max_waiting=config.max_num_queued_reqs,
     )
-    server = Server(pool, config)
+    folder = process.paths.directory if front.template.data_dir is None else Path(front.template.data_dir)
+    server = Server(pool, config, DownloadedModels(pool, front, folder))
     await server.run(listeners, process)
 
 
@@ -68,13 +71,13 @@ def _ram_budget(config: ServerConfig) -> int:
 class Server(uvicorn.Server):
     """uvicorn, with a drain on SIGTERM."""
 
-    def __init__(self, pool: ModelPool, config: ServerConfig) -> None:
+    def __init__(self, pool: ModelPool, config: ServerConfig, downloaded: DownloadedModels) -> None:
         """Raises ConfigError for a bad file of API keys or a bad certificate."""
         self._pool = pool
         self._front = config
         self._keys = ApiKeys.from_config(config)
         self._metrics = FrontMetrics(pool)
-        self._app = FrontApplication(pool, config, self._keys, self._metrics)
+        self._app = FrontApplication(pool, config, self._keys, self._metrics, downloaded)
         self._listening = asyncio.Event()
         self._leaving: asyncio.Task[None] | None = None
         self._beating: asyncio.Task[None] | None = None

@@ -1,9 +1,9 @@
-"""How much CPU time a tenant's grammar checks may take beside others' answers.
+"""Limits the CPU time of a tenant's grammar checks while other tenants are served.
 
-Sixty schemas of 63 kB keep the sandbox at work for seconds, and the worker too, which compiles each again. On a machine
-whose cores the engine computes on, everybody's answers pay for it. So checks that one tenant asks for run one after
-another, at full speed until it has spent BURST_S; from then on they rest, so that they take SHARE of a core. What has
-passed before costs nothing, and without other tenants' answers under way no tenant waits.
+Sixty schemas of 63 kB keep the sandbox busy for seconds, and then the worker, which compiles each again. If the engine
+computes on the same cores, all answers slow down. So a tenant's checks run one after another: at full speed until they
+have used BURST_S, then with pauses, so that they use SHARE of a core. Specs accepted before cost nothing, and a tenant
+waits only while other tenants' answers are in progress.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Final
 
 BURST_S: Final = 0.5
 SHARE: Final = 0.2
-LOOK_S: Final = 0.1  # between two looks at whether somebody else is served
+LOOK_S: Final = 0.1  # interval of checks whether other tenants are served
 
 
 @dataclass
 class _Account:
     credit_s: float = BURST_S
-    at: float = field(default_factory=lambda: time.monotonic())  # when the credit was so much
+    at: float = field(default_factory=lambda: time.monotonic())  # time at which credit_s was valid
     uses: int = 0  # checks under way or waiting
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def update(self) -> float:
-        """The credit now, in seconds of CPU time."""
+        """Brings the credit up to date. Returns it in seconds of CPU time."""
         now = time.monotonic()
         self.credit_s = min(self.credit_s + (now - self.at) * SHARE, BURST_S)
         self.at = now
@@ -36,16 +36,17 @@ class _Account:
 
 
 class CheckBudget:
-    """To be used by one event loop at a time."""
+    """The budgets of all tenants. For one event loop at a time."""
 
     def __init__(self, serves_others: Callable[[str], bool]) -> None:
-        """`serves_others`: whether answers of another tenant than this one are under way."""
+        """serves_others: takes a tenant, returns whether other tenants' answers are in progress."""
         self._serves_others = serves_others
-        self._accounts: dict[str, _Account] = {}  # of tenants that are not as new
+        self._accounts: dict[str, _Account] = {}  # tenants whose credit is not full
 
     @asynccontextmanager
     async def turn(self, tenant: str, spent_s: Callable[[], float]) -> AsyncIterator[None]:
-        """Waits until the tenant may have one check. `spent_s` is read before and after it: a clock of CPU seconds."""
+        """A context for one check; first waits until the tenant has credit. spent_s: a clock of CPU seconds, read
+        before and after the check."""
         account = self._accounts.setdefault(tenant, _Account())
         account.uses += 1
         try:

@@ -1,6 +1,6 @@
-"""The process that compiles grammars to see whether they can be: `python -m moeserve.grammar.check_process MODEL`,
-in a Sandbox. It exists because a schema can make llguidance's compiler run for ever: `{"type": "integer",
-"multipleOf": 99999989}` does (1.9.1), and no thread could be stopped."""
+"""The process that tries to compile grammars: `python -m moeserve.grammar.check_process MODEL`, in a Sandbox. It is a
+process because a schema can make llguidance's compiler run for ever (1.9.1: `{"type": "integer", "multipleOf":
+99999989}`), and a thread cannot be killed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from .faults import explained
 from .spec import ANY_OBJECT, GrammarSpec
 from .translate import to_grammar
 
-MEMORY_BYTES: Final = 1 << 30  # address space beyond what the process needs to be there at all
-# The worker's batch may have to wait so long for a new request's grammar. 250 tools of ten parameters take as long.
+MEMORY_BYTES: Final = 1 << 30  # address space for compiling, beyond that of the idle process
+# The worker's batch may have to wait this long for a new request's grammar. 250 tools of ten parameters take as long.
 MAX_CPU_S: Final = 0.3
 
 
@@ -38,7 +38,7 @@ def main() -> None:
 
 def _serve(channel: socket.socket) -> None:
     engine = GrammarEngine(TextTokenizer.from_gguf(open_metadata(Path(sys.argv[1]))))
-    check(engine, ANY_OBJECT)  # what is loaded or built on first use, threads among it
+    check(engine, ANY_OBJECT)  # triggers what llguidance loads on first use, threads included
     child.confine(MEMORY_BYTES)
     send_frame(channel, encode(Refused("")))  # ready
     while True:
@@ -53,7 +53,7 @@ def check(engine: GrammarEngine, spec: GrammarSpec) -> Reply:
     """Compiles the spec's grammar and computes its first mask."""
     try:
         grammar = to_grammar(spec)
-        started = time.thread_time()  # of what the worker does again
+        started = time.thread_time()  # times the work that the worker will repeat
         engine.matcher(grammar).fill(np.zeros(engine.words, np.int32))
     except GrammarError as error:
         return Refused(explained(engine, spec, error))

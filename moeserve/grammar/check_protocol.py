@@ -30,5 +30,5 @@ def decode_spec(body: bytes) -> GrammarSpec:
 
 
 def decode_reply(body: bytes) -> Reply:
-    """Raises ValueError for anything but a reply."""
+    """Decodes a reply. Raises ValueError for anything else."""
     return _reply.decode(body)

@@ -1,5 +1,5 @@
-"""httpserver's side of the check: takes a GrammarSpec, returns the grammar that the worker may compile or the
-reason for refusing it, within seconds."""
+"""httpserver's side of the check: turns a GrammarSpec into the grammar that the worker may compile, or into the reason
+for refusing it, within seconds."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .check_protocol import MAX_GRAMMAR_BYTES, MAX_REQUEST_BYTES, Accepted, Refu
 from .errors import GrammarError
 from .spec import GrammarSpec
 
-TIMEOUT_S: Final = 2.0  # of CPU time: it takes MAX_CPU_S to compile, and what llguidance does besides
-# Of accepted specs and their grammars: agents send the same one with every request.
+TIMEOUT_S: Final = 2.0  # limit of CPU time: MAX_CPU_S for compiling, and llguidance's other work
+# Size of the cache of accepted specs and their grammars: agents send the same spec with every request.
 CACHE_BYTES: Final = 16 << 20
 
 
 class _Passed(NamedTuple):
     grammar: str
-    lost: str | None = None  # why this is not the grammar that was asked for
+    lost: str | None = None  # why the requested grammar was replaced by this one
 
 
 class GrammarChecker:
-    """Owns one process: started with the first spec (1 s for a vocabulary of 151,936), one spec at a time. Tenants take
-    turns, and have a budget (`check_budget.py`)."""
+    """Owns one checking process, which starts with the first spec (1 s for a vocabulary of 151,936) and checks one spec
+    at a time. Tenants take turns, each with a budget (`check_budget.py`)."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class GrammarChecker:
         timeout: float = TIMEOUT_S,
         serves_others: Callable[[str], bool] = lambda tenant: False,
     ) -> None:
-        """`serves_others`: whether answers of another tenant than this one are under way."""
+        """serves_others: takes a tenant, returns whether other tenants' answers are in progress."""
         self._budget = CheckBudget(serves_others)
         self._sandbox = Sandbox(
             "moeserve.grammar.check_process",
@@ -56,15 +56,15 @@ class GrammarChecker:
         self._passed_bytes = 0
 
     async def check(self, spec: GrammarSpec, tenant: str = "") -> str:
-        """Returns the spec's grammar, which compiles. Raises GrammarError, whose text is for the client, and
-        SandboxUnavailable where the grammar is not to blame."""
+        """Returns the spec's grammar after compiling it once. Raises GrammarError, whose text is for the client, and
+        SandboxUnavailable for failures that the grammar did not cause."""
         return (await self._answer(spec, tenant)).grammar
 
     async def check_or(
         self, spec: GrammarSpec, instead: GrammarSpec | None, tenant: str = ""
     ) -> tuple[str, str | None]:
-        """Like `check`, but tries `instead` if `spec` is refused. Returns the grammar, and why `spec` was refused if
-        it is that of `instead`. Raises as `check`; if both are refused, the error of `instead`."""
+        """Like `check`, but tries `instead` if `spec` is refused. Returns the grammar and, if it is that of `instead`,
+        why `spec` was refused. Raises as `check`; if both are refused, the error of `instead`."""
         if instead is None:
             return await self.check(spec, tenant), None
         key = b"or else " + self._frame(spec)
@@ -98,7 +98,8 @@ class GrammarChecker:
         self._sandbox.close()
 
     def _ask(self, frame: bytes) -> str:
-        """A process that was lost may have been killed for another's sake, so a second one is asked."""
+        """If the checking process is lost, asks a second one: the first may have been killed for another reason than
+        this spec."""
         try:
             reply = decode_reply(self._reply(frame))
         except SandboxTimeout as error:
@@ -115,16 +116,16 @@ class GrammarChecker:
                 return grammar
 
     def _reply(self, frame: bytes) -> bytes:
-        """Raises SandboxTimeout, SandboxLost, SandboxUnavailable."""
+        """Sends a request and returns the reply. Raises SandboxTimeout, SandboxLost, SandboxUnavailable."""
         if self._sandbox.is_running:
             with suppress(SandboxLost):
                 return self._sandbox.ask(frame, "compile")
-        self._sandbox.start()  # it opens the model's file once more
+        self._sandbox.start()  # reopens the model's file
         return self._sandbox.ask(frame, "compile")
 
     def _remember(self, frame: bytes, passed: _Passed) -> None:
         if frame in self._passed:
-            return  # asked for twice at once
+            return  # another call has stored it meanwhile
         self._passed[frame] = passed
         self._passed_bytes += len(frame) + len(passed.grammar)
         while self._passed_bytes > CACHE_BYTES:

@@ -1,8 +1,8 @@
-"""Matchers: which tokens may come next in an answer. llguidance's, over the GGUF's own vocabulary.
+"""Matchers, which tell the tokens that may come next in an answer: llguidance's, over the GGUF's vocabulary.
 
-Every limit that llguidance has is set here, once for the checker and the worker, so a grammar that passed the one
-cannot surprise the other. What each costs at most (llguidance's own figures): a step 200,000 units of lexer fuel, 14
-ms, and 50,000 Earley items, 2.5 ms; a matcher's lexer 10,000 states of 2 kB.
+All of llguidance's limits are set here for both the checker and the worker, so the worker can compile every grammar
+that passed the checker. Their cost at most (llguidance's figures): per step 200,000 units of lexer fuel (14 ms) and
+50,000 Earley items (2.5 ms); per matcher 10,000 lexer states of 2 kB.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ _LIMITS: Final = llguidance.LLParserLimits(
     max_grammar_size=100_000,
     verbose_errors=False,
 )
-# llguidance's compiler recurses: a chain of 2,700 rules ends a process whose stack has 8 MB (1.9.1), and no limit of
-# its own prevents that. The checker works on a small stack, the worker on a large one: what the checker survives cannot
-# end the worker.
+# llguidance's compiler (1.9.1) recurses without a limit: a chain of 2,700 rules overflows a stack of 8 MB and ends the
+# process. The checker's stack is small and the worker's large, so no grammar that passed the checker can end the
+# worker.
 CHECK_STACK_BYTES: Final = 2 << 20
 STACK_BYTES: Final = 16 << 20
-FORCED_BYTES: Final = 128  # of a forced text: drafts are shorter
-# CPU time of a matcher's last token, from which the next one is taken without the GIL. That wakes another thread, which
-# may take longer on a busy machine; tokens of JSON take some 20 us.
+FORCED_BYTES: Final = 128  # longest forced text; drafts are shorter
+# If a matcher's last token took this much CPU time, the next one is accepted without the GIL. That wakes another
+# thread, which may be slower on a busy machine. Tokens of JSON take about 20 us.
 COSTLY_TOKEN_S: Final = 0.0005
 
 _SILENT: Final = 0
-_NOT_TEXT: Final = b"\xff"  # llguidance's mark of a token that no text can be made of
+_NOT_TEXT: Final = b"\xff"  # llguidance's prefix for tokens that are not text
 
 
 class GrammarEngine:
-    """The vocabulary in llguidance's form: for 151,936 tokens 0.5 s to build and 70 MB to keep. For one thread; what
-    it has compiled may be used by another.
+    """The vocabulary in llguidance's form (151,936 tokens: 0.5 s to build, 70 MB). One thread may compile; any thread
+    may use a compiled grammar.
 
-    It remembers nothing: the worker keeps what is compiled (`GrammarCompiler`), httpserver what has passed its check
+    It caches nothing: the worker keeps compiled grammars (`GrammarCompiler`), httpserver the accepted specs
     (`GrammarChecker`).
     """
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         vocabulary = tokenizer.vocabulary
         self.eos_ids = vocabulary.eos_ids
-        self.words = (vocabulary.size + 31) // 32  # int32s of a mask
+        self.words = (vocabulary.size + 31) // 32  # length of a mask in int32s
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Vocabulary(tokenizer)),
             n_vocab=vocabulary.size,
@@ -68,11 +68,11 @@ class GrammarEngine:
         )
 
     def matcher(self, grammar: str) -> Matcher:
-        """At the grammar's start. Raises GrammarError."""
+        """Returns a matcher at the grammar's start. Raises GrammarError."""
         return self.compile(grammar).matcher()
 
     def compile(self, grammar: str) -> CompiledGrammar:
-        """Raises GrammarError."""
+        """Compiles a grammar. Raises GrammarError."""
         with panics_as_errors():
             matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=_SILENT, limits=_LIMITS)
         if matcher.is_error():
@@ -81,8 +81,8 @@ class GrammarEngine:
 
 
 class CompiledGrammar:
-    """For any thread: it does not change. A matcher is a copy (20 us, against 77 ms to compile 100 tools): agents send
-    their grammars with every request, and the choices of one request share it."""
+    """An immutable compiled grammar, for any thread. Making a matcher copies it (20 us; compiling 100 tools takes 77
+    ms): agents send the same grammar with every request, and all choices of a request use it."""
 
     def __init__(
         self, matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...], tokenizer: llguidance.LLTokenizer
@@ -92,13 +92,13 @@ class CompiledGrammar:
         self._tokenizer = tokenizer
 
     def matcher(self) -> Matcher:
-        """At the grammar's start."""
+        """Returns a matcher at the grammar's start."""
         return Matcher(self._matcher.deep_copy(), self._eos_ids, self._tokenizer)
 
 
 class _Vocabulary:
-    """The tokenizer that llguidance.TokenizerWrapper asks. A text that the grammar leaves no choice about is written in
-    the tokens that the model has learnt, not in others that spell the same."""
+    """The tokenizer for llguidance.TokenizerWrapper. With it, text that the grammar dictates is written in the tokens
+    that the model has learnt, not in others with the same spelling."""
 
     bos_token_id = None
     special_token_ids: tuple[int, ...] = ()
@@ -112,13 +112,13 @@ class _Vocabulary:
             self.tokens[token_id] = _NOT_TEXT + self.tokens[token_id]
 
     def __call__(self, text: Any) -> list[int]:
-        """`text` is UTF-8, of which llguidance passes whole characters only; up to all that a grammar holds."""
+        """Tokenizes UTF-8 bytes. llguidance passes whole characters only; the text may be as long as the grammar."""
         return self._tokenizer.encode_rest(bytes(text).decode("utf-8"), parse_special=False)
 
 
 class Matcher:
-    """One answer on its way through its grammar. The end of the grammar is an end-of-sequence token. What takes long
-    is done without the GIL."""
+    """The position of one answer in its grammar. The grammar ends with an end-of-sequence token. Long work runs without
+    the GIL."""
 
     def __init__(
         self, matcher: llguidance.LLMatcher, eos_ids: tuple[int, ...], tokenizer: llguidance.LLTokenizer
@@ -126,14 +126,14 @@ class Matcher:
         self._matcher = matcher
         self._eos_ids = eos_ids
         self._tokenizer = tokenizer
-        self._free: FreeAccept | None = None  # where it was costly once
+        self._free: FreeAccept | None = None  # set after the first costly token
         self._token_s = 0.0  # CPU time of the last token
-        self._mask_s = math.inf  # of the mask behind it
-        self.elsewhere_s = 0.0  # CPU time that another thread has spent, about: it cannot be read
+        self._mask_s = math.inf  # CPU time of the mask after it
+        self.elsewhere_s = 0.0  # estimated CPU time of another thread, which cannot be read
 
     def fill(self, mask: Bits) -> None:
-        """Sets the bits of the tokens that may come next: int32 [words], the lowest bit first; at the grammar's end
-        those of the end-of-sequence tokens. GrammarError when that takes more than the limits allow."""
+        """Sets the bits of the tokens that may come next, at the grammar's end those of the end-of-sequence tokens.
+        mask: int32 [words], lowest bit first. Raises GrammarError if it exceeds the limits."""
         started = time.thread_time()
         with panics_as_errors():
             self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
@@ -141,19 +141,19 @@ class Matcher:
         self._check()
 
     def forced(self) -> tuple[int, ...]:
-        """Tokens of the text that must come next, as far as it is known. They spell it as the model has learnt to;
-        others may come that spell it otherwise."""
+        """Returns the tokens of the text that must come next, in the model's usual tokenization; the model may still
+        write the same text in other tokens."""
         if self._matcher.is_stopped():
             return ()
         try:
             with panics_as_errors():
                 text = bytes(self._matcher.compute_ff_bytes())[:FORCED_BYTES]
                 return tuple(self._tokenizer.tokenize_bytes(text)) if text else ()
-        except GrammarError:  # the answer goes on without this guess
+        except GrammarError:  # the answer continues without these drafts
             return ()
 
     def accept(self, token_id: int) -> None:
-        """Takes the token that came. GrammarError for one that may not come."""
+        """Advances by a token. Raises GrammarError if the token is not allowed."""
         if self._matcher.is_stopped() and not self._matcher.is_error():
             if token_id not in self._eos_ids:
                 raise GrammarError(f"token {token_id} came after the end of the grammar")
@@ -173,8 +173,8 @@ class Matcher:
             self._free = FreeAccept(self._tokenizer, STACK_BYTES)
         started = time.monotonic()
         self._free.accept(self._matcher, token_id)
-        # By the clock it takes longer where the machine is busy. It does again what the mask before it did for this
-        # token among others, so it costs no more than that.
+        # Wall time exceeds CPU time on a busy machine. The previous mask included this token's work, so its time is an
+        # upper bound.
         self._token_s = min(time.monotonic() - started, self._mask_s)
         self.elsewhere_s += self._token_s
 
@@ -184,12 +184,12 @@ class Matcher:
 
 
 class _PanicsAsErrors:
-    """A context manager that is reused: it is entered twice for each token."""
+    """A context manager. One instance is reused, because it is entered twice per token."""
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        # A panic of Rust code is no Exception, and its class cannot be imported (PyO3's PanicException).
+        # A panic of Rust code (PyO3's PanicException) is not an Exception, and its class cannot be imported.
         if kind is not None and kind.__name__ == "PanicException":
             raise GrammarError(_shortened(f"llguidance failed: {error}")) from error
 
@@ -198,13 +198,14 @@ _PANICS_AS_ERRORS: Final = _PanicsAsErrors()
 
 
 def panics_as_errors() -> _PanicsAsErrors:
-    """A panic of llguidance inside of the `with` is a GrammarError: it ends one request and not the process."""
+    """Turns a panic of llguidance within the `with` block into a GrammarError, which ends one request instead of the
+    process."""
     return _PANICS_AS_ERRORS
 
 
 @contextmanager
 def threads_with_stack(size: int) -> Iterator[None]:
-    """Threads that are started meanwhile have a stack of `size` bytes."""
+    """Gives threads that start within the `with` block a stack of `size` bytes."""
     before = threading.stack_size(size)
     try:
         yield
@@ -225,8 +226,8 @@ def clear_bits(mask: Bits, token_ids: tuple[int, ...]) -> None:
 
 
 def _shortened(message: str) -> str:
-    """The first paragraph: what follows is llguidance's state and our grammar around the client's."""
+    """Returns the message's first paragraph. The rest is llguidance's state and our generated grammar."""
     text = message.partition("\n<state>")[0].removesuffix("<non-verbose/>").strip()
-    if text == "NoExtensionBias":  # its name for a start that no token can follow, as with {"$ref": "#"}
+    if text == "NoExtensionBias":  # llguidance's error if no token can come first, as with {"$ref": "#"}
         text = "no text fits it; does a $ref or a rule lead to nothing but itself?"
     return text if len(text) <= MAX_MESSAGE_CHARS else text[:MAX_MESSAGE_CHARS] + "..."

@@ -1,4 +1,4 @@
-"""The reasons why a grammar may be refused."""
+"""The error that refuses a grammar."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from moeserve.errors import UserError
 
 
 class GrammarError(UserError):
-    """The schema, pattern or grammar is wrong, not supported or too complex: the text is for the client."""
+    """The schema, pattern or grammar is wrong, not supported or too complex. The client sees the text."""

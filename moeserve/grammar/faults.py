@@ -1,4 +1,4 @@
-"""llguidance's errors in the words of the client's schemas: which tool, which place, and why."""
+"""Explains llguidance's errors by the client's schemas: which tool, which place, and why."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .json_schema.references import Document, Place, pointer
 from .spec import Channels, GrammarSpec, JsonOrToolCalls, JsonSchema, WithCalls
 
 MAX_SECONDS: Final = 0.5  # CPU time of the search
-MAX_PLACES: Final = 100  # one within the other
+MAX_PLACES: Final = 100  # depth of nesting
 
 _IN_GRAMMAR: Final = re.compile(r"^at \d+\(\d+\): |failed to compile JSON schema: ")
 _WHILE: Final = re.compile(r"\n\s*while processing .*")
@@ -26,8 +26,8 @@ _KEYWORDS: Final = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
 def explained(engine: GrammarEngine, spec: GrammarSpec, error: GrammarError) -> str:
-    """Returns the error of a spec that does not compile, for the client. A grammar or a pattern of the client's own
-    keeps its error as it is."""
+    """Returns the error of a spec that does not compile, worded for the client. Errors of a client's own grammar or
+    pattern are returned unchanged."""
     schemas = list(_schemas(spec))
     for whose, schema in schemas:
         search = _Search(engine, schema)
@@ -40,7 +40,7 @@ def explained(engine: GrammarEngine, spec: GrammarSpec, error: GrammarError) -> 
 
 
 def _schemas(spec: GrammarSpec) -> Iterator[tuple[str, str]]:
-    """Yields the JSON Schemas of a spec, each with whose it is."""
+    """Yields the JSON Schemas of a spec, each with the name of its owner."""
     match spec:
         case JsonSchema(schema=schema) | JsonOrToolCalls(schema=schema):
             yield "", schema
@@ -51,7 +51,7 @@ def _schemas(spec: GrammarSpec) -> Iterator[tuple[str, str]]:
 
 
 class _Search:
-    """For the innermost schema that has the same error as the whole one."""
+    """Searches the innermost schema that has the same error as the whole one."""
 
     def __init__(self, engine: GrammarEngine, schema: str) -> None:
         self._engine = engine
@@ -59,13 +59,13 @@ class _Search:
         self._until = time.thread_time() + MAX_SECONDS
         self._root = Document(json.loads(schema)).root
         self._document = Document(self._root.schema)
-        self.message = self._error(self._root)  # None: it compiles
+        self.message = self._error(self._root)  # None: the schema compiles
 
     def innermost(self) -> Place:
         return self._innermost(self._root, {()}) or self._root
 
     def _innermost(self, place: Place, seen: set[tuple[str, ...]]) -> Place | None:
-        """Returns the innermost place with the error; None if that is in a schema that has been looked into."""
+        """Returns the innermost place with the error; None if that lies in a schema that was already searched."""
         has_it_within = False
         for inner in self._within(place):
             if time.thread_time() > self._until or len(seen) > MAX_PLACES:
@@ -96,7 +96,7 @@ class _Search:
 
 
 def _plain(message: str) -> str:
-    """Returns llguidance's message without its place in our own grammar."""
+    """Returns llguidance's message without the position in our generated grammar."""
     text = _WHILE.sub("", _IN_GRAMMAR.sub("", message))
     if (keywords := _KEYWORDS.search(text)) is not None:
         return f"{', '.join(json.loads(f'[{keywords[1]}]'))} cannot be enforced"

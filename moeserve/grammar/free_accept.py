@@ -1,8 +1,9 @@
 """Lets a matcher take a token without the GIL.
 
-llguidance keeps the GIL while one matcher takes a token: of an ambiguous grammar for several milliseconds, in which no
-other thread of the process runs. It lets go of it only where several matchers take theirs together, on threads of its
-own. So a costly matcher takes its token beside another one, which has failed before and takes none.
+llguidance holds the GIL while a matcher takes a token. With an ambiguous grammar that takes several milliseconds, in
+which no other thread of the process runs. It releases the GIL only in its call for several matchers, which uses threads
+of its own. So a costly matcher is passed to that call together with a dummy matcher that has already failed and ignores
+its token.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from typing import Final
 
 import llguidance
 
-_STACK: Final = "RUST_MIN_STACK"  # bytes, of a thread that Rust code starts
+_STACK: Final = "RUST_MIN_STACK"  # stack size in bytes of threads that Rust code starts
 _NO_TOKEN: Final = 0
 
 
 class FreeAccept:
-    """For one thread."""
+    """Accepts tokens without the GIL. For use by one thread."""
 
     def __init__(self, tokenizer: llguidance.LLTokenizer, stack_bytes: int) -> None:
-        """`stack_bytes`: of the thread that takes the tokens of all matchers. The first one decides."""
+        """stack_bytes: stack of llguidance's threads, shared by all instances; the first instance decides."""
         self._executor = _executor(stack_bytes)
         self._failed = llguidance.LLMatcher(tokenizer, "", log_level=0)
         assert self._failed.is_error()
 
     def accept(self, matcher: llguidance.LLMatcher, token_id: int) -> None:
-        """Does the work of `matcher.consume_token`."""
+        """Does the same as `matcher.consume_token`."""
         self._executor.consume_token_par([(matcher, token_id), (self._failed, _NO_TOKEN)])
 
 

@@ -9,7 +9,8 @@ from .spec import Piece
 
 
 def pieces(sequence: Sequence[Piece]) -> str:
-    """Returns a sequence of Lark's; neighbouring texts are one, which takes the tokens that the model has learnt."""
+    """Returns a Lark sequence. Adjacent texts are joined into one literal, which is tokenized as the model has
+    learnt."""
     parts: list[str] = []
     text = ""
     for piece in sequence:
@@ -22,5 +23,5 @@ def pieces(sequence: Sequence[Piece]) -> str:
 
 
 def literal(text: str) -> str:
-    """Quotes a string for Lark, whose strings are written as JSON's."""
+    """Quotes a string for Lark, in JSON's notation."""
     return json.dumps(text)

@@ -1,4 +1,4 @@
-"""Schemas of tools without what llguidance cannot hold an answer to.
+"""Removes from tools' schemas what llguidance cannot enforce.
 
 Tools come from programs that validate the arguments themselves, and their schemas have what no grammar can enforce:
 `uniqueItems`, patterns with look-ahead, types that JSON does not have. A call whose arguments keep the rest of the
@@ -22,7 +22,8 @@ _TYPES: Final = frozenset({"null", "boolean", "integer", "number", "string", "ar
 
 
 def relaxed(spec: GrammarSpec, strict: Set[str]) -> GrammarSpec | None:
-    """Returns the spec with the schemas of all tools but `strict` relaxed; None if it has no such tool."""
+    """Returns the spec with all tools' schemas relaxed except those named in `strict`; None if there is no such
+    tool."""
     if not isinstance(spec, WithCalls | Channels):
         return None
     if all(tool.name in strict for tool in spec.tools):
@@ -54,7 +55,7 @@ def _lenient_text(schema: str) -> str:
 
 
 def _lenient(schema: Any) -> Any:
-    """Tells llguidance to pass over keywords that it does not know, and takes out patterns and types."""
+    """Lets llguidance ignore unknown keywords, and removes unsupported patterns and types."""
     if not isinstance(schema, dict):
         return schema
     own = schema.get("x-guidance")
@@ -64,7 +65,8 @@ def _lenient(schema: Any) -> Any:
 
 
 def _without_unsupported(schema: Any) -> Any:
-    """Walks through everything that may be a schema; a property that is called `pattern` has no text as its value."""
+    """Visits every value that may be a schema. A property named `pattern` is not mistaken for the keyword: its value is
+    no string."""
     if isinstance(schema, list):
         return [_without_unsupported(one) for one in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""GrammarSpec: the form that an answer must have.
+"""GrammarSpec: the required form of an answer.
 
 Sources: JSON Schema 2020-12 as far as llguidance implements it (it refuses what it does not); regular expressions
 of Rust's `regex` crate, anchored at both ends; llguidance's dialect of Lark, or GBNF, its older form; for tools the
@@ -13,7 +13,7 @@ import msgspec
 
 
 class JsonSchema(msgspec.Struct, frozen=True, tag=True):
-    """A JSON text that validates against `schema`, itself JSON text: an object or a boolean."""
+    """A JSON text that validates against `schema`, which is JSON text as well: an object or a boolean."""
 
     schema: str
 
@@ -36,7 +36,8 @@ AnswerSpec = JsonSchema | Regex | Ebnf | Choice
 
 
 class TaggedArgument(msgspec.Struct, frozen=True, array_like=True):
-    """An argument that stands in tags: a JSON value where `schema` is given, one of `words`, or any text."""
+    """A tool's argument that the format writes between tags: a JSON value if `schema` is given, else one of `words`,
+    else any text."""
 
     key: str
     is_required: bool
@@ -48,16 +49,16 @@ class TaggedArgument(msgspec.Struct, frozen=True, array_like=True):
 
 class GrammarTool(msgspec.Struct, frozen=True, array_like=True):
     name: str
-    schema: str  # of its arguments, JSON text
-    arguments: list[TaggedArgument] | None = None  # in tags, in this order; None: any keys, and any texts
+    schema: str  # JSON Schema of its arguments, as text
+    arguments: list[TaggedArgument] | None = None  # between tags, in this order; None: any keys and texts
 
 
 Piece = str | int  # text, or the id of a control token
 
 
 class ArgumentTags(msgspec.Struct, frozen=True, array_like=True):
-    """What stands around an argument in tags: `before_key`, the key, `before_value`, the value, `before_close`,
-    `value_close`, `behind`. A text ends with the first `value_close`."""
+    """The text around an argument between tags. Order: `before_key`, the key, `before_value`, the value,
+    `before_close`, `value_close`, `behind`. A text ends at the first `value_close`."""
 
     before_key: str
     before_value: str
@@ -68,9 +69,8 @@ class ArgumentTags(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallForm(msgspec.Struct, frozen=True, array_like=True):
-    """What stands around calls: `open`, `before_name`, the tool's name, `before_arguments`, the arguments as JSON,
-    `behind`, `close`. With `is_block`, further calls come before `close`; otherwise each has its own `open` and
-    `close`."""
+    """The text around calls. Order: `open`, `before_name`, the tool's name, `before_arguments`, the arguments,
+    `behind`, `close`. is_block: one `open` and `close` enclose all calls; otherwise each call has its own."""
 
     open: Piece
     before_name: list[Piece]
@@ -80,7 +80,7 @@ class CallForm(msgspec.Struct, frozen=True, array_like=True):
     separator: list[Piece]  # between one call and the next
     is_block: bool
     tags: ArgumentTags | None = None  # None: the arguments are JSON
-    numbered: bool = False  # a colon and a number stand behind the name
+    numbered: bool = False  # the name is followed by a colon and a number
 
 
 HERMES: Final = CallForm(
@@ -97,7 +97,7 @@ class ToolCalls(msgspec.Struct, frozen=True, tag=True):
 
 
 class TextWithToolCalls(msgspec.Struct, frozen=True, tag=True):
-    """Free text; every call in it is a valid call of one of these tools."""
+    """Free text in which every call is a valid call of one of these tools."""
 
     tools: list[GrammarTool]
     parallel: bool
@@ -114,14 +114,14 @@ class JsonOrToolCalls(msgspec.Struct, frozen=True, tag=True):
 
 
 class Channels(msgspec.Struct, frozen=True, tag=True):
-    """An answer of gpt-oss: reasoning, and texts before a call; then a call of one of these tools, or the final text,
-    which `answer` describes."""
+    """An answer of gpt-oss: reasoning and commentary, then a call of one of these tools or the final text, whose form
+    is `answer`."""
 
     tokens: dict[str, int]  # the format's control tokens, by text
     answer: AnswerSpec | None = None  # None: any text
     tools: list[GrammarTool] = []
     must_call: bool = False
-    max_reasoning: int | None = None  # tokens of the reasoning that is allowed then, 0: none
+    max_reasoning: int | None = None  # most tokens of reasoning, 0: none
 
 
 WithCalls = ToolCalls | TextWithToolCalls | JsonOrToolCalls

@@ -1,7 +1,7 @@
-"""Grammars of calls whose arguments stand in tags, as plain text: GLM's, MiniMax's, Qwen3-Coder's.
+"""Grammars of calls whose arguments are plain text between tags: GLM's, MiniMax's, Qwen3-Coder's.
 
-A text ends with its closing tag, where the next argument's tag or the call's closing tag follows, and nowhere else:
-as chatformat.value_end reads it. So a rule for a text takes the tag behind it, and what follows is a rule without it.
+A text ends only at a closing tag that is followed by the next argument's tag or by the call's closing tag, as in
+chatformat.value_end. So the rule for a text includes the tag after it, and the next rule begins after that tag.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ _ANY_TEXT: Final = TaggedArgument("", is_required=False)
 
 
 def with_whole_calls(form: CallForm) -> CallForm:
-    """Returns the form with calls that end with what closes them, where each has its own closing tag."""
+    """If each call has its own closing tag, returns the form with `close` moved into `behind`; else the form
+    unchanged."""
     if form.tags is None or form.is_block:
         return form
     return replace(form, behind=[*form.behind, *form.close], close=[])
 
 
 def tagged_tools(tools: Sequence[GrammarTool], form: CallForm, tags: ArgumentTags) -> str:
-    """Returns the rules for one call, one a tool. `form` is `with_whole_calls`."""
+    """Returns the rules for one call, one rule per tool. form: the result of `with_whole_calls`."""
     return _TaggedRules(tools, form, tags).rules()
 
 
@@ -39,8 +40,8 @@ class _TaggedRules:
         self._bounds_integers = len(schemas) <= MAX_BOUNDED
         self._form = form
         self._tags = tags
-        self._values: dict[str, str] = {}  # names of the rules of values, by what they are
-        # The call's closing tag; None where that is a control token, which a text cannot end with.
+        self._values: dict[str, str] = {}  # text of a value's rule → its name
+        # The call's closing tag; None if it is a control token, which a text rule cannot contain.
         first = form.behind[0]
         self._close = first[: first.index(">") + 1] if isinstance(first, str) else None
         self._behind_close = (
@@ -66,8 +67,8 @@ class _TaggedRules:
         return "ended" if self._close is None else f"{literal(self._close)} ended"
 
     def _arguments(self, tool: str, arguments: Sequence[TaggedArgument]) -> list[str]:
-        """Returns the rules for what may come from each argument on: `rest_`, and `keyed_` behind the tag before its
-        key."""
+        """Returns two rules per argument: `rest_`, for the rest of the call from this argument on, and `keyed_`, the
+        same after the tag before the key."""
         count = len(arguments)
         required = [argument.is_required for argument in arguments]
         lines = []
@@ -86,7 +87,8 @@ class _TaggedRules:
         return lines
 
     def _value(self, argument: TaggedArgument, then: str, can_go_on: bool, can_end: bool) -> str:
-        """Returns a value, its closing tag and what follows: the rules of `then`."""
+        """Returns the expression for a value, its closing tag and the rest of the call. then: prefix of the names of
+        the rest's rules."""
         tags = self._tags
         keyed = "any_keyed" if then == "any_" else f"keyed_{then}"
         rest = "any_rest" if then == "any_" else f"rest_{then}"
@@ -104,14 +106,14 @@ class _TaggedRules:
         return f"{value} {self._text([tags.before_close + tags.value_close + tags.behind])} {rest}"
 
     def _lazy(self, argument: TaggedArgument, then: str) -> str:
-        """Returns the rule of a text up to its closing tag, behind which `then` stands. The text has no such tag before
-        which a key's or the call's tag follows, be it one that cannot come."""
+        """Returns the rule of a text up to its closing tag, followed by `then`. The text itself contains no closing tag
+        that is followed by a key's tag or the call's closing tag, even one that is not allowed there."""
         close = _escaped(self._tags.value_close)
         lines = _escaped(self._tags.behind) if then else ""
         ending = close + (f"({lines})?" if self._tags.optional_lines and lines else lines) + _escaped(then)
         least, most = argument.min_chars, argument.max_chars
         text = "(?s:.*)"
-        if least or most is not None:  # what is counted is without the line end before the tag
+        if least or most is not None:  # the line end before the tag does not count
             text = f"(?s:.{{{least},{'' if most is None else most}}}){_escaped(self._tags.before_close)}"
         nexts = "|".join(_escaped(tag) for tag in (self._tags.before_key, self._close) if tag)
         early = f"(?s:.*){close}" + (rf"\s*({nexts})" if then else "") + "(?s:.+)"

@@ -1,4 +1,4 @@
-"""A GrammarSpec in llguidance's notation."""
+"""Translates a GrammarSpec to llguidance's notation."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .spec import (
 from .tagged_calls import tagged_tools, with_whole_calls
 
 _ANYTHING: Final = "/(?s:.*)/"
-_NUMBER: Final = "/:[0-9]{1,4}/"  # of a call
+_NUMBER: Final = "/:[0-9]{1,4}/"  # number of a call
 
 
 def to_grammar(spec: GrammarSpec) -> str:
-    """Returns the grammar text that `engine.GrammarEngine.matcher` takes. Raises GrammarError for a spec that has
-    none; most mistakes are found when the grammar is compiled."""
+    """Returns the grammar text for `engine.GrammarEngine.matcher`. Raises GrammarError if the spec cannot be
+    translated; most mistakes are found only when the grammar is compiled."""
     match spec:
         case JsonSchema(schema=schema):
             return f'{{"grammars": [{{"json_schema": {enforced(schema)}}}]}}'
@@ -57,27 +57,28 @@ def to_grammar(spec: GrammarSpec) -> str:
 
 
 def _calls(form: CallForm, parallel: bool) -> str:
-    """Returns the rules for calls alone."""
+    """Returns the rules for an answer of calls only."""
     block = f"{pieces([form.open])} block"
     further = f" ({pieces(form.separator)} {block})*" if parallel and not form.is_block else ""
     return f"calls: {block}{further}\n{_block(form, parallel)}"
 
 
 def _block(form: CallForm, parallel: bool) -> str:
-    """Returns the rule for what follows `form.open`."""
+    """Returns the rule for the part after `form.open`."""
     further = f" ({pieces(form.separator)} call)*" if parallel and form.is_block else ""
     return f"block: call{further} {pieces(with_whole_calls(form).close)}\n"
 
 
 def _among_text(form: CallForm) -> str:
-    """Returns the rules for a block and the text before it, which ends with the first `form.open`."""
+    """Returns the rules for free text followed by a block of calls. The text ends at the first `form.open`."""
     if isinstance(form.open, int):
         return f"among_text: TEXT {pieces([form.open])} block\n"
     return f"among_text: opening block\nopening[lazy]: /(?s:.*){re.escape(form.open)}/\n"
 
 
 def _lark(text: str) -> str:
-    """Translates GBNF to Lark; its parser may fail in any way on text that is not GBNF."""
+    """Translates GBNF to Lark. Any exception of the parser is reported as a GrammarError, because on text that is not
+    GBNF it may fail in any way."""
     if "::=" not in text:
         return text
     try:
@@ -87,7 +88,7 @@ def _lark(text: str) -> str:
 
 
 def _channels(spec: Channels) -> str:
-    """Returns the grammar of what follows `<|start|>assistant`."""
+    """Returns the grammar of the text after `<|start|>assistant`."""
     tokens = {name: f"<[{token_id}]>" for name, token_id in spec.tokens.items()}
     channel, message = tokens["<|channel|>"], tokens["<|message|>"]
     again = f'{tokens["<|end|>"]} {tokens["<|start|>"]} "assistant"'
@@ -123,7 +124,7 @@ def _before_the_end(spec: Channels) -> str:
 
 
 def _tools(tools: Sequence[GrammarTool], form: CallForm) -> str:
-    """Returns the rules for one call, one a tool."""
+    """Returns the rules for one call, one rule per tool."""
     if form.tags is not None:
         return tagged_tools(tools, with_whole_calls(form), form.tags)
     lines = ["call: " + " | ".join(f"tool_{i}" for i in range(len(tools)))]
@@ -140,7 +141,7 @@ def _tools(tools: Sequence[GrammarTool], form: CallForm) -> str:
 
 
 def _argument_rules(tools: Sequence[GrammarTool]) -> tuple[list[str], list[str]]:
-    """Returns the name of each tool's rule for JSON arguments, and the rules: one for all tools with equal schemas."""
+    """Returns the name of each tool's rule for JSON arguments, and the rules. Tools with equal schemas share a rule."""
     names: dict[str, str] = {}
     arguments = [names.setdefault(tool.schema, f"arguments_{len(names)}") for tool in tools]
     is_few = len(names) <= MAX_BOUNDED

@@ -29,6 +29,7 @@ from moeserve.httpserver import (
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.observability.access import Access, AnswerCounts
 from moeserve.httpserver.observability.request_record import record_of
+from moeserve.httpserver.ollama.downloaded import DownloadedBeside
 from moeserve.httpserver.ollama.pulls import Pulls
 from moeserve.httpserver.transport.absent_paths import why_absent
 from moeserve.httpserver.transport.api_table import Api, ApiTable
@@ -117,7 +118,7 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     app = Application(apis, wants_key=bool(keys), model=service.model_name)
     app.state.service = service
     app.state.unknown_fields = UnknownFields(service.config.unknown_fields, service.metrics.unknown_fields)
-    app.state.pulls = Pulls(service.config.pull == "allow", lambda: [service.config.model])
+    app.state.pulls = Pulls(service.config.pull == "allow", DownloadedBeside(service))
     answer_errors(app)
     # With pictures the bound on bodies does not depend on the context: a picture's size in bytes says nothing of its
     # tokens.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from moeserve.kernels import _C
@@ -39,21 +39,28 @@ class OperationQueue:
         return self._native
 
     def choose_products(
-        self, types: Iterable[int], weight_bytes: int, least_gain: float = LEAST_GAIN
-    ) -> list[_C.ProductChoice]:
+        self,
+        types: Iterable[int],
+        weight_bytes: int,
+        least_gain: float = LEAST_GAIN,
+        known: Mapping[int, Sequence[float]] | None = None,
+    ) -> list[_C.ProductSpeed]:
         """Measures which of this CPU's instruction sets is the fastest at multiplying packed weights of `types`
         (ggml's numbers) by one to four tokens, from memory and with all threads. From then on products use it if it
         is at least `least_gain` times as fast as `self.isa`. The results' bits do not depend on it. Takes some 0.1
         s per type, about a second at most; does nothing if there is no choice, or if caches hold all
         `weight_bytes`. Only while no operation is queued.
 
-        Returns, for each type and number of tokens that another instruction set computes: `type`, `tokens`, `isa`,
-        and `speed`, relative to `self.isa`.
+        known: speeds by type, for 1, 2, ... tokens, as an earlier call returned them; they are not measured again.
+
+        Returns the speeds that decided: `type`, `tokens`, `isa` (the chosen one), `speed` (of the other instruction
+        set, relative to `self.isa`) and `is_known`. For each type they end with the first speed below `least_gain`.
         """
         numbers = list(types)
         for number in numbers:
             bring_codebook(number)
-        return self._native.choose_products(numbers, weight_bytes, least_gain)
+        known_speeds = {number: list(speeds) for number, speeds in (known or {}).items()}
+        return self._native.choose_products(numbers, weight_bytes, least_gain, known_speeds)
 
     @property
     def threads(self) -> int:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How torch computes shapes on its device "meta": long to import, and nothing that the CPU engine needs.
+# torch's modules for shapes on the device "meta": slow to import, and not needed by the CPU engine.
 TORCH_META: Final = "torch._meta_registrations"
 
 
@@ -74,7 +74,9 @@ def main(process: Process, *, outlives_routers: bool = False) -> None:
             if is_first:
                 serve_with(_load(process, Start(inherited, clock=StartClock(began)), spans))
             else:
-                process.config = load_config(process.paths)  # includes the sizes that the first worker chose
+                process.config = load_config(
+                    process.paths
+                )  # now includes the sizes that the first worker chose
                 serve_with(_load(process, Start(inherited, is_first=False), spans))
 
         keeper.keep(process, line, live, "worker start", lambda: inherited.prepare(process.config))

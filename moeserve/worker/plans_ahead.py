@@ -1,8 +1,9 @@
-"""Handles calls that arrive while a step is computed, in a worker that can launch the next plan before it has the
-result.
+"""Handles calls that arrive while a step is computed, in a worker that can launch the next plan before the current
+result is known.
 
-Such a call is executed nested inside the waiting call. Answers are sent in the order of the calls, whichever call
-returns them: the nested call returns the previous step's result, and the waiting call that of the last call.
+Such a call runs nested inside the call that waits for the step. The connection sends replies in the order of the calls,
+and the nested call returns first: so it returns the result of the earlier step, and the outer call returns the result
+of the last call.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ class PlansAhead:
     """Executes the calls of one connection in order."""
 
     def __init__(self, worker: Worker, take_call: Callable[[], None]) -> None:
-        """take_call: executes a call if one arrives soon; that calls `step` or `answer` of this object."""
+        """take_call: waits briefly for a call and executes it, which calls this object's `step` or `answer`."""
         self._worker = worker
         self._overlapping = cast(OverlappingWorker, worker) if worker.runs_ahead else None
         self._take_call = take_call
-        # Work of the last nested call that must wait until its answer has been sent.
+        # Work of the last nested call to be done after its reply has been sent.
         self._plan: StepPlan | None = None
         self._call: Callable[[], WorkerAnswer] | None = None
 
@@ -47,8 +48,8 @@ class PlansAhead:
         return worker.finish()
 
     def _result(self, worker: OverlappingWorker) -> WorkerAnswer:
-        """Returns the result of the last call, and meanwhile those of calls that arrive. A nested call's remaining
-        work is done after its answer (the previous step's result) was sent."""
+        """Waits for the running step and returns the last call's result. Meanwhile executes arriving calls; a nested
+        call's remaining work is done after its reply, the previous step's result, was sent."""
         while worker.is_under_way:
             worker.launch_rest()
             if worker.is_computed:

@@ -55,7 +55,7 @@ class LaunchedStep:
     started: float
     compiled: int  # StepResult.kernels_compiled, after all is launched
     prompt_logprobs: dict[int, list[TokenLogprob]]
-    sampled: list[Sampled] = field(default_factory=list)  # tokens read so far
+    sampled: list[Sampled] = field(default_factory=list)  # results read so far
     mask_ms: dict[int, float] = field(default_factory=dict)
     mask_wait_s: float = 0.0
     drafted: list[int] | None = None  # drafts of each row; None: no drafts
@@ -82,8 +82,8 @@ class Runner:
         table: TableRows | None = None,
     ) -> None:
         """pages: the tiers behind the KV pool; None: there are none. adapters: None if requests cannot use any.
-        drafting: None if rows have no drafts. disk: None if all experts are in memory. table:
-        of n-grams, whose rows stay in the model file."""
+        drafting: None if rows have no drafts. disk: None if all experts are in memory. table: n-gram table, whose rows
+        stay in the model file."""
         self.engine = engine
         self._ready = ready
         self._adapters = adapters
@@ -104,7 +104,7 @@ class Runner:
         self._grammars: dict[int, str] = {}  # grammars of plans, by number, until they are dropped
         self._step_ended = time.perf_counter()
         self._under_way: LaunchedStep | None = None
-        # True if some plan `may_follow`.
+        # Whether any plan `may_follow`.
         self.runs_ahead = engine.runs_ahead and recorder is None
 
     def ready(self) -> WorkerReady:
@@ -150,7 +150,7 @@ class Runner:
             and not (plan.new_seqs or plan.forks or plan.state_copies or plan.pages is not None)
             and not (plan.grammars or plan.dropped_grammars)
             and all(self._sequences.prompt_logprobs[row.req_slot] is None for row in plan.rows)
-            # positions with drafts depend on the tokens before
+            # rows with drafts depend on the tokens of the running step
             and step.drafted is None
             and not any(row.start == CONTINUES and row.count > 1 for row in plan.rows)
         )
@@ -184,7 +184,7 @@ class Runner:
         draft_wait_ms = 0.0
         compute_ms = device_ms or (ended - max(step.started, self._step_ended)) * 1e3
         if device_ms and step.drafted is not None:
-            # Nothing is launched after a step with drafts, so the device waits for the host.
+            # Nothing is launched ahead of a step with drafts, so the device waits for the host.
             compute_ms = (ended - step.started) * 1e3
             before, after = (step.launched - step.started) * 1e3, max(compute_ms - device_ms, 0.0)
             draft_wait_ms = max(before - step.draft_ms, 0.0) + after
@@ -229,7 +229,7 @@ class Runner:
         if self._drafts is not None:
             rows, drafts = self._drafts.place(rows, is_awaited=self._under_way is not None)
             draft_ms = self._drafts.draft_ms
-            # Without drafts the tokens need not be waited for if steps are launched ahead.
+            # Without drafts, a step that is launched ahead need not wait for the tokens.
             drafted = drafts if any(drafts) or not self.runs_ahead else None
         layout = StepLayout(rows, drafted)
         recorder = self._recorder
@@ -275,7 +275,7 @@ class Runner:
 
     def warm_on(self, *, is_idle: bool) -> bool:
         is_left = self.engine.warm_on(is_idle=is_idle)
-        self._step_ended = time.perf_counter()  # what follows counts as waiting for a plan
+        self._step_ended = time.perf_counter()  # the time from here on counts as waiting for a plan
         return is_left
 
     def router_lost(self) -> None:
@@ -332,7 +332,7 @@ class Runner:
             logits = self.engine.logits(layout, first)
             if step.record is not None:
                 step.record.logits(first, logits)
-            # Asked late, because masks may have to be waited for while a GPU computes the logits.
+            # Asked as late as possible: while this waits for masks, a GPU computes the logits.
             asked = time.perf_counter()
             computed_s = asked - step.started - step.mask_wait_s if self.engine.waits_for_logits else math.inf
             masks = self._constraints.masks_for(slots, computed_s)

@@ -73,8 +73,8 @@ class Sequences:
         if self.has_window_slots:
             windows = np.frombuffer(seq.prefix_window_slots, np.int32)
             first = len(prefix) - len(windows)
-            # Attention reads masked keys before the window: they must not be in slots granted to the previous request
-            # for drafts, which may never have been written.
+            # Attention also reads keys before the window and masks them. Those entries must not name slots that the
+            # previous request got for drafts: such slots may never have been written.
             self.window_slots[seq.req_slot, :first] = 0
             self.window_slots[seq.req_slot, first : len(prefix)] = windows
         self.state_slots[seq.req_slot] = seq.state_slot
@@ -85,8 +85,8 @@ class Sequences:
         return tokens
 
     def fork(self, forks: Sequence[Fork]) -> tuple[Int32s, Int32s, int]:
-        """See `Fork`. Returns the target request slots, the source request slots, and the largest copied position:
-        entries beyond a slot's own length are not read."""
+        """Copies the tables as `Fork` says. Returns the target request slots, the source request slots, and the number
+        of positions copied; entries beyond a slot's own length are not read."""
         target, source, position, token = np.array([astuple(fork) for fork in forks], np.int32).T
         copied = target != source
         targets, sources, end = target[copied], source[copied], int(position[copied].max(initial=0))
@@ -110,8 +110,9 @@ class Sequences:
         self.tokens[slots[inside], positions[inside]] = -1 - np.flatnonzero(inside)
 
     def append(self, slots: Int32s, positions: Int32s, tokens: Int32s) -> None:
-        """Stores sampled tokens. The last token of a full context is never an input and has no place. The plan in
-        flight may have a row of a request that has just failed; its token is replaced by 0, which has an embedding."""
+        """Stores sampled tokens. The last token of a full context is never an input and is not stored. If a request has
+        just failed, its token is replaced by 0, which has an embedding: the plan already on its way may still have a
+        row of this request."""
         if positions.max(initial=0) >= self.tokens.shape[1]:
             inside = positions < self.tokens.shape[1]
             slots, positions, tokens = slots[inside], positions[inside], tokens[inside]
@@ -184,8 +185,8 @@ class StepLayout:
             self._sample_drafts(np.array([row.sample for row in rows], np.bool_))
 
     def _sample_drafts(self, is_sampling: npt.NDArray[np.bool_]) -> None:
-        """Orders the sampled positions: first each sampling row's token after the known ones, then those after first
-        drafts, etc."""
+        """Orders the sampled positions: first, for each sampling row, the position after its known tokens; then the
+        positions after each row's first draft; then after its second draft, and so on."""
         assert self.drafted is not None
         drafted, first = self.drafted[is_sampling], self.sampled_rows - self.drafted[is_sampling]
         rounds = [np.flatnonzero(drafted >= number) for number in range(int(drafted.max()) + 1)]

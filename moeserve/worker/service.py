@@ -1,8 +1,8 @@
 """The worker's connection to the router: an rpyc server for one client at a time, single-threaded, exchanging bytes.
 
-Calls are executed in the order in which they were sent; so the router can reassign a KV slot while a stale row for
-it is still on its way. The thread that answers calls also computes; between calls it sleeps in poll(2). While it
-computes, the next plan waits in the socket, unless the worker runs ahead: see `PlansAhead`.
+Calls are executed in the order in which they were sent, so the router may reassign a KV slot while an earlier plan that
+writes to it is still on its way. The thread that answers calls also computes; between calls it sleeps in poll(2). While
+it computes, the next plan waits in the socket, unless the worker runs ahead: see `PlansAhead`.
 
 A round trip of an empty step (encode, rpyc, decode, and back) takes 80 us, of 256 decode rows 125 us (medians on two
 virtual cores with rpyc 6.0).
@@ -88,7 +88,7 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
         if self._connection is not None:
             try:
                 has_taken = self._connection.poll(0)
-            except EOFError:  # the step's own answer meets it too, and reports it
+            except EOFError:  # sending the step's result fails in the same way and reports it
                 self._connection = None
         if self.error is not None:
             raise self.error
@@ -96,7 +96,7 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
             time.sleep(LOOK_S)
 
     def warm_on(self, *, is_idle: bool) -> bool:
-        """Between two calls; see `Worker`."""
+        """Does a piece of postponed work between two calls; see `Worker`."""
         return self._runner.warm_on(is_idle=is_idle)
 
     def exposed_shutdown(self) -> bytes:
@@ -117,12 +117,12 @@ def serve(
     *,
     outlives_routers: bool = False,
 ) -> None:
-    """Serves a router on the Unix socket `path`, in the private runtime directory, and when it is lost, the next
-    one. Calls `on_listening` when the first can connect, and `on_router_lost` before each further one. Returns when
-    a router sends shutdown, unless the worker `outlives_routers`. Raises what a step raised, after telling the
-    router.
+    """Serves a router on the Unix socket `path`, in the private runtime directory, and when that router is lost, the
+    next one. Calls `on_listening` when the first router can connect, and `on_router_lost` before each further one.
+    Returns when a router sends shutdown, unless the worker `outlives_routers`. Raises what a step raised, after telling
+    the router.
 
-    A new router knows nothing of the slots in use: each of its sequences is bound anew.
+    A new router does not know which slots are in use: it binds each of its sequences anew.
     """
     sys.setswitchinterval(SWITCH_S)
     service = WorkerService(runner, outlives_routers=outlives_routers)

@@ -282,6 +282,39 @@ def test_a_response_is_found_at_its_model(models: Models) -> None:
     assert models.client.post(f"/v1/responses/{made['id']}/cancel").status_code == 404
 
 
+def test_a_background_response_keeps_its_model_loaded(models: Models) -> None:
+    """With and without a client that reads its events; the model is unloaded when the last has ended."""
+    array = {"type": "array", "items": {"type": "integer"}, "minItems": 2000}
+    schema = {
+        "type": "object",
+        "properties": {"all": array},
+        "required": ["all"],
+        "additionalProperties": False,
+    }
+    format = {"type": "json_schema", "name": "long", "schema": schema}
+    body = {
+        "model": "a",
+        "input": "Hi",
+        "max_output_tokens": 1500,
+        "background": True,
+        "text": {"format": format},
+    }
+    first = models.client.post("/v1/responses", json=body)
+    assert first.status_code == 200, first.text
+    with models.client.stream("POST", "/v1/responses", json=body | {"stream": True}) as answer:
+        assert next(stream_events(answer))["type"] == "response.created"
+    models.client.post("/api/generate", json={"model": "a", "keep_alive": 0})  # as soon as nothing runs on it
+    assert models.metric("model_running_requests", "a") >= 1
+    ended: dict[str, Any] = {}
+    while models.states()["a"] != "unloaded":
+        found = models.client.get(f"/v1/responses/{first.json()['id']}")
+        if found.status_code == 200:
+            ended = found.json()
+        time.sleep(0.1)
+    assert ended["status"] == "incomplete", "at its most tokens, and not cut off by the unload"
+    assert ended["usage"]["output_tokens"] == 1500
+
+
 def test_a_download_is_the_fronts_business(models: Models) -> None:
     """The front answers it, and loads no model for it."""
     before = models.states()

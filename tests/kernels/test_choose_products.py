@@ -47,6 +47,29 @@ def test_experts(chosen: CpuStream) -> None:
 
 
 @needs_both
+def test_known_speeds_decide_and_are_not_measured() -> None:
+    stream, known = CpuStream(2, "avx512_vnni"), {Type.Q4_K: [77.0, 77.0, 0.5], Type.Q8_0: [0.5]}
+    speeds = stream.choose_products([Type.Q4_K, Type.Q8_0], MUCH, known=known)
+    assert [(s.type, s.tokens, s.isa, s.speed, s.is_known) for s in speeds] == [
+        *((Type.Q4_K, 1, "avx2", 77.0, True), (Type.Q4_K, 2, "avx2", 77.0, True)),
+        *((Type.Q4_K, 3, "avx512_vnni", 0.5, True), (Type.Q8_0, 1, "avx512_vnni", 0.5, True)),
+    ]
+    weights, x = random_weights(Type.Q4_K, 70, 768), load(activations("heavy-tailed", 2, 768))
+    plain = stream_of("avx512_vnni")
+    assert torch.equal(
+        run_linear(stream, x, [weights.pack(stream)])[0], run_linear(plain, x, [weights.pack(plain)])[0]
+    )
+
+
+@needs_both
+@pytest.mark.parametrize("known", [[], [77.0], [77.0] * 3])
+def test_known_speeds_that_leave_a_choice_open_are_measured(known: list[float]) -> None:
+    speeds = CpuStream(1, "avx512_vnni").choose_products([Type.Q8_0], MUCH, known={Type.Q8_0: known})
+    assert speeds
+    assert not any(speed.is_known or speed.speed == 77.0 for speed in speeds)
+
+
+@needs_both
 def test_weights_that_caches_hold_are_not_measured() -> None:
     assert CpuStream(1).choose_products([Type.Q4_K], 1 << 20, least_gain=0.0) == []
 

@@ -1,9 +1,9 @@
 """`python -m moeserve.cli.models.hub_requests pull NAME` and `delete NAME [SERVED...]`, for clients of Ollama's API.
 
 A process of its own, which the server starts: a download takes hours, and the hub's answers are a stranger's. It
-prints lines of JSON: `{"completed": BYTES, "total": BYTES}`, and at the end `{"done": true}` or
-`{"error": TEXT, "kind": KIND}`, where KIND is name, absent, served or hub. SERVED are the paths of models that the
-server has loaded.
+prints lines of JSON: `{"completed": BYTES, "total": BYTES}`, and at the end `{"done": true, "path": PATH}` or
+`{"error": TEXT, "kind": KIND}`, where KIND is name, absent, served or hub. PATH is the model's file or folder; null
+when only the parts of an interrupted download were deleted. SERVED are the paths of models that must stay.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def _pull(name: HubName) -> None:
     from moeserve.processes.logs import set_up_logging
 
     set_up_logging("pull", "warning")
-    fetch(name, _teller())
-    _say(done=True)
+    _say(done=True, path=_plain(fetch(name, _teller())))
 
 
 def _delete(name: HubName, served: Sequence[str]) -> None:
@@ -52,14 +51,20 @@ def _delete(name: HubName, served: Sequence[str]) -> None:
 
     model = find_cached(name)
     if model is None and remove_partial(name):
-        _say(done=True)
+        _say(done=True, path=None)
     elif model is None:
         _fail("absent", f"{name} is not downloaded")
     elif any(_is_within(model.path, Path(one)) for one in served):
         _fail("served", f"{name} is being served; stop the server first")
     else:
+        path = _plain(model.path)
         remove(model)
-        _say(done=True)
+        _say(done=True, path=path)
+
+
+def _plain(path: Path) -> str:
+    """Returns one text for one model, whichever links lead to the cache. The file itself is a link of the cache."""
+    return str(path.parent.resolve() / path.name)
 
 
 def _is_within(model: Path, served: Path) -> bool:

@@ -1,7 +1,8 @@
-"""`python -m moeserve.cli.models.model_needs DIRECTORY PLACE RAM GPU`: what one of several models needs, as JSON.
+"""`python -m moeserve.cli.models.model_needs RAM GPU`: what one of several models needs, as JSON.
 
-A process of its own, which the front starts: a model's file is a stranger's, and reading it takes a second. RAM is what
-all models may take together in bytes; GPU is the GPU memory that they may, or "ask" to have it asked of the driver.
+A process of its own, which the front starts: a model's file is a stranger's, and reading it takes a second. The
+configuration of the model's server comes as JSON on standard input, because it may hold API keys. RAM is what all
+models may take together in bytes; GPU is the GPU memory that they may, or "ask" to have it asked of the driver.
 """
 
 from __future__ import annotations
@@ -11,25 +12,26 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
+
 from moeserve.cli.models.need import gpu_bytes
 from moeserve.cli.plan.model_needs import needs_of
-from moeserve.config import LAUNCHER_PID_ENV
+from moeserve.config import LAUNCHER_PID_ENV, ServerConfig
 from moeserve.errors import UserError
-from moeserve.front.config import FrontConfig
 from moeserve.models.open import open_model
 from moeserve.processes.lifecycle import die_with
 
 
 def main() -> int:
-    directory, place, ram, gpu = sys.argv[1:]
+    ram, gpu = sys.argv[1:]
     die_with(int(os.environ[LAUNCHER_PID_ENV]))
-    served = FrontConfig.read(Path(directory)).models[int(place)]
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerConfig)
     try:
-        if served.config.load_format == "auto":
+        if config.load_format == "auto":
             # A file that is cut short is found before another model makes room for it.
-            open_model(Path(served.config.model))
+            open_model(Path(config.model))
         gpu_there = (gpu_bytes() or 0) if gpu == "ask" else int(gpu)
-        answer = {"gpu_there": gpu_there, **needs_of(served.config, int(ram), gpu_there)}
+        answer = {"gpu_there": gpu_there, **needs_of(config, int(ram), gpu_there)}
     except UserError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer))

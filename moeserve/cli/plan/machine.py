@@ -17,6 +17,7 @@ from moeserve.cli.plan.rates import CpuRates
 from moeserve.cli.plan.routing import RoutingProbabilities
 from moeserve.cli.plan.speed import CpuSpeed, Step
 from moeserve.config import ServerConfig
+from moeserve.config.engine_config import MEASURED
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
@@ -51,7 +52,7 @@ def measure(config: ServerConfig, gguf: ModelSource, model: ModelShape) -> CpuRa
     steps = _packaged_steps(config)  # first: it refuses an --isa that is not there
     stream = CpuStream(
         place_threads(config.threads or 1, config.numa_nodes, config.cpu_binding),
-        "" if config.isa == "auto" else config.isa,
+        "" if config.isa in MEASURED else config.isa,
     )
     rates = CpuRates(
         read=_read_rate(stream),

@@ -1,4 +1,4 @@
-"""Whether alternatives of `oneOf` exclude one another, so that `anyOf` says the same.
+"""Finds out whether alternatives of `oneOf` exclude one another; if so, `anyOf` means the same.
 
 Two schemas exclude each other by type, by `const` or `enum`, by a property that both have and one requires, and where
 each requires a property that the other, being closed, does not have.
@@ -19,7 +19,7 @@ _MAX_DEPTH: Final = 40  # of properties and references
 
 class _Side(NamedTuple):
     place: Place
-    others: Named  # what the schemas beside it name
+    others: Named  # names in the other schemas of the same value
 
     @property
     def key(self) -> tuple[int, Named]:
@@ -32,8 +32,8 @@ class Disjointness:
         self._known: dict[tuple[tuple[int, Named], tuple[int, Named]], bool] = {}
 
     def overlap(self, alternatives: list[Place], others: Named) -> tuple[int, int] | None:
-        """Returns the indices of two schemas that a value may match at once, as far as is known; None if there are no
-        such. `others`: what the schemas beside them name."""
+        """Returns the indices of two alternatives that are not known to exclude each other; None if all exclude one
+        another. others: names in the other schemas of the same value."""
         for i, j in combinations(range(len(alternatives)), 2):
             if not self._exclude(_Side(alternatives[i], others), _Side(alternatives[j], others), 0):
                 return i, j
@@ -47,7 +47,7 @@ class Disjointness:
             return False
         key = (a.key, b.key)
         if key not in self._known:
-            self._known[key] = False  # meanwhile, for schemas that refer to themselves
+            self._known[key] = False  # answer during the recursion, for schemas that refer to themselves
             self._known[key] = self._differ(a, b, depth) or any(
                 all(self._exclude(inner, other, depth + 1) for inner in part)
                 for one, other in ((a, b), (b, a))
@@ -56,7 +56,7 @@ class Disjointness:
         return self._known[key]
 
     def _parts(self, side: _Side) -> list[list[_Side]]:
-        """Returns the schemas within that describe the same value, alternatives together."""
+        """Returns the subschemas that describe the same value, alternatives of one keyword together."""
         parts = {part: places for part, places in self._schemas.parts(side.place).items() if places}
         named = {part: union(map(self._schemas.named, places)) for part, places in parts.items()}
         named[""] = self._schemas.own(side.place)
@@ -69,7 +69,7 @@ class Disjointness:
         ]
 
     def _differ(self, a: _Side, b: _Side, depth: int) -> bool:
-        """Whether no value can satisfy the own keywords of both schemas; their alternatives are not looked at."""
+        """Returns whether no value satisfies both schemas' own keywords. Their alternatives are ignored."""
         first, second = (self._schemas.keywords(side.place) for side in (a, b))
         listed, also = _listed(first), _listed(second)
         if listed is not None and also is not None:
@@ -92,7 +92,7 @@ class Disjointness:
         return _Side(side.place.child(schema), ANYTHING if is_shared else NOTHING)
 
     def _lacks(self, side: _Side, names: set[str]) -> bool:
-        """Whether an object that matches cannot have all of these properties."""
+        """Returns whether no matching object can have all of these properties."""
         whole = self._schemas.named(side.place) | side.others
         return whole.is_closed and not whole.is_open and not whole.patterns and not names <= whole.names
 

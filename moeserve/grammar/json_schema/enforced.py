@@ -1,4 +1,4 @@
-"""The schema that llguidance gets in the place of the client's.
+"""Rewrites a client's schema as the one that llguidance gets.
 
 - Objects that name their properties are closed unless they say otherwise: what validates against the result validates
   against the client's schema, and a model that has lost its way cannot invent keys for ever.
@@ -23,9 +23,9 @@ from .keywords import IN_PLACE
 from .named import ANYTHING, NOTHING, Named, Schemas, tag, union
 from .references import Document, Place
 
-# Between the parts of a JSON text: one blank, or one line end with its indentation. None before or after the text.
+# White space between JSON tokens: one blank, or a line end with indentation. None before or after the text.
 _WHITESPACE: Final = r" |\r?\n[ \t]{0,20}"
-# A bounded integer takes 1 ms to compile, once a schema. Grammars of more schemas than this leave integers unbounded.
+# A bounded integer takes 1 ms to compile, once per schema. Grammars with more schemas leave integers unbounded.
 MAX_BOUNDED: Final = 32
 _OBJECT: Final = ("properties", "patternProperties", "additionalProperties")
 _LENIENT: Final = ("lenient", "coerce_one_of")  # llguidance's options that take oneOf for anyOf
@@ -34,7 +34,8 @@ _NOT_IN_NAMES: Final = re.compile(r"[^\w.-]")
 
 
 def enforced(schema: str, steps: tuple[str, ...] = (), *, bounds_integers: bool = True) -> str:
-    """Takes and returns JSON text. With steps, the result is the schema behind them. Raises GrammarError."""
+    """Takes and returns JSON text. steps: JSON pointer to a subschema; the result is then that of the subschema. Raises
+    GrammarError."""
     root = json.loads(schema)
     if not isinstance(root, dict):
         return schema
@@ -46,7 +47,7 @@ def enforced(schema: str, steps: tuple[str, ...] = (), *, bounds_integers: bool 
 
 
 def _options(own: Any) -> Any:
-    """Returns llguidance's options: the client's, with our bound on white space where it has said nothing of it."""
+    """Returns llguidance's options: the client's, plus our bound on white space if the client sets none."""
     if own is None:
         return {"whitespace_pattern": _WHITESPACE}
     is_settled = not isinstance(own, dict) or "whitespace_flexible" in own
@@ -54,7 +55,7 @@ def _options(own: Any) -> Any:
 
 
 class _Enforced:
-    """For one document. In all of it, `others` is what the other schemas of the same value name."""
+    """Rewrites one document. In all methods, others: names in the other schemas of the same value."""
 
     def __init__(self, document: Document, options: Any, bounds_integers: bool) -> None:
         self._document = document
@@ -65,7 +66,7 @@ class _Enforced:
         self._definitions: dict[str, Any] = {}
         self._names: dict[
             tuple[tuple[str, ...] | str, Named | None], str
-        ] = {}  # of definitions, by what they are of
+        ] = {}  # names of definitions, by the schema's place or kind
         self._taken: set[str] = set()
         self._waiting: list[tuple[str, Place, Named]] = []
 
@@ -91,8 +92,8 @@ class _Enforced:
         return self._with_tag(made, place, others)
 
     def _combined(self, place: Place, others: Named) -> dict[str, Any]:
-        """Returns a schema that has others within which describe the same value. llguidance combines them, and with
-        them the properties' order, in the order of the keywords."""
+        """Rewrites a schema with `allOf`, `anyOf` and the like. llguidance combines them in the order of the keywords,
+        which therefore decides the order of properties."""
         parts = self._schemas.parts(place)
         named = {part: union(map(self._schemas.named, places)) for part, places in parts.items()}
         named[""] = self._schemas.own(place)
@@ -133,8 +134,8 @@ class _Enforced:
         return self._with_tag(made, place, others)
 
     def _one_of(self, alternatives: list[Place], others: Named) -> list[Any]:
-        """Returns alternatives for `anyOf`. Raises GrammarError where a value may match two of them, which no grammar
-        can forbid."""
+        """Returns the alternatives of a `oneOf` for `anyOf`. Raises GrammarError if a value may match two of them,
+        because a grammar cannot forbid that."""
         names = self._single_names(alternatives)
         if names is not None:
             return [
@@ -154,7 +155,8 @@ class _Enforced:
         return [self._schema(one, others) for one in alternatives]
 
     def _single_names(self, alternatives: list[Place]) -> list[str] | None:
-        """Returns the properties of which exactly one must be there, where alternatives say no more than that."""
+        """If the alternatives only say that exactly one of several properties must be present, returns these
+        properties; else None."""
         found: list[str] = []
         for place in alternatives:
             keywords = self._schemas.keywords(place) if isinstance(place.schema, dict) else {}
@@ -170,19 +172,19 @@ class _Enforced:
         return found if len(found) > 1 else None
 
     def _with_tag(self, made: dict[str, Any], place: Place, others: Named) -> dict[str, Any]:
-        """Requires the property that tells the schema from other alternatives."""
+        """Adds the discriminator property to the required ones."""
         required = self._schemas.required(place, others) if others.required else []
         return made | {"required": required} if required else made
 
     def _add(self, keyword: str, made: dict[str, Any], place: Place, others: Named) -> None:
-        """Adds a keyword of the schema itself to what is made of it."""
+        """Adds a keyword of the schema itself to the result `made`."""
         if keyword not in _OBJECT:
             made[keyword] = self._value(keyword, place, others)
-        elif keyword not in made:  # llguidance reads these three together only where they stand together
+        elif keyword not in made:  # llguidance combines these three only if they are adjacent
             made.update(self._object(place, others))
 
     def _object(self, place: Place, others: Named) -> dict[str, Any]:
-        """Returns the keywords of _OBJECT, closed."""
+        """Returns the keywords of _OBJECT, with other properties forbidden."""
         keywords = self._schemas.keywords(place)
         made: dict[str, Any] = {
             keyword: self._value(keyword, place, others) for keyword in _OBJECT if keyword in keywords
@@ -200,7 +202,7 @@ class _Enforced:
         return made
 
     def _value(self, keyword: str, place: Place, others: Named) -> Any:
-        """Returns a keyword's value; where that has schemas, those of values within."""
+        """Returns a keyword's value, with the schemas of nested values rewritten."""
 
         def inner(schema: Any, *steps: str, beside: Iterable[str]) -> Any:
             is_shared = others.is_open_within or not others.described.isdisjoint(beside)
@@ -236,7 +238,8 @@ class _Enforced:
         return {"$ref": f"#/$defs/{self._names[key]}"}
 
     def _defined(self, wish: str, key: str, schema: Any) -> str:
-        """Returns a reference to a schema that stands in many places: llguidance compiles it once."""
+        """Makes a definition of a schema that is used in many places, so that llguidance compiles it once. Returns a
+        reference to it."""
         name = self._names.get((key, None))
         if name is None:
             name = self._names[key, None] = self._new_name(wish)
@@ -251,7 +254,8 @@ class _Enforced:
 
 
 def _is_to_close(keywords: Mapping[str, Any], others: Named) -> bool:
-    """Whether a schema names its properties, says nothing of others, and has enough names for what it asks."""
+    """Returns whether other properties are to be forbidden: the schema lists properties, does not mention others, and
+    lists enough for its own minProperties."""
     if others.is_open or "additionalProperties" in keywords or keywords.get("unevaluatedProperties", False):
         return False
     properties, patterns = keywords.get("properties", {}), keywords.get("patternProperties", {})

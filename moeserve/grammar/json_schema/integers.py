@@ -1,4 +1,4 @@
-"""Bounds for integers that have none: their digits may go on for ever, and some models write them."""
+"""Bounds for integers without any: some models would write digits for ever."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _MOST: Final = ("maximum", "exclusiveMaximum")
 
 
 def with_bounds(keywords: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns a schema's keywords with the bounds that it lacks; None where it needs none, and where its own lie
-    beyond ours."""
+    """Returns the schema's keywords with the missing bounds added; None if none is missing, or if the schema's own
+    bounds exceed ours."""
     types = keywords.get("type")
     names = types if isinstance(types, list) else [types]
     if "integer" not in names or "number" in names or not keywords.keys().isdisjoint(("const", "enum")):

@@ -1,4 +1,4 @@
-"""JSON Schema's keywords, by what they hold and by what llguidance does with them."""
+"""JSON Schema's keywords: which contain schemas, and which llguidance enforces, refuses or ignores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LIST: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _BY_NAME: Final = ("properties", "patternProperties")
 _DEFINITIONS: Final = ("$defs", "definitions")
 
-# Keywords whose schemas describe the same value as the schema that they stand in.
+# Keywords whose subschemas describe the same value as the schema itself.
 IN_PLACE: Final = frozenset({"$ref", "allOf", "anyOf", "oneOf"})
 
 # Keywords that llguidance enforces (1.9.1).
@@ -58,8 +58,8 @@ FORMATS: Final = frozenset(
 
 
 def subschemas(schema: Any, *, definitions: bool) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yields the schemas directly within a schema, each behind its steps of a JSON pointer. `definitions`: also those
-    that apply only where a `$ref` points to them."""
+    """Yields the direct subschemas of a schema, each with its relative JSON pointer as steps. definitions: include
+    `$defs` and the like, which apply only through a `$ref`."""
     if not isinstance(schema, dict):
         return
     for keyword, value in schema.items():

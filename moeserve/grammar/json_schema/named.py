@@ -17,14 +17,16 @@ from .simplify import simplified
 
 @dataclass(frozen=True, slots=True)
 class Named:
+    """What some schemas of one value say of its property names."""
+
     names: frozenset[str] = frozenset()
     patterns: frozenset[str] = frozenset()  # regular expressions of names
-    required: frozenset[str] = frozenset()  # names that a schema must require where it has them
-    described: frozenset[str] = frozenset()  # keywords, and properties behind a "/", that hold a schema
-    is_typed: bool = False  # something says of what type the value is
-    is_closed: bool = False  # something lists the names that may come
-    is_open: bool = False  # something allows names that are not listed
-    is_open_within: bool = False  # the values within stay as they are, too
+    required: frozenset[str] = frozenset()  # names that must be required wherever they are properties
+    described: frozenset[str] = frozenset()  # keywords, and "/" + property names, that have a subschema
+    is_typed: bool = False  # some schema states the value's type
+    is_closed: bool = False  # some schema lists the allowed names
+    is_open: bool = False  # some schema allows names that are not listed
+    is_open_within: bool = False  # nested objects stay open as well
 
     def __or__(self, other: Named) -> Named:
         if other is NOTHING:
@@ -53,7 +55,7 @@ def union(several: Iterable[Named]) -> Named:
 
 
 class Schemas:
-    """The schemas of a document, simplified, and what they name."""
+    """A document's schemas, simplified, and the property names that they mention."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -61,21 +63,21 @@ class Schemas:
         self._named: dict[int, Named] = {}
 
     def keywords(self, place: Place) -> dict[str, Any]:
-        """The keywords of a place whose schema is an object."""
+        """Returns the simplified keywords of a schema that is an object."""
         found = self._keywords.get(id(place.schema))
         if found is None:
             found = self._keywords[id(place.schema)] = simplified(place, self.document)
         return found
 
     def named(self, place: Place) -> Named:
-        """Returns what the schema and all that describe the same value name together."""
+        """Returns the names in the schema and in its subschemas that describe the same value."""
         found = self._named.get(id(place.schema))
         if found is None:
             found = self._named[id(place.schema)] = union(map(self.own, self._in_place(place)))
         return found
 
     def own(self, place: Place) -> Named:
-        """Returns what the schema itself names."""
+        """Returns the names in the schema's own keywords."""
         if not isinstance(place.schema, dict):
             return NOTHING
         keywords = self.keywords(place)
@@ -99,15 +101,15 @@ class Schemas:
         )
 
     def required(self, place: Place, others: Named) -> list[str]:
-        """Returns the names of the properties that must be there, those of `others.required` last."""
+        """Returns the names of the required properties, with those from `others.required` last."""
         keywords = self.keywords(place)
         own = [one for one in _list(keywords.get("required")) if isinstance(one, str)]
         tags = others.required & _dict(keywords.get("properties")).keys()
         return own + sorted(tags.difference(own))
 
     def parts(self, place: Place) -> dict[str, list[Place]]:
-        """Returns the schemas within that describe the same value: those of `allOf` each by itself, alternatives
-        together."""
+        """Returns the subschemas that describe the same value, by keyword: each schema of `allOf` separately, all
+        alternatives of an `anyOf` or `oneOf` together."""
         keywords = self.keywords(place)
         found: dict[str, list[Place]] = {}
         for word in ("allOf", "anyOf", "oneOf"):
@@ -134,8 +136,8 @@ class Schemas:
 
 
 def tag(place: Place) -> Named:
-    """Returns the property that tells alternatives apart, in OpenAPI's words, which pydantic writes. It has to be
-    there, although pydantic's schemas do not require one that has a default."""
+    """Returns the property of OpenAPI's `discriminator` (which pydantic writes) as a required name: pydantic's schemas
+    do not require it if it has a default."""
     discriminator = place.schema.get("discriminator")
     name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
     return Named(required=frozenset([name])) if isinstance(name, str) else NOTHING

@@ -14,10 +14,10 @@ class Place(NamedTuple):
 
     schema: Any
     base: str  # the URI that its references are relative to
-    steps: tuple[str, ...]  # from the document's root: a JSON pointer's
+    steps: tuple[str, ...]  # JSON pointer from the document's root
 
     def inner(self, *steps: str) -> Place:
-        """Returns the schema behind these steps, all of which exist."""
+        """Returns the schema at these steps from here. All of them must exist."""
         found, base = self.schema, self.base
         for step in steps:
             found = found[int(step)] if isinstance(found, list) else found[step]
@@ -25,7 +25,7 @@ class Place(NamedTuple):
         return Place(found, base, self.steps + steps)
 
     def child(self, schema: Any, *steps: str) -> Place:
-        """Returns a schema that stands behind these steps, or in the place of what does."""
+        """Returns the place of `schema` at these steps from here. It may replace the document's own schema there."""
         return Place(schema, _base_of(schema, self.base), self.steps + steps)
 
 
@@ -36,7 +36,7 @@ class Document:
         self.root = Place(root, _base_of(root, ""), ())
 
     def follow(self, reference: Any, base: str) -> Place | None:
-        """Returns what a `$ref` in a schema with this base points to; None where that is not in the document."""
+        """Returns the target of a `$ref` in a schema with this base URI; None if it is not in the document."""
         target = _joined(base, reference) if isinstance(reference, str) else None
         if target is None:
             return None
@@ -75,7 +75,7 @@ def _behind(resource: Place, pointer: str) -> Place | None:
 
 
 def _base_of(schema: Any, around: str) -> str:
-    """Returns a schema's own base, where that of the schema around it is `around`."""
+    """Returns a schema's base URI. around: that of the enclosing schema."""
     if not isinstance(schema, dict) or not isinstance(own := schema.get("$id"), str):
         return around
     joined = _joined(around, own)
@@ -87,5 +87,5 @@ def _joined(base: str, reference: str) -> str | None:
         return base + reference
     try:
         return urljoin(base, reference)
-    except ValueError:  # no URI, like "http://["
+    except ValueError:  # not a URI, for example "http://["
         return None

@@ -1,4 +1,4 @@
-"""One schema's own keywords, as far as they restrict anything, in the words that llguidance knows."""
+"""Keeps the keywords of one schema that restrict values, and rewrites them in keywords that llguidance supports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_REFERENCES: Final = 16
 
 
 def simplified(place: Place, document: Document) -> dict[str, Any]:
-    """Returns the keywords of a schema that is an object, without annotations. What is within them is as it was."""
+    """Returns the keywords of a schema that is an object, without annotations. Subschemas in them are not changed."""
     schema = place.schema
     kept = {
         keyword: value
@@ -28,7 +28,8 @@ def simplified(place: Place, document: Document) -> dict[str, Any]:
 
 
 def _has_effect(keyword: str, schema: dict[str, Any]) -> bool:
-    """Whether a keyword that llguidance refuses restricts anything, with this value and these neighbours."""
+    """Returns whether a keyword that llguidance refuses restricts values at all, given its value and the schema's other
+    keywords."""
     value = schema[keyword]
     match keyword:
         case "uniqueItems" | "not":
@@ -49,8 +50,8 @@ def _has_effect(keyword: str, schema: dict[str, Any]) -> bool:
 
 
 def _name_properties(kept: dict[str, Any], place: Place, document: Document) -> None:
-    """Turns `propertyNames` beside `additionalProperties` into properties or a pattern, as far as llguidance has words
-    for it: dictionaries with an enum or a constrained string as their key have it."""
+    """Rewrites `propertyNames` with `additionalProperties` as `properties` or `patternProperties` where that is
+    possible: for dictionaries whose keys are an enum or a constrained string."""
     if "properties" in kept or "patternProperties" in kept:
         return
     names, value = (

@@ -38,6 +38,8 @@ class Service:
     keys: ApiKeys | None = None  # written by `build_app`
     text: ModelText | None = None  # set by `server.py` once it is built; None while the server is loading
     created: int = field(default_factory=lambda: int(time.time()))
+    # Paths by name of models that clients have downloaded, and that this server does not serve.
+    downloaded: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.max_generations = (
@@ -103,7 +105,16 @@ class Service:
         message = (
             f"the model {model[:200]!r} does not exist; served {'are' if self.adapters else 'is'} {served}"
         )
+        if model in self.downloaded:
+            message = f"the model {model!r} is downloaded but not served: {self.how_to_serve(model)}"
         return ApiError(404, message, param="model", code="model_not_found")
+
+    def how_to_serve(self, name: str) -> str:
+        """Says how a downloaded model comes to be served."""
+        return (
+            f"this server has one model, {self.model_name!r}; stop it, and start `moeserve serve {name}`, or "
+            f"`moeserve serve MODEL {name}` for both"
+        )
 
 
 def service_of(request: Request) -> Service:

@@ -27,7 +27,7 @@ def loads_of(service: Service) -> Loads:
         "utilization": round(busy, 4),
         "cache_hit_rate": round(report.cached_tokens / max(report.prompt_tokens, 1), 4),
     }
-    return {
+    found: Loads = {
         "timestamp": datetime.now(UTC).isoformat(),
         "version": __version__,
         "dp_rank_count": 1,
@@ -40,3 +40,6 @@ def loads_of(service: Service) -> Loads:
             "avg_utilization": load["utilization"],
         },
     }
+    if service.engine.state.ready is not None:
+        found["engine"] = service.engine.state.ready.device
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
@@ -83,6 +83,7 @@ class Loads(TypedDict):
 
     timestamp: str  # ISO 8601
     version: str
+    engine: NotRequired[str]  # what computes, once it is ready: "cpu (avx512_vnni, 2 threads)"
     dp_rank_count: int
     loads: list[Load]
     aggregate: TotalLoad

@@ -55,6 +55,7 @@ from moeserve.messages.pictures import MOST_PICTURES
 Images = Annotated[list[str], Field(max_length=MOST_PICTURES, description="Pictures in base64.")]
 _PLAIN_NAME: Final = re.compile(r"[\w./@:-]{1,512}", re.ASCII)
 _LATEST: Final = ":latest"  # the tag that Ollama's clients add to a name without one
+_HOSTS: Final = ("hf.co/", "huggingface.co/")  # which Ollama's clients put before names of the Hub
 
 
 class Options(OllamaSampling):
@@ -299,4 +300,7 @@ class DeleteBody(_HubBody):
 
 
 def served_name(name: str) -> str:
+    """Returns the served model's name for what Ollama's clients say: hf.co/org/repo:Q4_K_M, or name:latest."""
+    for host in _HOSTS:
+        name = name.removeprefix(host)
     return name.removesuffix(_LATEST)

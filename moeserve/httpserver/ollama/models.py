@@ -17,7 +17,7 @@ from moeserve.httpserver.ollama.objects import Details, Model, Models, OllamaVer
 from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import JsonResponse
-from moeserve.models.facts import UNKNOWN
+from moeserve.models.facts import UNKNOWN, ModelFacts
 from moeserve.sampling.parameters import PARAMETERS
 
 router = APIRouter(tags=["Ollama"])
@@ -31,8 +31,13 @@ NEVER: Final = "2318-01-01T00:00:00Z"
 
 @router.get("/api/tags", responses={200: {"model": Models}})
 async def tags(request: Request) -> Response:
-    """The served model under each of its names."""
-    return JsonResponse(_models(service_of(request)))
+    """The served model under each of its names, and models that clients have downloaded, which are not served."""
+    service = service_of(request)
+    downloaded = [
+        _model(service, name, path, _details_of(path, UNKNOWN)) for name, path in service.downloaded.items()
+    ]
+    found: Models = {"models": [*_models(service), *downloaded]}
+    return JsonResponse(found)
 
 
 @router.get("/api/ps", responses={200: {"model": RunningModels}})
@@ -43,7 +48,7 @@ async def running(request: Request) -> Response:
     found: RunningModels = {
         "models": [
             {**model, "expires_at": NEVER, "size_vram": 0, "context_length": limit}
-            for model in _models(service)["models"]
+            for model in _models(service)
         ]
     }
     return JsonResponse(found)
@@ -100,21 +105,24 @@ def _parameters(defaults: SamplingDefaults) -> Iterator[tuple[str, float]]:
         yield "num_predict", defaults.max_tokens
 
 
-def _models(service: Service) -> Models:
-    path = Path(service.config.model)
-    size = path.stat().st_size if path.is_file() else 0
-    listed: list[Model] = [
-        {
-            "name": name,
-            "model": name,
-            "modified_at": _modified_at(service),
-            "size": size,
-            "digest": hashlib.sha256(name.encode()).hexdigest(),
-            "details": _details(service),
-        }
+def _models(service: Service) -> list[Model]:
+    details = _details(service)
+    return [
+        _model(service, name, service.config.model, details)
         for name in (service.model_name, *sorted(service.aliases), *service.adapters)
     ]
-    return {"models": listed}
+
+
+def _model(service: Service, name: str, model: str, details: Details) -> Model:
+    path = Path(model)
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _modified_at(service),
+        "size": path.stat().st_size if path.is_file() else 0,
+        "digest": hashlib.sha256(name.encode()).hexdigest(),
+        "details": details,
+    }
 
 
 def _modified_at(service: Service) -> str:
@@ -122,11 +130,14 @@ def _modified_at(service: Service) -> str:
 
 
 def _details(service: Service) -> Details:
-    is_file = Path(service.config.model).suffix == ".gguf"
     facts = UNKNOWN if service.text is None else service.text.facts  # None while the server is loading
+    return _details_of(service.config.model, facts)
+
+
+def _details_of(model: str, facts: ModelFacts) -> Details:
     return {
         "parent_model": "",
-        "format": "gguf" if is_file else "safetensors",
+        "format": "gguf" if Path(model).suffix == ".gguf" else "safetensors",
         "family": facts.architecture,
         "families": [facts.architecture],
         "parameter_size": facts.size,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from moeserve.httpserver.ollama.bodies import DeleteBody, PullBody
+from moeserve.httpserver.ollama.bodies import DeleteBody, PullBody, served_name
 from moeserve.httpserver.ollama.objects import PullLine
 from moeserve.httpserver.ollama.pulls import Pulls
 from moeserve.httpserver.transport.body import read_body
@@ -19,8 +19,6 @@ from moeserve.httpserver.transport.sse import JsonLines, answer
 
 router = APIRouter(tags=["Ollama"])
 
-_HOSTS: Final = ("hf.co/", "huggingface.co/")  # before names of the Hub, for Ollama
-
 
 @router.post(
     "/api/pull",
@@ -28,9 +26,9 @@ _HOSTS: Final = ("hf.co/", "huggingface.co/")  # before names of the Hub, for Ol
     responses={200: {"model": PullLine, "description": "Unless stream is false: one such object a line."}},
 )
 async def pull(request: Request) -> Response:
-    """Downloads a model of the Hugging Face Hub into its cache; a server that is started with its name serves it."""
+    """Downloads a model of the Hugging Face Hub into its cache. A server with several models then serves it."""
     body = await read_body(request, PullBody)
-    lines = _lines(_allowed(request), hub_name(body.named))
+    lines = _lines(_allowed(request), served_name(body.named))
     if body.stream:
         return JsonLines(lines, error_body=lambda error: {"error": error.message})
     return await answer(request, _last(lines))
@@ -42,16 +40,9 @@ async def pull(request: Request) -> Response:
     responses={200: {"model": PullLine}},
 )
 async def delete(request: Request) -> Response:
-    """Removes a downloaded model that is not served."""
+    """Removes a downloaded model, but none that the server was started with. Running answers end first."""
     body = await read_body(request, DeleteBody)
-    return await answer(request, _deleted(_allowed(request), hub_name(body.named)))
-
-
-def hub_name(text: str) -> str:
-    """The Hub's name that Ollama's clients mean."""
-    for host in _HOSTS:
-        text = text.removeprefix(host)
-    return text.removesuffix(":latest")
+    return await answer(request, _deleted(_allowed(request), served_name(body.named)))
 
 
 def _allowed(request: Request) -> Pulls:

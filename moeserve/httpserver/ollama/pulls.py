@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any, Final, Protocol
 
 import orjson
 
@@ -25,6 +25,22 @@ MAX_PULLS: Final = 2  # different models at once
 DELETE_S: Final = 60.0
 _STATUS: Final = {"name": 400, "absent": 404, "served": 409, "hub": 502}  # of the program's kinds of errors
 _CLOSED: Final = "the server is shutting down; pull again to go on"
+
+
+class DownloadedModels(Protocol):
+    """What the server does with models that come and go."""
+
+    def require_room(self, name: str) -> None:
+        """Raises ApiError if the server could not take one more model."""
+
+    def come(self, name: str, path: str) -> None:
+        """A model was downloaded. name: as the Hub has it; path: its GGUF file, or its folder."""
+
+    def gone(self, path: str) -> None:
+        """A model's files were deleted."""
+
+    def kept(self) -> Iterable[str]:
+        """Returns the paths of models that clients may not delete."""
 
 
 class _Pull:
@@ -47,10 +63,9 @@ class _Pull:
 
 
 class Pulls:
-    def __init__(self, is_allowed: bool, served: Callable[[], Iterable[str]]) -> None:
-        """`served` returns the paths of the server's models, which are not deleted."""
+    def __init__(self, is_allowed: bool, models: DownloadedModels) -> None:
         self._is_allowed = is_allowed
-        self._served = served
+        self._models = models
         self._running: dict[str, _Pull] = {}
         self._is_closed = False
 
@@ -86,8 +101,10 @@ class Pulls:
     async def delete(self, name: str) -> None:
         """Raises ApiError."""
         async with asyncio.timeout(DELETE_S):
-            async for said in _said("delete", name, *self._served()):
+            async for said in _said("delete", name, *self._models.kept()):
                 _check(said)
+                if said.get("path"):
+                    self._models.gone(said["path"])
 
     def close(self) -> None:
         """Ends all downloads; clients that follow one are told so."""
@@ -103,6 +120,7 @@ class Pulls:
             if len(self._running) >= MAX_PULLS:
                 message = f"{len(self._running)} models are being downloaded already; try again later"
                 raise ApiError(503, message, code="overloaded", retry_after=60, refusal=Refusal.QUOTA)
+            self._models.require_room(name)
             pull = self._running[name] = _Pull()
             pull.task = asyncio.create_task(self._run(name, pull))
             pull.task.add_done_callback(lambda _: pull.tell())
@@ -121,6 +139,8 @@ class Pulls:
                 if "total" in said:
                     pull.progress = said["completed"], said["total"]
                     pull.tell()
+                elif "done" in said:
+                    self._models.come(name, said["path"])
         except ApiError as error:
             pull.error = error
 

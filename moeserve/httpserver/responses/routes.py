@@ -30,6 +30,11 @@ from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import EventStream, JsonResponse, answer
 
 API_NAME: Final = "responses"
+# The response's id, for whoever passes answers on and must know that one goes on behind its request.
+BACKGROUND_HEADER: Final = "x-moeserve-background-response"
+
+RESPONSES: Final = "/v1/responses"
+
 router = APIRouter(tags=["OpenAI"])
 
 _MAX_LISTED: Final = 100
@@ -148,7 +153,9 @@ async def _in_background(service: Service, handler: ResponsesHandler) -> Respons
     if handler.caller.is_background:
         raise invalid("background", "a batch is answered in the background as it is; leave it out")
     run = await _state(service).background.begin(handler)
-    return _event_stream(run.events()) if handler.body.stream else JsonResponse(run.response)
+    answer = _event_stream(run.events()) if handler.body.stream else JsonResponse(run.response)
+    answer.headers[BACKGROUND_HEADER] = handler.id
+    return answer
 
 
 def _event_stream(events: AsyncGenerator[ResponseEvent, None]) -> EventStream:

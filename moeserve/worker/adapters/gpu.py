@@ -74,9 +74,9 @@ def scopes_to_capture(
     *,
     experts_in_ram: bool,
 ) -> list[AdapterScope]:
-    """Returns the adapter scopes that CUDA graphs are captured for, besides NONE: the union of what the adapters of
-    --lora-modules change (if adapters can be added later, everything that an adapter can change), and attention
-    only, as most adapters change nothing else."""
+    """Returns the adapter scopes that CUDA graphs are captured for, besides NONE: attention only, because most adapters
+    change nothing else; and the union of all scopes of --lora-modules, or, if adapters can be added later, the largest
+    scope."""
     together = AdapterScope.NONE
     for adapter in checked:
         together |= adapter.scope

@@ -31,7 +31,7 @@ class AdapterMemory:
     """Bytes of RAM for adapters on the CPU engine; 0 with a GPU engine."""
 
     as_read: int = 0  # as read from the files, until the engine is built
-    resident: int = 0  # in the kernels' layout, and a step's buffers between the two matrices
+    resident: int = 0  # in the kernels' layout, plus a step's buffer for the products of the first matrices
     later: int = 0  # kept free for adapters of --lora-dir
 
     @property

@@ -21,7 +21,7 @@ from moeserve.worker.constraints.guide import Guide
 # work: a text of 120 kB without any choice took 330 ms.
 MAX_STEP_S: Final = 0.1
 COSTLY_FOR_DRAFTS_S: Final = (
-    0.001  # masks slower than this get no look for forced tokens, which takes as long
+    0.001  # after a slower mask, forced tokens are not searched: the search takes as long as the mask
 )
 
 
@@ -31,9 +31,7 @@ class NextToken(NamedTuple):
     is_masked: bool = False
     error: str | None = None  # why the request cannot continue
     ms: float = 0.0  # CPU time spent on it
-    forced: tuple[
-        int, ...
-    ] = ()  # if drafts are wanted: the tokens that come next because no other text is allowed
+    forced: tuple[int, ...] = ()  # if drafts are wanted: the next tokens, if the grammar dictates them
 
 
 class GuidedAnswer:
@@ -91,8 +89,8 @@ class GuidedAnswer:
         return self._guide is not None
 
     def start(self, eos_ids: tuple[int, ...], mask: Bits) -> NextToken:
-        """Computes the first mask. `mask` (int32 [words]) is overwritten here and in `advance`. The time in the
-        result is that of the mask, without the tokens before it: the next mask may take as long."""
+        """Computes the first mask. mask: int32 [words], overwritten here and in `advance`. The result's time is that of
+        the mask alone, without the output so far, as an estimate for the next mask."""
         self._mask = mask
         try:
             if self._compiled is not None:

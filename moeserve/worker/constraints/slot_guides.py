@@ -33,8 +33,10 @@ Int32s = NDArray[np.int32]
 
 COMPILATION_WAIT_S: Final = 0.02  # longest wait of a step for the grammars of new requests
 MASK_WAIT_S: Final = 0.05  # longest wait of a step for the masks of running requests
-LEAST_WAIT_S: Final = 0.003  # wait granted to even the shortest step: being late costs a request three steps
-FORCED_WAIT_S: Final = 0.0005  # the same for drafts
+LEAST_WAIT_S: Final = (
+    0.003  # a step waits at least this long for masks: being late costs a request three steps
+)
+FORCED_WAIT_S: Final = 0.0005  # a step waits at least this long for forced tokens, for drafts
 _UNCONSTRAINED: Final = -1
 
 
@@ -115,8 +117,8 @@ class Constraints:
 
     def follow(self, slots: Int32s) -> tuple[NDArray[np.bool_], tuple[Bits, Int32s] | None]:
         """For a further token in the same step: returns which rows can be sampled now, and their masks (see
-        `masks_for`). The others get the token in a later step without being late: an expensive mask is not waited
-        for."""
+        `masks_for`). The other rows, whose expensive mask is not waited for, get this token in a later step and do not
+        count as late."""
         ready = np.ones(len(slots), np.bool_)
         if not self._answers:
             return ready, None

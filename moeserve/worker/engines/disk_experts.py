@@ -1,8 +1,8 @@
-"""What a step's result says of experts on disk: rows whose experts could not be read, and counts.
+"""The part of a step's result about experts on disk: rows whose experts could not be read, and counts.
 
-A row that lacked an expert has written wrong KV, and its request ends. The router may have given these KV slots to
-other requests already, as a shared prefix: their rows read them in the same step or in the next one that is on its
-way. So slots with wrong KV are remembered until they are written again, and rows that read them fail too.
+A row that lacked an expert has written wrong KV, and its request fails. The router may already have shared these KV
+slots with other requests, as a prefix; their rows read the slots in the same step, or in the next one, which is already
+planned. So slots with wrong KV are remembered until they are rewritten, and rows that read them fail as well.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class DiskExperts:
         self._reported, self._reported_at = self._before, time.monotonic()
 
     def states_copied(self, pairs: Int32s) -> None:
-        """Takes a plan's state copies, [n, 2]: source (-1: zeros) and target slots."""
+        """Notes a plan's state copies, [n, 2]: source (-1: zeros) and target slots."""
         if not self._has_wrong:
             return
         for source, target in pairs.tolist():
             self._wrong_states[target] = source >= 0 and self._wrong_states[source]
 
     def end_step(self, layout: StepLayout, sequences: Sequences) -> StepEnd:
-        """Returns the step's failed rows and counts, after all of it is computed."""
+        """Returns the step's failed rows and counts. Call it when the whole step is computed."""
         failed: dict[int, str] = {}
         found = self._native.take_failures()
         for token, cause in found:
@@ -68,7 +68,7 @@ class DiskExperts:
         return StepEnd(failed, counts)
 
     def _spread(self, layout: StepLayout, sequences: Sequences, failed: dict[int, str]) -> None:
-        """Adds the rows that read what failed rows wrote, in this step or before."""
+        """Adds the rows that read KV or states written by failed rows, in this step or an earlier one."""
         states = sequences.state_slots[layout.req_slot]
         cause = next(iter(failed.values()), SHARED)
         self._mark(failed, layout, states)
@@ -97,7 +97,7 @@ class DiskExperts:
                 self._wrong_states[states[row]] = True
 
     def _report(self, now: ExpertDiskCounts) -> None:
-        """Logs once a minute that steps mostly wait for the disk."""
+        """If steps mostly wait for the disk, logs it, at most once a minute."""
         at = time.monotonic()
         seconds = at - self._reported_at
         if seconds < REPORT_S:

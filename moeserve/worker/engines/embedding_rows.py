@@ -1,5 +1,5 @@
-"""Rows of embeddings in place of tokens. A step reads only the rows that it computes, wherever a chunk divides a
-span, so that no more than a step's rows are in memory."""
+"""Rows of embeddings in place of tokens. A step reads only the rows that it computes, even if a chunk ends within a
+span, so at most one step's rows are in memory."""
 
 from __future__ import annotations
 
@@ -63,8 +63,9 @@ class EmbeddingRows:
 
     @staticmethod
     def ends(found: Sequence[StepSpan], positions: Int32s) -> Int32s | None:
-        """How many positions each row sees where a span's rows see all of it: int32 [n]; None where the step has no
-        span. found: the step's; positions: of its rows. Raises ValueError for a span that the step does not end."""
+        """Returns the number of positions that each row sees if the rows of a span see all of the span: int32 [n]; None
+        if the step has no span. found: the step's spans. positions: of the step's rows. Raises ValueError if the step
+        ends within a span."""
         if not found:
             return None
         ends: Int32s = positions + np.int32(1)

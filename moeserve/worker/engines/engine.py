@@ -28,12 +28,12 @@ class ExpertCounts(NamedTuple):
 
 
 class SampledAtOnce(NamedTuple):
-    """A token for each drafted position, assuming that the drafts before it are accepted; invalid after a rejected
-    one."""
+    """A token for each drafted position, assuming that the drafts before it are accepted. Tokens after a rejected draft
+    are invalid."""
 
     tokens: Int32s
     logprobs: list[TokenLogprob | None]
-    # records outputs: note(slots, number of valid tokens of each); all slots differ
+    # note(slots, number of valid tokens of each) records the outputs; all slots differ
     note: Callable[[Int32s, Int32s], None]
 
 
@@ -153,7 +153,7 @@ class Engine(Protocol):
 
     @property
     def counts_every_step(self) -> bool:
-        """True if `weight_bytes_since` is right for any number of steps; False: only for one."""
+        """True if `weight_bytes_since` is correct over any number of steps; False: over one step only."""
         ...
 
     def weight_counters(self) -> object:
@@ -161,8 +161,8 @@ class Engine(Protocol):
         ...
 
     def weight_bytes_since(self, counters: object) -> int:
-        """Returns the bytes of weights read since then from the slowest memory that holds weights; each distinct
-        expert counts once per step."""
+        """Returns the bytes of weights read from the slowest memory that holds weights, since `weight_counters`
+        returned `counters`. Each distinct expert counts once per step."""
         ...
 
     def read_weights(self) -> tuple[float, int]:

@@ -1,5 +1,5 @@
-"""Embeddings in place of tokens, as engines need them: which rows of a step are embeddings, where rows rotate, and
-how far they see."""
+"""A step's embeddings as engines need them: which rows are embeddings, the rows' RoPE positions, and how many positions
+each row sees."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class EmbeddedStep(NamedTuple):
 
     @classmethod
     def of_tokens(cls, layout: StepLayout) -> EmbeddedStep:
-        """Returns that of a step whose requests have tokens only."""
+        """Returns the EmbeddedStep of a step whose requests have tokens only."""
         return cls((), layout.position, None)
 
     @property
@@ -50,8 +50,8 @@ class RequestEmbeddings:
             self._rotary.bind(seq.req_slot, seq.spans)
 
     def of_step(self, layout: StepLayout) -> EmbeddedStep:
-        """Reads the step's embeddings; once a step, in order. Raises OSError and ValueError if a file differs from the
-        plan, and ValueError for a step that ends within a span that is computed whole."""
+        """Reads the step's embeddings. Call it once per step, in order. Raises OSError and ValueError if a file differs
+        from the plan, and ValueError if the step ends within a span that must be computed in one step."""
         found = self._rows.of_step(layout)
         positions = layout.position if self._rotary is None else self._rotary.of_step(layout)
         return EmbeddedStep(

@@ -55,7 +55,7 @@ class RotaryPositions:
             first, start, count = int(layout.offset[row]), int(layout.start[row]), int(layout.count[row])
             columns = found[:, first : first + count]
             pictures = self._pictures[int(layout.req_slot[row])]
-            if start >= pictures[-1].end:  # as each row of an answer
+            if start >= pictures[-1].end:  # the usual case: rows of an answer
                 columns += pictures[-1].shift
                 continue
             for picture in pictures:

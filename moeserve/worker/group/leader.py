@@ -143,7 +143,8 @@ class LeaderGroup(RankGroup):
 
     @contextlib.contextmanager
     def _end_of_all(self) -> Iterator[None]:
-        """A context in which a follower may turn out to be gone; `_watch` then reports it and ends this process."""
+        """A context for sending to followers: if one is gone, waits until `_watch` has reported it and ended this
+        process."""
         try:
             yield
         except (EOFError, ConnectionError):

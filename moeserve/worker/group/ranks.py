@@ -81,8 +81,8 @@ class RankGroup(ABC):
         return RankSums(sums, within_norm)
 
     def connect_stages(self, rows: int, hidden: int) -> StageLink:
-        """Connects ranks that have some of the layers each: a link from the previous rank and to the next one, for
-        steps of up to `rows` rows. One message has gone round when it returns."""
+        """Connects ranks each of which has some of the layers: a link from the previous rank and one to the next, for
+        steps of up to `rows` rows. Before it returns, one message has passed through all ranks."""
         group = self._meet()
         link = self._stage_link(group, rows, hidden)
         if self.rank:
@@ -141,7 +141,7 @@ class RankGroup(ABC):
         return sum(self.gather(value))
 
     def first_alone(self, work: Callable[[], object]) -> None:
-        """Calls `work` on every rank, on the first one before the others."""
+        """Calls `work` on every rank, first on rank 0 and then on the others."""
         if self.rank:
             self.barrier()
         work()
@@ -153,7 +153,7 @@ class RankGroup(ABC):
         self.gather(0)
 
     def agree(self, seconds: float) -> float:
-        """Returns the smallest value of all ranks."""
+        """Returns the smallest of all ranks' values."""
         return self.least(int(seconds * 1e9)) / 1e9
 
 

@@ -35,8 +35,8 @@ _IN_FORK: Final = {"cpu": 10, "cuda": 11}  # exit codes
 
 
 def choose_in_fork(wanted: str) -> str:
-    """`choose_device`, run in a forked child because this process must not initialise the GPU driver before it
-    forks. If the choice fails, returns "cuda"; a later fork then raises the error."""
+    """Runs `choose_device` in a forked child, because this process must not initialise the GPU driver before it forks
+    workers. If the choice fails, returns "cuda"; the forked worker then raises the error."""
     if wanted != "auto":
         return wanted
     import torch

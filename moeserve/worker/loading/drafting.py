@@ -16,8 +16,8 @@ from moeserve.worker.drafts.run_sampler import DraftingEngine
 def drafting_of(
     config: ServerConfig, engine: DraftingEngine, block: CpuNextTokenBlock | None, constraints: Constraints
 ) -> Drafting | None:
-    """Returns the drafting parts; None if there are no drafts. block: the model's next-token block; None if it has
-    none here."""
+    """Returns the drafting parts; None if drafts are off. block: the model's next-token block; None if the model has
+    none on this device."""
     drafts = drafts_of(config)
     if drafts is None:
         return None

@@ -1,8 +1,8 @@
 """The data that a GPU's worker inherits from the process that forks it, to start faster.
 
-That process must not initialise the GPU, because its driver does not survive a fork. It has imported a worker's
-modules. While its first fork loads the model, it opens the model's file, builds the vocabulary, and hashes the
-sources of the kernels and of Triton, by which Triton finds compiled kernels on disk.
+That process must not initialise the GPU, because the driver does not survive a fork. It has already imported a worker's
+modules. While its first fork loads the model, it opens the model's file, builds the vocabulary, and hashes the sources
+of the kernels and of Triton: Triton finds compiled kernels on disk by these hashes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Inherited:
     grammar: GrammarEngine | None = None
 
     def prepare(self, config: ServerConfig) -> None:
-        """Prepares data for the next forks. Ignores errors: the forks try again and report them."""
+        """Prepares data for the next forks. Ignores errors: each fork tries again and reports them."""
         try:
             self.source = open_weights(config)
             self.grammar = GrammarEngine(TextTokenizer.from_gguf(self.source))
@@ -43,4 +43,4 @@ class Inherited:
         except (UserError, ImportError, OSError, MemoryError, ValueError) as error:
             log.debug("the next worker begins without: %s", error)
         gc.collect()
-        gc.freeze()  # a garbage collection in a fork would write to the shared pages, and so copy them
+        gc.freeze()  # a garbage collection in a fork would otherwise write to the shared pages and so copy them

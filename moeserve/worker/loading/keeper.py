@@ -1,12 +1,12 @@
 """The keeper: a process that holds what is slow to load, and forks the workers that serve.
 
-Loading a large model takes minutes, which a crash must not cost again. So the process that loaded the weights only
-forks; a fork starts threads, allocates the KV pool and serves. The weights are in memory once, shared copy-on-write
-and never written. When a fork crashes, the launcher is told and asks for another, which is ready in well under a
-second.
+Loading a large model takes minutes, and a crash must not repeat it. So the keeper loads the weights and then only
+forks; a fork starts threads, allocates the KV pool and serves. The weights are in memory once, shared copy-on-write and
+never written. When a fork crashes, the keeper tells the launcher, which asks for another; that one is ready in well
+under a second.
 
-For a GPU, whose driver does not survive a fork, the keeper holds what a worker needs before it initialises the GPU
-(`inherited.py`): modules and vocabulary.
+A GPU's driver does not survive a fork. With a GPU, the keeper therefore holds only what a worker needs before it
+initialises the GPU (`inherited.py`): modules and vocabulary.
 
 When it forks, the keeper has no threads and no sockets except its line to the launcher, its standard input.
 Messages:
@@ -39,15 +39,15 @@ def keep(
     title: str = "weights",
     prepare: Callable[[], None] | None = None,
 ) -> None:
-    """Forks processes that call `serve(is_first)`, one after another. Returns when no further one is needed.
-    prepare: called beside the first fork, to prepare data for later ones; it must leave no thread."""
+    """Forks processes that call `serve(is_first)`, one after another. Returns when no further fork is needed. prepare:
+    called while the first fork runs, to prepare data for later forks; it must leave no thread running."""
     process.close_sockets()
     setproctitle(f"moeserve: {title}")
     keeper, is_first = os.getpid(), True
     while True:
         pid = os.fork()
         if pid == 0:
-            # Close the keeper's line to the launcher in the fork.
+            # The fork closes its copy of the keeper's line to the launcher.
             os.dup2(os.open(os.devnull, os.O_RDONLY), line.fileno())
             os._exit(_serve(process, keeper, serve, is_first))
         line.sendall(f"started {pid}\n".encode())

@@ -34,8 +34,8 @@ def load_runner(
 
     Raises ModelError for a bad file, ConfigError if the memory does not suffice, the CPU lacks `config.isa`, or the
     device does not exist. The first worker tests the model (`self_test.py`). forced_rows: largest number of rows of
-    steps whose routing is taken from a trace, for measurements. start: see `Start`; None: a first start. spans:
-    where requests' embeddings lie; None: they have none. Several GPUs take none.
+    steps whose routing is taken from a trace, for measurements. start: see `Start`; None: a first start. spans: where
+    requests' embeddings lie; None: requests have none, as with several GPUs.
     """
     start = start or Start()
     runner = _load_on_device(config, on_progress, forced_rows, start, spans)

@@ -1,4 +1,4 @@
-"""How a worker starts (first, or replacing a lost one), and how long each phase takes."""
+"""Describes a worker's start: whether it is the first or replaces a lost worker, and how long each phase takes."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class StartClock:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Context of a worker's start. is_first False: it replaces a lost worker, answers wait for it, and tests are not
-    repeated."""
+    """Context of a worker's start. is_first False: it replaces a lost worker; because answers wait for it, tests are
+    not repeated."""
 
     inherited: Inherited = field(default_factory=Inherited)
     is_first: bool = True

@@ -62,11 +62,11 @@ class RoutingRecorder:
 
     def __init__(self, path: Path, tokens: int, model: ModelShape, source: str) -> None:
         self._path, self._source, self._experts = path, source, model.num_experts
-        # A layer without experts has no routing; the first ids fill its entries.
+        # Layers without experts have no routing; their entries contain the ids 0, 1, ...
         self._ids = np.tile(np.arange(model.top_k, dtype=np.uint16), (tokens, model.num_layers, 1))
         self._seen = 0
         self._saved = 0
-        self._followed: tuple[int, str] | None = None  # (request slot, request id) being followed
+        self._followed: tuple[int, str] | None = None  # (request slot, request id) of the followed request
         self._is_over = False
 
     def start(self, layout: StepLayout, sequences: Sequences, ready: WorkerReady) -> RoutingRecord | None:

@@ -1,4 +1,4 @@
-"""Identifies a model without reading all of it."""
+"""Identifies a model without reading its whole file."""
 
 from __future__ import annotations
 

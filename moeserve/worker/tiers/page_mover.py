@@ -24,10 +24,10 @@ from moeserve.kv.ram_store import RamStore
 from moeserve.messages.pages import PAGE_KEY_BYTES, PageCopy, PageOrders, PageReport, StateCopy, Tier
 from moeserve.worker.tiers.tier_log import TierLog
 
-MOST_AT_ONCE = 64  # pages loaded from RAM between two reports
-DISK_READERS = 2  # checksums take as long as reading from a fast disk
+MOST_AT_ONCE = 64  # most pages loaded from RAM between two reports
+DISK_READERS = 2  # two, because checksums take as long as reading from a fast disk
 LOST_ROUTER_WAIT_S = 10.0  # wait for the orders of a lost router
-IDLE_WAIT_S = 0.01  # wait of a plan without rows for something to report
+IDLE_WAIT_S = 0.01  # how long a plan without rows waits for news
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ class PageMover:
                     loads.append(self._ram_loads.get_nowait())
             except Empty:
                 pass
-            # Wait for earlier steps first: their time is not the tier's, and a computation would wait for them, too.
+            # Wait for earlier steps first, so that their time does not count as the tier's.
             loads[-1].to.reach(loads[-1].mark)
             with self._changed:
                 self._ram_log.loads_begin(len(loads))

@@ -31,7 +31,7 @@ from moeserve.worker.tiers.model_hash import model_hash
 from moeserve.worker.tiers.page_mover import PageMover, Tiers
 
 PAGE_TOKENS = 32
-# WorkerReady.kv_write_bytes: for a CPU, which copies pages itself, and for a GPU, which reads them in 50 us.
+# WorkerReady.kv_write_bytes for a CPU, which copies pages itself, and for a GPU, which needs 50 us to read them.
 CPU_WRITE_BYTES = 8 * MIB
 GPU_WRITE_BYTES = 64 * MIB
 
@@ -78,7 +78,8 @@ class PageTiersPlan:
         is_gpu = device is not None and device.type == "cuda"
         write_bytes = GPU_WRITE_BYTES if is_gpu else CPU_WRITE_BYTES
         state_bytes = 0 if state_pages is None else state_pages.page_bytes
-        # In whole blocks, one page each; one state and one page more than counted may be in progress.
+        # Memory is allocated in blocks of one page. Beyond the pages counted, one state and one page may be in
+        # progress.
         buffered = WRITES_UNDER_WAY * write_bytes + state_bytes + 2 * pages.page_bytes
         blocks = HostBlocks(pages.page_bytes, self.ram_bytes or buffered, pinned=is_gpu)
         blocks.grow()

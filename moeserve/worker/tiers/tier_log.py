@@ -34,7 +34,7 @@ class TierLog:
             self._load_s += time.perf_counter() - self._loading_since
 
     def take(self) -> TierNews:
-        """Returns the news since the last call; the time of loads counts up to now if some are in progress."""
+        """Returns the news since the last call. Loads in progress count with their time so far."""
         if self._loading:
             now = time.perf_counter()
             self._load_s += now - self._loading_since

@@ -163,3 +163,20 @@ def test_a_model_stays_if_those_who_wanted_its_room_have_gone() -> None:
 
     assert run(clock, pool, work()) == 0.0
     assert world.history == ["a"]
+
+
+def test_work_behind_a_request_keeps_its_model_loaded() -> None:
+    """A response that is made in the background goes on when its request has been answered."""
+    clock = Clock()
+    pool, world = pool_of(clock, 1, idle_limit=5.0, a=Script(), b=Script())
+
+    async def work() -> float:
+        model = pool.find("a")
+        async with pool.lease(model) as instance:
+            pool.hold(model, instance, asyncio.sleep(100))
+        await asyncio.sleep(50)
+        assert world.loaded == ["a"], "it is not idle"
+        return await request(pool, "b")
+
+    assert run(clock, pool, work()) == pytest.approx(50 + 0.1 + 2.0, abs=0.05)
+    assert world.history == ["a", "b"]

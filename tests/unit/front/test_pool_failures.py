@@ -166,3 +166,21 @@ def test_an_unknown_model_is_named_with_the_known_ones() -> None:
     assert refused.value.status == 404
     assert "served are 'a', 'b'" in refused.value.message
     assert pool.find(None).name == "a"
+
+
+def test_a_file_that_is_back_is_not_refused_while_it_is_looked_at() -> None:
+    """A download that has ended has its file looked at before a request comes."""
+    clock = Clock()
+    script = Script(file_error="its file is not there")
+    pool, world = pool_of(clock, 1, a=script)
+
+    async def work() -> None:
+        with pytest.raises(ApiError):
+            await request(pool, "a")
+        script.version, script.file_error = 1, ""
+        pool.look_at_file(pool.find("a"))
+        await asyncio.sleep(0.005)  # half of the look
+        await request(pool, "a")
+
+    run(clock, pool, work())
+    assert world.history == ["a"]

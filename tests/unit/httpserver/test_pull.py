@@ -164,3 +164,21 @@ def test_a_served_model_is_not_deleted(
         refused = delete(other, f"{REPO}:Q8_0")
         assert (refused.status_code, "is being served" in refused.json()["error"]) == (409, True)
         assert path.exists()
+
+
+def test_one_model_says_how_another_is_served(server: HttpServer) -> None:
+    assert pull(server, f"hf.co/{REPO}:Q8_0")[-1] == {"status": "success"}
+    listed = {one["name"]: one for one in httpx.get(server.url + "/api/tags", verify=TLS).json()["models"]}
+    assert listed[f"{REPO}:Q8_0"]["size"] == demonstration_model().stat().st_size
+    assert f"{REPO}:Q8_0" not in {
+        one["id"] for one in httpx.get(server.url + "/v1/models", verify=TLS).json()["data"]
+    }, "what this server would not answer for"
+    for path, name in (("/api/generate", f"hf.co/{REPO}:Q8_0"), ("/v1/completions", f"{REPO}:Q8_0")):
+        refused = server.post(path, {"model": name, "prompt": "Hi", "stream": False})
+        assert refused.status_code == 404
+        assert f"moeserve serve MODEL {REPO}:Q8_0" in refused.text
+    assert delete(server, f"{REPO}:Q8_0").status_code == 200
+    assert len(httpx.get(server.url + "/api/tags", verify=TLS).json()["models"]) == len(listed) - 1
+    assert (
+        "moeserve serve" not in server.post("/v1/completions", {"model": f"{REPO}:Q8_0", "prompt": "Hi"}).text
+    )

@@ -33,6 +33,7 @@ def test_load_under_the_names_that_gateways_read(own_server: HttpServer) -> None
     assert (load["num_running_reqs"], load["num_waiting_reqs"], load["token_usage"]) == (3, 2, 0.25)
     assert loads["aggregate"]["total_reqs"] == 5
     assert load["cache_hit_rate"] == 0.25
+    assert loads["engine"] == "a test"
 
 
 def test_where_the_seconds_of_a_workers_start_went(server: HttpServer) -> None:

@@ -1,6 +1,7 @@
 // Python bindings of the CPU pool: moeserve.kernels._C.Stream. stream.h declares the calls' arguments. The typed
 // wrapper moeserve/kernels/cpu_stream.py keeps alive the memory that they point to.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -56,6 +57,7 @@ void build_plan(AttentionPlan& plan, nb::handle rows, nb::handle counts, nb::han
 void bind_engine(nb::module_& m) {
   using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
   m.attr("PANEL_ROWS") = kPanelRows;
+  m.attr("FEW_TOKENS") = kFewTokens;
   m.def("quantized_row_bytes", &quantized_row_bytes, "cols"_a);
   m.def(
       "dequantize_row",
@@ -128,11 +130,12 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("operation_names", &Pool::operation_names)
       .def_static("phase_ticks", &PhaseClock::now)
       .def_static("phase_ticks_per_second", &PhaseClock::ticks_per_second, ReleaseGil());
-  nb::class_<ProductChoice>(m, "ProductChoice")
-      .def_ro("type", &ProductChoice::type)
-      .def_ro("tokens", &ProductChoice::tokens)
-      .def_ro("isa", &ProductChoice::isa)
-      .def_ro("speed", &ProductChoice::speed);
+  nb::class_<ProductSpeed>(m, "ProductSpeed")
+      .def_ro("type", &ProductSpeed::type)
+      .def_ro("tokens", &ProductSpeed::tokens)
+      .def_ro("isa", &ProductSpeed::isa)
+      .def_ro("speed", &ProductSpeed::speed)
+      .def_ro("is_known", &ProductSpeed::is_known);
   nb::class_<Stream>(m, "Stream")
       .def(nb::init<const std::vector<std::pair<int, std::vector<int>>>&, const std::string&>(), "threads"_a,
            "isa"_a = "")
@@ -144,7 +147,7 @@ void bind_engine(nb::module_& m) {
           "pool", [](Stream& s) -> Pool& { return s.pool(); }, nb::rv_policy::reference_internal)
       .def("wait", &Stream::wait, ReleaseGil())
       .def("choose_products", &Stream::choose_products, ReleaseGil(), "types"_a, "weight_bytes"_a,
-           "least_gain"_a)
+           "least_gain"_a, "known"_a)
       .def("pack", &Stream::pack, ReleaseGil(), "source"_a, "bytes"_a, "type"_a, "rows"_a, "cols"_a,
            "experts"_a)
       .def("slots", &Stream::slots, "type"_a, "rows"_a, "cols"_a, "count"_a)

@@ -52,10 +52,10 @@ class Stream {
   Pool& pool() { return pool_; }
   void wait() { pool_.wait(); }
 
-  // Only while nothing is queued. Returns the choices.
-  std::vector<ProductChoice> choose_products(const std::vector<int>& types, int64_t weight_bytes,
-                                             double least_gain) {
-    return moeserve::choose_products(pool_, kernels_, types, weight_bytes, least_gain);
+  // Only while nothing is queued.
+  std::vector<ProductSpeed> choose_products(const std::vector<int>& types, int64_t weight_bytes,
+                                            double least_gain, const KnownSpeeds& known) {
+    return moeserve::choose_products(pool_, kernels_, types, weight_bytes, least_gain, known);
   }
 
   // source, bytes: address and size of the GGUF rows.

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <memory>
 
 #include "ops/ops.h"
 
@@ -16,7 +17,9 @@ namespace {
 
 constexpr int64_t kCols = 2048;  // a common hidden size
 constexpr int kTogether = 8;  // panels timed together: for a single one the clock call would weigh too much
-constexpr int kRounds = 5;    // per candidate, alternating; the fastest counts
+// Passes per candidate, alternating; the fastest counts. Fewer than the most once kMostTime is over: a pass over a type
+// with codebooks takes a tenth of a second.
+constexpr int kMostRounds = 5, kLeastRounds = 2;
 constexpr std::chrono::seconds kMostTime{1};
 constexpr int64_t kLeastBytes = 64 << 20, kMostBytes = 256 << 20;
 
@@ -92,40 +95,73 @@ double seconds_of(Pool& pool, PanelGemm gemm, const Matrix& w, const ActivationR
   return seconds;
 }
 
+using Clock = std::chrono::steady_clock;
+
 // Returns how many times as fast `other` is as `own`.
-double gain(Pool& pool, PanelGemm own, PanelGemm other, const Matrix& w, const ActivationRows& x, int n) {
+double gain(Pool& pool, PanelGemm own, PanelGemm other, const Matrix& w, const ActivationRows& x, int n,
+            Clock::time_point until) {
   std::array<double, 2> least{1e9, 1e9};
-  for (int round = 0; round < 2 * kRounds; ++round) {
-    const int which = (round + 1) / 2 % 2;  // own, other, other, own, ...
-    least[which] = std::min(least[which], seconds_of(pool, which == 0 ? own : other, w, x, n));
+  for (int round = 0; round < kMostRounds && (round < kLeastRounds || Clock::now() < until); ++round) {
+    for (int turn = 0; turn < 2; ++turn) {
+      const int which = (round + turn) % 2;  // own, other, other, own, ...
+      least[which] = std::min(least[which], seconds_of(pool, which == 0 ? own : other, w, x, n));
+    }
   }
   return least[0] / least[1];
 }
 
+// Random weights of one type, filled in at the first measurement.
+class MeasuredWeights {
+ public:
+  MeasuredWeights(Pool& pool, int type) : pool_(pool), type_(type) {}
+  const Matrix& filled() {
+    if (weights_ == nullptr) {
+      const int64_t rows = bytes_beyond_caches() / row_bytes(type_, kCols) / kPanelRows * kPanelRows;
+      weights_ = std::make_unique<Matrix>(type_, rows, kCols, 1, pool_.nodes(), nullptr);
+      pool_.submit(FillOp{weights_.get()});
+      pool_.wait();
+    }
+    return *weights_;
+  }
+
+ private:
+  Pool& pool_;
+  int type_;
+  std::unique_ptr<Matrix> weights_;
+};
+
+// Whether a choice by these speeds needs no further one.
+bool suffice(const std::vector<double>& speeds, double least_gain) {
+  return speeds.size() >= kFewTokens ||
+         std::any_of(speeds.begin(), speeds.end(), [&](double speed) { return speed < least_gain; });
+}
+
 }  // namespace
 
-std::vector<ProductChoice> choose_products(Pool& pool, Kernels& table, const std::vector<int>& types,
-                                           int64_t weight_bytes, double least_gain) {
-  const auto until = std::chrono::steady_clock::now() + kMostTime;
-  std::vector<ProductChoice> chosen;
+std::vector<ProductSpeed> choose_products(Pool& pool, Kernels& table, const std::vector<int>& types,
+                                          int64_t weight_bytes, double least_gain, const KnownSpeeds& known) {
+  const Clock::time_point until = Clock::now() + kMostTime;
+  std::vector<ProductSpeed> speeds;
   const Kernels* other = narrower_kernels(table);
-  if (other == nullptr || weight_bytes < bytes_beyond_caches()) return chosen;
+  if (other == nullptr || weight_bytes < bytes_beyond_caches()) return speeds;
   const ActivationRows x;
   for (const int type : types) {
     if (type_info(type).name == nullptr || !type_info(type).integer) continue;
-    if (std::chrono::steady_clock::now() > until) break;
-    const int64_t rows = bytes_beyond_caches() / row_bytes(type, kCols) / kPanelRows * kPanelRows;
-    const Matrix w(type, rows, kCols, 1, pool.nodes(), nullptr);
-    pool.submit(FillOp{&w});
-    pool.wait();
+    const auto found = known.find(type);
+    const bool is_known = found != known.end() && suffice(found->second, least_gain);
+    if (!is_known && Clock::now() > until) continue;
+    MeasuredWeights w(pool, type);
     for (int n = 1; n <= kFewTokens; ++n) {
-      const double speed = gain(pool, table.gemm[type], other->gemm[type], w, x, n);
-      if (speed < least_gain) break;  // with more tokens the wider instruction set gains
+      const double speed = is_known
+                               ? found->second[n - 1]
+                               : gain(pool, table.gemm[type], other->gemm[type], w.filled(), x, n, until);
+      const bool gains = speed >= least_gain;
+      speeds.push_back({type, n, gains ? other->name : table.name, speed, is_known});
+      if (!gains) break;  // with more tokens the wider instruction set gains
       table.few[type][n - 1] = other->gemm[type];
-      chosen.push_back({type, n, other->name, speed});
     }
   }
-  return chosen;
+  return speeds;
 }
 
 }  // namespace moeserve

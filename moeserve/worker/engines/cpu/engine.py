@@ -34,8 +34,8 @@ def launch(
     adapters = adapter_rows(sequences.adapters[layout.sequence])
     tokens = sequences.tokens[layout.sequence, layout.position]
     if embedded.spans:
-        # Embedding spans have negative numbers, which are not in the embedding table. Their positions get the padding
-        # token: Gemma's token 0, whose per-layer inputs images have.
+        # Positions of embedding spans have negative token numbers, which the embedding table lacks. They are replaced
+        # by the padding token: in Gemma, images use the per-layer inputs of token 0.
         tokens = np.maximum(tokens, 0)
     ngrams = model.shape.ngrams
     previous = None if ngrams is None else sequences.previous(layout, ngrams.hashes.size - 1)
@@ -97,7 +97,8 @@ def first_drafts(drafted: Int32s) -> Int32s:
 
 
 class CpuEngine:
-    """An `Engine`. A row's results depend neither on the other rows nor on chunks or threads."""
+    """An `Engine`. A row's results do not depend on the other rows, on the division into chunks, or on the number of
+    threads."""
 
     logit_rows = CPU_LOGIT_ROWS
     counts_every_step = True
@@ -112,9 +113,12 @@ class CpuEngine:
         model: CpuDecoder,
         sampler: CpuSampler,
         embeddings: RequestEmbeddings | None = None,
+        products: str = "",
     ) -> None:
-        """embeddings: None if requests have none."""
+        """embeddings: None if requests have none. products: description of the products that another instruction set
+        computes."""
         self._stream = stream
+        self._products = products
         self._embeddings = embeddings
         self._model = model
         self._sampler = sampler
@@ -125,7 +129,8 @@ class CpuEngine:
     @property
     def description(self) -> str:
         nodes = f" on {self._stream.nodes} NUMA nodes" if self._stream.nodes > 1 else ""
-        return f"cpu ({self._stream.isa}, {self._stream.threads} threads{nodes})"
+        products = f"; {self._products}" if self._products else ""
+        return f"cpu ({self._stream.isa}, {self._stream.threads} threads{nodes}{products})"
 
     @property
     def stream(self) -> CpuStream:

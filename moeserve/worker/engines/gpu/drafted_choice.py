@@ -1,5 +1,5 @@
-"""Samples tokens at drafted positions on a GPU: all at once if each depends only on its logits and its output index,
-else in rounds, with a wait of the host for each."""
+"""Samples tokens at drafted positions on a GPU: all at once if each depends only on its logits and its output index;
+else one position after another, and the host waits for each."""
 
 from __future__ import annotations
 

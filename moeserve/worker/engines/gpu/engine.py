@@ -94,7 +94,7 @@ class GpuEngine:
         self._choice = TokenChoice(self._sampler, self._done)
         self._drafted = DraftedChoice(model, self._sampler, self._choice)
         if from_first is not None:
-            from_first(self._sampler.tokens)  # selects the fastest transfer by trying
+            from_first(self._sampler.tokens)  # the first call times the transfers and selects the fastest
         all_on_gpu = ram_experts is None and cpu_stage is None
         takes_parts = model.stage is not None and model.stage.takes_parts and ram_experts is None
         self.facts = step_facts(
@@ -104,7 +104,7 @@ class GpuEngine:
             takes_parts=agree(takes_parts),
             max_drafts=max_drafts,
         )
-        self._decode_paths: dict[tuple[object, ...], StepPath] = {}  # by the facts in the key
+        self._decode_paths: dict[tuple[object, ...], StepPath] = {}  # by `_path_of`'s key
         make_inputs = self._inputs_maker(max_num_seqs)
         self._inputs = {
             size: make_inputs(size, max_tiles=self.facts.max_tiles.get(size, 0)) for size in model.sizes
@@ -250,11 +250,11 @@ class GpuEngine:
         self._has_logits = self._launcher.launch(path, layout, sequences, observer, embedded)
 
     def _path_of(self, step: StepShape) -> StepPath:
-        """Like `path_of`, cached for steps with one row per sequence: such a step's host time matters, and this is
-        asked twice."""
+        """Like `path_of`, but cached for steps with one row per sequence: their host time matters, and each needs its
+        path twice."""
         if step.num_rows != len(step.counts):
             return path_of(step, self.facts)
-        key = step[1:-1]  # all but the counts, which are 1, and the drafts, of which there are none
+        key = step[1:-1]  # omits the counts, which are all 1, and the drafts, which are absent
         path = self._decode_paths.get(key)
         if path is None:
             path = self._decode_paths[key] = path_of(step, self.facts)
@@ -267,7 +267,7 @@ class GpuEngine:
         return adapters.scope_for(sequences.adapters[layout.req_slot].tolist())
 
     def score(self, span: PromptSpan) -> list[TokenLogprob]:
-        """Prompt logprobs reuse the logits buffer and so invalidate the logits of the step's graph."""
+        """Computes prompt logprobs in the logits buffer, which invalidates the logits of the step's graph."""
         self._has_logits = False
         n, device = len(span.logit_rows), self._model.device
         size = padded_size(n, self._model.head_sizes)

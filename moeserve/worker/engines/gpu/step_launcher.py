@@ -39,8 +39,7 @@ class StepLauncher:
         expert_cache: ExpertCache | None,
     ) -> None:
         """inputs: by step size. tiles_of: tiles of prompt chunks, see `GpuEngine`. sampled, from_first: see
-        `StepInputs.copy`. until_ended: waits for the running step. expert_cache: None if experts stay where they
-        are."""
+        `StepInputs.copy`. until_ended: waits for the running step. expert_cache: None if experts do not move."""
         self._model = model
         self._inputs = inputs
         self._graphs = graphs

@@ -18,7 +18,7 @@ class _Counters(NamedTuple):
 
 
 class GpuWeightReads:
-    """Reads from RAM if experts or layers are there, else from GPU memory. See `Engine`."""
+    """Counts reads from RAM if experts or layers are in RAM, else from GPU memory. See `Engine`."""
 
     def __init__(self, model: GpuDecoder, ram_experts: RamExperts | None, cpu_stage: CpuStage | None) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""Decides which experts of a CPU model stay on disk, and starts what reads them."""
+"""Decides how many experts of a CPU model stay on disk, and starts the threads that read them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 def plan_expert_slots(
     config: ServerConfig, source: ModelSource, shape: ModelShape, layout: KvLayout
 ) -> list[int] | None:
-    """Returns how many of each layer's experts RAM holds; None if all are in RAM. Raises ConfigError if what is on
-    disk cannot be served."""
+    """Returns the number of each layer's experts that RAM holds; None if RAM holds all. Raises ConfigError if experts
+    would be on disk but this model cannot be served from disk."""
     sizes = ModelSizes.of(source.tensors, layout)
     budget = expert_ram_bytes(config, sizes, layout, available_bytes())
     if budget is None:
@@ -62,8 +62,8 @@ def plan_expert_slots(
 
 
 def open_disk(weights: CpuWeights, stream: CpuStream, shape: ModelShape) -> CpuDiskExperts | None:
-    """Allocates the slots' memory and starts the reading threads; None if all experts are in RAM. Raises ModelError if
-    a file cannot be opened, or is not the one that was loaded."""
+    """Allocates the slots' memory and starts the reading threads. Returns None if all experts are in RAM. Raises
+    ModelError if a file cannot be opened or was replaced since the model was loaded."""
     if not has_experts_on_disk(weights.layers):
         return None
     return CpuDiskExperts(stream, shape, weights.layers, Reading(READERS, PIECE_BYTES, DECAY))

@@ -62,7 +62,7 @@ class CpuModel:
     source: ModelSource
     shape: ModelShape
     weights: CpuWeights
-    grammar: Future[GrammarEngine]  # finished; an error is raised when a grammar is first used
+    grammar: Future[GrammarEngine]  # finished; its error, if any, is raised at the first use of a grammar
     step_tokens: int
     capacity: KvCapacity
     recorder: StepRecorder | None
@@ -86,7 +86,7 @@ def load_cpu_runner(
 
 def try_cpu_model(loaded: CpuModel, spans: EmbeddingFiles | None = None, *, is_first: bool) -> Runner:
     """Builds a runner and tests it. Raises ModelError if the logits are not finite. Later workers skip the test,
-    because answers wait for them and the first worker has tested the panels; only those of a memory-mapped file are
+    because answers wait for them and the first worker has tested the weights; only weights in a memory-mapped file are
     tested again. Only the first worker records steps."""
     runner = build_cpu_runner(loaded if is_first else dataclasses.replace(loaded, recorder=None), spans)
     if is_first or loaded.config.weight_layout == "file":
@@ -160,7 +160,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     config, shape, capacity = loaded.config, loaded.shape, loaded.capacity
     layout = layout_of(config, shape)
     stream = open_stream(config)
-    choose_products(stream, config, loaded.source)
+    products = choose_products(stream, config, loaded.source)
     has_drafts = config.speculative_config is not None
     constraints = Constraints(config.max_num_seqs, loaded.grammar.result, drafts=has_drafts)
     windows = capacity.num_window_slots
@@ -187,7 +187,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, stream.isa)
     embeddings = None if spans is None else RequestEmbeddings(spans, shape)
-    engine = CpuEngine(stream, model, sampler, embeddings)
+    engine = CpuEngine(stream, model, sampler, embeddings, products)
     pages = None if loaded.tiers is None else loaded.tiers.open(kv, states)
     ready = ready_message(
         config,

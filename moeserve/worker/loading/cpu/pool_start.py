@@ -4,46 +4,73 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 
 from moeserve.config import ServerConfig
+from moeserve.config.engine_config import MEASURED
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
+from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.models.sources.source import ModelSource
 from moeserve.processes.free_memory import available_bytes, limit_note
 from moeserve.quantization import QUANT_TYPES
+from moeserve.worker.loading.cpu.kept_speeds import kept_speeds
 from moeserve.worker.loading.cpu.thread_placement import place_threads
 
 log = logging.getLogger(__name__)
 
 
 def open_stream(config: ServerConfig) -> CpuStream:
-    """Opens the pool. Raises ConfigError if the CPU lacks `config.isa` or the threads do not fit."""
+    """Opens the pool. Raises ConfigError if the CPU lacks `config.isa` or has too few cores for the threads."""
     placements = place_threads(config.threads or 1, config.numa_nodes, config.cpu_binding)
     try:
-        return CpuStream(placements, "" if config.isa == "auto" else config.isa)
+        return CpuStream(placements, "" if config.isa in MEASURED else config.isa)
     except ValueError as error:
         raise ConfigError(f"--isa or MOESERVE_ISA: {error}; leave it out, or say auto") from error
 
 
-def choose_products(stream: CpuStream, config: ServerConfig, source: ModelSource) -> None:
-    """Lets the pool choose among this CPU's instruction sets by measurement, unless `--isa` names one. Weights that are
-    used in place keep the best one by its name: they were not measured."""
-    if config.isa != "auto" or config.weight_layout == "file":
-        return
+def choose_products(stream: CpuStream, config: ServerConfig, source: ModelSource) -> str:
+    """Lets the pool choose the fastest of this CPU's instruction sets by measurement, unless `--isa` names one. Uses
+    the speeds that an earlier start kept on disk, except with `--isa measure`. Weights used in place (a memory-mapped
+    file) get the newest instruction set, without measurement.
+
+    Returns a description of the choice, empty if nothing was chosen."""
+    if config.isa not in MEASURED or config.weight_layout == "file":
+        return ""
     num_bytes = Counter[int]()
     for tensor in source.tensors.values():
         num_bytes[tensor.type.number] += tensor.nbytes
-    chosen = stream.choose_products([kind for kind, _ in num_bytes.most_common()], num_bytes.total())
-    by_isa: dict[str, list[str]] = {}
-    for choice in chosen:
-        name, tokens = (
-            QUANT_TYPES[choice.type].name,
-            "1 token" if choice.tokens == 1 else f"{choice.tokens} tokens",
-        )
-        by_isa.setdefault(choice.isa, []).append(f"{name} with {tokens} ({choice.speed:.2f} times as fast)")
-    for isa, products in by_isa.items():
-        log.info("faster with %s than with %s, by measurement: %s", isa, stream.isa, ", ".join(products))
+    kept = kept_speeds(stream)
+    known = {} if config.isa == "measure" else kept.read()
+    types = [kind for kind, _ in num_bytes.most_common()]
+    speeds = stream.choose_products(types, num_bytes.total(), known=known)
+    measured = dict[int, list[float]]()
+    for speed in speeds:
+        if not speed.is_known:
+            measured.setdefault(speed.type, []).append(speed.speed)
+    kept.add(measured)
+    return _told(stream, [speed for speed in speeds if speed.isa != stream.isa], kept.date)
+
+
+def _told(stream: CpuStream, chosen: Sequence[_C.ProductSpeed], date: str) -> str:
+    """Logs which products another instruction set computes, and returns their description. date: day of the kept
+    speeds."""
+    if not chosen:
+        return ""
+    other = chosen[0].isa  # all name the same other instruction set
+    for is_known, origin in ((False, "by measurement"), (True, f"by a measurement kept from {date}")):
+        products = ", ".join(_product(speed) for speed in chosen if speed.is_known == is_known)
+        if products:
+            log.info("faster with %s than with %s, %s: %s", other, stream.isa, origin, products)
+    names = dict.fromkeys(QUANT_TYPES[speed.type].name for speed in chosen)
+    kept = f", kept from {date}" if all(speed.is_known for speed in chosen) else ""
+    return f"{other} for few tokens of {', '.join(names)} by measurement{kept}"
+
+
+def _product(speed: _C.ProductSpeed) -> str:
+    tokens = "1 token" if speed.tokens == 1 else f"{speed.tokens} tokens"
+    return f"{QUANT_TYPES[speed.type].name} with {tokens} ({speed.speed:.2f} times as fast)"
 
 
 def check_ram(weight_bytes: int, remedy: str = "or leave more experts to the GPU") -> None:

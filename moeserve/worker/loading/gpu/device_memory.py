@@ -46,8 +46,8 @@ def usable_bytes(device: torch.device, config: ServerConfig) -> int:
 
 
 def step_tokens_on(device: torch.device, config: ServerConfig, shape: ModelShape) -> int:
-    """Returns the largest number of tokens of a step. Free memory has no part in it without a budget: a replaced worker
-    has to find the same number."""
+    """Returns the largest number of tokens of a step. Without a memory budget it does not depend on free memory,
+    because a replacing worker must get the same number."""
     usable = usable_bytes(device, config)
     if config.gpu_memory_budget is None and device.type == "cuda":
         usable = torch.cuda.mem_get_info(device)[1]

@@ -42,8 +42,8 @@ class MovingExperts:
         shape: ModelShape,
         device: torch.device,
     ) -> MovingExperts:
-        """Prepares moving experts before the model is built: `weights` and `experts` then share their expert maps.
-        Raises ConfigError if a rule asks for streaming that is impossible."""
+        """Prepares moving experts before the model is built, so that `weights` and `experts` share their expert maps.
+        Raises ConfigError if a placement rule requires streaming and it is impossible."""
         if experts is None:
             return cls(None, None, None, None)
         maps = ExpertMaps(weights, experts, shape.num_experts, device) if placement.has_cache else None
@@ -80,9 +80,9 @@ def _staging(stream: ExpertStream | None, device: torch.device) -> Tensor:
 
 
 def pinned_panels(experts: RamExperts, placement: Placement, device: torch.device) -> PinnedPanels | None:
-    """Returns the experts in RAM as pinned memory, from which a GPU can copy in the background. None if neither
-    prompts are streamed nor experts cached, or, with a warning in the log, if the memory cannot be used so; raises
-    ConfigError instead if a placement rule requires it."""
+    """Returns the experts in RAM as pinned memory, from which a GPU can copy in the background. Returns None if experts
+    are neither streamed nor cached. If the memory cannot be pinned, logs a warning and returns None, or raises
+    ConfigError if a placement rule requires streaming."""
     if not placement.stream_bytes and not placement.has_cache:
         return None
     if experts.stream.nodes > 1:
@@ -98,7 +98,7 @@ def pinned_panels(experts: RamExperts, placement: Placement, device: torch.devic
 
 
 def _cannot_move(placement: Placement, obstacle: str, remedy: str) -> None:
-    """Logs that experts cannot move. Raises ConfigError if a rule requires it."""
+    """Logs that experts cannot move. Raises ConfigError if a placement rule requires streaming."""
     if placement.streaming_rule is not None:
         raise ConfigError(
             f"--placement-rules: {placement.streaming_rule} cannot be: experts are not streamed to the GPU, as "

@@ -1,7 +1,7 @@
 """Warm-up of a GPU engine: compile kernels, capture CUDA graphs, time steps.
 
 Measurements are kept on disk (`engines/gpu/measure/kept.py`) for the next start and the next worker. A worker that
-replaces a lost one also puts off what its first step does not need.
+replaces a lost one postpones everything that its first step does not need.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def _warm_up(engine: GpuEngine, start: Start, on_progress: OnProgress, ranks: Ra
 def _choose_streaming(
     engine: GpuEngine, threshold: int | None, max_model_len: int, found: Calibration | None
 ) -> Calibration | None:
-    """Sets the engine's streaming. Returns the calibration, if any. found: an earlier one."""
+    """Sets which fraction of RAM experts the engine streams. Returns the calibration; None if nothing was calibrated.
+    found: an earlier start's calibration."""
     if threshold is not None:
         engine.stream_by(Streaming.from_tokens(threshold), f"streamed to steps of {threshold} tokens on")
         return None

@@ -25,7 +25,7 @@ TimeStep = Callable[[int, float], float]  # (tokens, fraction streamed) -> secon
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    # Number of tokens from which on streaming all is not slower than the CPU alone; None: not found.
+    # The smallest number of tokens for which streaming all experts is not slower than the CPU alone; None: not found.
     threshold: int | None
     streaming: Streaming
 
@@ -52,7 +52,7 @@ class _Times:
         the measured seconds of a step with it."""
         guess = self.on_cpu / (self.on_cpu + self.streamed)
         seconds = time_step(self.tokens, guess)
-        if seconds < MEASURABLE * guess * self.streamed:  # the streaming was the bottleneck
+        if seconds < MEASURABLE * guess * self.streamed:  # streaming was the bottleneck
             return guess, seconds
         saved = max(self.on_cpu - seconds, 0.0) / guess  # CPU time that streaming all would save
         part = min(self.on_cpu / (saved + self.streamed), 1.0)
@@ -60,9 +60,9 @@ class _Times:
 
 
 def calibrate(time_step: TimeStep, sizes: Sequence[int]) -> Calibration:
-    """Times steps of `sizes` tokens (ascending, doubling) both ways. The CPU alone is timed until it is slower than
-    streaming; beyond that its time is extrapolated linearly. Stops where the CPU would take FAR times as long as
-    streaming: sharing gains little then, and twice as many tokens stream all."""
+    """Times steps of `sizes` tokens (ascending, doubling), both on the CPU alone and with all experts streamed. Once
+    the CPU is slower, its further times are extrapolated linearly. Stops when the CPU would take FAR times as long as
+    streaming: sharing gains little there, and from twice that many tokens on, all experts are streamed."""
     times: list[_Times] = []
     threshold: int | None = None
     points: list[tuple[int, float]] = []

@@ -53,7 +53,7 @@ def _choose_prompt_parts(engine: GpuEngine, of_leader: Callable[[int], int]) -> 
 
 
 def _microseconds(run: Callable[[], None], of_leader: Callable[[int], int]) -> int:
-    """Returns the better of two runs, after a first one."""
+    """Returns the shorter time of two runs, after a warm-up run."""
     run()
     taken = []
     for _ in range(2):

@@ -12,7 +12,7 @@ from moeserve.worker.engines.gpu.engine import GpuEngine
 REPEATS = 3
 DEEP = 8192  # position at which timed chunks in the middle of a prompt start
 LARGEST_DEEP = 2048  # largest chunk timed there, in tokens
-LONGEST_S = 0.6  # a step longer than this ends the series: twice its size would delay the start
+LONGEST_S = 0.6  # a longer step ends the series: the next one, twice as large, would delay the start
 
 
 def measure_steps(

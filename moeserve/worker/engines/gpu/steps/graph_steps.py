@@ -1,9 +1,9 @@
 """CUDA graphs of whole steps, by key: one launch instead of one per kernel. (Launching the 500 kernels of a prompt
 step one by one takes the host 25 ms.)
 
-All graphs are captured before the first request, except by a worker that replaces a lost one: answers wait for it,
-so it postpones capturing (`plan`), launches kernel by kernel meanwhile, and captures one graph after another between
-steps, those that steps have asked for first.
+All graphs are captured before the first request. A worker that replaces a lost one postpones this (`plan`), because
+answers wait for it: it launches steps kernel by kernel and captures one graph after another between steps, first those
+that steps have asked for.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class GraphSteps:
         self._graphs = CudaGraphs(model.device)
         self._captured: dict[GraphKey, Launches] = {}
         self._planned: list[GraphKey] = []  # graphs still to be captured, in order
-        self._wanted: list[GraphKey] = []  # of these, graphs that steps have asked for
+        self._wanted: list[GraphKey] = []  # planned graphs that steps have asked for
         self.logits: dict[int, Tensor] = {}  # step size → logits of graphs that include the head
-        self.late = 0  # steps whose graph was not captured yet
+        self.late = 0  # number of steps whose graph was not captured yet
 
     def capture_all(self, on_captured: Callable[[int, int], object]) -> None:
         """Compiles and captures every graph, before the first step; a second call captures them anew. on_captured:

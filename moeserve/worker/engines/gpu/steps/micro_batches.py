@@ -1,9 +1,9 @@
 """Micro-batches for pipeline parallelism: if each GPU has some of the layers, a step is divided into parts, and a
 GPU computes the next part while the following GPU computes the current one.
 
-A part is a run of the step's rows. Each has its own inputs, as several are in progress at once; the head reads the
-whole step's. The number of parts is measured at start-up (`engines/gpu/measure/parts.py`): each part reads the
-weights again, and with few parts the GPUs wait for each other.
+A part is a run of consecutive rows of the step. Each part has its own inputs, because several parts are in progress at
+once; the head reads the inputs of the whole step. The best number of parts is measured at start-up
+(`engines/gpu/measure/parts.py`): each part reads the weights again, but with few parts the GPUs wait for each other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TilesOf = Callable[[Int32s, Int32s, Int32s, Int32s], list[Int32s]]
 
 class DummyPart(NamedTuple):
     rows: int
-    start: int  # position of the first row
+    start: int  # index of the first row in the step
 
 
 class MicroBatches:

@@ -56,8 +56,8 @@ class SlotTables:
             table[-1] = 0
 
     def spread_dummy_slot(self, num_kv_slots: int, num_window_slots: int) -> None:
-        """Maps the dummy slot's positions to all KV slots in turn, like a real prompt: keys in a single slot are
-        read several times as slowly. For timing; `forget` undoes it."""
+        """Maps the dummy slot's positions to all KV slots in turn, as for a real prompt; reading the same slot for
+        every position would be several times slower. For timing; `forget` undoes it."""
         positions = torch.arange(self.slots.shape[1], dtype=torch.int32, device=self.slots.device)
         for table, count in zip(self._all, (num_kv_slots, num_window_slots), strict=False):
             table[-1] = positions % count

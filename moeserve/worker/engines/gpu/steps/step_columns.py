@@ -44,8 +44,8 @@ class ColumnSizes:
     state_rows: int = 0
     window_rows: int = 0  # rows, if windowed layers have separate KV slots
     adapter_rows: int = 0
-    section_rows: int = 0  # rows, if they rotate by three positions
-    ahead_rows: int = 0  # rows, if those of a span of embeddings see all of it
+    section_rows: int = 0  # rows, if they have three RoPE positions
+    ahead_rows: int = 0  # rows, if the rows of an embedding span see the whole span
     tiles: int = 0
     mixed_calls: int = MIXED_CALLS
     one: int = 1
@@ -59,15 +59,15 @@ class Column(NamedTuple):
 
 @dataclass(slots=True)
 class StepColumns(Generic[View]):
-    """int32 [width] or [width, of]. A number that a kernel reads by address takes ALIGN int32s and is the first of
-    them."""
+    """The columns of one step: int32 [width] or [width, of]. A number that a kernel reads through a pointer occupies
+    ALIGN int32s, of which it is the first."""
 
     num_rows: Annotated[View, Column("one", of=ALIGN)]
     head_rows: Annotated[View, Column("head_calls", of=ALIGN)]  # rows sampled by each call of the head
     mixed_rows: Annotated[
         View, Column("mixed_calls", of=ALIGN)
     ]  # rows of each call of decode attention beside prompts
-    # EMBEDDED: an embedding; other negative ones: still being sampled (`Sequences.expect`)
+    # EMBEDDED: an embedding; other negative values: tokens still being sampled (`Sequences.expect`)
     token_ids: Annotated[View, Column("rows", padding=0)]
     positions: Annotated[View, Column("rows", padding=0)]
     kv_slots: Annotated[View, Column("rows", padding=-1)]
@@ -81,7 +81,7 @@ class StepColumns(Generic[View]):
     window_slots: Annotated[View, Column("window_rows", padding=-1)]
     adapter_slots: Annotated[View, Column("adapter_rows", padding=-1)]  # -1: no adapter
     rotary_positions: Annotated[View, Column("section_rows", of=3, padding=0)]
-    ends: Annotated[View, Column("ahead_rows", padding=0)]  # how many positions each row sees, with a window
+    ends: Annotated[View, Column("ahead_rows", padding=0)]  # number of positions that each row sees
     tiles: Annotated[View, Column("tiles", of=4)]  # tiles of a graph with prompts: attention.op.prefill_tiles
 
 

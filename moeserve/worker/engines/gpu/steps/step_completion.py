@@ -20,7 +20,7 @@ class StepCompletion:
         self._is_gpu = device.type == "cuda"
         self._tokens = torch.empty(head_rows, dtype=torch.int32, pin_memory=self._is_gpu)
         made = (torch.cuda.Event(enable_timing=True, blocking=yields) for _ in range(2 * self._is_gpu))
-        self._ends = list(made)  # events: end of this step; end of the previous step, or start of this one
+        self._ends = list(made)  # the end of this step; the end of the previous one or this one's start
         self._has_before = False
 
     def begin(self) -> None:

@@ -21,10 +21,10 @@ def step_facts(
     model: GpuDecoder, max_num_seqs: int, *, captures_prompts: bool, takes_parts: bool, max_drafts: int = 0
 ) -> StepFacts:
     """Returns the facts. captures_prompts: prompt steps may have CUDA graphs, if the model allows it. takes_parts:
-    steps may be divided. Until measured, prompts are divided in two if worthwhile, and so are all decode steps.
-    max_drafts: per sequence."""
+    steps may be divided; until `choose_parts` has measured, decode steps are divided in two, and prompts long enough
+    too. max_drafts: per sequence."""
     shape = model.shape
-    # A graph has one list of tiles, and cannot process chunks of recurrent states.
+    # A graph has a single list of tiles, and cannot process recurrent layers in chunks.
     captures_prompts = captures_prompts and not model.has_states and len(shape.forms) == 1
     facts = StepFacts(
         sizes=tuple(model.sizes),
@@ -48,9 +48,9 @@ def step_facts(
 
 
 def _drafts_size(model: GpuDecoder, max_num_seqs: int, max_drafts: int) -> int:
-    """Returns the largest size of graphs with drafts. The head computes all rows of a graph at once. Larger steps
-    round between products, so greedy output would diverge earlier from output without drafts. Launched kernel by
-    kernel, steps are so slow that few drafts pay."""
+    """Returns the largest size of graphs with drafts. The head computes all rows of a graph at once. Steps of more than
+    FLOAT32_ROWS rows round between products, so greedy output would diverge earlier from output without drafts. Without
+    a graph, steps are so slow that few drafts pay."""
     if not max_drafts:
         return 0
     rows = min(max_num_seqs * (1 + max_drafts), model.head_sizes[-1], FLOAT32_ROWS)

@@ -51,9 +51,9 @@ class StepInputs:
         sees_ahead: bool = False,
         max_tiles: int = 0,
     ) -> None:
-        """num_kv_slots: of the smallest KV pool. max_tiles: tiles of a CUDA graph with prompts of this size.
+        """num_kv_slots: size of the smallest KV pool. max_tiles: tiles of a CUDA graph with prompts of this size.
         has_adapters: rows may use adapters. has_windows: windowed layers have separate KV slots. has_sections: rows
-        rotate by three positions. sees_ahead: rows of embeddings see those behind them."""
+        have three RoPE positions. sees_ahead: rows of an embedding span see later rows of the span."""
         self.size = size
         self._head_rows = min(head_rows, size)
         self._dummy_slot = dummy_slot
@@ -114,7 +114,7 @@ class StepInputs:
             c.head_rows[call, 0] = min(m - first, self._head_rows)
         tokens = sequences.tokens[layout.sequence, layout.position]
         for first, rows, _ in embedded.spans:
-            tokens[first : first + len(rows)] = 0  # not awaited
+            tokens[first : first + len(rows)] = 0  # 0, so that they do not count as awaited
         self._awaits_tokens = bool(tokens.min(initial=0) < 0)
         c.token_ids[:n] = tokens
         for first, rows, _ in embedded.spans:
@@ -147,10 +147,10 @@ class StepInputs:
         self._num_sequences = 0
 
     def fill_dummy(self, n: int, vocab: int, start: int = 0, *, is_prompt: bool = True) -> None:
-        """Fills the buffer with n dummy rows, for timing before the first request: random tokens of one prompt in
-        the dummy slot from position `start` on, or of n sequences. Their KV goes to slots 0 .. n - 1, their state to
-        slot 0. The step may exceed the KV pool and the request length: the last position is then repeated, and KV
-        without a slot is not stored."""
+        """Fills the buffer with n dummy rows, for timing before the first request: random tokens of one prompt in the
+        dummy slot from position `start` on, or one token each of n sequences. Their KV goes to slots 0 .. n - 1, their
+        state to slot 0. If the step exceeds the request length, the last position is repeated; KV beyond the pool is
+        not stored."""
         c, rows = self._host, np.arange(self.size)
         self._begin(n)
         c.token_ids[:] = np.random.default_rng(0).integers(0, vocab, self.size)
@@ -211,8 +211,8 @@ class StepInputs:
             take_sampled(self.token_ids, sampled)
 
     def batch(self, path: StepPath, tiles: tuple[Tensor, ...] | None = None) -> GpuBatch:
-        """Returns the step's rows for the model; see GpuBatch. tiles: of a path with tiles; without, all rows use
-        the recurrent rule."""
+        """Returns the step's rows for the model; see GpuBatch. tiles: those of a path with tiles; None: recurrent
+        layers process each sequence token by token."""
         c = self._device
         states = None
         if self._has_states:

@@ -17,14 +17,14 @@
     prompts graph             any rows whose tiles fit, of sizes with room for tiles                    apart
     eager                     all others, and every step that is observed                               apart
 
-A graph that is still to be captured is launched kernel by kernel with the numbers of its path.
+If a step's graph is not captured yet, its kernels are launched one by one with the sizes of its path.
 
-Rows of drafts attend each by itself, behind the keys of those before: a drafts graph is one for any number of drafts a
-sequence, by the number of rows alone.
+Each draft is a row of decode attention that also reads the keys of the drafts before it. So a drafts graph depends on
+the number of rows only, not on the number of drafts per sequence.
 
-A step with embeddings takes the path of its counts: they are copied to their rows before the first kernel, which leaves
-these rows as they are. Where they see one another (Gemma's pictures), rows in tiles need another attention kernel, and
-no graph of prompts is captured with it.
+A step with embeddings takes the same path as one with tokens only: the embeddings are copied to their rows before the
+first kernel, which does not overwrite them. If a span's rows see one another (Gemma's pictures), rows in tiles need
+another attention kernel, for which no prompts graph is captured.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from moeserve.models.adapters.scope import AdapterScope
 from moeserve.models.step_buffers import SMALL_BATCH_ROWS
 from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
 
-MAX_PARTS = 8  # of a step with prompts
+MAX_PARTS = 8  # most parts of a step with prompts
 DECODE_PARTS = 2
-LEAST_PART_ROWS = 4 * SMALL_BATCH_ROWS  # fewer rows take as long as these
+LEAST_PART_ROWS = 4 * SMALL_BATCH_ROWS  # with fewer rows a part is not faster
 
 GraphFamily = Literal["decode", "decode parts", "small", "drafts", "prompts"]
 
@@ -55,7 +55,7 @@ class StepShape(NamedTuple):
     has_new: bool = False  # some sequence is new, and may read rows of others in this step
     scope: AdapterScope = AdapterScope.NONE  # of the adapters that rows use
     is_observed: bool = False
-    sees_ahead: bool = False  # some rows see others behind them
+    sees_ahead: bool = False  # some rows see later rows
     drafted: npt.NDArray[np.int32] | None = None  # [sequences]: how many of the tokens are drafts; None: none
 
 
@@ -114,7 +114,7 @@ class StepPath(NamedTuple):
     scope: AdapterScope = AdapterScope.NONE
     graph: GraphKey | None = None
     part_rows: int = 0  # rows per part; 0: not divided
-    sees_ahead: bool = False  # rows in tiles see others behind them
+    sees_ahead: bool = False  # rows in tiles see later rows
 
     @property
     def kernels(self) -> KernelKind:
