@@ -183,8 +183,7 @@ class DenseFfnShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    # One of the two may be missing.
-    mixer: AttentionShape | LatentAttentionShape | Recurrence | None
+    mixer: AttentionShape | LatentAttentionShape | Recurrence | None  # this or the next may be missing
     ffn: MoeShape | DenseFfnShape | None
     ffn_norm: str = n.FFN_NORM  # GGUF name of the norm before the feed-forward
     is_sandwiched: bool = False  # each block's output is normalised before it is added

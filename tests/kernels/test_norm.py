@@ -27,7 +27,7 @@ def test_against_float64(isa: str, distribution: str, cols: int) -> None:
 @each_isa
 @pytest.mark.parametrize("cols", [32, 96, 2048])
 def test_layer_norm_against_float64_and_torch(isa: str, cols: int) -> None:
-    """Of rows whose mean is far from 0."""
+    """The mean of these rows is far from 0."""
     x, weight = activations("gaussian", 65, cols) + 3, activations("gaussian", 1, cols, seed=1)[0]
     expected = norm(x, weight, 1e-5, centered=True)
     torch.testing.assert_close(

@@ -7,7 +7,6 @@
     logits = output(output_norm(x))
 
 Sandwiched layers normalise a block's output before they add it (kernels/norm/sandwich.py).
-
 Some experts may be in RAM: the CPU pool computes them while the GPU computes its own (`moeserve.kernels.handoff`).
 The first layers may be in RAM as a whole: the weights here are then the last layers', numbered from 0, and x comes
 from the CPU. With pipeline stages, other GPUs have the layers before and after these (`stage.py`).
@@ -355,13 +354,14 @@ class GpuDecoder:
         if index and self._weights.layers[index - 1].ffn is None:
             return
         if index:
-            assert layer.ffn is not None and layer.ffn.norm is not None
+            assert layer.ffn is not None
+            assert layer.ffn.norm is not None
             self._add_and_norm(index, s, layer.ffn.norm, count)  # for x alone
         s.output.zero_()
 
     def _add_and_norm(self, index: int, s: GpuWorkspace, weight: Tensor, count: Tensor) -> None:
         """Launches y = norm of x, after adding the previous layer's pending output."""
-        y, exact = s.y, self._ffn.exact_input(index, s)
+        y, exact = s.y, self._ffn.inputs.exact(index, s)
         if index == 0:
             add_norm(
                 s.x, None, None, None, None, None, count, weight, self.shape.rms_eps, y.x, y.codes, y.scales, exact,
@@ -383,7 +383,7 @@ class GpuDecoder:
             output = output + each.sum(dim=1)
         output = self._ffn.behind_norms(index, s, output)
         after_attention, has_ffn = s.x, self._weights.layers[index].ffn is not None
-        if self._ffn.leaves_attended(index, s) or not has_ffn:
+        if self._ffn.inputs.leaves_attended(index, s) or not has_ffn:
             after_attention = s.x.cpu() + s.output.view(s.rows, -1).cpu().float()
         observer.layer(
             self._first_layer + index,  # the observer has seen the CPU's layers
