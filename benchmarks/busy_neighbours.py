@@ -36,7 +36,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.compare_llama_cpp import LlamaCpp
+from benchmarks.compare_llama_cpp import Child, llama_cpp
 from benchmarks.paired import Engine
 
 PROMPT = 64  # tokens of each stream before decoding, as in the other engine's child
@@ -122,7 +122,7 @@ class Ours:
         return streams * steps / self._engine.seconds(f"decode {streams} {PROMPT} {steps}")
 
 
-def measure(engines: list[Ours | LlamaCpp], streams: int, steps: int, rounds: int) -> dict[str, list[float]]:
+def measure(engines: list[Ours | Child], streams: int, steps: int, rounds: int) -> dict[str, list[float]]:
     """Tokens a second of each engine, round by round; one round before does not count."""
     speeds: dict[str, list[float]] = {engine.name: [] for engine in engines}
     for number in range(rounds + 1):
@@ -149,12 +149,12 @@ def main(arguments: list[str]) -> int:
     model = str(args.model.resolve())
     shared = ["--model", model, "--threads", str(args.threads), "--batch", str(args.batch)]
     shared += ["--prompt", str(PROMPT), "--gen", str(args.gen), *engine_arguments]
-    engines: list[Ours | LlamaCpp] = [Ours("ours", Path(), shared)]
+    engines: list[Ours | Child] = [Ours("ours", Path(), shared)]
     if args.base is not None:
         engines.append(Ours("base", args.base, shared))
     if args.llama_python is not None:
         form = "not-repacked" if args.no_repack else "repacked"
-        engines.append(LlamaCpp(args.llama_python, model, args.threads, PROMPT, "wall", form, args.batch))
+        engines.append(llama_cpp(args.llama_python, model, args.threads, PROMPT, "wall", form, args.batch))
     alone: dict[str, float] = {}
     print(f"{'load':<12}{'engine':<22}{'tok/s':>8}{'of alone':>10}{'ours over it':>14}{'least':>8}")
     for load in args.loads.split(","):

@@ -18,6 +18,7 @@ from gguf.quants import quantize
 
 from benchmarks.paired import median_interval
 from moeserve.kernels.attention.cpu_plan import build_attention_plan
+from moeserve.kernels.choice_rule import ChoiceRule
 from moeserve.kernels.cpu_stream import AttentionPlan, CpuStream, LinearGroup
 from moeserve.kernels.stream_operands import Activations, Heads, KvLayer
 
@@ -85,7 +86,15 @@ class Step:
         row, count, position, req_slot = self._at
         began = time.perf_counter()
         build_attention_plan(
-            plan, row, count, position, req_slot, self._table, self._heads, stream.threads, top=top
+            plan,
+            row,
+            count,
+            position,
+            req_slot,
+            self._table,
+            self._heads,
+            stream.threads,
+            rule=ChoiceRule(top),
         )
         for layer in self._layers:
             if top:

@@ -40,7 +40,17 @@ PROGRAMS: Final = (
             *("-ngl", "--gpu-layers", "--ssl-key-file", "--ssl-cert-file", "--chat-template-file"),
             *("-fa", "--flash-attn", "--jinja", "-cb", "--cont-batching", "-ncmoe", "--n-cpu-moe", "-cmoe"),
             *("--cpu-moe", "-ot", "--override-tensor", "-b", "--batch-size", "-ub", "--ubatch-size", "-ctk"),
-            *("--cache-type-k", "-ctv", "--cache-type-v", "--mlock", "--no-mmap", "--reasoning-format"),
+            *(
+                "--cache-type-k",
+                "-ctv",
+                "--cache-type-v",
+                "--mlock",
+                "--no-mmap",
+                "--mmproj-offload",
+                "--no-mmproj-offload",
+                "--no-mmproj",
+                "--reasoning-format",
+            ),
             "--draft-max",
         ),
         {

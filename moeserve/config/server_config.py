@@ -50,6 +50,13 @@ class ServerConfig(EngineConfig):
         "pictures (CPU engine or one GPU; towers of Qwen3.5, Qwen3.6, Qwen3-VL-MoE and Gemma 4)",
         metavar="FILE",
     )
+    mmproj_device: str = option(
+        "auto",
+        "Model",
+        "where the vision tower computes. cuda: on the first NVIDIA GPU; auto: there if the model is, and if the tower "
+        "takes at most an eighth of its memory; cpu: on the CPU",
+        choices=("auto", "cpu", "cuda"),
+    )
     image_min_tokens: int | None = option(
         None,
         "Model",

@@ -92,10 +92,12 @@ class AttentionPlan:
         ends: npt.NDArray[np.int32] | None = None,
         top: int = 0,
         block: int = 1,
+        local: int = 0,
     ) -> None: ...
     @property
     def chosen(self) -> list[tuple[int, list[int]]]:
-        """Of each row that chooses its keys: the row, and their KV slots."""
+        """Of each row that chooses its keys: the row, and their KV slots. If each KV head chooses: row * KV heads +
+        head, and slots * KV heads + head."""
 
 class DeltaHeads:
     state_values: int
@@ -228,6 +230,19 @@ class Stream:
         n: int,
         heads: int,
         in_pairs: bool,
+    ) -> None: ...
+    def index_blocks(
+        self,
+        plan: AttentionPlan,
+        q: Tensor,
+        keys: Tensor,
+        q_norm: Tensor,
+        k_norm: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        index_keys: Tensor,
+        heads: int,
     ) -> None: ...
     def choose_keys(
         self, plan: AttentionPlan, q: Tensor, weights: Tensor | None, index_keys: Tensor, heads: int

@@ -10,7 +10,7 @@ from moeserve.kernels.stream_operands import KvLayer
 
 
 class IndexOperations(OperationQueue):
-    """Arguments and errors as `CpuStream` says."""
+    """Operations for `CpuStream`, whose docstring gives the rules for arguments and errors."""
 
     def index_store(
         self,
@@ -41,14 +41,38 @@ class IndexOperations(OperationQueue):
         )
         self._held.append((q, keys, norm, bias, cos, sin, positions, slots, kv))
 
+    def index_blocks(
+        self,
+        plan: _C.AttentionPlan,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        q_norm: torch.Tensor,
+        k_norm: torch.Tensor,
+        eps: float,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv: KvLayer,
+        heads: int,
+    ) -> None:
+        """Normalises and rotates the index queries of the plan's rows in place, and stores index keys as
+        indexer/blocks.py specifies: of each token, or of each block that the rows complete. Other tokens' keys are
+        stored as they are, for a later call.
+
+        plan: built with a rule that chooses. q [n, heads * dim]; keys [n, dim]; q_norm, k_norm [dim]; cos, sin
+        [positions, rotary / 2]: row p is used at position p. 32 divides `dim` and `rotary`.
+        """
+        assert kv.index_keys is not None
+        self._native.index_blocks(plan, q, keys, q_norm, k_norm, eps, cos, sin, kv.index_keys, heads)
+        self._held.append((plan, q, keys, q_norm, k_norm, cos, sin, kv))
+
     def choose_keys(
         self, plan: _C.AttentionPlan, q: torch.Tensor, weights: torch.Tensor | None, kv: KvLayer, heads: int
     ) -> None:
         """Chooses the keys of the plan's rows, which later calls of `attention` with this plan read: the choice of
-        indexer/reference.py, in float32 over the stored index keys.
+        indexer/reference.py or blocks.py, in float32 over the stored index keys.
 
-        plan: built with `top`. Rows with at most `top` keys attend to all. q [n, heads * dim], from `index_store`;
-        weights [n, heads], None: all are 1.
+        plan: built with a rule that chooses. Rows without more blocks than are chosen attend to all keys. q [n, heads
+        * dim], from `index_store` or `index_blocks`; weights [n, heads], None: all are 1.
         """
         assert kv.index_keys is not None
         self._native.choose_keys(plan, q, weights, kv.index_keys, heads)

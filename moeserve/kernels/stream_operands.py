@@ -50,7 +50,7 @@ class KvLayer:
     values: torch.Tensor
     key_scales: torch.Tensor | None = None  # int8 keys: [slots, kv_heads, head_dim / 32]; float8: [.., 1]
     value_scales: torch.Tensor | None = None
-    index_keys: torch.Tensor | None = None  # float16 [slots, 1, width], by which an indexer chooses keys
+    index_keys: torch.Tensor | None = None  # float16 [slots, 1, width], by which keys are chosen
 
     @property
     def tensors(self) -> list[torch.Tensor]:

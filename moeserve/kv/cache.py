@@ -51,11 +51,14 @@ class KvCache:
             def scale_of_each() -> Tensor | None:
                 return allocate(scales, dtype=torch.float16, device=device) if scales[2] else None
 
-            keys = numbers(widths[0])
+            def numbers_to_choose_by() -> Tensor | None:
+                width = 0 if a is None else a.index_width
+                return allocate((slots, 1, width), dtype=torch.float16, device=device) if width else None
+
+            keys, index_keys = numbers(widths[0]), numbers_to_choose_by()
             if latent is not None:
-                index_keys = numbers(widths[1]) if len(widths) > 1 else None
                 return KvLayer(keys, keys[:, :, : latent.rank], index_keys=index_keys)
-            of_layer = KvLayer(keys, numbers(widths[-1]), scale_of_each(), scale_of_each())
+            of_layer = KvLayer(keys, numbers(widths[-1]), scale_of_each(), scale_of_each(), index_keys)
             if (
                 has_window_slots and has_own
             ):  # slot 0: unused entries of a slot table point there, and kernels read masked keys from it

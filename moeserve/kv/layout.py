@@ -49,7 +49,7 @@ _GPU_ONLY = {
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """The KV layout of one model. Per layer: keys and values, [slots, kv_heads, width] each. In latent attention:
-    one tensor [slots, 1, rank + rotary_dim], and one of index keys in layers with an indexer of their own."""
+    one tensor [slots, 1, rank + rotary_dim]. In layers with an indexer of their own also index keys, always float16."""
 
     shape: ModelShape
     dtype: KvDtype = FLOAT16
@@ -64,7 +64,8 @@ class KvLayout:
         attention = self.shape.loaded_layers[layer].attention
         if attention is None:
             return 0
-        return attention.num_kv_heads * sum(self.dtype.head_bytes(width) for width in attention.kv_widths)
+        of_head = sum(self.dtype.head_bytes(width) for width in attention.kv_widths)
+        return attention.num_kv_heads * of_head + FLOAT16.head_bytes(attention.index_width)
 
     def state_values(self, layer: int) -> int:
         """Float32 numbers of one sequence's recurrent state in `layer`; 0 for an attention layer."""

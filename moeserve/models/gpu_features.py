@@ -8,7 +8,6 @@ from typing import Final
 
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, LayerShape, ModelShape
-from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
@@ -23,18 +22,23 @@ _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
 
 
 def gpu_shape(shape: ModelShape) -> ModelShape:
-    """Returns the shape as the GPU engine computes it. It has no indexer yet: queries attend to all keys, which is
-    the same in contexts of at most as many tokens as the indexer chooses keys, so contexts are limited to that."""
-    indexer = None if shape.latent is None else shape.latent.indexer
+    """Returns the shape as the GPU engine computes it. The GPU engine has no indexer yet: its queries attend to all
+    keys. The result is the same in contexts with no more keys (or blocks of keys) than the indexer chooses, so contexts
+    are limited to that length."""
+    indexer = shape.indexer
     if indexer is None:
         return shape
-    length = min(shape.context_length, indexer.top)
+    length = min(shape.context_length, indexer.rule.most_dense)
     return replace(shape, layers=tuple(map(_without_indexer, shape.layers)), context_length=length)
 
 
 def _without_indexer(layer: LayerShape) -> LayerShape:
-    assert isinstance(layer.mixer, LatentAttentionShape)
-    return replace(layer, mixer=replace(layer.mixer, indexer=None), unread=n.INDEXER)
+    attention = layer.attention
+    if attention is None or attention.indexer is None:
+        return layer
+    if isinstance(attention, AttentionShape):
+        return replace(layer, mixer=replace(attention, indexer=None), unread=n.BLOCK_INDEXER)
+    return replace(layer, mixer=replace(attention, indexer=None), unread=n.INDEXER)
 
 
 def cpu_only_features(shape: ModelShape) -> list[str]:

@@ -1,9 +1,10 @@
-"""The shape of an indexer, which chooses the keys that each query attends to, and its tensors."""
+"""The shapes of indexers, which choose the keys that each query attends to, and their tensors. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from moeserve.kernels.choice_rule import ALL_KEYS, ChoiceRule
 from moeserve.models.sources.gguf import names as n
 
 
@@ -20,9 +21,13 @@ class IndexerShape:
     keys_from: int | None = None  # the earlier layer whose choice is used (https://arxiv.org/abs/2603.12201)
 
     @property
-    def kv_widths(self) -> tuple[int, ...]:
-        """Widths of the vectors that a token stores in the KV cache."""
-        return (self.dim,) if self.keys_from is None else ()
+    def rule(self) -> ChoiceRule:
+        return ChoiceRule(self.top)
+
+    @property
+    def index_width(self) -> int:
+        """Numbers of the index key that a token stores in the KV cache."""
+        return self.dim if self.keys_from is None else 0
 
     @property
     def q_width(self) -> int:
@@ -39,3 +44,48 @@ class IndexerShape:
             n.of_part(n.INDEXER_K_NORM): (self.dim,),
             n.bias_of_part(n.INDEXER_K_NORM): (self.dim,),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class BlockIndexerShape:
+    """An indexer that chooses blocks of keys: kernels/indexer/blocks.py has the arithmetic. Its norms have the model's
+    `rms_eps`, and its heads rotate like those of attention."""
+
+    num_heads: int
+    dim: int  # of an index key and of a head's query
+    rule: ChoiceRule
+
+    @property
+    def index_width(self) -> int:
+        """Numbers of the index key that a token stores in the KV cache."""
+        return self.dim
+
+    @property
+    def q_width(self) -> int:
+        return self.num_heads * self.dim
+
+    def tensors(self, hidden: int) -> dict[str, tuple[int, ...]]:
+        """Returns the tensors by name within a layer, with row-major shapes."""
+        return {
+            n.of_part(n.INDEXER_Q_PROJ): (self.q_width, hidden),
+            n.of_part(n.INDEXER_K_PROJ): (self.dim, hidden),
+            n.of_part(n.INDEXER_Q_NORM): (self.dim,),
+            n.of_part(n.INDEXER_K_NORM): (self.dim,),
+        }
+
+
+class ChoosesKeys:
+    """What the shapes of attention have in common that may have an indexer."""
+
+    __slots__ = ()
+    indexer: IndexerShape | BlockIndexerShape | None
+
+    @property
+    def index_width(self) -> int:
+        """Numbers of the index key that a token stores in the KV cache; 0: none."""
+        return 0 if self.indexer is None else self.indexer.index_width
+
+    @property
+    def rule(self) -> ChoiceRule:
+        """The keys that queries attend to, of those that a window shows."""
+        return ALL_KEYS if self.indexer is None else self.indexer.rule

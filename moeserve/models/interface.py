@@ -12,6 +12,7 @@ from typing import Literal
 
 from moeserve.kernels.gating import OAI_ALPHA, Activation
 from moeserve.kernels.routing.options import RouterOptions
+from moeserve.models.indexer import BlockIndexerShape, ChoosesKeys, IndexerShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.recurrence import Recurrence
 from moeserve.models.residual import HyperConnections, NgramShape
@@ -28,7 +29,7 @@ OutputGate = Literal["none", "in_q", "element", "head", "head_softplus"]
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionShape:
+class AttentionShape(ChoosesKeys):
     """Grouped-query attention (https://arxiv.org/abs/2305.13245) with RoPE."""
 
     num_heads: int
@@ -54,20 +55,16 @@ class AttentionShape:
     kv_from: int | None = None  # the earlier layer whose k and v are used; None: its own
     # In the file, rotated dimensions are pairs of neighbours. Loaders reorder rows into halves (loading/head_order.py).
     in_pairs: bool = False
+    indexer: BlockIndexerShape | None = (
+        None  # chooses the keys that queries attend to; None: they attend to all
+    )
 
     @property
     def form(self) -> AttentionForm:
         return AttentionForm(
-            self.num_heads,
-            self.num_kv_heads,
-            self.head_dim,
-            self.rotary_dim,
-            self.rope_theta,
-            self.has_rope_factors,
-            self.has_positions,
-            self.v_dim,
-            self.rope_scaled,
-        )
+            self.num_heads, self.num_kv_heads, self.head_dim, self.rotary_dim, self.rope_theta, self.has_rope_factors,
+            self.has_positions, self.v_dim, self.rope_scaled,
+        )  # fmt: skip
 
     @property
     def qkv_parts(self) -> tuple[str, ...]:
@@ -167,8 +164,8 @@ class MoeShape:
     # In a sandwiched layer: outputs of shared and routed experts are normalised separately before they are added, and
     # so are inputs of routed experts and router; the weight of the router's norm is divided by sqrt(hidden).
     parts_normed: bool = False
-    parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate, up and down; without gates up is both
-    latent: int = 0  # width of the experts' input and output, between two matrices; 0: the model's
+    parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate (or up again), up and down
+    latent: int = 0  # width of the experts' input and output, to and from which matrices project; 0: `hidden`
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +250,7 @@ class ModelShape:
     logit_scale: float = 1.0  # multiplies logits; merged into the last norm's weight on loading
     rope_sections: tuple[int, int, int] | None = None  # RoPE frequencies: time, height, width (t h w t h w)
     layer_input_width: int = 0  # width of the per-layer embeddings; 0: none
-    spans_see_ahead: bool = False  # in windowed layers, rows of a span of embeddings see all of it
+    spans_see_ahead: bool = False  # in windowed layers, rows of an embedding span see the whole span
     deep_layers: int = 0  # number of first layers whose output DeepStack adds embeddings to
     streams: HyperConnections | None = None  # of the residual; None: it is one vector
     ngrams: NgramShape | None = None  # n-gram embeddings, which a layer adds to the residual
@@ -293,13 +290,19 @@ class ModelShape:
 
     @property
     def heads(self) -> AttentionShape | LatentAttentionShape:
-        """Attention shape of any layer, for models with one form: of its sizes, but not, say, of its window."""
+        """The attention shape of one of the layers, for sizes that all layers share; other properties, such as the
+        window, may differ."""
         return next(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
     def latent(self) -> LatentAttentionShape | None:
         """The latent attention of all layers; None if attention is not latent."""
         return self.heads if isinstance(self.heads, LatentAttentionShape) else None
+
+    @property
+    def indexer(self) -> IndexerShape | BlockIndexerShape | None:
+        """The indexer of the layers that choose keys, which have equal sizes and rules; None if all attend to all."""
+        return next((a.indexer for a in self._attending if a.indexer is not None), None)
 
     @property
     def recurrence(self) -> Recurrence | None:
@@ -332,7 +335,7 @@ class ModelShape:
 
     @property
     def gate_widths(self) -> set[int]:
-        """The numbers of gates that occur in the layers' attention."""
+        """The different numbers of attention gates per token that layers have."""
         return {a.gate_width for a in self._attending if isinstance(a, AttentionShape) and a.gate_width}
 
     @property
@@ -395,6 +398,4 @@ class ModelFamily:
     architecture: str  # `general.architecture` in GGUF files
     read_shape: Callable[[ModelSource], ModelShape]  # reads and range-checks the metadata; raises ModelError
     hugging_face: HuggingFaceMapping | None = None  # None: only GGUF files can be read
-    has_next_token_block: bool = (
-        False  # in some files, its layer like the last attention layer: next_token.py
-    )
+    has_next_token_block: bool = False  # in some files, its layer like the last that attends: next_token.py

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moeserve.models.indexer import IndexerShape
+from moeserve.models.indexer import ChoosesKeys, IndexerShape
 from moeserve.models.sources.gguf import names as n
 
 HEADS_TOGETHER = 8  # heads of one token that a CPU thread processes together, at most
@@ -26,15 +26,15 @@ class AttentionForm:
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttentionShape:
+class LatentAttentionShape(ChoosesKeys):
     """Multi-head latent attention (https://arxiv.org/abs/2405.04434) in absorbed form. All heads attend to one
     vector per token, [latent | rotated key], whose latent part is also their value."""
 
     num_heads: int
     q_rank: int  # width of the compressed q; 0: q is computed from the layer's input
     rank: int  # width of a latent vector
-    nope_dim: int  # dimensions of a head's q and k without rotation, followed by
-    rotary_dim: int  # the rotated ones, in pairs of neighbours
+    nope_dim: int  # a head's q and k begin with this many dimensions without rotation
+    rotary_dim: int  # and end with this many rotated ones, in pairs of neighbours
     value_dim: int
     scale: float  # of attention scores
     # Epsilon of the norms of the latent vector and of the compressed q. Hugging Face's code uses this value and
@@ -87,7 +87,7 @@ class LatentAttentionShape:
     @property
     def kv_widths(self) -> tuple[int, ...]:
         """Widths of the vectors that a token stores in the KV cache, per KV head."""
-        return (self.head_dim, *(() if self.indexer is None else self.indexer.kv_widths))
+        return (self.head_dim,)
 
     @property
     def attended_values(self) -> int:
@@ -124,8 +124,6 @@ class LatentAttentionShape:
             "attention.key_length_mla - rope.dimension_count": self.nope_dim,
             "attention.value_length_mla": self.value_dim,
         }
-        if self.indexer is not None:
-            sizes["attention.indexer.key_length"] = self.indexer.dim
         return sizes | ({"attention.q_lora_rank": self.q_rank} if self.q_rank else {})
 
     def tensors(self, hidden: int) -> dict[str, tuple[int, ...]]:

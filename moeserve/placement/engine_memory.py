@@ -18,6 +18,7 @@ from moeserve.models.step_buffers import (
 )
 from moeserve.placement.sizes import ModelSizes
 
+CUDA_CONTEXT_BYTES = 512 << 20  # of GPU memory, by each process that uses it
 # CUDA graphs and the kernels' code. Measured: docs/results/experts-in-ram.md.
 GPU_OVERHEAD_BYTES = 640 << 20
 # The allocator loses part of the GPU's weights memory to rounding and gaps: 3.1 of 134 GiB for a model that filled a

@@ -64,6 +64,12 @@ class RuntimePaths:
         return self.directory / "worker"
 
     @property
+    def tower_memory(self) -> Path:
+        """What the vision tower takes of GPU memory: bytes, as digits. The visual server writes the file when it has
+        them; the worker waits for it before it plans the rest."""
+        return self.directory / "tower-memory"
+
+    @property
     def spans(self) -> Path:
         """The folder of requests' embeddings; see `embedding_files.py`."""
         return self.directory / "spans"

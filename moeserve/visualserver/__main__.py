@@ -6,8 +6,9 @@ import logging
 import os
 import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.messages.channels import PullChannel, PushChannel
@@ -15,16 +16,20 @@ from moeserve.messages.codec import TO_VISUALSERVER
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
+from moeserve.models.sources.gguf import GGUFFile
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.imports_without_gc import imports_without_gc
 from moeserve.processes.lifecycle import Process, run_process
+from moeserve.processes.runtime_paths import RuntimePaths
 from moeserve.visualserver.embedding_cache import EmbeddingCache
-from moeserve.visualserver.encoder import PictureEncoder, Tower
+from moeserve.visualserver.encoder import PictureEncoder
 from moeserve.visualserver.manager import serve
 from moeserve.visualserver.picture_decoder import PictureDecoder
 from moeserve.visualserver.picture_size import SizeRule
-from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
 from moeserve.visualserver.tower_file import AnyTowerShape, open_tower
+
+if TYPE_CHECKING:
+    from moeserve.visualserver.towers.tower import Tower
 
 NICENESS: Final = 5  # the worker's threads, whose steps all answers wait for, come first
 
@@ -36,10 +41,7 @@ def main(process: Process) -> None:
     inbox = PullChannel(process.context, process.paths.visualserver, TO_VISUALSERVER)
     to_http = PushChannel(process.context, process.paths.http)
     assert config.mmproj is not None, "the launcher starts this process where there is a tower"
-    tower, shape = _load(Path(config.mmproj), Path(config.model))
-    os.nice(NICENESS)
-    decoder = PictureDecoder()
-    decoder.start()
+    file, shape = _open(Path(config.mmproj), Path(config.model))
 
     def rule(max_tokens: int | None) -> SizeRule:
         most = config.image_max_tokens
@@ -47,6 +49,11 @@ def main(process: Process) -> None:
         return shape.size_rule(config.image_min_tokens, min(bounds, default=None))
 
     rule(None)  # a flag that the tower does not take is refused at the start
+    tower, gpu_memory = _load(config, file, shape)
+    _tell_worker(process.paths, gpu_memory)
+    os.nice(NICENESS)
+    decoder = PictureDecoder()
+    decoder.start()
     cache = EmbeddingCache(int(config.image_cache * GIB))
     encoder = PictureEncoder(tower, decoder, rule, cache, EmbeddingFiles(process.paths.spans))
     process.ready()
@@ -56,9 +63,8 @@ def main(process: Process) -> None:
         decoder.close()
 
 
-def _load(path: Path, model: Path) -> tuple[Tower, AnyTowerShape]:
+def _open(path: Path, model: Path) -> tuple[GGUFFile, AnyTowerShape]:
     """Raises ModelError, ConfigError."""
-    began = time.monotonic()
     file, shape = open_tower(path)
     text = read_checked_shape(open_metadata(model))
     if not shape.fits(text):
@@ -72,18 +78,31 @@ def _load(path: Path, model: Path) -> tuple[Tower, AnyTowerShape]:
             f"gives embeddings of {shape.embedding_size} numbers, the model takes {text.embedding_size}; name its own "
             "mmproj file",
         )
+    return file, shape
+
+
+def _load(config: ServerConfig, file: GGUFFile, shape: AnyTowerShape) -> tuple[Tower, int]:
+    """Returns the tower, and the bytes of GPU memory that its process has. Raises ModelError, ConfigError."""
+    began = time.monotonic()
     # OpenMP's threads would spin between products, on cores that the worker's need: 10% of the tower's CPU time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Pictures differ in size: without it, freed blocks of one size would not serve another.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     with imports_without_gc():
         import torch
 
-        from moeserve.visualserver.towers.gemma4 import Gemma4Tower
-        from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
+        from moeserve.visualserver.towers.load import load_tower
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    tower = Gemma4Tower(file, shape) if isinstance(shape, Gemma4Shape) else Qwen3VlTower(file, shape)
-    tower.warm()
-    log.info("the tower of %s is ready after %.1f s", path.name, time.monotonic() - began)
-    return tower, shape
+    tower, gpu_memory = load_tower(config, file, shape)
+    where = "the CPU" if tower.device.type == "cpu" else f"the GPU, {gpu_memory / GIB:.2f} GiB"
+    log.info("the tower of %s is ready on %s after %.1f s", file.path.name, where, time.monotonic() - began)
+    return tower, gpu_memory
+
+
+def _tell_worker(paths: RuntimePaths, gpu_memory: int) -> None:
+    unnamed = paths.tower_memory.with_suffix(".new")
+    unnamed.write_text(str(gpu_memory))
+    unnamed.rename(paths.tower_memory)
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ def main(process: Process, *, outlives_routers: bool = False) -> None:
         from moeserve.worker.loading.device import choose_in_fork, is_divided
         from moeserve.worker.loading.inherited import Inherited
         from moeserve.worker.loading.start import Start, StartClock, process_began
+        from moeserve.worker.loading.tower_memory import beside_tower
         from moeserve.worker.service import serve
 
     def serve_with(runner: Runner) -> None:
@@ -71,12 +72,12 @@ def main(process: Process, *, outlives_routers: bool = False) -> None:
             _import_for_gpu()
 
         def live(is_first: bool) -> None:
+            if not is_first:
+                process.config = load_config(process.paths)  # includes the sizes that the first worker chose
+            process.config = beside_tower(process.config, process.paths)
             if is_first:
                 serve_with(_load(process, Start(inherited, clock=StartClock(began)), spans))
             else:
-                process.config = load_config(
-                    process.paths
-                )  # now includes the sizes that the first worker chose
                 serve_with(_load(process, Start(inherited, is_first=False), spans))
 
         keeper.keep(process, line, live, "worker start", lambda: inherited.prepare(process.config))

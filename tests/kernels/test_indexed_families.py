@@ -16,7 +16,6 @@ from moeserve.kv.host_blocks import HostPage
 from moeserve.kv.layout import KvLayout
 from moeserve.models.errors import ModelError
 from moeserve.models.gpu_features import gpu_shape
-from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.tensors import check_tensors, model_tensors
@@ -28,32 +27,9 @@ from tests.kernels.model_engine import Engine, Fixture, distance
 from tests.kernels.operations import COSTLY_ISAS, ISAS, stream_of
 from tests.support.hugging_face_model import INDEXED, INDEXED_FAMILIES, write_family
 
-DENSE = [model for family in ("minimaxm3", "qwen4exp") for model in family_models(family)]
-SPARSE = family_models("glmdsa")
+SPARSE = [model for family in ("glmdsa", "minimaxm3", "qwen4exp") for model in family_models(family)]
 TOP = INDEXED["index_topk"]
 TOKENS = [(37 * i * i + 11 * i) % 4000 for i in range(150)]
-
-
-@pytest.mark.parametrize("isa", COSTLY_ISAS)
-@pytest.mark.parametrize("model", DENSE, ids=lambda model: model.stem)
-def test_no_further_from_the_truth_up_to_the_chosen_number_of_keys(model: Path, isa: str) -> None:
-    """Families that attend to all keys, up to as many as would be chosen."""
-    fixture, engine = Fixture.load(model, model.parent), Engine(stream_of(isa), model)
-    served = engine.config.context_length
-    found = [
-        distance(truth[:served], engine.logits(tokens[:served]))
-        for truth, tokens in zip(fixture.truth, fixture.tokens, strict=True)
-    ]
-    kl, agrees = (torch.cat(column) for column in zip(*found, strict=True))
-    assert kl.median() <= fixture.llama_cpp["median_kl"]
-    assert kl.max() < 10 * fixture.llama_cpp["median_kl"]
-    assert agrees.all()
-
-
-@pytest.mark.parametrize("model", DENSE, ids=lambda model: model.stem)
-def test_chunks_and_threads_do_not_change_a_bit(model: Path) -> None:
-    tokens = Fixture.load(model, model.parent).tokens[-1]
-    assert_chunks_change_nothing(model, tokens[: Engine(stream_of(ISAS[-1]), model).config.context_length])
 
 
 def assert_chunks_change_nothing(model: Path, tokens: list[int]) -> None:
@@ -66,7 +42,8 @@ def assert_chunks_change_nothing(model: Path, tokens: list[int]) -> None:
 @pytest.mark.parametrize("isa", COSTLY_ISAS)
 @pytest.mark.parametrize("model", SPARSE, ids=lambda model: model.stem)
 def test_no_further_from_the_truth_than_llama_cpp(model: Path, isa: str) -> None:
-    """A key more or less costs a median KL of 3e-2, attending to all keys 1.3."""
+    """A key more or less costs GLM-5 a median KL of 3e-2. Attending to all keys costs 1.3, MiniMax-M3 0.26 and
+    Flash-Next 9e-3."""
     fixture, engine = Fixture.load(model, model.parent), Engine(stream_of(isa), model)
     top, theirs = top_of(engine), fixture.llama_cpp
     found = [
@@ -85,9 +62,8 @@ def test_chunks_and_threads_change_nothing_beyond_the_chosen_number(model: Path)
 
 
 def top_of(engine: Engine) -> int:
-    assert isinstance(engine.config.heads, LatentAttentionShape)
-    assert engine.config.heads.indexer is not None
-    return engine.config.heads.indexer.top
+    assert engine.config.indexer is not None
+    return engine.config.indexer.rule.most_dense
 
 
 def truth_of(folder: Path, model_type: str, seed: int, **changes: Any) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.attention.reference import Sequence, attention
+from moeserve.kernels.choice_rule import ChoiceRule
 from moeserve.kernels.cpu_stream import AttentionPlan
 from moeserve.kernels.indexer.reference import choose_keys, index_scores, index_store
 from moeserve.kernels.stream_operands import Activations, Heads, KvLayer
@@ -55,7 +56,7 @@ class Step:
         for at, s in enumerate(sequences):
             self.table[at, : len(s.slots)] = s.slots.numpy()
         plan, each = AttentionPlan(), np.arange(len(sequences), dtype=np.int32)
-        build_attention_plan(plan, *columns, each, self.table, LATENT, threads, top=top)
+        build_attention_plan(plan, *columns, each, self.table, LATENT, threads, rule=ChoiceRule(top))
         return plan
 
     def chosen(self, isa: str, threads: int = 2) -> dict[int, list[int]]:

@@ -53,6 +53,7 @@ MODEL_FILES = {
 
 # What a shape says of kernels.
 KERNEL_OPTIONS = {
+    "moeserve.kernels.choice_rule",
     "moeserve.kernels.delta_net.heads",
     "moeserve.kernels.gating",
     "moeserve.kernels.mamba2.heads",
@@ -88,6 +89,7 @@ FAMILY_NEEDS = READERS | {
     "moeserve.models.residual",
     "moeserve.models.rope_scaling",
     "moeserve.models.shape_reader",
+    "moeserve.kernels.choice_rule",
     "moeserve.kernels.ngrams.hashing",
     "moeserve.kernels.routing.options",
 }
@@ -223,13 +225,14 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.interface": READERS
     | KERNEL_OPTIONS
     | {
+        "moeserve.models.indexer",
         "moeserve.models.latent",
         "moeserve.models.mamba2",
         "moeserve.models.recurrence",
         "moeserve.models.residual",
         "moeserve.models.rope_scaling",
     },
-    "moeserve.models.indexer": {"moeserve.models.sources.gguf"},
+    "moeserve.models.indexer": {"moeserve.kernels.choice_rule", "moeserve.models.sources.gguf"},
     "moeserve.models.latent": {"moeserve.models.indexer", "moeserve.models.sources.gguf"},
     "moeserve.models.mamba2": {"moeserve.kernels.mamba2.heads", "moeserve.models.sources.gguf"},
     "moeserve.models.short_conv": {"moeserve.kernels.short_conv.heads", "moeserve.models.sources.gguf"},
@@ -367,6 +370,9 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.registry",
         "moeserve.models.sources.gguf",
         "moeserve.models.loading.floats",
+        "moeserve.models.sources.source",
+        "moeserve.placement.engine_memory",
+        "moeserve.worker.loading.device",  # the same GPU as the worker's
     },
     "moeserve.cli.compare_dumps": {"moeserve.errors", "moeserve.worker.recording.dump_format"},
     "moeserve.launcher.zygote": FRAME

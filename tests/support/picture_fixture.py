@@ -69,6 +69,12 @@ class PictureCase(NamedTuple):
             return np.array(picture.convert("RGB").resize((width, height), Image.Resampling.BICUBIC))
 
 
+def errors(found: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Returns the relative error of each row."""
+    difference = np.linalg.norm(found - truth, axis=1)
+    return np.asarray(difference / np.linalg.norm(truth, axis=1))
+
+
 def check_first_token(answer: dict[str, Any], case: PictureCase) -> None:
     """answer: a chat completion of the case's prompt, with FIRST_TOKEN. Its five likeliest tokens and their
     log-probabilities are those of transformers' logits."""

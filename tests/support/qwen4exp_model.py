@@ -16,9 +16,8 @@ from gguf.constants import GGMLQuantizationType as Type
 from gguf.constants import GGUFValueType
 from gguf.quants import quantize
 
-from moeserve.models.sources.gguf import StringArray, open_gguf
-from tests.conftest import TINY_MODEL
 from tests.support.ggml_types import ggml_values
+from tests.support.tiny_vocabulary import add_vocabulary, vocabulary_size
 
 HIDDEN, LAYERS, EXPERTS, TOP_K, WIDTH, SHARED = 128, 4, 8, 3, 32, 64
 HEADS, HEAD_DIM, ROTARY = 2, 256, 64
@@ -35,9 +34,9 @@ def new_model(seed: int, **settings: Any) -> Any:
     """Qwen4ExpForCausalLM in float32 with seeded weights. settings: in place of this module's."""
     from transformers import Qwen4ExpForCausalLM, Qwen4ExpTextConfig
 
-    vocab = len(open_gguf(TINY_MODEL).metadata.require_strings("tokenizer.ggml.tokens"))
     usual: dict[str, Any] = {
-        "vocab_size": vocab, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "vocab_size": vocabulary_size(), "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
         "num_key_value_heads": 1, "head_dim": HEAD_DIM, "linear_num_key_heads": KEY_HEADS,
         "linear_num_value_heads": VALUE_HEADS, "linear_key_head_dim": DELTA_DIM, "linear_value_head_dim": DELTA_DIM,
         "linear_conv_kernel_dim": 4, "num_experts": EXPERTS, "num_experts_per_tok": TOP_K,
@@ -145,18 +144,7 @@ def _add_settings(writer: GGUFWriter, model: Any) -> None:
         ("ple.head_vocab_sizes", embedding.ngram_heads_vocab_sizes),
     ):
         writer.add_key_value(key + name, values.tolist(), GGUFValueType.ARRAY, sub_type=GGUFValueType.UINT64)
-    for name, value in open_gguf(TINY_MODEL).metadata.items():
-        if not name.startswith("tokenizer."):
-            continue
-        if isinstance(value, bool):
-            writer.add_bool(name, value)
-        elif isinstance(value, int):
-            writer.add_uint32(name, value)
-        elif isinstance(value, str):
-            writer.add_string(name, value)
-        else:
-            assert isinstance(value, np.ndarray | StringArray)
-            writer.add_array(name, value.tolist() if isinstance(value, np.ndarray) else list(value))
+    add_vocabulary(writer)
 
 
 def _tensors(model: Any) -> dict[str, tuple[str, slice | None]]:

@@ -50,7 +50,7 @@ def tower(model: tuple[Any, Path]) -> Qwen3VlTower:
 def theirs(tower: Qwen3VlTower) -> dict[str, Any]:
     """The picture as transformers' processor gives it."""
     rows, columns = PIXELS.shape[0] // PATCH, PIXELS.shape[1] // PATCH
-    patches = tower._patches_of(PIXELS)[merge_order(rows, columns, MERGE)]
+    patches = tower._patches_of(torch.from_numpy(PIXELS))[merge_order(rows, columns, MERGE)]
     twice = patches.view(-1, 3, 1, PATCH**2).expand(-1, 3, 2, PATCH**2).reshape(len(patches), -1)
     return {"pixel_values": twice, "image_grid_thw": torch.tensor([[1, rows, columns]])}
 

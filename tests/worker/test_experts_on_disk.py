@@ -17,9 +17,13 @@ from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
 from moeserve.messages.expert_disk import ExpertDiskCounts
 from moeserve.messages.steps import NewSeq, StepResult
+from moeserve.models.blocks.cpu import disk_experts as cpu_disk_experts
 from moeserve.models.errors import ModelError
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
+from moeserve.placement.expert_cache.replay import Steps
+from moeserve.placement.expert_cache.replay_disk import replay_disk
+from moeserve.placement.expert_cache.routing_trace import read_trace
 from moeserve.placement.expert_ram import expert_bytes
 from moeserve.placement.sizes import ModelSizes
 from moeserve.worker.loading.cpu.load import build_cpu_runner, load_cpu_model, load_cpu_runner
@@ -85,6 +89,25 @@ def test_several_streams_are_as_in_ram_and_are_counted() -> None:
     assert totals.bytes > 0
     assert totals.busy_ms > 0
     assert totals.predicted >= totals.predicted_right > totals.predicted / 4
+
+
+def test_a_replay_counts_what_the_engine_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`plan` replays a trace through the same slots. Guesses are off: the replay makes none."""
+    monkeypatch.setattr(cpu_disk_experts, "MOST_GUESSED_TOKENS", 0)
+    count, slots = 60, 5
+    trace = tmp_path / "trace"
+    flags = {"record_routing_trace": str(trace), "record_routing_tokens": count}
+    disk = driver_of(TINY_MODEL, expert_ram=ram_for(slots), **flags)
+    results = [disk.step([disk.new(0, PROMPTS[0][:1], GREEDY)], [disk.row(0, 1, sample=True)])]
+    results += [disk.step([], [disk.row(0, 1, sample=True)]) for _ in range(count - 1)]
+    recorded = read_trace(trace)
+    layers, experts, _ = recorded.shape
+    uses = replay_disk(Steps(recorded, 1), [slots] * layers, experts)
+    for result, use in zip(results, uses, strict=True):
+        assert result.expert_disk is not None
+        missed, used = int(use.missed.sum()), int(use.used.sum())
+        assert (result.expert_disk.hits, result.expert_disk.misses) == (used - missed, missed)
+    assert sum(int(use.missed.sum()) for use in uses[20:]) > 0
 
 
 def test_a_truncated_file_ends_the_rows_that_needed_it(model: Path) -> None:

@@ -12,19 +12,13 @@ from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
 from moeserve.visualserver.tower_file import open_tower
 from moeserve.visualserver.towers.gemma4 import Gemma4Tower
 from tests.support.gemma_tower_file import TruthTower
-from tests.support.picture_fixture import GEMMA_TOWER, PICTURES, gemma_picture_cases
+from tests.support.picture_fixture import GEMMA_TOWER, PICTURES, errors, gemma_picture_cases
 
 
 def tower_of(path: Path) -> Gemma4Tower:
     file, shape = open_tower(path)
     assert isinstance(shape, Gemma4Shape)
     return Gemma4Tower(file, shape)
-
-
-def errors(found: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """The relative error of each row."""
-    difference = np.linalg.norm(found - truth, axis=1)
-    return np.asarray(difference / np.linalg.norm(truth, axis=1))
 
 
 @pytest.mark.parametrize("name", PICTURES)

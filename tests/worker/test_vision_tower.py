@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from moeserve.models.errors import ModelError
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.tower_file import open_tower
 from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower, merge_order
-from tests.support.picture_fixture import MODEL, PICTURES, TOWER, picture_cases
+from tests.support.picture_fixture import MODEL, PICTURES, TOWER, errors, picture_cases
 
 
 @pytest.fixture(scope="module")
@@ -21,19 +22,13 @@ def tower() -> Qwen3VlTower:
     return Qwen3VlTower(file, shape)
 
 
-def errors(found: np.ndarray, truth: np.ndarray) -> np.ndarray:
-    """The relative error of each row."""
-    difference = np.linalg.norm(found - truth, axis=1)
-    return np.asarray(difference / np.linalg.norm(truth, axis=1))
-
-
 @pytest.mark.parametrize("name", PICTURES)
 def test_pixels_and_embeddings(tower: Qwen3VlTower, name: str) -> None:
     """transformers' in float32. llama.cpp's median relative error is 8e-4; it pads the wide picture: 0.6."""
     case = picture_cases()[name]
     pixels = case.resized()
     rows, columns = case.size[0] // 16, case.size[1] // 16
-    patches = tower._patches_of(pixels)[merge_order(rows, columns, 2)].numpy()
+    patches = tower._patches_of(torch.from_numpy(pixels))[merge_order(rows, columns, 2)].numpy()
     twice = np.repeat(patches.reshape(-1, 3, 1, 256), 2, axis=2).reshape(len(patches), -1)
     assert np.array_equal(twice, case.truth["pixel_values"])
     found, truth = tower.encode(pixels), case.truth["embeddings"]

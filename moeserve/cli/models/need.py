@@ -8,10 +8,10 @@ from typing import Final
 
 from moeserve.cli.command_line import resolve
 from moeserve.cli.plan.fit import Fit, fit_model
-from moeserve.cli.plan.memory import CUDA_CONTEXT_BYTES
 from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.errors import UserError
+from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
 from moeserve.processes.free_memory import available_bytes, limit_note
 from moeserve.processes.gpu_driver import driver_version
 

@@ -1,8 +1,9 @@
-"""A forecast of the expert cache's hits: its policy replayed on a routing trace, recorded or assumed."""
+"""A forecast of the hits of the expert cache, or of experts on disk in RAM: the policy replayed on a routing trace,
+recorded or assumed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from moeserve.placement import ModelSizes, Placement
 from moeserve.placement.expert_cache.generate import PRESETS, generate
 from moeserve.placement.expert_cache.policy import STEP_BYTES, UNSTREAMED_STEP_BYTES, Mask
 from moeserve.placement.expert_cache.replay import SETTLING_STEPS, Steps, StepUse, replay_cache
+from moeserve.placement.expert_cache.replay_disk import replay_disk
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace, read_trace
 
 ASSUMED = "local"
@@ -24,10 +26,11 @@ MOST_STREAMS = 16  # more streams of different texts leave a cache little to fol
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """How some steps of a number of streams use the cache. A layer without a cache counts nothing."""
+    """How some steps of a number of streams use the cache, or the RAM slots of experts on disk. A layer without either
+    counts nothing."""
 
     steps: list[StepUse]
-    expert_bytes: npt.NDArray[np.int64]  # [layers], of one that is promoted
+    expert_bytes: npt.NDArray[np.int64]  # [layers], of one that is promoted or read
 
     @property
     def hit_rate(self) -> float:
@@ -39,6 +42,11 @@ class CacheUse:
     def promoted_bytes(self) -> npt.NDArray[np.float64]:
         """[steps]."""
         return np.array([step.promoted @ self.expert_bytes for step in self.steps], np.float64)
+
+    @property
+    def missed_bytes(self) -> float:
+        """Bytes of the experts that a step misses, on average."""
+        return float(np.mean([step.missed @ self.expert_bytes for step in self.steps]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +76,6 @@ def forecast_cache(
         if trace_file is not None:
             raise ConfigError("--routing-trace: experts stay where they are in this plan; leave it out")
         return None
-    counts = [count for count in streams if count <= MOST_STREAMS]
-    recorded = None if trace_file is None else _read(model, trace_file)
     shape = (model.num_layers, model.num_experts)
     cached, movable = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
     for index, layer in enumerate(placement.layers):
@@ -79,12 +85,45 @@ def forecast_cache(
     expert_bytes = np.array([of.expert.cpu for of in sizes.layers], np.int64)
     largest = int((expert_bytes * movable.any(axis=1)).max())
     most = max(1, _step_bytes(sizes, placement) // largest)
+    return _forecast(
+        model,
+        streams,
+        trace_file,
+        expert_bytes,
+        lambda steps: _replayed(steps, cached, movable, most),
+    )
+
+
+def forecast_disk(
+    model: ModelShape,
+    sizes: ModelSizes,
+    slots: Sequence[int],
+    streams: Sequence[int],
+    trace_file: str | None,
+) -> CacheForecast:
+    """Returns the forecast of experts on disk. slots: of each layer in RAM. Raises ConfigError as above."""
+    expert_bytes = np.array([of.expert.cpu for of in sizes.layers], np.int64)
+    return _forecast(
+        model, streams, trace_file, expert_bytes, lambda steps: replay_disk(steps, slots, model.num_experts)
+    )
+
+
+def _forecast(
+    model: ModelShape,
+    streams: Sequence[int],
+    trace_file: str | None,
+    expert_bytes: npt.NDArray[np.int64],
+    replay: Callable[[Steps], list[StepUse]],
+) -> CacheForecast:
+    recorded = None if trace_file is None else _read(model, trace_file)
     settled, at_first = {}, {}
-    for count in counts:
+    for count in streams:
+        if count > MOST_STREAMS:
+            continue
         trace = recorded or _assumed(model, count)
         if len(trace.ids) < trace_tokens(count):
             continue
-        steps = _replayed(Steps(trace, count), cached, movable, most)
+        steps = replay(Steps(trace, count))
         at_first[count] = CacheUse(steps[:SETTLING_STEPS], expert_bytes)
         settled[count] = CacheUse(steps[SETTLING_STEPS:], expert_bytes)
     if recorded is not None and not settled:

@@ -13,9 +13,16 @@ from pathlib import Path
 
 from moeserve.cli.command_line import flag_name, read_options, resolve
 from moeserve.cli.other_flags import in_our_words
-from moeserve.cli.plan.cache_forecast import MOST_STREAMS, CacheForecast, forecast_cache, trace_tokens
+from moeserve.cli.plan.cache_forecast import (
+    MOST_STREAMS,
+    CacheForecast,
+    forecast_cache,
+    forecast_disk,
+    trace_tokens,
+)
+from moeserve.cli.plan.disk_rate import DiskRate, measure_disk
 from moeserve.cli.plan.fit import fit_model
-from moeserve.cli.plan.memory import CUDA_CONTEXT_BYTES, Memory, usable_gpu_bytes
+from moeserve.cli.plan.memory import Memory, usable_gpu_bytes
 from moeserve.cli.plan.options import SHARED, command_parser
 from moeserve.cli.plan.rates import CpuRates, GpuRates
 from moeserve.cli.plan.report import PlacementPlan, Speed, as_json, as_text
@@ -37,6 +44,7 @@ from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import ModelSizes, Placement
+from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
 from moeserve.placement.group import refuse_placement_flags
 from moeserve.placement.options import (
     heat_counts,
@@ -51,6 +59,10 @@ CONTEXT = 512
 SHORT_STEP_S = 1e-3  # below it, what the server does between two steps counts (measured on two cores)
 ASSUMED_GPU = (
     "the GPU's speed is assumed where you have not given it (--gpu-bandwidth, --gpu-tflops, --pcie-bandwidth)"
+)
+ASSUMED_TEXT = (
+    "the hits are those of a text that uses its experts again as published traces do; yours: record one with "
+    "--record-routing-trace, and give it as --routing-trace"
 )
 USERS = (2048, 8192, 32768)  # tokens of each
 
@@ -104,9 +116,18 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     cpu_rates = cpu_rates_of(args, config, gguf, model)
     gpu_rates = None if gpu is None else gpu_rates_of(args)
     streams = [count for count in STREAMS if count <= config.max_num_seqs]
-    cache = forecast_cache(model, sizes, placement, streams, args.routing_trace)
+    on_disk = fit.disk
+    cache = None
+    if on_disk is None:
+        cache = forecast_cache(model, sizes, placement, streams, args.routing_trace)
     speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates, cache)
     from_disk = READ_BYTES_PER_S if args.disk_bandwidth is None else args.disk_bandwidth * 1e9
+    disk_cautions: list[str] = []
+    if on_disk is not None:
+        rate = disk_rate_of(args, gguf.path)
+        found = forecast_disk(model, sizes, on_disk.slots, streams, args.routing_trace)
+        speed = on_disk.slowed(speed, found, rate, in_a_step)
+        disk_cautions = [on_disk.caution(rate), *([ASSUMED_TEXT] if found.is_assumed else [])]
     tiers = forecast_tiers(
         {
             "ram": (memory.ram_tier, 0.0 if gpu_rates is None else gpu_rates.pcie),
@@ -138,8 +159,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
             has_gpu=gpu is not None,
             # On a GPU, a placement reserves one pool's bytes for these tokens.
         ),
-        cautions=_cautions(config, args, memory, speed, note, cache)
-        + ([] if fit.disk is None else [fit.disk.caution(from_disk)]),
+        cautions=_cautions(config, args, memory, speed, note, cache) + disk_cautions,
     )
 
 
@@ -224,6 +244,13 @@ def cpu_rates_of(
     if args.cpu_gops is not None:
         rates = dataclasses.replace(rates, dense_ops=args.cpu_gops * 1e9, expert_ops=args.cpu_gops * 1e9)
     return rates
+
+
+def disk_rate_of(args: argparse.Namespace, path: Path) -> DiskRate:
+    """As the user says; else measured, or assumed where that is not possible."""
+    if args.disk_bandwidth is not None:
+        return DiskRate(args.disk_bandwidth * 1e9, "--disk-bandwidth")
+    return measure_disk(path) or DiskRate(READ_BYTES_PER_S, "assumed; --disk-bandwidth")
 
 
 def measure_the_gpu() -> GpuRates:
@@ -314,10 +341,7 @@ def _cautions(
     if args.gpu_memory is not None and None in (args.gpu_bandwidth, args.gpu_tflops, args.pcie_bandwidth):
         cautions.append(ASSUMED_GPU)
     if cache is not None and cache.is_assumed:
-        cautions.append(
-            "the expert cache's hits are those of a text that uses its experts again as published traces do; yours: "
-            "record one with --record-routing-trace, and give it as --routing-trace"
-        )
+        cautions.append(ASSUMED_TEXT)
     short = [n for n in speed.decode if n <= MOST_STREAMS and n not in speed.hit_rates]
     if cache is not None and short:
         cautions.append(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Final
 
+from moeserve.cli.plan.cache_forecast import CacheForecast, CacheUse
+from moeserve.cli.plan.disk_rate import DiskRate
+from moeserve.cli.plan.report import Speed
 from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
@@ -23,8 +26,6 @@ from moeserve.placement.expert_ram import (
 )
 from moeserve.placement.sizes import ModelSizes
 
-HIT_RATES: Final = (0.8, 0.95)  # what texts find in RAM again, published for several models
-
 
 @dataclass(frozen=True, slots=True)
 class DiskFit:
@@ -32,16 +33,40 @@ class DiskFit:
     slot_bytes: int  # of these, experts
     expert_bytes: int  # of all experts
     token_bytes: int  # of the experts that one token uses
+    slots: list[int]  # of each layer
 
-    def caution(self, disk_rate: float) -> str:
-        """disk_rate: bytes per second."""
-        few, many = ((1 - rate) * self.token_bytes / disk_rate for rate in HIT_RATES)
-        low, high = HIT_RATES
+    def caution(self, disk_rate: DiskRate) -> str:
+        wait = self.token_bytes / disk_rate.bytes_per_s
         return (
-            f"RAM holds {self.slot_bytes / GIB:.2f} of {self.expert_bytes / GIB:.2f} GiB of experts, and the speeds "
-            f"leave out reads from disk: a token uses {self.token_bytes / GIB:.3f} GiB of experts, so that one stream "
-            f"waits {many:.2g} s more for each token if {high:.0%} are in RAM, {few:.2g} s if {low:.0%} are, at "
-            f"{disk_rate / 1e9:g} GB/s (--disk-bandwidth)"
+            f"RAM holds {self.slot_bytes / GIB:.2f} of {self.expert_bytes / GIB:.2f} GiB of experts. A token uses "
+            f"{self.token_bytes / GIB:.3f} GiB of them, which take {wait:.2g} s to read if none is in RAM, at "
+            f"{disk_rate.bytes_per_s / 1e9:.2g} GB/s ({disk_rate.origin})"
+        )
+
+    def slowed(self, speed: Speed, forecast: CacheForecast, disk_rate: DiskRate, step_tokens: int) -> Speed:
+        """Returns the speed with reads from disk. Steps of more streams than are forecast, and those with prompts, use
+        all experts: all that RAM does not hold is read in each."""
+        rest = float(self.expert_bytes - self.slot_bytes)
+
+        def decode(rates: dict[int, float], uses: dict[int, CacheUse]) -> dict[int, float]:
+            return {
+                count: count / (count / rate + (uses[count].missed_bytes if count in uses else rest) / per_s)
+                for count, rate in rates.items()
+            }
+
+        per_s = disk_rate.bytes_per_s
+        settled, at_first = forecast.settled, forecast.at_first
+        return dataclasses.replace(
+            speed,
+            # A chunk's experts are read while those before them are computed.
+            prefill={
+                tokens: tokens / max(tokens / rate, -(-tokens // step_tokens) * rest / per_s)
+                for tokens, rate in speed.prefill.items()
+            },
+            decode=decode(speed.decode, settled),
+            hit_rates={count: use.hit_rate for count, use in settled.items()},
+            decode_at_first=decode({count: speed.decode[count] for count in at_first}, at_first),
+            hit_rates_at_first={count: use.hit_rate for count, use in at_first.items()},
         )
 
 
@@ -63,6 +88,7 @@ def fit_disk(
     budget = expert_ram_bytes(config, sizes, layout, free)
     if budget is None:
         return None
-    slots = slot_bytes(sizes, expert_slots(sizes, model, budget))
-    weights = dense_bytes(sizes) + slots + READER_BYTES
-    return DiskFit(weights, slots, expert_bytes(sizes), slot_bytes(sizes, least_slots(model)))
+    slots = expert_slots(sizes, model, budget)
+    in_ram = slot_bytes(sizes, slots)
+    weights = dense_bytes(sizes) + in_ram + READER_BYTES
+    return DiskFit(weights, in_ram, expert_bytes(sizes), slot_bytes(sizes, least_slots(model)), slots)

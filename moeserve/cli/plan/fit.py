@@ -8,13 +8,13 @@ from pathlib import Path
 
 from moeserve.cli.plan.disk_fit import DiskFit, fit_disk
 from moeserve.cli.plan.memory import (
-    CUDA_CONTEXT_BYTES,
     Memory,
     predict,
     processes_bytes,
     usable_gpu_bytes,
 )
 from moeserve.cli.plan.routing import RoutingProbabilities
+from moeserve.cli.plan.tower import tower_memory
 from moeserve.config import ServerConfig, drafts_of
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
@@ -26,7 +26,7 @@ from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
-from moeserve.placement.engine_memory import gpu_reserved_bytes
+from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES, gpu_reserved_bytes
 from moeserve.placement.gpu_drafts import check_gpu_drafts
 from moeserve.placement.options import (
     placement_options,
@@ -36,6 +36,7 @@ from moeserve.placement.options import (
 )
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
+from moeserve.placement.tower_room import budget_beside_tower
 from moeserve.worker.adapters.memory import (
     AdapterMemory,
     adapter_memory,
@@ -62,6 +63,10 @@ class Fit:
 def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -> Fit:
     """gpu: bytes of the GPU's memory; None: the CPU alone. ram: bytes that the server may take; `note` says what bounds
     them. Raises UserError for a file or a wish that cannot be served, or does not fit."""
+    tower = tower_memory(config, gpu)
+    if gpu is not None:
+        gpu -= tower.gpu
+        config = budget_beside_tower(config, tower.gpu)
     source = open_metadata(Path(config.model))
     drafts = drafts_of(config)
     model = read_checked_shape(source)
@@ -108,7 +113,8 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     if gpu is None:
         adapters = adapter_memory(config, model, open_adapters(config, model), most_rows)
     memory = predict(
-        config, model, sizes, placement, ram, gpu_other, in_a_step, adapters, gpu_adapters=adapter_bytes
+        *(config, model, sizes, placement, ram, gpu_other, in_a_step, adapters, tower),
+        gpu_adapters=adapter_bytes,
     )
     _check_ram(memory, ram, note)
     return Fit(source, model, sizes, routing, placement, memory, in_a_step, disk)

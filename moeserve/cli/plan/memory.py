@@ -6,10 +6,9 @@ and the tokenizers built from the vocabulary, by httpserver, detokenizer and wor
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from pathlib import Path
 
+from moeserve.cli.plan.tower import CUDA_LIBRARIES_BYTES, TowerMemory
 from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
@@ -21,16 +20,16 @@ from moeserve.kv.window_capacity import KvPools, divide
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import ModelSizes, Placement
-from moeserve.placement.engine_memory import cpu_logits_bytes, cpu_workspace_bytes, draft_record_bytes
-from moeserve.visualserver.tower_file import open_tower
+from moeserve.placement.engine_memory import (
+    CUDA_CONTEXT_BYTES,
+    cpu_logits_bytes,
+    cpu_workspace_bytes,
+    draft_record_bytes,
+)
 from moeserve.worker.adapters.memory import AdapterMemory
 
 PROCESSES_BYTES = 384 << 20
 VOCABULARY_BYTES = 1550  # of each token
-VISUALSERVER_BYTES = 192 << 20  # torch, Pillow, and the process that decodes
-
-CUDA_CONTEXT_BYTES = 512 << 20
-CUDA_LIBRARIES_BYTES = 600 << 20  # RAM: torch with CUDA, its context, Triton
 
 
 def usable_gpu_bytes(config: ServerConfig, gpu: int) -> int:
@@ -49,7 +48,7 @@ class Memory:
     ram_kv: int
     ram_states: int  # recurrent, running and snapshots
     ram_other: int  # processes, tokenizers, the steps' buffers
-    ram_tower: int  # the vision tower in float32, and its process
+    ram_tower: int  # the vision tower, where it is not the GPU's, and its process
     ram_images: int  # embeddings of pictures that may come again
     ram_adapters: int  # LoRA adapters of --lora-modules
     ram_later_adapters: int  # kept free for those of --lora-dir
@@ -59,6 +58,7 @@ class Memory:
     gpu_states: int
     gpu_stream: int  # buffers for streamed experts
     gpu_adapters: int  # LoRA adapters, and what is kept free for more
+    gpu_tower: int  # the vision tower, its context and a picture
     gpu_other: int
     kv_tokens: int
     window_slots: int  # of the windowed layers' own KV pool; 0: all layers have one
@@ -81,6 +81,7 @@ class Memory:
             + self.gpu_states
             + self.gpu_stream
             + self.gpu_adapters
+            + self.gpu_tower
             + self.gpu_other
         )
 
@@ -97,17 +98,6 @@ def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placemen
     shared = _handoff_bytes(model, rows) if placement.shares_layers else 0
     cpu_stage = cpu_workspace_bytes(model, rows) if placement.layers_in_ram else 4 * rows * model.hidden_size
     return fixed + CUDA_LIBRARIES_BYTES + shared + (cpu_stage if placement.begins_in_ram else 0)
-
-
-def tower_bytes(config: ServerConfig) -> int:
-    """RAM of the visual server with the largest picture, beside the embeddings that it keeps. Raises ModelError for
-    what is no tower."""
-    if config.mmproj is None:
-        return 0
-    _, shape = open_tower(Path(config.mmproj))
-    floats = sum(map(math.prod, shape.tensor_shapes().values()))
-    tokens = config.image_max_tokens or shape.default_max_tokens
-    return VISUALSERVER_BYTES + 4 * (floats + tokens * shape.token_floats)
 
 
 def _handoff_bytes(model: ModelShape, rows: int) -> int:
@@ -166,16 +156,18 @@ def predict(
     gpu_other: int,
     step_tokens: int,
     adapters: AdapterMemory,
+    tower: TowerMemory,
     *,
     gpu_adapters: int = 0,
 ) -> Memory:
-    """ram: bytes that the server may take. adapters, gpu_adapters: what these take of RAM and of a GPU's memory. The KV
-    pool gets what `kv/capacity.py` would give it, and the GPU's share of it what the placement says."""
+    """ram: bytes that the server may take. tower: the vision tower's. adapters, gpu_adapters: what these take of RAM
+    and of a GPU's memory. The KV pool gets what `kv/capacity.py` would give it, and the GPU's share of it what the
+    placement says."""
     wanted = config.max_model_len or model.context_length
     other = processes_bytes(config, model, placement, step_tokens)
     cpu_layers = placement.layers_in_ram
-    tower, images = tower_bytes(config), 0 if config.mmproj is None else int(config.image_cache * GIB)
-    free = max(0, ram - other - placement.cpu_weight_bytes - adapters.reserved - tower - images)
+    images = 0 if config.mmproj is None else int(config.image_cache * GIB)
+    free = max(0, ram - other - placement.cpu_weight_bytes - adapters.reserved - tower.ram - images)
     slots = placement.state_slots
     if not placement.uses_gpu or placement.layers_in_ram:
         check_cpu_reads(layout_of(config, model))
@@ -203,7 +195,7 @@ def predict(
         ram_kv=ram_kv,
         ram_states=ram_states,
         ram_other=other,
-        ram_tower=tower,
+        ram_tower=tower.ram,
         ram_images=images,
         ram_adapters=adapters.resident,
         ram_later_adapters=adapters.later,
@@ -215,6 +207,7 @@ def predict(
         gpu_states=slots * sizes.state_bytes(cpu_layers),
         gpu_stream=placement.stream_bytes,
         gpu_adapters=gpu_adapters,
+        gpu_tower=tower.gpu,
         gpu_other=gpu_other,
         kv_tokens=tokens,
         window_slots=pools.num_window_slots,

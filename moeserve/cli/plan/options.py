@@ -20,6 +20,7 @@ _PLACEMENT = (
 SHARED = (
     "model",
     "mmproj",
+    "mmproj_device",
     "image_max_tokens",
     "image_cache",
     "lora_modules",
@@ -83,14 +84,19 @@ def command_parser() -> argparse.ArgumentParser:
         ("--gpu-bandwidth", "GB/s", f"rate at which the GPU reads its memory ({assumed(gpu.read / 1e9)})"),
         ("--gpu-tflops", "TFLOPS", f"the GPU's bfloat16 rate ({assumed(gpu.ops / 1e12)})"),
         ("--pcie-bandwidth", "GB/s", f"rate of copies from RAM to the GPU ({assumed(gpu.pcie / 1e9)})"),
-        ("--disk-bandwidth", "GB/s", "rate at which --kv-disk and models are read (default: 1)"),
+        (
+            "--disk-bandwidth",
+            "GB/s",
+            "rate at which --kv-disk, experts on disk and models are read (default: experts: measured; else 1)",
+        ),
     ):
         machine.add_argument(flag, type=number, metavar=metavar, help=text)
     parser.add_argument(
         "--routing-trace",
         metavar="FILE",
         help=(
-            "predict the expert cache's hits from this trace, recorded by a server with --record-routing-trace "
+            "predict the hits of the expert cache, or of experts on disk, from this trace, recorded by a server with "
+            "--record-routing-trace "
             "(default: a generated trace with the locality of published ones)"
         ),
     )

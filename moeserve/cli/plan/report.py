@@ -28,7 +28,7 @@ class Speed:
     prefill: dict[int, float]  # by the length of a prompt
     decode: dict[int, float]  # by the number of streams, of all together
     context: int  # tokens before what is decoded
-    # Of the expert cache, by the number of streams; empty: there is none.
+    # Of the expert cache or of experts on disk, by the number of streams; empty: there is neither.
     hit_rates: dict[int, float] = field(default_factory=dict)
     # Of the first SETTLING_STEPS tokens of texts, whose experts the cache does not have yet.
     decode_at_first: dict[int, float] = field(default_factory=dict)
@@ -189,6 +189,7 @@ def _memory(plan: PlacementPlan) -> str:
             *([_row("GPU, recurrent states", _gib(m.gpu_states))] if m.gpu_states else []),
             _row("GPU, streamed experts", _gib(m.gpu_stream)),
             *([_row("GPU, LoRA adapters", _gib(m.gpu_adapters))] if m.gpu_adapters else []),
+            *([_row("GPU, vision tower", _gib(m.gpu_tower))] if m.gpu_tower else []),
             _row("GPU, buffers and CUDA", _gib(m.gpu_other)),
             _row("GPU together", f"{_gib(m.gpu)} of {_gib(plan.gpu)}"),
         ]
@@ -234,19 +235,21 @@ def _speed(plan: PlacementPlan) -> str:
     decode = [
         _row(
             f"{streams} at once" if streams > 1 else "one answer",
-            f"{rate:,.1f} tokens/s{' together' if streams > 1 else ''}{_found(plan.speed, streams)}",
+            f"{rate:,.1f} tokens/s{' together' if streams > 1 else ''}{_found(plan, streams)}",
         )
         for streams, rate in plan.speed.decode.items()
     ]
     return "\n".join([f"Speed ({machine}; {plan.speed.context:,} tokens of context)", *prefill, *decode])
 
 
-def _found(speed: Speed, streams: int) -> str:
+def _found(plan: PlacementPlan, streams: int) -> str:
+    speed = plan.speed
     if streams not in speed.hit_rates:
         return ""
     whose = "their" if streams > 1 else "its"
+    where = "in RAM" if plan.gpu is None else "on the GPU"
     first = f"{speed.decode_at_first[streams]:,.1f} over the first {SETTLING_STEPS} of a text"
-    return f", {speed.hit_rates[streams]:.0%} of {whose} experts found on the GPU; {first}"
+    return f", {speed.hit_rates[streams]:.0%} of {whose} experts found {where}; {first}"
 
 
 def _row(name: str, text: str) -> str:

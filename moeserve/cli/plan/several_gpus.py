@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from moeserve.cli.plan.gpu_constants import H200
-from moeserve.cli.plan.memory import CUDA_CONTEXT_BYTES, usable_gpu_bytes
+from moeserve.cli.plan.memory import usable_gpu_bytes
 from moeserve.cli.plan.rates import CpuRates, GpuRates
 from moeserve.cli.plan.report import Speed
 from moeserve.cli.plan.routing import RoutingProbabilities
@@ -25,7 +25,7 @@ from moeserve.models.ranks.rank_share import RankShare, why_undivided
 from moeserve.models.ranks.rank_source import RankSource
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement
-from moeserve.placement.engine_memory import gpu_reserved_bytes
+from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES, gpu_reserved_bytes
 from moeserve.placement.group import place_share, share_among, share_sizes
 from moeserve.placement.options import heat_counts
 from moeserve.placement.sizes import has_float_weights

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
+
 import numpy as np
 import numpy.typing as npt
 
 from moeserve.kernels import _C
+from moeserve.kernels.choice_rule import ALL_KEYS, ChoiceRule
 from moeserve.kernels.stream_operands import Heads
 
 
@@ -19,18 +22,16 @@ def build_attention_plan(
     heads: Heads,
     threads: int,
     ends: npt.NDArray[np.int32] | None = None,
-    top: int = 0,
-    block: int = 1,
+    rule: ChoiceRule = ALL_KEYS,
 ) -> None:
     """Plans the attention of sequences: sequence i has rows rows[i] .. rows[i] + counts[i] - 1 of the step,
     positions from positions[i] on, and KV slots in slot_table[req_slots[i]].
 
-    ends: int32, for each row of the step, the number of its sequence's keys that it sees
-    (`reference.Sequence.ends`); None: causal attention. top: rows with more complete
-    blocks of `block` keys attend to as many blocks, and the incomplete one, as `CpuStream.choose_keys` chooses; 0: to
-    all keys. Only slot_table (int32 [max_num_seqs, max_model_len], C
-    order) must outlive the call. Raises ValueError for wrong dtypes or shapes, and IndexError for rows, positions
-    or request slots out of range, or for a row that does not see itself or sees past its sequence.
+    ends: int32, for each row of the step, the number of its sequence's keys that it sees (`reference.Sequence.ends`);
+    None: causal attention. rule: how many of the keys that it sees a row attends to; `CpuStream.choose_keys` chooses
+    them. Only slot_table (int32 [max_num_seqs, max_model_len], C order) must outlive the call. Raises ValueError for
+    wrong dtypes or shapes, and IndexError for rows, positions or request slots out of range, or for a row that does not
+    see itself or sees past its sequence.
     """
     widths = heads.num, heads.num_kv, heads.value_width
-    plan.build(rows, counts, positions, req_slots, slot_table, *widths, threads, ends, top, block)
+    plan.build(rows, counts, positions, req_slots, slot_table, *widths, threads, ends, *astuple(rule))

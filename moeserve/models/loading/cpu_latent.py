@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from moeserve.kernels.cpu_stream import LinearGroup
-from moeserve.models.indexer import IndexerShape
 from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.loading.cpu_indexer import load_indexer
 from moeserve.models.loading.cpu_residual import LoadMatrix, Vector
-from moeserve.models.loading.cpu_weights import CpuIndexer, CpuInput, CpuLatentAttention
+from moeserve.models.loading.cpu_weights import CpuInput, CpuLatentAttention
 from moeserve.models.sources.gguf import names as n
 
 
 def load_latent_attention(
     shape: LatentAttentionShape, index: int, norm: CpuInput, vector: Vector, matrix: LoadMatrix
 ) -> CpuLatentAttention:
-    """Loads the attention of layer `index`. norm: what it reads the residual through."""
+    """Loads the attention of layer `index`. norm: the norm or stream mix before the layer."""
     has_q_a = shape.q_rank > 0
     output_bias = [vector(n.bias_of_layer(index, n.ATTN_OUTPUT))] if shape.output_bias else None
     return CpuLatentAttention(
@@ -25,7 +25,7 @@ def load_latent_attention(
         k_b=matrix(n.of_layer(index, n.ATTN_K_B)),
         v_b=matrix(n.of_layer(index, n.ATTN_V_B)),
         output=LinearGroup([matrix(n.of_layer(index, n.ATTN_OUTPUT))], output_bias),
-        indexer=_indexer(shape.indexer, index, vector, matrix),
+        indexer=load_indexer(shape.indexer, index, vector, matrix),
     )
 
 
@@ -38,14 +38,3 @@ def _inputs(shape: LatentAttentionShape, index: int, vector: Vector, matrix: Loa
         for part, _ in shape.input_parts
     ]
     return LinearGroup(matrices, biases)
-
-
-def _indexer(shape: IndexerShape | None, index: int, vector: Vector, matrix: LoadMatrix) -> CpuIndexer | None:
-    if shape is None or shape.keys_from is not None:
-        return None
-    return CpuIndexer(
-        inputs=LinearGroup([matrix(n.of_layer(index, part)) for part in (n.INDEXER_K, n.INDEXER_PROJ)]),
-        q_b=LinearGroup([matrix(n.of_layer(index, n.INDEXER_Q_B))]),
-        k_norm=vector(n.of_layer(index, n.INDEXER_K_NORM)),
-        k_bias=vector(n.bias_of_layer(index, n.INDEXER_K_NORM)),
-    )

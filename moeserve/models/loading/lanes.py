@@ -25,6 +25,8 @@ def check_lanes(
     }
     if shape.latent is not None:
         sizes |= shape.latent.sizes
+    if shape.indexer is not None:
+        sizes["attention.indexer.key_length"] = shape.indexer.dim
     if shape.recurrence is not None:
         sizes |= shape.recurrence.sizes
     latents = (layer.moe.latent for layer in shape.layers if layer.moe is not None)

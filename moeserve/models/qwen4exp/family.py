@@ -1,9 +1,9 @@
-"""Qwen3.8-Flash-Next (https://huggingface.co/Qwen/Qwen3.8-Flash-Next), text only: as Qwen3.5-MoE, with a residual of
-several streams in place of norms, the DeltaNet's output gate a sigmoid, and n-gram embeddings that one layer adds.
+"""Qwen3.8-Flash-Next (https://huggingface.co/Qwen/Qwen3.8-Flash-Next), text only. It differs from Qwen3.5-MoE: the
+residual has several streams, whose mix replaces norms; the DeltaNet's output gate is a sigmoid; one layer adds n-gram
+embeddings.
 
-In layers that attend an indexer chooses the blocks of keys that a query attends to. Here a query attends to all keys.
-The two are the same while there are no more blocks than the indexer chooses, so contexts up to that length are served,
-and the indexer's weights are not read. No key says that the DeltaNet's gate is a sigmoid: the architecture has one.
+In attention layers, an indexer chooses the blocks of keys that a query attends to. The architecture implies that the
+DeltaNet's gate is a sigmoid; no key says so.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from moeserve.kernels.choice_rule import ChoiceRule
 from moeserve.kernels.ngrams.hashing import NgramHashes
-from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
+from moeserve.models.indexer import BlockIndexerShape
+from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape
 from moeserve.models.qwen_hybrid import read_hybrid_shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.residual import HyperConnections, NgramShape
@@ -21,7 +23,7 @@ from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
-TOKEN_BITS = 63  # a token id times a multiplier
+TOKEN_BITS = 63  # bits of a token id times a multiplier
 
 
 def read_shape(source: ModelSource) -> ModelShape:
@@ -35,29 +37,44 @@ def read_shape(source: ModelSource) -> ModelShape:
     )
     return replace(
         shape,
-        layers=tuple(map(_layer, shape.layers)),
+        layers=tuple(_layer(*each) for each in zip(shape.layers, _indexers(reader, shape), strict=True)),
         streams=streams,
         ngrams=ngrams,
-        context_length=min(shape.context_length, _dense_context(reader, shape)),
     )
 
 
-def _layer(layer: LayerShape) -> LayerShape:
-    if not isinstance(layer.mixer, GatedDeltaNetShape):
-        return replace(layer, unread=n.BLOCK_INDEXER)
+def _layer(layer: LayerShape, indexer: BlockIndexerShape | None) -> LayerShape:
+    if isinstance(layer.mixer, AttentionShape):
+        mixer = replace(layer.mixer, indexer=indexer)
+        return replace(layer, mixer=mixer, unread=() if indexer is not None else n.BLOCK_INDEXER)
+    assert isinstance(layer.mixer, GatedDeltaNetShape)
     heads = replace(layer.mixer.heads, sigmoid_gate=True)
     return replace(layer, mixer=replace(layer.mixer, heads=heads))
 
 
-def _dense_context(reader: ShapeReader, shape: ModelShape) -> int:
-    """Returns the tokens of which every query attends to all: the chosen blocks, and a block that is not complete."""
-    chosen = reader.integer("attention.indexer.top_k", 1, 1 << 24)
-    ratios = reader.layer_integers("attention.compress_ratios", 0, 1 << 16)
-    least = min(
-        (ratio for ratio, layer in zip(ratios, shape.layers, strict=True) if layer.attention and ratio),
-        default=0,
-    )
-    return chosen + least - 1 if least else shape.context_length
+def _indexers(reader: ShapeReader, shape: ModelShape) -> list[BlockIndexerShape | None]:
+    """Returns each layer's indexer; None for a layer that does not attend or attends to all keys. Like llama.cpp, takes
+    a ratio of 0 to mean all keys; with some versions of transformers its converter writes 0 for all layers."""
+    ratios = [
+        ratio if layer.attention else 0
+        for ratio, layer in zip(
+            reader.layer_integers("attention.compress_ratios", 0, 1 << 16), shape.layers, strict=True
+        )
+    ]
+    if len(set(ratios) - {0}) > 1:
+        raise reader.error("attention.compress_ratios", f"has {sorted(set(ratios))}; one is supported, or 0")
+    num_heads = reader.integer("attention.indexer.head_count", 1, 1024)
+    dim = reader.integer("attention.indexer.key_length", shape.heads.rotary_dim, 1024)
+    top = reader.integer("attention.indexer.top_k", 1, 1 << 24)
+    for ratio in set(ratios) - {0}:
+        if top % ratio:
+            raise reader.error(
+                "attention.indexer.top_k", f"is {top}, which blocks of {ratio} keys do not fit"
+            )
+    return [
+        BlockIndexerShape(num_heads, dim, ChoiceRule(top // ratio, ratio)) if ratio else None
+        for ratio in ratios
+    ]
 
 
 def _read_ngrams(source: ModelSource, reader: ShapeReader) -> NgramShape:

@@ -27,6 +27,11 @@ class TowerShape(Protocol):
         ...
 
     @property
+    def token_side(self) -> int:
+        """Pixels a side of what becomes one token."""
+        ...
+
+    @property
     def token_floats(self) -> int:
         """Floats that a token's patches have in memory at once while they are encoded."""
         ...

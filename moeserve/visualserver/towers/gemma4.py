@@ -1,4 +1,4 @@
-"""Gemma 4's tower (https://ai.google.dev/gemma/docs/core), in float32.
+"""Gemma 4's tower (https://ai.google.dev/gemma/docs/core).
 
 x = patches of pixels, times a matrix, + learned positions of the column and of the row
 x += norm(attention(norm(x)))      all patches see each other; q, k and v are normalised by head, and the halves of q's
@@ -11,66 +11,59 @@ All norms are RMS norms; those of v and of tokens have no weight.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from moeserve.models.loading.floats import read_floats
-from moeserve.models.sources.gguf import GGUFFile
+from moeserve.models.sources.source import ModelSource
 from moeserve.visualserver.shapes.gemma4 import BOUNDS, PRODUCTS, STANDARD, Gemma4Shape
-
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+from moeserve.visualserver.towers.tower import CPU, Tower
 
 ROPE_THETA: Final = 100.0
 
 
-class Gemma4Tower:
-    """One writer and reader: the visual server's thread."""
+class Gemma4Tower(Tower):
+    """See `Tower`."""
 
-    def __init__(self, file: GGUFFile, shape: Gemma4Shape) -> None:
-        """Reads all weights into RAM, in float32."""
+    def __init__(
+        self,
+        source: ModelSource,
+        shape: Gemma4Shape,
+        device: torch.device = CPU,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(source, shape, device, dtype)
         self.shape = shape
-        self._weights = {name: read_floats(file, name) for name in shape.tensor_shapes()}
-        self._patches = self._weights.pop("v.patch_embd.weight").flatten(1)
+        self._patches = self.weights.pop("v.patch_embd.weight").flatten(1)
         self._bounds: dict[str, list[float]] = {}  # by product: of inputs and outputs, least and most
         if shape.is_clamped:
             for product in (f"v.blk.{layer}.{name}" for layer in range(shape.layers) for name in PRODUCTS):
-                self._bounds[product] = [self._weights.pop(f"{product}.{bound}").item() for bound in BOUNDS]
+                self._bounds[product] = [self.weights.pop(f"{product}.{bound}").item() for bound in BOUNDS]
         dims = shape.hidden // shape.heads // 4
-        self._inverse = ROPE_THETA ** (-torch.arange(dims, dtype=torch.float64) / dims)
+        self._inverse = ROPE_THETA ** (-torch.arange(dims, dtype=torch.float64, device=device) / dims)
 
-    def warm(self) -> None:
-        """What torch loads and allocates with the first picture."""
-        side = 4 * self.shape.token_side
-        self.encode(np.zeros((side, side, 3), np.uint8))
-
-    def encode(self, pixels: Pixels) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """pixels: [height, width, 3], sides multiples of `shape.token_side`. Returns [tokens, output], row by row."""
+    def _tokens(self, pixels: Tensor) -> Tensor:
         shape = self.shape
         rows, columns = pixels.shape[0] // shape.patch, pixels.shape[1] // shape.patch
-        with torch.inference_mode():
-            column, row = torch.arange(columns).repeat(rows), torch.arange(rows).repeat_interleave(columns)
-            table = self._weights["v.position_embd.weight"]
-            x = functional.linear(self._patches_of(pixels), self._patches) + (
-                table[0][column] + table[1][row]
-            )
-            cos, sin = self._angles(column, row)
-            for layer in range(shape.layers):
-                at = f"v.blk.{layer}."
-                mixed = self._attend(at, self._norm(at + "ln1", x), cos, sin)
-                x += self._norm(at + "attn_post_norm", mixed)
-                x += self._norm(at + "ffn_post_norm", self._feed_forward(at, self._norm(at + "ln2", x)))
-            tokens = self._pooled(x, rows, columns)
-            return functional.linear(tokens, self._weights["mm.input_projection.weight"]).numpy()
+        column = torch.arange(columns, device=self.device).repeat(rows)
+        row = torch.arange(rows, device=self.device).repeat_interleave(columns)
+        table = self.weights["v.position_embd.weight"]
+        x = functional.linear(self._patches_of(pixels), self._patches) + (table[0][column] + table[1][row])
+        cos, sin = self._angles(column, row)
+        for layer in range(shape.layers):
+            at = f"v.blk.{layer}."
+            mixed = self._attend(at, self._norm(at + "ln1", x), cos, sin)
+            x += self._norm(at + "attn_post_norm", mixed)
+            x += self._norm(at + "ffn_post_norm", self._feed_forward(at, self._norm(at + "ln2", x)))
+        return self.weights.product("mm.input_projection", self._pooled(x, rows, columns))
 
-    def _patches_of(self, pixels: Pixels) -> Tensor:
+    def _patches_of(self, pixels: Tensor) -> Tensor:
         """float32 [patches, 3 * patch * patch], row by row, from -1 to 1: channel, row, column of each."""
         side = self.shape.patch
         rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
-        split = torch.from_numpy(pixels.copy()).view(rows, side, columns, side, 3)
+        split = pixels.view(rows, side, columns, side, 3)
         return 2.0 * (split.permute(0, 2, 4, 1, 3).reshape(rows * columns, -1).float() / 255.0 - 0.5)
 
     def _angles(self, column: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
@@ -83,7 +76,7 @@ class Gemma4Tower:
         q, k, v = (self._product(at + name, x).view(n, heads, -1) for name in ("attn_q", "attn_k", "attn_v"))
         q, k = (self._norm(f"{at}attn_{name}_norm", part) for name, part in (("q", q), ("k", k)))
         q, k, v = (
-            part.transpose(0, 1)[None]
+            part.transpose(0, 1)[None].to(self.weights.dtype)
             for part in (_rotated(q, cos, sin), _rotated(k, cos, sin), self._norm(None, v))
         )
         mixed = functional.scaled_dot_product_attention(q, k, v, scale=1.0)[0]
@@ -100,20 +93,20 @@ class Gemma4Tower:
         split = x.view(rows // side, side, columns // side, side, hidden)
         tokens = split.mean(dim=(1, 3)).view(-1, hidden) * hidden**0.5
         if self.shape.is_standardized:
-            bias, scale = (self._weights[name] for name in STANDARD)
+            bias, scale = (self.weights[name] for name in STANDARD)
             tokens = (tokens - bias) * scale
         return self._norm(None, tokens)
 
     def _norm(self, name: str | None, x: Tensor) -> Tensor:
-        weight = None if name is None else self._weights[name + ".weight"]
-        return functional.rms_norm(x, x.shape[-1:], weight, self.shape.eps)
+        """Returns float32."""
+        weight = None if name is None else self.weights[name + ".weight"]
+        return functional.rms_norm(x.float(), x.shape[-1:], weight, self.shape.eps)
 
     def _product(self, name: str, x: Tensor) -> Tensor:
-        weight = self._weights[name + ".weight"]
         bounds = self._bounds.get(name)
         if bounds is None:
-            return functional.linear(x, weight)
-        return functional.linear(x.clamp(*bounds[:2]), weight).clamp(*bounds[2:])
+            return self.weights.product(name, x)
+        return self.weights.product(name, x.clamp(*bounds[:2])).clamp(*bounds[2:])
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moeserve.models.errors import ModelError
-from moeserve.models.registry import read_checked_shape
+from moeserve.models.registry import read_checked_shape, read_shape
 from moeserve.models.sources.gguf import open_gguf
 from tests.conftest import OWN_FIXTURES, family_models
 from tests.support.changed_header import with_number
@@ -109,7 +109,11 @@ def test_a_granite_hybrid_that_rotates_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "cause"),
     [
-        ("attention.indexer.top_k", 0, "is 0; 1 to 65536 is supported"),
+        ("attention.indexer.top_k", 0, "is 0; 2 to 4096 is supported"),
+        ("attention.indexer.head_count", 3, "is 3; 2, as of k, is supported"),
+        ("attention.indexer.key_length", 16, "is 16; 32 to 1024 is supported"),
+        ("attention.indexer.local_blocks", 0, "is 0; 1 to 2 is supported"),
+        ("attention.indexer.local_blocks", 3, "is 3; 1 to 2 is supported"),
         ("attention.indexer.block_size", HUGE, "is 2147483648; 1 to 65536 is supported"),
         ("rope.dimension_count", 65, "is 65; 2 to 64 is supported"),
     ],
@@ -120,6 +124,14 @@ def test_minimax_m3(tmp_path: Path, model: Path, key: str, value: int, cause: st
 
 
 @pytest.mark.parametrize("model", family_models("minimaxm3"), ids=lambda model: model.stem)
-def test_minimax_m3_is_served_up_to_the_blocks_that_are_chosen(tmp_path: Path, model: Path) -> None:
+def test_minimax_m3_without_an_indexer_is_served_up_to_the_blocks_that_it_would_choose(
+    tmp_path: Path, model: Path
+) -> None:
+    """As llama.cpp converted it before it supported the indexer: its tensors are in no layer."""
     path = with_number(model, tmp_path / "model.gguf", "attention.indexer.top_k", 7)
-    assert read_checked_shape(open_gguf(path)).context_length == 7 * 16
+    assert read_checked_shape(open_gguf(path)).context_length == 4096
+    data = path.read_bytes().replace(b".indexer.q_proj.", b".indexxx.q_proj.")
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match="has no place in architecture 'minimax-m3'"):
+        read_checked_shape(open_gguf(path))
+    assert read_shape(open_gguf(path)).context_length == 7 * 16

@@ -11,7 +11,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.cli.main import main
-from moeserve.cli.plan.memory import VISUALSERVER_BYTES
+from moeserve.cli.plan.tower import VISUALSERVER_BYTES
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.models.adapters.read_peft import PeftAdapter
 from moeserve.models.sources.gguf import open_gguf

@@ -10,6 +10,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.cli.main import main
+from moeserve.cli.plan.tower import CUDA_LIBRARIES_BYTES, VISUALSERVER_BYTES
 from moeserve.config import ServerConfig
 from moeserve.kv.layout import KvLayout
 from moeserve.models.adapters.read_peft import PeftAdapter
@@ -17,15 +18,19 @@ from moeserve.models.adapters.sizes import gpu_table_bytes
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.placement import ModelSizes
-from moeserve.placement.engine_memory import gpu_reserved_bytes
+from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES, gpu_reserved_bytes
 from moeserve.placement.expert_cache.generate import PRESETS, UNIFORM, generate
 from moeserve.placement.expert_cache.routing_trace import write_trace
 from moeserve.placement.step_tokens import step_tokens
+from moeserve.visualserver.tower_file import open_tower
+from moeserve.visualserver.tower_memory import cpu_bytes, gpu_bytes
 from tests.conftest import TINY_MODEL
 from tests.support.gemma_file import write_gemma
 from tests.support.model_header import QWEN3_30B_A3B
 from tests.support.peft_files import SHAPE
 from tests.support.peft_files import write as write_peft
+from tests.support.picture_fixture import MODEL as PICTURED
+from tests.support.picture_fixture import TOWER
 from tests.support.plan_command import fails, run
 
 
@@ -90,6 +95,32 @@ def test_adapters_count_on_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert shown["gpu_other"] > without["gpu_other"]
     assert main(["plan", *flags, *later]) == 0
     assert "GPU, LoRA adapters" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_measuring")
+def test_a_tower_counts_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    """In 16 bits, with its process's context and a picture, taken off what the model may have."""
+    flags = ["--model", str(PICTURED), "--gpu-memory", "16", "--mmproj", "auto", "--ram", "9"]
+    flags += ["--max-num-seqs", "32"]
+    shown, on_cpu = run(capsys, *flags)["memory"], run(capsys, *flags, "--mmproj-device", "cpu")["memory"]
+    _, tower = open_tower(TOWER)
+    assert shown["gpu_tower"] == gpu_bytes(tower, 4096) + CUDA_CONTEXT_BYTES
+    assert (on_cpu["gpu_tower"], on_cpu["ram_tower"]) == (0, VISUALSERVER_BYTES + cpu_bytes(tower, 4096))
+    assert shown["ram_tower"] == VISUALSERVER_BYTES + CUDA_LIBRARIES_BYTES
+    small = [*flags[:2], "--gpu-memory", "2", *flags[4:]]
+    without = run(capsys, *small)["memory"]
+    assert without["gpu_tower"] == 0  # it would be more than an eighth
+    # What is left is what a GPU that is smaller by the tower has.
+    left = 2 - shown["gpu_tower"] / (1 << 30)
+    beside = run(capsys, *small, "--mmproj-device", "cuda")["memory"]
+    alone = run(capsys, *flags[:2], "--gpu-memory", f"{left}", *flags[4:], "--mmproj-device", "cpu")["memory"]
+    assert beside["gpu_states"] == alone["gpu_states"] < without["gpu_states"]
+    budget = [*flags, "--gpu-memory-budget", "1.5"]
+    with_budget = [run(capsys, *budget, "--mmproj-device", device)["memory"] for device in ("cuda", "cpu")]
+    assert with_budget[0]["gpu_states"] < with_budget[1]["gpu_states"]
+    assert main(["plan", *flags]) == 0
+    assert "GPU, vision tower" in capsys.readouterr().out
+    assert "the vision tower alone" in fails(capsys, *flags, "--gpu-memory-budget", "0.5")
 
 
 @pytest.mark.usefixtures("no_measuring")

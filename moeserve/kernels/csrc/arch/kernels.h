@@ -138,7 +138,9 @@ struct Kernels {
   // See lora.inl.
   void (*dot_four)(const float* a, int64_t stride, const float* x, int n, float* out);
   void (*add_low_rank)(const float* s, const float* b, int rank, float* y);
+  // n % 16 == 0.
   void (*to_half)(const float* x, int n, uint16_t* y);
+  void (*from_half)(const uint16_t* x, int n, float* y);
   // Gathers 32 keys (or values) of one KV head as float32: keys transposed, [dim][32]; values [32][dim]. Entries from
   // `count` on are zero.
   void (*gather_keys)(const uint16_t* base, int64_t stride, const int32_t* slots, int count, int dim,

@@ -70,6 +70,7 @@ constexpr Kernels make_table() {
   k.add_low_rank = add_low_rank;
   k.scale = scale;
   k.to_half = to_half_row;
+  k.from_half = from_half_row;
   k.gather_keys = gather_keys;
   k.gather_values = gather_values;
   k.attend_block = attend_block;

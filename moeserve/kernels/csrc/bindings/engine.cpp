@@ -30,7 +30,7 @@ T* at(Address a) {
 // See build_attention_plan in kernels/attention/cpu_plan.py.
 void build_plan(AttentionPlan& plan, nb::handle rows, nb::handle counts, nb::handle positions,
                 nb::handle req_slots, nb::handle slot_table, int heads, int kv_heads, int value_dim,
-                int threads, nb::handle ends, int top, int block) {
+                int threads, nb::handle ends, int top, int block, int local) {
   const HostInts row(rows, "rows", 1), count(counts, "counts", 1), position(positions, "positions", 1),
       req_slot(req_slots, "req_slots", 1), table(slot_table, "slot_table", 2);
   const int64_t n = row.size(0);
@@ -40,12 +40,14 @@ void build_plan(AttentionPlan& plan, nb::handle rows, nb::handle counts, nb::han
     if (column->size(0) == n) continue;
     reject(name, "shape (" + std::to_string(n) + ",) wanted, not (" + std::to_string(column->size(0)) + ",)");
   }
-  if (top < 0 || block < 1 || int64_t{top} * block > INT32_MAX / 2) reject("top", "0 or more keys wanted");
+  if (top < 0 || block < 1 || local < 0 || (int64_t{top} + local + 1) * block > INT32_MAX / 2) {
+    reject("choice", "0 or more blocks of 1 or more keys wanted");
+  }
   if (top > 0 && !ends.is_none()) reject("ends", "None wanted where rows choose their keys");
   const auto build = [&](const int32_t* row_ends, int64_t num_ends) {
     plan.build(static_cast<int>(n), row.data(), count.data(), position.data(), req_slot.data(), table.data(),
-               table.size(0), table.size(1), heads, kv_heads, value_dim, threads, row_ends, num_ends, top,
-               block);
+               table.size(0), table.size(1), heads, kv_heads, value_dim, threads, row_ends, num_ends,
+               ChoiceRule{top, block, local});
   };
   if (ends.is_none()) return build(nullptr, 0);
   const HostInts of_rows(ends, "ends", 1);
@@ -106,14 +108,16 @@ void bind_engine(nb::module_& m) {
       .def_ro("together", &AttentionPlan::together)
       .def("build", &build_plan, "rows"_a, "counts"_a, "positions"_a, "req_slots"_a, "slot_table"_a,
            "heads"_a, "kv_heads"_a, "value_dim"_a, "threads"_a, "ends"_a.none() = nb::none(), "top"_a = 0,
-           "block"_a = 1)
+           "block"_a = 1, "local"_a = 0)
       .def_prop_ro("chosen", [](const AttentionPlan& plan) {
         const KeyChoice& c = plan.choice;
         std::vector<std::pair<int, std::vector<int32_t>>> rows;
         for (const KeyChoice::Tile& tile : c.tiles) {
-          for (int t = 0; t < tile.count; ++t) {
-            const int32_t* list = c.lists.data() + int64_t{tile.list + t} * c.list_stride();
-            rows.emplace_back(tile.row + t, std::vector(list, list + c.list_length(tile.position + t)));
+          for (int i = 0; i < tile.count * c.heads; ++i) {
+            const auto [t, head] = std::div(i, c.heads);
+            const int32_t* list = c.list(tile.list + t, head);
+            rows.emplace_back(tile.row * c.heads + i,
+                              std::vector(list, list + c.list_length(tile.position + t)));
           }
         }
         return rows;
@@ -170,6 +174,8 @@ void bind_engine(nb::module_& m) {
            "positions"_a.none(), "slots"_a, "keys"_a, "n"_a, "heads"_a, "scale"_a, "nope"_a, "queries"_a)
       .def("index_store", &Stream::index_store, "q"_a, "keys"_a, "norm"_a, "bias"_a, "eps"_a, "cos"_a,
            "sin"_a, "positions"_a.none(), "slots"_a, "index_keys"_a, "n"_a, "heads"_a, "in_pairs"_a)
+      .def("index_blocks", &Stream::index_blocks, "plan"_a, "q"_a, "keys"_a, "q_norm"_a, "k_norm"_a, "eps"_a,
+           "cos"_a, "sin"_a, "index_keys"_a, "heads"_a)
       .def("choose_keys", &Stream::choose_keys, "plan"_a, "q"_a, "weights"_a.none(), "index_keys"_a,
            "heads"_a)
       .def("linear_by_head", &Stream::linear_by_head, "x"_a, "n"_a, "weights"_a, "out"_a)

@@ -30,12 +30,6 @@ std::vector<ThreadPlacement> to_placements(const std::vector<std::pair<int, std:
   return placements;
 }
 
-void check_heads(int heads, int kv_heads, int dim) {
-  if (heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || dim < 32 || dim % 32 != 0) {
-    reject("heads", "num_kv that divides num and a dim that 32 divides wanted");
-  }
-}
-
 struct KvPools {  // KV cache of one layer: keys and values [slots, kv_heads, head width]
   KvPool keys, values;
   int64_t slots;
@@ -308,7 +302,14 @@ void Stream::attention(AttentionPlan& plan, Tensor q, nb::object layer, const Ac
   }
   if (gate_softplus && !op.gate_by_head) reject("gate", "softplus needs one gate for each head");
   op.gate_softplus = gate_softplus;
-  pool_.submit(op);
+  if (plan.by_head == nullptr) return pool_.submit(op);
+  if (op.sinks != nullptr || window > 0 || is_latent)
+    reject("plan", "heads that choose have no sinks and no window");
+  if (!plan.tiles.empty()) pool_.submit(op);
+  op.plan = plan.by_head.get();
+  op.heads = heads / kv_heads;
+  op.kv_heads = 1;
+  if (!op.plan->tiles.empty()) pool_.submit(op);
 }
 
 void Stream::route(Tensor logits, int n, Tensor ids, Tensor weights, const std::string& scoring,

@@ -18,6 +18,12 @@ inline void check_ids(const char* what, const int32_t* ids, int n, int64_t count
                           std::to_string(count) + ")");
 }
 
+inline void check_heads(int heads, int kv_heads, int dim) {
+  if (heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || dim < 32 || dim % 32 != 0) {
+    reject("heads", "num_kv that divides num and a dim that 32 divides wanted");
+  }
+}
+
 struct Angles {
   const float *cos, *sin;    // [angles, half]
   const int32_t* positions;  // [n], the row of cos and sin for each row; nullptr: row i uses row i

@@ -12,6 +12,15 @@ void check_index_dim(int64_t dim) {
   reject("keys", "rows of 32 to " + std::to_string(kMostIndexDim) + " elements that 32 divides wanted");
 }
 
+void check_rotary(int64_t half, int64_t dim) {
+  if (half >= 16 && half % 16 == 0 && 2 * half <= dim) return;
+  reject("cos", "rows of a multiple of 16, at most half an index key, wanted, not " + std::to_string(half));
+}
+
+void check_chooses(const AttentionPlan& plan) {
+  if (plan.choice.rule.top < 1) reject("plan", "one that was built with a number of keys to choose wanted");
+}
+
 }  // namespace
 
 void Stream::index_store(Tensor q, Tensor keys, Tensor norm, Tensor bias, float eps, Tensor cos, Tensor sin,
@@ -20,9 +29,7 @@ void Stream::index_store(Tensor q, Tensor keys, Tensor norm, Tensor bias, float 
   check_index_dim(dim);
   if (heads < 1) reject("heads", "at least one wanted");
   const int64_t half = tensor_arg(cos, "cos", Element::kFloat32).cols;
-  if (half < 16 || half % 16 != 0 || 2 * half > dim) {
-    reject("cos", "rows of a multiple of 16, at most half an index key, wanted, not " + std::to_string(half));
-  }
+  check_rotary(half, dim);
   IndexStoreOp op{};
   op.k = &kernels_;
   op.q = rows_arg<float>(q, "q", n, heads * dim);
@@ -45,11 +52,48 @@ void Stream::index_store(Tensor q, Tensor keys, Tensor norm, Tensor bias, float 
   pool_.submit(op);
 }
 
+void Stream::index_blocks(AttentionPlan& plan, Tensor q, Tensor keys, Tensor q_norm, Tensor k_norm, float eps,
+                          Tensor cos, Tensor sin, Tensor index_keys, int heads) {
+  const int64_t dim = tensor_arg(index_keys, "kv.index_keys", Element::kFloat16).cols;
+  check_index_dim(dim);
+  if (heads < 1) reject("heads", "at least one wanted");
+  check_chooses(plan);
+  const KeyChoice& choice = plan.choice;
+  const int64_t half = tensor_arg(cos, "cos", Element::kFloat32).cols;
+  check_rotary(half, dim);
+  const int64_t slots = tensor_arg(index_keys, "kv.index_keys", Element::kFloat16).rows;
+  const int pooled = choice.rule.local > 0 ? 1 : choice.rule.block;
+  int positions = 0;
+  for (const KeyChoice::Rows& of : choice.sequences) {
+    const int first = std::max(0, of.position + 1 - pooled), end = of.position + of.count;
+    check_ids("KV slot", of.slots + first, end - first, slots);
+    positions = std::max(positions, end);
+  }
+  IndexBlocksOp op{};
+  op.k = &kernels_;
+  op.plan = &plan;
+  op.q = rows_arg<float>(q, "q", plan.rows, heads * dim);
+  op.keys = rows_arg<float>(keys, "keys", plan.rows, dim);
+  op.q_norm = sized_arg<float>(q_norm, "q_norm", dim);
+  op.k_norm = sized_arg<float>(k_norm, "k_norm", dim);
+  op.eps = eps;
+  op.cos = rows_arg<float>(cos, "cos", positions, half);
+  op.sin = rows_arg<float>(sin, "sin", positions, half);
+  op.pool = rows_arg<uint16_t>(index_keys, "kv.index_keys", 0, dim);
+  op.heads = heads;
+  op.dim = static_cast<int>(dim);
+  op.rotary = static_cast<int>(2 * half);
+  op.pooled = pooled;
+  pool_.submit(op);
+}
+
 void Stream::choose_keys(AttentionPlan& plan, Tensor q, Tensor weights, Tensor index_keys, int heads) {
   const int64_t dim = tensor_arg(index_keys, "kv.index_keys", Element::kFloat16).cols;
   check_index_dim(dim);
   if (heads < 1) reject("heads", "at least one wanted");
-  if (plan.choice.top < 1) reject("plan", "one that was built with a number of keys to choose wanted");
+  check_chooses(plan);
+  if (plan.choice.rule.by_head() && heads != plan.kv_heads)
+    reject("heads", "as many as KV heads, which choose, wanted");
   ChooseKeysOp op{};
   op.k = &kernels_;
   op.plan = &plan;

@@ -2,6 +2,7 @@
 // is in attention.inl.
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -223,11 +224,9 @@ void attend_tile(const AttentionOp& op, const AttentionPlan::Tile& tile, int par
 void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
                           const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows,
                           int64_t table_stride, int heads_, int kv_heads_, int value_dim_, int threads,
-                          const int32_t* ends, int64_t num_ends, int top, int block) {
+                          const int32_t* ends, int64_t num_ends, const ChoiceRule& rule) {
   tiles.clear();
-  choice.clear();
-  choice.top = top;
-  choice.block = block;
+  choice.begin(rule, kv_heads_);
   row_ends.assign(ends, ends + num_ends);
   rows = 0;
   heads = heads_;
@@ -248,10 +247,28 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
     }
     const int32_t* slots = slot_table + req_slot[i] * table_stride;
     choice.add({row[i], count[i], position[i], slots});
-    const int all = top > 0 ? std::clamp(choice.first_choosing() - position[i], 0, count[i]) : count[i];
+    const int all = rule.top > 0 ? std::clamp(choice.first_choosing() - position[i], 0, count[i]) : count[i];
     add_tiles(row[i], all, position[i], slots);
   }
-  add_chosen_tiles();
+  choice.finish();
+  if (rule.by_head()) {
+    if (by_head == nullptr) by_head = std::make_unique<AttentionPlan>();
+    by_head->tiles.clear();
+    by_head->rows = rows * kv_heads;
+    by_head->heads = heads / kv_heads;
+    by_head->kv_heads = 1;
+    by_head->value_dim = value_dim;
+    by_head->add_chosen_tiles(choice);
+    by_head->divide(threads);
+  } else {
+    by_head.reset();
+    add_chosen_tiles(choice);
+  }
+  divide(threads);
+}
+
+// Divides the tiles among the threads.
+void AttentionPlan::divide(int threads) {
   // With enough units, tiles are not split: their segments are merged at once and need no memory. Nor are tiles of one
   // segment: that takes one phase instead of two.
   const auto is_long = [](const Tile& tile) { return segments_of(tile) > 1; };
@@ -279,13 +296,14 @@ void AttentionPlan::add_tiles(int row, int count, int position, const int32_t* s
   }
 }
 
-// Adds a tile for each row that chooses its keys.
-void AttentionPlan::add_chosen_tiles() {
-  choice.finish();
-  for (const KeyChoice::Tile& of : choice.tiles) {
-    for (int t = 0; t < of.count; ++t) {
-      const int length = choice.list_length(of.position + t);
-      tiles.push_back({of.row + t, 1, length - 1, length, choice.list(of.list + t), nullptr});
+// Adds a tile for each list of chosen keys.
+void AttentionPlan::add_chosen_tiles(const KeyChoice& of) {
+  for (const KeyChoice::Tile& rows_of : of.tiles) {
+    for (int i = 0; i < rows_of.count * of.heads; ++i) {
+      const auto [t, head] = std::div(i, of.heads);
+      const int length = of.list_length(rows_of.position + t);
+      const int32_t* list = of.list(rows_of.list + t, head);
+      tiles.push_back({rows_of.row * of.heads + i, 1, length - 1, length, list, nullptr});
     }
   }
 }

@@ -1,6 +1,7 @@
 // Paged attention, grouped-query or latent, on the CPU pool.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "key_choice.h"
@@ -34,12 +35,12 @@ class AttentionPlan {
   // Sequence i has rows row[i] .. row[i]+count[i]-1, starting at position[i]; slot_table [table_rows, table_stride].
   // ends: [num_ends], how many of its sequence's keys each row of the step sees, or nullptr for causal attention. A row
   // sees at least its own key, and none after its sequence's last row. Throws std::out_of_range if a read would leave
-  // the table, or an end is out of this range. top, block: of `choice`; with top > 0 there are no ends, and
-  // ChooseKeysOp must run before each attention that is to have chosen keys of its own.
+  // the table, or an end is out of this range. rule: of `choice`; if rows choose, there are no ends, and ChooseKeysOp must
+  // run before each attention that is to have chosen keys of its own.
   void build(int sequences, const int32_t* row, const int32_t* count, const int32_t* position,
              const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows, int64_t table_stride,
              int heads, int kv_heads, int value_dim, int threads, const int32_t* ends = nullptr,
-             int64_t num_ends = 0, int top = 0, int block = 1);
+             int64_t num_ends = 0, const ChoiceRule& rule = {});
 
   int rows = 0;  // the step has at least this many rows
   int heads = 0, kv_heads = 0, value_dim = 0;
@@ -57,11 +58,15 @@ class AttentionPlan {
   std::vector<float> partial;       // only if split
   std::vector<float> scores;        // only if sliced
   KeyChoice choice;
+  // If each KV head chooses: the plan of the rows that do, in which a row and head is a row with one KV head, and the
+  // numbers of the heads' vectors are slots. `tiles` then has only the other rows.
+  std::unique_ptr<AttentionPlan> by_head;
 
  private:
   std::vector<int32_t> row_ends;  // a copy of `ends`
   void add_tiles(int row, int count, int position, const int32_t* slots);
-  void add_chosen_tiles();
+  void add_chosen_tiles(const KeyChoice& of);
+  void divide(int threads);
   size_t add_parts();
   static bool leaves_threads_idle(int64_t units, int threads);
   void cut_heads(int64_t units, int threads);

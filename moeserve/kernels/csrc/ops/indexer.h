@@ -32,19 +32,48 @@ struct IndexStoreOp {
   void rotate(int64_t t, float* x) const;
 };
 
+// Normalises, rotates and stores the index keys of blocks of a plan's keys, and normalises and rotates the rows' queries.
+// Norms are RMSNorms; the first `rotary` numbers of a head rotate, as halves. A block's index key is the mean of its
+// keys, rotated as at its first position, in the slot of its last key. Until the block is complete, its slots have the
+// keys as they are.
+struct IndexBlocksOp {
+  const Kernels* k;
+  const AttentionPlan* plan;
+  float* q;             // [n, heads, dim], in place
+  const float* keys;    // [n, dim]
+  const float* q_norm;  // [dim] each
+  const float* k_norm;
+  float eps;
+  const float* cos;  // [positions, rotary / 2]
+  const float* sin;
+  uint16_t* pool;  // [slots, dim] of this layer
+  int heads, dim, rotary;
+  int pooled;  // keys of a block; 1: each key has an index key of its own
+  void operator()(Team& team) const;
+
+ private:
+  void rotate(int position, float* x) const;
+  void prepare_queries(int64_t row, int position) const;
+  void complete(int64_t row, int position, const int32_t* slots) const;
+};
+
 // Scores the index keys of the plan's choosing rows, and writes the KV slots of the chosen keys to the plan's lists.
 struct ChooseKeysOp {
   const Kernels* k;
   AttentionPlan* plan;
   const float* q;        // [n, heads, dim], from IndexStoreOp
   const float* weights;  // [n, heads]; nullptr: all are 1
-  const uint16_t* pool;  // [slots, dim]; a block's index key is in the slot of its last key
-  int heads, dim;
+  const uint16_t* pool;  // [slots, dim]
+  int heads, dim;        // of the queries; if each KV head chooses, as many
   void operator()(Team& team) const;
 
  private:
+  struct Buffers;
   void score(Team& team, const KeyChoice::Part& part) const;
-  void choose(Team& team, const KeyChoice::Tile& tile, int row) const;
+  void score_blocks(const KeyChoice::Tile& tile, int begin, int end, const Buffers& b) const;
+  void score_by_maximum(const KeyChoice::Tile& tile, int begin, int end, const Buffers& b) const;
+  void score_keys(const int32_t* slots, int count, int queries, const Buffers& b) const;
+  void choose(Team& team, const KeyChoice::Tile& tile, int row, int head) const;
 };
 
 }  // namespace moeserve

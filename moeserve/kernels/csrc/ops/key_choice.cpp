@@ -31,21 +31,27 @@ uint32_t digit_of(const float* scores, int n, uint32_t prefix, int shift, int wi
 
 }  // namespace
 
-void KeyChoice::clear() {
+void KeyChoice::begin(const ChoiceRule& rule_, int kv_heads) {
+  rule = rule_;
+  heads = rule.by_head() ? kv_heads : 1;
   sequences.clear();
+  sequence_of.clear();
   tiles.clear();
   num_lists = 0;
 }
 
 void KeyChoice::add(const Rows& sequence) {
+  if (rule.top == 0) return;
+  const size_t end = static_cast<size_t>(sequence.row) + sequence.count;
+  if (sequence_of.size() < end) sequence_of.resize(end, -1);
+  std::fill_n(sequence_of.begin() + sequence.row, sequence.count, static_cast<int32_t>(sequences.size()));
   sequences.push_back(sequence);
-  if (top == 0) return;
   const int first = std::max(0, first_choosing() - sequence.position);
   for (int t = first; t < sequence.count; t += kTileTokens) {
     const int n = std::min(kTileTokens, sequence.count - t);
-    const int64_t keys = index_keys(sequence.position + t + n - 1);
+    const int64_t scored = blocks(sequence.position + t + n - 1);
     tiles.push_back(
-        {sequence.row + t, n, sequence.position + t, num_lists, sequence.slots, (keys + 31) / 32 * 32, 0});
+        {sequence.row + t, n, sequence.position + t, num_lists, sequence.slots, (scored + 31) / 32 * 32, 0});
     num_lists += n;
   }
 }
@@ -56,7 +62,7 @@ void KeyChoice::finish() {
   int64_t most = 0, held = 0;
   for (int32_t i = 0; i < static_cast<int32_t>(tiles.size()); ++i) {
     Tile& tile = tiles[i];
-    const int64_t needed = tile.count * tile.stride;
+    const int64_t needed = tile.count * heads * tile.stride;
     if (groups.empty() || held + needed > kMostScores) {
       const auto part = static_cast<int32_t>(parts.size());
       groups.push_back({i, i, part, part});
@@ -65,11 +71,12 @@ void KeyChoice::finish() {
     tile.scores = held;
     held += needed;
     most = std::max(most, held);
-    for (int64_t s = 0; s * kSegment < tile.stride; ++s) parts.push_back({i, static_cast<int32_t>(s)});
+    for (int64_t s = 0; s * segment_blocks() < tile.stride; ++s)
+      parts.push_back({i, static_cast<int32_t>(s)});
     groups.back().end_tile = i + 1;
     groups.back().end_part = static_cast<int32_t>(parts.size());
   }
-  lists.assign(static_cast<size_t>(num_lists) * list_stride(), 0);
+  lists.assign(static_cast<size_t>(num_lists) * heads * list_stride(), 0);
   scores.resize(static_cast<size_t>(most));
 }
 

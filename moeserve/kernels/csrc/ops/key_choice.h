@@ -2,14 +2,25 @@
 // has one; rows that choose attend to their list as if it were a sequence of their own.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
 namespace moeserve {
 
+// kernels/choice_rule.py.
+struct ChoiceRule {
+  int top = 0;    // blocks chosen per row; 0: rows attend to all keys
+  int block = 1;  // keys of a block
+  // 0: a block has one index key, in the slot of its last key. Else every key has one, a block's score is the highest
+  // of its keys', this many last blocks of a row are chosen in any case, and each KV head chooses.
+  int local = 0;
+  bool by_head() const { return local > 0; }
+};
+
 struct KeyChoice {
   static constexpr int kTileTokens = 16;
-  static constexpr int kSegment = 1024;  // index keys per unit of work
+  static constexpr int kSegment = 1024;  // index keys per unit of work, but at least one block's
   // Scores that are kept at once, unless a single tile has more. Rows beyond are scored afterwards.
   static constexpr int64_t kMostScores = int64_t{1} << 22;
 
@@ -19,10 +30,10 @@ struct KeyChoice {
     int32_t position;      // of the first row
     int32_t list;          // of the first row
     const int32_t* slots;  // KV slot of each position of the sequence
-    int64_t stride;        // scores per row, in `scores`
-    int64_t scores;        // offset of the first row's scores
+    int64_t stride;        // scores of blocks per row and head, in `scores`
+    int64_t scores;        // offset of the first row's scores: [count, heads, stride]
   };
-  struct Part {  // a tile's work on one segment of index keys
+  struct Part {  // a tile's work on `segment_blocks` blocks
     int32_t tile, segment;
   };
   struct Group {  // tiles whose scores are in memory together
@@ -33,30 +44,48 @@ struct KeyChoice {
     const int32_t* slots;
   };
 
-  int top = 0;    // index keys chosen per row; 0: rows attend to all keys
-  int block = 1;  // consecutive keys that share an index key
+  ChoiceRule rule;
+  int heads = 1;  // choices per row: one for all KV heads, or one for each
 
-  // Complete blocks before the end of the row at `position`, each of which has an index key.
-  int index_keys(int position) const { return (position + 1) / block; }
-  // The first position whose row has more index keys than are chosen.
-  int first_choosing() const { return (top + 1) * block - 1; }
-  // Keys of the list of the row at `position`: the chosen blocks', then those of the incomplete block.
-  int list_length(int position) const { return top * block + (position + 1) % block; }
-  int list_stride() const { return top * block + block - 1; }
-  int32_t* list(int64_t i) { return lists.data() + i * list_stride(); }
+  // A row scores the blocks before its tail, which it attends to in any case: the local blocks, or an incomplete one.
+  int blocks(int position) const {
+    return rule.local > 0 ? std::max(0, position / rule.block + 1 - rule.local) : (position + 1) / rule.block;
+  }
+  // The first position whose row has more blocks than are chosen.
+  int first_choosing() const {
+    return rule.local > 0 ? (rule.top + rule.local) * rule.block : (rule.top + 1) * rule.block - 1;
+  }
+  // Keys of the list of the row at `position`: the chosen blocks', then those of the tail.
+  int list_length(int position) const {
+    return rule.top * rule.block + position + 1 - blocks(position) * rule.block;
+  }
+  int list_stride() const {
+    return (rule.top + rule.local) * rule.block + (rule.local > 0 ? 0 : rule.block - 1);
+  }
+  const int32_t* list(int64_t row, int head) const {
+    return lists.data() + (row * heads + head) * list_stride();
+  }
+  int32_t* list(int64_t row, int head) { return lists.data() + (row * heads + head) * list_stride(); }
 
-  void clear();
+  // Empties the plan.
+  void begin(const ChoiceRule& rule, int kv_heads);
   // Adds a sequence's rows.
   void add(const Rows& sequence);
   // After the last sequence: allocates lists and scores. Lists are valid slots at any time: late threads read them.
   void finish();
 
+  // Blocks per unit of work.
+  int segment_blocks() const { return rule.local > 0 ? std::max(1, kSegment / rule.block) : kSegment; }
+
   std::vector<Rows> sequences;
+  std::vector<int32_t> sequence_of;  // of each row of the step; -1: of none
   std::vector<Tile> tiles;
   std::vector<Part> parts;
   std::vector<Group> groups;
   int num_lists = 0;
-  std::vector<int32_t> lists;  // [num_lists, list_stride]: KV slots, by position
+  // [num_lists, heads, list_stride], by position: KV slots, or slot * heads + head if each head chooses, which is the
+  // number of a head's vector.
+  std::vector<int32_t> lists;
   std::vector<float> scores;
 };
 

@@ -1,7 +1,8 @@
 """Attention on the pool's stream: x += output(attention(rope(q), rope(k), v)) with q, k, v = qkv(norm(x)).
 
 Gated attention multiplies its output by a function of gate(norm(x)). Sandwiched blocks normalise their output before
-it is added. A layer that shares an earlier layer's k and v computes only q.
+it is added. A layer that shares an earlier layer's k and v computes only q. An indexer chooses the keys that rows
+attend to.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.cpu.forms import CpuForm
+from moeserve.models.blocks.cpu.indexer import choose_blocks
 from moeserve.models.blocks.cpu.lora import LayerAdapters, project
 from moeserve.models.blocks.cpu.residual import add_block, block_output, read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
@@ -32,6 +34,9 @@ def project_qkv(
     outputs = [form.q, form.k, form.v][: len(shape.qkv_parts)]
     projected = [*outputs, space.gates[shape.gate_width]] if shape.gate_width else outputs
     project(stream, space.y, n, w.qkv, projected, adapters, shape.qkv_parts)
+    if w.indexer is not None:
+        assert space.indexer is not None
+        stream.linear(space.y, n, w.indexer.inputs, [space.indexer.q, space.indexer.keys])
 
 
 def store_kv(
@@ -68,10 +73,14 @@ def attend(
     adapters: LayerAdapters | None,
 ) -> None:
     """Launches the rest of the block, after `project_qkv`."""
-    n, plan = batch.n, form.plan
+    n, plan = batch.n, form.plans[shape.rule]
     if shape.window and batch.has_window_plan:
         plan = form.window_plan
     store_kv(stream, w, shape, form, eps, kv, batch)
+    if w.indexer is not None:
+        assert shape.indexer is not None
+        assert space.indexer is not None
+        choose_blocks(stream, w.indexer, shape.indexer, form, eps, kv, space.indexer)
     stream.attention(
         plan, form.q, kv, form.attended, form.heads, window=shape.window, sinks=w.sinks,
         gate=space.gates.get(shape.gate_width), gate_softplus=shape.gate == "head_softplus",

@@ -127,7 +127,8 @@ class CpuDecoder:
         threads = self._stream.threads
         columns = (rows, counts, positions, req_slots)
         for form in self._forms.values():
-            build_attention_plan(form.plan, *columns, slot_table, form.heads, threads, top=form.chosen_keys)
+            for rule, plan in form.plans.items():
+                build_attention_plan(plan, *columns, slot_table, form.heads, threads, rule=rule)
             if window_table is not None or ends is not None:
                 table = slot_table if window_table is None else window_table
                 build_attention_plan(form.window_plan, *columns, table, form.heads, threads, ends)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
+from moeserve.kernels.choice_rule import ChoiceRule
 from moeserve.kernels.cpu_stream import AttentionPlan
 from moeserve.kernels.stream_operands import Activations, Heads
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
@@ -28,14 +29,14 @@ class CpuForm:
         shape: AttentionShape | LatentAttentionShape,
         space: CpuWorkspace,
         angles: RopeTables,
+        rules: Iterable[ChoiceRule],
         sections: Tensor | None = None,
     ) -> None:
-        """shape: of any layer of this form. sections: `section_of_frequencies`, if rows have three positions."""
+        """shape: of any layer of this form. rules: the layers'. sections: `section_of_frequencies`, if rows have three
+        positions."""
         tokens = len(space.x)
         self.heads = _heads_of(shape)
-        indexer = shape.indexer if isinstance(shape, LatentAttentionShape) else None
-        self.chosen_keys = 0 if indexer is None else indexer.top  # keys that a row attends to at most; 0: all
-        self.plan = AttentionPlan()  # for full-attention layers
+        self.plans = {rule: AttentionPlan() for rule in rules}  # by the layers' rule, without windows
         self.window_plan = (
             AttentionPlan()
         )  # for windowed layers that have their own KV slots, or rows with their own ends
@@ -77,8 +78,14 @@ def forms_of(
         return None if model.rope_sections is None else section_of_frequencies(model, form.rotary_dim // 2)
 
     return {
-        form: CpuForm(shape, space, angles[form], sections(form)) for form, shape in _kinds(model).items()
+        form: CpuForm(shape, space, angles[form], _rules(model, form), sections(form))
+        for form, shape in _kinds(model).items()
     }
+
+
+def _rules(model: ModelShape, form: AttentionForm) -> list[ChoiceRule]:
+    attending = (layer.attention for layer in model.layers if layer.attention is not None)
+    return [attention.rule for attention in attending if attention.form == form]
 
 
 def _kinds(model: ModelShape) -> dict[AttentionForm, AttentionShape | LatentAttentionShape]:

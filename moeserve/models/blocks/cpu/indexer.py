@@ -1,7 +1,10 @@
-"""The indexer of latent attention, queued on the pool's stream: chooses the keys that the step's rows attend to.
+"""Indexers, queued on the pool's stream: choose the keys that the step's rows attend to. y = norm(x).
 
-index key = rotated LayerNorm(attn_k(y));  index query = rotated attn_q_b(compressed q)      y = norm(x)
-score of a key = sum over the heads of proj(y) ReLU(query . key)
+Of latent attention:
+    index key = rotated LayerNorm(attn_k(y));  index query = rotated attn_q_b(compressed q)
+    score of a key = sum over the heads of proj(y) ReLU(query . key)
+Of blocks:
+    index key = rotated norm(k_proj(y));  index query = rotated norm(q_proj(y));  kernels/indexer/blocks.py
 """
 
 from __future__ import annotations
@@ -10,8 +13,8 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import Activations, KvLayer
 from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.workspace import CpuBatch, IndexerWorkspace
-from moeserve.models.indexer import IndexerShape
-from moeserve.models.loading.cpu_weights import CpuIndexer
+from moeserve.models.indexer import BlockIndexerShape, IndexerShape
+from moeserve.models.loading.cpu_weights import CpuBlockIndexer, CpuIndexer
 
 
 def project_index(
@@ -37,3 +40,20 @@ def store_index(
         space.q, space.keys, w.k_norm, w.k_bias, shape.eps, form.cos, form.sin, batch.kv_slots, kv, batch.n,
         shape.num_heads, in_pairs=shape.in_pairs, positions=batch.positions,
     )  # fmt: skip
+
+
+def choose_blocks(
+    stream: CpuStream,
+    w: CpuBlockIndexer,
+    shape: BlockIndexerShape,
+    form: CpuForm,
+    eps: float,
+    kv: KvLayer,
+    space: IndexerWorkspace,
+) -> None:
+    """Launches the storing of index keys in the KV cache and the choice, after the products of `w.inputs`."""
+    plan = form.plans[shape.rule]
+    stream.index_blocks(
+        plan, space.q, space.keys, w.q_norm, w.k_norm, eps, form.cos, form.sin, kv, shape.num_heads
+    )
+    stream.choose_keys(plan, space.q, None, kv, shape.num_heads)

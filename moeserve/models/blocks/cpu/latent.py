@@ -74,13 +74,13 @@ def attend_latent(
     space: CpuWorkspace,
 ) -> None:
     """Launches the rest of the block, after `project_latent`."""
-    n, s = batch.n, space.latent
+    n, s, plan = batch.n, space.latent, form.plans[shape.rule]
     assert s is not None
     store_latent(stream, w, shape, form, kv, batch, space)
     if w.indexer is not None and shape.indexer is not None and space.indexer is not None:
         q, weights = space.indexer.q, space.indexer.weights
-        stream.choose_keys(form.plan, q, weights, kv, shape.indexer.num_heads)
+        stream.choose_keys(plan, q, weights, kv, shape.indexer.num_heads)
     stream.linear_by_head(s.nope, n, w.k_b, s.queries)
-    stream.attention(form.plan, s.queries.f32, kv, s.attended, form.heads)
+    stream.attention(plan, s.queries.f32, kv, s.attended, form.heads)
     stream.linear_by_head(s.attended, n, w.v_b, form.attended)
     stream.linear(form.attended, n, w.output, [space.x], add=True)

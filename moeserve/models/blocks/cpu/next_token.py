@@ -128,10 +128,11 @@ class CpuNextTokenBlock:
         score; None: all."""
         n = len(rows.token_ids)
         form, each = self._form, np.arange(n, dtype=np.int32)
-        counts = np.ones(n, np.int32)
+        counts, attention = np.ones(n, np.int32), self._shape.loaded_layers[-1].attention
+        assert attention is not None
         build_attention_plan(
             *(
-                form.plan,
+                form.plans[attention.rule],
                 each,
                 counts,
                 rows.positions,
@@ -140,7 +141,7 @@ class CpuNextTokenBlock:
                 form.heads,
                 self._stream.threads,
             ),
-            top=form.chosen_keys,
+            rule=attention.rule,
         )
         self._join_inputs(rows)
         self._forward_layer(self._shape.num_layers, _batch_of(rows))

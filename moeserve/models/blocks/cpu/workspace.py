@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from moeserve.kernels.stream_operands import Activations, AdapterRows, RoutingWorkspace, StateSequences
-from moeserve.models.indexer import IndexerShape
+from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
@@ -134,9 +134,10 @@ class LatentWorkspace:
 class IndexerWorkspace:
     """Additional buffers of an indexer."""
 
-    def __init__(self, shape: IndexerShape, tokens: int) -> None:
+    def __init__(self, shape: IndexerShape | BlockIndexerShape, tokens: int) -> None:
         self.keys = torch.empty(tokens, shape.dim)  # before the norm
-        self.weights = torch.empty(tokens, shape.num_heads)
+        # Of the heads; an indexer of blocks has none.
+        self.weights = torch.empty(tokens, shape.num_heads if isinstance(shape, IndexerShape) else 0)
         self.q = torch.empty(tokens, shape.q_width)
 
 
@@ -190,8 +191,7 @@ class CpuWorkspace:
         self.inputs = LayerInputWorkspace(s, tokens) if s.layer_input_width else None
         self.next_token = None if s.next_token_layer is None else NextTokenWorkspace(s.hidden_size, tokens)
         self.latent = None if s.latent is None else LatentWorkspace(s.latent, tokens)
-        indexer = None if s.latent is None else s.latent.indexer
-        self.indexer = None if indexer is None else IndexerWorkspace(indexer, tokens)
+        self.indexer = None if s.indexer is None else IndexerWorkspace(s.indexer, tokens)
         recurrence, mixed = s.recurrence, self.widest_mixed
         self.delta = (
             DeltaWorkspace(recurrence, tokens, mixed) if isinstance(recurrence, GatedDeltaNetShape) else None

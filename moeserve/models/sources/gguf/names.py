@@ -116,11 +116,14 @@ INDEXER = (
     f"{INDEXER_K_NORM}.bias",
 )
 # The indexer of MiniMax-M3 and Qwen3.8-Flash-Next, which chooses blocks of keys.
+INDEXER_Q_PROJ = "indexer.q_proj"
+INDEXER_K_PROJ = "indexer.k_proj"
+INDEXER_Q_NORM = "indexer.q_norm"
 BLOCK_INDEXER = (
-    "indexer.q_proj.weight",
-    "indexer.k_proj.weight",
-    "indexer.q_norm.weight",
-    "indexer.k_norm.weight",
+    f"{INDEXER_Q_PROJ}.weight",
+    f"{INDEXER_K_PROJ}.weight",
+    f"{INDEXER_Q_NORM}.weight",
+    f"{INDEXER_K_NORM}.weight",
 )
 FFN_GATE = "ffn_gate"  # in a layer without experts
 FFN_UP = "ffn_up"

@@ -135,3 +135,7 @@ void scale(float w, int n, float* x) {
 void to_half_row(const float* x, int n, uint16_t* y) {
   for (int i = 0; i < n; i += 16) store_half(y + i, load_f(x + i));
 }
+
+void from_half_row(const uint16_t* x, int n, float* y) {
+  for (int i = 0; i < n; i += 16) store_f(y + i, load_half(x + i));
+}

@@ -1,0 +1,34 @@
+"""Predicted memory of the vision tower."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from moeserve.config import ServerConfig
+from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
+from moeserve.visualserver.tower_file import open_tower
+from moeserve.visualserver.tower_memory import cpu_bytes, gpu_bytes, takes_gpu
+
+VISUALSERVER_BYTES = 192 << 20  # torch, Pillow, and the process that decodes
+CUDA_LIBRARIES_BYTES = 600 << 20  # RAM of a process: torch with CUDA, its context, Triton
+
+
+class TowerMemory(NamedTuple):
+    """Bytes with the largest picture, beside the embeddings that are kept."""
+
+    ram: int = 0
+    gpu: int = 0  # with its process's context
+
+
+def tower_memory(config: ServerConfig, gpu: int | None) -> TowerMemory:
+    """gpu: bytes of the memory of the GPU that has the model, or a part of it; None: none has. Raises ModelError for
+    what is no tower."""
+    if config.mmproj is None:
+        return TowerMemory()
+    _, shape = open_tower(Path(config.mmproj))
+    tokens = config.image_max_tokens or shape.default_max_tokens
+    if not takes_gpu(config, shape, gpu):
+        return TowerMemory(VISUALSERVER_BYTES + cpu_bytes(shape, tokens))
+    needed = gpu_bytes(shape, tokens) + CUDA_CONTEXT_BYTES
+    return TowerMemory(VISUALSERVER_BYTES + CUDA_LIBRARIES_BYTES, 0 if gpu is None else needed)

@@ -1,0 +1,61 @@
+// IndexBlocksOp of indexer.h. kernels/indexer/blocks.py has the arithmetic.
+#include <algorithm>
+
+#include "indexer.h"
+
+namespace moeserve {
+
+void IndexBlocksOp::rotate(int position, float* x) const {
+  const int64_t at = int64_t{position} * (rotary / 2);
+  k->rope(x, cos + at, sin + at, rotary);
+}
+
+void IndexBlocksOp::prepare_queries(int64_t row, int position) const {
+  for (int h = 0; h < heads; ++h) {
+    float* head = q + (row * heads + h) * dim;
+    k->rms_norm(head, q_norm, eps, dim, head);
+    rotate(position, head);
+  }
+}
+
+// Makes the index key of the block whose last key this is. The keys before are read from their slots even if they are
+// of this step, so that they are rounded however the sequence is cut into steps.
+void IndexBlocksOp::complete(int64_t row, int position, const int32_t* slots) const {
+  alignas(64) float key[kMostIndexDim], one[kMostIndexDim];
+  std::fill_n(key, dim, 0.0f);
+  for (int p = position + 1 - pooled; p < position; ++p) {
+    k->from_half(pool + int64_t{slots[p]} * dim, dim, one);
+    k->axpy(1.0f, one, dim, key);
+  }
+  k->axpy(1.0f, keys + row * dim, dim, key);
+  k->scale(1.0f / static_cast<float>(pooled), dim, key);
+  k->rms_norm(key, k_norm, eps, dim, key);
+  rotate(position + 1 - pooled, key);
+  k->to_half(key, dim, pool + int64_t{slots[position]} * dim);
+}
+
+void IndexBlocksOp::operator()(Team& team) const {
+  const KeyChoice& choice = plan->choice;
+  const auto n = static_cast<int64_t>(choice.sequence_of.size());
+  const auto for_rows = [&](const auto& each) {
+    team.for_units(n, [&](int64_t row) {
+      if (choice.sequence_of[row] < 0) return;
+      const KeyChoice::Rows& of = choice.sequences[choice.sequence_of[row]];
+      const int position = of.position + static_cast<int>(row) - of.row;
+      each(row, position, of.slots, (position + 1) % pooled == 0);
+    });
+  };
+  if (pooled == 1) team.last_phase();
+  for_rows([&](int64_t row, int position, const int32_t* slots, bool completes) {
+    prepare_queries(row, position);
+    if (!completes) k->to_half(keys + row * dim, dim, pool + int64_t{slots[position]} * dim);
+    if (pooled == 1) complete(row, position, slots);
+  });
+  if (pooled == 1) return;
+  team.last_phase();
+  for_rows([&](int64_t row, int position, const int32_t* slots, bool completes) {
+    if (completes) complete(row, position, slots);
+  });
+}
+
+}  // namespace moeserve

@@ -1,0 +1,23 @@
+"""What a vision tower on the model's GPU leaves to the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeserve.config import ServerConfig
+from moeserve.config.units import GIB
+from moeserve.errors import ConfigError
+
+
+def budget_beside_tower(config: ServerConfig, tower_bytes: int) -> ServerConfig:
+    """The configuration of the engine, whose --gpu-memory-budget is without the tower's bytes. Without a budget the
+    engine takes what is free, and the tower's memory is not. Raises ConfigError if the budget is too small."""
+    if config.gpu_memory_budget is None or not tower_bytes:
+        return config
+    left = config.gpu_memory_budget - tower_bytes / GIB
+    if left <= 0:
+        raise ConfigError(
+            f"--gpu-memory-budget {config.gpu_memory_budget:g}: the vision tower alone takes "
+            f"{tower_bytes / GIB:.2f} GiB; raise it, or say --mmproj-device cpu"
+        )
+    return replace(config, gpu_memory_budget=left)

@@ -1,0 +1,39 @@
+"""Where a tower computes, and what memory it takes there. No torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from moeserve.config import ServerConfig
+from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
+from moeserve.visualserver.shapes.shape import TowerShape
+
+AUTO_SHARE: Final = 8  # --mmproj-device auto: the tower takes at most this part of a GPU's memory, 1/8
+LIBRARIES_BYTES: Final = 96 << 20  # cuBLAS's workspaces, and what torch's allocator rounds up
+
+
+def cpu_bytes(shape: TowerShape, max_tokens: int) -> int:
+    """RAM of the weights in float32 and of encoding a picture of `max_tokens` tokens."""
+    return 4 * (_floats(shape) + max_tokens * shape.token_floats)
+
+
+def gpu_bytes(shape: TowerShape, max_tokens: int) -> int:
+    """GPU memory of the weights in 16 bits and of encoding a picture of `max_tokens` tokens, without the process's
+    context."""
+    return 2 * _floats(shape) + 4 * max_tokens * shape.token_floats + LIBRARIES_BYTES
+
+
+def takes_gpu(config: ServerConfig, shape: TowerShape, gpu: int | None) -> bool:
+    """What --mmproj-device says. gpu: bytes of the memory of the GPU that has the model, or a part of it; None: none
+    has."""
+    if config.mmproj_device != "auto":
+        return config.mmproj_device == "cuda"
+    if gpu is None:
+        return False
+    tokens = config.image_max_tokens or shape.default_max_tokens
+    return gpu_bytes(shape, tokens) + CUDA_CONTEXT_BYTES <= gpu // AUTO_SHARE
+
+
+def _floats(shape: TowerShape) -> int:
+    return sum(map(math.prod, shape.tensor_shapes().values()))

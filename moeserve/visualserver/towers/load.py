@@ -1,0 +1,70 @@
+"""Chooses the tower's device and loads the tower there."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.models.sources.gguf import GGUFFile
+from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
+from moeserve.visualserver.tower_file import AnyTowerShape
+from moeserve.visualserver.tower_memory import takes_gpu
+from moeserve.visualserver.towers.gemma4 import Gemma4Tower
+from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
+from moeserve.visualserver.towers.tower import CPU, Tower, TowerMemoryError
+from moeserve.worker.loading.device import choose_device, gpu_obstacle, is_divided
+
+GPU = torch.device("cuda", 0)  # the worker's, if it has one
+
+log = logging.getLogger(__name__)
+
+
+def load_tower(config: ServerConfig, file: GGUFFile, shape: AnyTowerShape) -> tuple[Tower, int]:
+    """Returns the tower after its first picture, and the bytes of GPU memory that this process has then. Raises
+    ModelError, and UserError for a --mmproj-device that cannot be had."""
+    tokens = config.image_max_tokens or shape.default_max_tokens
+    device = _device(config, shape)
+    if device.type == "cuda":
+        try:
+            return _warm_tower(file, shape, device, tokens)
+        except TowerMemoryError as error:
+            if config.mmproj_device != "auto":
+                raise
+            log.warning("the vision tower computes on the CPU: %s", error)
+        torch.cuda.empty_cache()
+    return _warm_tower(file, shape, CPU, tokens)
+
+
+def _warm_tower(file: GGUFFile, shape: AnyTowerShape, device: torch.device, tokens: int) -> tuple[Tower, int]:
+    try:
+        tower = make_tower(file, shape, device)
+    except torch.cuda.OutOfMemoryError as error:
+        raise TowerMemoryError from error
+    return tower, tower.warm(tokens)
+
+
+def make_tower(file: GGUFFile, shape: AnyTowerShape, device: torch.device = CPU) -> Tower:
+    """Raises ModelError."""
+    if isinstance(shape, Gemma4Shape):
+        return Gemma4Tower(file, shape, device)
+    return Qwen3VlTower(file, shape, device)
+
+
+def _device(config: ServerConfig, shape: AnyTowerShape) -> torch.device:
+    """Raises ConfigError."""
+    if config.mmproj_device == "cpu":
+        return CPU
+    if config.mmproj_device == "cuda":
+        if is_divided(config) or config.worker is not None:
+            raise ConfigError(
+                "--mmproj-device cuda: several GPUs and remote workers see no pictures; leave --mmproj out, too"
+            )
+        if (obstacle := gpu_obstacle()) is not None:
+            raise ConfigError(f"--mmproj-device cuda: {obstacle.text}; or say --mmproj-device cpu")
+        return GPU
+    if config.worker is not None or is_divided(config) or choose_device(config.device) == "cpu":
+        return CPU
+    return GPU if takes_gpu(config, shape, torch.cuda.mem_get_info(GPU)[1]) else CPU

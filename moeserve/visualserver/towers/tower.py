@@ -1,0 +1,93 @@
+"""What the towers share: where they compute, in which numbers, and what happens when these do not suffice."""
+
+from __future__ import annotations
+
+import logging
+import math
+from abc import ABC, abstractmethod
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from moeserve.errors import UserError
+from moeserve.models.sources.source import ModelSource
+from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
+from moeserve.visualserver.shapes.shape import TowerShape
+from moeserve.visualserver.towers.weights import TowerWeights
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+CPU: Final = torch.device("cpu")
+# Products on a GPU, whose tensor cores multiply 16 bits at more than ten times the rate of float32.
+GPU_DTYPE: Final = torch.float16
+
+log = logging.getLogger(__name__)
+
+
+class TowerMemoryError(UserError):
+    """The GPU's memory does not suffice."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the GPU's memory does not suffice for the vision tower and a picture; lower --image-max-tokens, or say "
+            "--mmproj-device cpu"
+        )
+
+
+class Tower(ABC):
+    """One writer and reader: the visual server's thread. On the CPU all is float32. On a GPU, products and attention
+    take float16 and accumulate in float32; the sums between them, and norms, stay float32."""
+
+    def __init__(
+        self,
+        source: ModelSource,
+        shape: TowerShape,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Reads all weights onto `device`. dtype: of products; None: the device's."""
+        if dtype is None:
+            dtype = GPU_DTYPE if device.type == "cuda" else torch.float32
+        self.device = device
+        self.weights = TowerWeights(source, shape.tensor_shapes(), device, dtype)
+        self._side = shape.token_side
+
+    def warm(self, max_tokens: int) -> int:
+        """Encodes a picture of zeros: a small one on the CPU, for what torch loads and allocates with the first; one of
+        `max_tokens` tokens on a GPU, so that torch keeps the memory that it takes. Returns the bytes of GPU memory that
+        the process has then. Raises TowerMemoryError."""
+        rows = math.isqrt(max_tokens) if self.device.type == "cuda" else 4
+        columns = max_tokens // rows if self.device.type == "cuda" else 4
+        self.encode(np.zeros((rows * self._side, columns * self._side, 3), np.uint8))
+        if self.device.type == "cpu":
+            return 0
+        return torch.cuda.memory_reserved(self.device) + CUDA_CONTEXT_BYTES
+
+    def encode(self, pixels: Pixels) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """pixels: [height, width, 3], sides multiples of `shape.token_side`. Returns [tokens, shape.embedding_size],
+        row by row. Raises TowerMemoryError."""
+        try:
+            return self._encoded(pixels)
+        except torch.cuda.OutOfMemoryError:
+            log.debug("a picture's memory is not there: once more without the blocks of other sizes")
+        torch.cuda.empty_cache()
+        try:
+            return self._encoded(pixels)
+        except torch.cuda.OutOfMemoryError as error:
+            raise TowerMemoryError from error
+
+    def _encoded(self, pixels: Pixels) -> np.ndarray[Any, np.dtype[np.float32]]:
+        with torch.inference_mode():
+            at = torch.from_numpy(pixels.copy()).to(self.device)
+            tokens = self._tokens(at)
+            if self.weights.is_narrow and not bool(tokens.isfinite().all()):
+                log.warning("a picture exceeds float16: the vision tower computes in float32 from now on")
+                self.weights.widen()
+                tokens = self._tokens(at)
+            return tokens.float().cpu().numpy()
+
+    @abstractmethod
+    def _tokens(self, pixels: Tensor) -> Tensor:
+        """See `encode`. pixels: uint8 on `device`. Returns what is on `device`, of any float type."""

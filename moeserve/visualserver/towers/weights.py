@@ -1,0 +1,72 @@
+"""The weights of a tower on its device, and the products with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from moeserve.models.loading.floats import read_floats
+from moeserve.models.sources.source import ModelSource
+
+# Tables that are looked up, not multiplied.
+_TABLES: Final = ("v.position_embd.weight",)
+
+
+class TowerWeights:
+    """Matrices of products in `dtype`, everything else in float32.
+
+    float16 keeps three bits more of a product's inputs than bfloat16. What exceeds its range (65,504) becomes infinite:
+    then `widen` makes all later products float32.
+    """
+
+    def __init__(
+        self, source: ModelSource, names: Iterable[str], device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """Reads all weights, one at a time. A matrix with numbers beyond the range of `dtype` stays float32."""
+        self.device = device
+        self.dtype = dtype  # of products
+        self._weights: dict[str, Tensor] = {}
+        for name in names:
+            values = read_floats(source, name).to(device)
+            is_matrix = values.dim() == 2 and name not in _TABLES
+            if is_matrix and values.abs().max() <= torch.finfo(dtype).max:
+                values = values.to(dtype)
+            self._weights[name] = values
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._weights[name]
+
+    def pop(self, name: str) -> Tensor:
+        return self._weights.pop(name)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether products have 16 bits."""
+        return self.dtype != torch.float32
+
+    def widen(self) -> None:
+        """From now on products are float32, of the weights as they are."""
+        self.dtype = torch.float32
+
+    def product(self, name: str, x: Tensor, *, is_exact: bool = False) -> Tensor:
+        """x [rows, in], rounded to `dtype`, times the matrix `name`.weight, plus `name`.bias if there is one. Returns
+        float32 [rows, out]. is_exact: what rounding takes off x is multiplied, too, in a second product."""
+        weight, bias = self._weights[name + ".weight"], self._weights.get(name + ".bias")
+        if not self.is_narrow or weight.dtype == torch.float32:
+            return functional.linear(x, weight.float(), bias)
+        rounded = x.to(self.dtype)
+        out = _wide_product(rounded, weight)
+        if is_exact:
+            out += _wide_product((x - rounded).to(self.dtype), weight)
+        return out if bias is None else out.add_(bias)
+
+
+def _wide_product(x: Tensor, weight: Tensor) -> Tensor:
+    """x times the transposed weight, both of 16 bits, accumulated in float32 and not rounded."""
+    if x.is_cuda:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return functional.linear(x.float(), weight.float())

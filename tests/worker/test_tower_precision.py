@@ -1,0 +1,99 @@
+"""Towers whose products have 16 bits, as on a GPU: embeddings beside transformers' in float32, numbers beyond float16's
+range, and memory that does not suffice."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
+from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
+from moeserve.visualserver.tower_file import open_tower
+from moeserve.visualserver.towers.gemma4 import Gemma4Tower
+from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
+from moeserve.visualserver.towers.tower import CPU, Tower, TowerMemoryError
+from tests.support.picture_fixture import (
+    GEMMA_TOWER,
+    PICTURES,
+    TOWER,
+    errors,
+    gemma_picture_cases,
+    picture_cases,
+)
+from tests.support.random_tower import write_random_tower
+
+SMALL = Qwen3VlShape(
+    hidden=32, heads=2, layers=3, ffn=48, patch=4, merge=2, output=64, positions=6, deep=(1,)
+)
+PIXELS = np.random.default_rng(4).integers(0, 256, (32, 48, 3), np.uint8)
+
+
+def tower_of(path: Path, dtype: torch.dtype) -> Tower:
+    file, shape = open_tower(path)
+    if isinstance(shape, Gemma4Shape):
+        return Gemma4Tower(file, shape, CPU, dtype)
+    return Qwen3VlTower(file, shape, CPU, dtype)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("family", ["qwen", "gemma"])
+def test_embeddings(family: str, name: str) -> None:
+    """Float16 is no farther from transformers' than llama.cpp's F16 tower (whose wide picture of Qwen's is another
+    one); bfloat16 would be."""
+    path, cases = (TOWER, picture_cases()) if family == "qwen" else (GEMMA_TOWER, gemma_picture_cases())
+    case = cases[name]
+    truth, theirs = case.truth["embeddings"], case.llama_cpp["embeddings"]
+
+    def error(dtype: torch.dtype) -> float:
+        tower = tower_of(path, dtype)
+        found = tower.encode(case.resized())
+        assert tower.weights.dtype == dtype
+        return float(np.median(errors(found, truth)))
+
+    llama_cpp = min(float(np.median(errors(theirs, truth))), 8e-3)
+    assert 1e-4 < error(torch.float16) < llama_cpp
+    assert error(torch.bfloat16) > 5e-3
+
+
+@pytest.mark.parametrize(
+    ("factors", "is_narrow"),
+    [
+        ({"ln2": 2.0**15, "ffn_up.weight": 2.0**-6}, False),
+        ({"ln2": 2.0**-20, "ffn_up.weight": 2.0**20}, True),
+    ],
+    ids=["a product's inputs", "its weights"],
+)
+def test_numbers_beyond_float16(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, factors: dict[str, float], *, is_narrow: bool
+) -> None:
+    """Such inputs make all later products float32; such weights stay float32."""
+    path = write_random_tower(tmp_path / "small.gguf", SMALL, factors=factors)
+    narrow = tower_of(path, torch.float16)
+    with caplog.at_level(logging.WARNING):
+        found = narrow.encode(PIXELS)
+    assert np.median(errors(found, tower_of(path, torch.float32).encode(PIXELS))) < 2e-3
+    assert narrow.weights.is_narrow == is_narrow
+    assert ("exceeds float16" in caplog.text) != is_narrow
+
+
+def test_memory_that_does_not_suffice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A second attempt without the blocks of other sizes; then an error that says what to do."""
+    tower = tower_of(write_random_tower(tmp_path / "small.gguf", SMALL), torch.float32)
+    truth, whole, left = tower.encode(PIXELS), tower._tokens, 1
+
+    def failing(pixels: torch.Tensor) -> torch.Tensor:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return whole(pixels)
+
+    monkeypatch.setattr(tower, "_tokens", failing)
+    assert np.array_equal(tower.encode(PIXELS), truth)
+    left = 2
+    with pytest.raises(TowerMemoryError, match="--mmproj-device cpu"):
+        tower.encode(PIXELS)
