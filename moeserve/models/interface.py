@@ -162,7 +162,7 @@ class MoeShape:
     expert_scale: bool = False  # a chosen expert's weight is multiplied by a factor of the expert
     weighs_input: bool = False  # routing weights multiply the experts' input instead of their output
     # In a sandwiched layer: outputs of shared and routed experts are normalised separately, and so are inputs of routed
-    parts_normed: bool = False  # experts and router; the weight of the router's norm is divided by sqrt(hidden)
+    parts_normed: bool = False  # experts and router, whose norm's weight is divided by sqrt(hidden)
     parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate (or up again), up and down
     latent: int = 0  # width of the experts' input and output, to and from which matrices project; 0: `hidden`
 
