@@ -11,26 +11,27 @@ from moeserve.kernels.cpu_stream import CpuStream, Matrix
 
 
 class Reading(NamedTuple):
-    """How experts are read, and which one goes when another comes."""
+    """How experts are read from disk, and which one is replaced by a new one."""
 
-    readers: int  # threads, each with one read under way
-    piece_bytes: int  # of a read, about
-    decay: float  # of an expert's score with each step, as in the expert cache's policy
-    patience_s: float = 30.0  # without the end of any read, after which a step gives up on what it waits for
+    readers: int  # threads, each with one read in progress
+    piece_bytes: int  # approximate bytes per read
+    decay: float  # factor of an expert's score per step, as in the expert cache's policy
+    patience_s: float = 30.0  # if no read ends for this long, a step stops waiting for its experts
 
 
 class DiskPart(NamedTuple):
-    """One of a layer's three matrices of experts."""
+    """Where the file has one of the three matrices of a layer's experts."""
 
     slots: Matrix
     path: Path
-    offset: int  # of the first expert in the file
+    offset: int  # the first expert's position in the file, in bytes
     stride: int  # bytes from one expert to the next
 
 
 class DiskExpertLayer(NamedTuple):
     num_experts: int
     parts: tuple[DiskPart, DiskPart, DiskPart]  # gate, up, down
+    pinned: Sequence[int] = ()  # ascending; experts that are read at the start and keep their slots
 
 
 def open_disk_experts(
@@ -38,16 +39,24 @@ def open_disk_experts(
     layers: Sequence[DiskExpertLayer | None],
     reading: Reading,
 ) -> _C.DiskExperts:
-    """Starts the reading threads, and writes zeros to all slots, so that their memory is taken now. layers: None for a
-    layer without experts on disk.
+<<<<<<< HEAD
+    """Starts the reading threads, writes zeros to all slots, so that their memory is taken now, and reads the pinned
+    experts. layers: None for a layer without experts on disk.
 
-    Raises OSError for a file that cannot be opened.
+    Raises OSError for a file that cannot be opened, or a pinned expert that cannot be read.
+=======
+    """Starts the reading threads, and writes zeros to all slots, so that their memory is allocated now. layers: None
+    for a layer without experts on disk.
+
+    Raises OSError if a file cannot be opened.
+>>>>>>> main
     """
     paths = sorted({part.path for layer in layers if layer is not None for part in layer.parts})
     number = {path: index for index, path in enumerate(paths)}
 
-    def native(layer: DiskExpertLayer) -> tuple[int, list[tuple[Matrix, int, int, int]]]:
-        return layer.num_experts, [(p.slots, number[p.path], p.offset, p.stride) for p in layer.parts]
+    def native(layer: DiskExpertLayer) -> tuple[int, list[tuple[Matrix, int, int, int]], list[int]]:
+        parts = [(p.slots, number[p.path], p.offset, p.stride) for p in layer.parts]
+        return layer.num_experts, parts, list(layer.pinned)
 
     of_layers = [None if layer is None else native(layer) for layer in layers]
     r = reading

@@ -10,7 +10,7 @@ from moeserve.kernels.stream_operands import KvLayer
 
 
 class IndexOperations(OperationQueue):
-    """Arguments and errors as `CpuStream` says."""
+    """Operations for `CpuStream`, whose docstring gives the rules for arguments and errors."""
 
     def index_store(
         self,

@@ -23,7 +23,7 @@ from triton.runtime.cache import triton_key
 from triton.runtime.errors import OutOfResources
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
-# For kernels: inline assembly is used only in compiled ones, as the interpreter lacks it.
+# True if kernels are compiled. They then use inline assembly, which the interpreter lacks.
 COMPILED = tl.constexpr(not INTERPRETED)
 DEFAULT_STAGES = 3  # Triton's
 
@@ -89,7 +89,8 @@ def load(compiled: Any, grid: tuple[int, ...]) -> Callable[..., None]:
 
 
 def _kind(argument: object) -> object:
-    """What of an argument selects the compiled kernel. A TMA descriptor is known by its boxes."""
+    """Returns the properties of an argument that select the compiled kernel; for a TMA descriptor, its box sizes and
+    dtype."""
     if isinstance(argument, torch.Tensor):
         return argument.dtype, argument.data_ptr() & 15
     boxes = getattr(argument, "block_shape", None)
@@ -178,7 +179,7 @@ def hash_sources() -> None:
 
 
 _kernels: list[Kernel] = []
-_first_launches = 0  # of kinds that `compile_ahead` has not seen
+_first_launches = 0  # launches of kinds that `compile_ahead` has not seen
 _ahead: _CompilingAhead | None = None
 
 

@@ -19,7 +19,7 @@ from moeserve.kernels.stream_operands import (
 
 
 class RecurrentOperations(OperationQueue):
-    """Arguments and errors as `CpuStream` says."""
+    """Operations for `CpuStream`, whose docstring gives the rules for arguments and errors."""
 
     def delta_net(
         self,

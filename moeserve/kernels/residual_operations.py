@@ -1,7 +1,8 @@
-"""The stream's operations on a residual of several streams, and on n-gram embeddings, which are added to it.
+"""`CpuStream`'s operations on a residual of several streams (hyper-connections), and on n-gram embeddings, which are
+added to it.
 
-`streams` vectors of `hidden` numbers lie one behind the other in a row. Specified in streams/reference.py and
-ngrams/reference.py; what `CpuStream` says of operands holds for these.
+A row contains `streams` vectors of `hidden` numbers, one after another. streams/reference.py and ngrams/reference.py
+specify the results. The rules for operands are `CpuStream`'s.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from moeserve.kernels.stream_operands import Activations, StateLayer, StateSeque
 
 
 class NgramNorms(NamedTuple):
-    """Weights of RMS norms of each stream: float32 [streams * hidden]."""
+    """Weights of the RMS norms applied to each stream: float32 [streams * hidden]."""
 
-    query: torch.Tensor  # of the residual
+    query: torch.Tensor  # for the residual
     key: torch.Tensor
-    conv: torch.Tensor  # of what the convolution reads
+    conv: torch.Tensor  # for the convolution's input
 
 
 class ResidualOperations(OperationQueue):
@@ -32,13 +33,13 @@ class ResidualOperations(OperationQueue):
         y: Activations,
         rows: torch.Tensor | None = None,
     ) -> None:
-        """y[i] = RMSNorm of each stream of x[rows[i]], times weight [streams, hidden]; quantised too where y has room.
-        rows: int32 [n] or None."""
+        """y[i] = RMSNorm of each stream of x[rows[i]], times weight [streams, hidden]; also quantised if y has the int8
+        form. rows: int32 [n] or None (all)."""
         self._native.stream_norm(x, weight, eps, n, y.native, rows)
         self._held.append((x, weight, y, rows))
 
     def scaled_silu(self, x: torch.Tensor, factor: float, n: int, out: Activations) -> None:
-        """out[t] = silu(x[t] * factor), quantised too where `out` has room. x is overwritten."""
+        """out[t] = silu(x[t] * factor), also quantised if `out` has the int8 form. x is overwritten."""
         self._native.scaled_silu(x, factor, n, out.native)
         self._held.append((x, out))
 
@@ -64,8 +65,8 @@ class ResidualOperations(OperationQueue):
         n: int,
         factors: torch.Tensor,
     ) -> None:
-        """Computes how far each stream lets a token's n-gram value in, factors [n, streams], and what the convolution
-        reads of it, which overwrites key. x, key: [n, streams * hidden]; value: [n, hidden]."""
+        """Computes the gate of each stream for a token's n-gram value, factors [n, streams], and overwrites key with
+        the convolution's input. x, key: [n, streams * hidden]; value: [n, hidden]."""
         self._native.ngram_gate(x, key, value, norms.query, norms.key, norms.conv, eps, n, factors)
         self._held.append((x, key, value, norms, factors))
 
@@ -82,10 +83,10 @@ class ResidualOperations(OperationQueue):
         x: torch.Tensor,
         pending: torch.Tensor | None = None,
     ) -> None:
-        """x[t, s] += factors[t, s] * value[t] + silu(conv(inputs)[t, s]), and advances the states: the last (taps - 1)
-        * dilation inputs of each sequence. inputs: `ngram_gate`'s key. conv: [taps, streams * hidden], the weight of
-        the oldest input first; taps lie `dilation` tokens apart. pending: float32 [records, streams * hidden], needed
-        if rows have drafts: see `commit_ngrams`."""
+        """x[t, s] += factors[t, s] * value[t] + silu(conv(inputs)[t, s]), and advances the states, which are the last
+        (taps - 1) * dilation inputs of each sequence. inputs: `ngram_gate`'s key. conv: [taps, streams * hidden], the
+        weight of the oldest input first; taps are `dilation` tokens apart. pending: float32 [records, streams *
+        hidden], needed if rows have drafts: see `commit_ngrams`."""
         s = sequences
         drafts, kept = (None, None) if s.drafts is None else (s.drafts.drafts, s.drafts.first)
         self._native.ngram_conv(
@@ -104,6 +105,7 @@ class ResidualOperations(OperationQueue):
         pending: torch.Tensor,
     ) -> None:
         """Advances `ngram_conv`'s states in these slots by the first accepted[i] drafts, whose inputs start at
-        pending[first[i]]. kept_rows: inputs of a state. slot, first, accepted: int32 [sequences], distinct slots."""
+        pending[first[i]]. kept_rows: number of inputs in a state. slot, first, accepted: int32 [sequences], distinct
+        slots."""
         self._native.commit_windows(state.states, state.first, kept_rows, slot, first, accepted, pending)
         self._held.append((state, slot, first, accepted, pending))

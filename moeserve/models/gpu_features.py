@@ -22,9 +22,9 @@ _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
 
 
 def gpu_shape(shape: ModelShape) -> ModelShape:
-    """Returns the shape as the GPU engine computes it. It has no indexer yet: queries attend to all keys, which is
-    the same in contexts without more keys or blocks of keys than the indexer chooses, so contexts are limited to
-    those."""
+    """Returns the shape as the GPU engine computes it. The GPU engine has no indexer yet: its queries attend to all
+    keys. The result is the same in contexts with no more keys (or blocks of keys) than the indexer chooses, so contexts
+    are limited to that length."""
     indexer = shape.indexer
     if indexer is None:
         return shape

@@ -164,8 +164,8 @@ class MoeShape:
     # In a sandwiched layer: outputs of shared and routed experts are normalised separately before they are added, and
     # so are inputs of routed experts and router; the weight of the router's norm is divided by sqrt(hidden).
     parts_normed: bool = False
-    parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate, up and down; without gates up is both
-    latent: int = 0  # width of the experts' input and output, between two matrices; 0: the model's
+    parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate (or up again), up and down
+    latent: int = 0  # width of the experts' input and output, to and from which matrices project; 0: `hidden`
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ class DenseFfnShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    # One of the two may be missing.
+    # A layer may lack one of the two.
     mixer: AttentionShape | LatentAttentionShape | Recurrence | None
     ffn: MoeShape | DenseFfnShape | None
     ffn_norm: str = n.FFN_NORM  # GGUF name of the norm before the feed-forward
@@ -250,7 +250,7 @@ class ModelShape:
     logit_scale: float = 1.0  # multiplies logits; merged into the last norm's weight on loading
     rope_sections: tuple[int, int, int] | None = None  # RoPE frequencies: time, height, width (t h w t h w)
     layer_input_width: int = 0  # width of the per-layer embeddings; 0: none
-    spans_see_ahead: bool = False  # in windowed layers, rows of a span of embeddings see all of it
+    spans_see_ahead: bool = False  # in windowed layers, rows of an embedding span see the whole span
     deep_layers: int = 0  # number of first layers whose output DeepStack adds embeddings to
     streams: HyperConnections | None = None  # of the residual; None: it is one vector
     ngrams: NgramShape | None = None  # n-gram embeddings, which a layer adds to the residual
@@ -289,7 +289,8 @@ class ModelShape:
 
     @property
     def heads(self) -> AttentionShape | LatentAttentionShape:
-        """Attention shape of any layer, for models with one form: of its sizes, but not, say, of its window."""
+        """The attention shape of one of the layers, for sizes that all layers share; other properties, such as the
+        window, may differ."""
         return next(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
@@ -333,7 +334,7 @@ class ModelShape:
 
     @property
     def gate_widths(self) -> set[int]:
-        """The numbers of gates that occur in the layers' attention."""
+        """The different numbers of attention gates per token that layers have."""
         return {a.gate_width for a in self._attending if isinstance(a, AttentionShape) and a.gate_width}
 
     @property

@@ -33,8 +33,8 @@ class LatentAttentionShape(ChoosesKeys):
     num_heads: int
     q_rank: int  # width of the compressed q; 0: q is computed from the layer's input
     rank: int  # width of a latent vector
-    nope_dim: int  # dimensions of a head's q and k without rotation, followed by
-    rotary_dim: int  # the rotated ones, in pairs of neighbours
+    nope_dim: int  # a head's q and k begin with this many dimensions without rotation
+    rotary_dim: int  # and end with this many rotated ones, in pairs of neighbours
     value_dim: int
     scale: float  # of attention scores
     # Epsilon of the norms of the latent vector and of the compressed q. Hugging Face's code uses this value and

@@ -15,7 +15,7 @@ class Mamba2Shape:
     heads: Mamba2Heads
     # True: the file stores norm's weight as [groups, width of a group]; False: as one vector.
     norm_by_group: bool
-    eps: float  # of that norm
+    eps: float  # epsilon of the norm
 
     @property
     def input_width(self) -> int:
@@ -30,7 +30,7 @@ class Mamba2Shape:
 
     @property
     def undivided(self) -> str:
-        """What it is called if ranks cannot share it."""
+        """The name of this kind of layer in messages that ranks cannot share it."""
         return "Mamba-2"
 
     @property

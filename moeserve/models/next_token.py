@@ -24,14 +24,14 @@ from moeserve.models.tensors import check_tensors
 
 
 def drafting_shape(shape: ModelShape, source: ModelSource, method: str | None) -> ModelShape:
-    """Returns the shape, with the next-token block if this method of --speculative-config uses it. method None: no
-    drafts. Raises ModelError for "mtp" if the file has no such block."""
+    """Returns the shape, including the next-token block if `method` (of --speculative-config; None: no drafts) uses it.
+    Raises ModelError for "mtp" if the file has no such block."""
     wants = method == "mtp" or (method == "auto" and has_next_token_block(shape, source))
     return with_next_token_block(shape, source) if wants else shape
 
 
 def has_next_token_block(shape: ModelShape, source: ModelSource) -> bool:
-    """Returns whether the file has a next-token block, of a family whose block can draft."""
+    """Returns whether the file has a next-token block and the family's block can draft."""
     family = FAMILIES.get(source.architecture)
     is_there = n.of_layer(shape.num_layers, n.NEXTN_EH_PROJ) in source.tensors
     return is_there and family is not None and family.has_next_token_block
@@ -56,7 +56,7 @@ def with_next_token_block(shape: ModelShape, source: ModelSource) -> ModelShape:
 
 
 def _with_own_indexer(layer: LayerShape) -> LayerShape:
-    """Returns the block's layer, which uses no other layer's choice of keys."""
+    """Returns the block's layer with an indexer of its own, instead of another layer's choice of keys."""
     mixer = layer.mixer
     if not isinstance(mixer, LatentAttentionShape) or mixer.indexer is None:
         return layer

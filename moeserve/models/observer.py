@@ -13,7 +13,7 @@ class LayerRouting(NamedTuple):
 
     router_logits: Tensor  # [n, experts]
     expert_ids: Tensor  # int32 [n, top_k]
-    expert_weights: Tensor  # [n, top_k], as the router gives them
+    expert_weights: Tensor  # [n, top_k], the router's output
 
 
 class LayerObserver(Protocol):
@@ -23,7 +23,7 @@ class LayerObserver(Protocol):
     """
 
     def embedding(self, x: Tensor) -> None:
-        """x: float32 [n, hidden]."""
+        """Takes the input of the first layer, x: float32 [n, hidden]."""
         ...
 
     def layer(
@@ -35,8 +35,8 @@ class LayerObserver(Protocol):
         routing: LayerRouting | None,
         expert_output: Tensor,
     ) -> None:
-        """after_attention: [n, hidden], the residual stream including attention's output. expert_input: [n, hidden],
-        the norm of it, as router and experts read it, before any rounding. routing: None for a layer without
-        experts. expert_output: [n, hidden], what experts or feed-forward add to the residual stream. Any float
-        dtype."""
+        """Takes a layer's tensors, of any float dtype. after_attention: [n, hidden], the residual stream including
+        attention's output. expert_input: [n, hidden], the norm of that, which router and experts read, before any
+        rounding. routing: None for a layer without experts. expert_output: [n, hidden], the output of experts or
+        feed-forward that is added to the residual stream."""
         ...

@@ -51,8 +51,8 @@ _MOE_KEYS = MOE_KEYS | {"expert_shared_feed_forward_length": ("shared_expert_int
 def read_hybrid_shape(
     reader: ShapeReader, *, is_tiled: bool, merged_gates: bool, has_experts: bool = True
 ) -> ModelShape:
-    """Reads the shape. Raises ModelError. is_tiled: value heads are stored first one of each key head, then second
-    ones. merged_gates: one matrix gives beta and alpha. has_experts: some layers have experts."""
+    """Reads the shape. Raises ModelError. is_tiled: the file stores the first value head of every key head, then the
+    second ones, and so on. merged_gates: one matrix computes beta and alpha. has_experts: some layers have experts."""
     num_heads, num_kv_heads, head_dim = reader.heads(rotates_whole=False)
     attention = AttentionShape(
         num_heads,
@@ -111,13 +111,15 @@ def hybrid_mapping(
         moe=MOE_ROUTER | SHARED_EXPERT if has_experts else {},
         dense=DENSE_FFN,
         experts=MOE_EXPERTS if has_experts else {},
-        # A layer has either attention's or the DeltaNet's.
+        # A layer has either attention's tensors or the DeltaNet's.
         optional=frozenset(of_attention.keys() | of_delta_net.keys()),
         less_one=LESS_ONE,
         next_token=APART,
         skipped=("mtp.",),
         derived=derived,
         rotates_part=True,
-        flattened=frozenset({n.of_part(n.FFN_GATE_INP_SHEXP)}),  # [1, hidden] there, a vector in GGUF
+        flattened=frozenset(
+            {n.of_part(n.FFN_GATE_INP_SHEXP)}
+        ),  # [1, hidden] in the checkpoint, a vector in GGUF
         **more,
     )

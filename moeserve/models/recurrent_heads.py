@@ -26,14 +26,15 @@ def delta_heads(reader: ShapeReader, *, is_tiled: bool) -> DeltaHeads:
 
 
 def kimi_delta_heads(reader: ShapeReader, num_heads: int) -> DeltaHeads:
-    """Returns the heads of Kimi Delta Attention, where q, k and v have equally many. Raises ModelError."""
+    """Returns the heads of Kimi Delta Attention; q, k and v all have `num_heads`. Raises ModelError."""
     dim = reader.integer("kda.head_dim", 1, 1024)
     taps = reader.integer("ssm.conv_kernel", 2, 16)
     return DeltaHeads(num_heads, num_heads, dim, dim, taps, is_kimi=True)
 
 
 def mamba2_shape(reader: ShapeReader, source: ModelSource, *, eps: float | None = None) -> Mamba2Shape:
-    """Reads Mamba-2's layers, which have one shape. eps: of their norms; None: the model's. Raises ModelError."""
+    """Reads the shape that all Mamba-2 layers have. eps: epsilon of their norms; None: the model's. Raises
+    ModelError."""
     norms = (tensor for name, tensor in source.tensors.items() if name.endswith(n.of_part(n.SSM_NORM)))
     norm_by_group = any(len(norm.shape) > 1 for norm in norms)
     num_groups, num_heads = _groups_and_heads(reader)
@@ -48,7 +49,7 @@ def mamba2_shape(reader: ShapeReader, source: ModelSource, *, eps: float | None 
 
 
 def short_conv_shape(reader: ShapeReader) -> ShortConvShape:
-    """Reads LFM2's convolutions, which have one shape. Raises ModelError."""
+    """Reads the shape that all of LFM2's convolutions have. Raises ModelError."""
     return ShortConvShape(ShortConvHeads(reader.hidden_size, reader.integer("shortconv.l_cache", 2, 16)))
 
 

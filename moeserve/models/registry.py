@@ -152,7 +152,8 @@ def family_of_config(path: Path, config: Mapping[str, Any]) -> tuple[ModelFamily
 def _family_of_text(
     path: Path, config: Mapping[str, Any], families: list[tuple[ModelFamily, HuggingFaceMapping]]
 ) -> tuple[ModelFamily, HuggingFaceMapping]:
-    """Returns which of the families that a multimodal model may wrap its text model is of. Raises ModelError."""
+    """Returns the family of a multimodal model's text model, out of those that this kind of model may contain. Raises
+    ModelError."""
     inner = inner_model_type(config)
     if inner is None and len(families) == 1:
         return families[0]

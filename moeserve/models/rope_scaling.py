@@ -19,5 +19,5 @@ class RopeScaling:
     original_context_length: int = 0  # tokens
     attn_factor: float = 1.0  # multiplies yarn's own attention scale, 0.1 ln(factor) + 1
     beta_fast: float = 32.0  # rotations within the original context above which a frequency is left alone
-    beta_slow: float = 1.0  # and below which it is interpolated fully
+    beta_slow: float = 1.0  # number of rotations below which a frequency is interpolated fully
     truncate: bool = True  # the interpolation ramp starts and ends at whole dimensions

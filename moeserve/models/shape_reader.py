@@ -39,7 +39,7 @@ class ShapeReader:
         self._asked: set[str] = set()  # suffixes of the keys read so far
 
     def integer(self, suffix: str, low: int, high: int, default: int | None = None) -> int:
-        """The integer under `<architecture>.<suffix>`."""
+        """Returns the integer under `<architecture>.<suffix>`."""
         return self._metadata.require_int(self._key(suffix), low, high, default)
 
     def number(self, suffix: str, low: float, high: float, default: float | None = None) -> float:
@@ -72,7 +72,7 @@ class ShapeReader:
         return values
 
     def layer_limits(self, suffix: str) -> list[float | None]:
-        """Reads a limit per layer; None where it is 0 or the key is missing."""
+        """Reads a limit per layer; None for layers where it is 0, and for all layers if the key is missing."""
         if self._key(suffix) not in self._metadata:
             return [None] * self.num_layers
         found = self._metadata.require_floats(self._key(suffix), self._entries(suffix))
@@ -117,7 +117,8 @@ class ShapeReader:
 
     def heads(self, *, rotates_whole: bool = True, num_kv_heads: int | None = None) -> tuple[int, int, int]:
         """Reads the numbers of query heads and KV heads, and the head dimension. rotates_whole: RoPE must rotate the
-        whole head; otherwise `rotated` reads how much. num_kv_heads: a layer's, where layers differ."""
+        whole head; if False, `rotated` reads how many dimensions rotate. num_kv_heads: the layer's number, if layers
+        differ."""
         num_heads = self.integer("attention.head_count", 1, 1024)
         if num_kv_heads is None:
             num_kv_heads = self.integer("attention.head_count_kv", 1, num_heads, default=num_heads)
@@ -162,8 +163,8 @@ class ShapeReader:
         return recurrent
 
     def windowed(self, attention: AttentionShape, period: int = 1) -> list[AttentionShape]:
-        """Returns each layer's attention with its window. period: if no key tells, all but the last of every
-        `period` layers have windows; 1: none has, as in llama.cpp."""
+        """Returns each layer's attention with its window. period: without a key for it, all but the last of every
+        `period` layers have windows, as in llama.cpp; 1: no layer has one."""
         value = self._metadata.get(self._key(n.WINDOWED_LAYERS))
         if value is None or (isinstance(value, int) and not isinstance(value, bool)):
             period = self.integer(n.WINDOWED_LAYERS, 1, 1024, default=period)
@@ -182,7 +183,7 @@ class ShapeReader:
         return [moe if dense is None or not without else dense for without in is_dense]
 
     def _dense_layers(self) -> list[bool]:
-        """Returns which layers have no experts. A GGUF's tensors tell; keys, if present, must agree."""
+        """Returns which layers have no experts, according to the GGUF's tensors. Keys, if present, must agree."""
         said = self.optional_flags(n.DENSE_LAYERS)
         tensors = self._source.tensors
         is_dense = said or [
@@ -200,11 +201,12 @@ class ShapeReader:
         return is_dense
 
     def qkv_bias(self, part: str = n.ATTN_Q) -> bool:
-        """Returns whether q, k and v have biases; in a GGUF the tensor of `part` tells."""
+        """Returns whether q, k and v have biases. In a GGUF they have if the bias tensor of `part` exists."""
         return self._attention_bias(part)
 
     def output_bias(self) -> bool:
-        """The same for attention's output, in families whose config.json has one setting for all four."""
+        """Returns whether attention's output has a bias, in families whose config.json has one setting for q, k, v and
+        output."""
         return self._attention_bias(n.ATTN_OUTPUT)
 
     def _attention_bias(self, part: str) -> bool:
@@ -236,7 +238,8 @@ class ShapeReader:
         )
 
     def has_choice_bias(self) -> bool:
-        """Returns whether a bias is used for choosing experts but not for weights; the tensors tell."""
+        """Returns whether the file has a choice bias: one that is added to scores for choosing experts, not to their
+        weights."""
         return any(
             n.bias_of_layer(layer, n.EXP_PROBS_B) in self._source.tensors for layer in range(self.num_layers)
         )
@@ -284,8 +287,8 @@ class ShapeReader:
         spans_see_ahead: bool = False,
         rms_eps: float | None = None,
     ) -> ModelShape:
-        """Returns the shape of a decoder with these layers. yarn_truncates, rope_theta, rms_eps: defaults
-        without a key. rope_scaling: overrides the keys."""
+        """Returns the shape of a decoder with these layers. yarn_truncates, rope_theta, rms_eps: values if the file has
+        no key. rope_scaling: overrides the keys."""
         vocab_size = len(self._metadata.require_strings("tokenizer.ggml.tokens"))
         self.only("vocab_size", vocab_size)
         self._refuse_unread()
@@ -312,7 +315,7 @@ class ShapeReader:
         return self.number("attention.layer_norm_rms_epsilon", 1e-12, 1e-2, default=default)
 
     def rope_sections(self, rotary_dim: int) -> tuple[int, int, int] | None:
-        """See ModelShape. Returns None if the file has none."""
+        """Reads ModelShape.rope_sections; None if the file has none."""
         name = "rope.dimension_sections"
         key = self._key(name)
         if key not in self._metadata:
@@ -329,7 +332,7 @@ class ShapeReader:
         return self.integer("context_length", 1, 1 << 24)
 
     def rope_scaling(self, *, yarn_truncates: bool = True) -> RopeScaling:
-        """yarn_truncates: default without a key."""
+        """Reads the RoPE scaling. yarn_truncates: value if the file has no key."""
         # "rope.scale_linear" is the older name of the key.
         linear = self.number("rope.scale_linear", 0.0, 1024.0, default=1.0)
         factor = self.number("rope.scaling.factor", 0.0, 1024.0, default=linear) or 1.0
@@ -364,7 +367,7 @@ class ShapeReader:
         )
 
     def _refuse_unread(self) -> None:
-        """Raises ModelError for a setting that changes the computation and that the family has not read."""
+        """Raises ModelError for a setting that changes the computation but that the family's code did not read."""
         for suffix in sorted(NEUTRAL.keys() - self._asked):
             value = self._metadata.get(self._key(suffix))
             if value is not None and not is_neutral(suffix, value):

@@ -36,8 +36,8 @@ SMALL_BATCH_ROWS = 8
 # the exact result, where llama.cpp is at 3.6e-5: docs/results/accuracy.md).
 FLOAT32_ROWS = 64
 # Steps of more rows than this unpack attention's quantised matrices to floats, each before its product
-# (kernels/linear/large_batch). Steps of more than UNPACK_ROWS rows unpack all matrices, several experts at a time.
-# The room for experts grows with the rows, as the other buffers do. Measured in docs/results/gpu-kernels.md.
+# (kernels/linear/large_batch). Steps of more than UNPACK_ROWS rows unpack all matrices, several experts at a time. The
+# memory for unpacked experts grows with the rows, like the other buffers. Measured in docs/results/gpu-kernels.md.
 UNPACK_DENSE_ROWS = 64
 UNPACK_ROWS = 1024
 UNPACK_BYTES_OF_ROW = 32 << 10
@@ -107,7 +107,7 @@ def gpu_step_buffers(
         Buffer("streamed_expert_ids", (rows, routes), "int32"),  # index among the streamed experts
         Buffer("route_weights", (rows, routes)),
         *_activations("h", rows * top_k, model.expert_width, acts, quantised=small),
-        # Outputs of the experts on this GPU: few rows: a sum per token; many rows: a part per route.
+        # Outputs of the experts on this GPU: with few rows one sum per token, with many rows one part per route.
         Buffer("parts", (rows, 1 if small else routes, hidden), wide),
         Buffer("pool_sum", (rows, hidden)),  # sum of the RAM experts' outputs
     ]
@@ -192,8 +192,8 @@ def _dense_numbers(model: ModelShape, projected: int) -> int:
 
 
 def _unpacked_numbers(model: ModelShape, projected: int, room: int) -> int:
-    """Returns the number of weights to make room for: as many as `room` and all experts allow, but at least the
-    largest matrix of attention, and gate and up of one expert. projected: as in `_dense_numbers`."""
+    """Returns the number of weights in the buffer of unpacked matrices: `room`, at most all experts of a layer, and at
+    least attention's largest matrix and one expert's gate and up. projected: as in `_dense_numbers`."""
     hidden = model.hidden_size
     of_expert = 2 * model.expert_width * hidden
     experts = min(model.num_experts * of_expert, room)
@@ -313,7 +313,8 @@ def draft_records(model: ModelShape, drafts: int) -> dict[int, Buffer]:
 
 
 def ngram_records(model: ModelShape, drafts: int) -> Buffer | None:
-    """Returns the buffer that the layer with n-gram embeddings keeps likewise; None without such a layer."""
+    """Returns the buffer in which the layer with n-gram embeddings keeps the drafts' inputs, as in `draft_records`;
+    None without such a layer."""
     return None if model.ngrams is None else Buffer("ngram_records", (drafts, model.residual_width))
 
 

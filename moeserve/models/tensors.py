@@ -20,7 +20,7 @@ def expert_tensors(shape: ModelShape, layer: int) -> tuple[str, ...]:
 
 
 def expert_bias_tensors(layer: int) -> tuple[str, str, str]:
-    """Returns the names of their bias tensors."""
+    """Returns the names of the bias tensors of a layer's routed experts: gate, up and down."""
     gate, up, down = (n.bias_of_layer(layer, part) for part in n.EXPERT_PARTS)
     return gate, up, down
 
@@ -55,21 +55,21 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
 
 
 def _input_tensors(shape: ModelShape, block: str, norm: str) -> dict[str, tuple[int, ...]]:
-    """Returns the tensors through which a block reads the residual: its norm, or those of several streams."""
+    """Returns the tensors between the residual and a block's input: the norm, or the mix of several streams."""
     if shape.streams is None:
         return {n.of_part(norm): (shape.hidden_size,)}
     return shape.streams.tensors(shape.hidden_size, block)
 
 
 def head_inputs(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Returns the tensors through which the head reads the residual, with their shapes."""
+    """Returns the tensors between the residual and the head, with their shapes."""
     if shape.streams is None:
         return {n.OUTPUT_NORM: (shape.hidden_size,)}
     return shape.streams.tensors(shape.hidden_size, n.OUTPUT_HC, injects=False)
 
 
 def unloaded_tensors(shape: ModelShape) -> frozenset[str]:
-    """Returns the tensors that stay in the file: rows are read as tokens need them."""
+    """Returns the tensors that stay in the file; their rows are read when tokens need them."""
     return frozenset() if shape.ngrams is None else frozenset({n.LAYER_INPUT_EMBD})
 
 
@@ -195,7 +195,7 @@ def check_tensors(shape: ModelShape, source: ModelSource) -> None:
         _check_tensor(source, tensor, dimensions)
     skipped = range(shape.num_layers, shape.num_layers + shape.num_skipped_layers)
     for name in source.tensors:
-        # An ignored bias, for example, would silently change every answer.
+        # Ignoring a tensor, a bias for example, would silently change every answer.
         if name not in expected and name not in unread and n.layer_of(name) not in skipped:
             raise ModelError(
                 source.path, f"tensor {name!r} has no place in architecture {shape.architecture!r}"
@@ -203,7 +203,7 @@ def check_tensors(shape: ModelShape, source: ModelSource) -> None:
 
 
 def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int, ...]) -> None:
-    # Converters have left leading dimensions of size one on vectors and convolutions.
+    # Some converters write leading dimensions of size one for vectors and convolutions.
     ahead = len(tensor.shape) - len(dimensions) if 1 in dimensions[1:] else 0
     if tensor.shape != (1,) * ahead + dimensions:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""OpenAI's files and batches, and Anthropic's message batches, on one engine of lines. Off without --batch-dir."""
+"""OpenAI's files and batches, and Anthropic's message batches; one runner answers both. Off without --batch-dir."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from moeserve.httpserver.transport.api_table import Api, ApiState
 
 
 def _open_store(config: ServerConfig) -> ApiState:
-    """Raises ConfigError."""
+    """Opens the store for --batch-dir. Raises ConfigError."""
     if config.batch_dir is None:
         return NoBatches()
     return BatchStore(Path(config.batch_dir), int(config.batch_dir_gib * GIB))

@@ -1,4 +1,4 @@
-"""BatchInProgress: a batch while its lines are answered: which are pending, and the journals of their results."""
+"""BatchInProgress: a batch whose lines are being answered, with its pending lines and the journals of results."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class BatchInProgress:
     def __init__(
         self, store: BatchStore, batch: Batch, lines: list[Line], tally: Tally, file: BinaryIO
     ) -> None:
-        """tally: of the lines that have a result; file: the batch's requests."""
+        """tally: counts the lines with a result. file: the batch's requests."""
         self.batch = batch
         self.tally = tally
         self.pending = deque(line for line in lines if line.custom_id not in tally.done)
         self.num_open = 0  # lines being answered; written by the runner
-        self.takes_no_more = False  # it is cancelled, or late; written by the runner
+        self.takes_no_more = False  # True if the batch is cancelled or late; written by the runner
         self._store = store
         self._file = file
         path = store.folder.path
@@ -38,8 +38,8 @@ class BatchInProgress:
     async def begin(
         cls, store: BatchStore, batch: Batch, knows_model: Callable[[str], bool]
     ) -> BatchInProgress | None:
-        """Checks the input of a new batch, or finds where an older server left off. Returns None for a batch that has
-        failed: its input is wrong. Raises ApiError, OSError."""
+        """Checks a new batch's input, or reads the results of a batch that an earlier server began. Returns None if the
+        batch failed because its input is wrong. Raises ApiError, OSError."""
         lines, tally, file = await store.on_disk(_load, store.folder.path, batch, knows_model)
         if batch.in_progress_at is None:
             batch.total = len(lines.lines)
@@ -73,7 +73,7 @@ class BatchInProgress:
         return body
 
     async def keep(self, outcome: Outcome) -> None:
-        """Returns when the result is on the disk. Raises OSError."""
+        """Stores a result; returns when it is on the disk. Raises OSError."""
         line = line_of(self.batch.style, outcome)
         journal = self._errors if is_error_line(self.batch.style, outcome) else self._output
         await journal.append(line)
@@ -81,7 +81,7 @@ class BatchInProgress:
         self._store.grew(self.batch, len(line) + 1)
 
     async def give_up(self, kind: Kind) -> None:
-        """Writes a line for each request that has none. Raises OSError."""
+        """Writes a result of this kind for each request without one. Raises OSError."""
         while self.pending:
             some = [self.pending[place] for place in range(min(GIVEN_UP_AT_ONCE, len(self.pending)))]
             await asyncio.gather(*(self.keep(Outcome(line.custom_id, kind)) for line in some))
@@ -89,7 +89,7 @@ class BatchInProgress:
                 self.pending.popleft()
 
     async def end(self) -> None:
-        """Gives the results to the client, once all lines have one. Raises ApiError."""
+        """Makes the results available to the client, once all lines have one. Raises ApiError."""
         batch, now = self.batch, int(time.time())
         batch.finalizing_at = batch.finalizing_at or now
         await self.close()
@@ -111,7 +111,7 @@ class BatchInProgress:
         self._file.close()
 
     async def _publish(self, file_id: str, data: str, what: str) -> bool:
-        """Makes a journal a file of the client's. Returns False for one without lines."""
+        """Adds a journal to the client's files. Returns False, without adding it, if it has no lines."""
         batch, now = self.batch, int(time.time())
         if not (size := self._store.folder.size(data)):
             await self._store.on_disk(self._store.folder.remove, data)
@@ -135,14 +135,14 @@ class BatchInProgress:
 def _load(
     folder: Path, batch: Batch, knows_model: Callable[[str], bool]
 ) -> tuple[Lines, Tally, BinaryIO | None]:
-    """Reads the requests and the results that there are. On a thread."""
+    """Reads the requests and the results so far. Runs on a thread."""
     path, tally = folder / batch.requests, Tally()
     try:
         file = path.open("rb")
     except FileNotFoundError:
         gone = LineError("file_not_found", "The input file was deleted before the batch began.")
         return Lines(errors=[gone]), tally, None
-    # A batch that was accepted is finished, whatever the server serves by now.
+    # A batch that was accepted is finished even if the server serves other models now.
     is_new = batch.in_progress_at is None and batch.style == "openai"
     knows = knows_model if is_new else lambda _: True
     lines = read_lines(path, batch.endpoint, knows)

@@ -1,4 +1,4 @@
-"""/v1/batches: OpenAI's batches of requests in a file."""
+"""/v1/batches: OpenAI's batches, whose requests are lines of an uploaded file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ router = APIRouter(tags=["OpenAI"])
     responses={200: {"model": BatchObject}},
 )
 async def create_batch(request: Request) -> Response:
-    """Begins to answer the requests of a file, beside all other work."""
+    """Starts to answer the requests of a file in the background."""
     store, owner = store_of(request), caller_of(request).key_owner
     body = await read_body(request, CreateBatchRequest)
     file = store.file(owner, body.input_file_id)
@@ -61,7 +61,7 @@ async def create_batch(request: Request) -> Response:
 
 @router.get("/v1/batches", responses={200: {"model": BatchList}})
 async def list_batches(request: Request) -> Response:
-    """The batches of this API key, the newest first."""
+    """Lists the batches of this API key, newest first."""
     store = store_of(request)
     query = queries(request, "limit", "after")
     mine = store.batches_of(caller_of(request).key_owner, "openai")
@@ -78,7 +78,7 @@ async def list_batches(request: Request) -> Response:
 
 @router.get("/v1/batches/{batch_id}", responses={200: {"model": BatchObject}})
 async def get_batch(request: Request, batch_id: str) -> Response:
-    """A batch's state."""
+    """Returns a batch's state."""
     queries(request)
     store = store_of(request)
     return _answer(store, store.batch(caller_of(request).key_owner, batch_id, "openai"))
@@ -86,7 +86,7 @@ async def get_batch(request: Request, batch_id: str) -> Response:
 
 @router.post("/v1/batches/{batch_id}/cancel", responses={200: {"model": BatchObject}})
 async def cancel_batch(request: Request, batch_id: str) -> Response:
-    """Ends a batch. Results that it has are kept."""
+    """Cancels a batch. Results so far are kept."""
     store = store_of(request)
     batch = store.batch(caller_of(request).key_owner, batch_id, "openai")
     if batch.is_ended:
@@ -96,7 +96,7 @@ async def cancel_batch(request: Request, batch_id: str) -> Response:
 
 
 async def cancel(store: BatchStore, batch: Batch) -> None:
-    """Raises ApiError 500."""
+    """Marks a batch as cancelled; the runner then ends it. Raises ApiError 500."""
     if batch.status != "cancelling":
         batch.status, batch.cancelling_at = "cancelling", int(time.time())
         await store.save(batch)

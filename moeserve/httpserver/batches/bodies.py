@@ -1,4 +1,4 @@
-"""The requests of /v1/batches and /v1/messages/batches.
+"""The request bodies of /v1/batches and /v1/messages/batches.
 
 Source: OpenAI's API reference (Batch) and Anthropic's (Message Batches), and their Python clients' types.
 """
@@ -29,7 +29,7 @@ def _endpoint(text: str) -> str:
 
 
 def window_seconds(text: str) -> int:
-    """Raises PydanticCustomError."""
+    """Returns the seconds of a completion window such as "24h". Raises PydanticCustomError."""
     number, unit = text[:-1], text[-1:]
     hours = int(number) * {"h": 1, "d": 24}.get(unit, 0) if number.isascii() and number.isdecimal() else 0
     if len(text) > 5 or not 1 <= hours <= MOST_HOURS:
@@ -49,7 +49,7 @@ class ExpiresAfter(RequestModel):
 
 
 class UploadFileForm(RequestModel):
-    """Documents the form, which is read as it comes and written to disk (`file_routes.py`)."""
+    """Documents the form. It is not parsed into this class, but streamed to disk (`file_routes.py`)."""
 
     file: Annotated[str, Field(json_schema_extra={"format": "binary"}, description="JSON Lines, in UTF-8.")]
     purpose: Literal["batch"]
@@ -81,14 +81,14 @@ class MessageBatchRequestItem(RequestModel):
 
 
 class CreateMessageBatchRequest(RequestModel):
-    """Documents the body, which is read as it comes and written to disk (`message_batch_input.py`)."""
+    """Documents the body. It is not parsed into this class, but streamed to disk (`message_batch_input.py`)."""
 
     empty: ClassVar[frozenset[str]] = frozenset()
     requests: Annotated[list[MessageBatchRequestItem], Field(min_length=1, max_length=100_000)]
 
 
 class RawItem(msgspec.Struct):
-    """One request of a message batch as it came: its `params` are not parsed yet."""
+    """One request of a message batch, with `params` not parsed yet."""
 
     custom_id: str
     params: msgspec.Raw

@@ -1,4 +1,4 @@
-"""/v1/files: what batches are made of, and what they end in."""
+"""/v1/files: the input and result files of batches."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from moeserve.httpserver.transport.sse import JsonResponse
 router = APIRouter(tags=["OpenAI"])
 
 MAX_FIELD_BYTES: Final = 1024
-MAX_UPLOAD_BYTES: Final = MAX_FILE_BYTES + (64 << 10)  # with its fields and boundaries
-_SYNC_EVERY: Final = 1 << 20  # bytes, written at once on a thread
+MAX_UPLOAD_BYTES: Final = MAX_FILE_BYTES + (64 << 10)  # including the form's fields and boundaries
+_SYNC_EVERY: Final = 1 << 20  # bytes written by one call on a thread
 
 
 @router.post(
     "/v1/files", openapi_extra=documented_form(UploadFileForm), responses={200: {"model": FileObject}}
 )
 async def upload_file(request: Request) -> Response:
-    """Keeps a file for a batch."""
+    """Stores a file for a batch."""
     store, owner = store_of(request), caller_of(request).key_owner
     reader = MultipartReader(request.headers.get("content-type", ""))
     file_id = new_id("file-")
@@ -43,7 +43,7 @@ async def upload_file(request: Request) -> Response:
         reader.end()
         file = await upload.end()
         await store.add_file(file, upload.name)
-    except BaseException:  # a client that disconnects, too
+    except BaseException:  # also if the client disconnects
         upload.drop()
         raise
     return JsonResponse(file_object(file))
@@ -51,7 +51,7 @@ async def upload_file(request: Request) -> Response:
 
 @router.get("/v1/files", responses={200: {"model": FileList}})
 async def list_files(request: Request) -> Response:
-    """The files of this API key, the newest first."""
+    """Lists the files of this API key, newest first."""
     store = store_of(request)
     query = queries(request, "purpose", "limit", "order", "after")
     order = query.get("order", "desc")
@@ -73,14 +73,14 @@ async def list_files(request: Request) -> Response:
 
 @router.get("/v1/files/{file_id}", responses={200: {"model": FileObject}})
 async def get_file(request: Request, file_id: str) -> Response:
-    """What is known of a file."""
+    """Returns a file's description."""
     queries(request)
     return JsonResponse(file_object(store_of(request).file(caller_of(request).key_owner, file_id)))
 
 
 @router.get("/v1/files/{file_id}/content", response_class=Response)
 async def get_file_content(request: Request, file_id: str) -> Response:
-    """A file's bytes."""
+    """Returns a file's bytes."""
     queries(request)
     store = store_of(request)
     return bytes_of(store, store.file(caller_of(request).key_owner, file_id).data, "application/octet-stream")
@@ -88,7 +88,7 @@ async def get_file_content(request: Request, file_id: str) -> Response:
 
 @router.delete("/v1/files/{file_id}", responses={200: {"model": DeletedFile}})
 async def delete_file(request: Request, file_id: str) -> Response:
-    """Deletes a file, unless a batch needs it still."""
+    """Deletes a file, unless a batch still needs it."""
     queries(request)
     await store_of(request).delete_file(caller_of(request).key_owner, file_id)
     deleted: DeletedFile = {"id": file_id, "object": "file", "deleted": True}
@@ -96,10 +96,10 @@ async def delete_file(request: Request, file_id: str) -> Response:
 
 
 class _Upload:
-    """A file while it comes: its fields, and its bytes in the folder of uploads."""
+    """A file that is being received: its form fields, and its bytes in the folder of uploads."""
 
     def __init__(self, store: BatchStore, owner: str, file_id: str) -> None:
-        """Raises ApiError 500."""
+        """Creates the upload's file. Raises ApiError 500."""
         self._store = store
         self._owner = owner
         self._id = file_id
@@ -115,7 +115,7 @@ class _Upload:
             raise ApiError(500, f"the batch folder failed: {error}", code="storage_error") from error
 
     async def take(self, piece: Part | bytes) -> None:
-        """Raises ApiError."""
+        """Takes the next piece of the form. Raises ApiError."""
         if isinstance(piece, Part):
             self._begin(piece)
         elif self._at == "file":
@@ -149,7 +149,7 @@ class _Upload:
         await self._store.on_disk(_write_all, self._file, data)
 
     async def end(self) -> StoredFile:
-        """Returns the file, whose bytes are on the disk. Raises ApiError 400."""
+        """Ends the upload. Returns the file's record; its bytes are on the disk then. Raises ApiError 400."""
         if self._filename is None:
             raise invalid("file", "is missing: it is the part with the file's bytes")
         purpose = self._fields.get("purpose", b"").decode("utf-8", "replace")
@@ -181,7 +181,7 @@ class _Upload:
         return int(text)
 
     def drop(self) -> None:
-        """Removes what has come."""
+        """Deletes the bytes received so far."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

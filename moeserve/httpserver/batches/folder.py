@@ -1,7 +1,7 @@
 """BatchFolder: the private folder of files and batches. A write is on the disk when it returns.
 
-Every name in it is made of an id of ours, never of what a client sent. One server uses it at a time: a lock holds that,
-which ends with the process, however that ends.
+File names consist of this server's ids, never of a client's text. One server uses the folder at a time: it holds a
+lock, which the kernel releases when the process ends in any way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PARTS: Final = ("files", "batches", "uploads")
 
 class BatchFolder:
     def __init__(self, path: Path) -> None:
-        """Makes the folder. Raises ConfigError."""
+        """Creates the folder if necessary. Raises ConfigError."""
         self.path = path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -45,29 +45,29 @@ class BatchFolder:
         return True
 
     def close(self) -> None:
-        """Gives the lock back. May be called twice."""
+        """Releases the lock. May be called twice."""
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
 
     def open_upload(self, file_id: str) -> tuple[str, int]:
-        """Returns the name of a new file, relative to the folder, and its descriptor."""
+        """Creates a file for an upload. Returns its name, relative to the folder, and its descriptor."""
         name = f"uploads/{file_id}"
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
         return name, os.open(self.path / name, flags, 0o600)
 
     def keep_upload(self, name: str, kept: str) -> None:
-        """Moves a whole upload to its place. Its bytes are synced."""
+        """Moves a complete upload, whose bytes are synced already, to its place `kept`."""
         os.rename(self.path / name, self.path / kept)
         self._sync_folder(kept)
 
     def clear_uploads(self) -> None:
-        """Removes what a lost server had begun to receive."""
+        """Deletes the incomplete uploads of an earlier server."""
         for path in (self.path / "uploads").iterdir():
             path.unlink()
 
     def write(self, part: str, record: StoredFile | Batch) -> None:
-        """Writes a record in place of its older one, whole or not at all."""
+        """Writes a record, replacing an older one atomically."""
         final = self.path / part / f"{record.id}.json"
         draft = final.with_suffix(".draft")
         descriptor = os.open(draft, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -80,7 +80,7 @@ class BatchFolder:
         self._sync_folder(f"{part}/{final.name}")
 
     def read(self, part: str, kind: type[R]) -> Iterator[R]:
-        """Yields all records of a part. Raises ConfigError for one that cannot be read."""
+        """Yields all records in the subfolder `part`. Raises ConfigError for one that cannot be read."""
         for path in sorted((self.path / part).glob("*.json")):
             if not is_id(path.stem):
                 continue

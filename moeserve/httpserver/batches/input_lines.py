@@ -1,4 +1,4 @@
-"""The lines of a batch's input: checked as a whole before any is answered, then read one by one."""
+"""The lines of a batch's input: all are checked before any is answered; later they are read one by one."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from moeserve.httpserver.batches.records import LineError
 
 MAX_LINES: Final = 100_000  # OpenAI takes 50,000, Anthropic 100,000
 MAX_LINE_BYTES: Final = 32 << 20
-MAX_ERRORS: Final = 100  # told of one file
+MAX_ERRORS: Final = 100  # most errors reported per file
 MAX_CUSTOM_ID_CHARS: Final = 512
 _BOM: Final = b"\xef\xbb\xbf"
-_PAUSE_EVERY: Final = 200  # lines; between them the event loop has the interpreter
+_PAUSE_EVERY: Final = 200  # lines after which the thread lets the event loop run
 _PAUSE_S: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     custom_id: str
-    start: int  # in bytes
+    start: int  # offset in the file, in bytes
     size: int
 
 
@@ -36,8 +36,8 @@ class Lines:
 
 
 def read_lines(path: Path, endpoint: str, knows_model: Callable[[str], bool]) -> Lines:
-    """Finds a file's requests and all that is wrong with them. Blank lines, CRLF and a byte order mark are taken.
-    Raises OSError."""
+    """Returns a file's requests, and the errors in them. Accepts blank lines, CRLF and a byte order mark. Raises
+    OSError."""
     found = Lines()
     first_lines: dict[str, int] = {}
     with path.open("rb") as file:
@@ -70,7 +70,7 @@ def read_lines(path: Path, endpoint: str, knows_model: Callable[[str], bool]) ->
 
 
 def read_line(file: BinaryIO, line: Line) -> dict[str, Any]:
-    """Returns a request that `read_lines` has found. Raises OSError."""
+    """Reads one of the requests that `read_lines` has found. Raises OSError."""
     request: dict[str, Any] = orjson.loads(os.pread(file.fileno(), line.size, line.start))
     return request
 
@@ -82,7 +82,8 @@ def _add(found: Lines, code: str, message: str, line: int | None) -> None:
 def _check(
     line: bytes, number: int, endpoint: str, knows_model: Callable[[str], bool], first_lines: dict[str, int]
 ) -> str | LineError:
-    """Returns a line's custom_id, or what is wrong with it. first_lines: of the custom_ids so far; gets the line's."""
+    """Returns a line's custom_id, or its error. first_lines: first line with each custom_id so far; this line is
+    added."""
     try:
         request = orjson.loads(line)
     except orjson.JSONDecodeError as error:
@@ -127,8 +128,8 @@ def _check(
 
 
 def route_of(url: str) -> str:
-    """Returns the route that a line's url or a batch's endpoint means: with a host or without, and, as Azure's clients
-    write it, without /v1."""
+    """Returns the route for a line's url or a batch's endpoint. Accepts a host before it, and Azure's form without
+    /v1."""
     if url.startswith(("http://", "https://")):
         url = "/" + url.split("/", 3)[3] if url.count("/") >= 3 else ""
     path = url.split("?")[0].rstrip("/")

@@ -1,7 +1,7 @@
-"""Journal: the results of a batch, a line each, appended to a file. It is the file that the client gets in the end.
+"""Journal: a file to which the results of a batch are appended, one per line. The client later downloads this file.
 
-A line counts once it is synced to the disk. A server that is killed may leave a part of a line behind: it is cut off
-when the journal is opened again, and its request is answered again. So each request has exactly one line.
+A line counts once it is synced to the disk. If a server is killed, the file may end in an incomplete line. It is cut
+off when the journal is opened again, and its request is answered again. So each request gets exactly one line.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ _PIECE: Final = 1 << 20
 
 
 class Journal:
-    """Written on a thread, all waiting lines at once: on a slow disk a sync takes longer than a short answer."""
+    """A thread writes all waiting lines together, because on a slow disk a sync takes longer than a short answer."""
 
     def __init__(self, path: Path) -> None:
-        """Opens it where it ends. Raises OSError."""
+        """Opens the file for appending. Raises OSError."""
         self._file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self.size = os.fstat(self._file).st_size
         self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
 
     async def append(self, line: bytes) -> None:
-        """Returns when the line, without its end, is on the disk. Raises OSError, and then has not kept it."""
+        """Appends a line, given without its line end; returns when it is on the disk. Raises OSError if it could not be
+        stored."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((line + b"\n", done))
         if self._writing is None:
@@ -56,7 +57,7 @@ class Journal:
                     done.set_result(None)
                 else:
                     done.set_exception(error)
-                    done.exception()  # who waited may have been cancelled
+                    done.exception()  # marks it as seen: the waiting task may have been cancelled
         self._writing = None
 
     def _write(self, data: bytes) -> None:
@@ -66,14 +67,14 @@ class Journal:
                 left = left[os.write(self._file, left) :]
             os.fdatasync(self._file)
         except OSError:
-            os.ftruncate(self._file, self.size)  # a full disk has taken a part
+            os.ftruncate(self._file, self.size)  # a full disk may have stored a part of the lines
             raise
         self.size += len(data)
 
 
 def recover(path: Path, take: Callable[[dict[str, object]], None]) -> None:
-    """Calls `take` with each whole line of a journal that a server before this one wrote, and cuts off the rest. A file
-    that does not exist has no lines. Raises OSError."""
+    """Calls `take` with each complete line of a journal that an earlier server wrote, and cuts off an incomplete
+    last one. A missing file has no lines. Raises OSError."""
     try:
         file = open(path, "r+b")  # noqa: SIM115
     except FileNotFoundError:
@@ -86,7 +87,7 @@ def recover(path: Path, take: Callable[[dict[str, object]], None]) -> None:
             try:
                 take(orjson.loads(line))
             except orjson.JSONDecodeError:
-                break  # blocks that the disk never got, after a power loss
+                break  # after a power loss, blocks that never reached the disk
             good += len(line)
         file.truncate(good)
         os.fsync(file.fileno())

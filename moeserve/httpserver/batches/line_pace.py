@@ -1,9 +1,9 @@
-"""LinePace: how fast the lines of batches begin while other answers are under way.
+"""LinePace limits how fast lines of batches begin while other answers are in progress.
 
-The router gives background requests a small share of the engine's time. What else a line costs it does not see:
-reading, templates, tokenising, parsing and writing. With a small model that is more than the engine's part. So the
-event loop's time for each line is a debt, which is paid off at LINE_SHARE of the time that passes, and no line
-begins while there is debt. Without other answers lines begin at once.
+The router gives background requests a small share of the engine's time. It does not see a line's other costs: reading,
+templates, tokenising, parsing and writing. With a small model these exceed the engine's part. So the event loop's time
+for each line is added to a debt, which falls by LINE_SHARE seconds per second, and no line begins while there is debt.
+If there are no other answers, lines begin at once.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any, Final, TypeVar
 
 from moeserve.httpserver.transport.metered import Metered
 
-LINE_SHARE: Final = 0.03  # of one core's time, beside other answers
-# What a line costs in threads and in other processes, beside a second of the event loop's.
+LINE_SHARE: Final = 0.03  # share of one core's time while there are other answers
+# A line's cost in other threads and processes, per second of the event loop.
 ELSEWHERE: Final = 1.0
-MAX_DEBT_S: Final = 0.5  # a line whose cost is larger is not waited for longer
-FIRST_S: Final = 0.002  # what a line is expected to cost before one has ended
-LINGER_S: Final = 2.0  # after the last answer of others: one client's next request often follows its last
+MAX_DEBT_S: Final = 0.5  # the debt never exceeds this, however much a line costs
+FIRST_S: Final = 0.002  # expected cost of a line before any has ended
+LINGER_S: Final = 2.0  # how long lines stay limited after the last other answer: another often follows
 
 T = TypeVar("T")
 
 
 class LinePace:
-    """Owned by the event loop's thread."""
+    """The debt of all batches. Owned by the event loop's thread."""
 
     def __init__(self, is_busy: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
-        """`is_busy`: other answers are under way. `clock`: in seconds."""
+        """is_busy: returns whether other answers are in progress. clock: in seconds."""
         self._is_busy = is_busy
         self._clock = clock
         self._debt = 0.0
@@ -37,7 +37,7 @@ class LinePace:
         self._busy_until = self._paid_at
 
     def wait_s(self) -> float:
-        """Returns the seconds until a line may begin: 0 for now. Other answers that end meanwhile make it shorter."""
+        """Returns the seconds until a line may begin; 0: now. It becomes shorter if the other answers end."""
         now = self._clock()
         self._debt = max(self._debt - LINE_SHARE * (now - self._paid_at), 0.0)
         self._paid_at = now
@@ -46,7 +46,8 @@ class LinePace:
         return self._debt / LINE_SHARE if now < self._busy_until else 0.0
 
     def begin(self, line: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        """Returns a line's work, at the lines' expense. What it will cost is expected to be what others have cost."""
+        """Wraps a line's coroutine so that its time is added to the debt. Until it ends, it counts with the average
+        cost of earlier lines."""
         advance = self._expected
         self._charge(advance)
         return self._metered(line, advance)

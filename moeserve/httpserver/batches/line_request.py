@@ -1,4 +1,5 @@
-"""Answers one line of a batch by the route that a client would have asked: the same checks, the same answer."""
+"""Answers one line of a batch through the route that a client would have called, with the same checks and the same
+answer."""
 
 from __future__ import annotations
 
@@ -28,19 +29,19 @@ class Answered:
     status: int
     body: bytes  # JSON
     request_id: str
-    retry_after: int | None = None  # seconds; given if the server could not take the request now
+    retry_after: int | None = None  # seconds; set if the server could not take the request now
 
 
 @dataclass
 class LineAnswerer:
-    """The application's routes, as a batch asks them."""
+    """Calls the application's routes for the lines of batches."""
 
     app: FastAPI
     endpoints: Mapping[str, Endpoint]  # by path
     error_body: Callable[[str, ApiError, str], Mapping[str, Any]]  # `ApiTable.error_body`
 
     async def answer(self, path: str, body: Mapping[str, Any], tenant: str, owner: str) -> Answered:
-        """tenant and owner: of the batch's API key, as in `RequestState`."""
+        """Answers one request. tenant, owner: those of the batch's API key, as in `RequestState`."""
         request_id = f"req_{secrets.token_hex(16)}"
         request = self._request(path, orjson.dumps(body), request_id, tenant, owner)
         try:

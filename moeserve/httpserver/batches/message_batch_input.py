@@ -1,6 +1,7 @@
-"""The body of POST /v1/messages/batches: all its requests in one object. It becomes a file of lines.
+"""The body of POST /v1/messages/batches: one object with all requests. It is converted to a file with a line per
+request.
 
-It may be large, so it is written to disk as it comes. On a thread its requests are then split, without parsing them.
+It may be large, so it is written to disk while it arrives. A thread then splits it into requests, without parsing each.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from moeserve.httpserver.batches.input_lines import MAX_LINES
 from moeserve.httpserver.batches.store import BatchStore
 from moeserve.httpserver.transport.errors import ApiError, invalid
 
-MAX_BATCH_BYTES: Final = 64 << 20  # they are in memory while they are split
+MAX_BATCH_BYTES: Final = 64 << 20  # the body is in memory while it is split
 _CUSTOM_ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_PAUSE_EVERY: Final = 200  # requests; between them the event loop has the interpreter
+_PAUSE_EVERY: Final = 200  # requests after which the thread lets the event loop run
 
 
 async def keep_requests(request: Request, store: BatchStore, owner: str, batch_id: str, kept: str) -> int:
-    """Writes the requests of a body to the file `kept`, and returns their number. Raises ApiError."""
+    """Writes the requests of the body to the file `kept`. Returns their number. Raises ApiError."""
     try:
         name, file = store.folder.open_upload(batch_id)
     except OSError as error:
@@ -36,19 +37,19 @@ async def keep_requests(request: Request, store: BatchStore, owner: str, batch_i
             size = 0
             async for data in request.stream():
                 size += len(data)
-                if 2 * size > store.room(owner):  # for the answers, too
+                if 2 * size > store.room(owner):  # twice, to leave room for the answers
                     raise store.no_room()
                 await store.on_disk(writer.write, data)
         count = await store.on_disk(_split, store.folder.path / name)
         await store.on_disk(store.folder.keep_upload, name, kept)
-    except BaseException:  # a client that disconnects, too
+    except BaseException:  # also if the client disconnects
         store.folder.remove(name)
         raise
     return count
 
 
 def _split(path: Path) -> int:
-    """Replaces a body by its requests, a line each, and returns their number. Raises ApiError 400."""
+    """Rewrites the body's file with one request per line. Returns their number. Raises ApiError 400."""
     try:
         requests = msgspec.json.decode(path.read_bytes(), type=RawBatch).requests
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

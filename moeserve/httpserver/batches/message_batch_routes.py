@@ -50,7 +50,7 @@ WINDOW_S: Final = 86400
     responses={200: {"model": MessageBatch}},
 )
 async def create_message_batch(request: Request) -> Response:
-    """Begins to answer the requests, beside all other work."""
+    """Starts to answer the requests in the background."""
     store, owner = store_of(request), caller_of(request).key_owner
     store.check_room_for_batch(owner)
     batch_id, now = new_id("msgbatch_"), int(time.time())
@@ -75,7 +75,7 @@ async def create_message_batch(request: Request) -> Response:
 
 @router.get(PATH, responses={200: {"model": MessageBatchList}})
 async def list_message_batches(request: Request) -> Response:
-    """The batches of this API key, the newest first."""
+    """Lists the batches of this API key, newest first."""
     store = store_of(request)
     query = queries(request, "limit", "after_id", "before_id", "beta")
     mine = store.batches_of(caller_of(request).key_owner, "anthropic")
@@ -96,14 +96,14 @@ async def list_message_batches(request: Request) -> Response:
 
 @router.get(PATH + "/{batch_id}", responses={200: {"model": MessageBatch}})
 async def get_message_batch(request: Request, batch_id: str) -> Response:
-    """A batch's state."""
+    """Returns a batch's state."""
     store, batch = _asked(request, batch_id)
     return _answer(request, store, batch)
 
 
 @router.get(PATH + "/{batch_id}/results", response_class=Response)
 async def get_message_batch_results(request: Request, batch_id: str) -> Response:
-    """The results of an ended batch, a line each."""
+    """Returns the results of an ended batch, one per line."""
     store, batch = _asked(request, batch_id)
     if not batch.is_ended:
         raise invalid("batch_id", f"{batch.id} has not ended: its results are there when it has")
@@ -112,7 +112,7 @@ async def get_message_batch_results(request: Request, batch_id: str) -> Response
 
 @router.post(PATH + "/{batch_id}/cancel", responses={200: {"model": MessageBatch}})
 async def cancel_message_batch(request: Request, batch_id: str) -> Response:
-    """Ends a batch. Results that it has are kept."""
+    """Cancels a batch. Results so far are kept."""
     store, batch = _asked(request, batch_id)
     if not batch.is_ended:
         await cancel(store, batch)
@@ -121,7 +121,7 @@ async def cancel_message_batch(request: Request, batch_id: str) -> Response:
 
 @router.delete(PATH + "/{batch_id}", responses={200: {"model": DeletedMessageBatch}})
 async def delete_message_batch(request: Request, batch_id: str) -> Response:
-    """Deletes an ended batch with its results."""
+    """Deletes an ended batch and its results."""
     store, batch = _asked(request, batch_id)
     await store.delete_batch(batch)
     deleted: DeletedMessageBatch = {"id": batch.id, "type": "message_batch_deleted"}

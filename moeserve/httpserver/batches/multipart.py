@@ -1,4 +1,4 @@
-"""A multipart/form-data body (RFC 7578), read as it comes: a file's bytes are passed on and not kept."""
+"""Parses a multipart/form-data body (RFC 7578) while it arrives: a file's bytes are passed on and not kept."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Final
 
 from moeserve.httpserver.transport.errors import ApiError
 
-MAX_HEAD_BYTES: Final = 8 << 10  # of one part
+MAX_HEAD_BYTES: Final = 8 << 10  # largest head of a part
 MAX_PARTS: Final = 64
 _BOUNDARY: Final = re.compile(r"[\x20-\x7e]{1,70}")
 
 
 @dataclass(frozen=True)
 class Part:
-    """The beginning of a part; its bytes follow."""
+    """The head of a part; the part's bytes follow."""
 
     name: str
-    filename: str | None  # None: a field
+    filename: str | None  # None: the part is a form field, not a file
 
 
 class _At(Enum):
     FIRST = auto()  # before the first delimiter
-    DELIMITER = auto()  # right behind one
+    DELIMITER = auto()  # right after a delimiter
     HEAD = auto()
     BODY = auto()
     END = auto()
 
 
 class MultipartReader:
-    """`feed` yields a Part, then its bytes in pieces, for each part of the body."""
+    """For each part of the body, `feed` yields a Part, then the part's bytes in pieces."""
 
     def __init__(self, content_type: str) -> None:
-        """Raises ApiError 415 for another type, 400 without a boundary."""
+        """Raises ApiError: 415 if the type is not multipart/form-data, 400 without a boundary."""
         header = Message()
         header["content-type"] = content_type
         if header.get_content_type() != "multipart/form-data":
@@ -53,7 +53,7 @@ class MultipartReader:
         self._parts = 0
 
     def feed(self, data: bytes) -> Iterator[Part | bytes]:
-        """Raises ApiError 400."""
+        """Takes the next bytes of the body. Raises ApiError 400."""
         self._held += data
         while True:
             before = (self._at, len(self._held))
@@ -62,7 +62,7 @@ class MultipartReader:
                 return
 
     def end(self) -> None:
-        """The body has ended. Raises ApiError 400 if it is not whole."""
+        """Ends the body. Raises ApiError 400 if it is incomplete."""
         if self._at is not _At.END:
             raise _broken("it ends before its last boundary")
 
@@ -92,7 +92,7 @@ class MultipartReader:
         if rest.startswith(b"--"):
             self._at = _At.END
         elif rest.startswith(b"\r\n"):
-            self._held, self._at = rest, _At.HEAD  # the line's end belongs to the head: it may be empty
+            self._held, self._at = rest, _At.HEAD  # the line end is part of the head, which may be empty
         elif len(rest) >= 2:
             raise _broken("a boundary is not at a line's end")
 

@@ -1,4 +1,4 @@
-"""The answers of /v1/files, /v1/batches and /v1/messages/batches, as typed dicts."""
+"""Response objects of /v1/files, /v1/batches and /v1/messages/batches, as typed dicts."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def file_object(file: StoredFile) -> FileObject:
 
 
 def batch_object(batch: Batch, counts: Mapping[str, int]) -> BatchObject:
-    """counts: of its requests that have ended, by kind."""
+    """Returns OpenAI's object of a batch. counts: numbers of its ended requests, by kind."""
     found: list[BatchErrorObject] = [
         {"code": one.code, "message": one.message, "line": one.line, "param": one.param}
         for one in batch.errors
@@ -174,7 +174,8 @@ def batch_object(batch: Batch, counts: Mapping[str, int]) -> BatchObject:
 
 
 def message_batch(batch: Batch, counts: Mapping[str, int], results_url: str) -> MessageBatch:
-    """The same. results_url: where its results are, once it has ended."""
+    """Returns Anthropic's object of a batch. counts: as for `batch_object`. results_url: URL of its results, valid once
+    it has ended."""
     status: Literal["in_progress", "canceling", "ended"] = "in_progress"
     if batch.is_ended:
         status = "ended"

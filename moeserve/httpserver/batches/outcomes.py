@@ -1,4 +1,4 @@
-"""Outcome: how a batch's request ended; and the line that each API's results have for it."""
+"""Outcome: how a batch's request ended, and its line in each API's results file."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _OPENAI_REASONS: Final = {
 class Outcome:
     custom_id: str
     kind: Kind
-    status: int = 0  # of the answer, where there is one
+    status: int = 0  # HTTP status of the answer; 0: there is no answer
     body: bytes = b"null"  # JSON
     request_id: str = ""
 
 
 def is_error_line(style: Style, outcome: Outcome) -> bool:
-    """Whether the line belongs to the file of errors, which OpenAI's batches have."""
+    """Returns whether the result belongs in the separate errors file that OpenAI's batches have."""
     return style == "openai" and outcome.kind != "succeeded"
 
 
@@ -65,7 +65,7 @@ def _anthropic(outcome: Outcome) -> bytes:
 
 
 class Tally:
-    """Which requests of a batch have their line, and how many of each kind."""
+    """Records which requests of a batch have a result, and counts the results of each kind."""
 
     def __init__(self) -> None:
         self.done: set[str] = set()
@@ -76,7 +76,7 @@ class Tally:
         self.kinds[outcome.kind] += 1
 
     def take(self, line: dict[str, Any]) -> None:
-        """Adds a line that was written before."""
+        """Adds a line that an earlier server has written."""
         self.done.add(line["custom_id"])
         if "result" in line:
             self.kinds[line["result"]["type"]] += 1

@@ -1,4 +1,4 @@
-"""The query parameters of lists, and a file's bytes as an answer."""
+"""Query parameters of lists, and responses with a file's bytes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ API_NAME = "batches"
 
 
 class NoBatches:
-    """The state of a server without --batch-dir."""
+    """Stands for the store in a server without --batch-dir."""
 
     def close(self) -> None:
         pass
 
 
 def store_of(request: Request) -> BatchStore:
-    """Raises ApiError 404 without --batch-dir, and 503 while the folder is not ready."""
+    """Returns the store. Raises ApiError 404 without --batch-dir, and 503 while the folder is not ready."""
     store = batch_store(service_of(request))
     if store is None:
         message = (
@@ -32,13 +32,13 @@ def store_of(request: Request) -> BatchStore:
 
 
 def batch_store(service: Service) -> BatchStore | None:
-    """None without --batch-dir."""
+    """Returns the store; None without --batch-dir."""
     store = service.api_states[API_NAME]
     return store if isinstance(store, BatchStore) else None
 
 
 def queries(request: Request, *known: str) -> dict[str, str]:
-    """Returns the query parameters. Raises ApiError 400 for one that is not known."""
+    """Returns the query parameters. Raises ApiError 400 for an unknown one."""
     for name in request.query_params:
         if name not in known:
             raise ApiError(400, f"{name[:200]}: there is no such query parameter", code="unknown_parameter")
@@ -46,7 +46,7 @@ def queries(request: Request, *known: str) -> dict[str, str]:
 
 
 def limit_of(query: dict[str, str], default: int, most: int) -> int:
-    """Raises ApiError 400."""
+    """Returns the parameter `limit`. Raises ApiError 400 if it is not in the range 1 to `most`."""
     text = query.get("limit", str(default))
     if not (text.isascii() and text.isdecimal() and len(text) < 7 and 1 <= int(text) <= most):
         raise invalid("limit", f"must be in the range 1 to {most}, got {text[:80]!r}")
@@ -54,5 +54,5 @@ def limit_of(query: dict[str, str], default: int, most: int) -> int:
 
 
 def bytes_of(store: BatchStore, name: str, media_type: str) -> Response:
-    """Answers with a file's bytes, a piece at a time."""
+    """Returns a response that streams a file's bytes."""
     return FileResponse(store.folder.path / name, media_type=media_type)

@@ -1,4 +1,4 @@
-"""What the batch folder keeps of a file and of a batch, as it is written to disk."""
+"""The records of files and batches in the batch folder, in the form in which they are written to disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-# The APIs' names of a batch's request and result files differ; the work is the same.
+# The two APIs have different objects for a batch; the work is the same.
 Style = Literal["openai", "anthropic"]
 Status = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
@@ -23,23 +23,23 @@ def new_id(prefix: str) -> str:
 
 
 def is_id(text: str) -> bool:
-    """Whether the text can be an id of ours: only then is it part of a path."""
+    """Returns whether the text has the form of this server's ids; only then may it be part of a path."""
     return _ID.fullmatch(text) is not None
 
 
 class StoredFile(msgspec.Struct, kw_only=True):
     id: str
-    owner: str  # of the API key that it came with (`RequestState.key_owner`); "" without keys
-    filename: str  # the client's, for the client alone
+    owner: str  # owner of the API key that uploaded it (`RequestState.key_owner`); "" without keys
+    filename: str  # as the client sent it; only shown to the client
     purpose: str
     bytes: int
-    created_at: int  # seconds since 1970, as all times here
+    created_at: int  # seconds since 1970, like all times here
     expires_at: int | None = None
-    data: str  # its bytes, relative to the batch folder
+    data: str  # path of its bytes, relative to the batch folder
 
 
 class LineError(msgspec.Struct):
-    """Why a batch's input was refused; as OpenAI's objects have it."""
+    """Why a batch's input was refused, in the form of OpenAI's objects."""
 
     code: str
     message: str
@@ -52,8 +52,8 @@ class Batch(msgspec.Struct, kw_only=True):
     owner: str
     style: Style
     endpoint: str  # the route that answers its lines
-    input_file_id: str | None = None  # None: its lines came with it
-    requests: str  # its lines, relative to the batch folder
+    input_file_id: str | None = None  # None: the requests were sent with the batch
+    requests: str  # path of its lines, relative to the batch folder
     status: Status = "validating"
     created_at: int
     expires_at: int
@@ -63,8 +63,8 @@ class Batch(msgspec.Struct, kw_only=True):
     cancelling_at: int | None = None
     ended_at: int | None = None
     total: int = 0
-    counts: dict[str, int] = {}  # requests by `outcomes.Kind`, once it has ended
-    # Ids of the files that it will have; the client learns them when they are there.
+    counts: dict[str, int] = {}  # number of requests by `outcomes.Kind`, once the batch has ended
+    # Ids of its future result files; the client sees them when the files exist.
     output_file_id: str
     error_file_id: str
     has_output: bool = False
@@ -79,10 +79,10 @@ class Batch(msgspec.Struct, kw_only=True):
 
     @property
     def output(self) -> str:
-        """The journal of its results, relative to the batch folder."""
+        """Path of the journal of its results, relative to the batch folder."""
         return f"batches/{self.id}.output"
 
     @property
     def error_output(self) -> str:
-        """The same, of requests that failed, where the API keeps those apart."""
+        """Path of the journal of failed requests, for OpenAI's API, which has a separate file for them."""
         return f"batches/{self.id}.errors"

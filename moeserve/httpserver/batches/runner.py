@@ -1,8 +1,9 @@
-"""BatchRunner answers the lines of all batches in the background, at most as many at once as the engine runs.
+"""BatchRunner answers the lines of all batches in the background, at most as many at once as the engine has request
+slots.
 
-Batches of different API keys take turns, line by line; those of one key are answered in their order. The router sees
-each line as a background request, so other requests come first. A line is done when its result is on the disk; whatever
-else a lost server had begun is begun again.
+Batches of different API keys take turns, line by line; batches of the same key are answered one after another. For the
+router each line is a background request, so other requests come first. A line is done when its result is on the disk;
+after a crash, the next server answers all other lines again.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from moeserve.httpserver.transport.errors import ApiError
 
 log = logging.getLogger(__name__)
 
-MOST_AT_ONCE: Final = 256  # lines
+MOST_AT_ONCE: Final = 256  # most lines answered at once
 LOCK_INTERVAL_S: Final = 0.5
-TICK_S: Final = 1.0  # between two looks at the clock
+TICK_S: Final = 1.0  # interval of checks for expired and late batches
 SWEEP_S: Final = 600.0
-MOST_WAIT_S: Final = 10  # until a line that the server could not take is sent again
-DISK_WAIT_S: Final = 5.0  # until a result that a full disk did not take is written again
+MOST_WAIT_S: Final = 10  # longest wait before a line that the server could not take is sent again
+DISK_WAIT_S: Final = 5.0  # wait before a result is written again after the disk was full
 
 
 class BatchRunner:
@@ -40,16 +41,16 @@ class BatchRunner:
         self._answerer = answerer
         self._pace = LinePace(lambda: not service.engine.room.is_empty)
         self._most = min(service.config.max_num_seqs, MOST_AT_ONCE)
-        self._running: dict[str, BatchInProgress] = {}  # by id; in their order
+        self._running: dict[str, BatchInProgress] = {}  # by id, in the order of creation
         self._lines: dict[asyncio.Task[None], BatchInProgress] = {}
-        self._asking: set[asyncio.Task[None]] = set()  # of `_lines`: those that have no outcome yet
+        self._asking: set[asyncio.Task[None]] = set()  # the tasks in `_lines` that have no outcome yet
         self._is_stopping = False
-        self._turns: deque[str] = deque()  # owners; the next one first
+        self._turns: deque[str] = deque()  # owners, the next one first
         self._wake = asyncio.Event()
         self._swept_at = time.monotonic()
 
     async def run(self) -> None:
-        """Runs until it is cancelled; then it leaves the folder to another server. Raises ConfigError, OSError."""
+        """Runs until it is cancelled; then releases the folder for another server. Raises ConfigError, OSError."""
         store = self._store
         try:
             while not await asyncio.to_thread(store.open):
@@ -74,7 +75,7 @@ class BatchRunner:
         self._store.close()
 
     async def _round(self) -> None:
-        """Begins and ends batches, and gives free places to their lines."""
+        """Begins and ends batches, and starts lines while there are free places."""
         try:
             await self._begin_new()
             for running in list(self._running.values()):
@@ -102,7 +103,7 @@ class BatchRunner:
             if batch.is_ended or batch.id in self._running:
                 continue
             if self._service.engine.state.ready is None:
-                return  # whether a model is served is not known yet
+                return  # the models that the server has are not known yet
             running = await BatchInProgress.begin(self._store, batch, self._service.has_model)
             if running is not None:
                 self._running[batch.id] = running
@@ -125,7 +126,7 @@ class BatchRunner:
             await running.end()
 
     def _next(self) -> tuple[BatchInProgress, Line] | None:
-        """The next line, of the owner whose turn it is."""
+        """Returns the next line of the owner whose turn it is."""
         for _ in range(len(self._turns)):
             owner = self._turns[0]
             self._turns.rotate(-1)
@@ -146,7 +147,7 @@ class BatchRunner:
         self._wake.set()
 
     async def _answer(self, running: BatchInProgress, line: Line) -> None:
-        """Answers a line and keeps its result. If it is cancelled before it has one, the line is pending again."""
+        """Answers a line and stores its result. If it is cancelled earlier, the line is pending again."""
         task = asyncio.current_task()
         assert task is not None
         self._asking.add(task)
@@ -185,7 +186,8 @@ class BatchRunner:
             await asyncio.sleep(wait)
 
     def _tenant_of(self, owner: str) -> str | None:
-        """Returns None while the server does not know the key any more: its batches wait until it does, or expire."""
+        """Returns the tenant of an API key's owner; None if the server no longer knows the key: its batches then wait
+        until the key is back, or expire."""
         keys = self._service.keys
         if not owner or not keys:
             return "" if not owner and not keys else None

@@ -1,6 +1,6 @@
-"""BatchStore: the files and batches of a batch folder, by owner. For other API keys they do not exist.
+"""BatchStore: the files and batches of a batch folder, by owner. Other API keys do not see them.
 
-Everything runs on the event loop but the disk's work, which has a thread.
+Everything runs on the event loop, except disk access, which runs on a thread.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ P = TypeVar("P", StoredFile, Batch)
 MAX_FILE_BYTES: Final = 200 << 20  # OpenAI's
 MAX_FILES_PER_OWNER: Final = 1000
 MAX_OPEN_BATCHES_PER_OWNER: Final = 32
-RETENTION_S: Final = 30 * 86400  # of ended batches with their results
+RETENTION_S: Final = 30 * 86400  # how long ended batches and their results are kept
 
 
 class BatchStore:
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """max_bytes: of all files together. Raises ConfigError."""
+        """max_bytes: limit of all files together. Raises ConfigError."""
         self.folder = BatchFolder(path)
         self.files: dict[str, StoredFile] = {}
         self.batches: dict[str, Batch] = {}
-        self.tallies: dict[str, Tally] = {}  # of the batches in progress, by id
+        self.tallies: dict[str, Tally] = {}  # for batches in progress, by id
         self.is_open = False
-        self.changed: Callable[[], None] = lambda: None  # set by the runner: there is something to do
+        self.changed: Callable[[], None] = lambda: None  # set by the runner: tells it that there is work
         self._max_bytes = max_bytes
         self._bytes = Counter[str]()  # by owner
 
     def open(self) -> bool:
-        """Reads the folder. Returns False while another server uses it. Raises ConfigError, OSError."""
+        """Locks and reads the folder. Returns False if another server uses it. Raises ConfigError, OSError."""
         if not self.folder.lock():
             return False
         self.folder.clear_uploads()
@@ -54,12 +54,12 @@ class BatchStore:
         return True
 
     def close(self) -> None:
-        """Leaves the folder to another server. May be called twice."""
+        """Releases the folder for another server. May be called twice."""
         self.is_open = False
         self.folder.close()
 
     def require_open(self) -> None:
-        """Raises ApiError 503."""
+        """Raises ApiError 503 if the folder is not open."""
         if not self.is_open:
             message = "the batch folder is in use by another server, which is ending; try again in a moment"
             raise ApiError(503, message, code="unavailable")
@@ -67,7 +67,7 @@ class BatchStore:
     # ---- files
 
     def file(self, owner: str, file_id: str) -> StoredFile:
-        """Raises ApiError 404."""
+        """Returns an owner's file. Raises ApiError 404."""
         self.require_open()
         file = self.files.get(file_id)
         if file is None or file.owner != owner or _has_expired(file.expires_at):
@@ -85,8 +85,8 @@ class BatchStore:
         )
 
     def room(self, owner: str) -> int:
-        """Returns the bytes that an owner may still keep: the folder's, of which each of n owners has 1 / (n + 1), so
-        that there is always room for one more."""
+        """Returns the bytes that an owner may still store. With n owners, each may use 1 / (n + 1) of the folder, so
+        that there is always room for one more owner."""
         self.require_open()
         owners = {name for name, size in self._bytes.items() if size} | {owner}
         share = self._max_bytes // (len(owners) + 1) if owner else self._max_bytes
@@ -97,7 +97,8 @@ class BatchStore:
         return ApiError(413, message, code="storage_full", refusal=Refusal.QUOTA)
 
     async def add_file(self, file: StoredFile, upload: str | None = None) -> None:
-        """Keeps a file. upload: its bytes' name until now. Raises ApiError."""
+        """Stores a file's record. upload: the uploaded bytes' name, which are moved to their place; None: they are
+        there already. Raises ApiError."""
         if upload is not None:
             if len(self.files_of(file.owner, None)) >= MAX_FILES_PER_OWNER:
                 message = f"this API key has {MAX_FILES_PER_OWNER} files, the most: delete some"
@@ -109,7 +110,7 @@ class BatchStore:
         self.files[file.id] = file
 
     async def delete_file(self, owner: str, file_id: str) -> None:
-        """Raises ApiError: 404, or 409 while a batch needs it."""
+        """Deletes an owner's file. Raises ApiError: 404, or 409 while a batch needs it."""
         file = self.file(owner, file_id)
         for batch in self.batches.values():
             if batch.input_file_id == file_id and not batch.is_ended:
@@ -125,7 +126,7 @@ class BatchStore:
     # ---- batches
 
     def batch(self, owner: str, batch_id: str, style: str) -> Batch:
-        """Raises ApiError 404."""
+        """Returns an owner's batch. style: the API that it was made by. Raises ApiError 404."""
         self.require_open()
         batch = self.batches.get(batch_id)
         if batch is None or batch.owner != owner or batch.style != style:
@@ -145,21 +146,21 @@ class BatchStore:
         return batch.counts if tally is None else tally.kinds
 
     def check_room_for_batch(self, owner: str) -> None:
-        """Raises ApiError 429."""
+        """Raises ApiError 429 if the owner has too many batches."""
         mine = sum(batch.owner == owner and not batch.is_ended for batch in self.batches.values())
         if mine >= MAX_OPEN_BATCHES_PER_OWNER:
             message = f"{mine} batches of this API key have not ended, the most at once: wait, or cancel some"
             raise ApiError(429, message, code="too_many_batches", refusal=Refusal.QUOTA)
 
     async def save(self, batch: Batch) -> None:
-        """Keeps a batch's state. Raises ApiError 500."""
+        """Writes a batch's state to disk. Raises ApiError 500."""
         await self.on_disk(self.folder.write, "batches", batch)
         if batch.id not in self.batches:
             self._bytes[batch.owner] += self._bytes_of(batch)
         self.batches[batch.id] = batch
 
     async def delete_batch(self, batch: Batch) -> None:
-        """Removes an ended batch whose results are no files of their own."""
+        """Deletes an ended message batch, with its requests and results. Raises ApiError."""
         if not batch.is_ended:
             raise invalid("batch_id", f"{batch.id} has not ended: cancel it first")
         size = self._bytes_of(batch)
@@ -171,12 +172,12 @@ class BatchStore:
         self._forget_bytes(batch.owner, size)
 
     def grew(self, batch: Batch, size: int) -> None:
-        """Notes `size` more bytes of results, which are no file yet."""
+        """Notes that a batch's journals grew by `size` bytes."""
         if batch.style == "anthropic":
             self._bytes[batch.owner] += size
 
     async def sweep(self) -> None:
-        """Removes what has expired."""
+        """Deletes expired files and batches."""
         for file in [file for file in self.files.values() if _has_expired(file.expires_at)]:
             await self._drop_file(file)
         for batch in [batch for batch in self.batches.values() if batch.is_ended]:
@@ -191,7 +192,7 @@ class BatchStore:
             raise ApiError(500, f"the batch folder failed: {error}", code="storage_error") from error
 
     def _bytes_of(self, batch: Batch) -> int:
-        """Bytes of a batch that are no file's."""
+        """Returns the bytes of a batch's requests and journals that are not files of the owner."""
         if batch.style == "openai":
             return 0
         return self.folder.size(batch.requests) + self.folder.size(batch.output)
@@ -205,8 +206,8 @@ class BatchStore:
 def page(
     found: Iterable[P], after: str | None, limit: int, *, newest_first: bool = True
 ) -> tuple[list[P], bool]:
-    """Returns at most `limit` of the records behind the one with the id `after`, and whether there are more. Raises
-    ApiError 400."""
+    """Returns at most `limit` records after the one with the id `after`, and whether there are more. Raises ApiError
+    400."""
     records = list(found)[:: -1 if newest_first else 1]
     if after is not None:
         ids = [record.id for record in records]

@@ -27,11 +27,11 @@ def build_attention_plan(
     """Plans the attention of sequences: sequence i has rows rows[i] .. rows[i] + counts[i] - 1 of the step,
     positions from positions[i] on, and KV slots in slot_table[req_slots[i]].
 
-    ends: int32, for each row of the step, the number of its sequence's keys that it sees
-    (`reference.Sequence.ends`); None: causal attention. rule: the keys that rows attend to, of
-    those that they see; `CpuStream.choose_keys` chooses. Only slot_table (int32 [max_num_seqs, max_model_len], C
-    order) must outlive the call. Raises ValueError for wrong dtypes or shapes, and IndexError for rows, positions
-    or request slots out of range, or for a row that does not see itself or sees past its sequence.
+    ends: int32, for each row of the step, the number of its sequence's keys that it sees (`reference.Sequence.ends`);
+    None: causal attention. rule: how many of the keys that it sees a row attends to; `CpuStream.choose_keys` chooses
+    them. Only slot_table (int32 [max_num_seqs, max_model_len], C order) must outlive the call. Raises ValueError for
+    wrong dtypes or shapes, and IndexError for rows, positions or request slots out of range, or for a row that does not
+    see itself or sees past its sequence.
     """
     widths = heads.num, heads.num_kv, heads.value_width
     plan.build(rows, counts, positions, req_slots, slot_table, *widths, threads, ends, *astuple(rule))

@@ -24,11 +24,12 @@ LONG_SPLITS = 16  # minimal number of splits of a long row among rows that fill 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
     keys: int  # keys processed at once
-    # minimal split, as a multiple of `keys`: combining the results of smaller ones costs more than they save
+    # smallest split, in multiples of `keys`: combining the results of smaller splits costs more time than they save
     least: int
     warps: int
     stages: int
-    long: int = 16  # split size, as a multiple of `keys`, beyond which a row gets more splits than fill a GPU
+    # A row whose splits would exceed this size, in multiples of `keys`, gets more splits than would fill a GPU.
+    long: int = 16
 
 
 DECODE = {  # by head width, padded to a power of two, from 128 on
@@ -172,10 +173,10 @@ def decode_attention(
     any earlier one up to the last that was launched without it, may write these.
 
     scale: factor of q k^T instead of 1/sqrt(dim). `rope_store` has already multiplied q by 1/sqrt(dim) in any case;
-    this function applies only the remaining factor. fill: a DecodeWorkspace's; None: every row is split as far as
-    there is room. ends: int32 [n], row i sees the slots below ends[i] instead, and those that `window` leaves of its
-    position; None: as above. Raises ValueError for a norm over all heads, which only `rope_store` computes, and for
-    ends of new tokens or without a window.
+    this function applies only the remaining factor. fill: a DecodeWorkspace's; None: every row is split as far as there
+    is room. ends: int32 [n]: row i sees the positions below ends[i], from the first one in the window of its own
+    position on; None: as above. Raises ValueError for a norm over all heads, which only `rope_store` computes, for
+    `ends` together with new tokens, and for `ends` without a window.
     """
     _check_ends(ends, window, is_new=new is not None)
     n, (kv_heads, dim), v_dim = len(q), keys.shape[1:], values.shape[2]
@@ -352,7 +353,7 @@ def _attend_by_warpgroups(
     sinks: Tensor | None,
     scale: float,
 ) -> None:
-    """scale: `_score_scale`'s. The others as in `prefill_attention`."""
+    """Launches the kernel of warpgroups.py. scale: `_score_scale`'s. Other arguments as for `prefill_attention`."""
     # Only here: Gluon takes 70 ms to import, and only Hopper needs it.
     from moeserve.kernels.attention.boxes import boxes_of
     from moeserve.kernels.attention.warpgroups import warpgroup_prefill

@@ -1,11 +1,11 @@
 """Prefill attention on Hopper: the same results as prefill.py, bit for bit, for keys and values of 16 bits.
 
-Two warpgroups attend, each with half of a tile's query rows; a third copies keys and values into shared memory ahead
-of them (the division of FlashAttention 3: https://arxiv.org/abs/2407.08608). The score product of the next block runs
-on the tensor cores during the softmax of this one. A block whose slots follow one another is copied by the tensor
-memory accelerator (TMA), any other row by row, so the speed depends on how contiguous a request's slots are.
+Two warpgroups attend, each with half of a tile's query rows; a third copies keys and values into shared memory ahead of
+them (the division of FlashAttention 3: https://arxiv.org/abs/2407.08608). The score product of the next block runs on
+the tensor cores during the softmax of the current block. The tensor memory accelerator (TMA) copies a block whose slots
+are consecutive; other blocks are copied row by row. So the speed depends on how contiguous a request's slots are.
 
-In Gluon, Triton's language with explicit layouts and barriers; it has no interpreter.
+Written in Gluon, Triton's language with explicit layouts and barriers, which has no interpreter.
 """
 
 # mypy: ignore-errors
@@ -33,8 +33,9 @@ COPY_THREADS = gl.constexpr(128)
 
 @gluon.jit
 def slots_of_block(table, first, end, BLOCK: gl.constexpr):
-    """Returns the first slot of the block of positions from `first` on, and whether the BLOCK slots follow one another;
-    a block beyond `end` does not count as such, since rows behind it may be another request's."""
+    """Returns the first slot of the block of positions from `first` on, and whether its BLOCK slots are consecutive. A
+    block that reaches beyond `end` does not count as consecutive, because the slots after `end` may be another
+    request's."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [COPY_WARPS], [0])
     row = gl.arange(0, BLOCK, layout=layout)
     start = gl.load(table + first, first < end, 0)
@@ -61,7 +62,8 @@ def copy_block(
     pool, boxes, column, table, first, end, start, is_run, smem, full,
     ROW: gl.constexpr, WIDTH: gl.constexpr, BLOCK: gl.constexpr,
 ):  # fmt: skip
-    """`full` completes when the block's rows are in `smem`: it counts every copying thread, and one for TMA's bytes."""
+    """Starts the copy of one block. The barrier `full` completes when its rows are in `smem`: it counts every copying
+    thread, plus one for TMA's bytes."""
     if is_run:
         mbarrier.expect(full, boxes.block_type.nbytes)
         tma.async_copy_global_to_shared(boxes, [start, column], full, smem)
@@ -77,7 +79,7 @@ def copy_ahead(
     k_smem, v_smem, k_full, k_empty, v_full, v_empty,
     KV_HEADS: gl.constexpr, DIM: gl.constexpr, V_DIM: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """The copying warpgroup: blocks `block` to `last` - 1, as stages become free."""
+    """The copying warpgroup: copies blocks `block` to `last` - 1 as stages become free."""
     start, is_run = slots_of_block(table, block * BLOCK, end, BLOCK)
     for n in range(last - block):
         stage = n % STAGES
@@ -103,8 +105,8 @@ def softmax(
     scores, largest, total, first, position, unmasked, masked,
     BLOCK: gl.constexpr, WINDOW: gl.constexpr, SCALE: gl.constexpr, layout: gl.constexpr,
 ):  # fmt: skip
-    """Returns the weights of one block's scores, and the rows' new maximum, sum and factor of what came before. Keys
-    from position `unmasked` up to `masked` need no mask."""
+    """Returns the weights of one block's scores; and per row the new maximum, the new sum, and the factor that rescales
+    earlier blocks' results. Keys from position `unmasked` up to `masked` need no mask."""
     if (first < unmasked) | (first >= masked):
         key = first + gl.arange(0, BLOCK, layout=gl.SliceLayout(0, layout))
         seen = key[None, :] <= position[:, None]
@@ -113,7 +115,7 @@ def softmax(
         scores = gl.where(seen, scores, float("-inf"))
     new = gl.maximum(largest, gl.max(scores, 1) * SCALE)
     if WINDOW > 0:
-        new = gl.maximum(new, NO_SCORE)  # a row may see nothing of its tile's first keys
+        new = gl.maximum(new, NO_SCORE)  # a row may see none of its tile's first keys
     weights = gl.exp2(scores * SCALE - new[:, None])
     shrink = gl.exp2(largest - new)
     return weights, new, total * shrink + gl.sum(weights, 1), shrink
@@ -126,7 +128,7 @@ def attend(
     HALF: gl.constexpr, HEADS: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr, V_DIM: gl.constexpr,
     WINDOW: gl.constexpr, SCALE: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, ROWS: gl.constexpr,
 ):  # fmt: skip
-    """An attending warpgroup, for query rows HALF * ROWS to (HALF + 1) * ROWS - 1 of the tile."""
+    """An attending warpgroup: computes query rows HALF * ROWS to (HALF + 1) * ROWS - 1 of the tile."""
     group: gl.constexpr = HEADS // KV_HEADS
     dtype: gl.constexpr = k_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
@@ -152,7 +154,7 @@ def attend(
     acc = gl.zeros([ROWS, V_DIM], gl.float32, layout=o_layout)
     zeros = gl.zeros([ROWS, BLOCK], gl.float32, layout=s_layout)
 
-    # A fence lets the tensor cores read what other threads' copies wrote.
+    # The fence makes other threads' copies visible to the tensor cores.
     mbarrier.wait(k_full.index(0), 0)
     fence_async_shared()
     scores = warpgroup_mma(q_smem, k_smem.index(0).permute((1, 0)), zeros, use_acc=False)
@@ -222,10 +224,8 @@ def warpgroup_prefill_kernel(
     row, rows, start, req_slot = gl.load(tile), gl.load(tile + 1), gl.load(tile + 2), gl.load(tile + 3)
     table += req_slot.to(gl.int64) * TABLE_STRIDE
     end = start + rows
-    block, last = (
-        0,
-        gl.maximum(end + BLOCK - 1, BLOCK) // BLOCK,
-    )  # an empty tile has a block too, all of it masked
+    # An empty tile also has one block, which is masked entirely.
+    block, last = 0, gl.maximum(end + BLOCK - 1, BLOCK) // BLOCK
     unmasked, masked = 0, (start + 1) // BLOCK * BLOCK
     if WINDOW > 0:
         block = gl.maximum(start - WINDOW + 1, 0) // BLOCK

@@ -11,7 +11,7 @@ from moeserve.kernels.collectives.push import MAX_NUMBERS, PushSum
 from moeserve.kernels.collectives.sum_norm_op import MessageSize, SumNorm
 from moeserve.kernels.launch import is_compiling_ahead
 
-# Of PyTorch's kernels.
+# Limits of PyTorch's kernels.
 TYPES = (torch.float32, torch.bfloat16)
 ALIGNMENT = 16  # bytes that they read at a time
 

@@ -17,7 +17,7 @@ from moeserve.kernels.collectives.words import send_words, sum_words
 from moeserve.kernels.launch import kernel, pdl
 
 BLOCK = 512  # numbers per program
-# all programs must be resident at once, as each waits for its counterparts on the other GPUs
+# all programs must be resident at once, because each waits for its counterparts on the other GPUs
 MAX_NUMBERS = 256 * BLOCK
 TRIAL_POLLS = 1 << 20  # about a second
 

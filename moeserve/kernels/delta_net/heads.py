@@ -24,10 +24,10 @@ class DeltaHeads:
     conv_kernel: int  # tokens in the convolution's window, at least 2
     # True: value head h uses key head h % key_heads; False: h // (value_heads / key_heads).
     is_tiled: bool = False
-    # Kimi Delta Attention (https://arxiv.org/abs/2510.26692): each dimension of a key head decays by itself, and the
-    # output's gate is a sigmoid. key_heads is value_heads.
+    # Kimi Delta Attention (https://arxiv.org/abs/2510.26692): each dimension of a key head has its own decay, the
+    # output's gate is a sigmoid, and key_heads equals value_heads.
     is_kimi: bool = False
-    sigmoid_gate: bool = False  # the output's gate is a sigmoid in place of SiLU; Kimi's always is
+    sigmoid_gate: bool = False  # the output's gate is a sigmoid instead of SiLU; Kimi's always is a sigmoid
 
     @property
     def has_sigmoid_gate(self) -> bool:

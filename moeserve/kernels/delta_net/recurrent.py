@@ -29,7 +29,7 @@ def move_conv_state(
     STRIDE: tl.constexpr, CHANNELS: tl.constexpr, TAPS: tl.constexpr, SHARE: tl.constexpr,
 ):  # fmt: skip
     """Replaces state [TAPS - 1, CHANNELS] by the last inputs of a sequence with `tokens` rows from `first` on. Only
-    the `share`th part, of SHARE channels. Works in place, because a row's new content lies after it."""
+    the `share`th part, of SHARE channels. Works in place, because each state row takes its content from a later one."""
     channel = share * SHARE + tl.arange(0, SHARE)
     live = channel < CHANNELS
     for j in tl.static_range(TAPS - 1):

@@ -16,7 +16,7 @@ from moeserve.kernels.launch import kernel
 
 @triton.jit
 def places(routes, TOP_K: tl.constexpr, STRIDE: tl.constexpr):
-    """The offsets of routes row * TOP_K + j, in rows that are STRIDE apart."""
+    """Returns the memory offsets of routes row * TOP_K + j, for rows that are STRIDE apart."""
     if STRIDE != TOP_K:
         routes = routes // TOP_K * STRIDE + routes % TOP_K
     return routes

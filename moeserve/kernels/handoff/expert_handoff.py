@@ -7,8 +7,8 @@
         handoff.collect(layer, out)                     the stream waits for the pool; out = what the CPU's experts add
     torch.cuda.synchronize(); handoff.check()
 
-`publish` and `collect` hold constants only, so a CUDA graph that captured them replays for ever. `begin` is a call from
-Python and no part of the graph.
+The launches of `publish` and `collect` have constant arguments, so a CUDA graph that captured them can be replayed any
+number of times. `begin` is a call from Python and not part of the graph.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CpuExperts:
 
     @property
     def own_matrices(self) -> tuple[Matrix, ...]:
-        """Those with memory of their own: without gates, gate is `up`."""
+        """The matrices without repetition: for experts without gates, `gate` is `up`."""
         return self.matrices[1:] if self.gate is self.up else self.matrices
 
 

@@ -50,7 +50,7 @@ class Region:
         integers: bool,
         pinned: bool,
     ) -> None:
-        """Raises RuntimeError (torch's) where the memory cannot be pinned."""
+        """Allocates the memory. Raises RuntimeError (torch's) if it cannot be pinned."""
         sizes = [layers * LINE, layers * LINE]
         rows = [
             _C.quantized_row_bytes(hidden) if integers else 0,

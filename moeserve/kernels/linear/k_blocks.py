@@ -200,7 +200,7 @@ def multiply_columns(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
 
 @triton.jit
 def multiply_fields(columns, k_blocks, H: tl.constexpr, F: tl.constexpr):
-    """The same for a type whose codes are in fields."""
+    """Like `multiply_columns`, for a type whose codes are in fields."""
     x0, x1, sum0, sum1, xs = columns
     parts, words, d = k_blocks
     s0, m0 = group_scale(words, d, H * 32 // F.scale_group, F)

@@ -17,8 +17,9 @@ from moeserve.kernels.planes.layout import K_BLOCK, k_blocks_of
 from moeserve.quantization import QUANT_TYPES, BlockLayout
 from moeserve.quantization.codebook import Codebook
 
-GEMV_TOKENS = 8  # with more, a dense product is faster on the tensor cores
-MANY_ROWS, MANY_ROWS_GEMV_TOKENS = 32_768, 4  # a head has enough programs for that with fewer tokens
+GEMV_TOKENS = 8  # with more tokens, a dense product is faster on the tensor cores
+# A head's product has so many rows that the tensor cores are faster already with fewer tokens.
+MANY_ROWS, MANY_ROWS_GEMV_TOKENS = 32_768, 4
 NARROW_ROWS, NARROW_TOKENS = 256, 512  # up to here a router's few rows do not fill larger tiles
 
 
@@ -80,7 +81,7 @@ SILU = Gated()
 
 @dataclass(frozen=True, slots=True)
 class GemvTile:
-    """`linear/k_blocks.py` explains the letters."""
+    """The tile sizes of a GEMV; `linear/k_blocks.py` explains the letters."""
 
     br: int
     nb: int

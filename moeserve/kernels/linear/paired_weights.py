@@ -1,5 +1,5 @@
-"""Unpacks weights two per register, as bfloat16 from the first instruction on. By way of float32, each weight would
-cost a byte permutation, a multiplication and half a conversion.
+"""Unpacks weights as pairs of bfloat16 in one register, without going through float32, where each weight would cost a
+byte permutation, a multiplication and half a conversion.
 
 One mask and two byte permutations turn four codes of a word into two pairs of 128 + code (codes below 128 are the 7
 bits of 128's mantissa). One subtraction gives two exact codes, and one paired product with s, minus m, two weights.
@@ -26,10 +26,10 @@ I8 = tl.constexpr(int(Scale.I8))
 
 @triton.constexpr_function
 def has_pairs(F, dtype):
-    """Returns whether products with such floats use paired weights of this format. Among formats with their own
-    mins only Q4_K: Q4_1 and Q5_1 would be off by 2.2e-4, where an expert may be off by 1e-4
-    (tests/kernels/test_triton_experts.py). Q2_K, Q3_K, Q5_K, and codes of fewer than 4 bits besides their high
-    ones, were not measured on a GPU."""
+    """Returns whether products with floats of this dtype use paired weights of this format. Of the formats with mins,
+    only Q4_K does: Q4_1 and Q5_1 would have errors of 2.2e-4, and an expert's limit is 1e-4
+    (tests/kernels/test_triton_experts.py). Q2_K, Q3_K, Q5_K, and formats with fewer than 4 low bits, were not measured
+    on a GPU."""
     is_near = not F.has_own_min or (F.scale == Scale.U8_MIN and F.high_bits == 0)
     is_measured = is_near and F.low_bits == 4
     return dtype == tl.bfloat16 and not F.is_signed and is_measured and bool(COMPILED)

@@ -29,6 +29,6 @@ def softcap_kernel(x, SIZE: tl.constexpr, CAP: tl.constexpr, BLOCK: tl.constexpr
 
 
 def softcap(x: Tensor, cap: float) -> None:
-    """x float32, contiguous; cap > 0."""
+    """Replaces x (float32, contiguous) by cap * tanh(x / cap). cap > 0."""
     blocks = -(-x.numel() // BLOCK)
     softcap_kernel((blocks,), x, x.numel(), cap, BLOCK, pdl(), num_warps=4, launch_pdl=pdl())

@@ -19,8 +19,8 @@ def conv_kernel(
     """Grid (n, blocks of CHANNELS). out [n, CHANNELS] = silu(bias + causal convolution of x), for rows below count[0].
 
     x: rows STRIDE apart; weight float32 [TAPS, CHANNELS]; bias float32 [CHANNELS]; states float32, slots SLOT apart,
-    of which [TAPS - 1, CHANNELS] from CONV on are the inputs before a sequence's first row; row_sequence int32 [n]: a
-    row's sequence; seq_first, seq_slot int32: a sequence's first row and state slot.
+    with the inputs before a sequence's first row, [TAPS - 1, CHANNELS], at offset CONV; row_sequence int32 [n]: each
+    row's sequence; seq_first, seq_slot int32: each sequence's first row and state slot.
     """
     if PDL:
         gdc_launch_dependents()

@@ -1,4 +1,5 @@
-"""The gate behind Mamba-2's recurrence and the norm behind it, as a Triton kernel: a program per row and group."""
+"""The gate after Mamba-2's recurrence, and the norm after the gate, as a Triton kernel; one program per row and
+group."""
 
 # mypy: ignore-errors
 
@@ -18,8 +19,8 @@ def gated_norm_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (n, GROUPS). y = RMSNorm(o * silu(z)) * norm, the mean over each group, for the rows below count[0]. o [n,
-    GROUPS * DIM]; z, rows Z_STRIDE apart; norm float32 [GROUPS * DIM]. y, codes with scales: [n, GROUPS * DIM] each,
-    where given."""
+    GROUPS * DIM]; z, rows Z_STRIDE apart; norm float32 [GROUPS * DIM]. y, and codes with scales: [n, GROUPS * DIM],
+    each optional."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

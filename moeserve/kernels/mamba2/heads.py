@@ -1,4 +1,4 @@
-"""The head layout of Mamba-2 layers, and the size of their state. Imports no torch, as delta_net/heads.py."""
+"""The head layout of Mamba-2 layers, and the size of their state. Imports no torch, like delta_net/heads.py."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mamba2Heads:
-    """Heads of x, and groups of heads that share B and C, and the convolution before them.
+    """The heads of x, the groups of heads that share B and C, and the convolution before them.
 
-    A token's row has z, then the channels of the convolution (all of x, then B, then C), then a dt for each head.
+    A token's row contains z, then the convolution's channels (all of x, then B, then C), then a dt for each head.
     """
 
     num_heads: int  # a multiple of num_groups; consecutive heads share a group
@@ -45,13 +45,13 @@ class Mamba2Heads:
 
     @property
     def delta_values(self) -> int:
-        """Numbers in a sequence's state of the recurrence: a matrix [state_dim, head_dim] per head."""
+        """Numbers in a sequence's recurrence state: a matrix [state_dim, head_dim] per head."""
         return self.value_width * self.state_dim
 
     @property
     def state_values(self) -> int:
-        """Float32 numbers in a sequence's state of one layer: that state, then the convolution's, which is
-        [conv_kernel - 1, channels]: the last inputs, oldest first, in the order C, B, x."""
+        """Float32 numbers in a sequence's state of one layer: the recurrence state, then the convolution's last inputs
+        [conv_kernel - 1, channels], oldest first, with channels in the order C, B, x."""
         return self.delta_values + (self.conv_kernel - 1) * self.channels
 
     @property

@@ -14,7 +14,7 @@ from moeserve.kernels.mamba2.heads import Mamba2Heads
 from moeserve.kernels.mamba2.scan import scan_kernel
 
 CONV_BLOCK = 256  # channels per program of the convolution
-WIDE_GROUP = 2048  # of a norm, from which a program takes eight warps
+WIDE_GROUP = 2048  # columns of a norm's group from which on a program uses eight warps
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class Mamba2Tensors:
     rate: Tensor  # float32 [num_heads]: -exp(A_log)
     dt_bias: Tensor  # float32 [num_heads]
     skip: Tensor  # float32 [num_heads]: D
-    # float32 [slots, values], rows at any stride: of a slot the first heads.state_values are the layer's,
-    # [num_heads, state_dim, head_dim] and [conv_kernel - 1, channels].
+    # float32 [slots, values], rows at any stride. A slot's first heads.state_values are this layer's: [num_heads,
+    # state_dim, head_dim] and [conv_kernel - 1, channels].
     states: Tensor
     out: Tensor  # [n, value_width]
 
@@ -41,7 +41,7 @@ def convolve(
     num_rows: Tensor,
 ) -> None:
     """mixed = silu(bias + causal convolution of x, B, C), for rows below num_rows[0]. conv: float32 [conv_kernel,
-    channels]; bias: float32 [channels]. The convolution state is not changed here, but by the scan."""
+    channels]; bias: float32 [channels]. Only the scan, not this call, changes the convolution state."""
     conv_kernel(
         (len(x.mixed), -(-heads.channels // CONV_BLOCK)), x.rows, conv, bias, x.states, sequences.row_sequence,
         sequences.first, sequences.slot, num_rows, x.mixed, x.rows.stride(0), x.states.stride(0), heads.delta_values,
@@ -51,8 +51,8 @@ def convolve(
 
 
 def scan(x: Mamba2Tensors, heads: Mamba2Heads, sequences: StepSequences, *, by_chunks: bool) -> None:
-    """Computes the recurrence of the sequences' rows: writes out and advances the states. by_chunks: for sequences with
-    many rows."""
+    """Computes the recurrence for the sequences' rows: writes `out` and advances the states. by_chunks: in chunks,
+    which is faster for sequences with many rows; False: token by token."""
     h = heads
     programs = h.num_heads * (h.head_dim // COLUMNS)
     scan_kernel(
@@ -76,7 +76,7 @@ def gated_norm(
     codes: Tensor | None,
     scales: Tensor | None,
 ) -> None:
-    """y[i] = RMSNorm(o[i] * silu(z[i])) * norm, normalised by groups, for i < count[0].
+    """y[i] = RMSNorm(o[i] * silu(z[i])) * norm, normalised per group of heads, for i < count[0].
 
     o [n, width]; z of that shape, rows at any stride; norm float32 [width]; y and codes with scales: GpuActivations [n,
     width].

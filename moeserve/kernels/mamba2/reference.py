@@ -40,11 +40,11 @@ class Mamba2State(NamedTuple):
 def mamba2(
     rows: Tensor, w: Mamba2Weights, eps: float, heads: Mamba2Heads, state: Mamba2State
 ) -> tuple[Tensor, Mamba2State]:
-    """n further tokens of a sequence. rows: [n, row_width].
+    """Computes n further tokens of a sequence. rows: [n, row_width].
 
     With dt = softplus(dt + dt_bias): S = exp(dt * a) * S + B (dt * x)^T, y = S^T C + d * x, for each head. Returns
-    RMSNorm(y * silu(z)) * norm, normalised over the heads of a group, float64 [n, value_width], and the state behind
-    the tokens.
+    RMSNorm(y * silu(z)) * norm, normalised over the heads of a group, float64 [n, value_width], and the state after
+    these tokens.
     """
     h = heads
     z, channels, dt = rows.double().split([h.value_width, h.channels, h.num_heads], dim=-1)

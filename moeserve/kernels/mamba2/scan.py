@@ -1,8 +1,9 @@
 """Mamba-2's recurrence as Triton kernels: token by token, and by chunks as products of matrices (state space duality,
 https://arxiv.org/abs/2405.21060, section 6). A program holds some columns of one head's state.
 
-Within a chunk with state S before it, decays g and their running products G: o = G * C S + (C B^T * G[i] / G[j] for
-j <= i) (dt x), and the state behind it is G[last] * S + (B * G[last] / G)^T (dt x). G is kept as a logarithm.
+Let S be the state before a chunk, g its tokens' decays and G their running products. Then o = G * C S + (C B^T * G[i] /
+G[j] for j <= i) (dt x), and the state after the chunk is G[last] * S + (B * G[last] / G)^T (dt x). G is kept as a
+logarithm.
 """
 
 # mypy: ignore-errors
@@ -31,14 +32,14 @@ def scan_kernel(
     HEAD_DIM: tl.constexpr, STATE_DIM: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
     SHARE: tl.constexpr, BY_CHUNKS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (sequences, HEADS, HEAD_DIM / BLOCK). seq_first, seq_count, seq_slot int32: a sequence's first row, rows (0:
-    there is none) and state slot.
+    """Grid (sequences, HEADS, HEAD_DIM / BLOCK). seq_first, seq_count, seq_slot int32: each sequence's first row,
+    number of rows (0: padding) and state slot.
 
-    rows [n, any], rows STRIDE apart: the convolution's inputs, x, B and C, of which the last rows become its state,
-    then a dt for each head. mixed [n, channels]: what the convolution gave. rate, dt_bias, skip float32 [HEADS]. states
-    float32, slots SLOT apart: [HEADS, STATE_DIM, HEAD_DIM], and from CONV on [TAPS - 1, channels]. out [n, HEADS *
-    HEAD_DIM]: C^T S + skip * x. SIZE: a power of two that holds STATE_DIM; SHARE: one that a program's part of the
-    channels fits in. BY_CHUNKS: else token by token.
+    rows [n, any], rows STRIDE apart: the convolution's inputs x, B and C, whose last rows become the convolution state,
+    then a dt for each head. mixed [n, channels]: the convolution's output. rate, dt_bias, skip float32 [HEADS]. states
+    float32, slots SLOT apart: [HEADS, STATE_DIM, HEAD_DIM], and [TAPS - 1, channels] at offset CONV. out [n, HEADS *
+    HEAD_DIM]: C^T S + skip * x. SIZE: a power of two that holds STATE_DIM; SHARE: a power of two that holds a program's
+    part of the channels. BY_CHUNKS: in chunks; False: token by token.
     """
     if PDL:
         gdc_launch_dependents()

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 
 class Argument(NamedTuple):
-    """form: a tensor's dtype and shape, such as "float32 [n, cols]", in which a letter stands for the same number
-    throughout a call; or "weight", the list that `operators.weight` returns; or "any"; or a Python type. `cpu`: on
-    the CPU, on any device."""
+    """An operator's argument. form: a tensor's dtype and shape, such as "float32 [n, cols]", where equal names are
+    equal numbers within a call; or "weight", the list that `operators.weight` returns; or "any"; or a Python type. cpu:
+    the tensor is on the CPU even if the operator runs on a GPU."""
 
     form: str
     meaning: str

@@ -91,7 +91,8 @@ def _scales(f: BlockLayout, words: Tensor, supers: Tensor | None) -> tuple[Tenso
 
 
 def _half_ue4m3(octets: Tensor) -> Tensor:
-    """A float16 of these bits has 8 less in its exponent."""
+    """Returns half of the unsigned 8-bit floats, as float32. Read as float16, their bits have an exponent that is 8 too
+    small."""
     halves = ((octets & 127).to(torch.int16) << 7).view(torch.float16)
     return torch.where(octets == 127, 0.0, halves.float() * 128)
 

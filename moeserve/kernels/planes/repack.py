@@ -32,8 +32,8 @@ SLICE_WEIGHTS = 1 << 26  # weights unpacked at a time
 class Unpacked:
     """Blocks split by kind. Leading dimensions [n, blocks]."""
 
-    codes: Tensor  # uint8 [.., block]; none for a header alone
-    scales: Tensor  # uint8 [.., bytes]: in the form that `Scale` gives, a block's groups in order
+    codes: Tensor  # uint8 [.., block]; empty if only a header is unpacked
+    scales: Tensor  # uint8 [.., bytes]: in `Scale`'s form, a block's groups in order
     mins: Tensor | None = None  # uint8 [.., groups], for Scale.U8_MIN
     supers: Tensor | None = None  # uint8 [.., 4]: d, then dmin or zeros
 
@@ -162,7 +162,7 @@ def _to_k_blocks(values: Tensor, width: int) -> Tensor:
 
 
 def _unpack(kind: QuantType, b: Tensor) -> Unpacked:
-    """b: uint8 [n, blocks, block bytes]."""
+    """Splits GGUF blocks by kind. b: uint8 [n, blocks, block bytes]."""
     f = layout_of(kind)
     assert isinstance(f.low, BitField), "a type that GPUs read"
     codes = _spread(f.low, b, kind.block_columns)
@@ -193,9 +193,7 @@ def unpack_scales(f: BlockLayout, halves: Tensor, octets: Tensor, codes: Tensor)
     if f.scale == Scale.D:
         each = halves if f.wide == K_BLOCK else torch.cat([halves, halves], dim=-1)
         return Unpacked(codes, each[..., :0], supers=_to_k_blocks(each.flatten(1), 4))
-    if (
-        f.scale == Scale.UE4M3_SUPER
-    ):  # of a row's blocks, which all have the same, those that begin a super-block
+    if f.scale == Scale.UE4M3_SUPER:  # all blocks of a super-block repeat these bytes: take the first block's
         every = SUPER_BLOCK // (f.group * (f.octets - FLOAT32_BYTES))
         return Unpacked(
             codes, octets[..., FLOAT32_BYTES:], supers=octets[:, ::every, :FLOAT32_BYTES].flatten(1)

@@ -1,1 +1,1 @@
-"""LFM2's short convolution: a gated causal convolution of a few tokens, in the place of attention."""
+"""LFM2's short convolution: a gated causal convolution over a few tokens, which replaces attention in some layers."""

@@ -1,5 +1,5 @@
-"""LFM2's short convolution as Triton kernels: a program per row and block of channels, then one per sequence and block,
-which moves the state on."""
+"""LFM2's short convolution as two Triton kernels: the first computes the rows (a program per row and block of
+channels), the second advances the states (a program per sequence and block)."""
 
 # mypy: ignore-errors
 
@@ -20,10 +20,10 @@ def conv_kernel(
 ):  # fmt: skip
     """Grid (n, blocks of CHANNELS). y = c * causal convolution of b * x, for rows below count[0].
 
-    rows: b, c, x [CHANNELS] each, rows STRIDE apart; weight float32 [TAPS, CHANNELS]; states float32, slots SLOT apart,
-    of which [TAPS - 1, CHANNELS] are the inputs b * x before a sequence's first row; row_sequence int32 [n]: a row's
-    sequence; seq_first, seq_slot int32: a sequence's first row and state slot. y, codes with scales: [n, CHANNELS],
-    where given.
+    rows: b, c, x [CHANNELS] each, rows STRIDE apart; weight float32 [TAPS, CHANNELS]; states float32, slots SLOT apart:
+    the inputs b * x before a sequence's first row, [TAPS - 1, CHANNELS]; row_sequence int32 [n]: each row's sequence;
+    seq_first, seq_slot int32: each sequence's first row and state slot. y, and codes with scales: [n, CHANNELS], each
+    optional.
     """
     if PDL:
         gdc_launch_dependents()
@@ -61,7 +61,8 @@ def state_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (sequences, blocks of CHANNELS), after conv_kernel. Replaces a sequence's state by its last inputs b * x.
-    seq_count int32: its rows; 0: there are none. Works in place, because a row's new content lies after it."""
+    seq_count int32: number of rows of each sequence; 0: padding. Works in place, because each state row takes its
+    content from a later one."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -1,4 +1,4 @@
-"""The sizes of short convolutions, and of their state. Imports no torch, as delta_net/heads.py."""
+"""The sizes of short convolutions, and of their state. Imports no torch, like delta_net/heads.py."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ShortConvHeads:
-    """A gated convolution, each channel by itself: there are no heads, but the names are those of other recurrences.
+    """A gated depthwise convolution. It has no heads; its properties have the same names as those of other recurrences.
 
-    A token's row has b, c and x, of all channels each.
+    A token's row contains b, c and x, each with all channels.
     """
 
     channels: int  # a multiple of 32

@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 def short_conv(rows: Tensor, conv: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """n further tokens of a sequence. rows [n, 3 * channels]: b, c, x; conv [conv_kernel, channels], the weight of the
-    oldest token first; state [conv_kernel - 1, channels]: the inputs before them, zeros before the first token.
+    """Computes n further tokens of a sequence. rows [n, 3 * channels]: b, c, x; conv [conv_kernel, channels], the
+    weight of the oldest token first; state [conv_kernel - 1, channels]: the inputs before these tokens, zeros before
+    the first token.
 
-    Returns c * conv(b * x), causal and for each channel by itself, float64 [n, channels], and the state behind the
-    tokens."""
+    Returns c * conv(b * x), a causal depthwise convolution, float64 [n, channels], and the state after these tokens."""
     b, c, x = rows.double().chunk(3, dim=-1)
     inputs = torch.cat([state.double(), b * x])
     taps = len(conv)

@@ -2,8 +2,8 @@
 (https://huggingface.co/docs/transformers/model_doc/qwen4_exp), after hyper-connections
 (https://arxiv.org/abs/2409.19606).
 
-A residual has `streams` vectors of `hidden` numbers for each token. A block reads a gated mean of them, all normalised,
-and what it gives is added to each stream with a weight of the token.
+For each token the residual has `streams` vectors of `hidden` numbers. A block's input is a gated mean of the normalised
+streams. Its output is added to every stream, with a weight per token and stream.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from moeserve.kernels.norm.reference import norm
 
 
 class StreamMix(NamedTuple):
-    """The weights with which one block reads the residual, and with which its output is added."""
+    """The weights by which one block reads the residual and adds its output to it."""
 
     norm: Tensor  # [streams, hidden]
     down: Tensor  # [low_rank, streams * hidden]
     up: Tensor  # [streams * hidden, low_rank]
-    inject: Tensor | None = None  # [streams, streams * hidden]; None: nothing is added, before the head
+    inject: Tensor | None = None  # [streams, streams * hidden]; None for the head, which adds nothing
 
 
 def read(x: Tensor, w: StreamMix, eps: float) -> tuple[Tensor, Tensor | None]:
-    """x [n, streams, hidden]. Returns a block's input [n, hidden], and the products of inject [n, streams]."""
+    """Returns a block's input [n, hidden], and the logits of its output's weights [n, streams] (the product with
+    w.inject). x: [n, streams, hidden]."""
     streams = x.shape[1]
     normed = norm(x, w.norm, eps)
     flat = normed.flatten(1)
@@ -40,11 +41,12 @@ def scaled_silu(x: Tensor, factor: float) -> Tensor:
 
 
 def mix(gate: Tensor, normed: Tensor) -> Tensor:
-    """The mean over the streams of sigmoid(gate) * normed. gate, normed [n, streams, hidden]."""
+    """Returns the mean over the streams of sigmoid(gate) * normed. gate, normed: [n, streams, hidden]."""
     return (torch.sigmoid(gate.double()) * normed.double()).mean(dim=1)
 
 
 def inject(x: Tensor, block: Tensor, weights: Tensor) -> Tensor:
-    """The residual [n, streams, hidden] behind a block. block: what it gives, [n, hidden]; weights: [n, streams]."""
+    """Returns the residual [n, streams, hidden] after a block. block: its output, [n, hidden]; weights: the logits from
+    `read`, [n, streams]."""
     scale = 2 * torch.sigmoid(weights.double() / x.shape[1])
     return x.double() + scale[:, :, None] * block.double()[:, None]

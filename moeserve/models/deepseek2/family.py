@@ -2,9 +2,9 @@
 GLM-4.7-Flash: latent attention; first layers without experts, then a router that chooses experts within groups, and
 shared experts.
 
-A GGUF describes attention in absorbed form: one KV head, with keys of the latent and rotated dimensions and values
-of the latent ones. Keys ending in `_mla` have the checkpoint's head sizes. The keys' up-projection is transposed by
-head. Older files have both up-projections in one matrix and are refused.
+A GGUF describes attention in absorbed form: one KV head, whose key has the latent and the rotated dimensions and whose
+value the latent ones. Metadata keys ending in `_mla` have the checkpoint's head sizes. The up-projection of k is
+transposed per head. Older files have both up-projections in one matrix and are refused.
 """
 
 from __future__ import annotations
@@ -79,15 +79,16 @@ def _attention(reader: ShapeReader, scaling: RopeScaling) -> LatentAttentionShap
 
 
 def _magnitude(reader: ShapeReader, scaling: RopeScaling) -> float:
-    """Returns YaRN's factor on q and on k, which sharpens the softmax of long contexts. The metadata key holds 0.1
-    * mscale_all_dim."""
+    """Returns the factor by which YaRN multiplies q and k, to sharpen the softmax of long contexts. The metadata key
+    holds 0.1 * mscale_all_dim."""
     if scaling.type != "yarn":
         return 1.0
     return 1.0 + reader.number(n.YARN_LOG_MULTIPLIER, 0.0, 10.0, default=0.0) * math.log(scaling.factor)
 
 
 def _without_magnitude(scaling: RopeScaling) -> RopeScaling:
-    """Returns the scaling without YaRN's magnitude on cos and sin: the scale of attention scores has it already."""
+    """Returns the scaling without YaRN's factor on cos and sin, because the scale of attention scores already includes
+    it."""
     if scaling.type != "yarn":
         return scaling
     return replace(scaling, attn_factor=1.0 / (1.0 + 0.1 * math.log(scaling.factor)))

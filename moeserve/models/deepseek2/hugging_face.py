@@ -29,7 +29,7 @@ ATTENTION = {
     n.of_part(n.ATTN_OUTPUT): "self_attn.o_proj.weight",
     n.of_part(n.FFN_NORM): "post_attention_layernorm.weight",
 }
-QUERIES = {  # either the first one, or the other three
+QUERIES = {  # a layer has either the first matrix or the other three
     n.of_part(n.ATTN_Q): "self_attn.q_proj.weight",
     n.of_part(n.ATTN_Q_A): "self_attn.q_a_proj.weight",
     n.of_part(n.ATTN_Q_A_NORM): "self_attn.q_a_layernorm.weight",

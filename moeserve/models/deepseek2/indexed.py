@@ -1,7 +1,8 @@
 """GLM-5 (https://huggingface.co/zai-org/GLM-5) and DeepSeek-V3.2 (https://huggingface.co/deepseek-ai/DeepSeek-V3.2):
 DeepSeek's latent attention to the keys that an indexer chooses (https://arxiv.org/abs/2512.02556).
 
-GLM-5 rotates pairs of neighbours in the indexer, and in some layers it uses the choice of an earlier one.
+GLM-5 rotates pairs of neighbours in the indexer, and some of its layers use the keys that an earlier layer's indexer
+chose.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def read_glm(source: ModelSource) -> ModelShape:
 
 
 def read_deepseek(source: ModelSource) -> ModelShape:
-    """The same for DeepSeek-V3.2."""
+    """Reads DeepSeek-V3.2's shape from the metadata. Raises ModelError."""
     return _read(source, in_pairs=False)
 
 
@@ -45,7 +46,8 @@ def _read(source: ModelSource, *, in_pairs: bool) -> ModelShape:
 
 
 def _choosing_layers(reader: ShapeReader) -> list[int | None]:
-    """Returns for each layer the earlier one whose choice it uses; None: its own."""
+    """Returns, for each layer, the earlier layer whose choice of keys it uses; None: the layer has an indexer of its
+    own."""
     has_own = reader.flags(n.INDEXER_TYPES) if reader.has(n.INDEXER_TYPES) else [True] * reader.num_layers
     if not has_own[0]:
         raise reader.error(n.INDEXER_TYPES, "begins with a layer that has no indexer, nor an earlier one")

@@ -1,4 +1,4 @@
-"""How to read folders of GLM-5 and DeepSeek-V3.2: those of DeepSeek-V3 with an indexer."""
+"""How to read folders of GLM-5 and DeepSeek-V3.2: like DeepSeek-V3's, with an indexer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _TENSORS = {
 
 
 def _with_indexer_types(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Adds which layers have an indexer of their own: `indexer_types`, `index_topk_pattern`, or every
-    `index_topk_freq`-th layer after the first ones. Raises ModelError."""
+    """Adds the list of layers that have an indexer of their own, from `indexer_types`, `index_topk_pattern`, or
+    `index_topk_freq` (every such layer after the first ones). Raises ModelError."""
     values, layers = derived(path, config), config.get("num_hidden_layers")
     kinds = config.get("indexer_types") or config.get("index_topk_pattern")
     if kinds is None:

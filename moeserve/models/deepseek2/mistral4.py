@@ -1,8 +1,8 @@
 """Mistral 4 (https://huggingface.co/mistralai/Mistral-Small-4-119B-2603), text only: DeepSeek's latent attention, a
 softmax router, an ungated shared expert.
 
-Past YaRN's original 8,192 positions the model multiplies queries by a factor that grows with the position. The
-blocks do not compute that factor, so longer contexts are not served.
+Past YaRN's original 8,192 positions the model multiplies queries by a factor that grows with the position. moeserve
+does not compute that factor, so longer contexts are not served.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates as in DeepSeek's folders, but for the router's default, and checks how much of a head rotates.
-    Raises ModelError."""
+    """Translates like DeepSeek's folders, except for the router's default. Checks the rotated part of a head. Raises
+    ModelError."""
     values = latent.derived(path, {**config, "scoring_func": config.get("scoring_func") or "softmax"})
     rotated = integer(path, config, "qk_rope_head_dim")
     key = rotated + integer(path, config, "qk_nope_head_dim")

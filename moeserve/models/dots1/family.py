@@ -39,7 +39,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def no_windows(path: Path, config: Mapping[str, Any]) -> None:
-    """Raises ModelError if a layer has a sliding window. (`sliding_window` alone does not decide it.)"""
+    """Raises ModelError if `layer_types` has a sliding window. (`sliding_window` alone does not mean that a layer has
+    one.)"""
     if SLIDING in (config.get("layer_types") or ()):
         raise ModelError(path, f"'layer_types' has {SLIDING!r}; only {FULL!r} is supported")
 

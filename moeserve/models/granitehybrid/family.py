@@ -1,8 +1,8 @@
 """Granite 4 (https://huggingface.co/ibm-granite/granite-4.0-h-small): Mamba-2 in nine of ten layers, attention without
-positions in the tenth, and experts beside a shared one, or a dense feed-forward, in all.
+positions in the tenth. All layers have routed experts and a shared expert, or a dense feed-forward.
 
-The four scales are those of Granite 3 (granitemoe/family.py), and the residual stream is kept divided by the factor of
-what blocks add. Mamba-2's own norm does not read the stream, so that its epsilon stays.
+The four scales, and the division of the residual stream by the scale of block outputs, are as in Granite 3
+(granitemoe/family.py). Mamba-2's own norm does not read the residual stream, so its epsilon is unchanged.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.source import ModelSource
 
 KV_HEADS = "attention.head_count_kv"
-ROTATES = "rope.scaling.finetuned"  # llama.cpp's key for whether anything rotates
+ROTATES = "rope.scaling.finetuned"  # llama.cpp's key for whether attention uses RoPE
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. Layers without KV heads are Mamba-2; a scale of 0 is none,
-    as llama.cpp has it."""
+    """Reads the shape from the metadata. Raises ModelError. Layers without KV heads are Mamba-2. A scale of 0 means no
+    scale, as in llama.cpp."""
     reader = ShapeReader(source)
     if reader.flag(ROTATES, default=False):
         raise reader.error(ROTATES, "is true (Bamba); attention without positions is supported")

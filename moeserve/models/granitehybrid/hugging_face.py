@@ -31,7 +31,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Translates `layer_types`, and the width of feed-forwards without experts. Raises ModelError."""
     layers, heads = config.get("num_hidden_layers"), config.get("num_key_value_heads")
     if not isinstance(layers, int) or not isinstance(heads, int):
-        return {}  # refused where they are read
+        return {}  # invalid `layer_types` are refused by the code that reads them
     kinds = layer_types(path, config, layers, KINDS) or []
     width = config.get("intermediate_size" if config.get("num_local_experts") else "shared_intermediate_size")
     if not isinstance(width, int):
@@ -46,7 +46,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 
 def check(path: Path, config: Mapping[str, Any]) -> None:
-    """Raises ModelError for positions, which Bamba has, and limited time steps."""
+    """Raises ModelError for positional encoding (which Bamba has), and for limited time steps."""
     check_mamba2(path, config)
     kind = config.get("position_embedding_type")
     if kind not in (None, "nope"):
@@ -54,7 +54,7 @@ def check(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def no_rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Attention has no positions, whatever config.json says of RoPE."""
+    """Ignores config.json's RoPE settings: attention has no positions."""
     del path, config
     return {}
 

@@ -37,7 +37,7 @@ def read_shape(source: ModelSource) -> ModelShape:
     reader = ShapeReader(source)
     attention = AttentionShape(*reader.heads(), qk_norm="head", norm_after=True)
     width = reader.integer("expert_shared_feed_forward_length", 0, 1 << 16, default=0)
-    reader.integer("expert_shared_count", 0, 64, default=0)  # the width covers all of them
+    reader.integer("expert_shared_count", 0, 64, default=0)  # the width above includes all of them
     moe = MoeShape(
         *reader.experts(),
         RouterOptions(scoring="softmax"),
@@ -47,7 +47,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def stretched_rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE: a "dynamic" one with an `alpha` is a larger base, whatever the length. Raises ModelError."""
+    """Translates RoPE scaling: type "dynamic" with an `alpha` means a larger RoPE base at every length. Raises
+    ModelError."""
     given = config.get("rope_parameters") or config.get("rope_scaling")
     if not isinstance(given, dict) or given.get("rope_type", given.get("type")) != "dynamic":
         return rope_of(path, config, FOLDER)
@@ -67,7 +68,7 @@ def stretched_rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataV
 
 
 def same_in_all_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates settings that may be lists of each layer's: all must be equal. Raises ModelError."""
+    """Translates settings that may be lists with an entry per layer; all entries must be equal. Raises ModelError."""
     values: dict[str, MetadataValue] = {}
     for ours, names in _BY_LAYER.items():
         name = next((name for name in names if config.get(name) is not None), names[0])

@@ -13,7 +13,7 @@ from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
-PERIOD = 4  # layers, the first of which has full attention; no key states it
+PERIOD = 4  # the first of every group of this many layers has full attention; no key says so
 
 
 def read_shape(source: ModelSource) -> ModelShape:

@@ -42,11 +42,11 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def kv_heads_by_layer(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates `layer_types`, or `full_attn_idxs` of older checkpoints: KV heads of each layer, 0 in those with a
-    convolution. Raises ModelError."""
+    """Translates `layer_types`, or `full_attn_idxs` of older checkpoints, to the number of KV heads of each layer, 0
+    for layers with a convolution. Raises ModelError."""
     layers, heads = config.get("num_hidden_layers"), config.get("num_key_value_heads")
     if not isinstance(layers, int) or not isinstance(heads, int):
-        return {}  # refused when they are read
+        return {}  # invalid `layer_types` are refused by the code that reads them
     attending = config.get("full_attn_idxs")
     if config.get("layer_types") is None and isinstance(attending, list):
         kinds = [FULL if layer in attending else CONV for layer in range(layers)]

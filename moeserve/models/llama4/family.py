@@ -4,7 +4,7 @@ Each token has one routed expert, whose input is multiplied by the sigmoid of it
 Every fourth layer has no positions; the others normalise q and k per head without weights (Scout only).
 
 Past 8,191 tokens, layers with positions attend within chunks, and the others multiply queries by a factor that
-grows with the position. The blocks compute neither, so longer contexts are not served.
+grows with the position. moeserve computes neither, so longer contexts are not served.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
 PLAIN = 8191  # tokens
-MAVERICK = 128  # experts; Maverick does not normalise q and k, which no key states
+# Maverick has this number of experts, by which it is recognised: it does not normalise q and k, and no key says so.
+MAVERICK = 128
 
 
 def read_shape(source: ModelSource) -> ModelShape:

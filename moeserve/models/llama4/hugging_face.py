@@ -24,14 +24,14 @@ from moeserve.models.sources.huggingface.mapping import (
 
 # transformers' defaults.
 THETA: Final = 5e5
-PERIOD: Final = 4  # layers, the last of which has no positions
+PERIOD: Final = 4  # in every group of this many layers, the last has no positions
 CHUNK: Final = 8192  # tokens within which layers with positions attend
 FLOOR: Final = 8192  # positions from which on layers without positions scale queries
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates which layers have experts and positions, and the context in which attention is plain. Raises
-    ModelError."""
+    """Translates which layers have experts and positions, and the context length up to which attention needs neither
+    chunks nor scaled queries. Raises ModelError."""
     layers = integer(path, config, "num_hidden_layers")
     context = integer(path, config, "max_position_embeddings")
     if config.get("attention_chunk_size", CHUNK) is not None:
@@ -64,7 +64,7 @@ def _unrotated(path: Path, config: Mapping[str, Any], layers: int) -> list[bool]
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE's settings, of which Scout's are of Llama 3's type. Raises ModelError."""
+    """Translates RoPE's settings (Scout's have Llama 3's type). Raises ModelError."""
     return llama3_rope(path, config, THETA) if is_llama3(config) else rope_of(path, config, MAPPING)
 
 
@@ -95,7 +95,7 @@ MAPPING: Final = HuggingFaceMapping(
         n.of_part(n.FFN_UP): f"{_UNDER}up_proj.weight",
         n.of_part(n.FFN_DOWN): f"{_UNDER}down_proj.weight",
     },
-    experts=MOE_EXPERTS,  # quantised checkpoints have each expert's matrices apart
+    experts=MOE_EXPERTS,  # quantised checkpoints have separate matrices for each expert
     experts_under=f"{_UNDER}experts",
     derived=derived,
     rope=rope,

@@ -13,7 +13,7 @@ from moeserve.models.sources.gguf import names as n
 def load_latent_attention(
     shape: LatentAttentionShape, index: int, norm: CpuInput, vector: Vector, matrix: LoadMatrix
 ) -> CpuLatentAttention:
-    """Loads the attention of layer `index`. norm: what it reads the residual through."""
+    """Loads the attention of layer `index`. norm: the norm or stream mix before the layer."""
     has_q_a = shape.q_rank > 0
     output_bias = [vector(n.bias_of_layer(index, n.ATTN_OUTPUT))] if shape.output_bias else None
     return CpuLatentAttention(

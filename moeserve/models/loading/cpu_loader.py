@@ -126,7 +126,7 @@ class CpuLoader:
         from_token, from_state = self._halves(n.of_layer(index, n.NEXTN_EH_PROJ))
         first = len(self._matrices)
         layer = self._layer(index)
-        # A mixer's matrices come first in its layer.
+        # The mixer's matrices are loaded before the layer's others.
         k_v = kv_products(self._source, self._shape, index, self._matrices[first:])
         return CpuNextToken(
             token_norm=self._vector(n.of_layer(index, n.NEXTN_ENORM)),
@@ -280,7 +280,7 @@ class CpuLoader:
         num_slots = num_slots_of(self._source, self._slots, index, parts)
         load = self._matrix if num_slots is None else lambda name: self._slots_of(name, num_slots)
         *inputs, down = (load(n.of_layer(index, part)) for part in dict.fromkeys(parts))
-        gate, up = inputs[0], inputs[-1]  # without a gate the same
+        gate, up = inputs[0], inputs[-1]  # the same matrix if there is no gate
         biases = None
         if has_bias:
             biases = ExpertBiases(*(self._vector(name) for name in expert_bias_tensors(index)))
@@ -306,7 +306,7 @@ class CpuLoader:
         tensor = self._source.tensors[name]
         table = self._source.data(name).reshape(tensor.shape[0], -1)
         if not self._in_place:
-            # Copied: served from the mapped file, a replaced or truncated file would kill the worker.
+            # Copied, because the worker would crash if it read from the mapped file after the file was truncated.
             table = table.copy()
         if not is_read_again:
             self._finish(name)

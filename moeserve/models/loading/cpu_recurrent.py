@@ -22,8 +22,8 @@ def load_recurrence(
     group: Callable[..., LinearGroup],
     vector: Callable[[str], torch.Tensor],
 ) -> CpuDeltaNet | CpuMamba2 | CpuShortConv:
-    """Loads a layer. group: loads matrices of these parts as one group; vector: loads the float32 tensor of a name in
-    the layer. norm: how the layer reads the residual."""
+    """Loads a layer. group: loads the matrices of these parts as one group. vector: takes a name within the layer,
+    loads the float32 tensor. norm: the norm or stream mix before the layer."""
     if isinstance(shape, Mamba2Shape):
         parameters = mamba2_parameters(shape.heads, vector, as_attention=True)
         return CpuMamba2(norm, group(n.SSM_IN), parameters, group(n.SSM_OUT))

@@ -1,4 +1,4 @@
-"""Loads what belongs to a residual of several streams, and n-gram embeddings, for the CPU."""
+"""Loads the weights of a residual of several streams, and of n-gram embeddings, for the CPU."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ LoadMatrix = Callable[[str], Matrix]
 def load_input(
     shape: ModelShape, block: str, norm: str, index: int | None, vector: Vector, matrix: LoadMatrix
 ) -> CpuInput:
-    """Loads what a block of layer `index`, or the head (None), reads the residual through. norm: its full name if the
-    residual is one vector; block: the beginning of the names if it has streams."""
+    """Loads the norm or stream mix that computes a block's input from the residual. index: the block's layer; None: the
+    head. norm: the norm's full name, for a residual of one vector. block: the beginning of the tensors' names, for a
+    residual of several streams."""
     if shape.streams is None:
         return vector(norm)
 
@@ -40,8 +41,8 @@ def load_input(
 def load_ngrams(
     source: ModelSource, model: ModelShape, num_layers: int, vector: Vector, matrix: LoadMatrix
 ) -> CpuNgrams | None:
-    """Loads the n-gram embeddings, whose table stays in the file; None if none of the first `num_layers` layers adds
-    any."""
+    """Loads the n-gram embeddings' weights; their table stays in the file. Returns None if none of the first
+    `num_layers` layers adds n-gram embeddings."""
     shape = model.ngrams
     if shape is None or shape.layer >= num_layers:
         return None

@@ -27,14 +27,14 @@ class CpuEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class CpuStreamMix:
-    """The weights through which a block reads a residual of several streams: kernels/streams/reference.py."""
+    """The weights that compute a block's input from a residual of several streams: kernels/streams/reference.py."""
 
     norm: Tensor  # float32 [streams, hidden]
-    down: LinearGroup  # [low_rank, streams * hidden], and [streams, streams * hidden] of what is injected
+    down: LinearGroup  # [low_rank, streams * hidden], then the injection weights [streams, streams * hidden]
     up: LinearGroup  # [streams * hidden, low_rank]
 
 
-# How a block reads the residual: through an RMS norm, float32 [hidden], or a mix of its streams.
+# What computes a block's input from the residual: an RMS norm's weight, float32 [hidden], or a mix of the streams.
 CpuInput = Tensor | CpuStreamMix
 
 
@@ -57,7 +57,7 @@ class ExpertBiases:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsOnDisk:
-    """The experts of a layer that has fewer slots in RAM."""
+    """The experts of a layer with fewer slots in RAM than experts."""
 
     num_experts: int
     in_file: tuple[ExpertsInFile, ExpertsInFile, ExpertsInFile]  # gate, up, down
@@ -71,12 +71,12 @@ class GatedExperts:
     up: Matrix  # [E, width, hidden]
     down: Matrix  # [E, hidden, width]
     biases: ExpertBiases | None = None  # None: no biases
-    # The matrices have slots instead of E experts, [slots, ...], which the text's experts are read into.
+    # If set, the matrices are [slots, ...] instead of [E, ...]; experts are read from disk into slots when needed.
     on_disk: ExpertsOnDisk | None = None
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """Those with memory of their own."""
+        """The matrices without repetition: for experts without gates, `gate` is `up`."""
         return (self.up, self.down) if self.gate is self.up else (self.gate, self.up, self.down)
 
     @property
@@ -130,7 +130,8 @@ class CpuLatentAttention:
     k_b: Matrix  # [heads, rank, nope_dim]
     v_b: Matrix  # [heads, value_dim, rank]
     output: LinearGroup  # [hidden, output_width]
-    indexer: CpuIndexer | None = None  # None: none, or an earlier layer's choice is used
+    # None: the layer attends to all keys, or to those that an earlier layer's indexer chose.
+    indexer: CpuIndexer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ class CpuShortConv:
 @dataclass(frozen=True, slots=True)
 class CpuSharedExpert:
     experts: GatedExperts  # one
-    gate: Tensor | None  # float32 [hidden]; None: its output is added as it is
+    gate: Tensor | None  # float32 [hidden]; None: its output is added unscaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ class CpuLayerInputs:
 
     table: CpuEmbedding  # [vocab, layers * layer_input_width]
     projection: LinearGroup  # [layers * layer_input_width, hidden], of the embeddings
-    norm: Tensor  # float32 [layer_input_width], of that, by layer
+    norm: Tensor  # float32 [layer_input_width], for each layer's part of the projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,12 +255,12 @@ class CpuNextToken:
 
     token_norm: Tensor  # float32 [hidden]
     state_norm: Tensor
-    from_token: LinearGroup  # [hidden, hidden]: the left half of eh_proj, and the right one
+    from_token: LinearGroup  # [hidden, hidden]: the left half of eh_proj
     from_state: LinearGroup
     layer: CpuLayer
-    k_v: LinearGroup  # of the layer's attention: of k and v, or of the latent
+    k_v: LinearGroup  # the attention's matrices of k and v, or of the latent vector
     head_norm: Tensor
-    dense_bytes: int  # of its matrices outside the routed experts
+    dense_bytes: int  # bytes of its matrices outside the routed experts
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which experts of a file get slots in RAM instead of being loaded."""
+"""Finds the layers whose experts stay on disk and get slots in RAM."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from moeserve.models.sources.source import ModelSource
 def num_slots_of(
     source: ModelSource, slots: Sequence[int] | None, layer: int, parts: tuple[str, ...]
 ) -> int | None:
-    """Returns how many slots these parts of a layer get; None: they are loaded. slots: by layer, or None."""
+    """Returns the number of RAM slots for a layer's experts; None if all its experts are loaded. slots: number by
+    layer; None: all layers are loaded."""
     if slots is None or parts not in (n.EXPERT_PARTS, n.UNGATED_EXPERT_PARTS) or layer >= len(slots):
         return None
     num_experts = source.tensors[n.of_layer(layer, parts[0])].shape[0]
@@ -21,7 +22,8 @@ def num_slots_of(
 
 
 def experts_on_disk(source: ModelSource, names: Sequence[str]) -> ExpertsOnDisk:
-    """Returns where the file has these three tensors. Raises ModelError if it does not have them as they are used."""
+    """Returns the positions of these three tensors in the file. Raises ModelError if the file does not have them in the
+    form in which they are computed."""
     found = []
     for name in names:
         at = source.experts_in_file(name)

@@ -5,10 +5,10 @@
                          experts that have arrived enter the device's map, group by group
     between two steps    when all have arrived, they enter the host's maps too          `filled`, ExpertMaps.land
 
-No step reads a slot that is being written: the slot left the maps before the step was launched, and the copies wait
-for all work launched earlier. An expert enters the device's map after its weights are complete; a kernel that finds
-it there runs before the kernels that read the slot. A batch is in order of layers, so that most of its experts have
-arrived when the next step reaches their layer.
+No step reads a slot that is being written: the slot was removed from the maps before the step was launched, and the
+copies wait for all work launched earlier. An expert enters the device's map when its weights are complete; the router's
+kernel, which reads the map, runs before the kernels that read the slot. A batch is sorted by layer, so that most of its
+experts have arrived when the next step reaches their layer.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class ExpertSlots:
         staging: Tensor,
         slot_map: Tensor,
     ) -> None:
-        """gpu, ram: per layer, the slots and the experts in RAM; None: none. staging: uint8 on the device, aligned,
-        buffer for the panels of a batch; must be free whenever `fill` is called. slot_map: int32 [layers, experts]
-        on the device, read by kernels."""
+        """gpu, ram: per layer, the slots and the experts in RAM; None for a layer without. staging: uint8 on the
+        device, aligned, a buffer for a batch's panels; it must be free whenever `fill` is called. slot_map: int32
+        [layers, experts] on the device, read by kernels."""
         device = staging.device
         self._is_gpu = device.type == "cuda"
         self._panels, self._slot_map = panels, slot_map  # keeps the panels pinned

@@ -1,11 +1,11 @@
-"""RAM experts streamed through the GPU, for steps of many tokens: a layer's weights are copied while the layer
-before computes.
+"""Streams RAM experts through the GPU in steps of many tokens: a layer's weights are copied while the previous layer
+computes.
 
     copies   | layer 0 | layer 1 | layer 2 |        two buffers of panels, in turn
     GPU              | unpack 0, compute 0 | unpack 1, compute 1 |
 
-A step streams all of a layer's RAM experts, or the first ones by their place in RAM and leaves the others to the
-pool. Panels (`pinned_panels.py`) become planes on the GPU (`planes.panels_triton`).
+A step streams all of a layer's RAM experts, or only the first ones in storage order and leaves the others to the pool.
+Panels (`pinned_panels.py`) become planes on the GPU (`planes.panels_triton`).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class ExpertStream:
         device: torch.device,
         maps: ExpertMaps | None = None,
     ) -> None:
-        """maps: set if experts move between RAM and GPU memory; only experts that are the pool's at that moment are
-        streamed."""
+        """maps: given if experts move between RAM and GPU memory; then only experts that the pool has at the time of
+        the step are streamed."""
         self._is_gpu = device.type == "cuda"
         self._panels, self._maps = panels, maps
         some = [layer for layer in layers if layer is not None]
@@ -77,7 +77,7 @@ class ExpertStream:
             dtype=torch.uint8,
             device=device,
         )
-        # Views, made once to save host time: a step's host thread shares a core with one of the pool's.
+        # Views, made once to save host time: the thread that launches steps shares a core with a thread of the pool.
         self._buffers = [
             None if layer is None else _Buffers.within(self._raw, planes, layer.own_matrices, count)
             for layer, count in zip(layers, most, strict=True)
@@ -105,9 +105,9 @@ class ExpertStream:
             self._launch_copy()
 
     def take(self, layer: int) -> GpuExperts:
-        """Launches the unpacking of a layer's experts on the current stream, after their copy. The result is valid
-        until the next call; experts that are not streamed have an undefined place in it. The copy of the layer after
-        the next starts then."""
+        """Launches the unpacking of a layer's experts on the current stream, after their copy, and then the copy of the
+        layer after the next. The result is valid until the next call; its entries for experts that are not streamed are
+        undefined."""
         assert self._order[self._taken] == layer
         buffer = self._taken % 2
         self._taken += 1
@@ -121,7 +121,7 @@ class ExpertStream:
             self._unpacked[buffer].record()
         self._launch_copy()
         *inputs, down = buffers.planes
-        return GpuExperts(inputs[0], inputs[-1], down, self._biases_of(layer))  # without gates up is both
+        return GpuExperts(inputs[0], inputs[-1], down, self._biases_of(layer))  # without gates both are `up`
 
     def expert_map(self, layer: int) -> Tensor:
         """int32 [experts of the layer]: indices in the result of `take`, -1 for experts that are not in it."""
@@ -149,7 +149,7 @@ class ExpertStream:
         """Returns the biases in the order of `take`'s result."""
         biases = self._biases[layer]
         if biases is None or all(first == 0 for first, _ in self._runs[layer]):
-            return biases  # the first of them
+            return biases  # those of the first experts
         places = [first + i for first, count in self._runs[layer] for i in range(count)]
         gate, up, down = (bias[places] for bias in biases)
         return gate, up, down

@@ -10,10 +10,10 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_floats(source: ModelSource, name: str) -> torch.Tensor:
-    """The tensor as float32, of its own shape."""
+    """Returns the tensor as float32, in its own shape."""
     tensor = source.tensors[name]
     out = torch.empty(tensor.shape)
     bring_codebook(int(tensor.type))
-    data = source.data(name)  # lives until the call returns
+    data = source.data(name)  # keeps the bytes alive until the call returns
     _C.dequantize_row(int(tensor.type), data.ctypes.data, out.numel(), out.data_ptr())
     return out

@@ -269,11 +269,11 @@ class GpuLoader:
     def _unrouted(self, index: int, parts: tuple[str, str, str]) -> GpuExperts:
         """Loads plain matrices as a single expert."""
         *inputs, down = (self._planes(n.of_layer(index, part)) for part in dict.fromkeys(parts))
-        return GpuExperts(inputs[0], inputs[-1], down)  # without a gate the same
+        return GpuExperts(inputs[0], inputs[-1], down)  # the same matrix if there is no gate
 
     def _experts(self, index: int, ids: Sequence[int], *, has_bias: bool) -> GpuExperts:
         *inputs, down = (self._expert_planes(name, ids) for name in expert_tensors(self._shape, index))
-        gate, up = inputs[0], inputs[-1]  # without gates the same
+        gate, up = inputs[0], inputs[-1]  # the same matrix if there are no gates
         if not has_bias:
             return GpuExperts(gate, up, down)
         of_gate, of_up, of_down = (self._vector(name)[list(ids)] for name in expert_bias_tensors(index))
@@ -352,7 +352,7 @@ class GpuLoader:
 def _with_biases(merged: list[MergedLinear], biases: list[Tensor]) -> list[MergedLinear]:
     """Returns the matrices with the biases of all their parts, in order."""
     pieces = torch.cat(biases).split([matrix.rows for matrix in merged])
-    # Each piece is memory of its own: kernels are compiled for aligned addresses.
+    # Each part is copied to memory of its own, because kernels are compiled for aligned addresses.
     return [replace(m, bias=piece.clone()) for m, piece in zip(merged, pieces, strict=True)]
 
 

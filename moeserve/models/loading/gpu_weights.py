@@ -120,15 +120,15 @@ class GpuShortConv:
 @dataclass(frozen=True, slots=True)
 class GpuSharedExpert:
     experts: GpuExperts  # one
-    gate: Tensor | None  # [hidden]; None: its output is added as it is
+    gate: Tensor | None  # [hidden]; None: its output is added unscaled
 
 
 @dataclass(frozen=True, slots=True)
 class GpuMoe:
     norm: Tensor  # [hidden]
     router: MergedLinear
-    experts: GpuExperts | None  # None: none is here
-    # int32 [E]: an expert's index in `experts`, -1 if it is not there; None: all are, in order.
+    experts: GpuExperts | None  # None: this GPU has none of the layer's experts
+    # int32 [E]: an expert's index in `experts`, -1 if it is not on this GPU; None: `experts` has all, in order.
     expert_map: Tensor | None
     shared: GpuSharedExpert | None = None
     choice_bias: Tensor | None = None  # [E]: added to scores for choosing experts only
@@ -168,7 +168,7 @@ class GpuLayer:
 
     @property
     def expert_map(self) -> Tensor | None:
-        """The experts' indices; None: all are here, in order."""
+        """Each expert's index on this GPU, see GpuMoe; None: all experts are on this GPU, in order."""
         return None if self.moe is None else self.moe.expert_map
 
     @property
@@ -192,7 +192,7 @@ class GpuWeights:
     layers: list[GpuLayer]  # all, or the last ones
     output_norm: Tensor
     output: MergedLinear | None  # None: the head is elsewhere
-    rope_factors: Tensor | None = None  # [rotary_dim / 2], on the CPU: see blocks/rope.py
+    rope_factors: Tensor | None = None  # [rotary_dim / 2], a CPU tensor: see blocks/rope.py
 
 
 def plane_tensors(planes: Planes) -> list[Tensor]:

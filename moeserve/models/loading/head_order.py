@@ -1,6 +1,6 @@
-"""Reorders RoPE dimensions of q and k that a file stores as pairs of neighbours (https://arxiv.org/abs/2104.09864)
-into split halves, as the kernels rotate them. Attention scores do not depend on the order. Matrices' rows and the
-numbers of biases and norms are reordered once, on loading."""
+"""Reorders q's and k's RoPE dimensions from pairs of neighbours (https://arxiv.org/abs/2104.09864), as some files store
+them, into split halves, as the kernels rotate them. Attention scores do not depend on the order. Rows of matrices, and
+entries of biases and norms, are reordered once, on loading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The products that only a layer's keys and values need, for rows that are stored without attending."""
+"""The products for keys and values only: for rows whose KV is stored but which do not attend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from moeserve.models.sources.source import ModelSource
 def kv_products(
     source: ModelSource, shape: ModelShape, index: int, matrices: Sequence[Matrix]
 ) -> LinearGroup:
-    """Returns the products of k and v, or of the latent. matrices: of the layer, in the order of loading."""
+    """Returns the matrices of k and v, or of the latent vector. matrices: the layer's, in loading order."""
     mixer = shape.loaded_layers[index].attention
     assert mixer is not None
     if isinstance(mixer, LatentAttentionShape):

@@ -14,8 +14,8 @@ from moeserve.models.sources.gguf import names as n
 def mamba2_parameters(
     heads: Mamba2Heads, vector: Callable[[str], torch.Tensor], *, as_attention: bool = False
 ) -> Mamba2Parameters:
-    """Returns a layer's parameters. vector: the float32 tensor of a name within the layer. as_attention: the channels
-    of the convolution in the order C, B, x, which is that of q, k and v; otherwise as in the file: x, B, C."""
+    """Returns a layer's parameters. vector: takes a name within the layer, returns the float32 tensor. as_attention:
+    order the convolution's channels C, B, x, which correspond to q, k, v; False: x, B, C, as in the file."""
     conv = vector(n.of_part(n.SSM_CONV1D)).view(heads.channels, heads.conv_kernel)
     conv_bias = vector(n.bias_of_part(n.SSM_CONV1D))
     if as_attention:

@@ -91,7 +91,7 @@ class PromotionTables:
         # For each group: room per kind. The kinds' matrices follow one another.
         self._rows = [max(layer.kinds.count(kind) for layer in some) * of_group for kind in self.kinds]
         copies = 3 * (1 + MATRICES * of_group)
-        self._addresses = copies + copies % 2  # padded to 16 bytes, as all parts are
+        self._addresses = copies + copies % 2  # all parts are padded to multiples of 16 bytes
         self._kind_starts = self._addresses + 4 * np.cumsum([0, *self._rows])
         self._entries = int(self._kind_starts[-1])
         size = self._entries + 2 * (1 + of_group)
@@ -145,7 +145,7 @@ class PromotionTables:
 
     def _add(self, index: int, layer: SlotLayer, panels: PinnedPanels) -> None:
         *inputs, down = (panel.data_ptr() for panel in panels.of(index))
-        self._source[index] = inputs[0], inputs[-1], down  # without gates up is both, and is written twice
+        self._source[index] = inputs[0], inputs[-1], down  # without gates both inputs are `up`, written twice
         self._each[index], self._offset[index] = layer.each, layer.offsets
         self._kind[index] = [self.kinds.index(kind) for kind in layer.kinds]
         for i, planes in enumerate(layer.planes):

@@ -1,4 +1,4 @@
-"""Loads the experts that a GPU model leaves in RAM, into the CPU pool's panels."""
+"""Loads the experts of a GPU model that stay in RAM, into the CPU pool's panels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from moeserve.models.tensors import expert_bias_tensors, expert_tensors
 
 
 class RamExperts:
-    """The experts that are not on the GPU, for the pool."""
+    """The experts in RAM, which the pool computes."""
 
     def __init__(self, stream: CpuStream, layers: list[CpuExperts | None]) -> None:
         self.stream = stream
@@ -70,7 +70,7 @@ def load_ram_experts(
         names = expert_tensors(shape, index)
         check_cpu_types(source, names)
         *inputs, down = (_pack(stream, source, name, ids) for name in names)
-        gate, up = inputs[0], inputs[-1]  # without gates the same
+        gate, up = inputs[0], inputs[-1]  # the same matrix if there are no gates
         expert_map = expert_map_of(ids, moe.num_experts, device)
         biases = _biases(source, index, ids) if moe.expert_bias else None
         layers.append(CpuExperts(gate, up, down, expert_map, moe.activation, biases, moe.limit, moe.alpha))

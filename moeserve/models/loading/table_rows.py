@@ -1,7 +1,8 @@
-"""Rows of a table that stays in the model file: too large for RAM, and of which a token needs a few.
+"""Reads rows of a table that stays in the model file, because it is too large for RAM and a token needs only a few
+rows.
 
-The rows that were used last are kept in RAM, in a direct-mapped cache: each row has one place, which it shares with
-others.
+Recently used rows are kept in RAM, in a direct-mapped cache: each row has one possible place, which it shares with
+other rows.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ class TableRows:
         self.count = tensor.shape[0]  # rows of the table
         self.row_bytes = tensor.nbytes // tensor.shape[0]
         places = max(1, cached_table_bytes(tensor.nbytes) // self.row_bytes)
-        # The row at each place; -1: none. The operating system allocates the pages of `_rows` at first use.
+        # The number of the row at each place; -1: empty. The operating system allocates the pages of `_rows` at first
+        # use.
         self._row_at = np.full(places, -1, np.int64)
         self._rows = np.empty((places, self.row_bytes), np.uint8)
-        self.hits = 0  # rows found in RAM, not yet taken
-        self.reads = 0  # rows read from the file, not yet taken
+        self.hits = 0  # rows found in RAM since the last `take_counts`
+        self.reads = 0  # rows read from the file since the last `take_counts`
 
     def take(self, rows: Int64s) -> Rows:
-        """Returns these rows' bytes, uint8 [n, row_bytes], and keeps them. Raises IndexError for a row that is not in
-        the table, before anything is read."""
+        """Returns these rows' bytes, uint8 [n, row_bytes], and caches them. Raises IndexError for a row outside the
+        table, before anything is read."""
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self.count:
             raise IndexError(f"rows {int(rows.min())} to {int(rows.max())} of a table of {self.count}")
         place = rows % len(self._row_at)
@@ -43,7 +45,8 @@ class TableRows:
         missing = rows[is_missing]
         self.hits += len(rows) - len(missing)
         if len(missing):
-            distinct, inverse = np.unique(missing, return_inverse=True)  # ascending: in the order of the file
+            # Ascending, so that the file is read in order.
+            distinct, inverse = np.unique(missing, return_inverse=True)
             read = self._source.rows(self._name, distinct)
             self.reads += len(distinct)
             found[is_missing] = read[inverse]
@@ -57,8 +60,7 @@ class TableRows:
         return counts
 
     def _keep(self, rows: Int64s, read: Rows) -> None:
-        place, first = np.unique(
-            rows % len(self._row_at), return_index=True
-        )  # of those that share a place, one
+        # If several rows share a place, one of them stays.
+        place, first = np.unique(rows % len(self._row_at), return_index=True)
         self._row_at[place] = rows[first]
         self._rows[place] = read[first]

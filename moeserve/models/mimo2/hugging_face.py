@@ -1,5 +1,5 @@
-"""MiMo-V2-Flash's folders, as they are published and as transformers writes them: the settings of layers with a window
-have names of their own there, and are lists or objects by layer here."""
+"""MiMo-V2-Flash's folders. Published folders have separate settings, with names of their own, for layers with a window;
+folders written by transformers have lists by layer or objects by kind of layer."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from moeserve.models.sources.huggingface.mapping import (
     HuggingFaceMapping,
 )
 
-PERIOD = 6  # layers: without a setting, the first of all and the last of each period see all
-ROTATED = 0.334  # of a head, without a setting
+PERIOD = 6  # without a setting, the first layer and the last of every period of this many layers have full attention
+ROTATED = 0.334  # rotated part of a head if no setting says so
 
 
 def by_layer(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates what differs between layers, and settings that may be null. Raises ModelError."""
+    """Translates settings that differ between layers or may be null. Raises ModelError."""
     layers = number(path, config, "num_hidden_layers", 1, 1024)
     has_window = _windowed(path, config, int(layers))
     is_dense = layer_flags(path, config, int(layers), "mlp_layer_types", ("sparse", "dense"))
@@ -49,7 +49,7 @@ def by_layer(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
                 path,
                 f"{name!r} is {config[name]!r:.80} and {same!r} {config.get(same)!r:.80}; equal ones are supported",
             )
-    # "sliding_window_size" counts the keys before a token's own, "sliding_window" that one too.
+    # "sliding_window_size" does not count the token's own key; "sliding_window" does.
     before = config.get("sliding_window_size")
     window = number(path, config, "sliding_window", 1, 1 << 24) if before is None else (
         number(path, config, "sliding_window_size", 1, 1 << 24) + 1
@@ -80,7 +80,8 @@ def _windowed(path: Path, config: Mapping[str, Any], layers: int) -> list[bool]:
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates RoPE by kind of layer: of the same part of each head, unscaled. Raises ModelError."""
+    """Translates RoPE's settings of each kind of layer. All must rotate the same part of a head, unscaled. Raises
+    ModelError."""
     given = config.get("rope_parameters")
     factor = config.get("partial_rotary_factor") or ROTATED
     bases = [config.get("rope_theta"), config.get("swa_rope_theta")]

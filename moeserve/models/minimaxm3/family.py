@@ -3,9 +3,9 @@
 q and k are normalised per head; part of each head rotates. First layers without experts, then DeepSeek-V3's router
 without groups, and an ungated shared expert. Every feed-forward has gpt-oss's activation.
 
-In layers that have an indexer, it chooses blocks of keys for each query and KV head. Files converted before llama.cpp
-supported it have none. Then every query attends to all keys, which is the same as long as there are no more blocks
-than the model's indexer chooses, so that contexts are limited to that length.
+In some layers an indexer chooses blocks of keys for each query and KV head. Files converted before llama.cpp supported
+the indexer lack it. With these files every query attends to all keys. The result is the same as long as a context has
+no more blocks than the model's indexer chooses, so contexts are limited to that length.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Folders of MiniMax-M3's text, as they are published and as transformers writes them: the indexer's settings in an
-object of their own, or beside the others."""
+"""Folders of MiniMax-M3's text model. Published folders have the indexer's settings in an object of their own; folders
+written by transformers have them at the top level."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _SPARSE_SETTINGS: Final = {  # GGUF's key -> the names in `sparse_attention_conf
     "attention.indexer.top_k": ("sparse_topk_blocks", "index_topk_blocks"),
     "attention.indexer.local_blocks": ("sparse_local_block", "index_local_blocks"),
 }
-_FIXED: Final = {  # of `sparse_attention_config`: the only supported value
+_FIXED: Final = {  # setting of `sparse_attention_config`: the only supported value
     "sparse_score_type": "max",
     "sparse_init_block": 0,
 }
-_ACTIVATIONS: Final = (None, "swigluoai", "silu")  # transformers computes the first in place of the second
+_ACTIVATIONS: Final = (None, "swigluoai", "silu")  # transformers computes "swigluoai" for "silu" as well
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:

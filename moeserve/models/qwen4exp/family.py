@@ -1,8 +1,9 @@
-"""Qwen3.8-Flash-Next (https://huggingface.co/Qwen/Qwen3.8-Flash-Next), text only: as Qwen3.5-MoE, with a residual of
-several streams in place of norms, the DeltaNet's output gate a sigmoid, and n-gram embeddings that one layer adds.
+"""Qwen3.8-Flash-Next (https://huggingface.co/Qwen/Qwen3.8-Flash-Next), text only. It differs from Qwen3.5-MoE: the
+residual has several streams, whose mix replaces norms; the DeltaNet's output gate is a sigmoid; one layer adds n-gram
+embeddings.
 
-In layers that attend, an indexer chooses the blocks of keys that a query attends to. No key says that the DeltaNet's
-gate is a sigmoid: the architecture has one.
+In attention layers, an indexer chooses the blocks of keys that a query attends to. The architecture implies that the
+DeltaNet's gate is a sigmoid; no key says so.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
-TOKEN_BITS = 63  # a token id times a multiplier
+TOKEN_BITS = 63  # bits of a token id times a multiplier
 
 
 def read_shape(source: ModelSource) -> ModelShape:
@@ -52,8 +53,8 @@ def _layer(layer: LayerShape, indexer: BlockIndexerShape | None) -> LayerShape:
 
 
 def _indexers(reader: ShapeReader, shape: ModelShape) -> list[BlockIndexerShape | None]:
-    """Returns each layer's indexer. None: it does not attend, or attends to all keys, as llama.cpp does if the ratio is
-    0; its converter writes that for all layers with some versions of transformers."""
+    """Returns each layer's indexer; None for a layer that does not attend or attends to all keys. Like llama.cpp, takes
+    a ratio of 0 to mean all keys; with some versions of transformers its converter writes 0 for all layers."""
     ratios = [
         ratio if layer.attention else 0
         for ratio, layer in zip(

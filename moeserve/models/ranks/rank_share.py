@@ -145,7 +145,7 @@ def stage_of(shape: ModelShape, tensors: Mapping[str, TensorInfo], rank: int, nu
 
 
 def _of_no_layer(shape: ModelShape) -> frozenset[str]:
-    """Returns the tensors outside the layers. Which exist depends on the layers: only some need RoPE factors."""
+    """Returns the tensors outside the layers. RoPE factors are among them only if some layer needs them."""
     return frozenset(name for name in model_tensors(shape) if n.layer_of(name) is None)
 
 
@@ -289,7 +289,7 @@ class _Division:
         return end - start
 
     def _block_of_width(self, index: int, width: int, parts: tuple[str, str, str]) -> int:
-        """Returns the granularity, in columns, at which a down matrix can be divided."""
+        """Returns the number of columns in the smallest unit by which a down matrix can be divided."""
         least = max(ACTIVATION_GROUP, self._tensors[n.of_layer(index, parts[2])].type.block_columns)
         block = max(least, K_BLOCK)
         return least if width % block or width // block < self._num_ranks else block

@@ -73,11 +73,11 @@ class RankSource:
         return np.ascontiguousarray(rows[:, first:end]).reshape(-1)
 
     def rows(self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Bytes:
-        """See ModelSource. For tensors that all ranks have whole."""
+        """See ModelSource. Only for tensors that every rank has whole."""
         return self._source.rows(self._share.name_in_model(name), rows)
 
     def experts_in_file(self, name: str) -> None:
-        """Returns None: a rank's share of an expert is cut from the model's."""
+        """Returns None, because a rank's share of an expert is not contiguous in the file."""
 
     def advise_done(self, name: str) -> None:
         self._source.advise_done(self._share.name_in_model(name))

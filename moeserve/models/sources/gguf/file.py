@@ -71,7 +71,7 @@ class GGUFFile:
         """Returns a copy of some rows of a matrix: uint8 [n, bytes of a row]. The system reads no more of the file than
         their pages. Raises KeyError if the tensor is absent."""
         tensor = self.tensors[name]
-        if name not in self._sparsely_read:  # no read-ahead: the rows lie anywhere
+        if name not in self._sparsely_read:  # switches read-ahead off, because the rows are scattered
             self._sparsely_read.add(name)
             start = tensor.offset // mmap.PAGESIZE * mmap.PAGESIZE
             self._buffers[tensor.part].madvise(mmap.MADV_RANDOM, start, tensor.offset + tensor.nbytes - start)
@@ -114,7 +114,7 @@ def open_gguf(path: Path, *, has_tensors: bool = True) -> GGUFFile:
 
 
 def _stored_bytes(tensor: MappedTensor) -> int:
-    """Returns the bytes that the file has from the tensor's offset on."""
+    """Returns the tensor's size in bytes as the file has it; for half of a merged tensor, the merged one's size."""
     return tensor.nbytes if tensor.half is None else 2 * tensor.nbytes
 
 
