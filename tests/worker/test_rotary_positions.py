@@ -76,8 +76,8 @@ def test_a_step_of_a_model_with_blocks_has_both(tmp_path: Path) -> None:
     data = np.zeros((6, shape.hidden_size), np.float32).tobytes()
     span = EmbeddingSpan(10, 6, sha256(data).digest(), files.write(data), PICTURE.tobytes())
     embeddings, tokens = RequestEmbeddings(files, shape), np.zeros(LENGTH, np.int32).tobytes()
-    embeddings.bind(NewSeq(3, tokens, LENGTH, b"", SamplingParams(), state_slot=0, spans=[span]))
-    embeddings.bind(NewSeq(5, tokens, LENGTH, b"", SamplingParams(), state_slot=1))
+    embeddings.bind(NewSeq(3, tokens, LENGTH, b"", SamplingParams(max_tokens=1), state_slot=0, spans=[span]))
+    embeddings.bind(NewSeq(5, tokens, LENGTH, b"", SamplingParams(max_tokens=1), state_slot=1))
     found = embeddings.of_step(layout((3, 18, 3)))
     assert np.array_equal(of(found.rotary_positions), expected([18, 19, 20]))
     assert found.first_positions is not None
