@@ -65,9 +65,11 @@ class IndexOperations(OperationQueue):
         of the first key of each row's block, [n, rotary / 2]; cos and sin are then by row, too.
         """
         assert kv.index_keys is not None
-        firsts = (None, None) if first_angles is None else first_angles
-        self._native.index_blocks(plan, q, keys, q_norm, k_norm, eps, cos, sin, *firsts, kv.index_keys, heads)
-        self._held.append((plan, q, keys, q_norm, k_norm, cos, sin, firsts, kv))
+        first_cos, first_sin = first_angles or (None, None)
+        self._native.index_blocks(
+            plan, q, keys, q_norm, k_norm, eps, cos, sin, first_cos, first_sin, kv.index_keys, heads
+        )
+        self._held.append((plan, q, keys, q_norm, k_norm, cos, sin, first_angles, kv))
 
     def choose_keys(
         self, plan: _C.AttentionPlan, q: torch.Tensor, weights: torch.Tensor | None, kv: KvLayer, heads: int
