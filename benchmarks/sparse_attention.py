@@ -36,7 +36,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class BlockShape:
-    """Of a model that chooses blocks of keys."""
+    """One layer of a model that chooses blocks of keys."""
 
     hidden: int
     heads: Heads

@@ -27,7 +27,7 @@ LENGTH = 40
 
 
 def positions() -> RotaryPositions:
-    """Of request slot 3, which has the picture; slot 5 has none."""
+    """Request slot 3 has the picture; slot 5 has none."""
     found = RotaryPositions()
     found.bind(3, [EmbeddingSpan(10, 6, bytes(32), "a", PICTURE.tobytes())])
     found.bind(5, [])
@@ -35,7 +35,7 @@ def positions() -> RotaryPositions:
 
 
 def layout(*rows: tuple[int, int, int]) -> StepLayout:
-    """Of (request slot, start, count)."""
+    """rows: request slot, start and count of each."""
     return StepLayout([Row(slot, start, count, bytes(4 * count), False) for slot, start, count in rows])
 
 
