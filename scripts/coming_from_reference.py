@@ -20,7 +20,7 @@ _SGLANG_FLAGS: Final = (
         "--tp-size",
         "--mem-fraction-static",
     ),
-    *("--chunked-prefill-size", "--trust-remote-code", "--enable-metrics"),
+    *("--chunked-prefill-size", "--trust-remote-code", "--enable-metrics", "--speculative-draft-model-path"),
 )
 
 
@@ -51,7 +51,7 @@ PROGRAMS: Final = (
                 "--no-mmproj",
                 "--reasoning-format",
             ),
-            "--draft-max",
+            *("-md", "--model-draft", "--spec-draft-model", "--draft-max"),
         ),
         {
             "`llama-server -m FILE`": "`moeserve FILE`",
@@ -101,13 +101,7 @@ PROGRAMS: Final = (
         (
             *("--tensor-parallel-size", "-tp", "--enable-prefix-caching", "--no-enable-prefix-caching"),
             *("--enable-chunked-prefill", "--enable-auto-tool-choice", "--trust-remote-code"),
-            *(
-                "--gpu-memory-utilization",
-                "--cpu-offload-gb",
-                "--quantization",
-                "--dtype",
-                "--speculative-model",
-            ),
+            *("--gpu-memory-utilization", "--cpu-offload-gb", "--quantization", "--dtype"),
         ),
         {
             "`vllm serve NAME`": "`moeserve NAME`",

@@ -19,7 +19,15 @@ from typing import Any
 
 from moeserve import __version__
 from moeserve.cli import model_hints
-from moeserve.config import ENV_PREFIX, GROUPS, PROCESS_VARIABLES, ServerConfig, drafts_of, env_name
+from moeserve.config import (
+    ENV_PREFIX,
+    GROUPS,
+    PROCESS_VARIABLES,
+    ServerConfig,
+    drafts_of,
+    env_name,
+    with_draft_model,
+)
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
 from moeserve.models.adapters.modules import resolve_directory, resolve_modules
@@ -29,6 +37,7 @@ from moeserve.processes.tracing import traces_url
 
 DEMONSTRATION_MODEL = "moeserve-demo-q8_0.gguf"
 MODEL_SOURCE = "--model or MOESERVE_MODEL"
+DRAFT_MODEL_SOURCE = "--speculative-model"
 
 
 def flag_name(field_name: str) -> str:
@@ -162,18 +171,24 @@ def help_of(option: dataclasses.Field[Any]) -> str:
 # ---------------------------------------------------------------- defaults that need the machine
 
 
-def _check_drafts(config: ServerConfig) -> None:
+def _with_draft_model(config: ServerConfig) -> ServerConfig:
+    """Finds the small model that drafts, if one is named. Raises ConfigError, also for other errors in the options of
+    drafts."""
     try:
-        drafts_of(config)
+        drafts = drafts_of(config)
     except ValueError as error:
         raise ConfigError(f"--speculative-config: {error}") from error
+    if drafts is None or drafts.model is None:
+        return config
+    path, _ = _find(drafts.model, DRAFT_MODEL_SOURCE)
+    return with_draft_model(config, str(path))
 
 
 def resolve(config: ServerConfig) -> ServerConfig:
     """Fills in what depends on the file system and the CPU: absolute paths, the model's name in the API, the
     number of threads, the traces' whole URL. A model that is named and not here is downloaded. Raises ConfigError, or
     another UserError, when it cannot be had."""
-    _check_drafts(config)
+    config = _with_draft_model(config)
     model, api_name = _find(config.model) if config.model else _local(demonstration_model())
     names = config.served_model_name or api_name
     _check_image_tokens(config)
@@ -249,36 +264,35 @@ def demonstration_model() -> Path:
     return Path(str(importlib.resources.files("moeserve") / "assets" / DEMONSTRATION_MODEL))
 
 
-def _find(text: str) -> tuple[Path, str]:
-    """The model's path and its name in the API: what lies at the path `text`, else what has that name on the hub."""
+def _find(text: str, source: str = MODEL_SOURCE) -> tuple[Path, str]:
+    """The model's path and its name in the API: what lies at the path `text`, else what has that name on the hub.
+    source: who names it, for messages."""
     path = Path(text).expanduser()
     name = None if os.path.exists(path) else parse_name(text)
     if name is None:
-        return _local(path)
+        return _local(path, source)
     from moeserve.hub.download import fetch  # only who asks for it needs the hub's library
 
     return fetch(name), str(name)
 
 
-def _local(model: Path) -> tuple[Path, str]:
+def _local(model: Path, source: str = MODEL_SOURCE) -> tuple[Path, str]:
     """Fails in a moment, before any process starts, on what a look at the file system shows."""
     path = Path(os.path.abspath(model))
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"{MODEL_SOURCE}: there is no {path}{model_hints.for_missing(path)}") from None
+        raise ConfigError(f"{source}: there is no {path}{model_hints.for_missing(path)}") from None
     except OSError as error:  # a folder on the way that may not be entered
-        raise ConfigError(f"{MODEL_SOURCE}: {path} cannot be reached: {error.strerror}") from error
+        raise ConfigError(f"{source}: {path} cannot be reached: {error.strerror}") from error
     if not os.access(path, os.R_OK):
-        raise ConfigError(f"{MODEL_SOURCE}: {path} may not be read")
+        raise ConfigError(f"{source}: {path} may not be read")
     if not path.is_dir():
         return path, _name_of(path)
     ggufs = sorted(file for file in path.glob("*.gguf") if is_model_file(file.name))
     if not ggufs and not os.path.exists(path / "config.json"):
         hint = model_hints.for_folder(path)
-        raise ConfigError(
-            f"{MODEL_SOURCE}: neither a .gguf file nor a config.json in the folder {path}{hint}"
-        )
+        raise ConfigError(f"{source}: neither a .gguf file nor a config.json in the folder {path}{hint}")
     return path, _name_of(ggufs[0]) if ggufs else path.name
 
 

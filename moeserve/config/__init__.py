@@ -21,7 +21,7 @@ from .option import (
     env_name,
 )
 from .server_config import ServerConfig
-from .speculative import DraftMethod, Drafts, Lookup, drafts_of, num_drafts
+from .speculative import DraftMethod, Drafts, Lookup, drafts_of, num_drafts, with_draft_model
 
 __all__ = [
     "ADAPTERS_FILE",
@@ -42,4 +42,5 @@ __all__ = [
     "env_name",
     "num_drafts",
     "to_json_dict",
+    "with_draft_model",
 ]

@@ -1,10 +1,10 @@
-"""Drafts: what `--speculative-config` says."""
+"""Drafts: what `--speculative-config` and `--speculative-model` say."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeVar
 
 from moeserve.config.api_config import ApiConfig
 from moeserve.config.option import option
@@ -13,8 +13,9 @@ MOST_DRAFTS: Final = 16
 LONGEST_MATCH: Final = 64
 _DEFAULT_SHORTEST: Final = 3
 _DEFAULT_LONGEST: Final = 16
+_DEFAULT_DRAFTS: Final = 5  # of --speculative-model alone
 _LOOKUP_FIELDS: Final = ("prompt_lookup_min", "prompt_lookup_max")
-DraftMethod = Literal["ngram", "mtp", "auto"]
+DraftMethod = Literal["ngram", "mtp", "draft_model", "auto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,23 @@ class SpeculativeConfig(ApiConfig):
         "Model",
         'speculative decoding, in vLLM\'s JSON form: {"method": "mtp", "num_speculative_tokens": 3} drafts up to 3 '
         "tokens, which the next step verifies, so that answers stay the same. mtp: by the model's own next-token block "
-        '(CPU only); ngram: copied from an earlier place in the text where the last "prompt_lookup_min" to '
-        '"prompt_lookup_max" tokens (default: 3 to 16) are the same; auto: by both, or by ngram if the file has no '
-        "such block (default: no drafts)",
+        '(CPU only); draft_model: by the small model "model" (see --speculative-model); ngram: copied from an earlier '
+        'place in the text where the last "prompt_lookup_min" to "prompt_lookup_max" tokens (default: 3 to 16) are '
+        "the same; auto: by ngram, and where that finds nothing by the small model or the block, if there is one "
+        "(default: no drafts)",
         metavar="JSON",
     )
+    speculative_model: str | None = option(
+        None,
+        "Model",
+        "a small model of the same vocabulary that drafts (CPU only): a .gguf file, a folder or a name on the hub, as "
+        "for --model. Alone it is --speculative-config "
+        f'{{"method": "draft_model", "num_speculative_tokens": {_DEFAULT_DRAFTS}}} with this "model"',
+        metavar="MODEL",
+    )
+
+
+_Config = TypeVar("_Config", bound=SpeculativeConfig)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +58,54 @@ class Lookup:
 class Drafts:
     method: DraftMethod
     num_speculative_tokens: int  # most drafts of a row
-    lookup: Lookup | None  # None: the model's block alone drafts
+    lookup: Lookup | None  # None: the model's block or the small model alone drafts
+    model: str | None = None  # the small model that drafts; None: there is none
+
+    @property
+    def block_method(self) -> DraftMethod | None:
+        """The method, as far as the model's own block is concerned, which a small model replaces; None: no block."""
+        return self.method if self.model is None else None
 
 
 def drafts_of(config: SpeculativeConfig) -> Drafts | None:
     """None: there are no drafts. Raises ValueError, whose text names the field and the remedy."""
     if config.speculative_config is None:
-        return None
+        if config.speculative_model is None:
+            return None
+        return Drafts("draft_model", _DEFAULT_DRAFTS, None, config.speculative_model)
     try:
         given = json.loads(config.speculative_config)
     except ValueError as error:
         raise ValueError(f"not valid JSON: {error}") from error
     if not isinstance(given, dict):
         raise ValueError('expected a JSON object, as {"method": "ngram", "num_speculative_tokens": 4}')
-    method = _method(given.pop("method", None))
-    names = ("num_speculative_tokens", *(() if method == "mtp" else _LOOKUP_FIELDS))
+    model = _model(given, config.speculative_model)
+    # As in vLLM, a model without a method is a small model that drafts.
+    method = _method(given.pop("method", None if model is None else "draft_model"))
+    if model is not None and method not in ("draft_model", "auto"):
+        raise ValueError(
+            f"method {method} takes no model that drafts: leave the model out, or say draft_model or auto"
+        )
+    if model is None and method == "draft_model":
+        raise ValueError(
+            'model: method draft_model needs one, as "model": "small.gguf", or --speculative-model'
+        )
+    has_lookup = method in ("ngram", "auto")
+    names = ("num_speculative_tokens", *(_LOOKUP_FIELDS if has_lookup else ()))
     if unknown := given.keys() - set(names):
         raise ValueError(f"{min(unknown)}: no such field here; method, {', '.join(names)}")
-    tokens = _count(given, "num_speculative_tokens", None, MOST_DRAFTS)
-    return Drafts(method, tokens, None if method == "mtp" else _lookup(given))
+    default = None if config.speculative_model is None else _DEFAULT_DRAFTS
+    tokens = _count(given, "num_speculative_tokens", default, MOST_DRAFTS)
+    return Drafts(method, tokens, _lookup(given) if has_lookup else None, model)
+
+
+def with_draft_model(config: _Config, path: str) -> _Config:
+    """Returns the same, with the small model at `path` named by the flag alone."""
+    if config.speculative_config is None:
+        return replace(config, speculative_model=path)
+    given = {"method": "draft_model"} | json.loads(config.speculative_config)
+    given.pop("model", None)
+    return replace(config, speculative_model=path, speculative_config=json.dumps(given))
 
 
 def num_drafts(config: SpeculativeConfig) -> int:
@@ -72,13 +114,23 @@ def num_drafts(config: SpeculativeConfig) -> int:
     return 0 if drafts is None else drafts.num_speculative_tokens
 
 
+def _model(given: dict[str, Any], flag: str | None) -> str | None:
+    """Takes the small model from the JSON or the flag."""
+    model = given.pop("model", flag)
+    if model is not None and (not isinstance(model, str) or not model):
+        raise ValueError(f"model: a file, a folder or a name on the hub wanted, not {json.dumps(model)}")
+    if flag is not None and model != flag:
+        raise ValueError(f"model {model} is not the one of --speculative-model {flag}: leave one of them out")
+    return model
+
+
 def _method(name: object) -> DraftMethod:
-    if name == "ngram" or name == "auto":
+    if name == "ngram" or name == "auto" or name == "draft_model":
         return name
     # vLLM has the model's type in the name, too: "qwen3_next_mtp".
     if isinstance(name, str) and (name == "mtp" or name.endswith("_mtp")):
         return "mtp"
-    raise ValueError(f'method {json.dumps(name)}: "mtp", "ngram" and "auto" are supported')
+    raise ValueError(f'method {json.dumps(name)}: "mtp", "draft_model", "ngram" and "auto" are supported')
 
 
 def _lookup(given: dict[str, Any]) -> Lookup:

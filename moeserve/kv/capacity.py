@@ -27,7 +27,7 @@ class KvMemoryBudget:
 
     kind: str  # "memory" or "GPU memory", used in messages
     free_bytes: int  # left after the weights and, on a GPU, the step buffers
-    layers: range
+    layers: range | None  # None: all layers, and a drafting model
     share: float = 1.0  # default share of `free_bytes` for KV
 
     def tokens(self, layout: KvLayout, share: float = 1.0) -> int:

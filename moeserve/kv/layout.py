@@ -4,7 +4,7 @@ too."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from moeserve.config import ServerConfig
@@ -53,6 +53,7 @@ class KvLayout:
 
     shape: ModelShape
     dtype: KvDtype = FLOAT16
+    beside_bytes: int = 0  # of a token in the KV cache of a drafting model, which has the same slots
 
     @property
     def num_layers(self) -> int:
@@ -96,13 +97,19 @@ class KvLayout:
         return max((shape.window for shape in shapes if isinstance(shape, AttentionShape)), default=0)
 
     def token_bytes(self, layers: Iterable[int] | None = None) -> int:
-        """KV bytes of one token in `layers`; None: in all layers."""
-        indices = range(self.num_layers) if layers is None else layers
-        return sum(self.layer_bytes(index) for index in indices)
+        """KV bytes of one token in `layers`; None: in all layers, and in a drafting model."""
+        if layers is None:
+            return self.token_bytes(range(self.num_layers)) + self.beside_bytes
+        return sum(self.layer_bytes(index) for index in layers)
 
 
-def layout_of(config: ServerConfig, shape: ModelShape) -> KvLayout:
-    """Returns the layout for --kv-cache-dtype. Raises ConfigError for a dtype that the model does not support."""
+def layout_of(config: ServerConfig, shape: ModelShape, beside: KvLayout | None = None) -> KvLayout:
+    """Returns the layout for --kv-cache-dtype. beside: a drafting model's, whose KV has the same slots. Raises
+    ConfigError for a dtype that the model does not support."""
+    return replace(_layout_of(config, shape), beside_bytes=0 if beside is None else beside.token_bytes())
+
+
+def _layout_of(config: ServerConfig, shape: ModelShape) -> KvLayout:
     name = config.kv_cache_dtype
     dtype = _BY_FLAG[name]
     if dtype == FLOAT16:

@@ -194,7 +194,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     mask_ms: dict[int, float] = {}
     pages: PageReport | None = None
     expert_cache: ExpertCacheCounts | None = None  # since the result before; None: there is no cache
-    draft_ms: float = 0.0  # of compute_ms, what drafting took
+    draft_ms: float = 0.0  # of compute_ms, what drafting took, without draft_read_ms
     # Of compute_ms, how long a GPU waited for the host because the step has drafts; others are launched ahead.
     draft_wait_ms: float = 0.0
     # Since the result before; None: all experts are in memory.
@@ -203,6 +203,9 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     # By index of the plan's rows: why a row's results are wrong and its request ends. No row of another request is
     # affected, but the KV that such a row wrote must not be used.
     failed_rows: dict[int, str] = {}
+    draft_read_ms: float = 0.0  # of compute_ms, for which a drafting model read texts before it could draft
+    # By index of the plan's rows: those without drafts because the drafting model has not read their texts to the end.
+    unread_rows: list[int] = []
 
 
 class ExpertUse(msgspec.Struct, frozen=True, tag=True):

@@ -12,6 +12,11 @@ def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
     drafts = drafts_of(config)
     if drafts is None:
         return
+    if drafts.model is not None:
+        raise ConfigError(
+            "--speculative-model: a small model drafts on the CPU alone so far; leave it out and draft by look-up with "
+            '--speculative-config {"method": "ngram", "num_speculative_tokens": 4}, or say --device cpu'
+        )
     if shape.recurrence is not None:
         raise ConfigError(
             "--speculative-config: drafts of models with recurrent state are computed on the CPU alone so far; leave "

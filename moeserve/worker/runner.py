@@ -60,6 +60,8 @@ class LaunchedStep:
     mask_wait_s: float = 0.0
     drafted: list[int] | None = None  # drafts of each row; None: no drafts
     draft_ms: float = 0.0  # StepResult.draft_ms
+    draft_read_ms: float = 0.0
+    unread_rows: list[int] = field(default_factory=list)
     launched: float = 0.0  # time when its layers were launched
     is_launched: bool = False  # True: all of it is launched; False: all but the sampling
     unread: slice | None = None  # the group of sampled rows whose tokens are not read yet
@@ -95,7 +97,8 @@ class Runner:
         self._constraints = constraints
         self._drafts: DraftRows | None = None
         if drafting is not None:
-            self._drafts = DraftRows(self._sequences, drafting.drafter(self._sequences))
+            drafter = drafting.drafter(self._sequences)
+            self._drafts = DraftRows(self._sequences, drafter, drafting.reading)
             self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder
         self._disk = disk
@@ -213,6 +216,8 @@ class Runner:
             None if disk is None else disk.counts,
             None if self._table is None else TableRowCounts(*self._table.take_counts()),
             {} if disk is None else disk.failed_rows,
+            step.draft_read_ms,
+            step.unread_rows,
         )
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
@@ -225,10 +230,11 @@ class Runner:
             self._bind(seq)
         if plan.forks:
             self.engine.fork(*self._sequences.fork(plan.forks))
-        rows, drafted, draft_ms = plan.rows, None, 0.0
+        rows, drafted, draft_ms, read_ms = plan.rows, None, 0.0, 0.0
+        unread: list[int] = []
         if self._drafts is not None:
             rows, drafts = self._drafts.place(rows, is_awaited=self._under_way is not None)
-            draft_ms = self._drafts.draft_ms
+            draft_ms, read_ms, unread = self._drafts.draft_ms, self._drafts.read_ms, self._drafts.unread_rows
             # Without drafts, a step that is launched ahead need not wait for the tokens.
             drafted = drafts if any(drafts) or not self.runs_ahead else None
         layout = StepLayout(rows, drafted)
@@ -240,6 +246,8 @@ class Runner:
             *(plan, layout, record, started, -compiled_before, prompt_logprobs),
             drafted=drafted,
             draft_ms=draft_ms,
+            draft_read_ms=read_ms,
+            unread_rows=unread,
             launched=time.perf_counter(),
         )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from moeserve.cli.command_line import demonstration_model
 from tests.e2e.clients import TEXT, is_empty, within
 from tests.e2e.killed_answers import (
     Asked,
@@ -76,3 +77,26 @@ def test_killed_in_the_middle(drafting: Server, expected: list[Any], name: str) 
         drafting.named(name).kill()
         assert [future.result()[0] for future in futures] == expected
     assert within(30, lambda: is_empty(drafting))
+
+
+@pytest.mark.cpu_engine("a small model drafts on the CPU alone so far")
+def test_a_model_that_drafts() -> None:
+    """The demonstration model, for itself: what it drafts at temperature 0 is right. It does not
+    pay, so that there are few drafts; and another worker begins with none of its KV."""
+    bodies = [
+        ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0}),
+        (
+            "/v1/completions",
+            {"prompt": "The little dog", "max_tokens": 60, "temperature": 0.7, "seed": 5},
+        ),
+    ]
+    path = demonstration_model()
+    with running_server(path) as server:
+        expected = [stream(server, *body)[0] for body in bodies]
+    with running_server(path, "--speculative-model", str(path)) as server:
+        assert stream(server, *bodies[0])[0] == expected[0]
+        metrics = server.metrics()
+        drafted = metrics["vllm:spec_decode_num_draft_tokens_total"]
+        assert metrics[ACCEPTED] == drafted > 2
+        server.named("worker").kill()
+        assert [stream(server, *body)[0] for body in bodies] == expected

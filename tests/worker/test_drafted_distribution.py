@@ -11,6 +11,7 @@ from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.messages.steps import NewSeq, Row
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.draft_rows import DraftRows
+from moeserve.worker.drafts.drafter import Reading
 from moeserve.worker.drafts.run_sampler import RunSampler
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.cpu.sampler import CpuSampler
@@ -51,7 +52,7 @@ def test_drafts_do_not_change_the_distribution(rank: int) -> None:
     wanted = (logits.double() / TEMPERATURE).softmax(1).numpy()
     drafts = wanted[:DRAFTS].argsort(1)[:, VOCAB - rank]
     sequences, sampler = Sequences(SLOTS, DRAFTS + 2), CpuSampler(SLOTS, VOCAB)
-    rows = DraftRows(sequences, Foreseen(sequences.tokens, [], 1.0))
+    rows = DraftRows(sequences, Foreseen(sequences.tokens, [], 1.0), Reading())
     constraints = Constraints(SLOTS, lambda: GrammarEngine(TOKENIZER))
     runs = RunSampler(FixedLogits(logits, sampler), sequences, constraints, rows)
     prompt, kv_slots = np.zeros(1, np.int32), np.zeros(DRAFTS + 1, np.int32).tobytes()

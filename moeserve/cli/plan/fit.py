@@ -43,6 +43,7 @@ from moeserve.worker.adapters.memory import (
     open_adapters,
     plan_gpu_adapters,
 )
+from moeserve.worker.loading.draft_model import open_draft_model
 
 GPU_FLOAT_BYTES = 2  # of what tensor cores multiply
 LEAST_KV_TOKENS = 64
@@ -74,8 +75,9 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
         model = gpu_shape(model)
         check_gpu_drafts(config, model)
     elif drafts is not None:
-        model = drafting_shape(model, source, drafts.method)
-    layout = layout_of(config, model)
+        model = drafting_shape(model, source, drafts.block_method)
+    small = open_draft_model(config, source, has_tensors=False)
+    layout = layout_of(config, model, None if small is None else small.layout)
     sizes = ModelSizes.of(source.tensors, layout)
     gpu_adapters = None if gpu is None else plan_gpu_adapters(config, model, GPU_FLOAT_BYTES)
     options = placement_options(config, model)
@@ -101,11 +103,18 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     if room is not None:
         options = with_window_pool(options, config, layout, most_rows)
         options = with_state_slots(options, config, sizes, room)
-    placement = with_expert_cache(place(sizes, options, room), sizes, config, ram)
+    # On the CPU engine rules say which experts stay in RAM, if others are on disk.
+    first = dataclasses.replace(options, rules=None) if gpu is None else options
+    placement = with_expert_cache(place(sizes, first, room), sizes, config, ram)
     disk = None
     if gpu is None:
         free = ram - processes_bytes(config, model, placement, in_a_step)
+        free -= (
+            0 if small is None else small.weight_bytes + small.buffer_bytes(most_rows, config.max_num_seqs)
+        )
         disk = fit_disk(config, source, model, sizes, layout, free)
+        if disk is None:
+            place(sizes, options, room)  # refuses rules
     if disk is not None:
         placement = dataclasses.replace(placement, cpu_weight_bytes=disk.weight_bytes)
     gpu_other = 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
@@ -113,8 +122,9 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     if gpu is None:
         adapters = adapter_memory(config, model, open_adapters(config, model), most_rows)
     memory = predict(
-        *(config, model, sizes, placement, ram, gpu_other, in_a_step, adapters, tower),
+        *(config, layout, sizes, placement, ram, gpu_other, in_a_step, adapters, tower),
         gpu_adapters=adapter_bytes,
+        draft_model=small,
     )
     _check_ram(memory, ram, note)
     return Fit(source, model, sizes, routing, placement, memory, in_a_step, disk)

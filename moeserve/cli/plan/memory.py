@@ -13,7 +13,7 @@ from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
-from moeserve.kv.layout import check_cpu_reads, layout_of
+from moeserve.kv.layout import KvLayout, check_cpu_reads
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.tier_sizes import default_ram_bytes
 from moeserve.kv.window_capacity import KvPools, divide
@@ -27,6 +27,7 @@ from moeserve.placement.engine_memory import (
     draft_record_bytes,
 )
 from moeserve.worker.adapters.memory import AdapterMemory
+from moeserve.worker.loading.draft_model import DraftModel
 
 PROCESSES_BYTES = 384 << 20
 VOCABULARY_BYTES = 1550  # of each token
@@ -47,6 +48,7 @@ class Memory:
     ram_weights: int
     ram_kv: int
     ram_states: int  # recurrent, running and snapshots
+    ram_draft_model: int  # weights, states and buffers of --speculative-model
     ram_other: int  # processes, tokenizers, the steps' buffers
     ram_tower: int  # the vision tower, where it is not the GPU's, and its process
     ram_images: int  # embeddings of pictures that may come again
@@ -66,7 +68,7 @@ class Memory:
 
     @property
     def ram_start(self) -> int:
-        return self.ram_weights + self.ram_other + self.ram_tower + self.ram_adapters
+        return self.ram_weights + self.ram_draft_model + self.ram_other + self.ram_tower + self.ram_adapters
 
     @property
     def ram_full(self) -> int:
@@ -128,15 +130,14 @@ def _ram_tier(
 
 def _kv_pools(
     config: ServerConfig,
-    model: ModelShape,
+    layout: KvLayout,
     placement: Placement,
     tokens: int,
     free_ram: int,
     step_tokens: int,
 ) -> KvPools:
     """Returns the pools that `kv/capacity.py` makes of the room for `tokens` tokens in one pool."""
-    layout = layout_of(config, model)
-    wanted = config.max_model_len or model.context_length
+    wanted = config.max_model_len or layout.shape.context_length
     num_bytes = int(free_ram * SHARE_OF_FREE_MEMORY)
     if placement.kv_bytes is not None:
         num_bytes = placement.kv_bytes
@@ -149,7 +150,7 @@ def _kv_pools(
 
 def predict(
     config: ServerConfig,
-    model: ModelShape,
+    layout: KvLayout,
     sizes: ModelSizes,
     placement: Placement,
     ram: int,
@@ -159,18 +160,25 @@ def predict(
     tower: TowerMemory,
     *,
     gpu_adapters: int = 0,
+    draft_model: DraftModel | None = None,
 ) -> Memory:
     """ram: bytes that the server may take. tower: the vision tower's. adapters, gpu_adapters: what these take of RAM
     and of a GPU's memory. The KV pool gets what `kv/capacity.py` would give it, and the GPU's share of it what the
-    placement says."""
+    placement says. draft_model: the small model, whose KV `layout` counts."""
+    model = layout.shape
     wanted = config.max_model_len or model.context_length
     other = processes_bytes(config, model, placement, step_tokens)
     cpu_layers = placement.layers_in_ram
     images = 0 if config.mmproj is None else int(config.image_cache * GIB)
-    free = max(0, ram - other - placement.cpu_weight_bytes - adapters.reserved - tower.ram - images)
+    small = 0
+    if draft_model is not None:
+        rows = max(step_tokens, config.max_num_seqs)
+        small = draft_model.weight_bytes + draft_model.buffer_bytes(rows, config.max_num_seqs)
+    used = other + small + placement.cpu_weight_bytes + adapters.reserved
+    free = max(0, ram - used - tower.ram - images)
     slots = placement.state_slots
     if not placement.uses_gpu or placement.layers_in_ram:
-        check_cpu_reads(layout_of(config, model))
+        check_cpu_reads(layout)
     if not placement.uses_gpu:
         running = config.max_num_seqs * sizes.state_bytes()
         slots = state_slots(config, sizes.state_bytes(), max(free, running)).num_slots
@@ -178,22 +186,25 @@ def predict(
     free = max(0, free - ram_states)
     most = config.max_total_tokens or config.max_num_seqs * wanted
     limits = [most]
+    # Of drafts: the next-token block's layer, which `sizes` does not have, and the small model.
+    beside = 0 if placement.uses_gpu else layout.token_bytes() - sizes.kv_bytes()
+    ram_token = sizes.kv_bytes(0, cpu_layers) + beside
     if cpu_layers and config.max_total_tokens is None:
-        limits.append(int(free * SHARE_OF_FREE_MEMORY) // max(1, sizes.kv_bytes(0, cpu_layers)))
+        limits.append(int(free * SHARE_OF_FREE_MEMORY) // max(1, ram_token))
     if placement.kv_tokens is not None and config.max_total_tokens is None:
         limits.append(placement.kv_tokens)
     tokens = min(limits)
-    pools = _kv_pools(config, model, placement, tokens, free, step_tokens)
+    pools = _kv_pools(config, layout, placement, tokens, free, step_tokens)
     tokens = pools.num_slots
-    ram_kv, gpu_kv = tokens * sizes.kv_bytes(0, cpu_layers), tokens * sizes.kv_bytes(cpu_layers)
+    ram_kv, gpu_kv = tokens * ram_token, tokens * sizes.kv_bytes(cpu_layers)
     if pools.num_window_slots:
-        layout = layout_of(config, model)
         saved = (tokens - pools.num_window_slots) * layout.token_bytes(layout.windowed_layers)
         ram_kv, gpu_kv = (ram_kv, gpu_kv - saved) if placement.uses_gpu else (ram_kv - saved, gpu_kv)
     return Memory(
         ram_weights=placement.cpu_weight_bytes,
         ram_kv=ram_kv,
         ram_states=ram_states,
+        ram_draft_model=small,
         ram_other=other,
         ram_tower=tower.ram,
         ram_images=images,

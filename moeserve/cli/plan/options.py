@@ -19,6 +19,8 @@ _PLACEMENT = (
 # Options of the server that mean the same here.
 SHARED = (
     "model",
+    "speculative_config",
+    "speculative_model",
     "mmproj",
     "mmproj_device",
     "image_max_tokens",

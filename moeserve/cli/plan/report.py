@@ -168,6 +168,7 @@ def _memory(plan: PlacementPlan) -> str:
     lines = [
         _row("RAM, weights", _gib(m.ram_weights)),
         _row("RAM, processes and buffers", _gib(m.ram_other)),
+        *([_row("RAM, model that drafts", _gib(m.ram_draft_model))] if m.ram_draft_model else []),
         *([_row("RAM, vision tower", _gib(m.ram_tower))] if m.ram_tower else []),
         *([_row("RAM, pictures' embeddings when full", _gib(m.ram_images))] if m.ram_images else []),
         *([_row("RAM, LoRA adapters", _gib(m.ram_adapters))] if m.ram_adapters else []),

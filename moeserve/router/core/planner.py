@@ -86,10 +86,10 @@ class Planner:
     def finished(self, scheduled: ScheduledStep, result: StepResult) -> None:
         """Learns from a finished step: its duration on the worker, and the outcome of its drafts."""
         # A step that compiled kernels is not representative.
-        ms = 0.0 if result.kernels_compiled else result.compute_ms - result.draft_ms - result.draft_wait_ms
-        if scheduled.draft_tokens:
-            self._observe_drafts(scheduled, result.sampled)
-            self._drafts.observe_time(scheduled.draft_tokens, result.draft_ms, result.draft_wait_ms)
+        of_drafts = result.draft_ms + result.draft_wait_ms + result.draft_read_ms
+        ms = 0.0 if result.kernels_compiled else result.compute_ms - of_drafts
+        if scheduled.draft_tokens and (allowed := self._observe_drafts(scheduled, result)):
+            self._drafts.observe_time(allowed, result.draft_ms, result.draft_wait_ms)
         if scheduled.prompt_tokens and scheduled.num_decode and ms > 0.0:
             self._pace.corrected(scheduled.expected_ms, ms, scheduled.protected_share)
         if scheduled.has_background and ms > 0.0:
@@ -99,13 +99,22 @@ class Planner:
             made = [entry.accepted for entry in result.sampled if entry.accepted is not None]
             drafted, right = sum(one.drafted for one in made), sum(len(one.token_ids) for one in made)
             rows, context = scheduled.num_decode, scheduled.shape.decode_context
-            self._drafts.finished(rows, drafted, right, context, result.draft_ms + result.draft_wait_ms)
+            drafting_ms = result.draft_ms + result.draft_wait_ms
+            self._drafts.finished(rows, drafted, right, context, drafting_ms, result.draft_read_ms)
 
-    def _observe_drafts(self, scheduled: ScheduledStep, sampled: Sequence[Sampled]) -> None:
-        rows = zip(scheduled.owners, scheduled.rows, sampled[: scheduled.num_draft_rows], strict=False)
-        for request, row, entry in rows:
-            if row.count > 1:
-                self._drafts.observe(request.draft_record, row.count - 1, *_outcome(entry))
+    def _observe_drafts(self, scheduled: ScheduledStep, result: StepResult) -> int:
+        """Returns the number of drafts that were allowed for texts that are read."""
+        rows = zip(scheduled.owners, scheduled.rows, result.sampled[: scheduled.num_draft_rows], strict=False)
+        allowed = 0
+        for index, (request, row, entry) in enumerate(rows):
+            if row.count == 1:
+                continue
+            record, drafts = request.draft_record, row.count - 1
+            record.is_read = index not in result.unread_rows
+            if record.is_read:
+                self._drafts.observe(record, drafts, *_outcome(entry))
+                allowed += drafts
+        return allowed
 
     def _plan_rows(self, step: int, now: float, *, background: bool) -> ScheduledStep:
         """background: the step may have rows of background requests."""

@@ -45,6 +45,8 @@ class DraftRecord:
     made: float = 1.0  # share of its allowed drafts that the worker makes
     idle: int = 0  # steps since it was last allowed drafts
     is_trial: bool = False  # its last draft was a trial
+    # A drafting model has read its text (True), reads it (False), or was not asked to (None).
+    is_read: bool | None = None
 
 
 class Request(HeldSequence):

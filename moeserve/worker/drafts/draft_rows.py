@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from moeserve.messages.steps import CONTINUES, NewSeq, Row
-from moeserve.worker.drafts.drafter import Drafter, Wanted
+from moeserve.worker.drafts.drafter import Drafter, Reading, Wanted
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
@@ -18,14 +18,18 @@ class DraftRows:
     row, and all before it are computed.
     """
 
-    def __init__(self, sequences: Sequences, drafter: Drafter) -> None:
+    def __init__(self, sequences: Sequences, drafter: Drafter, reading: Reading) -> None:
+        """reading: the drafter's notes of what it reads."""
         self._sequences = sequences
         self._drafter = drafter
+        self._reading = reading
         num_slots = len(sequences.num_prompt)
         self._granted = [0] * num_slots
         self.length = [0] * num_slots
         self.stop_ids: list[frozenset[int]] = [frozenset()] * num_slots
-        self.draft_ms = 0.0  # milliseconds that the last `place` spent on drafting
+        # Of the last `place`: milliseconds of drafting, and of reading texts before it; rows that are not read.
+        self.draft_ms = self.read_ms = 0.0
+        self.unread_rows: list[int] = []
 
     def bind(self, seq: NewSeq) -> None:
         """Initialises a request slot. Rows without drafts first compute all known tokens; rows with drafts follow."""
@@ -45,9 +49,12 @@ class DraftRows:
             wanted = [Wanted(one.slot, one.length - 1, 0) for one in wanted]
         if any(one.most > 0 for one in wanted):
             self._drafter.catch_up()  # needed with or without drafts
+        self._reading.ms, self._reading.unread = 0.0, set()
         began = time.perf_counter()
         drafts = self._drafter.draft(wanted)
-        self.draft_ms = (time.perf_counter() - began) * 1e3
+        self.read_ms = self._reading.ms
+        self.draft_ms = (time.perf_counter() - began) * 1e3 - self.read_ms
+        self.unread_rows = [at for at in continuing if rows[at].req_slot in self._reading.unread]
         for at, draft in zip(continuing, drafts, strict=True):
             placed[at], drafted[at] = self._place(rows[at], draft)
         return placed, drafted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +19,14 @@ class Wanted(NamedTuple):
     slot: int
     length: int
     most: int  # 0 or less: no drafts, but the drafter should learn the text
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a drafting model spends on texts before it can draft. Written by it, reset by `DraftRows` for each step."""
+
+    ms: float = 0.0
+    unread: set[int] = field(default_factory=set)  # request slots whose texts are not read to their end
 
 
 class Drafter(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from moeserve.worker.drafts.drafter import Drafter
+from moeserve.worker.drafts.drafter import Drafter, Reading
 from moeserve.worker.drafts.run_sampler import DraftingEngine
 from moeserve.worker.sequences import Sequences
 
@@ -13,3 +13,4 @@ from moeserve.worker.sequences import Sequences
 class Drafting(NamedTuple):
     engine: DraftingEngine  # the runner's engine
     drafter: Callable[[Sequences], Drafter]  # builds the drafter from the runner's record of requests
+    reading: Reading  # of texts, by a drafting model

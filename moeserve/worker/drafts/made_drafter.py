@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from moeserve.config import Drafts
@@ -53,16 +53,21 @@ def make_drafter(
     constraints: Constraints,
     *,
     shares_texts: bool,
+    small_model: Callable[[Sequences], Drafter] | None = None,
 ) -> Drafter:
     """Returns the configured drafter. block: the model's next-token block; None if it has none, or must not draft.
-    shares_texts: drafts may come from other requests' texts."""
-    of_block = None if block is None else NextTokenDrafter(sequences, block)
+    shares_texts: drafts may come from other requests' texts. small_model: makes the drafter of --speculative-model."""
+    of_model: Drafter | None = None
+    if small_model is not None:
+        of_model = small_model(sequences)
+    elif block is not None:
+        of_model = NextTokenDrafter(sequences, block)
     of_grammar = ForcedDrafter(constraints)
     if drafts.lookup is None:
-        assert of_block is not None
-        return FirstOf(of_grammar, of_block)
+        assert of_model is not None
+        return FirstOf(of_grammar, of_model)
     shortest, longest = drafts.lookup.shortest, drafts.lookup.longest
     shared = SharedTexts(min(longest, SHARED_MATCH)) if shares_texts else None
     of_text = NgramDrafter(sequences.tokens, shortest, longest, shared)
-    of_both = of_text if of_block is None else FirstOf(of_text, of_block)
+    of_both = of_text if of_model is None else FirstOf(of_text, of_model)
     return FirstOf(of_grammar, of_both)

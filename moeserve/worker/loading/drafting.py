@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
-from moeserve.config import ServerConfig, drafts_of
+from moeserve.config import ServerConfig, drafts_of, num_drafts
 from moeserve.errors import ConfigError
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
 from moeserve.worker.constraints.slot_guides import Constraints
+from moeserve.worker.drafts.drafter import Drafter, Reading
 from moeserve.worker.drafts.drafting import Drafting
 from moeserve.worker.drafts.made_drafter import make_drafter
 from moeserve.worker.drafts.run_sampler import DraftingEngine
+from moeserve.worker.sequences import Sequences
 
 
 def drafting_of(
-    config: ServerConfig, engine: DraftingEngine, block: CpuNextTokenBlock | None, constraints: Constraints
+    config: ServerConfig,
+    engine: DraftingEngine,
+    block: CpuNextTokenBlock | None,
+    constraints: Constraints,
+    *,
+    small_model: Callable[[Sequences], Drafter] | None = None,
+    reading: Reading | None = None,
 ) -> Drafting | None:
     """Returns the drafting parts; None if drafts are off. block: the model's next-token block; None if the model has
-    none on this device."""
+    none on this device. small_model: makes the drafter of --speculative-model, which notes in `reading` what it
+    reads."""
     drafts = drafts_of(config)
     if drafts is None:
         return None
@@ -27,8 +37,9 @@ def drafting_of(
         block=block,
         constraints=constraints,
         shares_texts=config.prefix_cache != "off",
+        small_model=small_model,
     )
-    return Drafting(engine, drafter)
+    return Drafting(engine, drafter, Reading() if reading is None else reading)
 
 
 def refuse_records_of_drafts(config: ServerConfig) -> None:
@@ -37,5 +48,7 @@ def refuse_records_of_drafts(config: ServerConfig) -> None:
         ("--debug-dump", config.debug_dump),
         ("--record-routing-trace", config.record_routing_trace),
     ):
-        if config.speculative_config is not None and value is not None:
-            raise ConfigError(f"{flag} and --speculative-config exclude one another: leave one of them out")
+        if num_drafts(config) and value is not None:
+            raise ConfigError(
+                f"{flag} excludes drafts: leave it out, or --speculative-config and --speculative-model"
+            )

@@ -35,3 +35,10 @@ def test_what_a_gpu_computes(model: str, method: str, refused: str | None) -> No
         return
     with pytest.raises(ConfigError, match=refused):
         check_gpu_drafts(config, shape)
+
+
+def test_a_small_model_drafts_on_the_cpu_alone() -> None:
+    path = FIXTURES / "tiny-qwen3moe-q4_k_m.gguf"
+    config = ServerConfig(model=str(path), speculative_model=str(path))
+    with pytest.raises(ConfigError, match="a small model drafts on the CPU alone"):
+        check_gpu_drafts(config, read_checked_shape(open_metadata(path)))

@@ -148,6 +148,23 @@ def test_adapters_count(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("no_measuring")
+def test_a_drafting_model_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its weights and buffers, and its KV, of which each token of the pool takes some."""
+    flags = ["--model", str(TINY_MODEL), "--device", "cpu", "--ram", "0.8", "--max-num-seqs", "4096"]
+    without = run(capsys, *flags)["memory"]
+    drafting = ["--speculative-model", str(TINY_MODEL)]
+    shown = run(capsys, *flags, *drafting)
+    memory = shown["memory"]
+    assert without["ram_draft_model"] == 0
+    assert memory["ram_start"] - without["ram_start"] == memory["ram_draft_model"] > without["ram_weights"]
+    each, before = (one["ram_kv"] / one["kv_tokens"] for one in (memory, without))
+    assert each == 2 * before
+    assert f"--speculative-model {TINY_MODEL}" in shown["command"]
+    assert main(["plan", *flags, *drafting]) == 0
+    assert "RAM, model that drafts" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("no_measuring")
 def test_the_disk_tier(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> None:
     flags = (
         "--model",

@@ -10,6 +10,9 @@ import pytest
 from moeserve.messages.steps import StepResult
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.policy.draft_account import FIRST_TOKENS, MOST_STEPS, SHARE, DraftAccount
+from moeserve.router.core.policy.draft_length import DraftLength
+from moeserve.router.core.policy.step_cost import StepCost, StepShape
+from moeserve.router.core.request import DraftRecord
 from tests.support.router_world import World, request
 from tests.support.step_durations import both, computes, waits_for_weights
 
@@ -55,6 +58,66 @@ def test_never_below_98_percent(cost: Callable[[int], float], streams: int, righ
 def test_right_drafts_are_not_held_back(streams: int) -> None:
     """The worker has 1.5 of 4 drafts on average: with all of them, 2.3 tokens come of a step."""
     assert without_drafts(waits_for_weights, streams) / duration(waits_for_weights, streams, 1.0, 4) > 2.0
+
+
+def test_reading_texts_costs_no_more_than_two_percent() -> None:
+    """A drafting model reads a text before it can draft; its drafts are always wrong here. Few texts are begun."""
+    cost = StepCost()
+    for _ in range(8):
+        cost.observe(StepShape(1, 100, 0, 0, 0), 50.0)
+        cost.observe(StepShape(2, 100, 0, 0, 0), 51.0)
+    lengths, spent, begun, steps = DraftLength(cost), 0.0, 0, 8000
+    record = DraftRecord()
+    for step in range(steps):
+        if step % 40 == 0:  # another request
+            record = DraftRecord()
+        (length,), _ = lengths.choose([record], 100, 4, 100)
+        read_ms = 400.0 if length and record.is_read is None else 0.0
+        if length:
+            begun += record.is_read is None
+            record.is_read = True
+            lengths.observe(record, length, length, 0)
+        lengths.finished(1, length, 0, 100, 5.0 * length, read_ms)
+        spent += read_ms
+    assert begun > 2
+    assert spent <= 0.01 * 50.0 * steps + 2 * 400.0
+
+
+def test_gains_pay_for_reading() -> None:
+    """Drafts that are right bring more than reading costs: nearly all requests are begun."""
+    cost = StepCost()
+    for _ in range(8):
+        for rows in (1, 2, 3, 4, 5):
+            cost.observe(StepShape(rows, 100, 0, 0, 0), 49.0 + rows)
+    lengths, begun, record = DraftLength(cost), 0, DraftRecord()
+    for step in range(4000):
+        if step % 40 == 0:
+            record = DraftRecord()
+        (length,), _ = lengths.choose([record], 100, 4, 100)
+        read_ms = 400.0 if length and record.is_read is None else 0.0
+        if length:
+            begun += record.is_read is None
+            record.is_read = True
+            lengths.observe(record, length, length, length)
+        lengths.finished(1, length, length, 100, 5.0 * length, read_ms)
+    assert begun > 90
+
+
+def test_one_text_is_begun_at_a_time_and_read_to_its_end() -> None:
+    cost = StepCost()
+    for _ in range(8):
+        for rows in (4, 5, 8):
+            cost.observe(StepShape(rows, 100, 0, 0, 0), 50.0)
+    lengths, records = DraftLength(cost), [DraftRecord() for _ in range(4)]
+    lengths.finished(4, 0, 0, 100, 0.0, 1e-3)  # so that it knows that texts are read
+    for _ in range(8):
+        lengths.observe(DraftRecord(), 1, 1, 1)
+    found, _ = lengths.choose(records, 100, 4, 100)
+    assert [bool(length) for length in found] == [True, False, False, False]
+    records[0].is_read = False
+    lengths.finished(4, 0, 0, 100, 0.0, 500.0)
+    found, _ = lengths.choose(records, 100, 4, 100)
+    assert [bool(length) for length in found] == [True, False, False, False]
 
 
 def test_what_is_lost_must_be_earned() -> None:

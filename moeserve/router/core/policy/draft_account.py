@@ -3,6 +3,10 @@
 Every step is paid into the account: a small share of the time that it takes without drafts. Drafts are paid from it:
 the time that they add, less the time of the tokens that they bring. Without a positive balance there are none, so in
 the long run drafts lose at most that share, plus the step that overdraws the account.
+
+A drafting model must read a request's text before it can draft, which may take as long as many steps and pays only
+afterwards. A second account pays for that, from another share of each step's time and from what drafts gain. Without a
+positive balance, no text is begun.
 """
 
 from __future__ import annotations
@@ -10,10 +14,13 @@ from __future__ import annotations
 SHARE = 0.01  # of steps' time, which drafts may lose
 FIRST_TOKENS = 1.0  # the balance at first, in tokens' time, so that something can be learnt
 MOST_STEPS = 8.0  # the greatest balance, in steps' time: gains of long ago must not pay for what is lost now
+MOST_STEPS_READING = 64.0  # the same, of what pays for the reading of texts
 
 
 class DraftAccount:
-    def __init__(self) -> None:
+    def __init__(self, most_steps: float = MOST_STEPS) -> None:
+        """most_steps: the greatest balance, in steps' time."""
+        self._most_steps = most_steps
         self._balance_ms: float | None = None  # None: no step yet
 
     @property
@@ -25,4 +32,4 @@ class DraftAccount:
         """Records a finished step with `rows` requests' rows, which takes `without_ms` milliseconds without drafts.
         lost_ms: what its drafts added, less what they brought; negative if they brought more."""
         before = FIRST_TOKENS * without_ms / rows if self._balance_ms is None else self._balance_ms
-        self._balance_ms = min(before + SHARE * without_ms - lost_ms, MOST_STEPS * without_ms)
+        self._balance_ms = min(before + SHARE * without_ms - lost_ms, self._most_steps * without_ms)

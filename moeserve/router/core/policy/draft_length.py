@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moeserve.router.core.policy.draft_account import DraftAccount
+from moeserve.router.core.policy.draft_account import MOST_STEPS_READING, DraftAccount
 from moeserve.router.core.policy.step_cost import StepCost
 from moeserve.router.core.request import DraftRecord
 
@@ -38,6 +38,8 @@ class DraftLength:
         self._wait_ms = 0.0  # milliseconds that a GPU waits for the host in a step with drafts
         self._num_observed = 0
         self._account = DraftAccount()
+        self._reading = DraftAccount(MOST_STEPS_READING)  # of texts, by a drafting model
+        self._has_read = False  # whether a drafting model has spent time on reading
         self._idle = 0  # rows without drafts since the last trial
         self._tried_every = TRIED_EVERY  # interval between trials, in such rows
 
@@ -54,17 +56,23 @@ class DraftLength:
         lengths = [0] * len(records)
         if not self._account.allows:
             return lengths, 0.0
+        able = self._able(records)
+        if not able:
+            return lengths, 0.0
         if self._num_observed < LEARNING:
-            lengths[0] = 1
-            return lengths, records[0].made
+            lengths[able[0]] = 1
+            return lengths, records[able[0]].made
         expected = 0.0
-        for _, at in self._worthwhile(records, context, most, budget, without):
+        for _, at in self._worthwhile(records, able, context, most, budget, without):
             lengths[at] += 1
             expected += records[at].made
+        for at in able:  # a text that is begun is read to its end
+            if records[at].is_read is False and not lengths[at] and sum(lengths) < budget:
+                lengths[at] = 1
         for length, record in zip(lengths, records, strict=True):
             record.idle = 0 if length else record.idle + 1
             record.is_trial = False
-        longest = max(range(len(records)), key=lambda at: records[at].idle)
+        longest = max(able, key=lambda at: records[at].idle)
         # A trial also delays the rows beside it, if the step waits for drafting.
         rows = len(records)
         trial_ms = self._cost_ms(rows, 1, 1, context, without)
@@ -90,14 +98,20 @@ class DraftLength:
         self._right = KEEP * self._right + accepted
         self._wrong = KEEP * self._wrong + is_wrong
 
-    def finished(self, rows: int, drafted: int, accepted: int, context: int, ms: float) -> None:
-        """Records a step with `rows` decode rows, for the account: so many drafts were made and right in it. ms:
-        that drafting, and waiting for the host, added. Its own duration must have been observed before."""
+    def finished(
+        self, rows: int, drafted: int, accepted: int, context: int, ms: float, read_ms: float = 0.0
+    ) -> None:
+        """Records a step with `rows` decode rows, for the accounts: so many drafts were made and right in it. ms:
+        that drafting, and waiting for the host, added. read_ms: for which a drafting model read texts. The step's own
+        duration must have been observed before."""
         without = self._cost.decode_ms(rows, context)
         if not rows or without <= 0.0:
             return
         added = self._cost.decode_ms(rows + drafted, context) - without + ms
-        self._account.passed(rows, without, added - accepted * without / rows)
+        lost = added - accepted * without / rows
+        self._has_read = self._has_read or read_ms > 0.0
+        self._account.passed(rows, without, lost)
+        self._reading.passed(rows, without, read_ms + min(lost, 0.0))
 
     def observe_time(self, allowed: int, draft_ms: float, wait_ms: float = 0.0) -> None:
         """draft_ms: milliseconds that the worker spent on drafting for rows with `allowed` drafts in total; wait_ms:
@@ -124,12 +138,30 @@ class DraftLength:
         right, wrong = record.right + share * right, record.wrong + share * wrong
         return right / (right + wrong)
 
+    def _able(self, records: Sequence[DraftRecord]) -> list[int]:
+        """Returns the indices of the requests that may have drafts. Where a drafting model must read texts, at most one
+        request of a step is begun, and none while that is not paid for."""
+        if not self._has_read:
+            return list(range(len(records)))
+        able = [at for at, record in enumerate(records) if record.is_read is not None]
+        if self._reading.allows and len(able) < len(records):
+            able.append(next(at for at, record in enumerate(records) if record.is_read is None))
+        return able
+
     def _worthwhile(
-        self, records: Sequence[DraftRecord], context: int, most: int, budget: int, without: float
+        self,
+        records: Sequence[DraftRecord],
+        able: Sequence[int],
+        context: int,
+        most: int,
+        budget: int,
+        without: float,
     ) -> list[tuple[float, int]]:
-        """Returns the step's candidate drafts, as (expected tokens gained, index of the request)."""
+        """Returns the step's candidate drafts, as (expected tokens gained, index of the request). able: the requests
+        that may have some."""
         every: list[tuple[float, int]] = []
-        for at, record in enumerate(records):
+        for at in able:
+            record = records[at]
             probability, tokens = self._probability(record), record.made
             for _ in range(most):
                 tokens *= probability

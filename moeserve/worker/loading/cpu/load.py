@@ -12,7 +12,7 @@ from moeserve.errors import ConfigError
 from moeserve.grammar.engine import GrammarEngine
 from moeserve.kv.cache import KvCache
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
-from moeserve.kv.layout import check_cpu_reads, layout_of
+from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.states import StateCache
 from moeserve.models.adapters.adapter import Adapter
@@ -29,6 +29,7 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import most_drafts
 from moeserve.placement import ModelSizes, place
 from moeserve.placement.engine_memory import draft_record_bytes
+from moeserve.placement.expert_pins import Pinned
 from moeserve.placement.expert_ram import READER_BYTES, dense_bytes, expert_bytes, slot_bytes
 from moeserve.placement.options import placement_options
 from moeserve.placement.step_tokens import step_tokens
@@ -39,12 +40,15 @@ from moeserve.worker.adapters.cpu import cpu_adapters, read_adapters
 from moeserve.worker.adapters.memory import adapter_memory, later_bytes, open_adapters
 from moeserve.worker.adapters.resident import AdapterAtStart, ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
+from moeserve.worker.drafts.drafter import Reading
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.cpu.sampler import CpuSampler
 from moeserve.worker.engines.disk_experts import DiskExperts
 from moeserve.worker.engines.request_embeddings import RequestEmbeddings
+from moeserve.worker.loading.cpu.draft_model import LoadedDraftModel, build_model_drafter, load_draft_model
 from moeserve.worker.loading.cpu.expert_ram import open_disk, plan_expert_slots
 from moeserve.worker.loading.cpu.pool_start import check_ram, choose_products, open_stream
+from moeserve.worker.loading.draft_model import open_draft_model
 from moeserve.worker.loading.drafting import drafting_of, refuse_records_of_drafts
 from moeserve.worker.loading.ready import log_skipped, ready_message
 from moeserve.worker.loading.self_test import check_logits
@@ -70,6 +74,13 @@ class CpuModel:
     tiers: PageTiersPlan | None
     adapters: list[Adapter]
     angles: dict[AttentionForm, RopeTables]
+    pinned: Pinned | None  # experts that stay in RAM; None: all are there
+    draft_model: LoadedDraftModel | None  # --speculative-model
+
+    @property
+    def layout(self) -> KvLayout:
+        beside = None if self.draft_model is None else self.draft_model.model.layout
+        return layout_of(self.config, self.shape, beside)
 
     @property
     def most_rows(self) -> int:
@@ -105,15 +116,18 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
     with ThreadPoolExecutor(1) as helper:  # builds the vocabulary while this thread loads the weights
         grammar = helper.submit(lambda: GrammarEngine(TextTokenizer.from_gguf(source)))
         drafts = drafts_of(config)
-        shape = drafting_shape(read_checked_shape(source), source, None if drafts is None else drafts.method)
+        shape = drafting_shape(
+            read_checked_shape(source), source, None if drafts is None else drafts.block_method
+        )
+        small = open_draft_model(config, source)
         log_skipped(shape, source)
         checked = open_adapters(config, shape)  # a bad adapter ends the start before the weights are read
-        layout = layout_of(config, shape)
+        layout = layout_of(config, shape, None if small is None else small.layout)
         check_cpu_reads(layout)
         tokens = step_tokens(config.max_num_batched_tokens, shape, gpu_bytes=None)
         recorder = open_recorder(config, shape, max(tokens, config.max_num_seqs))
         sizes = ModelSizes.of(source.tensors, layout)
-        place(sizes, placement_options(config, shape), gpu=None)  # refuses the flags of GPUs
+        options = placement_options(config, shape)
         in_place = config.weight_layout == "file"
         if in_place and not source.is_mapped:
             raise ConfigError(
@@ -121,21 +135,27 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
             )
         if in_place and config.expert_ram is not None:
             raise ConfigError("--expert-ram has no effect with --weight-layout file; leave one of them out")
+        loaded_small = (
+            None if small is None else load_draft_model(stream, small, on_progress, in_place=in_place)
+        )
         slots = None if in_place else plan_expert_slots(config, source, shape, layout)
-        slots_bytes = 0 if slots is None else slot_bytes(sizes, slots)
+        if slots is not None:  # rules have said which experts stay in RAM
+            options = dataclasses.replace(options, rules=None)
+        place(sizes, options, gpu=None)  # refuses the flags of GPUs
+        slots_bytes = 0 if slots is None else slot_bytes(sizes, slots.counts)
         if not in_place:
             expert_ram = expert_bytes(sizes) if slots is None else slots_bytes + READER_BYTES
             check_ram(
                 dense_bytes(sizes) + expert_ram, remedy="or read it from disk with --weight-layout file"
             )
-        weights = CpuLoader(stream, source, shape, on_progress, in_place, slots).load()
+        weights = CpuLoader(stream, source, shape, on_progress, in_place, slots and slots.counts).load()
         of_adapters = adapter_memory(config, shape, checked, max(tokens, config.max_num_seqs))
         adapters = read_adapters(checked, of_adapters)
         free = available_bytes() - of_adapters.resident - of_adapters.later - slots_bytes
         free -= draft_record_bytes(config, shape, tokens)
+        free -= 0 if small is None else small.state_bytes(config.max_num_seqs)
         states = state_slots(config, layout.state_bytes(), free)
-        layers = range(layout.num_layers)
-        budget = KvMemoryBudget("memory", free - states.num_bytes, layers, SHARE_OF_FREE_MEMORY)
+        budget = KvMemoryBudget("memory", free - states.num_bytes, None, SHARE_OF_FREE_MEMORY)
         capacity = plan_capacity(config, layout, [budget], max(tokens, config.max_num_seqs))
         tiers = plan_tiers(config, directory, 0, source, layout, f"cpu {stream.isa} {config.weight_layout}")
         return CpuModel(
@@ -151,6 +171,8 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
             tiers,
             adapters,
             angles_of(shape, capacity.max_model_len, weights.rope_factors),
+            slots and slots.pinned,
+            loaded_small,
         )
 
 
@@ -158,10 +180,10 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     """Starts the pool's threads, and allocates the KV pool and all step buffers. spans: files of requests'
     embeddings; None: requests have none."""
     config, shape, capacity = loaded.config, loaded.shape, loaded.capacity
-    layout = layout_of(config, shape)
+    layout, small = loaded.layout, loaded.draft_model
     stream = open_stream(config)
     products = choose_products(stream, config, loaded.source)
-    has_drafts = config.speculative_config is not None
+    has_drafts = num_drafts(config) > 0
     constraints = Constraints(config.max_num_seqs, loaded.grammar.result, drafts=has_drafts)
     windows = capacity.num_window_slots
     kv = KvCache(layout, capacity.num_slots, range(layout.num_layers), num_window_slots=windows).layers
@@ -171,7 +193,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     resident = None
     if adapters is not None:
         resident = ResidentAdapters(adapters, at_start, later_bytes(config), config.lora_dir)
-    disk = open_disk(loaded.weights, stream, shape)
+    disk = open_disk(loaded.weights, stream, shape, loaded.pinned)
     model = CpuDecoder(
         shape,
         loaded.weights,
@@ -189,11 +211,23 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     embeddings = None if spans is None else RequestEmbeddings(spans, shape)
     engine = CpuEngine(stream, model, sampler, embeddings, products)
     pages = None if loaded.tiers is None else loaded.tiers.open(kv, states)
+    reading, small_drafter = Reading(), None
+    if small is not None and has_drafts:
+        small_drafter = build_model_drafter(
+            small,
+            stream,
+            vocab_size=shape.vocab_size,
+            most_rows=loaded.most_rows,
+            max_model_len=capacity.max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            num_kv_slots=capacity.num_slots,
+            reading=reading,
+        )
     ready = ready_message(
         config,
         layout,
         capacity,
-        loaded.weights.bytes,
+        loaded.weights.bytes + (0 if small is None else small.weights.bytes),
         engine.description,
         loaded.step_tokens,
         loaded.state_slots,
@@ -208,7 +242,9 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         loaded.recorder,
         pages,
         resident,
-        drafting_of(config, engine, model.next_token, constraints),
+        drafting_of(
+            config, engine, model.next_token, constraints, small_model=small_drafter, reading=reading
+        ),
         None if disk is None else DiskExperts(disk.native, capacity.num_slots, loaded.state_slots),
         None if loaded.weights.ngrams is None else loaded.weights.ngrams.table,
     )

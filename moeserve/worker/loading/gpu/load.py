@@ -100,7 +100,7 @@ def gpu_constraints(
     return Constraints(
         config.max_num_seqs,
         lambda: engine or GrammarEngine(TextTokenizer.from_gguf(source)),
-        drafts=config.speculative_config is not None,
+        drafts=num_drafts(config) > 0,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 
-from moeserve.config import ServerConfig
+from moeserve.config import ServerConfig, num_drafts
 from moeserve.errors import ConfigError
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.registry import read_checked_shape
@@ -29,9 +29,10 @@ def load_group_runner(
     or before."""
     if forced_rows:
         raise ConfigError("--routing-trace: works with one GPU only; leave it out, or leave --gpus out")
-    if config.speculative_config is not None:
+    if num_drafts(config):
         raise ConfigError(
-            "--speculative-config: works with one GPU only so far; leave it out, or leave --gpus out"
+            "--speculative-config and --speculative-model work with one GPU only so far; leave them out, or leave "
+            "--gpus out"
         )
     config = with_parallel(config, read_checked_shape(source), numbers)
     refuse_placement_flags(config)

@@ -1,0 +1,228 @@
+"""Drafts by a small model of the same vocabulary (--speculative-model).
+
+The small model is a decoder of its own on the same CPU pool. Its KV cache has the slots of the model's: position p of a
+request lies in the same slot number in both. It computes a request's text only when the request wants drafts:
+
+    text       |.. computed ..|.. behind ..|    the last token is sampled
+                              `- one pass -`    logits of the first draft, then one row for each further draft
+
+A text that is far behind (a prompt, an answer that was drafted by look-up) is read in pieces, during several steps, so
+that other requests do not wait long; until it is read, nothing is drafted for it. Slots are tagged with the text for
+which they were computed (`kv_tags.py`), so that a cached prefix is not read again.
+
+A recurrent drafting model keeps a state for each request slot, always behind the committed tokens; drafts move a copy.
+Its state is not cached: it reads a cached prefix, too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.messages.steps import Row
+from moeserve.models.blocks.cpu.decoder import CpuDecoder
+from moeserve.models.step_buffers import CPU_LOGIT_ROWS
+from moeserve.worker.drafts.drafter import NO_DRAFT, Reading, Wanted
+from moeserve.worker.drafts.kv_tags import KvTags, Tags, first_tag, tags_of
+from moeserve.worker.engines.cpu.engine import launch
+from moeserve.worker.sequences import Int32s, Sequences, StepLayout
+
+# Drafts that the small model itself considers less likely than this are not verified, nor are those after them.
+LEAST_PROBABILITY = 0.5
+# Tokens that a text may be behind to be computed together with its first draft: the drafts of a step, and one.
+NEAR: Final = 17
+# Tokens that are read in a step beside other requests' rows. Alone in a step, a request reads as many as a step holds.
+PIECE = 128
+
+
+class ModelDrafter:
+    """A `Drafter`."""
+
+    def __init__(
+        self,
+        sequences: Sequences,
+        model: CpuDecoder,
+        stream: CpuStream,
+        vocab_size: int,
+        most_rows: int,
+        num_kv_slots: int,
+        reading: Reading,
+        least_probability: float = LEAST_PROBABILITY,
+    ) -> None:
+        """model: the small one. vocab_size: of the model that is drafted for. most_rows: of a step of the small model.
+        num_kv_slots: of the pool. reading: where the time for reading texts is noted."""
+        slots, positions = sequences.tokens.shape
+        self._sequences = sequences
+        self._model = model
+        self._stream = stream
+        self._vocab_size = min(vocab_size, model.shape.vocab_size)
+        self._most_rows = most_rows
+        self._near = min(NEAR, most_rows)
+        self._least = least_probability
+        # The small model's own view of the requests: their tokens as far as it knows them, and drafts.
+        self._own = Sequences(slots, positions)
+        self._own.kv_slots = sequences.kv_slots
+        self._states: Int32s = np.arange(slots, dtype=np.int32)
+        self._own.state_slots = self._states
+        self._tags = KvTags(num_kv_slots)
+        self._computed = [0] * slots  # leading tokens whose KV and state are there
+        self._before: list[np.uint64] = [first_tag("")] * slots  # the tag of these
+        self._reading = reading
+
+    def bind(self, slot: int, namespace: str) -> None:
+        self._computed[slot], self._before[slot] = 0, first_tag(namespace)
+
+    def catch_up(self) -> None:
+        """Does nothing; texts are computed in `draft`."""
+
+    def computed(self, layout: StepLayout, accepted: Int32s) -> None:
+        """Does nothing; texts are computed in `draft`."""
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
+        drafts = [NO_DRAFT for _ in wanted]
+        asking = [at for at, one in enumerate(wanted) if one.most > 0]
+        if not asking:
+            return drafts
+        for at in asking:
+            self._learn(wanted[at].slot, wanted[at].length)
+        far = [wanted[at] for at in asking if self._behind(wanted[at]) > self._near]
+        if far:
+            self._read(far, self._most_rows if len(wanted) == 1 else min(PIECE, self._most_rows))
+        ready = [at for at in asking if self._behind(wanted[at]) <= self._near]
+        most = min(CPU_LOGIT_ROWS, self._most_rows // self._near)
+        for first in range(0, len(ready), most):
+            members = ready[first : first + most]
+            for at, draft in zip(members, self._chains([wanted[at] for at in members]), strict=True):
+                drafts[at] = np.array(draft, np.int32)
+        return drafts
+
+    # ---------------------------------------------------------------- texts
+
+    def _behind(self, one: Wanted) -> int:
+        return one.length - self._computed[one.slot]
+
+    def _learn(self, slot: int, length: int) -> None:
+        """Takes over the new tokens of a text, and passes over those whose KV is there already. The last token is
+        always computed, for its logits."""
+        first = self._computed[slot]
+        tokens = self._sequences.tokens[slot, first:length]
+        # Embedding spans have negative numbers; the embedding table may be smaller than the other model's.
+        is_known = (tokens >= 0) & (tokens < self._model.shape.vocab_size)
+        self._own.tokens[slot, first:length] = np.where(is_known, tokens, 0)
+        if self._model.has_states or length - first < 2:
+            return
+        tags = self._text_tags(slot, first, length - 1)
+        valid = self._tags.num_valid(self._own.kv_slots[slot, first : length - 1], tags)
+        if valid:
+            self._computed[slot], self._before[slot] = first + valid, tags[valid - 1]
+
+    def _text_tags(self, slot: int, first: int, end: int) -> Tags:
+        """Returns the tags at positions first .. end-1, of which the first is the first that is not computed."""
+        return tags_of(self._before[slot], self._sequences.tokens[slot, first:end], first)
+
+    def _read(self, far: Sequence[Wanted], budget: int) -> None:
+        """Computes all but the last tokens of these texts, `budget` at most, those that lack least first."""
+        began = time.perf_counter()
+        pieces: list[tuple[int, int]] = []
+        for one in sorted(far, key=self._behind):
+            count = min(self._behind(one) - 1, budget)
+            budget -= count
+            if count:
+                pieces.append((one.slot, count))
+        self._compute([(slot, self._computed[slot], count) for slot, count in pieces])
+        self._stream.wait()
+        for slot, count in pieces:
+            self._advance(slot, count)
+        self._reading.ms += (time.perf_counter() - began) * 1e3
+        self._reading.unread |= {one.slot for one in far if self._behind(one) > self._near}
+
+    def _advance(self, slot: int, count: int) -> None:
+        first = self._computed[slot]
+        tags = self._text_tags(slot, first, first + count)
+        self._tags.write(self._own.kv_slots[slot, first : first + count], tags)
+        self._computed[slot], self._before[slot] = first + count, tags[-1]
+
+    # ---------------------------------------------------------------- drafts
+
+    def _chains(self, wanted: Sequence[Wanted]) -> list[list[int]]:
+        """Returns the drafts of requests of whose texts only the last tokens, `_near` at most, are not computed."""
+        drafts: list[list[int]] = [[] for _ in wanted]
+        pieces = [(one.slot, self._computed[one.slot], self._behind(one)) for one in wanted]
+        last = self._compute(pieces)
+        active = list(range(len(wanted)))
+        for depth in range(max(one.most for one in wanted)):
+            found = list(self._likeliest(last))
+            if depth == 0:
+                for slot, _, count in pieces:
+                    self._advance(slot, count)
+            going_on = []
+            for at, (token, probability) in zip(active, found, strict=True):
+                if probability >= self._least:
+                    drafts[at].append(token)
+                    if wanted[at].most > depth + 1:
+                        going_on.append(at)
+            active = going_on
+            if not active:
+                break
+            if depth == 0:
+                self._copy_states([wanted[at].slot for at in active])
+            last = self._compute_drafts([(wanted[at], drafts[at]) for at in active])
+        self._own.state_slots = self._states
+        return drafts
+
+    def _compute_drafts(self, active: Sequence[tuple[Wanted, list[int]]]) -> Int32s:
+        """Computes the last draft of each of these, and tags its slot: it is not computed again if it is right."""
+        pieces = []
+        for one, draft in active:
+            position = one.length + len(draft) - 1
+            self._own.tokens[one.slot, position] = draft[-1]
+            pieces.append((one.slot, position, 1))
+        last = self._compute(pieces)
+        for one, draft in active:
+            tags = tags_of(self._before[one.slot], np.array(draft, np.int32), one.length)
+            slots = self._own.kv_slots[one.slot, one.length : one.length + len(draft)]
+            self._tags.write(slots[-1:], tags[-1:])
+        return last
+
+    def _copy_states(self, slots: Sequence[int]) -> None:
+        """Copies the states of these request slots, which drafts then move."""
+        if not self._model.has_states:
+            return
+        copies = self._states + np.int32(len(self._states))
+        source = np.array(slots, np.int32)
+        pairs = np.stack([source, copies[source]], axis=1)
+        self._model.copy_states(torch.from_numpy(pairs))
+        self._own.state_slots = copies
+
+    # ---------------------------------------------------------------- the small model
+
+    def _compute(self, pieces: Sequence[tuple[int, int, int]]) -> Int32s:
+        """Launches a step over (request slot, first position, tokens). Returns the last row of each."""
+        if self._model.has_states:
+            new = [(-1, slot) for slot, first, _ in pieces if first == 0]
+            if new:
+                self._model.copy_states(torch.tensor(new, dtype=torch.int32))
+        table = self._own.kv_slots
+        layout = StepLayout(
+            [
+                Row(slot, first, count, table[slot, first : first + count].tobytes(), False)
+                for slot, first, count in pieces
+            ]
+        )
+        launch(layout, self._own, self._model)
+        last: Int32s = layout.offset + layout.count - 1
+        return last
+
+    def _likeliest(self, rows: Int32s) -> Iterator[tuple[int, float]]:
+        """Yields the likeliest token of these rows of the last step, and its probability."""
+        logits = self._model.logits(torch.from_numpy(rows))[:, : self._vocab_size]
+        self._stream.wait()
+        highest, best = logits.max(dim=1)
+        shares: npt.NDArray[np.float32] = (highest - logits.logsumexp(dim=1)).exp().numpy()
+        yield from zip(best.tolist(), shares.tolist(), strict=True)

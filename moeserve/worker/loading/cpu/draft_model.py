@@ -1,0 +1,70 @@
+"""Builds the small model that drafts, beside the model on the CPU pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kv.cache import KvCache
+from moeserve.kv.states import StateCache
+from moeserve.models.blocks.cpu.decoder import CpuDecoder
+from moeserve.models.loading.cpu_loader import CpuLoader
+from moeserve.models.loading.cpu_weights import CpuWeights
+from moeserve.models.loading.progress import OnProgress
+from moeserve.worker.drafts.drafter import Reading
+from moeserve.worker.drafts.model_drafter import ModelDrafter
+from moeserve.worker.loading.cpu.pool_start import check_ram
+from moeserve.worker.loading.draft_model import DraftModel
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraftModel:
+    """The parts that stay constant while the server runs; forked processes share them."""
+
+    model: DraftModel
+    weights: CpuWeights
+
+
+def load_draft_model(
+    stream: CpuStream, model: DraftModel, on_progress: OnProgress, *, in_place: bool
+) -> LoadedDraftModel:
+    """Reads the weights. in_place: from the mapped file. Raises ConfigError if RAM does not suffice."""
+    if not in_place:
+        check_ram(model.weight_bytes, remedy="or leave out --speculative-model")
+    in_file = in_place and model.source.is_mapped
+    return LoadedDraftModel(model, CpuLoader(stream, model.source, model.shape, on_progress, in_file).load())
+
+
+def build_model_drafter(
+    loaded: LoadedDraftModel,
+    stream: CpuStream,
+    *,
+    vocab_size: int,
+    most_rows: int,
+    max_model_len: int,
+    max_num_seqs: int,
+    num_kv_slots: int,
+    reading: Reading,
+) -> partial[ModelDrafter]:
+    """Allocates KV cache, states and buffers. Returns what makes the drafter from the runner's record of requests.
+    vocab_size: of the model that is drafted for. most_rows: of a step of either model. num_kv_slots: of the pool."""
+    layout, shape = loaded.model.layout, loaded.model.shape
+    decoder = CpuDecoder(
+        shape,
+        loaded.weights,
+        stream,
+        KvCache(layout, num_kv_slots, range(layout.num_layers)).layers,
+        most_rows,
+        max_model_len,
+        states=StateCache(layout, 2 * max_num_seqs, range(shape.num_layers)).layers,
+    )
+    return partial(
+        ModelDrafter,
+        model=decoder,
+        stream=stream,
+        vocab_size=vocab_size,
+        most_rows=most_rows,
+        num_kv_slots=num_kv_slots,
+        reading=reading,
+    )
