@@ -485,7 +485,7 @@ class DiskExperts:
         self,
         stream: Stream,
         paths: list[str],
-        layers: list[tuple[int, list[tuple[Matrix, int, int, int]]] | None],
+        layers: list[tuple[int, list[tuple[Matrix, int, int, int]], list[int]] | None],
         threads: int,
         piece_bytes: int,
         decay: float,

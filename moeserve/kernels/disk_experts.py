@@ -39,17 +39,10 @@ def open_disk_experts(
     layers: Sequence[DiskExpertLayer | None],
     reading: Reading,
 ) -> _C.DiskExperts:
-<<<<<<< HEAD
-    """Starts the reading threads, writes zeros to all slots, so that their memory is taken now, and reads the pinned
-    experts. layers: None for a layer without experts on disk.
+    """Starts the reading threads, writes zeros to all slots, so that their memory is allocated now, and reads the
+    pinned experts. layers: None for a layer without experts on disk.
 
-    Raises OSError for a file that cannot be opened, or a pinned expert that cannot be read.
-=======
-    """Starts the reading threads, and writes zeros to all slots, so that their memory is allocated now. layers: None
-    for a layer without experts on disk.
-
-    Raises OSError if a file cannot be opened.
->>>>>>> main
+    Raises OSError if a file cannot be opened, or a pinned expert cannot be read.
     """
     paths = sorted({part.path for layer in layers if layer is not None for part in layer.parts})
     number = {path: index for index, path in enumerate(paths)}

@@ -74,16 +74,13 @@ class CpuModel:
     tiers: PageTiersPlan | None
     adapters: list[Adapter]
     angles: dict[AttentionForm, RopeTables]
-<<<<<<< HEAD
     pinned: Pinned | None  # experts that stay in RAM; None: all are there
-=======
     draft_model: LoadedDraftModel | None  # --speculative-model
 
     @property
     def layout(self) -> KvLayout:
         beside = None if self.draft_model is None else self.draft_model.model.layout
         return layout_of(self.config, self.shape, beside)
->>>>>>> main
 
     @property
     def most_rows(self) -> int:
@@ -174,11 +171,8 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
             tiers,
             adapters,
             angles_of(shape, capacity.max_model_len, weights.rope_factors),
-<<<<<<< HEAD
             slots and slots.pinned,
-=======
             loaded_small,
->>>>>>> main
         )
 
 
