@@ -293,12 +293,11 @@ def test_another_vocabulary_is_refused() -> None:
 @pytest.mark.parametrize("length", [60, 90])
 def test_at_the_end_of_the_context(plain: Runner, length: int) -> None:
     """Where drafts have no place beyond the last position, and steps hold fewer tokens than drafts and their texts."""
-    options = {"max_model_len": 100, "max_num_batched_tokens": 16, "max_total_tokens": 1000}
+    options: dict[str, Any] = {"max_model_len": 100, "max_num_batched_tokens": 16, "max_total_tokens": 1000}
     runner, without = drafting(MODEL, **options), build_cpu_runner(load(MODEL, **options))
     requests = asked(5, plain.ready().vocab_size, length=length, max_tokens=100 - length)
-    limits = {"max_num_batched_tokens": 16}
-    expected, _ = serve(without, requests, 0, **limits)
-    found, report = serve(runner, requests, MOST, **limits)
+    expected, _ = serve(without, requests, 0, max_num_batched_tokens=16)
+    found, report = serve(runner, requests, MOST, max_num_batched_tokens=16)
     assert found == expected
     assert all(answer.finish_reason == "length" for answer in found.values())
     assert report.accepted_draft_tokens > 0
