@@ -96,7 +96,7 @@ FAMILY_NEEDS = READERS | {
 
 # Within httpserver, imports run from an API's folder to what the APIs share, and from there to HTTP itself. No API
 # knows another, nor the table that lists them.
-HTTP_APIS = ("openai", "responses", "anthropic", "batches", "lightllm", "llama_server")
+HTTP_APIS = ("openai", "responses", "anthropic", "batches", "lightllm", "llama_server", "mcp")
 HTTPSERVER: dict[str, set[str]] = {
     "moeserve.httpserver.transport": {
         "moeserve.config",
