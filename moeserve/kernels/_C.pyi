@@ -240,6 +240,8 @@ class Stream:
         eps: float,
         cos: Tensor,
         sin: Tensor,
+        first_cos: Tensor | None,
+        first_sin: Tensor | None,
         index_keys: Tensor,
         heads: int,
     ) -> None: ...

@@ -227,7 +227,8 @@ class GpuLoader:
         )
 
     def _sandwich(self, index: int) -> SandwichNorms:
-        """Raises ModelError for a quantised router with a separate norm, which supports only float weights."""
+        """Loads a sandwiched layer's norms. Raises ModelError for a quantised router with a separate norm: only float
+        weights are supported."""
         shape = self._shape.layers[index]
         return SandwichNorms(
             attention_output=self._vector(n.of_layer(index, n.POST_ATTENTION_NORM)),

@@ -175,7 +175,7 @@ void bind_engine(nb::module_& m) {
       .def("index_store", &Stream::index_store, "q"_a, "keys"_a, "norm"_a, "bias"_a, "eps"_a, "cos"_a,
            "sin"_a, "positions"_a.none(), "slots"_a, "index_keys"_a, "n"_a, "heads"_a, "in_pairs"_a)
       .def("index_blocks", &Stream::index_blocks, "plan"_a, "q"_a, "keys"_a, "q_norm"_a, "k_norm"_a, "eps"_a,
-           "cos"_a, "sin"_a, "index_keys"_a, "heads"_a)
+           "cos"_a, "sin"_a, "first_cos"_a.none(), "first_sin"_a.none(), "index_keys"_a, "heads"_a)
       .def("choose_keys", &Stream::choose_keys, "plan"_a, "q"_a, "weights"_a.none(), "index_keys"_a,
            "heads"_a)
       .def("linear_by_head", &Stream::linear_by_head, "x"_a, "n"_a, "weights"_a, "out"_a)

@@ -101,7 +101,7 @@ class Stream {
   void index_store(Tensor q, Tensor keys, Tensor norm, Tensor bias, float eps, Tensor cos, Tensor sin,
                    Tensor positions, Tensor slots, Tensor index_keys, int n, int heads, bool in_pairs);
   void index_blocks(AttentionPlan& plan, Tensor q, Tensor keys, Tensor q_norm, Tensor k_norm, float eps,
-                    Tensor cos, Tensor sin, Tensor index_keys, int heads);
+                    Tensor cos, Tensor sin, Tensor first_cos, Tensor first_sin, Tensor index_keys, int heads);
   void choose_keys(AttentionPlan& plan, Tensor q, Tensor weights, Tensor index_keys, int heads);
   // stream_states.cpp
   void delta_net(Tensor q, Tensor k, Tensor v, Tensor z, Tensor b, Tensor a, Tensor conv, Tensor rate,
