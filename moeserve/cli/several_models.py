@@ -86,7 +86,7 @@ def several_models(named: Sequence[str], given: Given, environment: Mapping[str,
 
 
 def resolved_front(common: ServerConfig) -> ServerConfig:
-    """The front's options, which need no model, with absolute paths."""
+    """Returns the options for the front process, which serves no model itself, with absolute paths."""
     return dataclasses.replace(
         common,
         api_key_file=_absolute(common.api_key_file),

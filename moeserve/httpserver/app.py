@@ -116,7 +116,7 @@ def openapi_document() -> dict[str, Any]:
 
 
 def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
-    """Raises ConfigError for a bad file of API keys, or a bad --mcp-servers."""
+    """Builds the application. Raises ConfigError for an invalid file of API keys or an invalid --mcp-servers."""
     keys = service.keys = ApiKeys.from_config(service.config)
     app = Application(apis, wants_key=bool(keys), model=service.model_name)
     app.state.service = service

@@ -175,6 +175,7 @@ class Stream:
         n: int,
         y: Activations,
         rows: Tensor | None,
+        centered: bool,
     ) -> None: ...
     def add_norm(
         self, source: Tensor, weight: Tensor, eps: float, n: int, x: Tensor, factor: float
@@ -259,6 +260,8 @@ class Stream:
         eps: float,
         cos: Tensor,
         sin: Tensor,
+        first_cos: Tensor | None,
+        first_sin: Tensor | None,
         index_keys: Tensor,
         heads: int,
     ) -> None: ...

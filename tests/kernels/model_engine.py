@@ -71,10 +71,17 @@ class Engine:
         self.model = CpuDecoder(c, weights, stream, kv, MAX_TOKENS, MAX_TOKENS, states=states, disk=disk)
 
     def logits(
-        self, tokens: list[int], chunk: int = MAX_TOKENS, *, start: int = 0, clears: bool = True
+        self,
+        tokens: list[int],
+        chunk: int = MAX_TOKENS,
+        *,
+        start: int = 0,
+        positions: torch.Tensor | None = None,
+        clears: bool = True,
     ) -> torch.Tensor:
         """float32 [len(tokens) - start, vocab]: the prediction at every position from `start` on, of which the earlier
-        ones' KV is there. clears: the state is that of a sequence without tokens."""
+        ones' KV is there. positions: int [3, len(tokens)] of RoPE, by section; None: the tokens' numbers. clears: the
+        state is that of a sequence without tokens."""
         slots = torch.randperm(MAX_TOKENS, generator=torch.Generator().manual_seed(len(tokens))).int()
         if clears:
             self.model.copy_states(torch.tensor([[-1, STATE_SLOT]], dtype=torch.int32))
@@ -83,7 +90,8 @@ class Engine:
             part = tokens[first : first + chunk]
             self.model.forward(
                 self._batch(
-                    part, Sequence(0, len(part), first, slots), self._previous(tokens, first, len(part))
+                    *(part, Sequence(0, len(part), first, slots), self._previous(tokens, first, len(part))),
+                    positions,
                 )
             )
             for row in range(0, len(part), CPU_LOGIT_ROWS):
@@ -103,15 +111,25 @@ class Engine:
         return np.stack([known[at - age : at - age + count] for age in ages], axis=1)
 
     def _batch(
-        self, tokens: list[int], s: Sequence, previous: npt.NDArray[np.int32] | None = None
+        self,
+        tokens: list[int],
+        s: Sequence,
+        previous: npt.NDArray[np.int32] | None = None,
+        positions: torch.Tensor | None = None,
     ) -> CpuBatch:
         one = [np.array([value], np.int32) for value in (s.row, s.count, s.position, 0)]
         self._table = s.slots.numpy()[None]  # the plan points into it
         self.model.begin(torch.tensor(tokens, dtype=torch.int32), previous=previous)
         self.model.plan_attention(*one, self._table)
+        numbers, firsts = torch.arange(s.position, s.position + s.count, dtype=torch.int32), None
+        if positions is not None:
+            assert self.config.indexer is not None
+            block = self.config.indexer.rule.block
+            firsts = positions[:, numbers // block * block].int()
         return CpuBatch(
             n=s.count,
-            positions=torch.arange(s.position, s.position + s.count, dtype=torch.int32),
+            positions=numbers if positions is None else positions[:, numbers].int(),
+            first_positions=firsts,
             kv_slots=s.slots[s.position : s.position + s.count].clone(),
             states=StateSequences(*(torch.tensor([v], dtype=torch.int32) for v in (0, s.count, STATE_SLOT))),
         )

@@ -1,4 +1,5 @@
-"""Who may know whom: the table behind `test_imports.py`, which docs/explanation/architecture.md puts in words."""
+"""What each package may import: the table behind `test_imports.py`. docs/explanation/architecture.md explains the
+rules; `layer_rules.py` has those that hold across packages."""
 
 from __future__ import annotations
 
@@ -415,58 +416,3 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.front.launch": FRAME | {"moeserve.front.config", "moeserve.launcher"},
     "moeserve.front": FRAME | {"moeserve.httpserver", "moeserve.launcher.child_process"},
 }
-# Who alone may import what stands above the processes: the command line, what it starts and what it runs; or beside
-# them.
-IMPORTED_FROM_ABOVE = {
-    # The operator library, with its code generation and its attention: for other programs, nothing of the server.
-    "moeserve.kernels.operators": set(),
-    "moeserve.cli.main": {"moeserve.__main__"},
-    "moeserve.launcher": {
-        "moeserve.cli.main",
-        "moeserve.cli.remote_worker",
-        "moeserve.front.instance",
-        "moeserve.front.launch",
-        "moeserve.front.model_launcher",
-        "moeserve.remote.host",
-    },
-    "moeserve.front": {"moeserve.cli.main", "moeserve.cli.models.model_needs", "moeserve.cli.several_models"},
-    "moeserve.cli.bench": {"moeserve.cli.main", "moeserve.cli.plan"},
-    "moeserve.cli.doctor": {"moeserve.cli.main"},
-    "moeserve.cli.models": {"moeserve.cli.main"},
-    "moeserve.cli.run": {"moeserve.cli.main"},
-    "moeserve.cli.plan": {"moeserve.cli.main", "moeserve.cli.models"},
-    "moeserve.cli.simulate": {"moeserve.cli.main", "moeserve.cli.bench"},
-}
-TORCH_ALLOWED = (
-    "moeserve.worker",
-    "moeserve.models",
-    "moeserve.kernels",
-    "moeserve.kv.cache",
-    "moeserve.kv.cache_pages",
-    "moeserve.kv.device_pages",
-    "moeserve.kv.host_blocks",
-    "moeserve.kv.states",
-    "moeserve.visualserver.__main__",
-    "moeserve.visualserver.towers",
-    "moeserve.cli.doctor.probes",
-    "moeserve.cli.doctor.triton_kernel",
-    "moeserve.cli.models.need",
-    "moeserve.cli.plan",
-    "moeserve.cli.bench.engine",
-)
-TORCH_FORBIDDEN_WITHIN = (
-    "moeserve.models.adapters",
-    *MODEL_FILES,
-    *KERNEL_OPTIONS,
-    "moeserve.models.ranks.rank_share",
-    "moeserve.models.ranks.rank_source",
-)
-# Outside the standard library, the pure core knows only what the messages are made of.
-CORE_THIRD_PARTY = {"msgspec"}
-
-# Of the memories of sequences, what the rest of the router knows: the protocol, what it is asked about, and settings.
-MEMORIES = ("moeserve.router.core.memory", "moeserve.router.core.tiers", "moeserve.router.core.kv_memory")
-MEMORY_SEEN = {
-    f"moeserve.router.core.memory.{name}" for name in ("sequence_memory", "held", "snapshot_points")
-}
-MEMORY_PARTS = {"windows", "states", "tiers"}  # attributes that only these modules read

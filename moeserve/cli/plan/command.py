@@ -104,7 +104,7 @@ def several_plan(named: Sequence[str], args: argparse.Namespace) -> SeveralModel
 
 
 def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
-    """Raises UserError for a file or a wish that cannot be served."""
+    """Plans the placement. Raises UserError for a file or a flag that cannot be served."""
     if config.parallel != "auto":
         raise ConfigError("--parallel: has no effect with one GPU; leave it out, or say --gpus 2")
     gpu = _gpu_memory(config, args)

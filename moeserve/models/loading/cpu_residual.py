@@ -11,7 +11,13 @@ from moeserve.kernels.cpu_stream import LinearGroup, Matrix
 from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.streams.sinkhorn import SinkhornMix
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.cpu_weights import CpuInput, CpuNgrams, CpuSinkhornMix, CpuStreamMix
+from moeserve.models.loading.cpu_weights import (
+    CpuInput,
+    CpuLayerNorm,
+    CpuNgrams,
+    CpuSinkhornMix,
+    CpuStreamMix,
+)
 from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.residual import SinkhornConnections
 from moeserve.models.sources.gguf import names as n
@@ -27,7 +33,7 @@ def load_input(
     """Loads the norm or stream mix that computes a block's input from the residual. index: the block's layer; None: the
     head. norm: the norm's full name. block: the beginning of the tensors' names, for a residual of several streams."""
     if shape.streams is None:
-        return vector(norm)
+        return CpuLayerNorm(vector(norm)) if shape.centers_norms else vector(norm)
 
     def name(part: str) -> str:
         return n.of_part(f"{block}_{part}") if index is None else n.of_layer(index, f"{block}_{part}")
@@ -48,6 +54,12 @@ def load_input(
         down=LinearGroup([matrix(name(part)) for part in down]),
         up=LinearGroup([matrix(name("up"))]),
     )
+
+
+def scaled(norm: CpuInput, factor: float) -> CpuInput:
+    """Returns the norm with its weight multiplied by a factor."""
+    assert not isinstance(norm, CpuStreamMix)
+    return CpuLayerNorm(norm.weight * factor) if isinstance(norm, CpuLayerNorm) else norm * factor
 
 
 def load_ngrams(

@@ -47,8 +47,16 @@ class CpuSinkhornMix:
     norm: Tensor  # float32 [hidden]: of what is read
 
 
-# What computes a block's input from the residual: an RMS norm's weight, float32 [hidden], or a mix of the streams.
-CpuInput = Tensor | CpuStreamMix | CpuSinkhornMix
+@dataclass(frozen=True, slots=True)
+class CpuLayerNorm:
+    """A norm that subtracts the mean first."""
+
+    weight: Tensor  # float32 [hidden]
+
+
+# What computes a block's input from the residual: an RMS norm's weight, float32 [hidden], a LayerNorm, or a mix of
+# the streams.
+CpuInput = Tensor | CpuLayerNorm | CpuStreamMix | CpuSinkhornMix
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +229,7 @@ class CpuLayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class CpuMoe:
-    norm: CpuInput
+    norm: CpuInput | None  # None: it reads what the mixer read
     router: LinearGroup  # [E, hidden]
     experts: GatedExperts
     shared: CpuSharedExpert | None
@@ -235,7 +243,7 @@ class CpuMoe:
 
 @dataclass(frozen=True, slots=True)
 class CpuDenseFfn:
-    norm: CpuInput
+    norm: CpuInput | None  # as CpuMoe.norm
     expert: CpuSharedExpert  # without a gate
 
 

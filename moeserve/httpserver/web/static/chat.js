@@ -284,7 +284,11 @@ async function start() {
 async function awaitAndWelcome() {
   if ((await awaitModel()) === null) return;
   await models.refresh();
-  await setUpTools();
+  try {
+    await setUpTools();
+  } catch (error) {
+    if (!(error instanceof RequestFailed)) throw error; // a chat without tools is better than none
+  }
   show(); // calls that wait for the user's word know now where they would go
 }
 

@@ -157,7 +157,7 @@ void bind_engine(nb::module_& m) {
       .def("slots", &Stream::slots, "type"_a, "rows"_a, "cols"_a, "count"_a)
       .def("view", &Stream::view, "source"_a, "bytes"_a, "type"_a, "rows"_a, "cols"_a, "experts"_a)
       .def("embed", &Stream::embed)
-      .def("norm", &Stream::norm, "x"_a, "weight"_a, "eps"_a, "n"_a, "y"_a, "rows"_a.none())
+      .def("norm", &Stream::norm, "x"_a, "weight"_a, "eps"_a, "n"_a, "y"_a, "rows"_a.none(), "centered"_a)
       .def("add_norm", &Stream::add_norm)
       .def("softcap", &Stream::softcap)
       .def("gelu_gate", &Stream::gelu_gate, "gate"_a.none(), "up"_a, "column"_a, "n"_a, "out"_a)
@@ -175,7 +175,7 @@ void bind_engine(nb::module_& m) {
       .def("index_store", &Stream::index_store, "q"_a, "keys"_a, "norm"_a, "bias"_a, "eps"_a, "cos"_a,
            "sin"_a, "positions"_a.none(), "slots"_a, "index_keys"_a, "n"_a, "heads"_a, "in_pairs"_a)
       .def("index_blocks", &Stream::index_blocks, "plan"_a, "q"_a, "keys"_a, "q_norm"_a, "k_norm"_a, "eps"_a,
-           "cos"_a, "sin"_a, "index_keys"_a, "heads"_a)
+           "cos"_a, "sin"_a, "first_cos"_a.none(), "first_sin"_a.none(), "index_keys"_a, "heads"_a)
       .def("choose_keys", &Stream::choose_keys, "plan"_a, "q"_a, "weights"_a.none(), "index_keys"_a,
            "heads"_a)
       .def("compressed_store", &Stream::compressed_store, "q"_a, "kv"_a, "norm"_a, "eps"_a, "cos"_a, "sin"_a,

@@ -68,7 +68,7 @@ class Stream {
   std::unique_ptr<Matrix> slots(int type, int64_t rows, int64_t cols, int64_t count);
 
   void embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x, float scale);
-  void norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows);
+  void norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows, bool centered);
   void add_norm(Tensor source, Tensor weight, float eps, int n, Tensor x, float factor);
   void softcap(Tensor x, int n, float cap);
   void gelu_gate(Tensor gate, Tensor up, int column, int n, const Activations& out);
@@ -103,7 +103,7 @@ class Stream {
   void index_store(Tensor q, Tensor keys, Tensor norm, Tensor bias, float eps, Tensor cos, Tensor sin,
                    Tensor positions, Tensor slots, Tensor index_keys, int n, int heads, bool in_pairs);
   void index_blocks(AttentionPlan& plan, Tensor q, Tensor keys, Tensor q_norm, Tensor k_norm, float eps,
-                    Tensor cos, Tensor sin, Tensor index_keys, int heads);
+                    Tensor cos, Tensor sin, Tensor first_cos, Tensor first_sin, Tensor index_keys, int heads);
   void choose_keys(AttentionPlan& plan, Tensor q, Tensor weights, Tensor index_keys, int heads);
   // stream_compressed.cpp
   void compressed_store(Tensor q, Tensor kv, Tensor norm, float eps, Tensor cos, Tensor sin, Tensor positions,

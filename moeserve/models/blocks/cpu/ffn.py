@@ -1,4 +1,4 @@
-"""The feed-forward of y = norm(x), on the pool's stream.
+"""The feed-forward of y = norm(x), on the pool's stream. In a parallel layer the mixer's y is still there.
 
 A mixture of experts gives the weighted sum over the chosen experts of down(activation(gate y, up y)), plus the
 shared expert's output. A layer without experts has a single feed-forward. The result is added to `out` or
@@ -38,7 +38,8 @@ def mix(
 ) -> None:
     """Launches router, experts and shared expert. expert_token_counts: int64 [2, experts], see `CpuStream.experts`.
     token_ids: int32 [n]; disk: None if all experts are in RAM; index: the layer's."""
-    read_residual(stream, w.norm, eps, n, space)
+    if w.norm is not None:
+        read_residual(stream, w.norm, eps, n, space)
     project(stream, space.y, n, w.router, [space.router_logits], adapters, (names.FFN_GATE_INP,))
     by_token = None if w.by_token is None else (w.by_token, token_ids)
     stream.route(space.router_logits, n, space.routing, shape.router, bias=w.choice_bias, by_token=by_token)
@@ -73,7 +74,8 @@ def feed_forward(
     add: bool,
 ) -> None:
     """Launches the feed-forward of a layer without experts."""
-    read_residual(stream, w.norm, eps, n, space)
+    if w.norm is not None:
+        read_residual(stream, w.norm, eps, n, space)
     run_unrouted(stream, w.expert, shape, n, space, adapters, shape.parts, out, add=add)
 
 

@@ -63,6 +63,13 @@ class CpuForm:
         rows = positions.long()[self._sections].T.contiguous()  # [n, rotary_dim / 2]
         return self.cos.gather(0, rows), self.sin.gather(0, rows), None
 
+    def row_angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin by row, float32 [n, rotary_dim / 2]. positions: as for `angles_at`."""
+        if positions.dim() == 2:
+            cos, sin, _ = self.angles_at(positions)
+            return cos, sin
+        return self.cos[positions.long()], self.sin[positions.long()]
+
 
 def angles_of(
     model: ModelShape, max_model_len: int, rope_factors: Tensor | None

@@ -12,7 +12,13 @@ from torch import Tensor
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup
 from moeserve.kernels.stream_operands import Activations
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace, SinkhornWorkspace, StreamsWorkspace
-from moeserve.models.loading.cpu_weights import CpuEmbedding, CpuInput, CpuSinkhornMix, CpuStreamMix
+from moeserve.models.loading.cpu_weights import (
+    CpuEmbedding,
+    CpuInput,
+    CpuLayerNorm,
+    CpuSinkhornMix,
+    CpuStreamMix,
+)
 
 
 def embed(
@@ -28,8 +34,8 @@ def embed(
 
 def read_residual(stream: CpuStream, w: CpuInput, eps: float, n: int, space: CpuWorkspace) -> None:
     """Launches y = what a block reads of x, and with several streams the weights that its output is added with."""
-    if isinstance(w, Tensor):
-        stream.norm(space.x, w, eps, n, space.y)
+    if isinstance(w, Tensor | CpuLayerNorm):
+        _norm(stream, w, eps, n, space.x, space.y, None)
         return
     if isinstance(w, CpuSinkhornMix):
         s = space.streams
@@ -44,8 +50,8 @@ def read_for_head(
     stream: CpuStream, w: CpuInput, eps: float, rows: Tensor, space: CpuWorkspace, out: Activations
 ) -> None:
     """Launches out = what the head reads of these rows of x. rows: int32 [m]."""
-    if isinstance(w, Tensor):
-        stream.norm(space.x, w, eps, len(rows), out, rows)
+    if isinstance(w, Tensor | CpuLayerNorm):
+        _norm(stream, w, eps, len(rows), space.x, out, rows)
         return
     if isinstance(w, CpuSinkhornMix):
         s = space.streams
@@ -53,6 +59,21 @@ def read_for_head(
         _read_mixed(stream, w, eps, len(rows), space, out, s.head_products, rows, None)
         return
     _read_streams(stream, w, eps, len(rows), space, out, [], rows)
+
+
+def _norm(
+    stream: CpuStream,
+    w: Tensor | CpuLayerNorm,
+    eps: float,
+    n: int,
+    x: Tensor,
+    out: Activations,
+    rows: Tensor | None,
+) -> None:
+    if isinstance(w, CpuLayerNorm):
+        stream.norm(x, w.weight, eps, n, out, rows, centered=True)
+    else:
+        stream.norm(x, w, eps, n, out, rows)
 
 
 def _read_streams(

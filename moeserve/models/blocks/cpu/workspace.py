@@ -20,7 +20,9 @@ class CpuBatch:
     """The rows of a step: their positions, KV slots, recurrent states and adapters. `CpuDecoder.begin` takes their
     token ids, `plan_attention` their sequences."""
 
-    __slots__ = ("adapters", "has_window_plan", "kv_slots", "n", "positions", "states", "window_slots")
+    __slots__ = (
+        "adapters", "first_positions", "has_window_plan", "kv_slots", "n", "positions", "states", "window_slots",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -32,12 +34,14 @@ class CpuBatch:
         window_slots: torch.Tensor | None = None,
         *,
         has_window_plan: bool = False,
+        first_positions: torch.Tensor | None = None,
     ) -> None:
         """positions: int32 [n], the rows' RoPE positions; [3, n] for a model with M-RoPE sections. kv_slots: int32
         [n], the slot that each row's KV is written to. states: the sequences whose recurrent states the rows
         advance; None without recurrent layers. adapters: None if no row uses one. window_slots: int32 [n], the
         slots that windowed layers write to; None: kv_slots. has_window_plan: `plan_attention` was given
-        window_table or ends."""
+        window_table or ends. first_positions: like positions, of the first token of each row's block of keys, for an
+        indexer; None: all positions are the tokens' numbers."""
         self.n = n
         self.positions = positions
         self.kv_slots = kv_slots
@@ -45,6 +49,7 @@ class CpuBatch:
         self.adapters = adapters
         self.window_slots = window_slots
         self.has_window_plan = has_window_plan
+        self.first_positions = first_positions
 
 
 class SandwichWorkspace:

@@ -69,6 +69,9 @@ def _batch(
         adapters=adapters,
         window_slots=windows,
         has_window_plan=windows is not None or embedded.ends is not None,
+        first_positions=None
+        if embedded.first_positions is None
+        else torch.from_numpy(embedded.first_positions),
     )
 
 
