@@ -82,9 +82,8 @@ class AttentionShape(ChoosesKeys):
     @property
     def gate_width(self) -> int:
         """Gates per token."""
-        if self.gate == "none":
-            return 0
-        return self.output_width if self.gate in ("in_q", "element") else self.num_heads
+        of_gate = self.output_width if self.gate in ("in_q", "element") else self.num_heads
+        return 0 if self.gate == "none" else of_gate
 
     @property
     def v_dim(self) -> int:

@@ -134,7 +134,7 @@ ATTN_OUTPUT_B = "attn_output_b"
 
 
 class CompressorNames(NamedTuple):
-    """The names of a compressor: its two products, the biases by a token's place in its block, and the entries' norm."""
+    """A compressor's two products, the biases by a token's place in its block, and the entries' norm."""
 
     kv: str
     gate: str
