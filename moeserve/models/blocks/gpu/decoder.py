@@ -346,8 +346,7 @@ class GpuDecoder:
         elif isinstance(mixer, Recurrence):
             assert w is not None
             assert batch.states is not None
-            state = self._states[index]
-            mix_recurrent(mixer, w, self.shape.rms_eps, state, batch.states, batch.count, s)
+            mix_recurrent(mixer, w, self.shape.rms_eps, self._states[index], batch.states, batch.count, s)
 
     def _take_over(self, index: int, layer: GpuLayer, s: GpuWorkspace, count: Tensor) -> None:
         """Prepares the feed-forward of a layer without a mixer. What the previous layer's mixer left in s.output is
