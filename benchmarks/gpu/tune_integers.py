@@ -1,5 +1,5 @@
-"""Tiles of experts with weights as integers in float16, for tune.py: (routes per block, rows, warps, super-blocks at once,
-programs per multiprocessor, registers or 0)."""
+"""Tiles of experts with weights as integers in float16, for tune.py: (routes per block, rows, warps, super-blocks at
+once, programs per multiprocessor, registers or 0)."""
 
 from __future__ import annotations
 

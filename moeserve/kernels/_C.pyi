@@ -156,6 +156,7 @@ class Stream:
         n: int,
         y: Activations,
         rows: Tensor | None,
+        centered: bool,
     ) -> None: ...
     def add_norm(
         self, source: Tensor, weight: Tensor, eps: float, n: int, x: Tensor, factor: float

@@ -86,9 +86,12 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations):
         n: int,
         y: Activations,
         rows: torch.Tensor | None = None,
+        *,
+        centered: bool = False,
     ) -> None:
-        """y[i] = RMSNorm(x[rows[i]]) * weight, quantised too where y has room for it. rows: int32 [n] or None."""
-        self._native.norm(x, weight, eps, n, y.native, rows)
+        """y[i] = RMSNorm(x[rows[i]]) * weight, quantised too where y has room for it. rows: int32 [n] or None.
+        centered: the mean is subtracted first (LayerNorm)."""
+        self._native.norm(x, weight, eps, n, y.native, rows, centered)
         self._held.append((x, weight, y, rows))
 
     def add_norm(

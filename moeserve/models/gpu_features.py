@@ -48,6 +48,8 @@ def cpu_only_features(shape: ModelShape) -> list[str]:
         "layers with inputs of their own": shape.layer_input_width > 0,
         "a residual of several streams": shape.streams is not None,
         "n-gram embeddings": shape.ngrams is not None,
+        "LayerNorm in layers that are not parallel": shape.centers_norms
+        and not all(layer.is_parallel for layer in shape.layers),
     }
     return [*found, *(what for what, has in of_model.items() if has)]
 

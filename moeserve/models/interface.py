@@ -161,9 +161,8 @@ class MoeShape:
     expert_bias: bool = False  # the routed experts' three products have biases
     expert_scale: bool = False  # a chosen expert's weight is multiplied by a factor of the expert
     weighs_input: bool = False  # routing weights multiply the experts' input instead of their output
-    # In a sandwiched layer: outputs of shared and routed experts are normalised separately before they are added, and
-    # so are inputs of routed experts and router; the weight of the router's norm is divided by sqrt(hidden).
-    parts_normed: bool = False
+    # In a sandwiched layer: outputs of shared and routed experts are normalised separately, and so are inputs of routed
+    parts_normed: bool = False  # experts and router, whose norm's weight is divided by sqrt(hidden)
     parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate (or up again), up and down
     latent: int = 0  # width of the experts' input and output, to and from which matrices project; 0: `hidden`
 
@@ -180,12 +179,12 @@ class DenseFfnShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    # A layer may lack one of the two.
-    mixer: AttentionShape | LatentAttentionShape | Recurrence | None
+    mixer: AttentionShape | LatentAttentionShape | Recurrence | None  # this or the next may be missing
     ffn: MoeShape | DenseFfnShape | None
     ffn_norm: str = n.FFN_NORM  # GGUF name of the norm before the feed-forward
     is_sandwiched: bool = False  # each block's output is normalised before it is added
     has_factor: bool = False  # x is multiplied by a number after the layer
+    is_parallel: bool = False  # the feed-forward reads the mixer's input, and has no norm of its own
     unread: tuple[str, ...] = ()  # tensors of the layer that a file may contain and that are not used
 
     @property
@@ -254,6 +253,7 @@ class ModelShape:
     deep_layers: int = 0  # number of first layers whose output DeepStack adds embeddings to
     streams: HyperConnections | None = None  # of the residual; None: it is one vector
     ngrams: NgramShape | None = None  # n-gram embeddings, which a layer adds to the residual
+    centers_norms: bool = False  # norms of the residual subtract its mean first (LayerNorm)
 
     def __post_init__(self) -> None:
         """Raises ValueError if no layer attends, or if latent attention or recurrent layers have several forms."""

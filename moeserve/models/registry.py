@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from moeserve.models.afmoe.family import FAMILY as AFMOE
+from moeserve.models.cohere2moe.family import FAMILY as COHERE2_MOE
 from moeserve.models.deepseek2.family import FAMILY as DEEPSEEK2
 from moeserve.models.deepseek2.indexed import DEEPSEEK_FAMILY as DEEPSEEK32
 from moeserve.models.deepseek2.indexed import GLM_FAMILY as GLM_DSA
@@ -90,6 +91,7 @@ _families: dict[str, ModelFamily] = {
         NEMOTRON_H,
         GRANITE_HYBRID,
         LFM2_MOE,
+        COHERE2_MOE,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

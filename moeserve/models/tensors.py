@@ -31,7 +31,7 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
     parts: dict[str, tuple[int, ...]] = {}
     if of_layer.mixer is not None:
         parts |= _input_tensors(shape, n.HC_ATTN, n.ATTN_NORM)
-    if of_layer.ffn is not None:
+    if of_layer.ffn is not None and not of_layer.is_parallel:
         parts |= _input_tensors(shape, n.HC_FFN, of_layer.ffn_norm)
     if shape.ngrams is not None and shape.ngrams.layer == layer:
         parts |= shape.ngrams.tensors(shape.hidden_size, shape.residual_width)

@@ -94,6 +94,17 @@ NEWEST: dict[str, tuple[str, str, dict[str, Any]]] = {
             "rope_parameters": ROPE | {"partial_rotary_factor": 0.5},
         },
     ),
+    "cohere2_moe": (
+        "Cohere2MoeConfig",
+        "Cohere2MoeForCausalLM",
+        {
+            "num_hidden_layers": 4, "head_dim": 64, "intermediate_size": 96, "prefix_dense_intermediate_size": 224,
+            "sliding_window": 16, "expert_selection_fn": "sigmoid", "norm_topk_prob": False, "logit_scale": 0.5,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "rms_norm_eps": 2**-17, "pad_token_id": 0,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4},
+        },
+    ),
 }  # fmt: skip
 TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
          "image_size": 56, "patch_size": 14}  # fmt: skip

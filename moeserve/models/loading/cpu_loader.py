@@ -17,7 +17,7 @@ from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_indexer import load_block_indexer
 from moeserve.models.loading.cpu_latent import load_latent_attention
 from moeserve.models.loading.cpu_recurrent import load_recurrence
-from moeserve.models.loading.cpu_residual import load_input, load_ngrams
+from moeserve.models.loading.cpu_residual import load_input, load_ngrams, scaled
 from moeserve.models.loading.cpu_weights import (
     CpuAttention,
     CpuDenseFfn,
@@ -116,8 +116,7 @@ class CpuLoader:
         matrix = self._matrix(n.TOKEN_EMBD if self._shape.tied_embeddings else n.OUTPUT)
         norm = self._input(n.OUTPUT_HC, n.OUTPUT_NORM)
         if self._shape.logit_scale != 1.0:
-            assert isinstance(norm, torch.Tensor)
-            norm = norm * self._shape.logit_scale
+            norm = scaled(norm, self._shape.logit_scale)
         return CpuHead(norm, matrix, LinearGroup([matrix]))
 
     def _next_token(self) -> CpuNextToken:
@@ -270,7 +269,9 @@ class CpuLoader:
             experts_output=norm(n.POST_FFW_NORM_2),
         )
 
-    def _ffn_norm(self, index: int) -> CpuInput:
+    def _ffn_norm(self, index: int) -> CpuInput | None:
+        if self._shape.loaded_layers[index].is_parallel:
+            return None
         return self._input(n.HC_FFN, n.of_layer(index, self._shape.loaded_layers[index].ffn_norm), index)
 
     def _input(self, block: str, norm: str, index: int | None = None) -> CpuInput:

@@ -9,7 +9,7 @@ from torch import Tensor
 from moeserve.kernels.cpu_stream import LinearGroup, Matrix
 from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.cpu_weights import CpuInput, CpuNgrams, CpuStreamMix
+from moeserve.models.loading.cpu_weights import CpuInput, CpuLayerNorm, CpuNgrams, CpuStreamMix
 from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -25,7 +25,7 @@ def load_input(
     head. norm: the norm's full name, for a residual of one vector. block: the beginning of the tensors' names, for a
     residual of several streams."""
     if shape.streams is None:
-        return vector(norm)
+        return CpuLayerNorm(vector(norm)) if shape.centers_norms else vector(norm)
 
     def name(part: str) -> str:
         return n.of_part(f"{block}_{part}") if index is None else n.of_layer(index, f"{block}_{part}")
@@ -36,6 +36,12 @@ def load_input(
         down=LinearGroup([matrix(name(part)) for part in down]),
         up=LinearGroup([matrix(name("up"))]),
     )
+
+
+def scaled(norm: CpuInput, factor: float) -> CpuInput:
+    """Returns the norm with its weight multiplied by a factor."""
+    assert not isinstance(norm, CpuStreamMix)
+    return CpuLayerNorm(norm.weight * factor) if isinstance(norm, CpuLayerNorm) else norm * factor
 
 
 def load_ngrams(

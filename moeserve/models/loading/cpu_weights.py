@@ -34,8 +34,16 @@ class CpuStreamMix:
     up: LinearGroup  # [streams * hidden, low_rank]
 
 
-# What computes a block's input from the residual: an RMS norm's weight, float32 [hidden], or a mix of the streams.
-CpuInput = Tensor | CpuStreamMix
+@dataclass(frozen=True, slots=True)
+class CpuLayerNorm:
+    """A norm that subtracts the mean first."""
+
+    weight: Tensor  # float32 [hidden]
+
+
+# What computes a block's input from the residual: an RMS norm's weight, float32 [hidden], a LayerNorm, or a mix of
+# the streams.
+CpuInput = Tensor | CpuLayerNorm | CpuStreamMix
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +203,7 @@ class CpuLayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class CpuMoe:
-    norm: CpuInput
+    norm: CpuInput | None  # None: it reads what the mixer read
     router: LinearGroup  # [E, hidden]
     experts: GatedExperts
     shared: CpuSharedExpert | None
@@ -208,7 +216,7 @@ class CpuMoe:
 
 @dataclass(frozen=True, slots=True)
 class CpuDenseFfn:
-    norm: CpuInput
+    norm: CpuInput | None  # as CpuMoe.norm
     expert: CpuSharedExpert  # without a gate
 
 

@@ -232,7 +232,7 @@ class GpuLoader:
         shape = self._shape.layers[index]
         return SandwichNorms(
             attention_output=self._vector(n.of_layer(index, n.POST_ATTENTION_NORM)),
-            input=self._ffn_norm(index),
+            input=self._vector(n.of_layer(index, shape.ffn_norm)),
             output=self._vector(n.of_layer(index, n.POST_FFW_NORM)),
             parts=self._part_norms(index) if shape.moe is not None and shape.moe.parts_normed else None,
             factor=self._vector(n.of_layer(index, n.LAYER_OUTPUT_SCALE)) if shape.has_factor else None,
@@ -260,7 +260,9 @@ class GpuLoader:
             self._sandwich(index) if self._shape.layers[index].is_sandwiched else None,
         )
 
-    def _ffn_norm(self, index: int) -> Tensor:
+    def _ffn_norm(self, index: int) -> Tensor | None:
+        if self._shape.layers[index].is_parallel:
+            return None
         return self._vector(n.of_layer(index, self._shape.layers[index].ffn_norm))
 
     def _shared_expert(self, index: int, shape: SharedExpert) -> GpuSharedExpert:

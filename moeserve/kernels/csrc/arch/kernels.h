@@ -98,6 +98,8 @@ struct Kernels {
   void (*quantize)(const float* x, int64_t n, int8_t* codes, GroupMeta* metas);
   // y = x / rms(x) * w. n % 16 == 0. y may be x.
   void (*rms_norm)(const float* x, const float* w, float eps, int n, float* y);
+  // The same of x less its mean.
+  void (*layer_norm)(const float* x, const float* w, float eps, int n, float* y);
   // NeoX-style rotation of one head: pairs (i, i + n/2). cos and sin have n/2 entries. n % 32 == 0.
   void (*rope)(float* head, const float* cos, const float* sin, int n);
   // out[i] = silu(gate[i]) * up[i], n % 16 == 0.

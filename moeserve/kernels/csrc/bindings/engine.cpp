@@ -157,7 +157,7 @@ void bind_engine(nb::module_& m) {
       .def("slots", &Stream::slots, "type"_a, "rows"_a, "cols"_a, "count"_a)
       .def("view", &Stream::view, "source"_a, "bytes"_a, "type"_a, "rows"_a, "cols"_a, "experts"_a)
       .def("embed", &Stream::embed)
-      .def("norm", &Stream::norm, "x"_a, "weight"_a, "eps"_a, "n"_a, "y"_a, "rows"_a.none())
+      .def("norm", &Stream::norm, "x"_a, "weight"_a, "eps"_a, "n"_a, "y"_a, "rows"_a.none(), "centered"_a)
       .def("add_norm", &Stream::add_norm)
       .def("softcap", &Stream::softcap)
       .def("gelu_gate", &Stream::gelu_gate, "gate"_a.none(), "up"_a, "column"_a, "n"_a, "out"_a)

@@ -158,7 +158,7 @@ void Stream::embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, T
                        rows_arg<float>(x, "x", n, cols)});
 }
 
-void Stream::norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows) {
+void Stream::norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows, bool centered) {
   const TensorArg source = tensor_arg(x, "x", Element::kFloat32);
   if (y.cols % 16 != 0) reject("y", "columns that 16 divides wanted");
   check_activations(y, "y", n, y.cols, false);
@@ -168,7 +168,7 @@ void Stream::norm(Tensor x, Tensor weight, float eps, int n, const Activations& 
     check_ids("row", index, n, source.rows);
   }
   pool_.submit(NormOp{&kernels_, rows_arg<float>(x, "x", index == nullptr ? n : 0, y.cols),
-                      sized_arg<float>(weight, "weight", y.cols), eps, index, n, y});
+                      sized_arg<float>(weight, "weight", y.cols), eps, centered, index, n, y});
 }
 
 void Stream::add_norm(Tensor source, Tensor weight, float eps, int n, Tensor x, float factor) {

@@ -67,7 +67,7 @@ class Stream {
   std::unique_ptr<Matrix> slots(int type, int64_t rows, int64_t cols, int64_t count);
 
   void embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x, float scale);
-  void norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows);
+  void norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows, bool centered);
   void add_norm(Tensor source, Tensor weight, float eps, int n, Tensor x, float factor);
   void softcap(Tensor x, int n, float cap);
   void gelu_gate(Tensor gate, Tensor up, int column, int n, const Activations& out);

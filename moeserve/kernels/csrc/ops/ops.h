@@ -88,12 +88,13 @@ struct EmbedOp {
 // Up to this many numbers, one thread computes a norm or the like as fast as all threads can synchronise.
 constexpr int64_t kSmallNumbers = 4096;
 
-// y[i] = rms_norm(x[rows[i]]) * w; rows nullptr: row i.
+// y[i] = rms_norm(x[rows[i]]) * w; rows nullptr: row i. With `centered`, layer_norm.
 struct NormOp {
   const Kernels* k;
   const float* x;
   const float* w;
   float eps;
+  bool centered;
   const int32_t* rows;
   int n;
   Activations y;

@@ -3,7 +3,7 @@
     x = embed(tokens)
     for each layer:
         x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: recurrent.py
-        x = x + experts(norm(x))            ffn.py
+        x = x + experts(norm(x))            ffn.py; in a parallel layer of the same norm(x) as attention
     logits = output(output_norm(x))
 
 All operations are launched on the stream; call `CpuStream.wait` before reading a result. A decoder with only the

@@ -1,4 +1,4 @@
-"""The feed-forward of y = norm(x), on the pool's stream.
+"""The feed-forward of y = norm(x), on the pool's stream. In a parallel layer the mixer's y is still there.
 
 A mixture of experts gives the weighted sum over the chosen experts of down(activation(gate y, up y)), plus the
 shared expert's output. A layer without experts has a single feed-forward. The result is added to `out` or
@@ -37,7 +37,8 @@ def mix(
 ) -> None:
     """Launches router, experts and shared expert. expert_token_counts: int64 [2, experts], see `CpuStream.experts`.
     disk: None if all experts are in RAM; index: the layer's."""
-    read_residual(stream, w.norm, eps, n, space)
+    if w.norm is not None:
+        read_residual(stream, w.norm, eps, n, space)
     project(stream, space.y, n, w.router, [space.router_logits], adapters, (names.FFN_GATE_INP,))
     stream.route(space.router_logits, n, space.routing, shape.router, bias=w.choice_bias)
     on_disk = None if disk is None else disk.layer(index, n, space)
@@ -71,7 +72,8 @@ def feed_forward(
     add: bool,
 ) -> None:
     """Launches the feed-forward of a layer without experts."""
-    read_residual(stream, w.norm, eps, n, space)
+    if w.norm is not None:
+        read_residual(stream, w.norm, eps, n, space)
     run_unrouted(stream, w.expert, shape, n, space, adapters, shape.parts, out, add=add)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup
 from moeserve.kernels.stream_operands import Activations
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
-from moeserve.models.loading.cpu_weights import CpuEmbedding, CpuInput, CpuStreamMix
+from moeserve.models.loading.cpu_weights import CpuEmbedding, CpuInput, CpuLayerNorm, CpuStreamMix
 
 
 def embed(
@@ -27,8 +27,8 @@ def embed(
 
 def read_residual(stream: CpuStream, w: CpuInput, eps: float, n: int, space: CpuWorkspace) -> None:
     """Launches y = what a block reads of x, and with several streams the weights that its output is added with."""
-    if isinstance(w, Tensor):
-        stream.norm(space.x, w, eps, n, space.y)
+    if not isinstance(w, CpuStreamMix):
+        _norm(stream, w, eps, n, space.x, space.y, None)
         return
     assert space.streams is not None
     _read_streams(stream, w, eps, n, space, space.y, [space.streams.weights], None)
@@ -38,10 +38,25 @@ def read_for_head(
     stream: CpuStream, w: CpuInput, eps: float, rows: Tensor, space: CpuWorkspace, out: Activations
 ) -> None:
     """Launches out = what the head reads of these rows of x. rows: int32 [m]."""
-    if isinstance(w, Tensor):
-        stream.norm(space.x, w, eps, len(rows), out, rows)
+    if not isinstance(w, CpuStreamMix):
+        _norm(stream, w, eps, len(rows), space.x, out, rows)
         return
     _read_streams(stream, w, eps, len(rows), space, out, [], rows)
+
+
+def _norm(
+    stream: CpuStream,
+    w: Tensor | CpuLayerNorm,
+    eps: float,
+    n: int,
+    x: Tensor,
+    out: Activations,
+    rows: Tensor | None,
+) -> None:
+    if isinstance(w, CpuLayerNorm):
+        stream.norm(x, w.weight, eps, n, out, rows, centered=True)
+    else:
+        stream.norm(x, w, eps, n, out, rows)
 
 
 def _read_streams(

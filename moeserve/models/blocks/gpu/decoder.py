@@ -3,11 +3,10 @@
     x = embed(tokens)
     for each layer:
         x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: recurrent.py
-        x = x + experts(norm(x))            ffn.py
+        x = x + experts(norm(x))            ffn.py; in a parallel layer of the same norm(x) as attention
     logits = output(output_norm(x))
 
 Sandwiched layers normalise a block's output before they add it (kernels/norm/sandwich.py).
-
 Some experts may be in RAM: the CPU pool computes them while the GPU computes its own (`moeserve.kernels.handoff`).
 The first layers may be in RAM as a whole: the weights here are then the last layers', numbered from 0, and x comes
 from the CPU. With pipeline stages, other GPUs have the layers before and after these (`stage.py`).
@@ -267,7 +266,10 @@ class GpuDecoder:
             self._ffn.add_and_norm(self.num_layers - 1, s, norm, count, head.final, rows)
         else:
             y, x = head.final, self.stage.inbox
-            add_norm(x, None, None, None, None, rows, count, norm, self.shape.rms_eps, y.x, y.codes, y.scales)
+            add_norm(
+                x, None, None, None, None, rows, count, norm, self.shape.rms_eps, y.x, y.codes, y.scales,
+                centered=self.shape.centers_norms,
+            )  # fmt: skip
         by_quads = self._head_products[len(rows)]
         if by_quads is None:
             multiply(output, head.final, count, head.logits)
@@ -353,18 +355,20 @@ class GpuDecoder:
             return
         if index:
             assert layer.ffn is not None
+            assert layer.ffn.norm is not None
             self._add_and_norm(index, s, layer.ffn.norm, count)  # for x alone
         s.output.zero_()
 
     def _add_and_norm(self, index: int, s: GpuWorkspace, weight: Tensor, count: Tensor) -> None:
         """Launches y = norm of x, after adding the previous layer's pending output."""
-        y = s.y
+        y, exact = s.y, self._ffn.inputs.exact(index, s)
         if index == 0:
             add_norm(
-                s.x, None, None, None, None, None, count, weight, self.shape.rms_eps, y.x, y.codes, y.scales
+                s.x, None, None, None, None, None, count, weight, self.shape.rms_eps, y.x, y.codes, y.scales, exact,
+                centered=self.shape.centers_norms,
             )  # fmt: skip
         else:
-            self._ffn.add_and_norm(index - 1, s, weight, count, y, None)
+            self._ffn.add_and_norm(index - 1, s, weight, count, y, None, exact)
 
     def _show_layer(self, index: int, s: GpuWorkspace, observer: LayerObserver) -> None:
         """Shows a layer to the observer. Sums are computed on the CPU, because all GPU memory is planned."""
@@ -379,7 +383,7 @@ class GpuDecoder:
             output = output + each.sum(dim=1)
         output = self._ffn.behind_norms(index, s, output)
         after_attention, has_ffn = s.x, self._weights.layers[index].ffn is not None
-        if self._ffn.fuses_router_norm(index, s) or not has_ffn:
+        if self._ffn.inputs.leaves_attended(index, s) or not has_ffn:
             after_attention = s.x.cpu() + s.output.view(s.rows, -1).cpu().float()
         observer.layer(
             self._first_layer + index,  # the observer has seen the CPU's layers

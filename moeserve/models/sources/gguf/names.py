@@ -18,6 +18,9 @@ DENSE_LAYERS = "dense_layers"  # no GGUF has this key: per layer, whether it has
 # No GGUF has these keys: per layer, whether it has no positions; whether q and k are normalised at all.
 UNROTATED_LAYERS = "attention.unrotated_layers"
 HAS_QK_NORM = "attention.has_qk_norm"
+# A norm's epsilon says of which kind it is.
+RMS_EPS = "attention.layer_norm_rms_epsilon"
+LAYER_NORM_EPS = "attention.layer_norm_epsilon"
 SLIDING_WINDOW = "attention.sliding_window"
 WINDOWED_LAYERS = "attention.sliding_window_pattern"
 ROTATED_SHARE = "rope.rotated_share"  # no GGUF has this key, but ROPE_FREQS: `partial_rotary_factor`

@@ -31,6 +31,21 @@ void rms_norm(const float* x, const float* w, float eps, int n, float* y) {
   for (int i = 0; i < n; i += 16) store_f(y + i, mul(mul(load_f(x + i), inverse), load_f(w + i)));
 }
 
+void layer_norm(const float* x, const float* w, float eps, int n, float* y) {
+  VF sum = zero_f();
+  for (int i = 0; i < n; i += 16) sum = add(sum, load_f(x + i));
+  const VF mean = set_f(reduce_add(sum) / static_cast<float>(n));
+  VF squares = zero_f();
+  for (int i = 0; i < n; i += 16) {
+    const VF centered = sub(load_f(x + i), mean);
+    squares = fma(centered, centered, squares);
+  }
+  const VF inverse = set_f(1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(n) + eps));
+  for (int i = 0; i < n; i += 16) {
+    store_f(y + i, mul(mul(sub(load_f(x + i), mean), inverse), load_f(w + i)));
+  }
+}
+
 void rope(float* head, const float* cos, const float* sin, int n) {
   float* other = head + n / 2;
   for (int i = 0; i < n / 2; i += 16) {
