@@ -46,6 +46,9 @@ UNPACK_ROUTES = 192  # average routes per expert from which unpacking its weight
 # Steps of this number of rows multiply experts by warpgroup instructions, if the matrices' types allow it
 # (kernels/experts/quads.py; docs/results/gpu-kernels.md).
 QUAD_ROWS = range(129, 2049)
+# Steps of this number of rows multiply experts with weights as integers in float16, if the matrices' types allow it
+# (kernels/experts/integers.py; docs/results/gpu-kernels.md).
+INTEGER_ROWS = range(9, 129)
 INDEX_SCORES = 1 << 22  # scores of index keys that are held at once (kernels/csrc/ops/key_choice.h)
 INT8_GROUP = 32  # columns that share a scale of int8 activations
 
@@ -112,8 +115,11 @@ def gpu_step_buffers(
         Buffer("parts", (rows, 1 if small else routes, hidden), wide),
         Buffer("pool_sum", (rows, hidden)),  # sum of the RAM experts' outputs
     ]
-    if QUAD_ROWS.start <= rows < QUAD_ROWS.stop and not float_weights:
+    if rows in QUAD_ROWS and not float_weights:
         buffers.append(Buffer("quads", (rows, hidden), floats))  # the experts' input in quad order
+    if rows in INTEGER_ROWS and not float_weights:
+        buffers += _integer_rows("integer_x", rows, hidden)
+        buffers += _integer_rows("integer_h", rows * top_k, model.expert_width)
     weighs_input = any(layer.moe is not None and layer.moe.weighs_input for layer in model.layers)
     if model.is_sandwiched or weighs_input:
         buffers += _activations("experts_input", rows, hidden, acts, quantised=small)
@@ -149,6 +155,16 @@ def gpu_step_buffers(
     if adapter_rank:
         buffers += _adapter_buffers(model, rows, adapter_rank, wide)
     return tuple(buffers)
+
+
+def _integer_rows(name: str, rows: int, cols: int) -> list[Buffer]:
+    """Returns the buffers of kernels/experts/integers.IntegerRows."""
+    sums = -(-cols // 16)
+    return [
+        Buffer(name, (rows, cols), "float16"),
+        Buffer(f"{name}_sums", (rows, sums), "float16"),
+        Buffer(f"{name}_factors", (rows,)),
+    ]
 
 
 def _delta_net_buffers(delta_net: GatedDeltaNetShape, rows: int, wide: GpuFloat) -> list[Buffer]:

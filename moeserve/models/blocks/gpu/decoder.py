@@ -36,7 +36,7 @@ from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
 from moeserve.models.blocks.gpu.first_rows import as_planes, numbers, upload
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.forms import forms_of
-from moeserve.models.blocks.gpu.head_product import head_product
+from moeserve.models.blocks.gpu.head_product import GpuHead, head_product
 from moeserve.models.blocks.gpu.latent import GpuLatentAttentionBlock
 from moeserve.models.blocks.gpu.layer_kinds import distinct_layers
 from moeserve.models.blocks.gpu.linear import multiply
@@ -45,7 +45,7 @@ from moeserve.models.blocks.gpu.lora_products import LayerAdapters
 from moeserve.models.blocks.gpu.recurrent import mix_recurrent
 from moeserve.models.blocks.gpu.stage import WHOLE, Stage, StepPart
 from moeserve.models.blocks.gpu.sums import GpuSums
-from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuHead, GpuWorkspace, make_workspaces
+from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, make_workspaces
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.expert_stream import ExpertStream

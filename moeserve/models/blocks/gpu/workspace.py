@@ -16,11 +16,11 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.op import DecodeWorkspace
 from moeserve.kernels.delta_net.op import StepSequences
+from moeserve.kernels.experts.integers import IntegerRows, IntegerWorkspace, integer_method
 from moeserve.kernels.experts.op import BlockWorkspace
 from moeserve.kernels.experts.quads import QuadWorkspace
 from moeserve.kernels.latent.op import by_head, decode_workspace
 from moeserve.kernels.linear.large_batch import BLOCK, FEW_BLOCK, UnpackScratch
-from moeserve.kernels.linear.op import gemv_tokens
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
@@ -238,6 +238,14 @@ class GpuWorkspace:
             if "quads" in views and floats == torch.bfloat16 and shape.num_experts
             else None
         )
+        # For experts whose types have integers in float16; None: likewise.
+        self.integers = (
+            IntegerWorkspace(
+                _integer_rows(views, "integer_x"), _integer_rows(views, "integer_h"), integer_method(rows)
+            )
+            if "integer_x" in views and floats == torch.bfloat16 and shape.num_experts
+            else None
+        )
         # Intermediate rows of the feed-forwards that all tokens pass, by width.
         widths = {layer.unrouted_width for layer in shape.layers} - {0}
         self.unrouted_h = {width: _activations(views, "unrouted_h", width) for width in widths}
@@ -257,22 +265,6 @@ class GpuWorkspace:
             return None
         blocks = BlockWorkspace(self.rows, shape.top_k, experts_here, spare.device, unpacked_block=FEW_BLOCK)
         return blocks, UnpackScratch(spare)
-
-
-class GpuHead:
-    """Buffers of the head for up to `rows` rows."""
-
-    def __init__(self, shape: ModelShape, logits: Tensor, rows: int, floats: torch.dtype) -> None:
-        """logits: float32 [rows or more, vocab]."""
-        small = rows <= gemv_tokens(logits.shape[1])
-        self.final = GpuActivations.empty(
-            rows,
-            shape.hidden_size,
-            logits.device,
-            dtype=torch.float32 if small else floats,
-            quantised=small,
-        )
-        self.logits = logits[:rows]
 
 
 def make_workspaces(
@@ -385,6 +377,10 @@ def _activations(views: dict[str, Tensor], name: str, cols: int | None = None) -
         None if codes is None else _narrowed(codes, cols),
         None if scales is None else _narrowed(scales, cols // INT8_GROUP),
     )
+
+
+def _integer_rows(views: dict[str, Tensor], name: str) -> IntegerRows:
+    return IntegerRows(views[name], views[f"{name}_sums"], views[f"{name}_factors"])
 
 
 def _routes(views: dict[str, Tensor], parts: int, is_small_batch: bool) -> Routes:
