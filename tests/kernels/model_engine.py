@@ -22,6 +22,7 @@ from moeserve.kv.states import StateCache
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts, has_experts_on_disk
 from moeserve.models.blocks.cpu.workspace import CpuBatch
+from moeserve.models.cpu_step_buffers import CPU_LOGIT_ROWS
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.next_token import with_next_token_block
@@ -29,7 +30,6 @@ from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import GGUFFile
 from moeserve.models.sources.gguf import names as n
-from moeserve.models.step_buffers import CPU_LOGIT_ROWS
 from moeserve.placement.expert_cache.policy import DECAY
 from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.kernels.operations import stream_of

@@ -58,7 +58,7 @@ def load_input(
 
 def scaled(norm: CpuInput, factor: float) -> CpuInput:
     """Returns the norm with its weight multiplied by a factor."""
-    assert not isinstance(norm, CpuStreamMix)
+    assert not isinstance(norm, (CpuStreamMix, CpuSinkhornMix))
     return CpuLayerNorm(norm.weight * factor) if isinstance(norm, CpuLayerNorm) else norm * factor
 
 

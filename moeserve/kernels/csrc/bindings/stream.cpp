@@ -152,7 +152,8 @@ void Stream::embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, T
                        rows_arg<float>(x, "x", n, cols)});
 }
 
-void Stream::norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows, bool centered) {
+void Stream::norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows,
+                  bool centered) {
   const TensorArg source = tensor_arg(x, "x", Element::kFloat32);
   if (y.cols % 16 != 0) reject("y", "columns that 16 divides wanted");
   check_activations(y, "y", n, y.cols, false);

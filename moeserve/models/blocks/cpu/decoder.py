@@ -45,12 +45,12 @@ from moeserve.models.blocks.cpu.sandwich import mix_parts
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.blocks.forget import forget_kv
 from moeserve.models.compressed import CompressedAttentionShape
+from moeserve.models.cpu_step_buffers import CPU_LOGIT_ROWS, draft_records, ngram_records
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuAttention, CpuDenseFfn, CpuLatentAttention, CpuWeights
 from moeserve.models.observer import LayerObserver, LayerRouting
 from moeserve.models.recurrence import Recurrence
-from moeserve.models.step_buffers import CPU_LOGIT_ROWS, draft_records, ngram_records
 
 Int32s = npt.NDArray[np.int32]
 

@@ -18,6 +18,7 @@ from moeserve.kv.states import StateCache
 from moeserve.models.adapters.adapter import Adapter
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.cpu.forms import RopeTables, angles_of
+from moeserve.models.cpu_step_buffers import most_drafts
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm
 from moeserve.models.loading.cpu_loader import CpuLoader
@@ -26,7 +27,6 @@ from moeserve.models.loading.progress import OnProgress
 from moeserve.models.next_token import drafting_shape
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.step_buffers import most_drafts
 from moeserve.placement import ModelSizes, place
 from moeserve.placement.engine_memory import draft_record_bytes
 from moeserve.placement.expert_pins import Pinned
