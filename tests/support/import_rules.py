@@ -48,6 +48,7 @@ MODEL_FILES = {
     "moeserve.models.short_conv",
     "moeserve.models.skipped_layers",
     "moeserve.models.step_buffers",
+    "moeserve.models.cpu_step_buffers",
     "moeserve.models.tensors",
     "moeserve.quantization",
     *FAMILIES,
@@ -283,7 +284,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.source",
     },
-    "moeserve.models.step_buffers": {
+    "moeserve.models.cpu_step_buffers": {
         "moeserve.models.compressed",
         "moeserve.models.indexer",
         "moeserve.models.interface",
@@ -292,6 +293,13 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.recurrence",
         "moeserve.models.residual",
         "moeserve.models.short_conv",
+        "moeserve.models.step_buffers",
+    },
+    "moeserve.models.step_buffers": {
+        "moeserve.models.interface",
+        "moeserve.models.latent",
+        "moeserve.models.mamba2",
+        "moeserve.models.recurrence",
         "moeserve.kernels.delta_net.heads",
     },
     "moeserve.models.qwen_hybrid": FAMILY_NEEDS,
@@ -328,6 +336,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.ranks.rank_share",
         "moeserve.models.residual",
         "moeserve.models.tensors",
+        "moeserve.models.cpu_step_buffers",
         "moeserve.models.step_buffers",
         "moeserve.kv.capacity",
         "moeserve.kv.layout",
