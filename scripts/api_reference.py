@@ -32,6 +32,7 @@ API_PAGES = (
     ApiPage("lightllm", "LightLLM API", ("/generate",)),
     ApiPage("llama_server", "llama-server API", ("/completion", "/infill", "/props", "/apply-template")),
     ApiPage("ollama", "Ollama API", ("/api/",)),
+    ApiPage("mcp", "MCP servers' tools", ("/v1/mcp",)),
     ApiPage(
         "native",
         "Native API",

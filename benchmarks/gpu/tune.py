@@ -19,6 +19,7 @@ from triton.runtime.errors import OutOfResources
 
 from benchmarks.gpu.layer import Q4, Q6
 from benchmarks.gpu.shape import BYTES_PER_S, FLOPS_PER_S, SHAPE, random_planes, seconds, tensors
+from benchmarks.gpu.tune_integers import TILES, integer_experts
 from moeserve.kernels import launch as kernels
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention import op as attention
@@ -200,6 +201,8 @@ def case(what: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
         "up": experts_up,
         "down_q6": partial(experts_down, Q6),
         "down_q4": partial(experts_down, Q4),
+        "up_integers": partial(integer_experts, "up"),
+        "down_integers": partial(integer_experts, "down"),
         "decode_attention": decode_attention,
         **{name: partial(prefill_attention, *shape) for name, (shape, _) in PREFILL.items()},
     }
@@ -354,7 +357,8 @@ def _all_cases() -> Iterator[Case]:
             for what in MATRICES if n <= 64 else ("qkv", "attn_output"):
                 for tile in some:
                     yield what, n, tile
-    for what, tiles in (("up", UP), ("down_q6", DOWN), ("down_q4", DOWN)):
+    by_name = {"up": UP, "down_q6": DOWN, "down_q4": DOWN, "up_integers": TILES, "down_integers": TILES}
+    for what, tiles in by_name.items():
         for n, some in tiles.items():
             for tile in some:
                 yield what, n, tile

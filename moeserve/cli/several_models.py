@@ -25,7 +25,7 @@ OF_FRONT: Final = frozenset(
         *("ssl_certfile", "ssl_keyfile", "api_key", "api_key_file"),
         *("max_requests_per_key", "max_idle_connections_per_address", "drain_delay"),
         *("models_file", "models_memory", "model_idle_timeout", "model_load_timeout"),
-        *("log_level", "log_format", "pull"),
+        *("log_level", "log_format", "pull", "mcp_servers"),
     }
 )
 # Options of one model, which mean nothing for all of them together: files, names, and sockets of its own.
@@ -86,7 +86,7 @@ def several_models(named: Sequence[str], given: Given, environment: Mapping[str,
 
 
 def resolved_front(common: ServerConfig) -> ServerConfig:
-    """The front's options, which need no model, with absolute paths."""
+    """Returns the options for the front process, which serves no model itself, with absolute paths."""
     return dataclasses.replace(
         common,
         api_key_file=_absolute(common.api_key_file),

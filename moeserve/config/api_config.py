@@ -188,6 +188,14 @@ class ApiConfig(SeveralModelsConfig):
         "each request and name them in the header x-moeserve-ignored-fields; error: refuse the request",
         choices=("ignore", "warn", "error"),
     )
+    mcp_servers: tuple[str, ...] = option(
+        (),
+        "Chat",
+        "let the chat page use the tools of these MCP servers (streamable HTTP), which the server calls for it; the "
+        "page asks before each call. More pairs may follow, or repeat the flag (default: none)",
+        metavar="NAME=URL",
+        several=True,
+    )
     data_dir: str | None = option(
         None,
         "Chat",

@@ -88,7 +88,8 @@ class EngineConfig(SpeculativeConfig):
     placement_rules: str | None = option(
         None,
         "GPU",
-        "YAML file of rules that place tensors by name; tensors without a matching rule follow the other flags",
+        "YAML file of rules that place tensors by name; tensors without a matching rule follow the other flags; on the "
+        "CPU engine, of experts that stay in RAM while others are on disk",
         metavar="PATH",
     )
     n_gpu_layers: int | None = option(

@@ -17,8 +17,8 @@ from moeserve.tokenizer import Vocabulary
 def read_vocabulary(model: Path) -> Vocabulary:
     """Reads the vocabulary of a served model. Raises ModelError.
 
-    The worker checks the same, seconds later: it imports torch first. This process reads the header anyway and ends the
-    start, so that a wrong file is named at once.
+    The worker also checks the file, but seconds later, because it imports torch first. This process reads the header
+    anyway, so a wrong file ends the start at once.
     """
     source = open_metadata(model)
     read_checked_shape(source)

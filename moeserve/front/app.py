@@ -23,8 +23,9 @@ from moeserve.front.pooled_model import PooledModel
 from moeserve.front.relay import Relay
 from moeserve.front.requested_model import asked_in
 from moeserve.front.schedule import State
-from moeserve.httpserver import native, web
+from moeserve.httpserver import mcp, native, web
 from moeserve.httpserver.app import APIS, Application, answer_errors, defend, note_requests
+from moeserve.httpserver.mcp.servers import McpServers
 from moeserve.httpserver.observability.shared_scrape import SharedScrape
 from moeserve.httpserver.ollama import pull_routes
 from moeserve.httpserver.ollama.pulls import Pulls
@@ -65,11 +66,12 @@ class FrontApplication(FastAPI):
         self.state.created = int(time.time())
         self.state.scrape = SharedScrape(metrics.render)
         self.state.unknown_fields = UnknownFields(config.unknown_fields, lambda route, count: None)
+        self.state.mcp = McpServers(config.mcp_servers)
         self.state.pulls = Pulls(config.pull == "allow", downloaded)
         self.paths = set(self._routes.paths)
         self._pool = pool
         self._relay = self.state.relay = Relay(pool, self.apis)
-        for router in (probes.router, lists.router, pull_routes.router, web.pages.router):
+        for router in (probes.router, lists.router, pull_routes.router, mcp.routes.router, web.pages.router):
             self.include_router(router)
             self.paths |= {route.path for route in router.routes if isinstance(route, Route)}
         self.router.routes.append(Route("/openapi.json", self._routes.answer_document))

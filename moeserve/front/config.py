@@ -57,7 +57,7 @@ class FrontConfig:
 
     @classmethod
     def read(cls, directory: Path) -> FrontConfig:
-        """Raises ConfigError."""
+        """Reads the front's configuration. Raises ConfigError."""
         path = directory / MODELS_FILE
         try:
             found: dict[str, Any] = msgspec.json.decode(path.read_bytes())

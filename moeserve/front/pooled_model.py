@@ -51,7 +51,7 @@ class Surroundings(Protocol):
 
     @abstractmethod
     async def measure(self, model: PooledModel) -> Needs:
-        """Raises LoadFailed."""
+        """Returns the memory that the model needs. Raises LoadFailed."""
 
     @abstractmethod
     def signature(self, model: PooledModel) -> Any:

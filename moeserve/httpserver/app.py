@@ -20,6 +20,7 @@ from moeserve.httpserver import (
     batches,
     lightllm,
     llama_server,
+    mcp,
     native,
     ollama,
     openai,
@@ -27,6 +28,7 @@ from moeserve.httpserver import (
     web,
 )
 from moeserve.httpserver.generation.service import Service
+from moeserve.httpserver.mcp.servers import McpServers
 from moeserve.httpserver.observability.access import Access, AnswerCounts
 from moeserve.httpserver.observability.request_record import record_of
 from moeserve.httpserver.ollama.downloaded import DownloadedBeside
@@ -58,6 +60,7 @@ APIS: Final[tuple[Api, ...]] = (
     llama_server.API,
     ollama.API,
     native.API,
+    mcp.API,
     web.API,
 )
 
@@ -113,11 +116,12 @@ def openapi_document() -> dict[str, Any]:
 
 
 def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
-    """Raises ConfigError for a bad file of API keys."""
+    """Builds the application. Raises ConfigError for an invalid file of API keys or an invalid --mcp-servers."""
     keys = service.keys = ApiKeys.from_config(service.config)
     app = Application(apis, wants_key=bool(keys), model=service.model_name)
     app.state.service = service
     app.state.unknown_fields = UnknownFields(service.config.unknown_fields, service.metrics.unknown_fields)
+    app.state.mcp = McpServers(service.config.mcp_servers)
     app.state.pulls = Pulls(service.config.pull == "allow", DownloadedBeside(service))
     answer_errors(app)
     # With pictures the bound on bodies does not depend on the context: a picture's size in bytes says nothing of its

@@ -99,6 +99,25 @@ class AttentionPlan:
         """Of each row that chooses its keys: the row, and their KV slots. If each KV head chooses: row * KV heads +
         head, and slots * KV heads + head."""
 
+class CompressedPlan:
+    attention: AttentionPlan
+    def __init__(self) -> None: ...
+    def build(
+        self,
+        rows: npt.NDArray[np.int32],
+        counts: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        req_slots: npt.NDArray[np.int32],
+        slot_table: npt.NDArray[np.int32],
+        window: int,
+        ratio: int,
+        top: int,
+        heads: int,
+        parts: int,
+        dim: int,
+        threads: int,
+    ) -> None: ...
+
 class DeltaHeads:
     state_values: int
     def __init__(
@@ -156,6 +175,7 @@ class Stream:
         n: int,
         y: Activations,
         rows: Tensor | None,
+        centered: bool,
     ) -> None: ...
     def add_norm(
         self, source: Tensor, weight: Tensor, eps: float, n: int, x: Tensor, factor: float
@@ -240,6 +260,8 @@ class Stream:
         eps: float,
         cos: Tensor,
         sin: Tensor,
+        first_cos: Tensor | None,
+        first_sin: Tensor | None,
         index_keys: Tensor,
         heads: int,
     ) -> None: ...
@@ -262,6 +284,63 @@ class Stream:
         scale: float,
         nope: Activations,
         queries: Tensor,
+    ) -> None: ...
+    def compressed_store(
+        self,
+        q: Tensor,
+        kv: Tensor,
+        norm: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        keys: Tensor,
+        n: int,
+        heads: int,
+        scale: float,
+        index_q: Tensor | None,
+        index_heads: int,
+    ) -> None: ...
+    def compress(
+        self,
+        kv: Tensor,
+        gate: Tensor,
+        bias: Tensor,
+        norm: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        entries: Tensor,
+        first: int,
+        states: Tensor,
+        first_state: int,
+        row: Tensor,
+        count: Tensor,
+        slot: Tensor,
+        drafts: Tensor | None,
+        kept: Tensor | None,
+        pending: Tensor | None,
+        n: int,
+    ) -> None: ...
+    def commit_compressed(
+        self,
+        bias: Tensor,
+        dim: int,
+        states: Tensor,
+        first_state: int,
+        slot: Tensor,
+        kept: Tensor,
+        accepted: Tensor,
+        pending: Tensor,
+    ) -> None: ...
+    def choose_entries(
+        self, plan: CompressedPlan, q: Tensor, weights: Tensor, index_keys: Tensor, heads: int
+    ) -> None: ...
+    def rotate_back(
+        self, x: Activations, n: int, heads: int, dim: int, cos: Tensor, sin: Tensor, positions: Tensor
     ) -> None: ...
     def linear_by_head(self, x: Activations, n: int, weights: Matrix, out: Activations) -> None: ...
     def delta_net(
@@ -344,6 +423,22 @@ class Stream:
     def scaled_silu(self, x: Tensor, factor: float, n: int, out: Activations) -> None: ...
     def mix_streams(self, gate: Tensor, x: Activations, n: int, out: Activations) -> None: ...
     def inject(self, block: Tensor, weights: Tensor, n: int, x: Tensor) -> None: ...
+    def read_streams(
+        self,
+        products: Tensor,
+        x: Tensor,
+        rows: Tensor | None,
+        base: Tensor,
+        scale: Tensor,
+        eps: float,
+        iterations: int,
+        norm: Tensor,
+        norm_eps: float,
+        n: int,
+        y: Activations,
+        weights: Tensor | None,
+    ) -> None: ...
+    def add_streams(self, block: Tensor, weights: Tensor, n: int, x: Tensor) -> None: ...
     def ngram_gate(
         self,
         x: Tensor,
@@ -398,6 +493,8 @@ class Stream:
         group_best: int,
         bias: Tensor | None,
         expert_scale: Tensor | None,
+        table: Tensor | None,
+        tokens: Tensor | None,
     ) -> None: ...
     def shared_gate(
         self, y: Activations, n: int, weight: Tensor | None, ids: Tensor, weights: Tensor
@@ -485,7 +582,7 @@ class DiskExperts:
         self,
         stream: Stream,
         paths: list[str],
-        layers: list[tuple[int, list[tuple[Matrix, int, int, int]]] | None],
+        layers: list[tuple[int, list[tuple[Matrix, int, int, int]], list[int]] | None],
         threads: int,
         piece_bytes: int,
         decay: float,

@@ -18,6 +18,7 @@ import torch
 
 from moeserve.kernels import _C
 from moeserve.kernels.codebooks import bring_codebook
+from moeserve.kernels.compressed_operations import CompressedOperations
 from moeserve.kernels.gating import OAI_ALPHA, Activation, limit_of
 from moeserve.kernels.host_arrays import gguf_rows
 from moeserve.kernels.index_operations import IndexOperations
@@ -40,7 +41,7 @@ LoraTable = _C.LoraTable
 AttentionPlan = _C.AttentionPlan
 
 
-class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations):
+class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, CompressedOperations):
     def pack(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
         """Repacks GGUF rows of a matrix [out, in], or of experts [E, out, in], into panels. Blocks until done.
 
@@ -86,9 +87,12 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations):
         n: int,
         y: Activations,
         rows: torch.Tensor | None = None,
+        *,
+        centered: bool = False,
     ) -> None:
-        """y[i] = RMSNorm(x[rows[i]]) * weight, quantised too where y has room for it. rows: int32 [n] or None."""
-        self._native.norm(x, weight, eps, n, y.native, rows)
+        """y[i] = RMSNorm(x[rows[i]]) * weight, quantised too where y has room for it. rows: int32 [n] or None.
+        centered: the mean is subtracted first (LayerNorm)."""
+        self._native.norm(x, weight, eps, n, y.native, rows, centered)
         self._held.append((x, weight, y, rows))
 
     def add_norm(
@@ -264,18 +268,21 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations):
         *,
         bias: torch.Tensor | None = None,
         expert_scale: torch.Tensor | None = None,
+        by_token: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         """Writes each token's experts to workspace.ids and workspace.weights [n, top_k]. logits: [n, experts].
 
         bias [experts]: added to scores for choosing, not to weights. expert_scale [experts]: multiplies a chosen
-        expert's weight.
+        expert's weight. by_token: int32 [vocab, top_k], the experts of each token id, and int32 [n], the rows' token
+        ids: these experts are taken, and weighed by their scores.
         """
         r, ids, weights = router, workspace.ids, workspace.weights
+        table, tokens = (None, None) if by_token is None else by_token
         self._native.route(
             logits, n, ids, weights, r.scoring, r.normalize, r.scale, r.groups, r.top_groups, r.group_best, bias,
-            expert_scale,
+            expert_scale, table, tokens,
         )  # fmt: skip
-        self._held.append((logits, workspace, bias, expert_scale))
+        self._held.append((logits, workspace, bias, expert_scale, by_token))
 
     def shared_gate(
         self, y: Activations, n: int, weight: torch.Tensor | None, routing: RoutingWorkspace

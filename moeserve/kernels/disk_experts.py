@@ -31,6 +31,7 @@ class DiskPart(NamedTuple):
 class DiskExpertLayer(NamedTuple):
     num_experts: int
     parts: tuple[DiskPart, DiskPart, DiskPart]  # gate, up, down
+    pinned: Sequence[int] = ()  # ascending; experts that are read at the start and keep their slots
 
 
 def open_disk_experts(
@@ -38,16 +39,17 @@ def open_disk_experts(
     layers: Sequence[DiskExpertLayer | None],
     reading: Reading,
 ) -> _C.DiskExperts:
-    """Starts the reading threads, and writes zeros to all slots, so that their memory is allocated now. layers: None
-    for a layer without experts on disk.
+    """Starts the reading threads, writes zeros to all slots, so that their memory is allocated now, and reads the
+    pinned experts. layers: None for a layer without experts on disk.
 
-    Raises OSError if a file cannot be opened.
+    Raises OSError if a file cannot be opened, or a pinned expert cannot be read.
     """
     paths = sorted({part.path for layer in layers if layer is not None for part in layer.parts})
     number = {path: index for index, path in enumerate(paths)}
 
-    def native(layer: DiskExpertLayer) -> tuple[int, list[tuple[Matrix, int, int, int]]]:
-        return layer.num_experts, [(p.slots, number[p.path], p.offset, p.stride) for p in layer.parts]
+    def native(layer: DiskExpertLayer) -> tuple[int, list[tuple[Matrix, int, int, int]], list[int]]:
+        parts = [(p.slots, number[p.path], p.offset, p.stride) for p in layer.parts]
+        return layer.num_experts, parts, list(layer.pinned)
 
     of_layers = [None if layer is None else native(layer) for layer in layers]
     r = reading

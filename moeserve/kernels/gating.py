@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# silu: silu(gate) * up. gelu: gelu(gate) * up, by its tanh form. swiglu_oai: gpt-oss's, see `reference.activate`.
-# relu: relu(gate) * up; of experts without a gate, whose gate is up itself, the square of ReLU.
-Activation = Literal["silu", "swiglu_oai", "gelu", "relu"]
+# silu: silu(gate) * up. clamped_silu: the same, but a limit clamps the gate, not its SiLU. gelu: gelu(gate) * up, by
+# its tanh form. swiglu_oai: gpt-oss's, see `reference.activate`. relu: relu(gate) * up; of experts without a gate,
+# whose gate is up itself, the square of ReLU.
+Activation = Literal["silu", "clamped_silu", "swiglu_oai", "gelu", "relu"]
 
 OAI_LIMIT = 7.0  # default of gpt-oss
 OAI_ALPHA = 1.702

@@ -53,17 +53,23 @@ class IndexOperations(OperationQueue):
         sin: torch.Tensor,
         kv: KvLayer,
         heads: int,
+        *,
+        first_angles: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         """Normalises and rotates the index queries of the plan's rows in place, and stores index keys as
         indexer/blocks.py specifies: of each token, or of each block that the rows complete. Other tokens' keys are
         stored as they are, for a later call.
 
         plan: built with a rule that chooses. q [n, heads * dim]; keys [n, dim]; q_norm, k_norm [dim]; cos, sin
-        [positions, rotary / 2]: row p is used at position p. 32 divides `dim` and `rotary`.
+        [positions, rotary / 2]: row p is used at position p. 32 divides `dim` and `rotary`. first_angles: cos and sin
+        of the first key of each row's block, [n, rotary / 2]; cos and sin are then by row, too.
         """
         assert kv.index_keys is not None
-        self._native.index_blocks(plan, q, keys, q_norm, k_norm, eps, cos, sin, kv.index_keys, heads)
-        self._held.append((plan, q, keys, q_norm, k_norm, cos, sin, kv))
+        first_cos, first_sin = first_angles or (None, None)
+        self._native.index_blocks(
+            plan, q, keys, q_norm, k_norm, eps, cos, sin, first_cos, first_sin, kv.index_keys, heads
+        )
+        self._held.append((plan, q, keys, q_norm, k_norm, cos, sin, first_angles, kv))
 
     def choose_keys(
         self, plan: _C.AttentionPlan, q: torch.Tensor, weights: torch.Tensor | None, kv: KvLayer, heads: int

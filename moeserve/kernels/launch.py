@@ -28,6 +28,7 @@ COMPILED = tl.constexpr(not INTERPRETED)
 DEFAULT_STAGES = 3  # Triton's
 
 HOPPER_SHARED_MEMORY = 227 << 10  # bytes per program
+HOPPER_MULTIPROCESSORS = 132
 
 
 @cache
@@ -36,6 +37,14 @@ def shared_memory() -> int:
     if INTERPRETED or not torch.cuda.is_available():
         return HOPPER_SHARED_MEMORY
     return int(driver.active.utils.get_device_properties(torch.cuda.current_device())["max_shared_mem"])
+
+
+@cache
+def multiprocessors() -> int:
+    """Returns how many multiprocessors this process's GPU has."""
+    if INTERPRETED or not torch.cuda.is_available():
+        return HOPPER_MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
 
 
 def _has_dependent_launch() -> bool:

@@ -1,8 +1,8 @@
 """`CpuStream`'s operations on a residual of several streams (hyper-connections), and on n-gram embeddings, which are
 added to it.
 
-A row contains `streams` vectors of `hidden` numbers, one after another. streams/reference.py and ngrams/reference.py
-specify the results. The rules for operands are `CpuStream`'s.
+A row contains `streams` vectors of `hidden` numbers, one after another. streams/reference.py, streams/sinkhorn.py and
+ngrams/reference.py specify the results. The rules for operands are `CpuStream`'s.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from moeserve.kernels.operation_queue import OperationQueue
 from moeserve.kernels.stream_operands import Activations, StateLayer, StateSequences
+from moeserve.kernels.streams.sinkhorn import SinkhornMix
 
 
 class NgramNorms(NamedTuple):
@@ -53,6 +54,44 @@ class ResidualOperations(OperationQueue):
         """x[t, s] += 2 * sigmoid(weights[t, s] / streams) * block[t]. block: [n, hidden]; weights: [n, streams]; x: [n,
         streams * hidden]."""
         self._native.inject(block, weights, n, x)
+        self._held.append((block, weights, x))
+
+    def read_streams(
+        self,
+        products: torch.Tensor,
+        x: torch.Tensor,
+        rows: torch.Tensor | None,
+        mix: SinkhornMix,
+        norm: torch.Tensor,
+        norm_eps: float,
+        n: int,
+        y: Activations,
+        weights: torch.Tensor | None,
+    ) -> None:
+        """y[i] = RMSNorm(a weighted sum of x[rows[i]]'s streams) * norm, as streams/sinkhorn.py specifies, quantised
+        too where y has room. products: float32 [n, streams * (2 + streams)]; weights: [n, streams * (1 + streams)], to
+        which go the weights of the block's output and the mix. Before the head weights is None, and products [n,
+        streams].
+        """
+        self._native.read_streams(
+            products,
+            x,
+            rows,
+            mix.base,
+            mix.scale,
+            mix.eps,
+            mix.iterations,
+            norm,
+            norm_eps,
+            n,
+            y.native,
+            weights,
+        )
+        self._held.append((products, x, rows, mix, norm, y, weights))
+
+    def add_streams(self, block: torch.Tensor, weights: torch.Tensor, n: int, x: torch.Tensor) -> None:
+        """Mixes x's streams and adds block [n, hidden] to each, with `read_streams`'s weights."""
+        self._native.add_streams(block, weights, n, x)
         self._held.append((block, weights, x))
 
     def ngram_gate(

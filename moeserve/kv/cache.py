@@ -7,6 +7,8 @@ from torch import Tensor
 
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.kv.layout import BFLOAT16, FLOAT16, FP8, KV_BLOCK, Q8_0, KvLayout
+from moeserve.models.compressed import CompressedAttentionShape
+from moeserve.models.latent import LatentAttentionShape
 
 TORCH_TYPES = {
     FLOAT16: torch.float16,
@@ -34,7 +36,7 @@ class KvCache:
         pass the mask. Without it, the operating system allocates RAM pages at first use, so an idle cache costs no
         memory. num_window_slots: slots of the sliding-window layers' pool; 0: all layers share one pool."""
         allocate = torch.zeros if zeroed else torch.empty
-        latent, dtype = layout.shape.latent, layout.dtype
+        dtype = layout.dtype
 
         def kv_layer(layer: int) -> KvLayer:
             a = layout.shape.loaded_layers[layer].attention
@@ -56,8 +58,9 @@ class KvCache:
                 return allocate((slots, 1, width), dtype=torch.float16, device=device) if width else None
 
             keys, index_keys = numbers(widths[0]), numbers_to_choose_by()
-            if latent is not None:
-                return KvLayer(keys, keys[:, :, : latent.rank], index_keys=index_keys)
+            if isinstance(a, LatentAttentionShape | CompressedAttentionShape):
+                value_dim = a.rank if isinstance(a, LatentAttentionShape) else a.head_dim
+                return KvLayer(keys, keys[:, :, :value_dim], index_keys=index_keys)
             of_layer = KvLayer(keys, numbers(widths[-1]), scale_of_each(), scale_of_each(), index_keys)
             if (
                 has_window_slots and has_own

@@ -9,6 +9,7 @@ from typing import Literal
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.interface import AttentionShape, ModelShape
 
 KV_BLOCK = 32  # consecutive numbers of a head that share a scale in q8_0
@@ -49,7 +50,8 @@ _GPU_ONLY = {
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """The KV layout of one model. Per layer: keys and values, [slots, kv_heads, width] each. In latent attention:
-    one tensor [slots, 1, rank + rotary_dim]. In layers with an indexer of their own also index keys, always float16."""
+    one tensor [slots, 1, rank + rotary_dim]. In compressed attention: one [slots, 1, head_dim], or twice that where a
+    block's last token has its entry too. In layers with an indexer of their own also index keys, always float16."""
 
     shape: ModelShape
     dtype: KvDtype = FLOAT16
@@ -69,9 +71,11 @@ class KvLayout:
         return attention.num_kv_heads * of_head + FLOAT16.head_bytes(attention.index_width)
 
     def state_values(self, layer: int) -> int:
-        """Float32 numbers of one sequence's recurrent state in `layer`; 0 for an attention layer."""
-        delta_net, ngrams = self.shape.loaded_layers[layer].recurrence, self.shape.ngrams
-        recurrent = 0 if delta_net is None else delta_net.heads.state_values
+        """Float32 numbers of one sequence's recurrent state in `layer`; 0 for attention without entries in progress."""
+        of_layer, ngrams = self.shape.loaded_layers[layer], self.shape.ngrams
+        recurrent = 0 if of_layer.recurrence is None else of_layer.recurrence.heads.state_values
+        if isinstance(of_layer.mixer, CompressedAttentionShape):
+            recurrent = of_layer.mixer.state_values
         if ngrams is None or ngrams.layer != layer:
             return recurrent
         return recurrent + ngrams.state_values(self.shape.residual_width)
@@ -118,6 +122,11 @@ def _layout_of(config: ServerConfig, shape: ModelShape) -> KvLayout:
         raise ConfigError(
             f"--kv-cache-dtype {name}: not for {shape.architecture}, whose attention (MLA) keeps one latent vector for "
             "all heads, which is small already; say f16, or leave it out"
+        )
+    if isinstance(shape.heads, CompressedAttentionShape):
+        raise ConfigError(
+            f"--kv-cache-dtype {name}: not for {shape.architecture}, whose attention keeps one vector for all heads, "
+            "which is small already; say f16, or leave it out"
         )
     if dtype.scales != "none" and any(form.value_dim != form.head_dim for form in shape.forms):
         raise ConfigError(

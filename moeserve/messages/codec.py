@@ -37,7 +37,8 @@ class Decoder(Generic[T]):
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(union)
 
     def decode(self, frame: bytes | memoryview) -> T:
-        """Raises CodecError when the bytes are malformed, truncated, of an unknown tag or of wrong types."""
+        """Decodes a message. Raises CodecError if the bytes are malformed or truncated, have an unknown tag or wrong
+        types."""
         try:
             return self._decoder.decode(frame)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

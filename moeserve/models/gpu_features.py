@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, LayerShape, ModelShape
 from moeserve.models.sources.gguf import names as n
@@ -14,6 +15,8 @@ from moeserve.models.sources.source import ModelSource
 # Feature name → test whether a layer has it.
 _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
     "layers that attend to an earlier one's keys": lambda layer: _has(layer, lambda a: a.kv_from is not None),
+    "compressed attention": lambda layer: isinstance(layer.mixer, CompressedAttentionShape),
+    "experts chosen by token": lambda layer: layer.moe is not None and layer.moe.by_token,
     "latent experts": lambda layer: layer.moe is not None and layer.moe.latent > 0,
     "weights of several experts' input": lambda layer: (
         layer.moe is not None and layer.moe.weighs_input and layer.moe.top_k > 1
@@ -48,6 +51,8 @@ def cpu_only_features(shape: ModelShape) -> list[str]:
         "layers with inputs of their own": shape.layer_input_width > 0,
         "a residual of several streams": shape.streams is not None,
         "n-gram embeddings": shape.ngrams is not None,
+        "LayerNorm in layers that are not parallel": shape.centers_norms
+        and not all(layer.is_parallel for layer in shape.layers),
     }
     return [*found, *(what for what, has in of_model.items() if has)]
 

@@ -12,10 +12,11 @@ from typing import Literal
 
 from moeserve.kernels.gating import OAI_ALPHA, Activation
 from moeserve.kernels.routing.options import RouterOptions
+from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.indexer import BlockIndexerShape, ChoosesKeys, IndexerShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.recurrence import Recurrence
-from moeserve.models.residual import HyperConnections, NgramShape
+from moeserve.models.residual import NgramShape, ResidualStreams
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.mapping import HuggingFaceMapping
@@ -53,11 +54,8 @@ class AttentionShape(ChoosesKeys):
     norm_after: bool = False  # the per-head norms of q and k come after RoPE
     rope_scaled: bool = True  # the model's `rope_scaling` applies; False: it does not
     kv_from: int | None = None  # the earlier layer whose k and v are used; None: its own
-    # In the file, rotated dimensions are pairs of neighbours. Loaders reorder rows into halves (loading/head_order.py).
-    in_pairs: bool = False
-    indexer: BlockIndexerShape | None = (
-        None  # chooses the keys that queries attend to; None: they attend to all
-    )
+    in_pairs: bool = False  # in the file, pairs of neighbours rotate; loading/head_order.py makes them halves
+    indexer: BlockIndexerShape | None = None  # chooses the keys that queries attend to; None: all
 
     @property
     def form(self) -> AttentionForm:
@@ -84,9 +82,8 @@ class AttentionShape(ChoosesKeys):
     @property
     def gate_width(self) -> int:
         """Gates per token."""
-        if self.gate == "none":
-            return 0
-        return self.output_width if self.gate in ("in_q", "element") else self.num_heads
+        of_gate = self.output_width if self.gate in ("in_q", "element") else self.num_heads
+        return 0 if self.gate == "none" else of_gate
 
     @property
     def v_dim(self) -> int:
@@ -133,6 +130,9 @@ class AttentionShape(ChoosesKeys):
         return self.head_dim if self.rotated is None else self.rotated
 
 
+Attention = AttentionShape | LatentAttentionShape | CompressedAttentionShape
+
+
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
     """An expert that all tokens pass, besides those that they are routed to."""
@@ -155,15 +155,15 @@ class MoeShape:
     shared: SharedExpert | None = None
     router_bias: bool = False  # the router's product has a bias
     choice_bias: bool = False  # a bias is added to scores for choosing, but not to weights
+    by_token: bool = False  # a table has each token id's experts; the router only weighs them
     activation: Activation = "silu"  # of the routed experts
     limit: float | None = None  # clamp of that activation: kernels/gating.py
     alpha: float = OAI_ALPHA  # of "swiglu_oai"
     expert_bias: bool = False  # the routed experts' three products have biases
     expert_scale: bool = False  # a chosen expert's weight is multiplied by a factor of the expert
     weighs_input: bool = False  # routing weights multiply the experts' input instead of their output
-    # In a sandwiched layer: outputs of shared and routed experts are normalised separately before they are added, and
-    # so are inputs of routed experts and router; the weight of the router's norm is divided by sqrt(hidden).
-    parts_normed: bool = False
+    # In a sandwiched layer: outputs of shared and routed experts are normalised separately, and so are inputs of routed
+    parts_normed: bool = False  # experts and router, whose norm's weight is divided by sqrt(hidden)
     parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate (or up again), up and down
     latent: int = 0  # width of the experts' input and output, to and from which matrices project; 0: `hidden`
 
@@ -180,18 +180,18 @@ class DenseFfnShape:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    # A layer may lack one of the two.
-    mixer: AttentionShape | LatentAttentionShape | Recurrence | None
+    mixer: Attention | Recurrence | None  # this or the next may be missing
     ffn: MoeShape | DenseFfnShape | None
     ffn_norm: str = n.FFN_NORM  # GGUF name of the norm before the feed-forward
     is_sandwiched: bool = False  # each block's output is normalised before it is added
     has_factor: bool = False  # x is multiplied by a number after the layer
+    is_parallel: bool = False  # the feed-forward reads the mixer's input, and has no norm of its own
     unread: tuple[str, ...] = ()  # tensors of the layer that a file may contain and that are not used
 
     @property
-    def attention(self) -> AttentionShape | LatentAttentionShape | None:
+    def attention(self) -> Attention | None:
         """The layer's attention; None for a layer that does not attend."""
-        return self.mixer if isinstance(self.mixer, AttentionShape | LatentAttentionShape) else None
+        return self.mixer if isinstance(self.mixer, Attention) else None
 
     @property
     def recurrence(self) -> Recurrence | None:
@@ -200,7 +200,7 @@ class LayerShape:
 
     @property
     def moe(self) -> MoeShape | None:
-        """The layer's experts; None for a layer without any."""
+        """The layer's experts; None without any."""
         return self.ffn if isinstance(self.ffn, MoeShape) else None
 
     @property
@@ -252,8 +252,9 @@ class ModelShape:
     layer_input_width: int = 0  # width of the per-layer embeddings; 0: none
     spans_see_ahead: bool = False  # in windowed layers, rows of an embedding span see the whole span
     deep_layers: int = 0  # number of first layers whose output DeepStack adds embeddings to
-    streams: HyperConnections | None = None  # of the residual; None: it is one vector
+    streams: ResidualStreams | None = None  # of the residual; None: it is one vector
     ngrams: NgramShape | None = None  # n-gram embeddings, which a layer adds to the residual
+    centers_norms: bool = False  # norms of the residual subtract its mean first (LayerNorm)
 
     def __post_init__(self) -> None:
         """Raises ValueError if no layer attends, or if latent attention or recurrent layers have several forms."""
@@ -288,9 +289,8 @@ class ModelShape:
         return tuple(dict.fromkeys(attention.form for attention in attending))
 
     @property
-    def heads(self) -> AttentionShape | LatentAttentionShape:
-        """The attention shape of one of the layers, for sizes that all layers share; other properties, such as the
-        window, may differ."""
+    def heads(self) -> Attention:
+        """The attention shape of one of the layers, for sizes that all layers share; its window, say, may differ."""
         return next(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
@@ -301,7 +301,7 @@ class ModelShape:
     @property
     def indexer(self) -> IndexerShape | BlockIndexerShape | None:
         """The indexer of the layers that choose keys, which have equal sizes and rules; None if all attend to all."""
-        return next((a.indexer for a in self._attending if a.indexer is not None), None)
+        return next((a.indexer for a in self._attending if isinstance(a, ChoosesKeys) and a.indexer), None)
 
     @property
     def recurrence(self) -> Recurrence | None:
@@ -382,7 +382,7 @@ class ModelShape:
         return max(layer.num_parts for layer in self.layers)
 
     @property
-    def _attending(self) -> list[AttentionShape | LatentAttentionShape]:
+    def _attending(self) -> list[Attention]:
         return [layer.attention for layer in self.layers if layer.attention is not None]
 
     @property

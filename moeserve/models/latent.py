@@ -10,6 +10,12 @@ from moeserve.models.sources.gguf import names as n
 HEADS_TOGETHER = 8  # heads of one token that a CPU thread processes together, at most
 
 
+def head_parts(num_heads: int) -> int:
+    """Returns the least number of equal parts of at most HEADS_TOGETHER heads."""
+    fitting = (p for p in range(1, num_heads + 1) if num_heads % p == 0)
+    return next(p for p in fitting if num_heads // p <= HEADS_TOGETHER)
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionForm:
     """A form of attention: layers of equal form share buffers, RoPE angles and plans."""
@@ -97,8 +103,7 @@ class LatentAttentionShape(ChoosesKeys):
     @property
     def head_parts(self) -> int:
         """Number of equal parts into which the heads are divided for CPU threads."""
-        fitting = (p for p in range(1, self.num_heads + 1) if self.num_heads % p == 0)
-        return next(p for p in fitting if self.num_heads // p <= HEADS_TOGETHER)
+        return head_parts(self.num_heads)
 
     @property
     def input_parts(self) -> tuple[tuple[str, int], ...]:

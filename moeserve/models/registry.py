@@ -9,10 +9,12 @@ from types import MappingProxyType
 from typing import Any
 
 from moeserve.models.afmoe.family import FAMILY as AFMOE
+from moeserve.models.cohere2moe.family import FAMILY as COHERE2_MOE
 from moeserve.models.deepseek2.family import FAMILY as DEEPSEEK2
 from moeserve.models.deepseek2.indexed import DEEPSEEK_FAMILY as DEEPSEEK32
 from moeserve.models.deepseek2.indexed import GLM_FAMILY as GLM_DSA
 from moeserve.models.deepseek2.mistral4 import FAMILY as MISTRAL4
+from moeserve.models.deepseek4.family import FAMILY as DEEPSEEK4
 from moeserve.models.dots1.family import FAMILY as DOTS1
 from moeserve.models.ernie45moe.family import FAMILY as ERNIE45_MOE
 from moeserve.models.errors import ModelError
@@ -90,6 +92,8 @@ _families: dict[str, ModelFamily] = {
         NEMOTRON_H,
         GRANITE_HYBRID,
         LFM2_MOE,
+        DEEPSEEK4,
+        COHERE2_MOE,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

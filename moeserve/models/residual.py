@@ -36,6 +36,38 @@ class HyperConnections:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkhornConnections:
+    """A residual of `count` streams, of which blocks read a weighted sum, and which are mixed behind a block by a
+    doubly stochastic matrix: kernels/streams/sinkhorn.py. Blocks and the head have their norms besides."""
+
+    count: int
+    iterations: int  # of Sinkhorn's algorithm
+    eps: float
+
+    @property
+    def added_values(self) -> int:
+        """Numbers of a token's weights of a block's output and of the mix."""
+        return self.count * (1 + self.count)
+
+    @property
+    def mix_values(self) -> int:
+        """Outputs of a block's product."""
+        return self.count + self.added_values
+
+    def tensors(self, hidden: int, block: str, *, injects: bool = True) -> dict[str, tuple[int, ...]]:
+        """Returns the tensors of one block, without its norm: see `HyperConnections.tensors`."""
+        values, scales = (self.mix_values, 3) if injects else (self.count, 1)
+        return {
+            n.of_part(f"{block}_fn"): (values, self.count * hidden),
+            n.of_part(f"{block}_base"): (values,),
+            n.of_part(f"{block}_scale"): (scales,),
+        }
+
+
+ResidualStreams = HyperConnections | SinkhornConnections
+
+
+@dataclass(frozen=True, slots=True)
 class NgramShape:
     """Embeddings of a token's last n-grams, which one layer adds to the residual before its blocks:
     kernels/ngrams/reference.py. The table stays in the file; rows are read as tokens need them."""

@@ -1,4 +1,5 @@
-"""The buffers of a step, as data: engines allocate them, placement and plan count their bytes. No torch.
+"""The buffers of a step on a GPU, as data: engines allocate them, placement and plan count their bytes. No torch.
+`cpu_step_buffers.py` has the CPU's.
 
 A buffer's shape follows from the model's shape and the rows of the largest step; the allocating engine decides
 where it is.
@@ -12,18 +13,14 @@ from math import prod
 from typing import Literal
 
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
-from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
-from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
-from moeserve.models.residual import HyperConnections, NgramShape
-from moeserve.models.short_conv import ShortConvShape
+from moeserve.models.recurrence import GatedDeltaNetShape
 
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int8": 1, "uint8": 1}
 GpuFloat = Literal["float32", "float16", "bfloat16"]
 
-CPU_LOGIT_ROWS = 64  # rows of logits per head call on the CPU: 39 MB with a vocabulary of 151,936
 GPU_LOGIT_ROWS = 256  # the same on a GPU: 156 MB
 ALIGNMENT = 256  # bytes; every buffer in a GPU's arena begins at a multiple
 
@@ -45,7 +42,9 @@ UNPACK_ROUTES = 192  # average routes per expert from which unpacking its weight
 # Steps of this number of rows multiply experts by warpgroup instructions, if the matrices' types allow it
 # (kernels/experts/quads.py; docs/results/gpu-kernels.md).
 QUAD_ROWS = range(129, 2049)
-INDEX_SCORES = 1 << 22  # scores of index keys that are held at once (kernels/csrc/ops/key_choice.h)
+# Steps of this number of rows multiply experts with weights as integers in float16, if the matrices' types allow it
+# (kernels/experts/integers.py; docs/results/gpu-kernels.md).
+INTEGER_ROWS = range(9, 129)
 INT8_GROUP = 32  # columns that share a scale of int8 activations
 
 
@@ -111,8 +110,11 @@ def gpu_step_buffers(
         Buffer("parts", (rows, 1 if small else routes, hidden), wide),
         Buffer("pool_sum", (rows, hidden)),  # sum of the RAM experts' outputs
     ]
-    if QUAD_ROWS.start <= rows < QUAD_ROWS.stop and not float_weights:
+    if rows in QUAD_ROWS and not float_weights:
         buffers.append(Buffer("quads", (rows, hidden), floats))  # the experts' input in quad order
+    if rows in INTEGER_ROWS and not float_weights:
+        buffers += _integer_rows("integer_x", rows, hidden)
+        buffers += _integer_rows("integer_h", rows * top_k, model.expert_width)
     weighs_input = any(layer.moe is not None and layer.moe.weighs_input for layer in model.layers)
     if model.is_sandwiched or weighs_input:
         buffers += _activations("experts_input", rows, hidden, acts, quantised=small)
@@ -148,6 +150,16 @@ def gpu_step_buffers(
     if adapter_rank:
         buffers += _adapter_buffers(model, rows, adapter_rank, wide)
     return tuple(buffers)
+
+
+def _integer_rows(name: str, rows: int, cols: int) -> list[Buffer]:
+    """Returns the buffers of kernels/experts/integers.IntegerRows."""
+    sums = -(-cols // 16)
+    return [
+        Buffer(name, (rows, cols), "float16"),
+        Buffer(f"{name}_sums", (rows, sums), "float16"),
+        Buffer(f"{name}_factors", (rows,)),
+    ]
 
 
 def _delta_net_buffers(delta_net: GatedDeltaNetShape, rows: int, wide: GpuFloat) -> list[Buffer]:
@@ -223,143 +235,3 @@ def gpu_arena_bytes(
         )
         for size in step_sizes(max_tokens)
     )
-
-
-def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
-    """Returns the buffers of a CPU step of up to `rows` rows, without logits. Activations are held as float32 and
-    as int8, for any weights. `h` is held only in the forms that the experts' weights read; it is counted as int8."""
-    hidden = model.hidden_size
-    unrouted = [_pair("unrouted_h", rows, model.unrouted_width)] if model.unrouted_width else []
-    latent = [] if model.latent is None else _cpu_latent_buffers(model.latent, rows)
-    recurrent = [] if model.recurrence is None else _cpu_recurrent_buffers(model.recurrence, rows)
-    sandwich = [Buffer(name, (rows, hidden)) for name in ("block", "block_sum") if model.is_sandwiched]
-    drafting: list[Buffer] = []
-    if model.next_token_layer is not None:
-        drafting = [
-            Buffer("states", (rows, hidden)),
-            *_pair("token", rows, hidden),
-            *_pair("state", rows, hidden),
-        ]
-    return (
-        Buffer("x", (rows, model.residual_width)),
-        *_pair("y", rows, hidden),
-        *(_cpu_stream_buffers(model.streams, model.residual_width, hidden, rows) if model.streams else []),
-        *(_cpu_ngram_buffers(model.ngrams, model.residual_width, hidden, rows) if model.ngrams else []),
-        *sandwich,
-        *drafting,
-        Buffer("q", (rows, 0 if model.latent else model.q_width)),
-        Buffer("gate", (rows, max(model.gate_widths, default=0))),
-        Buffer("k", (rows, model.kv_width)),
-        Buffer("v", (rows, model.value_width)),
-        *(_cpu_layer_inputs(model, rows) if model.layer_input_width else []),
-        *latent,
-        *(_cpu_indexer_buffers(model.indexer, rows) if model.indexer is not None else []),
-        *recurrent,
-        *_pair("attended", rows, model.mixed_width),
-        *_cpu_latent_experts(model, rows),
-        Buffer("router_logits", (rows, model.num_experts)),
-        Buffer("h_codes", (rows * model.top_k, int8_row_bytes(model.expert_width)), "uint8"),
-        *(buffer for pair in unrouted for buffer in pair),
-    )
-
-
-def _cpu_latent_experts(model: ModelShape, rows: int) -> list[Buffer]:
-    width = max((layer.moe.latent for layer in model.layers if layer.moe is not None), default=0)
-    return [Buffer("latent_experts", (rows, width)), *_pair("latent_converted", rows, width)] if width else []
-
-
-def _cpu_stream_buffers(shape: HyperConnections, width: int, hidden: int, rows: int) -> list[Buffer]:
-    return [
-        *_pair("normed_streams", rows, width),
-        Buffer("stream_low_rank", (rows, shape.low_rank)),
-        *_pair("stream_gate_input", rows, shape.low_rank),
-        Buffer("stream_gate", (rows, width)),
-        Buffer("stream_weights", (rows, shape.count)),
-        Buffer("block_output", (rows, hidden)),
-    ]
-
-
-def _cpu_ngram_buffers(shape: NgramShape, width: int, hidden: int, rows: int) -> list[Buffer]:
-    return [
-        Buffer("ngrams", (rows, shape.width)),
-        *_pair("ngram_input", rows, shape.width),
-        Buffer("ngram_keys", (rows, width)),
-        Buffer("ngram_values", (rows, hidden)),
-        Buffer("ngram_factors", (rows, width // hidden)),
-    ]
-
-
-def _cpu_recurrent_buffers(shape: Recurrence, rows: int) -> list[Buffer]:
-    if isinstance(shape, Mamba2Shape):
-        return [Buffer("mamba2", (rows, shape.input_width)), Buffer("decays", (rows, shape.heads.num_heads))]
-    if isinstance(shape, ShortConvShape):
-        return [Buffer("short_conv", (rows, shape.input_width))]
-    of_gates = [
-        buffer
-        for part, width in shape.gate_parts
-        for buffer in (*_pair(f"{part}_input", rows, shape.gate_rank), Buffer(part, (rows, width)))
-    ]
-    return [Buffer("delta", (rows, shape.input_width)), *of_gates]
-
-
-def draft_records(model: ModelShape, drafts: int) -> dict[int, Buffer]:
-    """Returns by layer the buffers in which recurrent layers keep the state changes of up to `drafts` drafts per
-    CPU step, until it is known which drafts are accepted."""
-    return {
-        index: Buffer("draft_records", (drafts, layer.recurrence.heads.pending_values))
-        for index, layer in enumerate(model.layers)
-        if layer.recurrence is not None
-    }
-
-
-def ngram_records(model: ModelShape, drafts: int) -> Buffer | None:
-    """Returns the buffer in which the layer with n-gram embeddings keeps the drafts' inputs, as in `draft_records`;
-    None without such a layer."""
-    return None if model.ngrams is None else Buffer("ngram_records", (drafts, model.residual_width))
-
-
-def most_drafts(step_tokens: int, max_num_seqs: int, drafts: int) -> int:
-    """Returns the most drafts per step: `drafts` per request, but at most half of the step's tokens, as the router
-    grants them."""
-    return min(max_num_seqs * drafts, step_tokens // 2)
-
-
-def _cpu_latent_buffers(shape: LatentAttentionShape, rows: int) -> list[Buffer]:
-    by_head = rows * shape.num_heads
-    pairs = [_pair("nope", by_head, shape.nope_dim), _pair("latent_attended", by_head, shape.rank)]
-    if shape.q_rank:
-        pairs.append(_pair("q_a_normed", rows, shape.q_rank))
-    return [
-        Buffer("q_a", (rows, shape.q_rank)),
-        Buffer("latent_q", (rows, shape.q_rows)),
-        Buffer("latent", (rows, shape.head_dim)),
-        Buffer("queries", (rows, shape.q_width)),
-        *(buffer for pair in pairs for buffer in pair),
-    ]
-
-
-def _cpu_indexer_buffers(shape: IndexerShape | BlockIndexerShape, rows: int) -> list[Buffer]:
-    choices = shape.num_heads if shape.rule.by_head else 1
-    return [
-        Buffer("index_keys", (rows, shape.dim)),
-        Buffer("index_weights", (rows, shape.num_heads if isinstance(shape, IndexerShape) else 0)),
-        Buffer("index_queries", (rows, shape.q_width)),
-        Buffer("index_scores", (INDEX_SCORES,)),
-        Buffer("chosen_keys", (rows, choices * shape.rule.most_keys), "int32"),
-    ]
-
-
-def _cpu_layer_inputs(model: ModelShape, rows: int) -> list[Buffer]:
-    width, of_all = model.layer_input_width, model.num_layers * model.layer_input_width
-    wide = [Buffer(name, (rows, of_all)) for name in ("layer_inputs", "layer_inputs_projected")]
-    return [*wide, Buffer("layer_input_gate", (rows, width)), *_pair("layer_input", rows, width)]
-
-
-def _pair(name: str, rows: int, cols: int) -> tuple[Buffer, Buffer]:
-    return Buffer(name, (rows, cols)), Buffer(f"{name}_codes", (rows, int8_row_bytes(cols)), "uint8")
-
-
-def int8_row_bytes(cols: int) -> int:
-    """Returns the bytes of a row of int8 activations on the CPU, with a scale and two sums per group:
-    kernels/csrc/arch/kernels.h."""
-    return cols + cols // INT8_GROUP * 16

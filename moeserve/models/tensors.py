@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelShape, MoeShape
+from moeserve.models.residual import SinkhornConnections
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
+from moeserve.quantization.table import I32
 
 # Tensors of the per-layer embeddings: the token table, the projection of embeddings, and the norm of its output.
 LAYER_INPUTS = (n.LAYER_INPUT_EMBD, n.LAYER_INPUT_MODEL_PROJ, n.LAYER_INPUT_PROJ_NORM)
@@ -31,7 +33,7 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
     parts: dict[str, tuple[int, ...]] = {}
     if of_layer.mixer is not None:
         parts |= _input_tensors(shape, n.HC_ATTN, n.ATTN_NORM)
-    if of_layer.ffn is not None:
+    if of_layer.ffn is not None and not of_layer.is_parallel:
         parts |= _input_tensors(shape, n.HC_FFN, of_layer.ffn_norm)
     if shape.ngrams is not None and shape.ngrams.layer == layer:
         parts |= shape.ngrams.tensors(shape.hidden_size, shape.residual_width)
@@ -50,22 +52,26 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
     if isinstance(of_layer.ffn, DenseFfnShape):
         parts |= _ffn_tensors(shape.hidden_size, of_layer.ffn.width, of_layer.ffn.parts)
     elif of_layer.ffn is not None:
-        parts |= _router_tensors(shape.hidden_size, of_layer.ffn)
+        parts |= _router_tensors(shape.hidden_size, shape.vocab_size, of_layer.ffn)
     return {n.in_layer(layer, name): dimensions for name, dimensions in parts.items()}
 
 
 def _input_tensors(shape: ModelShape, block: str, norm: str) -> dict[str, tuple[int, ...]]:
-    """Returns the tensors between the residual and a block's input: the norm, or the mix of several streams."""
+    """Returns the tensors between the residual and a block's input: the norm, the mix of several streams, or both."""
+    of_norm: dict[str, tuple[int, ...]] = {n.of_part(norm): (shape.hidden_size,)}
     if shape.streams is None:
-        return {n.of_part(norm): (shape.hidden_size,)}
-    return shape.streams.tensors(shape.hidden_size, block)
+        return of_norm
+    of_streams = shape.streams.tensors(shape.hidden_size, block)
+    return of_streams | (of_norm if isinstance(shape.streams, SinkhornConnections) else {})
 
 
 def head_inputs(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Returns the tensors between the residual and the head, with their shapes."""
+    of_norm: dict[str, tuple[int, ...]] = {n.OUTPUT_NORM: (shape.hidden_size,)}
     if shape.streams is None:
-        return {n.OUTPUT_NORM: (shape.hidden_size,)}
-    return shape.streams.tensors(shape.hidden_size, n.OUTPUT_HC, injects=False)
+        return of_norm
+    of_streams = shape.streams.tensors(shape.hidden_size, n.OUTPUT_HC, injects=False)
+    return of_streams | (of_norm if isinstance(shape.streams, SinkhornConnections) else {})
 
 
 def unloaded_tensors(shape: ModelShape) -> frozenset[str]:
@@ -104,7 +110,7 @@ def _sandwich_tensors(hidden: int, layer: LayerShape) -> dict[str, tuple[int, ..
     return {n.of_part(norm): (hidden,) for norm in norms}
 
 
-def _router_tensors(hidden: int, moe: MoeShape) -> dict[str, tuple[int, ...]]:
+def _router_tensors(hidden: int, vocab: int, moe: MoeShape) -> dict[str, tuple[int, ...]]:
     """Returns the tensors of the router and of the shared expert."""
     parts: dict[str, tuple[int, ...]] = {n.of_part(n.FFN_GATE_INP): (moe.num_experts, hidden)}
     if moe.latent:
@@ -114,6 +120,8 @@ def _router_tensors(hidden: int, moe: MoeShape) -> dict[str, tuple[int, ...]]:
         parts[n.bias_of_part(n.FFN_GATE_INP)] = (moe.num_experts,)
     if moe.choice_bias:
         parts[n.bias_of_part(n.EXP_PROBS_B)] = (moe.num_experts,)
+    if moe.by_token:
+        parts[n.of_part(n.EXPERTS_BY_TOKEN)] = (vocab, moe.top_k)
     if moe.parts_normed:
         parts[n.scale_of_part(n.FFN_GATE_INP)] = (hidden,)
     if moe.expert_scale:
@@ -203,6 +211,11 @@ def check_tensors(shape: ModelShape, source: ModelSource) -> None:
 
 
 def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int, ...]) -> None:
+    if tensor.name.endswith(n.of_part(n.EXPERTS_BY_TOKEN)) and int(tensor.type) != I32.number:
+        raise ModelError(
+            source.path,
+            f"tensor {tensor.name!r} is of type {tensor.type.name}; numbers of experts are expected as I32",
+        )
     # Some converters write leading dimensions of size one for vectors and convolutions.
     ahead = len(tensor.shape) - len(dimensions) if 1 in dimensions[1:] else 0
     if tensor.shape != (1,) * ahead + dimensions:

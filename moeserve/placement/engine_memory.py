@@ -5,17 +5,15 @@ from __future__ import annotations
 from moeserve.config import ServerConfig, num_drafts
 from moeserve.kv.layout import KvLayout
 from moeserve.kv.tier_sizes import staging_bytes
-from moeserve.models.interface import ModelShape
-from moeserve.models.step_buffers import (
+from moeserve.models.cpu_step_buffers import (
     CPU_LOGIT_ROWS,
-    GPU_LOGIT_ROWS,
     cpu_step_buffers,
     draft_records,
-    gpu_arena_bytes,
     most_drafts,
     ngram_records,
-    step_sizes,
 )
+from moeserve.models.interface import ModelShape
+from moeserve.models.step_buffers import GPU_LOGIT_ROWS, gpu_arena_bytes, step_sizes
 from moeserve.placement.sizes import ModelSizes
 
 CUDA_CONTEXT_BYTES = 512 << 20  # of GPU memory, by each process that uses it

@@ -10,6 +10,7 @@ from moeserve.errors import ConfigError
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.kv.layout import KvLayout
 from moeserve.models.interface import ModelShape
+from moeserve.placement.expert_pins import Pinned
 from moeserve.placement.sizes import ModelSizes
 
 # Memory that stays free by default: for the server's other processes, and pages of the files that they read.
@@ -52,19 +53,30 @@ def expert_ram_bytes(config: ServerConfig, sizes: ModelSizes, layout: KvLayout, 
     return budget if budget >= slot_bytes(sizes, least_slots(layout.shape)) else None
 
 
-def expert_slots(sizes: ModelSizes, shape: ModelShape, budget: int) -> list[int]:
-    """Returns how many of each layer's experts `budget` bytes of RAM hold: the same share of every layer, and no less
-    than a token uses. 0 for a layer without experts. Raises ConfigError if that does not fit."""
-    least = least_slots(shape)
+def expert_slots(sizes: ModelSizes, shape: ModelShape, budget: int, pinned: Pinned) -> list[int]:
+    """Returns how many of each layer's experts `budget` bytes of RAM hold: the pinned ones, the same share of every
+    layer's others, and no less of these than a token uses. 0 for a layer without experts. Raises ConfigError if that
+    does not fit."""
+    counts, stay = [layer.num_experts for layer in sizes.layers], [len(experts) for experts in pinned]
+    least = [min(count, own + few) for count, own, few in zip(counts, stay, least_slots(shape), strict=True)]
     needed = slot_bytes(sizes, least)
     if needed > budget:
+        if any(stay):
+            raise ConfigError(
+                f"--placement-rules keeps {slot_bytes(sizes, stay) / GIB:.2f} GiB of experts in RAM, which with those "
+                f"of one token are {needed / GIB:.2f} GiB; there are {budget / GIB:.2f} GiB for experts: raise "
+                "--expert-ram, or let the rules match fewer"
+            )
         raise ConfigError(
             f"{budget / GIB:.2f} GiB of RAM for experts are too few: the experts of one token take {needed / GIB:.2f} "
             "GiB; raise --expert-ram, free some memory, or choose a smaller model or quantisation"
         )
-    share = budget / max(1, expert_bytes(sizes))
-    counts = [layer.num_experts for layer in sizes.layers]
-    slots = [max(few, int(share * count)) for few, count in zip(least, counts, strict=True)]
+    others = expert_bytes(sizes) - slot_bytes(sizes, stay)
+    share = (budget - slot_bytes(sizes, stay)) / max(1, others)
+    slots = [
+        max(few, own + int(share * (count - own)))
+        for few, own, count in zip(least, stay, counts, strict=True)
+    ]
     # The least of some layers may have taken what the share gave to others.
     while slot_bytes(sizes, slots) > budget:
         fullest = max(range(len(slots)), key=lambda index: slots[index] - least[index])

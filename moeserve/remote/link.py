@@ -88,7 +88,7 @@ class Link:
         self._complaint = cause
 
     def _connect(self) -> tuple[FrameChannel, Welcome]:
-        """Raises ConnectionLost, OSError."""
+        """Connects to the worker; returns the channel and its welcome. Raises ConnectionLost, OSError."""
         deadline = time.monotonic() + CONNECT_S
         sock = socket.create_connection(self._address, CONNECT_S)
         channel = FrameChannel(sock, self._context, self._address[0])

@@ -13,6 +13,8 @@ ENGINE_GROUPS: Final = ("Device", "CPU engine", "GPU")  # of `--help`: flags tha
 ENGINE_OPTIONS: Final = (
     "max_model_len",
     "load_format",
+    "speculative_config",
+    "speculative_model",
     "max_num_seqs",
     "max_total_tokens",
     "max_num_batched_tokens",

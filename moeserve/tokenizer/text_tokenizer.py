@@ -66,7 +66,7 @@ class TextTokenizer:
 
     @classmethod
     def from_gguf(cls, gguf: ModelSource) -> TextTokenizer:
-        """Raises ModelError, also for a kind of tokenizer that is not supported."""
+        """Builds the tokenizer of a model. Raises ModelError, also for an unsupported kind of tokenizer."""
         split = None if is_spaced(gguf) else _split_of(gguf)
         vocabulary = Vocabulary.from_gguf(gguf)
         _check_whole(gguf, len(vocabulary.special) + len(vocabulary.user_defined))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 
+import httpx
 import pytest
 from playwright.sync_api import Page, Request, Route, expect
 
@@ -96,6 +98,11 @@ def test_the_chosen_model_is_loaded_and_answers(page: Page, several: Server, scr
     assert [body["model"] for body in bodies if body] == ["small"]
     page.reload()
     expect(choice).to_have_value("small")
+    httpx.post(several.base_url + "/models/unload", json={"model": "small"}, timeout=60).raise_for_status()
+    while httpx.get(several.base_url + "/v1/models/small", timeout=60).json()["state"] != "unloaded":
+        time.sleep(0.05)
+    page.evaluate("window.dispatchEvent(new Event('focus'))")  # the user comes back from another window
+    expect(choice.locator("option")).to_have_text(["large — not loaded", "small — not loaded"])
     page.evaluate(AXE)
     assert page.evaluate(FINDINGS) == []
     screenshot(page, "several")

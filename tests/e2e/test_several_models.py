@@ -116,6 +116,7 @@ def test_questions_load_nothing(models: Models) -> None:
     assert models.client.get("/props?model=b").json()["error"]["code"] == "model_not_loaded"
     assert models.client.get("/metrics?model=b").status_code == 503
     assert models.client.get("/api/ps").json() == {"models": []}
+    assert models.client.get("/v1/mcp/servers").json() == {"servers": []}, "the front's own answer"
     assert {"a:latest", "a"} & {one["name"] for one in models.client.get("/api/tags").json()["models"]}
     assert set(models.states().values()) == {"unloaded"}
 

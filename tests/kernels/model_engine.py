@@ -22,6 +22,7 @@ from moeserve.kv.states import StateCache
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts, has_experts_on_disk
 from moeserve.models.blocks.cpu.workspace import CpuBatch
+from moeserve.models.cpu_step_buffers import CPU_LOGIT_ROWS
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.next_token import with_next_token_block
@@ -29,7 +30,6 @@ from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import GGUFFile
 from moeserve.models.sources.gguf import names as n
-from moeserve.models.step_buffers import CPU_LOGIT_ROWS
 from moeserve.placement.expert_cache.policy import DECAY
 from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.kernels.operations import stream_of
@@ -70,17 +70,28 @@ class Engine:
             disk = CpuDiskExperts(stream, c, weights.layers, Reading(4, 4096, DECAY))
         self.model = CpuDecoder(c, weights, stream, kv, MAX_TOKENS, MAX_TOKENS, states=states, disk=disk)
 
-    def logits(self, tokens: list[int], chunk: int = MAX_TOKENS, *, start: int = 0) -> torch.Tensor:
+    def logits(
+        self,
+        tokens: list[int],
+        chunk: int = MAX_TOKENS,
+        *,
+        start: int = 0,
+        positions: torch.Tensor | None = None,
+        clears: bool = True,
+    ) -> torch.Tensor:
         """float32 [len(tokens) - start, vocab]: the prediction at every position from `start` on, of which the earlier
-        ones' KV is there."""
+        ones' KV is there. positions: int [3, len(tokens)] of RoPE, by section; None: the tokens' numbers. clears: the
+        state is that of a sequence without tokens."""
         slots = torch.randperm(MAX_TOKENS, generator=torch.Generator().manual_seed(len(tokens))).int()
-        self.model.copy_states(torch.tensor([[-1, STATE_SLOT]], dtype=torch.int32))
+        if clears:
+            self.model.copy_states(torch.tensor([[-1, STATE_SLOT]], dtype=torch.int32))
         found = []
         for first in range(start, len(tokens), chunk):
             part = tokens[first : first + chunk]
             self.model.forward(
                 self._batch(
-                    part, Sequence(0, len(part), first, slots), self._previous(tokens, first, len(part))
+                    *(part, Sequence(0, len(part), first, slots), self._previous(tokens, first, len(part))),
+                    positions,
                 )
             )
             for row in range(0, len(part), CPU_LOGIT_ROWS):
@@ -100,15 +111,25 @@ class Engine:
         return np.stack([known[at - age : at - age + count] for age in ages], axis=1)
 
     def _batch(
-        self, tokens: list[int], s: Sequence, previous: npt.NDArray[np.int32] | None = None
+        self,
+        tokens: list[int],
+        s: Sequence,
+        previous: npt.NDArray[np.int32] | None = None,
+        positions: torch.Tensor | None = None,
     ) -> CpuBatch:
         one = [np.array([value], np.int32) for value in (s.row, s.count, s.position, 0)]
         self._table = s.slots.numpy()[None]  # the plan points into it
         self.model.begin(torch.tensor(tokens, dtype=torch.int32), previous=previous)
         self.model.plan_attention(*one, self._table)
+        numbers, firsts = torch.arange(s.position, s.position + s.count, dtype=torch.int32), None
+        if positions is not None:
+            assert self.config.indexer is not None
+            block = self.config.indexer.rule.block
+            firsts = positions[:, numbers // block * block].int()
         return CpuBatch(
             n=s.count,
-            positions=torch.arange(s.position, s.position + s.count, dtype=torch.int32),
+            positions=numbers if positions is None else positions[:, numbers].int(),
+            first_positions=firsts,
             kv_slots=s.slots[s.position : s.position + s.count].clone(),
             states=StateSequences(*(torch.tensor([v], dtype=torch.int32) for v in (0, s.count, STATE_SLOT))),
         )

@@ -86,11 +86,17 @@ def run_linear(
 
 
 def run_norm(
-    stream: CpuStream, x: torch.Tensor, weight: torch.Tensor, eps: float, rows: torch.Tensor | None = None
+    stream: CpuStream,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    rows: torch.Tensor | None = None,
+    *,
+    centered: bool = False,
 ) -> Activations:
     n = len(x) if rows is None else len(rows)
     y = Activations(n, x.shape[1])
-    stream.norm(x, weight, eps, n, y, rows)
+    stream.norm(x, weight, eps, n, y, rows, centered=centered)
     stream.wait()
     return y
 

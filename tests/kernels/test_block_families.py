@@ -180,3 +180,19 @@ def test_a_gpu_serves_as_many_tokens_as_are_attended_to(write: Write) -> None:
     assert shape.context_length == 3 * 16
     assert not any("indexer" in name for name in model_tensors(shape))
     assert KvLayout(shape).token_bytes() == 3 * 2 * 2 * 2 * 64
+
+
+@pytest.mark.parametrize("chunk", [200, 33, 1])
+def test_blocks_rotate_as_at_their_first_token_behind_a_picture(chunk: int, tmp_path: Path) -> None:
+    """Tokens 50 to 89 have positions of their own by section, as a picture of 5 x 8; those behind are shifted by 32."""
+    positions = torch.arange(len(TOKENS)).tile(3, 1)
+    positions[:, 90:] -= 32
+    positions[:, 50:90] = torch.stack(
+        [torch.full((40,), 50), 50 + torch.arange(5).repeat_interleave(8), 50 + torch.arange(8).repeat(5)]
+    )
+    model = qwen4exp_model.new_model(8)
+    engine = Engine(stream_of(ISAS[-1]), qwen4exp_model.write_model(model, tmp_path / "m.gguf", Type.F16))
+    truth = qwen4exp_model.logits(model, TOKENS, positions)
+    kl, _ = distance(truth, engine.logits(TOKENS, chunk, positions=positions))
+    assert kl.median() < 2e-6
+    assert kl[90:].quantile(0.9) < 3e-5

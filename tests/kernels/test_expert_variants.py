@@ -37,6 +37,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"activation": "gelu"},
     {"activation": "swiglu_oai", "limit": 1.5, "alpha": 1.3},
     {"limit": 0.5},
+    {"activation": "clamped_silu", "limit": 0.5},
     {"weighs_input": True},
     {"activation": "swiglu_oai"},
     {"activation": "swiglu_oai", **biases()},

@@ -25,6 +25,23 @@ def test_against_float64(isa: str, distribution: str, cols: int) -> None:
 
 
 @each_isa
+@pytest.mark.parametrize("cols", [32, 96, 2048])
+def test_layer_norm_against_float64_and_torch(isa: str, cols: int) -> None:
+    """The mean of these rows is far from 0."""
+    x, weight = activations("gaussian", 65, cols) + 3, activations("gaussian", 1, cols, seed=1)[0]
+    expected = norm(x, weight, 1e-5, centered=True)
+    torch.testing.assert_close(
+        expected, torch.nn.functional.layer_norm(x.double(), (cols,), weight.double(), eps=1e-5)
+    )
+    whole = run_norm(stream_of(isa, 1), x, weight, 1e-5, centered=True)
+    assert nmse(whole.f32, expected) < 1e-12
+    for n in (1, 7, 64):
+        part = run_norm(stream_of(isa, 3), x[:n], weight, 1e-5, centered=True)
+        assert torch.equal(part.f32, whole.f32[:n])
+        assert torch.equal(part.q8, whole.q8[:n])
+
+
+@each_isa
 def test_a_row_of_zeros_gives_zeros(isa: str) -> None:
     assert not run_norm(stream_of(isa), torch.zeros(2, 64), torch.ones(64), 1e-6).f32.any()
 

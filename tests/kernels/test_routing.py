@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from moeserve.kernels.routing.options import RouterOptions
+from moeserve.kernels.routing.options import RouterOptions, Scoring
 from moeserve.kernels.routing.reference import route
+from moeserve.kernels.stream_operands import RoutingWorkspace
 from tests.kernels.operations import ISAS, run_route, stream_of
 
 
@@ -37,6 +38,8 @@ VARIANTS = [
     (RouterOptions("sigmoid"), 256, 8),
     (RouterOptions("sigmoid", normalize=False), 60, 3),
     (RouterOptions("sigmoid", scale=2.5, groups=8, top_groups=4), 256, 8),
+    (RouterOptions("sqrt_softplus", scale=1.5), 256, 6),
+    (RouterOptions("sqrt_softplus", normalize=False), 60, 3),
     (RouterOptions("softmax", normalize=False, scale=16.0, groups=8, top_groups=3), 160, 6),
     (RouterOptions("softmax", normalize=False, scale=16.0, groups=8, top_groups=3, group_best=1), 160, 6),
     (RouterOptions("softmax_topk", groups=2, top_groups=1), 10, 5),
@@ -153,3 +156,26 @@ def test_broken_logits_still_give_ids_that_exist() -> None:
         assert len(set(ids)) == 4
         assert set(ids) <= set(range(6))
     assert room.weights[0].isnan().any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("scoring", ["sqrt_softplus", "softmax"])
+def test_experts_by_token_id_are_only_weighed(scoring: Scoring, isa: str) -> None:
+    router, logits = RouterOptions(scoring, scale=1.5), 9 * torch.randn(65, 40)
+    table = torch.stack([torch.randperm(40)[:6] for _ in range(100)]).int()
+    tokens = torch.randint(0, 100, (65,)).int()
+    room = RoutingWorkspace(65, 40, 6)
+    stream_of(isa).route(logits, 65, room, router, by_token=(table, tokens))
+    stream_of(isa).wait()
+    ids, weights = route(logits, 6, router, given=table[tokens.long()])
+    assert torch.equal(room.ids, ids)
+    torch.testing.assert_close(room.weights.double(), weights, rtol=2e-6, atol=1e-9)
+
+
+def test_a_table_with_an_expert_that_is_not_there_is_refused() -> None:
+    room, table = RoutingWorkspace(1, 4, 2), torch.tensor([[0, 1], [2, 4]], dtype=torch.int32)
+    for token, cause in ((1, "expert 4 is not in"), (2, "token id 2 is not in")):
+        with pytest.raises(IndexError, match=cause):
+            stream_of("plain").route(
+                torch.zeros(1, 4), 1, room, by_token=(table, torch.tensor([token]).int())
+            )

@@ -17,19 +17,13 @@ from moeserve.models.blocks.cpu.workspace import (
     ShortConvWorkspace,
 )
 from moeserve.models.blocks.gpu.workspace import make_workspaces
+from moeserve.models.cpu_step_buffers import cpu_step_buffers
 from moeserve.models.interface import ModelShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.models.short_conv import ShortConvShape
-from moeserve.models.step_buffers import (
-    Buffer,
-    arena_bytes,
-    cpu_step_buffers,
-    gpu_arena_bytes,
-    gpu_step_buffers,
-    step_sizes,
-)
+from moeserve.models.step_buffers import Buffer, arena_bytes, gpu_arena_bytes, gpu_step_buffers, step_sizes
 from tests.conftest import OWN_FIXTURES
 from tests.support.gemma_file import write_gemma
 from tests.support.model_header import qwen3moe

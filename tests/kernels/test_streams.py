@@ -7,7 +7,7 @@ import torch
 
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.stream_operands import Activations
-from moeserve.kernels.streams import reference
+from moeserve.kernels.streams import reference, sinkhorn
 from tests.kernels.operations import ISAS, guarded, stream_of, unguard
 from tests.kernels.weights import nmse
 
@@ -63,3 +63,43 @@ def test_scaled_silu(isa: str) -> None:
     stream_of(isa).wait()
     assert nmse(out.f32, expected) < 1e-11
     assert torch.equal(out.q8, quantize(out.f32).rows())
+
+
+@each_isa
+@each_size
+@pytest.mark.parametrize("iterations", [1, 20])
+def test_streams_that_are_mixed(isa: str, n: int, hidden: int, iterations: int) -> None:
+    values = STREAMS * (2 + STREAMS)
+    mix = sinkhorn.SinkhornMix(torch.randn(values), torch.rand(3) + 0.5, EPS, iterations)
+    products, norm = 2 * torch.randn(n, values), torch.rand(hidden) + 0.5
+    x, block = torch.randn(n, STREAMS * hidden), torch.randn(n, hidden)
+    of_streams, stream = x.view(n, STREAMS, hidden), stream_of(isa)
+    y, weights = Activations(n, hidden), guarded(n, STREAMS * (1 + STREAMS))
+    stream.read_streams(products, x, None, mix, norm, EPS, n, y, weights)
+    stream.wait()
+    added, mixed = sinkhorn.weights(products, STREAMS, mix)
+    assert nmse(y.f32, reference.norm(sinkhorn.read(products, of_streams, mix), norm, EPS)) < 1e-11
+    assert torch.equal(y.q8, quantize(y.f32).rows())
+    assert nmse(unguard(weights), torch.cat([added, mixed.flatten(1)], dim=1)) < 1e-11
+    if iterations == 20:
+        assert torch.allclose(mixed.sum(dim=1), torch.ones(1, dtype=torch.float64), atol=1e-4)
+        assert torch.allclose(mixed.sum(dim=2), torch.ones(1, dtype=torch.float64), atol=2e-2)
+    expected, found = sinkhorn.add(of_streams, block, added, mixed).flatten(1), x.clone()
+    stream.add_streams(block, weights[:n].clone(), n, found)
+    stream.wait()
+    assert nmse(found, expected) < 1e-11
+
+
+@each_isa
+def test_a_head_reads_some_rows_of_streams_that_are_mixed(isa: str) -> None:
+    mix = sinkhorn.SinkhornMix(torch.randn(STREAMS), torch.rand(1) + 0.5, EPS, 20)
+    rows, x, norm = (
+        torch.tensor([4, 0], dtype=torch.int32),
+        torch.randn(5, STREAMS * 96),
+        torch.rand(96) + 0.5,
+    )
+    products, y = torch.randn(2, STREAMS), Activations(2, 96)
+    stream_of(isa).read_streams(products, x, rows, mix, norm, EPS, 2, y, None)
+    stream_of(isa).wait()
+    read = sinkhorn.read(products, x[rows.long()].view(2, STREAMS, 96), mix)
+    assert nmse(y.f32, reference.norm(read, norm, EPS)) < 1e-11

@@ -57,6 +57,20 @@ def test_what_was_attended_is_added_too() -> None:
         check_norm(y, norm(expected, weight, EPS), 2)
 
 
+@pytest.mark.parametrize("cols", [64, 96])
+def test_layer_norm(cols: int) -> None:
+    """The mean is that of the columns, not of the power of two above them; the residual keeps its own."""
+    x, attended, weight = normal(3, cols) + 3, normal(3, cols, seed=1), normal(cols, seed=2)
+    mine, y = x.clone().to(DEVICE), guarded(3, cols)
+    add_norm(
+        mine, None, None, None, None, None, counter(2), weight.to(DEVICE), EPS, y.x, y.codes, y.scales,
+        attended=attended.to(DEVICE), centered=True,
+    )  # fmt: skip
+    total = x.double() + attended
+    assert nmse(mine[:2].cpu(), total[:2]) < 1e-12
+    check_norm(y, norm(total[:2], weight, EPS, centered=True), 2)
+
+
 def test_norm_of_chosen_rows_leaves_the_residual() -> None:
     x, parts, weight = normal(5, 96), normal(5, 1, 96, seed=1), normal(96, seed=2)
     mine = x.to(DEVICE)

@@ -11,7 +11,7 @@ import torch
 from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.weights import nmse
-from tests.support.hugging_face_model import round_kv
+from tests.support.rounded_kv import round_kv
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -13,7 +13,14 @@ from moeserve.models.open import open_folder
 from moeserve.models.sources.gguf import names as n
 
 # Our own, of what a GGUF says by its tensors.
-_OWN = (n.HAS_QKV_BIAS, n.DENSE_LAYERS, n.YARN_TRUNCATE, n.VALUES_FROM_KEYS)
+_OWN = (
+    n.HAS_QKV_BIAS,
+    n.DENSE_LAYERS,
+    n.YARN_TRUNCATE,
+    n.VALUES_FROM_KEYS,
+    n.UNROTATED_LAYERS,
+    n.HAS_QK_NORM,
+)
 
 
 def write_gguf(folder: Path, path: Path, **settings: Any) -> None:

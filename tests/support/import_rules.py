@@ -1,4 +1,5 @@
-"""Who may know whom: the table behind `test_imports.py`, which docs/explanation/architecture.md puts in words."""
+"""What each package may import: the table behind `test_imports.py`. docs/explanation/architecture.md explains the
+rules; `layer_rules.py` has those that hold across packages."""
 
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ MODEL_FILES = {
     "moeserve.models.sources.source",
     "moeserve.models.gpu_features",
     "moeserve.models.interface",
+    "moeserve.models.compressed",
     "moeserve.models.indexer",
     "moeserve.models.latent",
     "moeserve.models.mamba2",
@@ -46,6 +48,7 @@ MODEL_FILES = {
     "moeserve.models.short_conv",
     "moeserve.models.skipped_layers",
     "moeserve.models.step_buffers",
+    "moeserve.models.cpu_step_buffers",
     "moeserve.models.tensors",
     "moeserve.quantization",
     *FAMILIES,
@@ -81,6 +84,7 @@ READERS = {
     "moeserve.quantization",
 }
 FAMILY_NEEDS = READERS | {
+    "moeserve.models.compressed",
     "moeserve.models.indexer",
     "moeserve.models.interface",
     "moeserve.models.latent",
@@ -96,7 +100,7 @@ FAMILY_NEEDS = READERS | {
 
 # Within httpserver, imports run from an API's folder to what the APIs share, and from there to HTTP itself. No API
 # knows another, nor the table that lists them.
-HTTP_APIS = ("openai", "responses", "anthropic", "batches", "lightllm", "llama_server")
+HTTP_APIS = ("openai", "responses", "anthropic", "batches", "lightllm", "llama_server", "mcp")
 HTTPSERVER: dict[str, set[str]] = {
     "moeserve.httpserver.transport": {
         "moeserve.config",
@@ -225,6 +229,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.interface": READERS
     | KERNEL_OPTIONS
     | {
+        "moeserve.models.compressed",
         "moeserve.models.indexer",
         "moeserve.models.latent",
         "moeserve.models.mamba2",
@@ -232,6 +237,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.residual",
         "moeserve.models.rope_scaling",
     },
+    "moeserve.models.compressed": {"moeserve.models.latent", "moeserve.models.sources.gguf"},
     "moeserve.models.indexer": {"moeserve.kernels.choice_rule", "moeserve.models.sources.gguf"},
     "moeserve.models.latent": {"moeserve.models.indexer", "moeserve.models.sources.gguf"},
     "moeserve.models.mamba2": {"moeserve.kernels.mamba2.heads", "moeserve.models.sources.gguf"},
@@ -262,6 +268,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.residual",
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.source",
+        "moeserve.quantization",
     },
     "moeserve.models.sources.model_files": set(),
     "moeserve.models.neutral_settings": set(),
@@ -277,7 +284,8 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.source",
     },
-    "moeserve.models.step_buffers": {
+    "moeserve.models.cpu_step_buffers": {
+        "moeserve.models.compressed",
         "moeserve.models.indexer",
         "moeserve.models.interface",
         "moeserve.models.latent",
@@ -285,6 +293,13 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.recurrence",
         "moeserve.models.residual",
         "moeserve.models.short_conv",
+        "moeserve.models.step_buffers",
+    },
+    "moeserve.models.step_buffers": {
+        "moeserve.models.interface",
+        "moeserve.models.latent",
+        "moeserve.models.mamba2",
+        "moeserve.models.recurrence",
         "moeserve.kernels.delta_net.heads",
     },
     "moeserve.models.qwen_hybrid": FAMILY_NEEDS,
@@ -292,7 +307,9 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.kv": {
         "moeserve.config",
         "moeserve.errors",
+        "moeserve.models.compressed",
         "moeserve.models.interface",
+        "moeserve.models.latent",
         "moeserve.kernels.host_pinning",
         "moeserve.kernels.pages",
         "moeserve.kernels.stream_operands",
@@ -319,6 +336,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.ranks.rank_share",
         "moeserve.models.residual",
         "moeserve.models.tensors",
+        "moeserve.models.cpu_step_buffers",
         "moeserve.models.step_buffers",
         "moeserve.kv.capacity",
         "moeserve.kv.layout",
@@ -408,58 +426,3 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.front.launch": FRAME | {"moeserve.front.config", "moeserve.launcher"},
     "moeserve.front": FRAME | {"moeserve.httpserver", "moeserve.launcher.child_process"},
 }
-# Who alone may import what stands above the processes: the command line, what it starts and what it runs; or beside
-# them.
-IMPORTED_FROM_ABOVE = {
-    # The operator library, with its code generation and its attention: for other programs, nothing of the server.
-    "moeserve.kernels.operators": set(),
-    "moeserve.cli.main": {"moeserve.__main__"},
-    "moeserve.launcher": {
-        "moeserve.cli.main",
-        "moeserve.cli.remote_worker",
-        "moeserve.front.instance",
-        "moeserve.front.launch",
-        "moeserve.front.model_launcher",
-        "moeserve.remote.host",
-    },
-    "moeserve.front": {"moeserve.cli.main", "moeserve.cli.models.model_needs", "moeserve.cli.several_models"},
-    "moeserve.cli.bench": {"moeserve.cli.main", "moeserve.cli.plan"},
-    "moeserve.cli.doctor": {"moeserve.cli.main"},
-    "moeserve.cli.models": {"moeserve.cli.main"},
-    "moeserve.cli.run": {"moeserve.cli.main"},
-    "moeserve.cli.plan": {"moeserve.cli.main", "moeserve.cli.models"},
-    "moeserve.cli.simulate": {"moeserve.cli.main", "moeserve.cli.bench"},
-}
-TORCH_ALLOWED = (
-    "moeserve.worker",
-    "moeserve.models",
-    "moeserve.kernels",
-    "moeserve.kv.cache",
-    "moeserve.kv.cache_pages",
-    "moeserve.kv.device_pages",
-    "moeserve.kv.host_blocks",
-    "moeserve.kv.states",
-    "moeserve.visualserver.__main__",
-    "moeserve.visualserver.towers",
-    "moeserve.cli.doctor.probes",
-    "moeserve.cli.doctor.triton_kernel",
-    "moeserve.cli.models.need",
-    "moeserve.cli.plan",
-    "moeserve.cli.bench.engine",
-)
-TORCH_FORBIDDEN_WITHIN = (
-    "moeserve.models.adapters",
-    *MODEL_FILES,
-    *KERNEL_OPTIONS,
-    "moeserve.models.ranks.rank_share",
-    "moeserve.models.ranks.rank_source",
-)
-# Outside the standard library, the pure core knows only what the messages are made of.
-CORE_THIRD_PARTY = {"msgspec"}
-
-# Of the memories of sequences, what the rest of the router knows: the protocol, what it is asked about, and settings.
-MEMORIES = ("moeserve.router.core.memory", "moeserve.router.core.tiers", "moeserve.router.core.kv_memory")
-MEMORY_SEEN = {
-    f"moeserve.router.core.memory.{name}" for name in ("sequence_memory", "held", "snapshot_points")
-}
-MEMORY_PARTS = {"windows", "states", "tiers"}  # attributes that only these modules read

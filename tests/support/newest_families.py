@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.support.hugging_face_model import LATENT, ROPE, SETTINGS, YARN, round_kv, save_random
+from tests.support.hugging_face_model import LATENT, ROPE, SETTINGS, YARN, save_random
+from tests.support.rounded_kv import round_kv
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -91,6 +92,17 @@ NEWEST: dict[str, tuple[str, str, dict[str, Any]]] = {
             "layer_types": ["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"], "index_n_heads": 2,
             "index_head_dim": 64, "index_block_size": 16, "index_topk_blocks": 4,
             "rope_parameters": ROPE | {"partial_rotary_factor": 0.5},
+        },
+    ),
+    "cohere2_moe": (
+        "Cohere2MoeConfig",
+        "Cohere2MoeForCausalLM",
+        {
+            "num_hidden_layers": 4, "head_dim": 64, "intermediate_size": 96, "prefix_dense_intermediate_size": 224,
+            "sliding_window": 16, "expert_selection_fn": "sigmoid", "norm_topk_prob": False, "logit_scale": 0.5,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "rms_norm_eps": 2**-17, "pad_token_id": 0,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 5e4},
         },
     ),
 }  # fmt: skip

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from moeserve.models.registry import FAMILIES
 from moeserve.models.sources.gguf import names as n
-from tests.support.hugging_face_model import round_kv, write_family
+from tests.support.hugging_face_model import write_family
+from tests.support.rounded_kv import round_kv
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

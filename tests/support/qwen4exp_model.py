@@ -266,8 +266,9 @@ def _undone(value: Array, order: npt.NDArray[np.int64]) -> Array:
     return restored
 
 
-def logits(model: Any, tokens: list[int]) -> torch.Tensor:
-    """float64 [len(tokens), vocab]."""
+def logits(model: Any, tokens: list[int], positions: torch.Tensor | None = None) -> torch.Tensor:
+    """float64 [len(tokens), vocab]. positions: int [3, len(tokens)] of RoPE, by section; None: the tokens' numbers."""
+    given = {} if positions is None else {"position_ids": positions[:, None]}
     with torch.inference_mode():
-        found: torch.Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0].double()
+        found: torch.Tensor = model(torch.tensor([tokens]), use_cache=False, **given).logits[0].double()
     return found

@@ -9,16 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.import_rules import (
-    ALLOWED,
+from tests.support.import_rules import ALLOWED, FAMILIES, HTTPSERVER, PACKAGE
+from tests.support.layer_rules import (
     CORE_THIRD_PARTY,
-    FAMILIES,
-    HTTPSERVER,
     IMPORTED_FROM_ABOVE,
     MEMORIES,
     MEMORY_PARTS,
     MEMORY_SEEN,
-    PACKAGE,
     TORCH_ALLOWED,
     TORCH_FORBIDDEN_WITHIN,
 )

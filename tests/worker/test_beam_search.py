@@ -15,7 +15,8 @@ from moeserve.router.core.beams.beam_search import BeamSearch
 from moeserve.worker.loading.cpu.load import load_cpu_runner
 from tests.gpu.driver import small_config
 from tests.support.beams import Wanted, answers, requests, scheduler_of, serve
-from tests.support.hugging_face_model import read_model, round_kv, write_family, write_model
+from tests.support.hugging_face_model import read_model, write_family, write_model
+from tests.support.rounded_kv import round_kv
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

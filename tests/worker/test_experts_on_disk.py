@@ -68,8 +68,20 @@ def model(tmp_path: Path) -> Path:
     return Path(shutil.copy(TINY_MODEL, tmp_path / "model.gguf"))
 
 
-def test_several_streams_are_as_in_ram_and_are_counted() -> None:
-    plain, disk = driver_of(TINY_MODEL), driver_of(TINY_MODEL, expert_ram=ram_for(5))
+def rules_of(folder: Path, *entries: str) -> dict[str, object]:
+    """The flag of a rules file with these entries."""
+    path = folder / "rules.yaml"
+    path.write_text("".join(f"- {{{entry}}}\n" for entry in entries))
+    return {"placement_rules": str(path)}
+
+
+PINS = "match: 'experts[.](1|6)$', device: cpu"  # of all layers
+
+
+@pytest.mark.parametrize("pins", [(), (PINS,)], ids=["none", "pinned"])
+def test_several_streams_are_as_in_ram_and_are_counted(tmp_path: Path, pins: tuple[str, ...]) -> None:
+    rules = rules_of(tmp_path, *pins) if pins else {}
+    plain, disk = driver_of(TINY_MODEL), driver_of(TINY_MODEL, expert_ram=ram_for(5 + 2 * len(pins)), **rules)
     expected, found = prompts_of(plain), prompts_of(disk)
     assert expected.expert_disk is None
     assert tokens(found) == tokens(expected)
@@ -91,23 +103,68 @@ def test_several_streams_are_as_in_ram_and_are_counted() -> None:
     assert totals.predicted >= totals.predicted_right > totals.predicted / 4
 
 
-def test_a_replay_counts_what_the_engine_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`plan` replays a trace through the same slots. Guesses are off: the replay makes none."""
+@pytest.mark.parametrize("pinned", [(), (1, 6)], ids=["none", "pinned"])
+def test_a_replay_counts_what_the_engine_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: tuple[int, ...]
+) -> None:
+    """`plan` replays a trace through the same slots. Guesses are off: the replay makes none. Pinned experts are hits
+    from the first step on."""
     monkeypatch.setattr(cpu_disk_experts, "MOST_GUESSED_TOKENS", 0)
-    count, slots = 60, 5
+    count, slots = 60, 7
     trace = tmp_path / "trace"
     flags = {"record_routing_trace": str(trace), "record_routing_tokens": count}
+    flags |= rules_of(tmp_path, PINS) if pinned else {}
     disk = driver_of(TINY_MODEL, expert_ram=ram_for(slots), **flags)
     results = [disk.step([disk.new(0, PROMPTS[0][:1], GREEDY)], [disk.row(0, 1, sample=True)])]
     results += [disk.step([], [disk.row(0, 1, sample=True)]) for _ in range(count - 1)]
     recorded = read_trace(trace)
     layers, experts, _ = recorded.shape
-    uses = replay_disk(Steps(recorded, 1), [slots] * layers, experts)
+    stays = np.zeros((layers, experts), np.bool_)
+    stays[:, list(pinned)] = True
+    uses = replay_disk(Steps(recorded, 1), [slots] * layers, experts, pinned=stays)
     for result, use in zip(results, uses, strict=True):
         assert result.expert_disk is not None
         missed, used = int(use.missed.sum()), int(use.used.sum())
         assert (result.expert_disk.hits, result.expert_disk.misses) == (used - missed, missed)
     assert sum(int(use.missed.sum()) for use in uses[20:]) > 0
+
+
+def test_a_layer_whose_experts_all_stay_is_loaded(tmp_path: Path) -> None:
+    rules = rules_of(tmp_path, r"match: '^blk[.]0[.]experts', device: cpu")
+    disk = driver_of(TINY_MODEL, expert_ram=ram_for(7), **rules)
+    prompts_of(disk)
+    found = tokens_of(disk)
+    assert found.expert_disk is not None
+    assert found.expert_disk.misses > 0
+    with pytest.raises(ConfigError, match=r"--placement-rules keeps .* GiB of experts in RAM"):
+        driver_of(TINY_MODEL, expert_ram=ram_for(5), **rules_of(tmp_path, "match: experts, device: cpu"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ("match: 'experts.3$', device: cuda", "is impossible: the CPU engine computes everything"),
+        ("match: 'experts.3$', prefill: cuda", "is impossible: the CPU engine computes everything"),
+        ("match: token_embd, device: cpu", "matches nothing"),
+        ("match: 'experts.999$', device: cpu", "matches nothing"),
+    ],
+)
+def test_rules_that_keep_no_expert_in_ram(tmp_path: Path, entry: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        driver_of(TINY_MODEL, expert_ram=ram_for(7), **rules_of(tmp_path, entry))
+
+
+def test_rules_need_experts_on_disk(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--placement-rules: there is nothing to place"):
+        driver_of(TINY_MODEL, **rules_of(tmp_path, PINS))
+
+
+def test_a_pinned_expert_that_cannot_be_read_ends_the_start(model: Path, tmp_path: Path) -> None:
+    config = small_config(model, threads=2, expert_ram=ram_for(7), **rules_of(tmp_path, PINS))
+    loaded = load_cpu_model(config, lambda *_: None)
+    os.truncate(model, 4096)
+    with pytest.raises(ModelError, match="its experts cannot be read"):
+        build_cpu_runner(loaded)
 
 
 def test_a_truncated_file_ends_the_rows_that_needed_it(model: Path) -> None:

@@ -288,3 +288,16 @@ def test_another_vocabulary_is_refused() -> None:
         load(MODEL, speculative_model=str(OTHER))
     assert "tiny-qwen3moe" in str(error.value)
     assert "ngram" in str(error.value)
+
+
+@pytest.mark.parametrize("length", [60, 90])
+def test_at_the_end_of_the_context(plain: Runner, length: int) -> None:
+    """Where drafts have no place beyond the last position, and steps hold fewer tokens than drafts and their texts."""
+    options: dict[str, Any] = {"max_model_len": 100, "max_num_batched_tokens": 16, "max_total_tokens": 1000}
+    runner, without = drafting(MODEL, **options), build_cpu_runner(load(MODEL, **options))
+    requests = asked(5, plain.ready().vocab_size, length=length, max_tokens=100 - length)
+    expected, _ = serve(without, requests, 0, max_num_batched_tokens=16)
+    found, report = serve(runner, requests, MOST, max_num_batched_tokens=16)
+    assert found == expected
+    assert all(answer.finish_reason == "length" for answer in found.values())
+    assert report.accepted_draft_tokens > 0

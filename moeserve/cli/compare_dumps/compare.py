@@ -95,7 +95,7 @@ class Result:
 
 
 def compare(a: Dump, b: Dump, tolerances: Tolerances) -> Result:
-    """Raises DumpError where they cannot be compared."""
+    """Compares two dumps. Raises DumpError if they cannot be compared."""
     shared = a.tensors & b.tensors
     if not any(name in (EMBEDDING, LOGITS) or name.startswith("layers.") for name in shared):
         raise DumpError(

@@ -18,6 +18,7 @@ from moeserve.placement.expert_cache.policy import STEP_BYTES, UNSTREAMED_STEP_B
 from moeserve.placement.expert_cache.replay import SETTLING_STEPS, Steps, StepUse, replay_cache
 from moeserve.placement.expert_cache.replay_disk import replay_disk
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace, read_trace
+from moeserve.placement.expert_pins import Pinned
 
 ASSUMED = "local"
 STEPS = 64  # at least, behind those in which the cache settles
@@ -98,13 +99,22 @@ def forecast_disk(
     model: ModelShape,
     sizes: ModelSizes,
     slots: Sequence[int],
+    pinned: Pinned,
     streams: Sequence[int],
     trace_file: str | None,
 ) -> CacheForecast:
-    """Returns the forecast of experts on disk. slots: of each layer in RAM. Raises ConfigError as above."""
+    """Returns the forecast of experts on disk. slots: of each layer in RAM. pinned: experts that stay there. Raises
+    ConfigError as above."""
+    stays = np.zeros((model.num_layers, model.num_experts), np.bool_)
+    for layer, experts in enumerate(pinned):
+        stays[layer, list(experts)] = True
     expert_bytes = np.array([of.expert.cpu for of in sizes.layers], np.int64)
     return _forecast(
-        model, streams, trace_file, expert_bytes, lambda steps: replay_disk(steps, slots, model.num_experts)
+        model,
+        streams,
+        trace_file,
+        expert_bytes,
+        lambda steps: replay_disk(steps, slots, model.num_experts, pinned=stays),
     )
 
 

@@ -104,7 +104,7 @@ def several_plan(named: Sequence[str], args: argparse.Namespace) -> SeveralModel
 
 
 def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
-    """Raises UserError for a file or a wish that cannot be served."""
+    """Plans the placement. Raises UserError for a file or a flag that cannot be served."""
     if config.parallel != "auto":
         raise ConfigError("--parallel: has no effect with one GPU; leave it out, or say --gpus 2")
     gpu = _gpu_memory(config, args)
@@ -125,7 +125,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     disk_cautions: list[str] = []
     if on_disk is not None:
         rate = disk_rate_of(args, gguf.path)
-        found = forecast_disk(model, sizes, on_disk.slots, streams, args.routing_trace)
+        found = forecast_disk(model, sizes, on_disk.slots, on_disk.pinned, streams, args.routing_trace)
         speed = on_disk.slowed(speed, found, rate, in_a_step)
         disk_cautions = [on_disk.caution(rate), *([ASSUMED_TEXT] if found.is_assumed else [])]
     tiers = forecast_tiers(

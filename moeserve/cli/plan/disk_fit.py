@@ -15,6 +15,7 @@ from moeserve.kv.layout import KvLayout
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.tensors import expert_tensors
+from moeserve.placement.expert_pins import Pinned, pinned_experts
 from moeserve.placement.expert_ram import (
     READER_BYTES,
     dense_bytes,
@@ -34,6 +35,7 @@ class DiskFit:
     expert_bytes: int  # of all experts
     token_bytes: int  # of the experts that one token uses
     slots: list[int]  # of each layer
+    pinned: Pinned  # experts that stay in RAM
 
     def caution(self, disk_rate: DiskRate) -> str:
         wait = self.token_bytes / disk_rate.bytes_per_s
@@ -88,7 +90,8 @@ def fit_disk(
     budget = expert_ram_bytes(config, sizes, layout, free)
     if budget is None:
         return None
-    slots = expert_slots(sizes, model, budget)
+    pinned = pinned_experts(config, sizes)
+    slots = expert_slots(sizes, model, budget, pinned)
     in_ram = slot_bytes(sizes, slots)
     weights = dense_bytes(sizes) + in_ram + READER_BYTES
-    return DiskFit(weights, in_ram, expert_bytes(sizes), slot_bytes(sizes, least_slots(model)), slots)
+    return DiskFit(weights, in_ram, expert_bytes(sizes), slot_bytes(sizes, least_slots(model)), slots, pinned)

@@ -103,7 +103,9 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     if room is not None:
         options = with_window_pool(options, config, layout, most_rows)
         options = with_state_slots(options, config, sizes, room)
-    placement = with_expert_cache(place(sizes, options, room), sizes, config, ram)
+    # On the CPU engine rules say which experts stay in RAM, if others are on disk.
+    first = dataclasses.replace(options, rules=None) if gpu is None else options
+    placement = with_expert_cache(place(sizes, first, room), sizes, config, ram)
     disk = None
     if gpu is None:
         free = ram - processes_bytes(config, model, placement, in_a_step)
@@ -111,6 +113,8 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
             0 if small is None else small.weight_bytes + small.buffer_bytes(most_rows, config.max_num_seqs)
         )
         disk = fit_disk(config, source, model, sizes, layout, free)
+        if disk is None:
+            place(sizes, options, room)  # refuses rules
     if disk is not None:
         placement = dataclasses.replace(placement, cpu_weight_bytes=disk.weight_bytes)
     gpu_other = 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES

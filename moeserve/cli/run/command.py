@@ -123,7 +123,7 @@ class _Asked(NamedTuple):
 
 
 def _read(args: argparse.Namespace) -> _Asked:
-    """Raises UserError for arguments that cannot be read or do not fit together."""
+    """Interprets the command's arguments. Raises UserError if they are invalid or contradict each other."""
     given: dict[str, str | list[str] | None] = {name: getattr(args, name) for name in _OPTIONS}
     words: list[str] = list(args.words)
     if words and given["model"] is None:

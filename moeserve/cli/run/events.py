@@ -71,7 +71,7 @@ class EventReader:
     is_closed: bool = field(default=False, init=False)
 
     def events(self, line: bytes) -> Iterator[Event]:
-        """Raises ChatError for an error of the server, or for what is no event."""
+        """Yields the events of a streamed answer. Raises ChatError for an error of the server or a malformed event."""
         if line.startswith(_LOADING):
             yield Waiting(line[1:].decode(errors="replace").strip())
         if not line.startswith(_DATA):

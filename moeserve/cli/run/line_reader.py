@@ -26,7 +26,8 @@ class LineReader:
         self._remember = _set_up_readline(history)
 
     def read(self) -> Entry:
-        """Raises EOFError at the input's end, KeyboardInterrupt for Ctrl-C: what has been typed is dropped."""
+        """Reads one entry. Raises EOFError at the input's end, and KeyboardInterrupt for Ctrl-C, which drops the typed
+        text."""
         first = self._read(PROMPT)
         if "\n" in first:  # pasted: quotes in it are its own
             return self._remembered(Entry(first.strip("\n"), False))

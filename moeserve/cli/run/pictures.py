@@ -51,7 +51,8 @@ def picture_of(data: bytes, name: str) -> Picture | None:
 
 
 def read_picture(path: str) -> Picture:
-    """Raises UserError for what is not there, is no picture, or is too large. A pipe or a device is not waited for."""
+    """Reads a picture's file. Raises UserError if it is missing, not a picture, or too large. Never blocks on a pipe or
+    a device."""
     try:
         # A pipe without a writer would hold up `open`.
         descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

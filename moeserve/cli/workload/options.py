@@ -239,7 +239,7 @@ def _arrivals(args: argparse.Namespace) -> tuple[float, float]:
 
 
 def objectives_from(args: argparse.Namespace) -> dict[str, float]:
-    """Raises ConfigError."""
+    """Returns the latency objectives of the arguments. Raises ConfigError."""
     if args.save_detailed and args.save_result is None:
         raise ConfigError("--save-detailed has no effect without --save-result")
     if args.plot is not None and args.plot.suffix != ".svg":

@@ -94,7 +94,7 @@ class Workload:
 
 
 def read_trace(path: Path, seed: int) -> Workload:
-    """Raises TraceError, OSError."""
+    """Reads a trace file. Raises TraceError, OSError."""
     decoder = msgspec.json.Decoder(TraceLine)
     chains: dict[str, list[TraceLine]] = {}  # by conversation; a single request is one of its own
     with path.open("rb") as file:

@@ -146,8 +146,8 @@ class Pulls:
 
 
 async def _said(*arguments: str) -> AsyncGenerator[dict[str, Any], None]:
-    """Yields what the program prints; it is killed if nobody waits for that any longer. Raises ApiError 500 if it ends
-    without a last word."""
+    """Runs the download program and yields the JSON objects that it prints. Kills it when the generator is closed.
+    Raises ApiError 500 if the program ends without reporting success or an error."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", MODULE, *arguments),
         stdin=asyncio.subprocess.DEVNULL,

@@ -22,8 +22,9 @@ def activate(
     gate: Tensor, up: Tensor, activation: Activation, limit: float | None = None, alpha: float = OAI_ALPHA
 ) -> Tensor:
     """Returns the input of down. silu: silu(gate) * up; with a limit: min(silu(gate), limit) * clamp(up, -limit,
-    limit). gelu: gelu(gate) * up, with GELU's tanh form. swiglu_oai: (up + 1) * gate * sigmoid(alpha * gate), with
-    gate at most the limit and up clamped to +-limit. limit: see `limit_of`."""
+    limit). clamped_silu: the same, but silu(min(gate, limit)). gelu: gelu(gate) * up, with GELU's tanh form.
+    swiglu_oai: (up + 1) * gate * sigmoid(alpha * gate), with gate at most the limit and up clamped to +-limit. limit:
+    see `limit_of`."""
     if activation == "relu":
         return gate.relu() * up
     if activation == "gelu":
@@ -31,8 +32,10 @@ def activate(
     bound = limit_of(activation, limit) or torch.inf
     if activation == "silu":
         return silu(gate).clamp(max=bound) * up.clamp(-bound, bound)
+    if activation == "clamped_silu":
+        return silu(gate.clamp(max=bound)) * up.clamp(-bound, bound)
     if activation != "swiglu_oai":
-        raise ValueError(f"activation: neither silu nor gelu nor swiglu_oai nor relu but {activation!r}")
+        raise ValueError(f"activation: none of silu, clamped_silu, gelu, swiglu_oai, relu but {activation!r}")
     gate, up = gate.clamp(max=bound), up.clamp(-bound, bound)
     return (up + 1) * gate * torch.sigmoid(alpha * gate)
 

@@ -27,13 +27,14 @@ def add_norm(
     exact: Tensor | None = None,
     *,
     attended: Tensor | None = None,
+    centered: bool = False,
 ) -> None:
     """x[i] += attended[i] + extra[i] + sum_j part_weights[i, j] * parts[i, j]; y[i] = RMSNorm(x[i]) * weight, for i
     < count[0].
 
     x float32 [n, cols]; parts [n, p, cols], without those whose part_ids [n, p] are negative. rows int32 [m]: i
     takes only these values, and x stays unchanged. attended, extra: float32 [n, cols]. y and codes with scales:
-    GpuActivations [m, cols]. exact: float32 [m, cols], y unrounded.
+    GpuActivations [m, cols]. exact: float32 [m, cols], y unrounded. centered: y is of x less its mean (LayerNorm).
     """
     some = y if y is not None else codes
     assert some is not None
@@ -59,6 +60,7 @@ def add_norm(
         eps,
         size,
         pdl(),
+        centered,
         num_warps=norm_warps(size),
         launch_pdl=pdl(),
     )

@@ -1,4 +1,5 @@
-"""The specification of RMSNorm (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467)."""
+"""The specification of RMSNorm (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467), and of LayerNorm without
+a bias (Ba, Kiros and Hinton 2016, https://arxiv.org/abs/1607.06450)."""
 
 from __future__ import annotations
 
@@ -6,12 +7,17 @@ import torch
 from torch import Tensor
 
 
-def norm(x: Tensor, weight: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
-    """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float64.
+def norm(
+    x: Tensor, weight: Tensor, eps: float, rows: Tensor | None = None, *, centered: bool = False
+) -> Tensor:
+    """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float64; with `centered`, LayerNorm: of
+    x - mean(x).
 
     x [n, cols], weight [cols]; rows: indices [m] of the rows to take, all by default. Returns [m, cols].
     """
     chosen = (x if rows is None else x[rows.long()]).double()
+    if centered:
+        chosen = chosen - chosen.mean(dim=-1, keepdim=True)
     return chosen * torch.rsqrt(chosen.square().mean(dim=-1, keepdim=True) + eps) * weight.double()
 
 

@@ -43,12 +43,13 @@ def store_norm(
 def add_norm_kernel(
     x, parts, part_weights, part_ids, attended, extra, rows, count, weight, y, codes, scales, exact,
     COLS: tl.constexpr, P: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
+    CENTERED: tl.constexpr,
 ):  # fmt: skip
     """A program per row i < count[0]. With rows, it reads row rows[i] of x, and x is not written.
 
     x float32 [n, COLS]; parts [n, P, COLS], weighted by part_weights [n, P], without those whose part_ids [n, P]
     are negative; attended and extra float32 [n, COLS], optional. y, codes with scales, exact float32: [m, COLS],
-    each optional. SIZE: COLS or the power of two above.
+    each optional. SIZE: COLS or the power of two above. CENTERED: y is of x less its mean.
     """
     if PDL:
         gdc_launch_dependents()
@@ -84,4 +85,6 @@ def add_norm_kernel(
         value += part
     if rows is None and (parts is not None or attended is not None or extra is not None):
         tl.store(x + row * COLS + c, value, live)
+    if CENTERED:
+        value = tl.where(live, value - tl.sum(value, 0) / COLS, 0.0)
     store_norm(value, gain, y, codes, scales, exact, i.to(tl.int64), COLS, EPS, SIZE)

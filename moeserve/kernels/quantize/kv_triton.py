@@ -184,10 +184,10 @@ def load_kv(
     numbers, scales, slot, live, DIM: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, PAST_L1: tl.constexpr,
     WORDS: tl.constexpr,
 ):  # fmt: skip
-    """Loads [ROWS, SIZE] of the KV head that the pointers point to, as attention reads them; zeros where `live`
-    [ROWS] is false. slot: int64 [ROWS], in numbers. PAST_L1: bypasses the L1 cache, which may hold older content.
-    WORDS: codes are loaded four at a time, and columns are in the order of `by_halves`; for values, which go
-    through shared memory as float16."""
+    """Loads keys or values of one KV head for attention: [ROWS, SIZE], zeros where `live` [ROWS] is false. slot: int64
+    [ROWS], offset of each slot in numbers. PAST_L1: bypasses the L1 cache, which may hold older content. WORDS: loads
+    four codes at a time and returns columns in the order of `by_halves`; used for values, which attention writes to
+    shared memory as float16."""
     cache: tl.constexpr = ".cg" if PAST_L1 else ""
     if scales is None:
         d = tl.arange(0, SIZE)[None, :]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Scoring = Literal["softmax", "sigmoid", "softmax_topk"]
+Scoring = Literal["softmax", "sigmoid", "sqrt_softplus", "softmax_topk"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +16,9 @@ class RouterOptions:
     go to the lower id. The weights are the chosen experts' scores without the bias.
     """
 
-    # softmax, sigmoid: scores from all experts' logits. softmax_topk: the logits choose, and the weights are the
-    # softmax of the chosen logits (gpt-oss), whatever `normalize` is.
+    # softmax, sigmoid, sqrt_softplus: scores from all experts' logits, the last the root of log(1 + exp(logit)).
+    # softmax_topk: the logits choose, and the weights are the softmax of the chosen logits (gpt-oss), whatever
+    # `normalize` is.
     scoring: Scoring = "softmax"
     normalize: bool = True  # divide the weights by their sum
     scale: float = 1.0  # multiplies the weights, last

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
 
-# Added to the sum of sigmoid scores before the division (DeepSeek-V3): if all scores are 0, weights are 0 instead of
-# NaN.
+# Added to the sum of sigmoid or sqrt_softplus scores before the division (DeepSeek-V3): if all scores are 0, weights
+# are 0 instead of NaN.
 SIGMOID_EPS = 1e-20
 
 
@@ -18,12 +18,13 @@ def route(
     router: RouterOptions = DEFAULT_ROUTER,
     bias: Tensor | None = None,
     expert_scale: Tensor | None = None,
+    given: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns each token's experts, best first (ties: lower id first), and their weights.
 
     logits [n, experts], finite; bias [experts]: added to scores for choosing, not to weights. expert_scale
-    [experts]: multiplies the weights. Returns ids int32 [n, top_k] and weights float64 [n, top_k], which sum to 1
-    with the default options.
+    [experts]: multiplies the weights. given, [n, top_k]: the experts, where they are not chosen by score. Returns ids
+    int32 [n, top_k] and weights float64 [n, top_k], which sum to 1 with the default options.
     """
     router.check(logits.shape[1], top_k)
     logits = logits.double()
@@ -33,6 +34,8 @@ def route(
     if bias is not None:
         choosing = choosing + bias.double()
     ids = torch.sort(_within_groups(choosing, router), dim=1, descending=True, stable=True).indices[:, :top_k]
+    if given is not None:
+        ids = given.long()
     if router.scoring == "softmax_topk" or (router.scoring == "softmax" and router.normalize):
         # A softmax over all experts and its renormalisation over the chosen is a softmax over the chosen.
         weights = logits.gather(1, ids).softmax(dim=1)
@@ -48,6 +51,8 @@ def route(
 def _scores(logits: Tensor, router: RouterOptions) -> Tensor:
     if router.scoring == "sigmoid":
         return logits.sigmoid()
+    if router.scoring == "sqrt_softplus":
+        return torch.nn.functional.softplus(logits).sqrt()
     return logits.softmax(dim=1) if router.scoring == "softmax" else logits
 
 

@@ -12,12 +12,14 @@ from collections.abc import Sequence
 import torch
 
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
+from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
 from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.loading.cpu_compressed import load_compressed_attention
 from moeserve.models.loading.cpu_indexer import load_block_indexer
 from moeserve.models.loading.cpu_latent import load_latent_attention
 from moeserve.models.loading.cpu_recurrent import load_recurrence
-from moeserve.models.loading.cpu_residual import load_input, load_ngrams
+from moeserve.models.loading.cpu_residual import load_input, load_ngrams, scaled
 from moeserve.models.loading.cpu_weights import (
     CpuAttention,
     CpuDenseFfn,
@@ -86,10 +88,14 @@ class CpuLoader:
 
     def _load(self, names: list[str], num_layers: int, *, with_head: bool) -> CpuWeights:
         check_tensors(self._shape, self._source)
-        check_cpu_types(self._source, names)
+        check_cpu_types(
+            self._source, [name for name in names if not name.endswith(n.of_part(n.EXPERTS_BY_TOKEN))]
+        )
         names = [name for name in names if name not in unloaded_tensors(self._shape)]
         for form in self._shape.forms:
-            widths = {"attention.key_length": form.head_dim, "rope.dimension_count": form.rotary_dim}
+            widths = {"attention.key_length": form.head_dim}
+            if not isinstance(self._shape.heads, CompressedAttentionShape):
+                widths["rope.dimension_count"] = form.rotary_dim
             check_lanes(self._source, self._shape, "CPU", widths)
         self._total = sum(self._source.tensors[name].nbytes for name in names)
         embedding = self._table(n.TOKEN_EMBD, is_read_again=with_head and self._shape.tied_embeddings)
@@ -116,8 +122,7 @@ class CpuLoader:
         matrix = self._matrix(n.TOKEN_EMBD if self._shape.tied_embeddings else n.OUTPUT)
         norm = self._input(n.OUTPUT_HC, n.OUTPUT_NORM)
         if self._shape.logit_scale != 1.0:
-            assert isinstance(norm, torch.Tensor)
-            norm = norm * self._shape.logit_scale
+            norm = scaled(norm, self._shape.logit_scale)
         return CpuHead(norm, matrix, LinearGroup([matrix]))
 
     def _next_token(self) -> CpuNextToken:
@@ -181,6 +186,9 @@ class CpuLoader:
         if isinstance(mixer, LatentAttentionShape):
             norm = self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index)
             return load_latent_attention(mixer, index, norm, self._vector, self._matrix)
+        if isinstance(mixer, CompressedAttentionShape):
+            norm = self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index)
+            return load_compressed_attention(mixer, index, norm, self._vector, self._matrix, self._by_group)
         if mixer is None:
             return None
         norm = self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index)
@@ -251,6 +259,7 @@ class CpuLoader:
             experts=self._experts(index, shape.parts, has_bias=shape.expert_bias),
             shared=None if shared is None else self._shared_expert(index, shared),
             choice_bias=self._vector(n.bias_of_layer(index, n.EXP_PROBS_B)) if shape.choice_bias else None,
+            by_token=self._ids(n.of_layer(index, n.EXPERTS_BY_TOKEN)) if shape.by_token else None,
             expert_scale=self._vector(n.in_layer(index, n.scale_of_part(n.FFN_DOWN_EXPS)))
             if shape.expert_scale
             else None,
@@ -270,7 +279,9 @@ class CpuLoader:
             experts_output=norm(n.POST_FFW_NORM_2),
         )
 
-    def _ffn_norm(self, index: int) -> CpuInput:
+    def _ffn_norm(self, index: int) -> CpuInput | None:
+        if self._shape.loaded_layers[index].is_parallel:
+            return None
         return self._input(n.HC_FFN, n.of_layer(index, self._shape.loaded_layers[index].ffn_norm), index)
 
     def _input(self, block: str, norm: str, index: int | None = None) -> CpuInput:
@@ -318,13 +329,26 @@ class CpuLoader:
         self._finish(name)
         return out
 
-    def _matrix(self, name: str) -> Matrix:
+    def _ids(self, name: str) -> torch.Tensor:
+        """Loads a tensor of numbers, int32."""
+        tensor = self._source.tensors[name]
+        ids = torch.frombuffer(bytearray(self._source.data(name)), dtype=torch.int32).view(tensor.shape)
+        self._finish(name)
+        return ids
+
+    def _by_group(self, name: str, groups: int) -> Matrix:
+        """Loads a matrix as `groups` matrices, each of equally many of its rows."""
+        rows, cols = self._source.tensors[name].shape
+        return self._matrix(name, (groups, rows // groups, cols))
+
+    def _matrix(self, name: str, shape: tuple[int, ...] | None = None) -> Matrix:
+        """shape: that the rows are divided into; None: the tensor's."""
         tensor = self._source.tensors[name]
         # Reordered matrices are packed, even if others are used in place.
         is_view = self._in_place and not is_reordered(self._shape, name)
         prepare = self._stream.view if is_view else self._stream.pack
         data = bytes_in_halves(self._shape, name, self._source.data(name), tensor.shape[0])
-        matrix = prepare(data, int(tensor.type), tensor.shape)
+        matrix = prepare(data, int(tensor.type), shape or tensor.shape)
         self._matrices.append(matrix)
         self._finish(name)
         return matrix

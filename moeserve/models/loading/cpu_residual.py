@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from moeserve.kernels.cpu_stream import LinearGroup, Matrix
 from moeserve.kernels.residual_operations import NgramNorms
+from moeserve.kernels.streams.sinkhorn import SinkhornMix
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.cpu_weights import CpuInput, CpuNgrams, CpuStreamMix
+from moeserve.models.loading.cpu_weights import (
+    CpuInput,
+    CpuLayerNorm,
+    CpuNgrams,
+    CpuSinkhornMix,
+    CpuStreamMix,
+)
 from moeserve.models.loading.table_rows import TableRows
+from moeserve.models.residual import SinkhornConnections
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
@@ -22,20 +31,35 @@ def load_input(
     shape: ModelShape, block: str, norm: str, index: int | None, vector: Vector, matrix: LoadMatrix
 ) -> CpuInput:
     """Loads the norm or stream mix that computes a block's input from the residual. index: the block's layer; None: the
-    head. norm: the norm's full name, for a residual of one vector. block: the beginning of the tensors' names, for a
-    residual of several streams."""
+    head. norm: the norm's full name. block: the beginning of the tensors' names, for a residual of several streams."""
     if shape.streams is None:
-        return vector(norm)
+        return CpuLayerNorm(vector(norm)) if shape.centers_norms else vector(norm)
 
     def name(part: str) -> str:
         return n.of_part(f"{block}_{part}") if index is None else n.of_layer(index, f"{block}_{part}")
 
     down = ("down",) if index is None else ("down", "inject")  # the head injects nothing
+    if isinstance(shape.streams, SinkhornConnections):
+        connections = shape.streams
+        return CpuSinkhornMix(
+            ones=torch.ones(connections.count * shape.hidden_size),
+            product=LinearGroup([matrix(name("fn"))]),
+            mix=SinkhornMix(
+                vector(name("base")), vector(name("scale")), connections.eps, connections.iterations
+            ),
+            norm=vector(norm),
+        )
     return CpuStreamMix(
         norm=vector(name("norm")).view(shape.streams.count, -1),
         down=LinearGroup([matrix(name(part)) for part in down]),
         up=LinearGroup([matrix(name("up"))]),
     )
+
+
+def scaled(norm: CpuInput, factor: float) -> CpuInput:
+    """Returns the norm with its weight multiplied by a factor."""
+    assert not isinstance(norm, (CpuStreamMix, CpuSinkhornMix))
+    return CpuLayerNorm(norm.weight * factor) if isinstance(norm, CpuLayerNorm) else norm * factor
 
 
 def load_ngrams(

@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from moeserve.kernels.compressed_operations import CompressorParameters
 from moeserve.kernels.cpu_stream import LinearGroup, Matrix
 from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.stream_operands import DeltaParameters, Mamba2Parameters
+from moeserve.kernels.streams.sinkhorn import SinkhornMix
 from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.source import ModelSource
@@ -34,8 +36,27 @@ class CpuStreamMix:
     up: LinearGroup  # [streams * hidden, low_rank]
 
 
-# What computes a block's input from the residual: an RMS norm's weight, float32 [hidden], or a mix of the streams.
-CpuInput = Tensor | CpuStreamMix
+@dataclass(frozen=True, slots=True)
+class CpuSinkhornMix:
+    """The weights through which a block reads a residual of several streams that are mixed:
+    kernels/streams/sinkhorn.py."""
+
+    ones: Tensor  # float32 [streams * hidden]: the weight of the norm before the product
+    product: LinearGroup  # [streams * (2 + streams), streams * hidden]; [streams, ..] before the head
+    mix: SinkhornMix
+    norm: Tensor  # float32 [hidden]: of what is read
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLayerNorm:
+    """A norm that subtracts the mean first."""
+
+    weight: Tensor  # float32 [hidden]
+
+
+# What computes a block's input from the residual: an RMS norm's weight, float32 [hidden], a LayerNorm, or a mix of
+# the streams.
+CpuInput = Tensor | CpuLayerNorm | CpuStreamMix | CpuSinkhornMix
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +156,19 @@ class CpuLatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuCompressedAttention:
+    norm: CpuInput
+    inputs: list[LinearGroup]  # as CompressedAttentionShape.input_parts
+    q_a_norm: Tensor  # float32 [q_rank]
+    q_b: LinearGroup  # [heads * head_dim, q_rank], and of index queries if there is an indexer
+    kv_norm: Tensor  # float32 [head_dim]
+    compressors: list[CompressorParameters]  # as CompressedAttentionShape.compressors
+    sinks: Tensor  # float32 [heads]
+    output_a: Matrix  # [groups, rank, heads / groups * head_dim]
+    output_b: LinearGroup  # [hidden, groups * rank]
+
+
+@dataclass(frozen=True, slots=True)
 class CpuDeltaNet:
     norm: CpuInput
     inputs: LinearGroup  # as GatedDeltaNetShape.input_parts
@@ -195,11 +229,12 @@ class CpuLayerInputs:
 
 @dataclass(frozen=True, slots=True)
 class CpuMoe:
-    norm: CpuInput
+    norm: CpuInput | None  # None: it reads what the mixer read
     router: LinearGroup  # [E, hidden]
     experts: GatedExperts
     shared: CpuSharedExpert | None
     choice_bias: Tensor | None = None  # float32 [E]: added to scores for choosing experts only
+    by_token: Tensor | None = None  # int32 [vocab, top_k]: experts of each token id; None: scores choose
     expert_scale: Tensor | None = None  # float32 [E]: factors of the chosen experts' weights
     # set if parts have separate norms; `norm` is then only the shared expert's input norm
     parts: CpuParts | None = None
@@ -208,11 +243,11 @@ class CpuMoe:
 
 @dataclass(frozen=True, slots=True)
 class CpuDenseFfn:
-    norm: CpuInput
+    norm: CpuInput | None  # as CpuMoe.norm
     expert: CpuSharedExpert  # without a gate
 
 
-CpuMixer = CpuAttention | CpuLatentAttention | CpuDeltaNet | CpuMamba2 | CpuShortConv
+CpuMixer = CpuAttention | CpuLatentAttention | CpuCompressedAttention | CpuDeltaNet | CpuMamba2 | CpuShortConv
 
 
 @dataclass(frozen=True, slots=True)

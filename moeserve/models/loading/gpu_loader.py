@@ -14,6 +14,7 @@ from torch import Tensor
 
 from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
 from moeserve.kernels.planes import Planes, empty_planes
+from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
 from moeserve.models.latent import LatentAttentionShape
@@ -132,6 +133,7 @@ class GpuLoader:
             return self._mamba2(index, mixer)
         if isinstance(mixer, ShortConvShape):
             return self._short_conv(index)
+        assert not isinstance(mixer, CompressedAttentionShape)  # of the CPU engine alone: gpu_features.py
         return None if mixer is None else self._delta_net(index, mixer)
 
     def _latent_attention(self, index: int, shape: LatentAttentionShape) -> GpuLatentAttention:
@@ -227,11 +229,12 @@ class GpuLoader:
         )
 
     def _sandwich(self, index: int) -> SandwichNorms:
-        """Raises ModelError for a quantised router with a separate norm, which supports only float weights."""
+        """Loads a sandwiched layer's norms. Raises ModelError for a quantised router with a separate norm: only float
+        weights are supported."""
         shape = self._shape.layers[index]
         return SandwichNorms(
             attention_output=self._vector(n.of_layer(index, n.POST_ATTENTION_NORM)),
-            input=self._ffn_norm(index),
+            input=self._vector(n.of_layer(index, shape.ffn_norm)),
             output=self._vector(n.of_layer(index, n.POST_FFW_NORM)),
             parts=self._part_norms(index) if shape.moe is not None and shape.moe.parts_normed else None,
             factor=self._vector(n.of_layer(index, n.LAYER_OUTPUT_SCALE)) if shape.has_factor else None,
@@ -259,7 +262,9 @@ class GpuLoader:
             self._sandwich(index) if self._shape.layers[index].is_sandwiched else None,
         )
 
-    def _ffn_norm(self, index: int) -> Tensor:
+    def _ffn_norm(self, index: int) -> Tensor | None:
+        if self._shape.layers[index].is_parallel:
+            return None
         return self._vector(n.of_layer(index, self._shape.layers[index].ffn_norm))
 
     def _shared_expert(self, index: int, shape: SharedExpert) -> GpuSharedExpert:

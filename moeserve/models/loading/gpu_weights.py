@@ -125,7 +125,7 @@ class GpuSharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class GpuMoe:
-    norm: Tensor  # [hidden]
+    norm: Tensor | None  # [hidden]; None: it reads what the mixer read
     router: MergedLinear
     experts: GpuExperts | None  # None: this GPU has none of the layer's experts
     # int32 [E]: an expert's index in `experts`, -1 if it is not on this GPU; None: `experts` has all, in order.
@@ -143,7 +143,7 @@ class GpuMoe:
 
 @dataclass(frozen=True, slots=True)
 class GpuDenseFfn:
-    norm: Tensor  # [hidden]
+    norm: Tensor | None  # as GpuMoe.norm
     expert: GpuSharedExpert  # without a gate
     sandwich: SandwichNorms | None = None  # None: the layer is not sandwiched
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moeserve.kernels.cpu_stream import LinearGroup, Matrix
-from moeserve.models.interface import ModelShape
+from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.head_order import in_halves
@@ -22,6 +22,7 @@ def kv_products(
     if isinstance(mixer, LatentAttentionShape):
         chosen, parts = matrices[1:2], [n.ATTN_KV_A_MQA] if mixer.input_bias else []
     else:
+        assert isinstance(mixer, AttentionShape)
         # With gated q, its two matrices come after those of k and v.
         first = 0 if mixer.is_gated else 1
         chosen, parts = matrices[first : first + 2], [n.ATTN_K, n.ATTN_V] if mixer.qkv_bias else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import ModelSource
@@ -25,6 +26,9 @@ def check_lanes(
     }
     if shape.latent is not None:
         sizes |= shape.latent.sizes
+    if isinstance(shape.heads, CompressedAttentionShape):
+        for layer in shape.layers:
+            sizes |= layer.mixer.sizes if isinstance(layer.mixer, CompressedAttentionShape) else {}
     if shape.indexer is not None:
         sizes["attention.indexer.key_length"] = shape.indexer.dim
     if shape.recurrence is not None:

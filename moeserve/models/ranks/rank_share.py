@@ -100,6 +100,8 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
     """Returns the reason why `num_ranks` ranks cannot each hold a part of every layer; "" if they can."""
     if shape.is_sandwiched:
         return f"{shape.architecture} has norms behind its blocks, which are not divided"
+    if any(layer.is_parallel for layer in shape.layers):
+        return f"{shape.architecture} has attention and feed-forward beside each other, which are not divided"
     if any(isinstance(layer.mixer, AttentionShape) and layer.mixer.has_gate_matrix for layer in shape.layers):
         return f"{shape.architecture} has gates of attention's output, whose matrix is not divided"
     if any(

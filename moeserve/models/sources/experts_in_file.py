@@ -17,7 +17,7 @@ class FileVersion(NamedTuple):
 
     @classmethod
     def of(cls, path: Path) -> FileVersion:
-        """Raises OSError."""
+        """Returns the version of the file at `path`. Raises OSError."""
         found = os.stat(path)
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 

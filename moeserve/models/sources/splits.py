@@ -102,6 +102,8 @@ O200K = Split(
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*" + _ENDS,
     nfc=False,
 )
+# Cohere's since 2025: digits in groups of three from the right, where no letter follows.
+TINY_AYA = replace(O200K, names=("tiny_aya",), before=(r"\d{1,3}(?=(?:\d{3})*\b)",), adds_bos=True)
 # Mistral's since 2024: like o200k without contractions, with each digit on its own.
 TEKKEN = Split(
     ("tekken",),
@@ -198,7 +200,7 @@ SPLITS: dict[str, Split] = {
     name: split
     for split in (
         *(HUNYUAN, QWEN2, QWEN35, LAGUNA, SEED_CODER, EXAONE_MOE),
-        *(SMAUG, LLAMA3, GLM4, MINICPM5, OLMO, GPT2, SMOLLM, VIKING, O200K, TEKKEN, YOUTU),
+        *(SMAUG, LLAMA3, GLM4, MINICPM5, OLMO, GPT2, SMOLLM, VIKING, O200K, TINY_AYA, TEKKEN, YOUTU),
         *(AFMOE, DEEPSEEK_V3, DEEPSEEK_LLM, DEEPSEEK_CODER, KIMI_K2),
     )
     for name in split.names

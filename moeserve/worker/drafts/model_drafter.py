@@ -27,7 +27,7 @@ import torch
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.messages.steps import Row
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
-from moeserve.models.step_buffers import CPU_LOGIT_ROWS
+from moeserve.models.cpu_step_buffers import CPU_LOGIT_ROWS
 from moeserve.worker.drafts.drafter import NO_DRAFT, Reading, Wanted
 from moeserve.worker.drafts.kv_tags import KvTags, Tags, first_tag, tags_of
 from moeserve.worker.engines.cpu.engine import launch

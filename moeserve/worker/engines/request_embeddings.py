@@ -23,6 +23,9 @@ class EmbeddedStep(NamedTuple):
     spans: Sequence[StepSpan]  # the rows that are embeddings
     rotary_positions: Int32s  # int32 [n], or [3, n] by section
     ends: Int32s | None  # int32 [n]: positions that each row sees; None: each sees itself and all before it
+    # Like rotary_positions, of the first token of each row's block of keys, for an indexer of blocks; None: without
+    # one, or as rotary_positions are layout.position
+    first_positions: Int32s | None = None
 
     @classmethod
     def of_tokens(cls, layout: StepLayout) -> EmbeddedStep:
@@ -42,6 +45,7 @@ class RequestEmbeddings:
         self._rows = EmbeddingRows(files, shape.embedding_size)
         self._rotary = None if shape.rope_sections is None else RotaryPositions()
         self._see_ahead = shape.spans_see_ahead
+        self._block = 0 if shape.indexer is None else shape.indexer.rule.block
 
     def bind(self, seq: NewSeq) -> None:
         """Initialises a request slot."""
@@ -54,6 +58,8 @@ class RequestEmbeddings:
         from the plan, and ValueError if the step ends within a span that must be computed in one step."""
         found = self._rows.of_step(layout)
         positions = layout.position if self._rotary is None else self._rotary.of_step(layout)
-        return EmbeddedStep(
-            found, positions, EmbeddingRows.ends(found, layout.position) if self._see_ahead else None
-        )
+        ends = EmbeddingRows.ends(found, layout.position) if self._see_ahead else None
+        firsts = None
+        if self._block and self._rotary is not None and positions is not layout.position:
+            firsts = self._rotary.at(layout, layout.position // self._block * self._block)
+        return EmbeddedStep(found, positions, ends, firsts)

@@ -43,29 +43,29 @@ class RotaryPositions:
             self._pictures[slot] = pictures
 
     def of_step(self, layout: StepLayout) -> Int32s:
-        """Returns the rows' positions: int32 [n], or [3, n] if a row belongs to an image."""
+        """Returns the rows' positions: int32 [n], or [3, n] if a row belongs to an image. It is layout.position if all
+        rows have that."""
+        return self.at(layout, layout.position)
+
+    def at(self, layout: StepLayout, indices: Int32s) -> Int32s:
+        """The same of other tokens of the rows' sequences: int32 [n], their indices."""
         if not self._pictures:
-            return layout.position
+            return indices
         rows = [row for row, slot in enumerate(layout.req_slot.tolist()) if slot in self._pictures]
         if not rows:
-            return layout.position
-        found: Int32s = np.tile(layout.position, (SECTIONS, 1))
+            return indices
+        found: Int32s = np.tile(indices, (SECTIONS, 1))
         has_picture = False
         for row in rows:
-            first, start, count = int(layout.offset[row]), int(layout.start[row]), int(layout.count[row])
-            columns = found[:, first : first + count]
+            part = slice(int(layout.offset[row]), int(layout.offset[row] + layout.count[row]))
+            columns, of_row = found[:, part], indices[part]
             pictures = self._pictures[int(layout.req_slot[row])]
-            if start >= pictures[-1].end:  # the usual case: rows of an answer
+            if of_row[0] >= pictures[-1].end:  # as each row of an answer
                 columns += pictures[-1].shift
                 continue
             for picture in pictures:
-                columns[:, max(picture.end - start, 0) :] = (
-                    layout.position[first : first + count][max(picture.end - start, 0) :] + picture.shift
-                )
-                begin, end = max(picture.start, start), min(picture.end, start + count)
-                if begin < end:
-                    has_picture = True
-                    columns[:, begin - start : end - start] = picture.positions[
-                        :, begin - picture.start : end - picture.start
-                    ]
+                behind, inside = of_row >= picture.end, (of_row >= picture.start) & (of_row < picture.end)
+                columns[:, behind] = of_row[behind] + picture.shift
+                columns[:, inside] = picture.positions[:, of_row[inside] - picture.start]
+                has_picture |= bool(inside.any())
         return found if has_picture else found[0]

@@ -5,6 +5,13 @@ from __future__ import annotations
 import torch
 
 from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.experts.integers import (
+    IntegerRows,
+    integer_method,
+    integer_order,
+    integers_down,
+    integers_up,
+)
 from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
 from moeserve.kernels.experts.quads import QuadWorkspace, quad_order, quads_down, quads_up
@@ -208,6 +215,25 @@ def quads(n: int, kind: QuantType, down: QuantType) -> None:
         empty(n, top_k, hidden, dtype=dtype),
         tile=s.method.down,
     )
+
+
+def integers(n: int) -> None:
+    hidden, ff, num, top_k = 512, 768, 128, 8
+    method, count = integer_method(n), empty(1, dtype=i32)
+    room = BlockWorkspace(n, top_k, num, "meta")
+    routing = op.RouteBlocks(room.expert, room.routes)
+    gate, down = empty_planes(Q4, (num, ff, hidden), "meta"), empty_planes(Q4, (num, hidden, ff), "meta")
+    x, h = _integer_rows(n, hidden), _integer_rows(n * top_k, ff)
+    out = empty(n * top_k, ff, dtype=torch.bfloat16)
+    integer_order(empty(n, hidden, dtype=torch.bfloat16), count, x)
+    integers_up(x, gate, gate, routing, top_k, out, tile=method.up)
+    integer_order(out, count, h, top_k)
+    integers_down(h, down, routing, empty(n, top_k, hidden), tile=method.down)
+
+
+def _integer_rows(n: int, cols: int) -> IntegerRows:
+    halves = [empty(n, width, dtype=torch.float16) for width in (cols, cols // 16)]
+    return IntegerRows(halves[0], halves[1], empty(n))
 
 
 def large_batch(n: int, kind: QuantType, down: QuantType, block: int = BLOCK) -> None:

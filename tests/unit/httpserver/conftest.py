@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from tests.support.http_harness import HttpServer, http_server
@@ -18,6 +19,13 @@ def server(shared_server: HttpServer) -> HttpServer:
     """One process for all modules that want nothing special of it, each with a fresh engine."""
     shared_server.begin_anew()
     return shared_server
+
+
+@pytest.fixture(scope="module")
+def client(server: HttpServer) -> Iterator[httpx.Client]:
+    """A plain HTTP client of the module's server."""
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client
 
 
 @pytest.fixture

@@ -39,6 +39,8 @@ ASKED: Final[dict[str, dict[str, Any]]] = {
     "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "a"},
     "/v1/unload_lora_adapter": {"lora_name": "a"},
     **{path: {} for path in POSTS if "batches" in path or path == "/v1/files"},
+    "/v1/mcp/servers/{name}/tools": {},
+    "/v1/mcp/servers/{name}/call": {"tool": "add"},
 }
 
 
@@ -51,6 +53,8 @@ def without_its_flag(path: str) -> tuple[int, str]:
     }
     if path in needs:
         return needs[path]
+    if "/mcp/" in path:
+        return 404, "--mcp-servers"
     if path.endswith("_lora_adapter"):
         return 403, "--lora-dir"
     return (404, "--batch-dir") if "batches" in path or path == "/v1/files" else (200, "")

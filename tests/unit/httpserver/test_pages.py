@@ -30,12 +30,6 @@ def server() -> Iterator[HttpServer]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def client(server: HttpServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
-        yield client
-
-
 ALLOWED_TO_ARTIFACTS = {
     "script-src": "'unsafe-inline'",
     "style-src": "'unsafe-inline'",

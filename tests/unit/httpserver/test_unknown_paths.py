@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import httpx
 import pytest
-
-from tests.support.http_harness import HttpServer
-
-
-@pytest.fixture(scope="module")
-def client(server: HttpServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
-        yield client
 
 
 def test_unknown_paths_and_methods(client: httpx.Client) -> None:

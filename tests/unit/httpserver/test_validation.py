@@ -174,10 +174,9 @@ PARAMETERS: dict[str, list[Any]] = {
 NAMED_INSTEAD = {"max_new_tokens": "min_new_tokens|max_new_tokens"}
 
 
-@pytest.fixture(scope="module")
-def client(server: HttpServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=30) as client:
-        yield client
+@pytest.fixture(scope="module", autouse=True)
+def _none_reaches_the_engine(server: HttpServer) -> Iterator[None]:
+    yield
     assert server.requests == [], "a refused request reached the engine"
 
 

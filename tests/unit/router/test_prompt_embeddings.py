@@ -20,7 +20,7 @@ from moeserve.router.core.memory.radix_node import Namespace
 from moeserve.router.core.memory.snapshot_points import SnapshotSpacing
 from moeserve.router.core.policy.preemption import PREEMPTIBLE
 from moeserve.router.core.tiers.page_keys import page_keys
-from tests.support.prompt_spans import PLACEHOLDER, TEXT, ask, cached, span
+from tests.support.prompt_spans import PLACEHOLDER, TEXT, ask, cached, live_on, span
 from tests.support.router_world import World, request
 
 ROW = 256  # bytes of an embedding
@@ -328,16 +328,7 @@ def test_random_lives(limits: dict[str, object], monkeypatch: pytest.MonkeyPatch
             spans = [span(start, count, rng.choice(["cat", "dog", "cow"]) + str(count))]
             if rng.random() < 0.5:
                 spans.append(span(start + count, 6, rng.choice(["cat", "dog"]) + "6"))
-            world.add(ask(id, TEXT[: rng.randint(26, 40)], *spans, max_tokens=rng.randint(1, 8)))
-            for _ in range(rng.randint(0, 3)):
-                world.plan()
-                world.result()
-                world.check()
-            if rng.random() < 0.1:
-                world.abort(rng.randint(0, id))
-            if rng.random() < 0.05:
-                world.lose_worker()
-                world.find_worker(crashed_by_itself=False)
+            live_on(world, rng, id, spans)
         world.run()
         hits += world.scheduler.load_report().cached_tokens
         assert len(world.scheduler.take_handles()) >= 40

@@ -10,7 +10,7 @@ import pytest
 from moeserve.messages.schema import GenerateRequest, RequestError
 from moeserve.messages.steps import CONTINUES, StepPlan
 from moeserve.router.core.limits import Limits
-from tests.support.prompt_spans import TEXT, ask, cached, span
+from tests.support.prompt_spans import TEXT, ask, cached, live_on, span
 from tests.support.router_world import World
 
 
@@ -100,16 +100,7 @@ def test_random_lives(limits: dict[str, object]) -> None:
                 for first, behind in list(pairwise(places))[::2]
                 if behind - first <= 16
             ]
-            world.add(ask(id, TEXT[: rng.randint(26, 40)], *spans, max_tokens=rng.randint(1, 8)))
-            for _ in range(rng.randint(0, 3)):
-                world.plan()
-                world.result()
-                world.check()
-            if rng.random() < 0.1:
-                world.abort(rng.randint(0, id))
-            if rng.random() < 0.05:
-                world.lose_worker()
-                world.find_worker(crashed_by_itself=False)
+            live_on(world, rng, id, spans)
         world.run()
         hits += world.scheduler.load_report().cached_tokens
         world.check_all_free()

@@ -65,7 +65,7 @@ class PictureTokens:
 
     @classmethod
     def of(cls, tokenizer: TextTokenizer, renderer: ChatRenderer) -> PictureTokens:
-        """Raises ConfigError for a vocabulary without tokens for pictures."""
+        """Finds the vocabulary's tokens for pictures. Raises ConfigError if it has none."""
         for family in (_QWEN, _GEMMA4):
             ids = [tokenizer.encode(text) for text in family.all]
             if all(len(found) == 1 for found in ids):

@@ -23,7 +23,7 @@ _SNIPPET: Final = "\n\n--- snippet ---\n\n"  # before each file, without a token
 
 
 def _require_fim(text: ModelText, param: str) -> FimTokens:
-    """Raises ApiError 400 for a model that fills in no middle."""
+    """Returns the model's tokens for fill-in-the-middle. Raises ApiError 400 if it has none."""
     if text.fim is None:
         message = (
             f"{param}: this model's vocabulary has no tokens for fill-in-the-middle; use a model for code"

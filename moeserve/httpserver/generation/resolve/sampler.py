@@ -10,7 +10,8 @@ from moeserve.sampling.parameters import SamplerSettings
 
 
 def with_defaults(asked: Asked, defaults: SamplingDefaults) -> tuple[SamplerSettings, int | None]:
-    """Returns the sampling parameters, and the most tokens of the answer if neither request nor API sets a bound."""
+    """Returns the sampling parameters, and the default limit of the answer's tokens, for requests and APIs that set
+    none."""
     if asked.chosen is None:
         return asked.sampler, asked.default_max_tokens
     settings = {name: value for name, value in defaults.settings.items() if name not in asked.chosen}

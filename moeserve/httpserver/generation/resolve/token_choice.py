@@ -25,7 +25,7 @@ class TokenChoice:
 
 
 def token_choice(asked: Asked, text: ModelText) -> TokenChoice:
-    """Raises ApiError 400."""
+    """Resolves a request's token choice. Raises ApiError 400."""
     sequences = _sequences_of(asked.bad_words, text)
     biases = {ids[0]: EXCLUDED for ids in sequences if len(ids) == 1}
     longer = tuple(sorted(ids for ids in sequences if len(ids) > 1))

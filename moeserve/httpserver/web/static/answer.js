@@ -18,7 +18,7 @@ export async function receive(chunks, message, signal, changed) {
         message.state = "reading";
       }
       const delta = chunk.choices[0]?.delta ?? {};
-      if (delta.reasoning_content || delta.content) {
+      if (delta.reasoning_content || delta.content || delta.tool_calls) {
         first ??= performance.now();
         take(message, delta);
       }
@@ -27,6 +27,7 @@ export async function receive(chunks, message, signal, changed) {
       changed();
     }
     message.state = "done";
+    for (const call of message.calls ?? []) call.isWhole = true;
   } catch (error) {
     message.state = signal.aborted ? "stopped" : "failed";
     if (!signal.aborted) message.error = { status: error.status ?? 0, text: error.message };
@@ -43,6 +44,14 @@ function take(message, delta) {
   if (delta.content) {
     message.state = "answering";
     message.content += delta.content;
+  }
+  for (const { index, id, function: called } of delta.tool_calls ?? []) {
+    message.state = "answering";
+    message.calls ??= [];
+    const call = (message.calls[index] ??= { id: "", name: "", arguments: "" });
+    call.id ||= id ?? "";
+    call.name ||= called?.name ?? "";
+    call.arguments += called?.arguments ?? "";
   }
 }
 

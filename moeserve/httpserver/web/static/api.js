@@ -46,6 +46,12 @@ export async function getJson(path) {
   return (await request(path)).json();
 }
 
+/** Posts JSON; returns the answer's. */
+export async function postJson(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return (await request(path, { method: "POST", headers, body: JSON.stringify(body), signal })).json();
+}
+
 export async function getText(path) {
   return (await request(path)).text();
 }

@@ -2,7 +2,7 @@
 
 import { RequestFailed, streamChat } from "./api.js";
 import { receive } from "./answer.js";
-import { messageOf } from "./chat_message.js";
+import { messagesOf, REFUSED } from "./chat_message.js";
 import { setUpComposer } from "./composer.js";
 import { showContext } from "./context_meter.js";
 import { add, choose, newConversation, parentOf, path, versionsOf } from "./conversation.js";
@@ -14,6 +14,7 @@ import { keepPictures } from "./picture_store.js";
 import { requestFields, setUpSettings } from "./settings.js";
 import { setUpSidebar } from "./sidebar.js";
 import { keep, lastShown, setShown } from "./store.js";
+import { callTool, setUpTools, targetOf, toolField } from "./tools.js";
 import { isRunning, modelTurn, userTurn } from "./turns.js";
 
 const KEEP_MS = 2000; // how often an answer is kept while it comes
@@ -39,6 +40,7 @@ function show() {
           regenerate: () => regenerate(message),
           goOn: () => goOn(message),
           askForKey,
+          decided: (call, isAllowed) => decide(message, call, isAllowed),
         });
   });
   log.replaceChildren(...views.map((view) => view.element));
@@ -87,8 +89,43 @@ function goOn(message) {
   return answer(message, { continue_final_message: true, add_generation_prompt: false });
 }
 
+/** The user's word about a call of a tool. When there is one about each of an answer's calls, the model is told the
+ *  results. */
+async function decide(message, call, isAllowed) {
+  if (running !== null || call.result) return;
+  const of = conversation;
+  if (isAllowed) {
+    const controller = new AbortController();
+    running = { controller, end: called(call, controller.signal) };
+    setRunning(true, "The tool is running.");
+    show();
+    await running.end;
+    running = null;
+    setRunning(false);
+  } else {
+    call.result = { text: REFUSED, isError: false, isRefused: true };
+  }
+  await keepOrSay(of);
+  if (of !== conversation) return;
+  show();
+  const isAnswered = message.calls.every(({ result }) => result);
+  if (isAnswered && message === path(of).at(-1)) await answer(add(of, message, { role: "assistant", ...FRESH }));
+}
+
+async function called(call, signal) {
+  call.server = targetOf(call.name)?.server;
+  call.isRunning = true;
+  try {
+    call.result = await callTool(call, signal);
+  } catch (error) {
+    if (error.name !== "AbortError") throw error; // stopped: it can be allowed again
+  } finally {
+    delete call.isRunning;
+  }
+}
+
 function forgetEnd(message) {
-  for (const name of ["error", "finish", "stats"]) delete message[name];
+  for (const name of ["error", "finish", "stats", "calls"]) delete message[name];
 }
 
 /** Asks the server for `message`, the last that is shown. With `fields` that say so it goes on from what it has. */
@@ -157,22 +194,23 @@ async function keepOrSay(of) {
 
 async function bodyOf(history) {
   const { fields, system } = requestFields();
-  const turns = history.filter((message) => message.content || message.role === "user");
+  const turns = history.filter((message) => message.content || message.calls?.length || message.role === "user");
   return {
     ...modelField(),
+    ...(await toolField()),
     ...fields,
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...(await Promise.all(turns.map(messageOf)))],
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...(await Promise.all(turns.map(messagesOf))).flat()],
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
     return_progress: true,
   };
 }
 
-function setRunning(isOn) {
+function setRunning(isOn, words = "The model is answering.") {
   byId("send").hidden = isOn;
   byId("stop").hidden = !isOn;
   byId("conversation").ariaBusy = isOn; // so that a screen reader reads an answer when it is whole
-  byId("status").textContent = isOn ? "The model is answering." : "";
+  byId("status").textContent = isOn ? words : "";
   for (const view of views) view.lock(isOn);
   if (!isOn && document.activeElement === document.body) byId("words").focus();
 }
@@ -187,7 +225,10 @@ async function open(next) {
   await stop();
   conversation = next;
   setShown(next.messages.length ? next : null);
-  for (const message of next.messages) if (isRunning(message)) message.state = "stopped"; // when its page was closed
+  for (const message of next.messages) {
+    if (isRunning(message)) message.state = "stopped"; // when its page was closed
+    for (const call of message.calls ?? []) delete call.isRunning;
+  }
   show();
   scrollToEnd();
   await sidebar.refresh();
@@ -241,7 +282,14 @@ async function start() {
 }
 
 async function awaitAndWelcome() {
-  if ((await awaitModel()) !== null) await models.refresh();
+  if ((await awaitModel()) === null) return;
+  await models.refresh();
+  try {
+    await setUpTools();
+  } catch (error) {
+    if (!(error instanceof RequestFailed)) throw error; // a chat without tools is better than none
+  }
+  show(); // calls that wait for the user's word know now where they would go
 }
 
 function showModel(model) {

@@ -4,6 +4,7 @@
 const MAX_CONVERSATIONS = 10_000;
 const MAX_MESSAGES = 20_000; // of a conversation
 const MAX_ATTACHMENTS = 100; // of a message
+const MAX_CALLS = 1000; // of a message
 const MAX_TEXT = 20_000_000; // characters of a message
 const MAX_PICTURE = 20_000_000; // characters of a data URL
 const ID = /^[0-9a-f]{1,64}$/;
@@ -62,6 +63,7 @@ function readMessage(given, place) {
     read.attachments = list(given.attachments, MAX_ATTACHMENTS, place).map((one) => readAttachment(one, place));
   }
   if (given.role === "user") return read;
+  if (given.calls !== undefined) read.calls = list(given.calls, MAX_CALLS, place).map((one) => readCall(one, place));
   read.reasoning = text(given.reasoning ?? "", MAX_TEXT, place);
   read.state = FINISHED.includes(given.state) ? given.state : "stopped"; // it was exported while it came
   if (typeof given.finish === "string") read.finish = text(given.finish, 100, place);
@@ -70,6 +72,23 @@ function readMessage(given, place) {
   if (given.error !== undefined) {
     const { status, text: words } = requireObject(given.error, place);
     read.error = { status: finite(status, place), text: text(words, 10_000, place) };
+  }
+  return read;
+}
+
+/** A call without a result can still be allowed, as any that has come from a model. */
+function readCall(given, place) {
+  requireObject(given, place);
+  const read = {
+    id: text(given.id, 1000, place),
+    name: text(given.name, 1000, place),
+    arguments: text(given.arguments, MAX_TEXT, place),
+    isWhole: given.isWhole === true,
+  };
+  if (typeof given.server === "string") read.server = text(given.server, 1000, place);
+  if (given.result !== undefined) {
+    const { text: words, isError, isRefused } = requireObject(given.result, place);
+    read.result = { text: text(words, MAX_TEXT, place), isError: isError === true, isRefused: isRefused === true };
   }
   return read;
 }

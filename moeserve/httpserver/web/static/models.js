@@ -16,6 +16,7 @@ export function setUpModels(changed) {
     localStorage.setItem(CHOICE, select.value);
     changed(chosenModel());
   };
+  window.addEventListener("focus", () => models.length && refreshAgain()); // others may have added or deleted some
   return { refresh };
 
   /** Reads the list again, and once more every other second while a model loads. */

@@ -1,5 +1,6 @@
 // What a message looks like. A view is made once for a message and shown again whenever that changes.
 
+import { callView } from "./call_view.js";
 import { copyButton, el, number, oneDigit, seconds } from "./dom.js";
 import { nameAndSize } from "./files.js";
 import { thumbnail } from "./thumbnails.js";
@@ -79,8 +80,8 @@ function isCutOff({ state, finish, content }) {
   return content !== "" && (state === "stopped" || state === "failed" || finish === "length");
 }
 
-/** The model's answer: its thought, folded, its text, its figures. */
-export function modelTurn(message, { versions, isLast, regenerate, goOn, askForKey }) {
+/** The model's answer: its thought, folded, its text, its calls of tools, its figures. */
+export function modelTurn(message, { versions, isLast, regenerate, goOn, askForKey, decided }) {
   const summary = el("summary");
   const thought = el("div", { className: "markdown" });
   const fold = el("details", { className: "thought" }, summary, thought);
@@ -94,7 +95,9 @@ export function modelTurn(message, { versions, isLast, regenerate, goOn, askForK
   const switcher = versionSwitcher(versions);
   const actions = el("div", { className: "actions" }, switcher?.element ?? null, copyButton(() => message.content), again, further);
   const name = el("h2", { className: "off-screen" }, "The model");
-  const turn = el("li", { className: "turn model" }, name, fold, text, waiting, error, actions, figures);
+  const calls = el("div");
+  let callViews = [];
+  const turn = el("li", { className: "turn model" }, name, fold, text, calls, waiting, error, actions, figures);
   fold.ontoggle = () => fold.open && showMarkdown(thought, message.reasoning);
   show();
   return { element: turn, show, lock };
@@ -102,6 +105,7 @@ export function modelTurn(message, { versions, isLast, regenerate, goOn, askForK
   function lock(locked) {
     again.disabled = further.disabled = locked;
     switcher?.lock(locked);
+    for (const view of callViews) view.lock(locked);
   }
 
   function show() {
@@ -112,12 +116,22 @@ export function modelTurn(message, { versions, isLast, regenerate, goOn, askForK
     summary.textContent = thoughtLine(message);
     if (fold.open) showMarkdown(thought, message.reasoning);
     showMarkdown(text, message.content);
+    showCalls();
     waiting.hidden = !["waiting", "reading"].includes(state);
     if (!waiting.hidden) showProgress(waiting.firstElementChild, bar, message);
     showError(error, message.error, askForKey);
     actions.hidden = isRunning(message);
     further.hidden = !isLast || !isCutOff(message);
     figures.textContent = figuresLine(message);
+  }
+
+  function showCalls() {
+    for (const call of (message.calls ?? []).slice(callViews.length)) {
+      const view = callView(call, decided);
+      callViews = [...callViews, view];
+      calls.append(view.element);
+    }
+    for (const view of callViews) view.show();
   }
 }
 

@@ -98,12 +98,15 @@ struct Kernels {
   void (*quantize)(const float* x, int64_t n, int8_t* codes, GroupMeta* metas);
   // y = x / rms(x) * w. n % 16 == 0. y may be x.
   void (*rms_norm)(const float* x, const float* w, float eps, int n, float* y);
+  // The same of x less its mean.
+  void (*layer_norm)(const float* x, const float* w, float eps, int n, float* y);
   // NeoX-style rotation of one head: pairs (i, i + n/2). cos and sin have n/2 entries. n % 32 == 0.
   void (*rope)(float* head, const float* cos, const float* sin, int n);
   // out[i] = silu(gate[i]) * up[i], n % 16 == 0.
   void (*silu_mul)(const float* gate, const float* up, int n, float* out);
-  // out[i] = min(silu(gate[i]), limit) * u, with u = up[i] clamped to [-limit, limit]. n % 16 == 0.
-  void (*clamped_silu_mul)(const float* gate, const float* up, int n, float limit, float* out);
+  // out[i] = min(silu(gate[i]), most_silu) * u, with u = up[i] clamped to [-most_up, most_up]. n % 16 == 0.
+  void (*clamped_silu_mul)(const float* gate, const float* up, int n, float most_silu, float most_up,
+                           float* out);
   // out[i] = (u + 1) * g * sigmoid(alpha * g) with g = min(gate[i], limit), u = up[i] clamped to [-limit, limit]. n %
   // 16 == 0.
   void (*swiglu_oai)(const float* gate, const float* up, int n, float limit, float alpha, float* out);

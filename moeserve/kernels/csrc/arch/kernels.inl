@@ -48,6 +48,7 @@ constexpr Kernels make_table() {
   k.gemm_f32_half = gemm_f32_half;
   k.quantize = quantize;
   k.rms_norm = rms_norm;
+  k.layer_norm = layer_norm;
   k.rope = rope;
   k.silu_mul = silu_mul;
   k.clamped_silu_mul = clamped_silu_mul;

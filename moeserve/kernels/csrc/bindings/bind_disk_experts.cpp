@@ -34,15 +34,16 @@ DiskPart disk_part(const nb::tuple& part, size_t files, int experts) {
   return out;
 }
 
-// layers: for each None, or (experts, three parts).
+// layers: for each None, or (experts, three parts, pinned experts).
 std::vector<DiskLayer> disk_layers(const nb::list& layers, size_t files) {
   std::vector<DiskLayer> out;
   for (const nb::handle layer : layers) {
     DiskLayer& made = out.emplace_back();
     if (layer.is_none()) continue;
-    const auto pair = nb::cast<nb::tuple>(layer);
-    const auto parts = nb::cast<nb::list>(pair[1]);
-    made.experts = nb::cast<int>(pair[0]);
+    const auto given = nb::cast<nb::tuple>(layer);
+    const auto parts = nb::cast<nb::list>(given[1]);
+    made.experts = nb::cast<int>(given[0]);
+    made.pinned = nb::cast<std::vector<int32_t>>(given[2]);
     if (made.experts < 1 || parts.size() != made.parts.size())
       reject("layers", "three parts of experts wanted");
     for (size_t i = 0; i < made.parts.size(); ++i) {
@@ -50,6 +51,13 @@ std::vector<DiskLayer> disk_layers(const nb::list& layers, size_t files) {
       if (made.parts[i].slots->experts != made.parts[0].slots->experts)
         reject("layers", "as many slots each wanted");
     }
+    for (size_t i = 0; i < made.pinned.size(); ++i) {
+      const int before = i == 0 ? -1 : made.pinned[i - 1];
+      if (made.pinned[i] <= before || made.pinned[i] >= made.experts)
+        reject("layers", "pinned experts in ascending order wanted");
+    }
+    if (static_cast<int64_t>(made.pinned.size()) >= made.parts[0].slots->experts)
+      reject("layers", "fewer pinned experts than slots wanted");
   }
   return out;
 }

@@ -157,7 +157,7 @@ void bind_engine(nb::module_& m) {
       .def("slots", &Stream::slots, "type"_a, "rows"_a, "cols"_a, "count"_a)
       .def("view", &Stream::view, "source"_a, "bytes"_a, "type"_a, "rows"_a, "cols"_a, "experts"_a)
       .def("embed", &Stream::embed)
-      .def("norm", &Stream::norm, "x"_a, "weight"_a, "eps"_a, "n"_a, "y"_a, "rows"_a.none())
+      .def("norm", &Stream::norm, "x"_a, "weight"_a, "eps"_a, "n"_a, "y"_a, "rows"_a.none(), "centered"_a)
       .def("add_norm", &Stream::add_norm)
       .def("softcap", &Stream::softcap)
       .def("gelu_gate", &Stream::gelu_gate, "gate"_a.none(), "up"_a, "column"_a, "n"_a, "out"_a)
@@ -175,12 +175,22 @@ void bind_engine(nb::module_& m) {
       .def("index_store", &Stream::index_store, "q"_a, "keys"_a, "norm"_a, "bias"_a, "eps"_a, "cos"_a,
            "sin"_a, "positions"_a.none(), "slots"_a, "index_keys"_a, "n"_a, "heads"_a, "in_pairs"_a)
       .def("index_blocks", &Stream::index_blocks, "plan"_a, "q"_a, "keys"_a, "q_norm"_a, "k_norm"_a, "eps"_a,
-           "cos"_a, "sin"_a, "index_keys"_a, "heads"_a)
+           "cos"_a, "sin"_a, "first_cos"_a.none(), "first_sin"_a.none(), "index_keys"_a, "heads"_a)
       .def("choose_keys", &Stream::choose_keys, "plan"_a, "q"_a, "weights"_a.none(), "index_keys"_a,
            "heads"_a)
+      .def("compressed_store", &Stream::compressed_store, "q"_a, "kv"_a, "norm"_a, "eps"_a, "cos"_a, "sin"_a,
+           "positions"_a, "slots"_a, "keys"_a, "n"_a, "heads"_a, "scale"_a, "index_q"_a.none(),
+           "index_heads"_a)
+      .def("compress", &Stream::compress, "kv"_a, "gate"_a, "bias"_a, "norm"_a, "eps"_a, "cos"_a, "sin"_a,
+           "positions"_a, "slots"_a, "entries"_a, "first"_a, "states"_a, "first_state"_a, "row"_a, "count"_a,
+           "slot"_a, "drafts"_a.none(), "kept"_a.none(), "pending"_a.none(), "n"_a)
+      .def("commit_compressed", &Stream::commit_compressed)
+      .def("choose_entries", &Stream::choose_entries)
+      .def("rotate_back", &Stream::rotate_back)
       .def("linear_by_head", &Stream::linear_by_head, "x"_a, "n"_a, "weights"_a, "out"_a)
       .def("route", &Stream::route, "logits"_a, "n"_a, "ids"_a, "weights"_a, "scoring"_a, "normalize"_a,
-           "scale"_a, "groups"_a, "top_groups"_a, "group_best"_a, "bias"_a.none(), "expert_scale"_a.none())
+           "scale"_a, "groups"_a, "top_groups"_a, "group_best"_a, "bias"_a.none(), "expert_scale"_a.none(),
+           "table"_a.none(), "tokens"_a.none())
       .def("shared_gate", &Stream::shared_gate, "y"_a, "n"_a, "weight"_a.none(), "ids"_a, "weights"_a)
       .def("experts", &Stream::experts, "gate"_a, "up"_a, "down"_a, "y"_a, "n"_a, "ids"_a, "weights"_a,
            "starts"_a, "active"_a, "routes"_a, "h"_a, "expert_token_counts"_a.none(), "x"_a, "activation"_a,
@@ -202,6 +212,9 @@ void bind_engine(nb::module_& m) {
       .def("scaled_silu", &Stream::scaled_silu)
       .def("mix_streams", &Stream::mix_streams)
       .def("inject", &Stream::inject)
+      .def("read_streams", &Stream::read_streams, "products"_a, "x"_a, "rows"_a.none(), "base"_a, "scale"_a,
+           "eps"_a, "iterations"_a, "norm"_a, "norm_eps"_a, "n"_a, "y"_a, "weights"_a.none())
+      .def("add_streams", &Stream::add_streams)
       .def("ngram_gate", &Stream::ngram_gate)
       .def("ngram_conv", &Stream::ngram_conv, "inputs"_a, "factors"_a, "value"_a, "conv"_a, "dilation"_a,
            "states"_a, "first"_a, "row"_a, "count"_a, "slot"_a, "drafts"_a.none(), "kept"_a.none(),

@@ -54,13 +54,6 @@ KvPools kv_pools(const nb::object& kv, int64_t width, int64_t value_width) {
           slots};
 }
 
-Scoring scoring_named(const std::string& name) {
-  if (name == "softmax") return Scoring::kSoftmax;
-  if (name == "sigmoid") return Scoring::kSigmoid;
-  if (name == "softmax_topk") return Scoring::kSoftmaxTopK;
-  reject("router", "no scoring '" + name + "'");
-}
-
 // Accepts [dim], [num * dim] (sets `full`) or None.
 const float* head_norm(nb::handle norm, const char* name, int num, int dim, bool& full) {
   full = false;
@@ -74,10 +67,11 @@ const float* head_norm(nb::handle norm, const char* name, int num, int dim, bool
 
 Activation activation_named(const std::string& name) {
   if (name == "silu") return Activation::kSilu;
+  if (name == "clamped_silu") return Activation::kClampedSilu;
   if (name == "swiglu_oai") return Activation::kSwigluOai;
   if (name == "gelu") return Activation::kGelu;
   if (name == "relu") return Activation::kRelu;
-  reject("activation", "neither silu nor swiglu_oai nor gelu nor relu but '" + name + "'");
+  reject("activation", "none of silu, clamped_silu, swiglu_oai, gelu, relu but '" + name + "'");
 }
 
 void check_options(const ExpertOptions& options) {
@@ -158,7 +152,8 @@ void Stream::embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, T
                        rows_arg<float>(x, "x", n, cols)});
 }
 
-void Stream::norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows) {
+void Stream::norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows,
+                  bool centered) {
   const TensorArg source = tensor_arg(x, "x", Element::kFloat32);
   if (y.cols % 16 != 0) reject("y", "columns that 16 divides wanted");
   check_activations(y, "y", n, y.cols, false);
@@ -168,7 +163,7 @@ void Stream::norm(Tensor x, Tensor weight, float eps, int n, const Activations& 
     check_ids("row", index, n, source.rows);
   }
   pool_.submit(NormOp{&kernels_, rows_arg<float>(x, "x", index == nullptr ? n : 0, y.cols),
-                      sized_arg<float>(weight, "weight", y.cols), eps, index, n, y});
+                      sized_arg<float>(weight, "weight", y.cols), eps, centered, index, n, y});
 }
 
 void Stream::add_norm(Tensor source, Tensor weight, float eps, int n, Tensor x, float factor) {
@@ -310,40 +305,6 @@ void Stream::attention(AttentionPlan& plan, Tensor q, nb::object layer, const Ac
   op.heads = heads / kv_heads;
   op.kv_heads = 1;
   if (!op.plan->tiles.empty()) pool_.submit(op);
-}
-
-void Stream::route(Tensor logits, int n, Tensor ids, Tensor weights, const std::string& scoring,
-                   bool normalize, float scale, int groups, int top_groups, int group_best, Tensor bias,
-                   Tensor expert_scale) {
-  const int64_t experts = tensor_arg(logits, "logits", Element::kFloat32).cols;
-  const int64_t top_k = tensor_arg(ids, "workspace.ids", Element::kInt32).cols;
-  if (groups < 1 || experts % groups != 0 || top_groups < 1 || top_groups > groups) {
-    reject("router", std::to_string(experts) + " experts in " + std::to_string(groups) +
-                         " groups, of which " + std::to_string(top_groups));
-  }
-  if (group_best < 1 || group_best > 2) reject("router", "a group_best of 1 or 2 wanted");
-  if (top_k < 1 || top_k > experts / groups * top_groups) {
-    reject("workspace.ids", "there are no " + std::to_string(top_k) + " experts to choose");
-  }
-  pool_.submit(RouteOp{rows_arg<float>(logits, "logits", n, experts),
-                       optional_arg<float>(bias, "bias", experts),
-                       optional_arg<float>(expert_scale, "expert_scale", experts),
-                       n,
-                       static_cast<int>(experts),
-                       static_cast<int>(top_k),
-                       {scoring_named(scoring), normalize, scale, groups, top_groups, group_best},
-                       rows_arg<int32_t>(ids, "workspace.ids", n, top_k),
-                       rows_arg<float>(weights, "workspace.weights", n, top_k)});
-}
-
-void Stream::shared_gate(const Activations& y, int n, Tensor weight, Tensor ids, Tensor weights) {
-  if (!weight.is_none()) {
-    if (y.cols % 16 != 0) reject("y", "columns that 16 divides wanted");
-    check_activations(y, "y", n, y.cols, false);
-  }
-  pool_.submit(SharedGateOp{&kernels_, y.f32, optional_arg<float>(weight, "weight", y.cols), n,
-                            static_cast<int>(y.cols), rows_arg<int32_t>(ids, "routing.ids", n, 1),
-                            rows_arg<float>(weights, "routing.weights", n, 1)});
 }
 
 void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, const Activations& y, int n,

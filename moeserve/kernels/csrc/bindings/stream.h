@@ -12,6 +12,7 @@
 
 #include "ops/attention.h"
 #include "ops/choose.h"
+#include "ops/compressed_plan.h"
 #include "ops/delta_net.h"
 #include "ops/ops.h"
 
@@ -67,7 +68,7 @@ class Stream {
   std::unique_ptr<Matrix> slots(int type, int64_t rows, int64_t cols, int64_t count);
 
   void embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x, float scale);
-  void norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows);
+  void norm(Tensor x, Tensor weight, float eps, int n, const Activations& y, Tensor rows, bool centered);
   void add_norm(Tensor source, Tensor weight, float eps, int n, Tensor x, float factor);
   void softcap(Tensor x, int n, float cap);
   void gelu_gate(Tensor gate, Tensor up, int column, int n, const Activations& out);
@@ -82,7 +83,8 @@ class Stream {
                  int kv_heads, int dim, int value_dim, bool is_latent, int window, Tensor sinks, Tensor gate,
                  bool gate_softplus);
   void route(Tensor logits, int n, Tensor ids, Tensor weights, const std::string& scoring, bool normalize,
-             float scale, int groups, int top_groups, int group_best, Tensor bias, Tensor expert_scale);
+             float scale, int groups, int top_groups, int group_best, Tensor bias, Tensor expert_scale,
+             Tensor table, Tensor tokens);
   void shared_gate(const Activations& y, int n, Tensor weight, Tensor ids, Tensor weights);
   void experts(const Matrix& gate, const Matrix& up, const Matrix& down, const Activations& y, int n,
                Tensor ids, Tensor weights, Tensor starts, Tensor active, Tensor routes, const Activations& h,
@@ -101,8 +103,20 @@ class Stream {
   void index_store(Tensor q, Tensor keys, Tensor norm, Tensor bias, float eps, Tensor cos, Tensor sin,
                    Tensor positions, Tensor slots, Tensor index_keys, int n, int heads, bool in_pairs);
   void index_blocks(AttentionPlan& plan, Tensor q, Tensor keys, Tensor q_norm, Tensor k_norm, float eps,
-                    Tensor cos, Tensor sin, Tensor index_keys, int heads);
+                    Tensor cos, Tensor sin, Tensor first_cos, Tensor first_sin, Tensor index_keys, int heads);
   void choose_keys(AttentionPlan& plan, Tensor q, Tensor weights, Tensor index_keys, int heads);
+  // stream_compressed.cpp
+  void compressed_store(Tensor q, Tensor kv, Tensor norm, float eps, Tensor cos, Tensor sin, Tensor positions,
+                        Tensor slots, Tensor keys, int n, int heads, float scale, Tensor index_q,
+                        int index_heads);
+  void compress(Tensor kv, Tensor gate, Tensor bias, Tensor norm, float eps, Tensor cos, Tensor sin,
+                Tensor positions, Tensor slots, Tensor entries, int64_t first, Tensor states,
+                int64_t first_state, Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept,
+                Tensor pending, int n);
+  void commit_compressed(Tensor bias, int64_t dim, Tensor states, int64_t first_state, Tensor slot,
+                         Tensor kept, Tensor accepted, Tensor pending);
+  void choose_entries(CompressedPlan& plan, Tensor q, Tensor weights, Tensor index_keys, int heads);
+  void rotate_back(const Activations& x, int n, int heads, int dim, Tensor cos, Tensor sin, Tensor positions);
   // stream_states.cpp
   void delta_net(Tensor q, Tensor k, Tensor v, Tensor z, Tensor b, Tensor a, Tensor conv, Tensor rate,
                  Tensor dt_bias, Tensor norm, float eps, const DeltaHeads& heads, Tensor states,
@@ -122,6 +136,9 @@ class Stream {
   void scaled_silu(Tensor x, float factor, int n, const Activations& out);
   void mix_streams(Tensor gate, const Activations& x, int n, const Activations& out);
   void inject(Tensor block, Tensor weights, int n, Tensor x);
+  void read_streams(Tensor products, Tensor x, Tensor rows, Tensor base, Tensor scale, float eps,
+                    int iterations, Tensor norm, float norm_eps, int n, const Activations& y, Tensor weights);
+  void add_streams(Tensor block, Tensor weights, int n, Tensor x);
   void ngram_gate(Tensor x, Tensor key, Tensor value, Tensor query_norm, Tensor key_norm, Tensor conv_norm,
                   float eps, int n, Tensor factors);
   void ngram_conv(Tensor inputs, Tensor factors, Tensor value, Tensor conv, int dilation, Tensor states,

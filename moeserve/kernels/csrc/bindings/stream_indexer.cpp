@@ -53,7 +53,8 @@ void Stream::index_store(Tensor q, Tensor keys, Tensor norm, Tensor bias, float 
 }
 
 void Stream::index_blocks(AttentionPlan& plan, Tensor q, Tensor keys, Tensor q_norm, Tensor k_norm, float eps,
-                          Tensor cos, Tensor sin, Tensor index_keys, int heads) {
+                          Tensor cos, Tensor sin, Tensor first_cos, Tensor first_sin, Tensor index_keys,
+                          int heads) {
   const int64_t dim = tensor_arg(index_keys, "kv.index_keys", Element::kFloat16).cols;
   check_index_dim(dim);
   if (heads < 1) reject("heads", "at least one wanted");
@@ -77,8 +78,12 @@ void Stream::index_blocks(AttentionPlan& plan, Tensor q, Tensor keys, Tensor q_n
   op.q_norm = sized_arg<float>(q_norm, "q_norm", dim);
   op.k_norm = sized_arg<float>(k_norm, "k_norm", dim);
   op.eps = eps;
-  op.cos = rows_arg<float>(cos, "cos", positions, half);
-  op.sin = rows_arg<float>(sin, "sin", positions, half);
+  op.by_row = !first_cos.is_none();
+  const int angles = op.by_row ? plan.rows : positions;
+  op.cos = rows_arg<float>(cos, "cos", angles, half);
+  op.sin = rows_arg<float>(sin, "sin", angles, half);
+  op.first_cos = op.by_row ? rows_arg<float>(first_cos, "first_cos", angles, half) : op.cos;
+  op.first_sin = op.by_row ? rows_arg<float>(first_sin, "first_sin", angles, half) : op.sin;
   op.pool = rows_arg<uint16_t>(index_keys, "kv.index_keys", 0, dim);
   op.heads = heads;
   op.dim = static_cast<int>(dim);

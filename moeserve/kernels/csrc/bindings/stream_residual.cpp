@@ -1,4 +1,5 @@
 // The operations on a residual of several streams, and on n-gram embeddings: what Stream checks of them.
+#include "ops/sinkhorn.h"
 #include "ops/streams.h"
 #include "state_checks.h"
 #include "stream.h"
@@ -60,6 +61,43 @@ void Stream::inject(Tensor block, Tensor weights, int n, Tensor x) {
   pool_.submit(InjectOp{&kernels_, rows_arg<float>(block, "block", n, hidden),
                         rows_arg<float>(weights, "weights", n, streams), n, streams, static_cast<int>(hidden),
                         rows_arg<float>(x, "x", n, streams * hidden)});
+}
+
+void Stream::read_streams(Tensor products, Tensor x, Tensor rows, Tensor base, Tensor scale, float eps,
+                          int iterations, Tensor norm, float norm_eps, int n, const Activations& y,
+                          Tensor weights) {
+  const TensorArg of_x = tensor_arg(x, "x", Element::kFloat32);
+  const int streams = streams_of(of_x.cols, y.cols, "y");
+  if (streams > kMostStreams) reject("x", "at most " + std::to_string(kMostStreams) + " streams wanted");
+  if (iterations < 1) reject("iterations", "at least one wanted");
+  check_activations(y, "y", n, y.cols, false);
+  const int num = weights.is_none() ? streams : streams * (2 + streams);
+  ReadStreamsOp op{};
+  op.k = &kernels_;
+  op.products = rows_arg<float>(products, "products", n, num);
+  op.x = rows_arg<float>(x, "x", rows.is_none() ? n : 0, of_x.cols);
+  if (!rows.is_none()) {
+    op.rows = rows_arg<int32_t>(rows, "rows", n, 1);
+    check_ids("row", op.rows, n, of_x.rows);
+  }
+  op.mix = {sized_arg<float>(base, "base", num), sized_arg<float>(scale, "scale", weights.is_none() ? 1 : 3),
+            eps, iterations};
+  op.norm = sized_arg<float>(norm, "norm", y.cols);
+  op.norm_eps = norm_eps;
+  op.n = n;
+  op.streams = streams;
+  op.y = y;
+  if (!weights.is_none()) op.weights = rows_arg<float>(weights, "weights", n, streams * (1 + streams));
+  pool_.submit(op);
+}
+
+void Stream::add_streams(Tensor block, Tensor weights, int n, Tensor x) {
+  const int64_t hidden = columns(block, "block");
+  const int streams = streams_of(columns(x, "x"), hidden, "block");
+  if (streams > kMostStreams) reject("x", "at most " + std::to_string(kMostStreams) + " streams wanted");
+  pool_.submit(AddStreamsOp{&kernels_, rows_arg<float>(block, "block", n, hidden),
+                            rows_arg<float>(weights, "weights", n, streams * (1 + streams)), n, streams,
+                            static_cast<int>(hidden), rows_arg<float>(x, "x", n, streams * hidden)});
 }
 
 void Stream::ngram_gate(Tensor x, Tensor key, Tensor value, Tensor query_norm, Tensor key_norm,

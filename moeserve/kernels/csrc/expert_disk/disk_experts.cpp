@@ -1,7 +1,9 @@
 #include "expert_disk/disk_experts.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
+#include <system_error>
 
 namespace moeserve {
 namespace {
@@ -46,11 +48,15 @@ DiskExperts::DiskExperts(Pool& pool, const Kernels& kernels, const std::vector<s
     layer.table.assign(of.experts, -1);
     layer.keep.assign(most, Keep::kNot);
     layer.owners.assign(of.parts[0].slots->experts, -1);
+    layer.is_pinned.assign(most, 0);
+    for (const int32_t expert : of.pinned) layer.is_pinned[expert] = 1;
+    layer.free_slots = layer.owners.size() - of.pinned.size();
     for (const DiskPart& part : of.parts) pool_.submit(ClearOp{part.slots});
   }
   pool_.wait();
   reader_ = std::make_unique<DiskReader>(
       kernels, paths, threads, [this](const DiskPiece& piece, const char* error) { on_piece(piece, error); });
+  bring_pinned();
 }
 
 DiskExperts::~DiskExperts() { pool_.wait(); }
@@ -65,8 +71,11 @@ void DiskExperts::run(ExpertsOp op, int index, int32_t* ids, int ahead_layer, co
   op.experts = layer.of.experts;
   op.sort_routes();
   const std::vector<int32_t> need(op.active + 1, op.active + 1 + op.active[0]);
-  const size_t slots = layer.owners.size();
-  const size_t each = need.size() <= slots ? need.size() : std::max<size_t>(1, slots / 2);
+  // Pinned experts are ready and take no slot of a wave.
+  const auto moving = static_cast<size_t>(
+      std::count_if(need.begin(), need.end(), [&](int32_t expert) { return !layer.is_pinned[expert]; }));
+  const size_t slots = layer.free_slots;
+  const size_t each = moving <= slots ? need.size() : std::max<size_t>(1, slots / 2);
   const bool has_waves = each < need.size();
   if (has_waves) sums_.resize(std::max(sums_.size(), static_cast<size_t>(op.n) * op.down->rows));
   {
@@ -187,7 +196,7 @@ int DiskExperts::take_slot(int index, int expert, bool urgent) {
   if (free != layer.owners.end()) return static_cast<int>(free - layer.owners.begin());
   std::vector<uint8_t> may_go(layer.keep.size(), 0);
   for (int e = 0; e < layer.of.experts; ++e) {
-    may_go[e] = layer.experts[e].state == State::kReady && layer.keep[e] == Keep::kNot;
+    may_go[e] = layer.experts[e].state == State::kReady && layer.keep[e] == Keep::kNot && !layer.is_pinned[e];
   }
   int outgoing = policy_.lowest(index, may_go.data());
   // A guess counts as a use: the rule of the expert cache's exchanges.
@@ -195,6 +204,7 @@ int DiskExperts::take_slot(int index, int expert, bool urgent) {
     return -1;
   if (outgoing < 0 && urgent) {  // of those that this step needs later, the last
     for (int e = layer.of.experts - 1; e >= 0 && outgoing < 0; --e) {
+      if (layer.is_pinned[e]) continue;
       if (layer.experts[e].state == State::kReady && layer.keep[e] == Keep::kIfPossible) outgoing = e;
     }
   }
@@ -230,6 +240,25 @@ void DiskExperts::start(int index, int expert, int slot, bool urgent) {
 }
 
 // ---------------------------------------------------------------- the step's thread
+
+void DiskExperts::bring_pinned() {
+  {
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const std::vector<int32_t>& pinned = layers_[i].of.pinned;
+      request(static_cast<int>(i), pinned.data(), pinned.size(), true);
+    }
+  }
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const std::vector<int32_t>& pinned = layers_[i].of.pinned;
+    const std::vector<int32_t> missing = bring(static_cast<int>(i), pinned, {0, pinned.size()});
+    if (missing.empty()) continue;
+    const std::string& error = layers_[i].experts[missing[0]].error;
+    throw std::system_error(EIO, std::generic_category(),
+                            "expert " + std::to_string(missing[0]) + " of layer " + std::to_string(i) + ": " +
+                                (error.empty() ? "no read has ended in time" : error));
+  }
+}
 
 void DiskExperts::look_ahead(int index, const int32_t* ahead, int count) {
   if (ahead == nullptr || layers_[index].of.experts == 0) return;

@@ -36,6 +36,7 @@ struct DiskPart {
 struct DiskLayer {
   int experts = 0;  // 0: the layer's experts are not on disk
   std::array<DiskPart, 3> parts{};
+  std::vector<int32_t> pinned{};  // experts that are read at the start and stay; fewer than slots
 };
 
 // Since the start.
@@ -50,9 +51,9 @@ struct DiskCounts {
 
 class DiskExperts {
  public:
-  // Allocates the slots' memory, so that what does not fit fails here. `piece_bytes`: of a read,
-  // about. `patience`: seconds after which a step gives up on
-  // reads of which none has ended meanwhile. Throws std::system_error for a file that cannot be opened.
+  // Allocates the slots' memory, so that what does not fit fails here, and reads the pinned experts. `piece_bytes`: of
+  // a read, about. `patience`: seconds after which a step gives up on reads of which none has ended meanwhile. Throws
+  // std::system_error for a file that cannot be opened, or a pinned expert that cannot be read.
   DiskExperts(Pool& pool, const Kernels& kernels, const std::vector<std::string>& paths,
               std::vector<DiskLayer> layers, int threads, int64_t piece_bytes, float decay, double patience);
   ~DiskExperts();
@@ -86,6 +87,8 @@ class DiskExperts {
     std::vector<int32_t> owners;     // of each slot; -1: free
     std::vector<int32_t> table;      // ExpertsOp::slots
     std::vector<Keep> keep;          // of each expert
+    std::vector<uint8_t> is_pinned;  // of each expert
+    size_t free_slots = 0;           // that no pinned expert has
     std::vector<int32_t> predicted;  // for the step to come
   };
   struct Part {  // of what a layer needs: [begin, end)
@@ -100,6 +103,7 @@ class DiskExperts {
   void start(int index, int expert, int slot, bool urgent);
   void keep_slots(Layer& layer, const std::vector<int32_t>& need, Part surely);
 
+  void bring_pinned();
   void look_ahead(int index, const int32_t* ahead, int count);
   // Waits until the experts are ready or cannot be. Returns those that are not.
   std::vector<int32_t> bring(int index, const std::vector<int32_t>& need, Part wave);

@@ -225,13 +225,9 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
                           const int32_t* req_slot, const int32_t* slot_table, int64_t table_rows,
                           int64_t table_stride, int heads_, int kv_heads_, int value_dim_, int threads,
                           const int32_t* ends, int64_t num_ends, const ChoiceRule& rule) {
-  tiles.clear();
+  begin(0, heads_, kv_heads_, value_dim_);
   choice.begin(rule, kv_heads_);
   row_ends.assign(ends, ends + num_ends);
-  rows = 0;
-  heads = heads_;
-  kv_heads = kv_heads_;
-  value_dim = value_dim_;
   for (int i = 0; i < sequences; ++i) {
     if (req_slot[i] < 0 || req_slot[i] >= table_rows || position[i] < 0 || row[i] < 0 ||
         int64_t{position[i]} + count[i] > table_stride) {
@@ -253,11 +249,7 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
   choice.finish();
   if (rule.by_head()) {
     if (by_head == nullptr) by_head = std::make_unique<AttentionPlan>();
-    by_head->tiles.clear();
-    by_head->rows = rows * kv_heads;
-    by_head->heads = heads / kv_heads;
-    by_head->kv_heads = 1;
-    by_head->value_dim = value_dim;
+    by_head->begin(rows * kv_heads, heads / kv_heads, 1, value_dim);
     by_head->add_chosen_tiles(choice);
     by_head->divide(threads);
   } else {
@@ -265,6 +257,14 @@ void AttentionPlan::build(int sequences, const int32_t* row, const int32_t* coun
     add_chosen_tiles(choice);
   }
   divide(threads);
+}
+
+void AttentionPlan::begin(int rows_, int heads_, int kv_heads_, int value_dim_) {
+  tiles.clear();
+  rows = rows_;
+  heads = heads_;
+  kv_heads = kv_heads_;
+  value_dim = value_dim_;
 }
 
 // Divides the tiles among the threads.

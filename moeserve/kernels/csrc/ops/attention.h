@@ -42,6 +42,11 @@ class AttentionPlan {
              int heads, int kv_heads, int value_dim, int threads, const int32_t* ends = nullptr,
              int64_t num_ends = 0, const ChoiceRule& rule = {});
 
+  // Instead of `build`: begins a plan without tiles; the caller adds them to `tiles`, then calls `divide`.
+  void begin(int rows, int heads, int kv_heads, int value_dim);
+  // Divides the tiles among threads.
+  void divide(int threads);
+
   int rows = 0;  // the step has at least this many rows
   int heads = 0, kv_heads = 0, value_dim = 0;
   std::vector<Tile> tiles;
@@ -66,7 +71,6 @@ class AttentionPlan {
   std::vector<int32_t> row_ends;  // a copy of `ends`
   void add_tiles(int row, int count, int position, const int32_t* slots);
   void add_chosen_tiles(const KeyChoice& of);
-  void divide(int threads);
   size_t add_parts();
   static bool leaves_threads_idle(int64_t units, int threads);
   void cut_heads(int64_t units, int threads);

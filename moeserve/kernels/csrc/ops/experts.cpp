@@ -1,6 +1,7 @@
 // The routed experts of a layer: divides panels and experts among threads, and fixes the order in which a token's
 // experts are added.
 #include <algorithm>
+#include <cmath>
 
 #include "ops.h"
 
@@ -159,7 +160,11 @@ void ExpertsOp::activate(float* g, const float* u, int n) const {
     return k->swiglu_oai(g, u, n, options.limit, options.alpha, g);
   if (options.activation == Activation::kGelu) return k->gelu_mul(g, u, n, g);
   if (options.activation == Activation::kRelu) return k->relu_mul(g, u, n, g);
-  if (options.limit > 0) return k->clamped_silu_mul(g, u, n, options.limit, g);
+  // SiLU falls below 0 only where gates are negative: the SiLU of a gate of at most the limit is at most the limit's.
+  const float limit = options.limit;
+  const float most_silu =
+      options.activation == Activation::kClampedSilu ? limit / (1.0f + std::exp(-limit)) : limit;
+  if (limit > 0) return k->clamped_silu_mul(g, u, n, most_silu, limit, g);
   k->silu_mul(g, u, n, g);
 }
 

@@ -5,16 +5,16 @@
 
 namespace moeserve {
 
-void IndexBlocksOp::rotate(int position, float* x) const {
-  const int64_t at = int64_t{position} * (rotary / 2);
-  k->rope(x, cos + at, sin + at, rotary);
+void IndexBlocksOp::rotate(const float* cosines, const float* sines, int64_t angle, float* x) const {
+  const int64_t at = angle * (rotary / 2);
+  k->rope(x, cosines + at, sines + at, rotary);
 }
 
 void IndexBlocksOp::prepare_queries(int64_t row, int position) const {
   for (int h = 0; h < heads; ++h) {
     float* head = q + (row * heads + h) * dim;
     k->rms_norm(head, q_norm, eps, dim, head);
-    rotate(position, head);
+    rotate(cos, sin, by_row ? row : position, head);
   }
 }
 
@@ -30,7 +30,7 @@ void IndexBlocksOp::complete(int64_t row, int position, const int32_t* slots) co
   k->axpy(1.0f, keys + row * dim, dim, key);
   k->scale(1.0f / static_cast<float>(pooled), dim, key);
   k->rms_norm(key, k_norm, eps, dim, key);
-  rotate(position + 1 - pooled, key);
+  rotate(first_cos, first_sin, by_row ? row : position + 1 - pooled, key);
   k->to_half(key, dim, pool + int64_t{slots[position]} * dim);
 }
 

@@ -44,15 +44,19 @@ struct IndexBlocksOp {
   const float* q_norm;  // [dim] each
   const float* k_norm;
   float eps;
-  const float* cos;  // [positions, rotary / 2]
+  // Angles of queries, and of the first keys of the rows' blocks: [positions, rotary / 2], or by row.
+  const float* cos;
   const float* sin;
+  const float* first_cos;
+  const float* first_sin;
+  bool by_row;
   uint16_t* pool;  // [slots, dim] of this layer
   int heads, dim, rotary;
   int pooled;  // keys of a block; 1: each key has an index key of its own
   void operator()(Team& team) const;
 
  private:
-  void rotate(int position, float* x) const;
+  void rotate(const float* cosines, const float* sines, int64_t angle, float* x) const;
   void prepare_queries(int64_t row, int position) const;
   void complete(int64_t row, int position, const int32_t* slots) const;
 };

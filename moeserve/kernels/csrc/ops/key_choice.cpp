@@ -76,7 +76,7 @@ void KeyChoice::finish() {
     groups.back().end_tile = i + 1;
     groups.back().end_part = static_cast<int32_t>(parts.size());
   }
-  lists.assign(static_cast<size_t>(num_lists) * heads * list_stride(), 0);
+  if (has_lists) lists.assign(static_cast<size_t>(num_lists) * heads * list_stride(), 0);
   scores.resize(static_cast<size_t>(most));
 }
 

@@ -45,7 +45,8 @@ struct KeyChoice {
   };
 
   ChoiceRule rule;
-  int heads = 1;  // choices per row: one for all KV heads, or one for each
+  int heads = 1;          // choices per row: one for all KV heads, or one for each
+  bool has_lists = true;  // false: the owner keeps the chosen keys elsewhere
 
   // A row scores the blocks before its tail, which it attends to in any case: the local blocks, or an incomplete one.
   int blocks(int position) const {

@@ -55,7 +55,7 @@ void NormOp::operator()(Team& team) const {
   team.for_units(n, [&](int64_t i) {
     const float* row = x + (rows != nullptr ? rows[i] : i) * y.cols;
     float* out = y.f32 + i * y.cols;
-    k->rms_norm(row, w, eps, static_cast<int>(y.cols), out);
+    (centered ? k->layer_norm : k->rms_norm)(row, w, eps, static_cast<int>(y.cols), out);
     if (y.q8 != nullptr) k->quantize(out, y.cols, y.codes(i), y.metas(i));
   });
 }

@@ -88,12 +88,13 @@ struct EmbedOp {
 // Up to this many numbers, one thread computes a norm or the like as fast as all threads can synchronise.
 constexpr int64_t kSmallNumbers = 4096;
 
-// y[i] = rms_norm(x[rows[i]]) * w; rows nullptr: row i.
+// y[i] = rms_norm(x[rows[i]]) * w; rows nullptr: row i. With `centered`, layer_norm.
 struct NormOp {
   const Kernels* k;
   const float* x;
   const float* w;
   float eps;
+  bool centered;
   const int32_t* rows;
   int n;
   Activations y;
@@ -219,7 +220,7 @@ struct RopeStoreOp {
   void norm_rotate(float* x, int num, const float* norm, bool full, int64_t angle) const;
 };
 
-enum class Scoring : int { kSoftmax, kSigmoid, kSoftmaxTopK };
+enum class Scoring : int { kSoftmax, kSigmoid, kSqrtSoftplus, kSoftmaxTopK };
 
 // See routing/options.py.
 struct RouterOptions {
@@ -229,11 +230,15 @@ struct RouterOptions {
   int groups, top_groups, group_best;
 };
 
-// Each token's experts, ids and weights [n, top_k], best first, lower ids first among equals: routing/reference.py.
+// Each token's experts, ids and weights [n, top_k], best first, lower ids first among equals, or in the table's order:
+// routing/reference.py.
 struct RouteOp {
   const float* logits;        // [n, experts]
   const float* bias;          // [experts], or nullptr
   const float* expert_scale;  // [experts], factors of the experts' weights; or nullptr
+  // Experts by token id, [vocabulary, top_k], and the rows' token ids: these experts are taken, and only weighed by
+  // their scores. nullptr: experts are chosen by score.
+  const int32_t *table, *tokens;
   int n, experts, top_k;
   RouterOptions options;
   int32_t* ids;
@@ -259,7 +264,7 @@ struct SharedGateOp {
   void operator()(Team& team) const;
 };
 
-enum class Activation : int { kSilu, kSwigluOai, kGelu, kRelu };
+enum class Activation : int { kSilu, kClampedSilu, kSwigluOai, kGelu, kRelu };
 
 // Options of a layer's experts.
 struct ExpertOptions {

@@ -12,6 +12,9 @@ constexpr float kSigmoidEps = 1e-20f;  // reference.py's SIGMOID_EPS
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
+// Beyond 20, softplus(x) is x in float32.
+float sqrt_softplus(float x) { return std::sqrt(x > 20.0f ? x : std::log1p(std::exp(x))); }
+
 // Finds the k largest of n values, largest first, lower index first among equals. NaN has no order, but in any case
 // `ids` are k different valid indices, because they address memory.
 void largest(const float* values, int n, int k, int32_t* ids) {
@@ -38,6 +41,10 @@ void RouteOp::operator()(Team& team) const {
   team.for_units(n, [&](int64_t t) {
     const float* row = logits + t * experts;
     int32_t* id = ids + t * top_k;
+    if (table != nullptr) {
+      std::copy_n(table + int64_t{tokens[t]} * top_k, top_k, id);
+      return weigh(row, id, weights + t * top_k);
+    }
     const float* choosing = row;
     // Scores increase with their logits, so without bias and groups the logits alone give the same choice.
     if (bias != nullptr || options.groups > 1) {
@@ -62,6 +69,9 @@ void RouteOp::score(const float* row, float* scores) const {
       break;
     case Scoring::kSigmoid:
       std::transform(row, row + experts, scores, sigmoid);
+      break;
+    case Scoring::kSqrtSoftplus:
+      std::transform(row, row + experts, scores, sqrt_softplus);
       break;
     case Scoring::kSoftmaxTopK:
       std::copy_n(row, experts, scores);
@@ -90,18 +100,23 @@ void RouteOp::keep_top_groups(float* scores, float* best, int32_t* kept) const {
 
 // A softmax over all experts, renormalised over the chosen ones, equals a softmax over the chosen ones.
 void RouteOp::weigh(const float* row, const int32_t* id, float* weight) const {
-  const bool is_sigmoid = options.scoring == Scoring::kSigmoid;
+  const bool by_root = options.scoring == Scoring::kSqrtSoftplus;
+  const bool is_alone =
+      by_root || options.scoring == Scoring::kSigmoid;  // a score depends on its own logit only
   const bool over_all = options.scoring == Scoring::kSoftmax && !options.normalize;
   float most = over_all ? *std::max_element(row, row + experts) : row[id[0]];
   for (int j = 1; j < top_k; ++j) most = std::max(most, row[id[j]]);
-  for (int j = 0; j < top_k; ++j) weight[j] = is_sigmoid ? sigmoid(row[id[j]]) : std::exp(row[id[j]] - most);
+  for (int j = 0; j < top_k; ++j) {
+    const float logit = row[id[j]];
+    weight[j] = by_root ? sqrt_softplus(logit) : is_alone ? sigmoid(logit) : std::exp(logit - most);
+  }
   float sum = 1.0f;
   if (over_all) {
     double all = 0;
     for (int e = 0; e < experts; ++e) all += std::exp(row[e] - most);
     sum = static_cast<float>(all);
-  } else if (!is_sigmoid || options.normalize) {
-    sum = is_sigmoid ? kSigmoidEps : 0.0f;
+  } else if (!is_alone || options.normalize) {
+    sum = is_alone ? kSigmoidEps : 0.0f;
     for (int j = 0; j < top_k; ++j) sum += weight[j];
   }
   for (int j = 0; j < top_k; ++j) {

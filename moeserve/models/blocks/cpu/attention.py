@@ -80,7 +80,7 @@ def attend(
     if w.indexer is not None:
         assert shape.indexer is not None
         assert space.indexer is not None
-        choose_blocks(stream, w.indexer, shape.indexer, form, eps, kv, space.indexer)
+        choose_blocks(stream, w.indexer, shape.indexer, form, eps, kv, batch, space.indexer)
     stream.attention(
         plan, form.q, kv, form.attended, form.heads, window=shape.window, sinks=w.sinks,
         gate=space.gates.get(shape.gate_width), gate_softplus=shape.gate == "head_softplus",

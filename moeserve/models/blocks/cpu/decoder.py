@@ -2,8 +2,8 @@
 
     x = embed(tokens)
     for each layer:
-        x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: recurrent.py
-        x = x + experts(norm(x))            ffn.py
+        x = x + attention(norm(x))          attention.py, latent.py, compressed.py, or a recurrence: recurrent.py
+        x = x + experts(norm(x))            ffn.py; in a parallel layer of the same norm(x) as attention
     logits = output(output_norm(x))
 
 All operations are launched on the stream; call `CpuStream.wait` before reading a result. A decoder with only the
@@ -25,6 +25,12 @@ from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import AdapterRows, KvLayer, StateLayer
 from moeserve.models.blocks.cpu.attention import attend, project_qkv
+from moeserve.models.blocks.cpu.compressed import (
+    CompressedPlans,
+    attend_compressed,
+    commit_compressed,
+    project_compressed,
+)
 from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts
 from moeserve.models.blocks.cpu.ffn import feed_forward, mix
 from moeserve.models.blocks.cpu.forms import RopeTables, angles_of, forms_of
@@ -38,11 +44,13 @@ from moeserve.models.blocks.cpu.residual import add_block, block_output, embed, 
 from moeserve.models.blocks.cpu.sandwich import mix_parts
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.blocks.forget import forget_kv
+from moeserve.models.compressed import CompressedAttentionShape
+from moeserve.models.cpu_step_buffers import CPU_LOGIT_ROWS, draft_records, ngram_records
 from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuAttention, CpuDenseFfn, CpuLatentAttention, CpuWeights
 from moeserve.models.observer import LayerObserver, LayerRouting
-from moeserve.models.step_buffers import CPU_LOGIT_ROWS, draft_records, ngram_records
+from moeserve.models.recurrence import Recurrence
 
 Int32s = npt.NDArray[np.int32]
 
@@ -94,14 +102,12 @@ class CpuDecoder:
             shape, weights, max_tokens, logit_rows, pinned=pinned, has_adapters=adapters is not None
         )
         self.disk = disk
-        self._num_forwards = 0
-        self._num_heads_read = 0
-        self._embedded: Sequence[tuple[int, Tensor]] = ()  # argument of the last `begin`
-        self._forms = forms_of(
-            shape,
-            self._space,
-            angles_of(shape, max_model_len, weights.rope_factors) if angles is None else angles,
-        )
+        self._num_forwards = self._num_heads_read = 0
+        self._embedded: Sequence[tuple[int, Tensor]] = ()  # arguments of the last `begin`
+        self._token_ids = torch.zeros(0, dtype=torch.int32)
+        angles = angles_of(shape, max_model_len, weights.rope_factors) if angles is None else angles
+        self._forms = forms_of(shape, self._space, angles)
+        self._compressed = CompressedPlans.for_model(shape)
         self.next_token: CpuNextTokenBlock | None = None  # the next-token block, if the model has one
         if weights.next_token is not None:
             assert weights.head is not None
@@ -126,6 +132,9 @@ class CpuDecoder:
         window_table and ends apply to sliding-window layers only; None: slot_table, and causal attention."""
         threads = self._stream.threads
         columns = (rows, counts, positions, req_slots)
+        if self._compressed is not None:
+            self._compressed.build(*columns, slot_table, threads)
+            return
         for form in self._forms.values():
             for rule, plan in form.plans.items():
                 build_attention_plan(plan, *columns, slot_table, form.heads, threads, rule=rule)
@@ -151,6 +160,7 @@ class CpuDecoder:
         `ModelShape.embedding_size`]) for rows with embeddings instead of tokens. previous: the tokens before each row,
         as `NgramHashes.rows` takes them, for a model with n-gram embeddings."""
         self._num_forwards += 1
+        self._token_ids = token_ids
         n = len(token_ids)
         scale = self.shape.embedding_scale
         embed(self._stream, self._weights.embedding, token_ids, n, self._space, scale=scale)
@@ -214,7 +224,7 @@ class CpuDecoder:
 
     @property
     def has_states(self) -> bool:
-        """True if some layers are recurrent; a batch then needs `states`."""
+        """True if some layers keep a state of each sequence; a batch then needs `states`."""
         return len(self._states) > 0
 
     def copy_states(self, pairs: Tensor) -> None:
@@ -225,9 +235,12 @@ class CpuDecoder:
     def commit_states(self, slot: Tensor, first: Tensor, accepted: Tensor) -> None:
         """Launches the commit of accepted drafts, after a step with drafts: see `CpuStream.commit_states`."""
         for index, pending in self._pending.items():
-            mixer, state = self._shapes[index].recurrence, self._states[index]
-            assert mixer is not None
-            self._stream.commit_states(mixer.heads, state, slot, first, accepted, pending)
+            mixer, state = self._shapes[index].mixer, self._states[index]
+            if isinstance(mixer, CompressedAttentionShape):
+                w = self._layers[index].mixer
+                commit_compressed(self._stream, w, mixer, state, slot, first, accepted, pending)
+            elif isinstance(mixer, Recurrence):
+                self._stream.commit_states(mixer.heads, state, slot, first, accepted, pending)
         ngrams = self.shape.ngrams
         if ngrams is not None and self._pending_ngrams is not None:
             state, kept = self._ngram_state(ngrams.layer), ngrams.kept_inputs
@@ -296,6 +309,8 @@ class CpuDecoder:
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, CpuLatentAttention)
             project_latent(stream, w, mixer, eps, n, space)
+        elif isinstance(mixer, CompressedAttentionShape):
+            project_compressed(stream, w, mixer, eps, n, space)
         elif mixer is not None and w is not None:
             project_recurrent(stream, mixer, w, eps, n, space)
 
@@ -311,6 +326,11 @@ class CpuDecoder:
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, CpuLatentAttention)
             attend_latent(stream, w, mixer, self._forms[mixer.form], self._kv[index], batch, space)
+        elif isinstance(mixer, CompressedAttentionShape):
+            attend_compressed(
+                *(stream, w, mixer, self._forms[mixer.form], self._compressed, eps, self._kv[index]),
+                *(self._states[index], batch, space, self._pending.get(index)),
+            )
         elif mixer is not None and w is not None:
             state, pending = self._states[index], self._pending.get(index)
             mix_recurrent(stream, mixer, w, eps, state, batch, space, pending)
@@ -354,6 +374,7 @@ class CpuDecoder:
         mix(
             *(self._stream, w, shape, eps, n, self._space, counts, adapters, out),
             add=add,
+            token_ids=self._token_ids,
             disk=self.disk,
             index=index,
         )

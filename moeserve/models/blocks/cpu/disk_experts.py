@@ -6,7 +6,7 @@ itself. The guess decides only what is read ahead.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -28,14 +28,19 @@ class CpuDiskExperts:
     """Owns the reading threads, and the guesses' buffers. The decoder asks it for each layer."""
 
     def __init__(
-        self, stream: CpuStream, shape: ModelShape, layers: Sequence[CpuLayer], reading: Reading
+        self,
+        stream: CpuStream,
+        shape: ModelShape,
+        layers: Sequence[CpuLayer],
+        reading: Reading,
+        pinned: Sequence[Iterable[int]] | None = None,
     ) -> None:
-        """layers: the model's, of which some have experts on disk. Raises ModelError for a file that cannot be opened
-        or is not the one that was loaded."""
+        """layers: the model's, of which some have experts on disk. pinned: by layer, experts that stay in RAM; None: no
+        expert does. Raises ModelError for a file that cannot be opened or read, or is not the one that was loaded."""
         self._stream = stream
         self._shapes, self._layers, self._eps = shape.loaded_layers, layers, shape.rms_eps
         found = [_experts_on_disk(layer) for layer in layers]
-        self.native = _open(stream, found, reading)
+        self.native = _open(stream, found, reading, [()] * len(layers) if pinned is None else pinned)
         self._num_experts = [0 if f is None else f[1].num_experts for f in found]
         on_disk = [index for index, count in enumerate(self._num_experts) if count]
         # By layer, the next one with experts on disk.
@@ -77,12 +82,18 @@ def _experts_on_disk(layer: CpuLayer) -> tuple[GatedExperts, ExpertsOnDisk] | No
 
 
 def _open(
-    stream: CpuStream, layers: Sequence[tuple[GatedExperts, ExpertsOnDisk] | None], reading: Reading
+    stream: CpuStream,
+    layers: Sequence[tuple[GatedExperts, ExpertsOnDisk] | None],
+    reading: Reading,
+    pinned: Sequence[Iterable[int]],
 ) -> _C.DiskExperts:
     files = {at.path: at.version for layer in layers if layer is not None for at in layer[1].in_file}
     path = next(iter(files))
     try:
-        native = open_disk_experts(stream, [layer and _in_file(*layer) for layer in layers], reading)
+        opened = [
+            layer and _in_file(*layer, sorted(stays)) for layer, stays in zip(layers, pinned, strict=True)
+        ]
+        native = open_disk_experts(stream, opened, reading)
         for path, version in files.items():
             if FileVersion.of(path) != version:
                 raise ModelError(path, "was replaced or changed since it was loaded; restart the server")
@@ -91,9 +102,9 @@ def _open(
     return native
 
 
-def _in_file(experts: GatedExperts, on_disk: ExpertsOnDisk) -> DiskExpertLayer:
+def _in_file(experts: GatedExperts, on_disk: ExpertsOnDisk, pinned: Sequence[int]) -> DiskExpertLayer:
     gate, up, down = (
         DiskPart(matrix, at.path, at.offset, at.stride)
         for matrix, at in zip((experts.gate, experts.up, experts.down), on_disk.in_file, strict=True)
     )
-    return DiskExpertLayer(on_disk.num_experts, (gate, up, down))
+    return DiskExpertLayer(on_disk.num_experts, (gate, up, down), pinned)

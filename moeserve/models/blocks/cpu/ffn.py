@@ -1,4 +1,4 @@
-"""The feed-forward of y = norm(x), on the pool's stream.
+"""The feed-forward of y = norm(x), on the pool's stream. In a parallel layer the mixer's y is still there.
 
 A mixture of experts gives the weighted sum over the chosen experts of down(activation(gate y, up y)), plus the
 shared expert's output. A layer without experts has a single feed-forward. The result is added to `out` or
@@ -32,14 +32,17 @@ def mix(
     out: Tensor,
     *,
     add: bool,
+    token_ids: Tensor,
     disk: CpuDiskExperts | None = None,
     index: int = 0,
 ) -> None:
     """Launches router, experts and shared expert. expert_token_counts: int64 [2, experts], see `CpuStream.experts`.
-    disk: None if all experts are in RAM; index: the layer's."""
-    read_residual(stream, w.norm, eps, n, space)
+    token_ids: int32 [n]; disk: None if all experts are in RAM; index: the layer's."""
+    if w.norm is not None:
+        read_residual(stream, w.norm, eps, n, space)
     project(stream, space.y, n, w.router, [space.router_logits], adapters, (names.FFN_GATE_INP,))
-    stream.route(space.router_logits, n, space.routing, shape.router, bias=w.choice_bias)
+    by_token = None if w.by_token is None else (w.by_token, token_ids)
+    stream.route(space.router_logits, n, space.routing, shape.router, bias=w.choice_bias, by_token=by_token)
     on_disk = None if disk is None else disk.layer(index, n, space)
     if not w.latent:
         run_experts(stream, w, shape, n, space, expert_token_counts, adapters, out, add=add, disk=on_disk)
@@ -71,7 +74,8 @@ def feed_forward(
     add: bool,
 ) -> None:
     """Launches the feed-forward of a layer without experts."""
-    read_residual(stream, w.norm, eps, n, space)
+    if w.norm is not None:
+        read_residual(stream, w.norm, eps, n, space)
     run_unrouted(stream, w.expert, shape, n, space, adapters, shape.parts, out, add=add)
 
 

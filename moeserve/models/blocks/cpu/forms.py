@@ -11,7 +11,9 @@ from moeserve.kernels.cpu_stream import AttentionPlan
 from moeserve.kernels.stream_operands import Activations, Heads
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
 from moeserve.models.blocks.rope import rope_tables, section_of_frequencies
-from moeserve.models.interface import AttentionShape, ModelShape
+from moeserve.models.compressed import CompressedAttentionShape
+from moeserve.models.indexer import ChoosesKeys
+from moeserve.models.interface import Attention, AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 
 RopeTables = tuple[Tensor, Tensor]  # cos and sin of all positions' angles: see `rope_tables`
@@ -26,7 +28,7 @@ class CpuForm:
 
     def __init__(
         self,
-        shape: AttentionShape | LatentAttentionShape,
+        shape: Attention,
         space: CpuWorkspace,
         angles: RopeTables,
         rules: Iterable[ChoiceRule],
@@ -61,6 +63,13 @@ class CpuForm:
         rows = positions.long()[self._sections].T.contiguous()  # [n, rotary_dim / 2]
         return self.cos.gather(0, rows), self.sin.gather(0, rows), None
 
+    def row_angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin by row, float32 [n, rotary_dim / 2]. positions: as for `angles_at`."""
+        if positions.dim() == 2:
+            cos, sin, _ = self.angles_at(positions)
+            return cos, sin
+        return self.cos[positions.long()], self.sin[positions.long()]
+
 
 def angles_of(
     model: ModelShape, max_model_len: int, rope_factors: Tensor | None
@@ -85,14 +94,16 @@ def forms_of(
 
 def _rules(model: ModelShape, form: AttentionForm) -> list[ChoiceRule]:
     attending = (layer.attention for layer in model.layers if layer.attention is not None)
-    return [attention.rule for attention in attending if attention.form == form]
+    return [a.rule for a in attending if isinstance(a, ChoosesKeys) and a.form == form]
 
 
-def _kinds(model: ModelShape) -> dict[AttentionForm, AttentionShape | LatentAttentionShape]:
+def _kinds(model: ModelShape) -> dict[AttentionForm, Attention]:
     return {layer.attention.form: layer.attention for layer in model.layers if layer.attention is not None}
 
 
-def _heads_of(shape: AttentionShape | LatentAttentionShape) -> Heads:
+def _heads_of(shape: Attention) -> Heads:
     if isinstance(shape, LatentAttentionShape):
         return Heads(shape.num_heads, shape.head_parts, shape.head_dim, shape.rank, is_latent=True)
+    if isinstance(shape, CompressedAttentionShape):
+        return Heads(shape.num_heads, shape.head_parts, shape.head_dim, is_latent=True)
     return Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.v_dim)

@@ -49,11 +49,15 @@ def choose_blocks(
     form: CpuForm,
     eps: float,
     kv: KvLayer,
+    batch: CpuBatch,
     space: IndexerWorkspace,
 ) -> None:
     """Launches the storing of index keys in the KV cache and the choice, after the products of `w.inputs`."""
     plan = form.plans[shape.rule]
+    firsts, (cos, sin) = None, (form.cos, form.sin)
+    if batch.first_positions is not None:
+        firsts, (cos, sin) = form.row_angles(batch.first_positions), form.row_angles(batch.positions)
     stream.index_blocks(
-        plan, space.q, space.keys, w.q_norm, w.k_norm, eps, form.cos, form.sin, kv, shape.num_heads
+        plan, space.q, space.keys, w.q_norm, w.k_norm, eps, cos, sin, kv, shape.num_heads, first_angles=firsts
     )
     stream.choose_keys(plan, space.q, None, kv, shape.num_heads)

@@ -22,6 +22,7 @@ from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.latent import store_latent
 from moeserve.models.blocks.cpu.residual import read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
+from moeserve.models.indexer import ChoosesKeys
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuAttention, CpuLatentAttention, CpuWeights
@@ -129,7 +130,7 @@ class CpuNextTokenBlock:
         n = len(rows.token_ids)
         form, each = self._form, np.arange(n, dtype=np.int32)
         counts, attention = np.ones(n, np.int32), self._shape.loaded_layers[-1].attention
-        assert attention is not None
+        assert isinstance(attention, ChoosesKeys)
         build_attention_plan(
             *(
                 form.plans[attention.rule],

@@ -1,7 +1,8 @@
 """How blocks read the residual x and add to it, on the pool's stream: y = norm(x) and x += block(y).
 
 With several streams (hyper-connections) a block reads a gated mean of them, and its output is added to each stream with
-a weight of the token: kernels/streams/reference.py.
+a weight of the token: kernels/streams/reference.py; or it reads a weighted sum, and the streams are mixed behind it:
+kernels/streams/sinkhorn.py.
 """
 
 from __future__ import annotations
@@ -10,8 +11,14 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup
 from moeserve.kernels.stream_operands import Activations
-from moeserve.models.blocks.cpu.workspace import CpuWorkspace
-from moeserve.models.loading.cpu_weights import CpuEmbedding, CpuInput, CpuStreamMix
+from moeserve.models.blocks.cpu.workspace import CpuWorkspace, SinkhornWorkspace, StreamsWorkspace
+from moeserve.models.loading.cpu_weights import (
+    CpuEmbedding,
+    CpuInput,
+    CpuLayerNorm,
+    CpuSinkhornMix,
+    CpuStreamMix,
+)
 
 
 def embed(
@@ -27,10 +34,15 @@ def embed(
 
 def read_residual(stream: CpuStream, w: CpuInput, eps: float, n: int, space: CpuWorkspace) -> None:
     """Launches y = what a block reads of x, and with several streams the weights that its output is added with."""
-    if isinstance(w, Tensor):
-        stream.norm(space.x, w, eps, n, space.y)
+    if isinstance(w, Tensor | CpuLayerNorm):
+        _norm(stream, w, eps, n, space.x, space.y, None)
         return
-    assert space.streams is not None
+    if isinstance(w, CpuSinkhornMix):
+        s = space.streams
+        assert isinstance(s, SinkhornWorkspace)
+        _read_mixed(stream, w, eps, n, space, space.y, s.products, None, s.weights)
+        return
+    assert isinstance(space.streams, StreamsWorkspace)
     _read_streams(stream, w, eps, n, space, space.y, [space.streams.weights], None)
 
 
@@ -38,10 +50,30 @@ def read_for_head(
     stream: CpuStream, w: CpuInput, eps: float, rows: Tensor, space: CpuWorkspace, out: Activations
 ) -> None:
     """Launches out = what the head reads of these rows of x. rows: int32 [m]."""
-    if isinstance(w, Tensor):
-        stream.norm(space.x, w, eps, len(rows), out, rows)
+    if isinstance(w, Tensor | CpuLayerNorm):
+        _norm(stream, w, eps, len(rows), space.x, out, rows)
+        return
+    if isinstance(w, CpuSinkhornMix):
+        s = space.streams
+        assert isinstance(s, SinkhornWorkspace)
+        _read_mixed(stream, w, eps, len(rows), space, out, s.head_products, rows, None)
         return
     _read_streams(stream, w, eps, len(rows), space, out, [], rows)
+
+
+def _norm(
+    stream: CpuStream,
+    w: Tensor | CpuLayerNorm,
+    eps: float,
+    n: int,
+    x: Tensor,
+    out: Activations,
+    rows: Tensor | None,
+) -> None:
+    if isinstance(w, CpuLayerNorm):
+        stream.norm(x, w.weight, eps, n, out, rows, centered=True)
+    else:
+        stream.norm(x, w, eps, n, out, rows)
 
 
 def _read_streams(
@@ -55,12 +87,30 @@ def _read_streams(
     rows: Tensor | None,
 ) -> None:
     s = space.streams
-    assert s is not None
+    assert isinstance(s, StreamsWorkspace)
     stream.stream_norm(space.x, w.norm, eps, n, s.normed, rows)
     stream.linear(s.normed, n, w.down, [s.low_rank, *weights])
     stream.scaled_silu(s.low_rank, 1.0 / s.count, n, s.gate_input)
     stream.linear(s.gate_input, n, w.up, [s.gate])
     stream.mix_streams(s.gate, s.normed, n, out)
+
+
+def _read_mixed(
+    stream: CpuStream,
+    w: CpuSinkhornMix,
+    eps: float,
+    n: int,
+    space: CpuWorkspace,
+    out: Activations,
+    products: Tensor,
+    rows: Tensor | None,
+    weights: Tensor | None,
+) -> None:
+    s = space.streams
+    assert isinstance(s, SinkhornWorkspace)
+    stream.norm(space.x, w.ones, eps, n, s.normed, rows)
+    stream.linear(s.normed, n, w.product, [products])
+    stream.read_streams(products, space.x, rows, w.mix, w.norm, eps, n, out, weights)
 
 
 def block_output(space: CpuWorkspace) -> tuple[Tensor, bool]:
@@ -77,5 +127,7 @@ def add_product(stream: CpuStream, a: Activations, n: int, matrix: LinearGroup, 
 
 def add_block(stream: CpuStream, n: int, space: CpuWorkspace) -> None:
     """Launches what is left of adding a block's output to x."""
-    if space.streams is not None:
+    if isinstance(space.streams, StreamsWorkspace):
         stream.inject(space.streams.block, space.streams.weights, n, space.x)
+    elif space.streams is not None:
+        stream.add_streams(space.streams.block, space.streams.weights, n, space.x)

@@ -37,6 +37,7 @@ def mix_parts(
     assert s is not None
     assert w.shared is not None
     assert shape.shared is not None
+    assert w.norm is not None
     read_residual(stream, w.norm, eps, n, space)
     run_unrouted(stream, w.shared, shape.shared, n, space, adapters, shape.shared.parts, s.block, add=False)
     stream.norm(s.block, norms.shared_output, eps, n, s.sum)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 
 from moeserve.kernels.stream_operands import Activations, AdapterRows, RoutingWorkspace, StateSequences
+from moeserve.models.compressed import CompressedAttentionShape, widest_products
 from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
-from moeserve.models.residual import HyperConnections, NgramShape
+from moeserve.models.residual import HyperConnections, NgramShape, SinkhornConnections
 from moeserve.models.short_conv import ShortConvShape
 
 
@@ -19,7 +20,9 @@ class CpuBatch:
     """The rows of a step: their positions, KV slots, recurrent states and adapters. `CpuDecoder.begin` takes their
     token ids, `plan_attention` their sequences."""
 
-    __slots__ = ("adapters", "has_window_plan", "kv_slots", "n", "positions", "states", "window_slots")
+    __slots__ = (
+        "adapters", "first_positions", "has_window_plan", "kv_slots", "n", "positions", "states", "window_slots",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -31,12 +34,14 @@ class CpuBatch:
         window_slots: torch.Tensor | None = None,
         *,
         has_window_plan: bool = False,
+        first_positions: torch.Tensor | None = None,
     ) -> None:
         """positions: int32 [n], the rows' RoPE positions; [3, n] for a model with M-RoPE sections. kv_slots: int32
         [n], the slot that each row's KV is written to. states: the sequences whose recurrent states the rows
         advance; None without recurrent layers. adapters: None if no row uses one. window_slots: int32 [n], the
         slots that windowed layers write to; None: kv_slots. has_window_plan: `plan_attention` was given
-        window_table or ends."""
+        window_table or ends. first_positions: like positions, of the first token of each row's block of keys, for an
+        indexer; None: all positions are the tokens' numbers."""
         self.n = n
         self.positions = positions
         self.kv_slots = kv_slots
@@ -44,6 +49,7 @@ class CpuBatch:
         self.adapters = adapters
         self.window_slots = window_slots
         self.has_window_plan = has_window_plan
+        self.first_positions = first_positions
 
 
 class SandwichWorkspace:
@@ -52,6 +58,18 @@ class SandwichWorkspace:
     def __init__(self, hidden: int, tokens: int) -> None:
         self.block = torch.empty(tokens, hidden)  # output of a block, before its norm
         self.sum = Activations(tokens, hidden, q8=False)  # sum of a feed-forward's parts
+
+
+class SinkhornWorkspace:
+    """Additional buffers of a residual of several streams that are mixed, for one block at a time."""
+
+    def __init__(self, shape: SinkhornConnections, hidden: int, tokens: int) -> None:
+        self.count = shape.count
+        self.normed = Activations(tokens, shape.count * hidden)
+        self.products = torch.empty(tokens, shape.mix_values)
+        self.head_products = torch.empty(tokens, shape.count)
+        self.weights = torch.empty(tokens, shape.added_values)  # of the block's output, and of the mix
+        self.block = torch.empty(tokens, hidden)  # output of a block
 
 
 class StreamsWorkspace:
@@ -131,6 +149,37 @@ class LatentWorkspace:
         self.attended = Activations(rows, shape.rank)  # by head
 
 
+class CompressedWorkspace:
+    """Additional buffers of compressed attention."""
+
+    def __init__(self, layers: list[CompressedAttentionShape], tokens: int) -> None:
+        shape = layers[0]
+        self._tokens = tokens
+        self.q_a = torch.empty(tokens, shape.q_rank)
+        self.q_a_normed = Activations(tokens, shape.q_rank)
+        self.kv = torch.empty(tokens, shape.head_dim)
+        # Memory of the compressors' two products, of keys and of index keys.
+        self._products = [
+            (torch.empty(tokens * width), torch.empty(tokens * width)) for width in widest_products(layers)
+        ]
+        heads = shape.num_heads // shape.output_groups
+        self.grouped = Activations(tokens * shape.output_groups, heads * shape.head_dim)
+        self.attended = Activations(tokens, shape.q_width, q8=False, within=self.grouped)  # the same
+        indexer = next((layer.indexer for layer in layers if layer.indexer is not None), None)
+        self.index_q = None if indexer is None else torch.empty(tokens, indexer.q_width)
+        self.index_weights = None if indexer is None else torch.empty(tokens, indexer.num_heads)
+
+    def products(self, shape: CompressedAttentionShape) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Returns (kv, gate) of each of a layer's compressors, float32 [tokens, width]."""
+        return [
+            (self._view(kv, each.width), self._view(gate, each.width))
+            for (kv, gate), each in zip(self._products, shape.compressors, strict=False)
+        ]
+
+    def _view(self, memory: torch.Tensor, width: int) -> torch.Tensor:
+        return memory[: self._tokens * width].view(self._tokens, width)
+
+
 class IndexerWorkspace:
     """Additional buffers of an indexer."""
 
@@ -185,12 +234,14 @@ class CpuWorkspace:
         self.gates = {width: gate[: tokens * width].view(tokens, width) for width in s.gate_widths}
         self.widest_mixed = Activations(tokens, s.mixed_width)  # input of the mixers' output product
         self.sandwich = SandwichWorkspace(s.hidden_size, tokens) if s.is_sandwiched else None
-        self.streams = None if s.streams is None else StreamsWorkspace(s.streams, s.hidden_size, tokens)
+        self.streams = _streams(s, tokens)
         count = s.residual_width // s.hidden_size
         self.ngrams = None if s.ngrams is None else NgramWorkspace(s.ngrams, s.hidden_size, count, tokens)
         self.inputs = LayerInputWorkspace(s, tokens) if s.layer_input_width else None
         self.next_token = None if s.next_token_layer is None else NextTokenWorkspace(s.hidden_size, tokens)
         self.latent = None if s.latent is None else LatentWorkspace(s.latent, tokens)
+        compressed = [layer.mixer for layer in s.layers if isinstance(layer.mixer, CompressedAttentionShape)]
+        self.compressed = CompressedWorkspace(compressed, tokens) if compressed else None
         self.indexer = None if s.indexer is None else IndexerWorkspace(s.indexer, tokens)
         recurrence, mixed = s.recurrence, self.widest_mixed
         self.delta = (
@@ -219,6 +270,14 @@ class CpuWorkspace:
         }
         self.final = Activations(logit_rows, s.hidden_size)
         self.logits = torch.empty(logit_rows, s.vocab_size)
+
+
+def _streams(shape: ModelShape, tokens: int) -> StreamsWorkspace | SinkhornWorkspace | None:
+    if shape.streams is None:
+        return None
+    if isinstance(shape.streams, SinkhornConnections):
+        return SinkhornWorkspace(shape.streams, shape.hidden_size, tokens)
+    return StreamsWorkspace(shape.streams, shape.hidden_size, tokens)
 
 
 def _between(rows: int, width: int, experts: list[GatedExperts], has_adapters: bool) -> Activations:

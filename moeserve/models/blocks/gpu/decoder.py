@@ -3,11 +3,10 @@
     x = embed(tokens)
     for each layer:
         x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: recurrent.py
-        x = x + experts(norm(x))            ffn.py
+        x = x + experts(norm(x))            ffn.py; in a parallel layer of the same norm(x) as attention
     logits = output(output_norm(x))
 
 Sandwiched layers normalise a block's output before they add it (kernels/norm/sandwich.py).
-
 Some experts may be in RAM: the CPU pool computes them while the GPU computes its own (`moeserve.kernels.handoff`).
 The first layers may be in RAM as a whole: the weights here are then the last layers', numbered from 0, and x comes
 from the CPU. With pipeline stages, other GPUs have the layers before and after these (`stage.py`).
@@ -37,7 +36,7 @@ from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
 from moeserve.models.blocks.gpu.first_rows import as_planes, numbers, upload
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.forms import forms_of
-from moeserve.models.blocks.gpu.head_product import head_product
+from moeserve.models.blocks.gpu.head_product import GpuHead, head_product
 from moeserve.models.blocks.gpu.latent import GpuLatentAttentionBlock
 from moeserve.models.blocks.gpu.layer_kinds import distinct_layers
 from moeserve.models.blocks.gpu.linear import multiply
@@ -46,7 +45,7 @@ from moeserve.models.blocks.gpu.lora_products import LayerAdapters
 from moeserve.models.blocks.gpu.recurrent import mix_recurrent
 from moeserve.models.blocks.gpu.stage import WHOLE, Stage, StepPart
 from moeserve.models.blocks.gpu.sums import GpuSums
-from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuHead, GpuWorkspace, make_workspaces
+from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, make_workspaces
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.expert_stream import ExpertStream
@@ -60,6 +59,7 @@ from moeserve.models.loading.gpu_weights import (
     plane_tensors,
 )
 from moeserve.models.observer import LayerObserver
+from moeserve.models.recurrence import Recurrence
 from moeserve.models.step_buffers import GPU_LOGIT_ROWS, step_sizes
 
 
@@ -267,7 +267,10 @@ class GpuDecoder:
             self._ffn.add_and_norm(self.num_layers - 1, s, norm, count, head.final, rows)
         else:
             y, x = head.final, self.stage.inbox
-            add_norm(x, None, None, None, None, rows, count, norm, self.shape.rms_eps, y.x, y.codes, y.scales)
+            add_norm(
+                x, None, None, None, None, rows, count, norm, self.shape.rms_eps, y.x, y.codes, y.scales,
+                centered=self.shape.centers_norms,
+            )  # fmt: skip
         by_quads = self._head_products[len(rows)]
         if by_quads is None:
             multiply(output, head.final, count, head.logits)
@@ -340,11 +343,10 @@ class GpuDecoder:
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, GpuLatentAttention)
             self._latent_attention.attend(mixer, w, self._kv[index], batch, s)
-        elif mixer is not None:
+        elif isinstance(mixer, Recurrence):
             assert w is not None
             assert batch.states is not None
-            state = self._states[index]
-            mix_recurrent(mixer, w, self.shape.rms_eps, state, batch.states, batch.count, s)
+            mix_recurrent(mixer, w, self.shape.rms_eps, self._states[index], batch.states, batch.count, s)
 
     def _take_over(self, index: int, layer: GpuLayer, s: GpuWorkspace, count: Tensor) -> None:
         """Prepares the feed-forward of a layer without a mixer. What the previous layer's mixer left in s.output is
@@ -353,18 +355,20 @@ class GpuDecoder:
             return
         if index:
             assert layer.ffn is not None
+            assert layer.ffn.norm is not None
             self._add_and_norm(index, s, layer.ffn.norm, count)  # for x alone
         s.output.zero_()
 
     def _add_and_norm(self, index: int, s: GpuWorkspace, weight: Tensor, count: Tensor) -> None:
         """Launches y = norm of x, after adding the previous layer's pending output."""
-        y = s.y
+        y, exact = s.y, self._ffn.inputs.exact(index, s)
         if index == 0:
             add_norm(
-                s.x, None, None, None, None, None, count, weight, self.shape.rms_eps, y.x, y.codes, y.scales
+                s.x, None, None, None, None, None, count, weight, self.shape.rms_eps, y.x, y.codes, y.scales, exact,
+                centered=self.shape.centers_norms,
             )  # fmt: skip
         else:
-            self._ffn.add_and_norm(index - 1, s, weight, count, y, None)
+            self._ffn.add_and_norm(index - 1, s, weight, count, y, None, exact)
 
     def _show_layer(self, index: int, s: GpuWorkspace, observer: LayerObserver) -> None:
         """Shows a layer to the observer. Sums are computed on the CPU, because all GPU memory is planned."""
@@ -379,7 +383,7 @@ class GpuDecoder:
             output = output + each.sum(dim=1)
         output = self._ffn.behind_norms(index, s, output)
         after_attention, has_ffn = s.x, self._weights.layers[index].ffn is not None
-        if self._ffn.fuses_router_norm(index, s) or not has_ffn:
+        if self._ffn.inputs.leaves_attended(index, s) or not has_ffn:
             after_attention = s.x.cpu() + s.output.view(s.rows, -1).cpu().float()
         observer.layer(
             self._first_layer + index,  # the observer has seen the CPU's layers

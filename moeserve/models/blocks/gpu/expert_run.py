@@ -8,6 +8,13 @@ from typing import NamedTuple
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.experts.integers import (
+    has_gated_integers,
+    has_integers,
+    integer_order,
+    integers_down,
+    integers_up,
+)
 from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
 from moeserve.kernels.experts.quads import quad_order, quads_down, quads_up, takes_quads
@@ -84,10 +91,34 @@ class ExpertRun(NamedTuple):
             large_batch_up(y.x, *matrices, routing, self.ids.shape[1], h.x, scratch, options=options)
             large_batch_down(h.x, *of_down, routing, self.parts, scratch, bias=bias)
         else:
-            experts_up(y.x, *matrices, b.expert, b.routes, self.ids.shape[1], h.x, options=options)
-            experts_down(h.x, *of_down, b.expert, b.routes, count, self.parts, bias=bias)
+            self._launch_up(s, count, options)
+            self._launch_down(s, count, bias)
         if mine is not None:
             mine.add_down(h, self.parts)
+
+    def _launch_up(self, s: GpuWorkspace, count: Tensor, options: Gated) -> None:
+        gate, up, y, h, b = self.experts.gate, self.experts.up, self.y.x, self.h.x, self.blocks
+        assert y is not None
+        assert h is not None
+        top_k = self.ids.shape[1]
+        if s.integers is not None and b is s.blocks and has_gated_integers(gate, up, options):
+            integer_order(y, count, s.integers.x)
+            routing = RouteBlocks(b.expert, b.routes)
+            integers_up(s.integers.x, gate, up, routing, top_k, h, tile=s.integers.method.up)
+            return
+        matrices = (plane_tensors(gate), int(gate.type), plane_tensors(up), int(up.type), self.hidden)
+        experts_up(y, *matrices, b.expert, b.routes, top_k, h, options=options)
+
+    def _launch_down(self, s: GpuWorkspace, count: Tensor, bias: Tensor | None) -> None:
+        down, h, b = self.experts.down, self.h.x, self.blocks
+        assert h is not None
+        if s.integers is not None and b is s.blocks and bias is None and has_integers(down):
+            integer_order(h, count, s.integers.h, self.ids.shape[1])
+            routing = RouteBlocks(b.expert, b.routes)
+            integers_down(s.integers.h, down, routing, self.parts, tile=s.integers.method.down)
+            return
+        of_down = (plane_tensors(down), int(down.type), self.width)
+        experts_down(h, *of_down, b.expert, b.routes, count, self.parts, bias=bias)
 
     def _looks_up(self, s: GpuWorkspace) -> bool:
         """Returns whether the weights are unpacked before the products although the step is small, because they are

@@ -20,13 +20,12 @@ from moeserve.kernels.experts.weigh_input import weigh_input
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.kernels.linear.op import Gated
-from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
-from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
+from moeserve.kernels.norm.op import add_norm, sandwich_sum
 from moeserve.kernels.routing.op import route, select_streamed_routes
 from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_products
 from moeserve.models.blocks.gpu.expert_run import ExpertRun, PendingSum, gated_product
+from moeserve.models.blocks.gpu.ffn_inputs import GpuFfnInputs
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
-from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters, LayerAdapters
 from moeserve.models.blocks.gpu.norms_behind import added_behind_norms
 from moeserve.models.blocks.gpu.sums import GpuSums
@@ -39,7 +38,7 @@ from moeserve.models.sources.gguf import names
 
 
 class GpuFfnBlock:
-    """Owns `expert_token_counts` and, for the current step, which experts are streamed."""
+    """Owns `inputs`, `expert_token_counts` and, for the current step, which experts are streamed."""
 
     def __init__(
         self,
@@ -59,9 +58,11 @@ class GpuFfnBlock:
         self._sums = sums
         self._forced_routing = forced_routing
         self._eps = shape.rms_eps
+        self._centered = shape.centers_norms
         self._hidden = shape.hidden_size
         self._shapes = shape.layers[shape.num_layers - len(layers) :]
         self._layers = [layer.ffn for layer in layers]
+        self.inputs = GpuFfnInputs(self._shapes, self._layers, sums, shape.rms_eps)
         self._expert_maps = [layer.expert_map for layer in layers]
         self._handoff = handoff
         self._expert_stream = expert_stream
@@ -116,7 +117,8 @@ class GpuFfnBlock:
         """Launches a layer's feed-forward. Reads s.x and s.output (attention's output); its result is `pending`."""
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn):
-            self._norm(index, ffn.norm, s, count)
+            if ffn.norm is not None:
+                self.inputs.norm(index, ffn.norm, s, count)
             changed = adapters is not None and adapters.change(names.FFN_PARTS)
             if takes_dense_products(ffn.expert.experts, s) and not changed:
                 out, form = self._routes(index, s).parts[:, 0], self._unrouted_gated(index).form
@@ -133,7 +135,7 @@ class GpuFfnBlock:
     ) -> None:
         shape = self._shapes[index].moe
         assert shape is not None
-        self._router(index, ffn, s, count)
+        self.inputs.router(index, ffn, s, count)
         if adapters is not None:
             exact = GpuActivations(s.router_input, None, None)
             adapters.add(exact, (names.FFN_GATE_INP,), [s.router_logits])
@@ -149,7 +151,7 @@ class GpuFfnBlock:
         )  # fmt: skip
         if shape.weighs_input:
             assert s.input_weights is not None
-            weigh_input(s.router_input, weights, count, self._experts_input(index, s), s.input_weights)
+            weigh_input(s.router_input, weights, count, self.inputs.of_experts(index, s), s.input_weights)
         if local is None:
             assert ffn.experts is not None
             mine = None if adapters is None else adapters.experts(names.EXPERT_PARTS)
@@ -167,23 +169,25 @@ class GpuFfnBlock:
         count: Tensor,
         y: GpuActivations,
         rows: Tensor | None,
+        exact: Tensor | None = None,
     ) -> None:
         """Launches x += pending output of layer `index`, and y = norm of that. With `rows`, only for these rows, and
-        x stays unchanged."""
+        x stays unchanged. exact: `GpuFfnInputs.exact` of the next layer."""
         parts, weights, ids, extra = self.pending(index, s)
-        if (norms := self._sandwich(index)) is not None:
+        if (norms := self.inputs.sandwich(index)) is not None:
             dense = None if norms.parts is None else self._unrouted_part(index, s)
             sandwich_sum(s.x, dense, parts, weights, ids, extra, rows, count, norms, weight, self._eps, y)
             return
         # attention's output, which this norm still has to add
-        attended = self._sums.attended(s) if self.fuses_router_norm(index, s) else None
+        attended = self._sums.attended(s) if self.inputs.leaves_attended(index, s) else None
         within = None if rows is not None or parts is None else self._sums.ffn_within_norm(index, parts)
         if within is not None:
             assert parts is not None
             within.add_norm(parts, s.x, count, weight, self._eps, y, attended=attended)
             return
         add_norm(
-            s.x, parts, weights, ids, extra, rows, count, weight, self._eps, y.x, y.codes, y.scales, attended=attended,
+            s.x, parts, weights, ids, extra, rows, count, weight, self._eps, y.x, y.codes, y.scales, exact,
+            attended=attended, centered=self._centered,
         )  # fmt: skip
 
     def pending(self, index: int, s: GpuWorkspace) -> PendingSum:
@@ -191,7 +195,7 @@ class GpuFfnBlock:
         routes, is_shared = self._routes(index, s), self._is_shared(index)
         is_added = self._sums.sums_ffn(index)  # summed over the GPUs, this one's pool included
         pool_sum = s.pool_sum if is_shared and self._pool_works and not is_added else None
-        if self._part_norms(index) is not None:
+        if self.inputs.part_norms(index) is not None:
             return self._pending_experts(index, s, pool_sum)
         if self._layers[index] is None or (is_added and not s.is_small_batch):
             return PendingSum(s.output, None, None, pool_sum)  # without a feed-forward: the mixer's
@@ -212,7 +216,7 @@ class GpuFfnBlock:
 
     def behind_norms(self, index: int, s: GpuWorkspace, pending: Tensor) -> Tensor:
         """Returns the layer's change of x, for an observer: float32 [rows, hidden], CPU. pending: sum of `pending`."""
-        if (norms := self._sandwich(index)) is None:
+        if (norms := self.inputs.sandwich(index)) is None:
             return pending
         return added_behind_norms(s.x, self._unrouted_part(index, s)[:, 0], pending, norms, self._eps)
 
@@ -224,14 +228,6 @@ class GpuFfnBlock:
         weights = s.input_weights if moe.weighs_input else routes.weights[:, : moe.top_k]
         assert weights is not None
         return LayerRouting(s.router_logits, routes.expert_ids[:, : moe.top_k], weights)
-
-    def fuses_router_norm(self, index: int, s: GpuWorkspace) -> bool:
-        """Returns whether the norm before the router and the router are one kernel; then the next norm adds the
-        attention's output."""
-        ffn = self._layers[index]
-        if not isinstance(ffn, GpuMoe) or ffn.sandwich is not None or not s.is_small_batch:
-            return False
-        return not ffn.router.first.quantised
 
     def _sum_over_gpus(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
         """Sums a large batch's s.output over the GPUs, after attention's output was added to x."""
@@ -254,32 +250,13 @@ class GpuFfnBlock:
         is_partial = self._expert_maps[index] is not None
         return routes.local_expert_ids if is_partial else routes.expert_ids
 
-    def _sandwich(self, index: int) -> SandwichNorms | None:
-        return None if (ffn := self._layers[index]) is None else ffn.sandwich
-
-    def _part_norms(self, index: int) -> PartNorms | None:
-        norms = self._sandwich(index)
-        return None if norms is None else norms.parts
-
-    def _experts_input(self, index: int, s: GpuWorkspace) -> GpuActivations:
-        """Returns the activations that the routed experts read."""
-        if not self._has_own_input(index):
-            return s.y
-        assert s.experts_input is not None
-        return s.experts_input
-
-    def _has_own_input(self, index: int) -> bool:
-        """True if the routed experts read another input than the shared feed-forward."""
-        moe = self._shapes[index].moe
-        return self._part_norms(index) is not None or (moe is not None and moe.weighs_input)
-
     def _unrouted_part(self, index: int, s: GpuWorkspace) -> Tensor:
         """Returns [rows, 1, hidden]: the output buffer of the feed-forward that all tokens pass."""
         routes, at = self._routes(index, s), self._shapes[index].num_routes
         if not s.is_small_batch:
             return routes.parts[:, at : at + 1]
         # Added to the experts' sum; with a norm of its own, in s.output, which x already includes by then.
-        return routes.parts if self._part_norms(index) is None else s.output
+        return routes.parts if self.inputs.part_norms(index) is None else s.output
 
     def _unrouted_gated(self, index: int) -> Gated:
         unrouted = self._shapes[index].unrouted
@@ -304,29 +281,6 @@ class GpuFfnBlock:
             return count if batch.tiles is not None else 0
         return round(count * batch.streamed) if way == "auto" else 0
 
-    def _norm(self, index: int, weight: Tensor, s: GpuWorkspace, count: Tensor) -> None:
-        """Launches y = norm of x with the attention's output."""
-        exact, norms = None if s.router_input is s.y.x else s.router_input, self._sandwich(index)
-        if norms is None:
-            self._sums.mixer_norm(s, count, weight, self._eps, exact)
-        else:
-            sandwich_inputs(s.x, s.output.view(s.rows, -1), norms, count, self._eps, s.y, exact, None)
-
-    def _router(self, index: int, moe: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
-        """Launches the norm, and the router's logits."""
-        y, router = s.y, moe.router
-        if self.fuses_router_norm(index, s):
-            self._sums.mixer_norm_router(s, count, moe.norm, self._eps, router.first.codes[0], router.bias)
-            return
-        if moe.sandwich is None or moe.sandwich.parts is None:
-            self._norm(index, moe.norm, s, count)
-        else:
-            experts = self._experts_input(index, s)
-            output = s.output.view(s.rows, -1)
-            sandwich_inputs(s.x, output, moe.sandwich, count, self._eps, y, s.router_input, experts)
-        into_router = y if router.first.quantised else GpuActivations(s.router_input, None, None)
-        multiply(router, into_router, count, s.router_logits)
-
     def _share_experts(
         self, index: int, moe: GpuMoe, local_expert_ids: Tensor, s: GpuWorkspace, count: Tensor
     ) -> None:
@@ -340,7 +294,7 @@ class GpuFfnBlock:
         if pool_works:
             assert self._handoff is not None
             left = None if stream is None else stream.left(index)
-            x = self._experts_input(index, s).x if self._has_own_input(index) else s.router_input
+            x = self.inputs.of_experts(index, s).x if self.inputs.has_own(index) else s.router_input
             assert x is not None
             self._handoff.publish(index, x, ids, routes.weights[:, :top_k], left, on_gpu=local_expert_ids)
         if moe.experts is not None:
@@ -376,7 +330,7 @@ class GpuFfnBlock:
             s.y, w.experts, self._hidden, shape.unrouted_width, ids, weights, h, s.unrouted_blocks, part,
             self._unrouted_gated(index), mine,
         )  # fmt: skip
-        run.launch(s, count, adds=self._has_routed_parts(index) and self._part_norms(index) is None)
+        run.launch(s, count, adds=self._has_routed_parts(index) and self.inputs.part_norms(index) is None)
 
     def _run_experts(
         self,
@@ -394,7 +348,7 @@ class GpuFfnBlock:
         assert shape is not None
         parts = routes.parts if s.is_small_batch else routes.parts[:, : shape.top_k]
         run = ExpertRun(
-            self._experts_input(index, s), experts, self._hidden, shape.width, local_expert_ids,
+            self.inputs.of_experts(index, s), experts, self._hidden, shape.width, local_expert_ids,
             routes.weights[:, : shape.top_k], s.h, s.blocks, parts, gated_product(shape, experts), adapters,
         )  # fmt: skip
         run.launch(s, count, adds=adds)

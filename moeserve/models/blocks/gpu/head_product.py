@@ -1,6 +1,6 @@
-"""The head's product for 17 rows and more.
+"""The head's buffers, and its product for 17 rows and more.
 
-It uses the kernels of kernels/experts/quads.py, with the head as one expert that all rows go to: they unpack a
+The product uses the kernels of kernels/experts/quads.py, with the head as one expert that all rows go to: they unpack a
 weight once for up to 256 rows.
 """
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.quads import QuadTile, quad_order, quads_down, takes_quads
-from moeserve.kernels.linear.op import RouteBlocks
+from moeserve.kernels.linear.op import RouteBlocks, gemv_tokens
+from moeserve.models.interface import ModelShape
 from moeserve.models.loading.gpu_weights import MergedLinear, plane_tensors
 
 LEAST_ROWS = 17  # linear's tiles are as fast for 16 rows (docs/results/gpu-kernels.md)
@@ -22,6 +23,22 @@ def quad_tile(rows: int) -> tuple[int, QuadTile]:
     if rows > 128:
         return 256, QuadTile(128, 8, 3)
     return (128 if rows > 64 else 64), QuadTile(64, 4, 3)
+
+
+class GpuHead:
+    """Buffers of the head for up to `rows` rows."""
+
+    def __init__(self, shape: ModelShape, logits: Tensor, rows: int, floats: torch.dtype) -> None:
+        """logits: float32 [rows or more, vocab]."""
+        small = rows <= gemv_tokens(logits.shape[1])
+        self.final = GpuActivations.empty(
+            rows,
+            shape.hidden_size,
+            logits.device,
+            dtype=torch.float32 if small else floats,
+            quantised=small,
+        )
+        self.logits = logits[:rows]
 
 
 class HeadProduct:

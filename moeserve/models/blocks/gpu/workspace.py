@@ -16,11 +16,11 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.op import DecodeWorkspace
 from moeserve.kernels.delta_net.op import StepSequences
+from moeserve.kernels.experts.integers import IntegerRows, IntegerWorkspace, integer_method
 from moeserve.kernels.experts.op import BlockWorkspace
 from moeserve.kernels.experts.quads import QuadWorkspace
 from moeserve.kernels.latent.op import by_head, decode_workspace
 from moeserve.kernels.linear.large_batch import BLOCK, FEW_BLOCK, UnpackScratch
-from moeserve.kernels.linear.op import gemv_tokens
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.interface import AttentionShape, ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
@@ -238,6 +238,14 @@ class GpuWorkspace:
             if "quads" in views and floats == torch.bfloat16 and shape.num_experts
             else None
         )
+        # For experts whose types have integers in float16; None: likewise.
+        self.integers = (
+            IntegerWorkspace(
+                _integer_rows(views, "integer_x"), _integer_rows(views, "integer_h"), integer_method(rows)
+            )
+            if "integer_x" in views and floats == torch.bfloat16 and shape.num_experts
+            else None
+        )
         # Intermediate rows of the feed-forwards that all tokens pass, by width.
         widths = {layer.unrouted_width for layer in shape.layers} - {0}
         self.unrouted_h = {width: _activations(views, "unrouted_h", width) for width in widths}
@@ -257,22 +265,6 @@ class GpuWorkspace:
             return None
         blocks = BlockWorkspace(self.rows, shape.top_k, experts_here, spare.device, unpacked_block=FEW_BLOCK)
         return blocks, UnpackScratch(spare)
-
-
-class GpuHead:
-    """Buffers of the head for up to `rows` rows."""
-
-    def __init__(self, shape: ModelShape, logits: Tensor, rows: int, floats: torch.dtype) -> None:
-        """logits: float32 [rows or more, vocab]."""
-        small = rows <= gemv_tokens(logits.shape[1])
-        self.final = GpuActivations.empty(
-            rows,
-            shape.hidden_size,
-            logits.device,
-            dtype=torch.float32 if small else floats,
-            quantised=small,
-        )
-        self.logits = logits[:rows]
 
 
 def make_workspaces(
@@ -318,7 +310,8 @@ def make_workspaces(
 
 def _attentions(shape: ModelShape) -> list[AttentionShape | LatentAttentionShape]:
     """Returns one layer's attention shape for each attention form."""
-    return list({a.form: a for layer in shape.layers if (a := layer.attention) is not None}.values())
+    mixers = [layer.mixer for layer in shape.layers]
+    return list({a.form: a for a in mixers if isinstance(a, AttentionShape | LatentAttentionShape)}.values())
 
 
 def _queries(memory: Tensor, shape: AttentionShape | LatentAttentionShape) -> Tensor:
@@ -379,12 +372,15 @@ def _activations(views: dict[str, Tensor], name: str, cols: int | None = None) -
     x, codes, scales = views[name], views.get(f"{name}_codes"), views.get(f"{name}_scales")
     if cols is None or cols == x.shape[1]:
         return GpuActivations(x, codes, scales)
-    groups = cols // INT8_GROUP
     return GpuActivations(
         _narrowed(x, cols),
         None if codes is None else _narrowed(codes, cols),
-        None if scales is None else _narrowed(scales, groups),
+        None if scales is None else _narrowed(scales, cols // INT8_GROUP),
     )
+
+
+def _integer_rows(views: dict[str, Tensor], name: str) -> IntegerRows:
+    return IntegerRows(views[name], views[f"{name}_sums"], views[f"{name}_factors"])
 
 
 def _routes(views: dict[str, Tensor], parts: int, is_small_batch: bool) -> Routes:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from moeserve.quantization import QUANT_TYPES, QuantType, supported_names, unsupported_type
+from moeserve.quantization.table import I32
 
 from .errors import GGUFError
 from .metadata import MappedStrings, Metadata, MetadataValue
@@ -28,6 +29,7 @@ MAX_STRINGS = 1 << 23  # in all arrays; skipping them takes 3 s
 MAX_KEY_BYTES = (1 << 16) - 1  # the format's limit
 MAX_TENSOR_NAME_BYTES = 64  # the format's limit
 MAX_RANK = 4
+ID_TENSOR = ".ffn_gate_tid2eid.weight"  # the end of the only tensors' names that may be integers
 MAX_MODEL_BYTES = 1 << 42  # for a file that is read without its tensors' data
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
@@ -128,7 +130,7 @@ def _read_tensors(walk: _Walk, count: int, alignment: int, part: int) -> list[Ma
             raise walk.error("occurs twice; the file is damaged, download it again")
         seen.add(name)
         shape = _read_shape(walk)
-        kind, nbytes = _type_and_bytes(walk, shape, walk.u32())
+        kind, nbytes = _type_and_bytes(walk, shape, walk.u32(), holds_ids=name.endswith(ID_TENSOR))
         offset = walk.u64()
         if offset % alignment:
             raise walk.error(
@@ -151,8 +153,10 @@ def _read_shape(walk: _Walk) -> tuple[int, ...]:
     return shape
 
 
-def _type_and_bytes(walk: _Walk, shape: tuple[int, ...], number: int) -> tuple[QuantType, int]:
-    kind = QUANT_TYPES.get(number)
+def _type_and_bytes(
+    walk: _Walk, shape: tuple[int, ...], number: int, *, holds_ids: bool
+) -> tuple[QuantType, int]:
+    kind = I32 if holds_ids and number == I32.number else QUANT_TYPES.get(number)
     if kind is None or not kind.in_gguf:
         raise walk.error(unsupported_type(number, supported_names()))
     if shape[-1] % kind.block_columns:

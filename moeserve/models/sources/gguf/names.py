@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 YARN_TRUNCATE = "rope.scaling.yarn_truncate"  # no GGUF has this key: it stands for config.json's `truncate`
 # No GGUF has this key: a key head's value heads are neighbours, as in checkpoints.
 SSM_GROUPED = "ssm.value_heads_grouped"
@@ -18,6 +20,9 @@ DENSE_LAYERS = "dense_layers"  # no GGUF has this key: per layer, whether it has
 # No GGUF has these keys: per layer, whether it has no positions; whether q and k are normalised at all.
 UNROTATED_LAYERS = "attention.unrotated_layers"
 HAS_QK_NORM = "attention.has_qk_norm"
+# A norm's epsilon says of which kind it is.
+RMS_EPS = "attention.layer_norm_rms_epsilon"
+LAYER_NORM_EPS = "attention.layer_norm_epsilon"
 SLIDING_WINDOW = "attention.sliding_window"
 WINDOWED_LAYERS = "attention.sliding_window_pattern"
 ROTATED_SHARE = "rope.rotated_share"  # no GGUF has this key, but ROPE_FREQS: `partial_rotary_factor`
@@ -122,10 +127,31 @@ BLOCK_INDEXER = (
     f"{INDEXER_Q_NORM}.weight",
     f"{INDEXER_K_NORM}.weight",
 )
+# Of compressed attention: the key, which is the value too, and the output's two matrices, the first by groups of heads.
+ATTN_KV = "attn_kv"
+ATTN_OUTPUT_A = "attn_output_a"
+ATTN_OUTPUT_B = "attn_output_b"
+
+
+class CompressorNames(NamedTuple):
+    """A compressor's two products, the biases by a token's place in its block, and the entries' norm."""
+
+    kv: str
+    gate: str
+    bias: str
+    norm: str
+
+
+# Of the compressors of keys and of index keys.
+COMPRESSORS = tuple(
+    CompressorNames(*(f"{owner}_compressor_{part}" for part in ("kv", "gate", "ape", "norm")))
+    for owner in ("attn", "indexer")
+)
 FFN_GATE = "ffn_gate"  # in a layer without experts
 FFN_UP = "ffn_up"
 FFN_DOWN = "ffn_down"
 FFN_GATE_INP = "ffn_gate_inp"  # the router
+EXPERTS_BY_TOKEN = "ffn_gate_tid2eid"  # experts by token id, where the router only weighs
 EXP_PROBS_B = "exp_probs_b"  # a bias added to scores for choosing experts only
 FFN_GATE_EXPS = "ffn_gate_exps"
 FFN_UP_EXPS = "ffn_up_exps"

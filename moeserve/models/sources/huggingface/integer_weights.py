@@ -94,7 +94,8 @@ def _gptq(path: Path, stored: Stored, prefix: str, is_v2: bool) -> StoredTensor:
 
 
 def _checked_order(path: Path, stored: Stored, name: str, cols: int, groups: int) -> StoredTensor:
-    """Raises ModelError if a column's group is not determined by its position (act-order)."""
+    """Returns the tensor of group numbers after checking it. Raises ModelError if a column's group does not follow from
+    its position (act-order)."""
     order = find_part(path, stored, name, ("I32", "I64"), 1)
     if order.shape != (cols,) or cols % groups:
         raise misfit(path, name.rpartition(".")[0])

@@ -28,9 +28,9 @@ class LoadRates:
         self._ms_without_bytes = [0.0] * num_tiers  # milliseconds since the last bytes
 
     def observe(self, tier: int, num_bytes: int, ms: float) -> None:
-        """Records that `num_bytes` arrived from a tier that was busy for `ms` milliseconds. The time of a page that
-        is read across two reports is in the first, its bytes in the second. So the rate is a ratio of sums, and time
-        without bytes counts for the next bytes."""
+        """Records that `num_bytes` arrived from a tier that was busy for `ms` milliseconds. If a page is being read
+        when a report is made, its time so far is in this report and its bytes are in the next one. So time without
+        bytes is added to that of the next bytes, and the rate is a ratio of sums."""
         self._ms_without_bytes[tier] += ms
         if num_bytes <= 0:
             return

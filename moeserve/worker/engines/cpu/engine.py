@@ -14,8 +14,8 @@ from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import NewSeq
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.cpu.workspace import CpuBatch
+from moeserve.models.cpu_step_buffers import CPU_LOGIT_ROWS
 from moeserve.models.observer import LayerObserver
-from moeserve.models.step_buffers import CPU_LOGIT_ROWS
 from moeserve.worker.engines.cpu.sampler import CpuSampler
 from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
 from moeserve.worker.engines.request_embeddings import EmbeddedStep, RequestEmbeddings
@@ -69,6 +69,9 @@ def _batch(
         adapters=adapters,
         window_slots=windows,
         has_window_plan=windows is not None or embedded.ends is not None,
+        first_positions=None
+        if embedded.first_positions is None
+        else torch.from_numpy(embedded.first_positions),
     )
 
 

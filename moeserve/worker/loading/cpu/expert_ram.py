@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import NamedTuple
 
 from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
@@ -16,6 +17,7 @@ from moeserve.models.loading.cpu_weights import CpuWeights
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.tensors import expert_tensors
 from moeserve.placement.expert_cache.policy import DECAY
+from moeserve.placement.expert_pins import Pinned, pinned_experts
 from moeserve.placement.expert_ram import (
     PIECE_BYTES,
     READERS,
@@ -30,11 +32,18 @@ from moeserve.processes.free_memory import available_bytes, limit_note
 log = logging.getLogger(__name__)
 
 
+class ExpertSlots(NamedTuple):
+    """What RAM holds of each layer's experts."""
+
+    counts: list[int]
+    pinned: Pinned  # the experts that stay there
+
+
 def plan_expert_slots(
     config: ServerConfig, source: ModelSource, shape: ModelShape, layout: KvLayout
-) -> list[int] | None:
-    """Returns the number of each layer's experts that RAM holds; None if RAM holds all. Raises ConfigError if experts
-    would be on disk but this model cannot be served from disk."""
+) -> ExpertSlots | None:
+    """Returns what RAM holds of each layer's experts; None if RAM holds all. Raises ConfigError if experts would be on
+    disk but this model cannot be served from disk."""
     sizes = ModelSizes.of(source.tensors, layout)
     budget = expert_ram_bytes(config, sizes, layout, available_bytes())
     if budget is None:
@@ -53,17 +62,22 @@ def plan_expert_slots(
         raise ConfigError(
             "--kv-disk cannot be used while experts are on disk: leave it out, or free memory for all"
         )
-    slots = expert_slots(sizes, shape, budget)
+    pinned = pinned_experts(config, sizes)
+    slots = expert_slots(sizes, shape, budget, pinned)
     log.info(
         "RAM holds %.2f of %.2f GiB of routed experts%s; the others are read from disk when a text uses them",
         *(slot_bytes(sizes, slots) / GIB, expert_bytes(sizes) / GIB, limit_note()),
     )
-    return slots
+    if count := sum(map(len, pinned)):
+        log.info("%d experts stay in RAM, by --placement-rules", count)
+    return ExpertSlots(slots, pinned)
 
 
-def open_disk(weights: CpuWeights, stream: CpuStream, shape: ModelShape) -> CpuDiskExperts | None:
-    """Allocates the slots' memory and starts the reading threads. Returns None if all experts are in RAM. Raises
-    ModelError if a file cannot be opened or was replaced since the model was loaded."""
+def open_disk(
+    weights: CpuWeights, stream: CpuStream, shape: ModelShape, pinned: Pinned | None
+) -> CpuDiskExperts | None:
+    """Allocates the slots' memory, starts the reading threads and reads the pinned experts. Returns None if all experts
+    are in RAM. Raises ModelError if a file cannot be opened or read, or was replaced since the model was loaded."""
     if not has_experts_on_disk(weights.layers):
         return None
-    return CpuDiskExperts(stream, shape, weights.layers, Reading(READERS, PIECE_BYTES, DECAY))
+    return CpuDiskExperts(stream, shape, weights.layers, Reading(READERS, PIECE_BYTES, DECAY), pinned)

@@ -18,6 +18,7 @@ from moeserve.kv.states import StateCache
 from moeserve.models.adapters.adapter import Adapter
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.cpu.forms import RopeTables, angles_of
+from moeserve.models.cpu_step_buffers import most_drafts
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm
 from moeserve.models.loading.cpu_loader import CpuLoader
@@ -26,9 +27,9 @@ from moeserve.models.loading.progress import OnProgress
 from moeserve.models.next_token import drafting_shape
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.step_buffers import most_drafts
 from moeserve.placement import ModelSizes, place
 from moeserve.placement.engine_memory import draft_record_bytes
+from moeserve.placement.expert_pins import Pinned
 from moeserve.placement.expert_ram import READER_BYTES, dense_bytes, expert_bytes, slot_bytes
 from moeserve.placement.options import placement_options
 from moeserve.placement.step_tokens import step_tokens
@@ -73,6 +74,7 @@ class CpuModel:
     tiers: PageTiersPlan | None
     adapters: list[Adapter]
     angles: dict[AttentionForm, RopeTables]
+    pinned: Pinned | None  # experts that stay in RAM; None: all are there
     draft_model: LoadedDraftModel | None  # --speculative-model
 
     @property
@@ -125,7 +127,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         tokens = step_tokens(config.max_num_batched_tokens, shape, gpu_bytes=None)
         recorder = open_recorder(config, shape, max(tokens, config.max_num_seqs))
         sizes = ModelSizes.of(source.tensors, layout)
-        place(sizes, placement_options(config, shape), gpu=None)  # refuses the flags of GPUs
+        options = placement_options(config, shape)
         in_place = config.weight_layout == "file"
         if in_place and not source.is_mapped:
             raise ConfigError(
@@ -137,13 +139,16 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
             None if small is None else load_draft_model(stream, small, on_progress, in_place=in_place)
         )
         slots = None if in_place else plan_expert_slots(config, source, shape, layout)
-        slots_bytes = 0 if slots is None else slot_bytes(sizes, slots)
+        if slots is not None:  # rules have said which experts stay in RAM
+            options = dataclasses.replace(options, rules=None)
+        place(sizes, options, gpu=None)  # refuses the flags of GPUs
+        slots_bytes = 0 if slots is None else slot_bytes(sizes, slots.counts)
         if not in_place:
             expert_ram = expert_bytes(sizes) if slots is None else slots_bytes + READER_BYTES
             check_ram(
                 dense_bytes(sizes) + expert_ram, remedy="or read it from disk with --weight-layout file"
             )
-        weights = CpuLoader(stream, source, shape, on_progress, in_place, slots).load()
+        weights = CpuLoader(stream, source, shape, on_progress, in_place, slots and slots.counts).load()
         of_adapters = adapter_memory(config, shape, checked, max(tokens, config.max_num_seqs))
         adapters = read_adapters(checked, of_adapters)
         free = available_bytes() - of_adapters.resident - of_adapters.later - slots_bytes
@@ -166,6 +171,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
             tiers,
             adapters,
             angles_of(shape, capacity.max_model_len, weights.rope_factors),
+            slots and slots.pinned,
             loaded_small,
         )
 
@@ -187,7 +193,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     resident = None
     if adapters is not None:
         resident = ResidentAdapters(adapters, at_start, later_bytes(config), config.lora_dir)
-    disk = open_disk(loaded.weights, stream, shape)
+    disk = open_disk(loaded.weights, stream, shape, loaded.pinned)
     model = CpuDecoder(
         shape,
         loaded.weights,

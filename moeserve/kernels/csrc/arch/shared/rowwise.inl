@@ -31,6 +31,21 @@ void rms_norm(const float* x, const float* w, float eps, int n, float* y) {
   for (int i = 0; i < n; i += 16) store_f(y + i, mul(mul(load_f(x + i), inverse), load_f(w + i)));
 }
 
+void layer_norm(const float* x, const float* w, float eps, int n, float* y) {
+  VF sum = zero_f();
+  for (int i = 0; i < n; i += 16) sum = add(sum, load_f(x + i));
+  const VF mean = set_f(reduce_add(sum) / static_cast<float>(n));
+  VF squares = zero_f();
+  for (int i = 0; i < n; i += 16) {
+    const VF centered = sub(load_f(x + i), mean);
+    squares = fma(centered, centered, squares);
+  }
+  const VF inverse = set_f(1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(n) + eps));
+  for (int i = 0; i < n; i += 16) {
+    store_f(y + i, mul(mul(sub(load_f(x + i), mean), inverse), load_f(w + i)));
+  }
+}
+
 void rope(float* head, const float* cos, const float* sin, int n) {
   float* other = head + n / 2;
   for (int i = 0; i < n / 2; i += 16) {
@@ -76,11 +91,11 @@ void sigmoid_mul(const float* gate, int n, float* x) {
 }
 
 // The value to clamp is the second operand of min and max, so that NaN stays NaN.
-void clamped_silu_mul(const float* gate, const float* up, int n, float most, float* out) {
-  const VF limit = set_f(most), least = set_f(-most), one = set_f(1.0f);
+void clamped_silu_mul(const float* gate, const float* up, int n, float most_silu, float most_up, float* out) {
+  const VF limit = set_f(most_silu), highest = set_f(most_up), lowest = set_f(-most_up), one = set_f(1.0f);
   for (int i = 0; i < n; i += 16) {
     const VF g = load_f(gate + i);
-    const VF u = max(least, min(limit, load_f(up + i)));
+    const VF u = max(lowest, min(highest, load_f(up + i)));
     store_f(out + i, mul(min(limit, div(g, add(one, exp_f(sub(zero_f(), g))))), u));
   }
 }

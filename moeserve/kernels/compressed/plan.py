@@ -1,0 +1,33 @@
+"""Builds the plan of a step's sequences that compressed attention reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.kernels import _C
+from moeserve.kernels.stream_operands import Heads
+
+Int32s = npt.NDArray[np.int32]
+
+
+def build_compressed_plan(
+    plan: _C.CompressedPlan,
+    rows: Int32s,
+    counts: Int32s,
+    positions: Int32s,
+    req_slots: Int32s,
+    slot_table: Int32s,
+    heads: Heads,
+    threads: int,
+    *,
+    window: int,
+    ratio: int = 0,
+    top: int = 0,
+) -> None:
+    """Plans compressed attention; the sequences are given as for `build_attention_plan`. Each row attends to the last
+    `window` tokens with itself, and to the entries of complete blocks of `ratio` tokens: to all of them, or with `top`
+    to as many as `CpuStream.choose_entries` chooses. ratio 0: there are none. Only slot_table must outlive the call.
+    Raises ValueError for wrong dtypes, shapes or sizes, and IndexError for sequences beside the table."""
+    widths = heads.num, heads.num_kv, heads.dim
+    plan.build(rows, counts, positions, req_slots, slot_table, window, ratio, top, *widths, threads)

@@ -1,0 +1,69 @@
+"""Prepares activations for integer_gemm.py: float16 in the order of its products, the sums of each group's columns, and
+a row's factor.
+
+A row is multiplied by the power of two that brings its largest magnitude to 512 .. 1023, so that float16 neither
+overflows nor loses more than 2^-34 of that magnitude; `factor` undoes it.
+
+A quad's lane t takes the activations of part t, whose codes it has, 8 at once: place w * 32 + t * 8 + h * 4 + i of a K
+block of 128 columns is column (2 t + h) * 16 + w * 4 + (0, 2, 1, 3)[i], for odd t of the neighbouring K block (of a
+super-block's two), by which lanes that read codes at once use different banks of shared memory.
+"""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from moeserve.kernels.launch import kernel
+
+
+@triton.jit
+def columns_at(place):
+    """Returns the columns of a row at the given places."""
+    p = place % 128
+    w, t, h, i = p // 32, p // 8 % 4, p // 4 % 2, p % 4
+    column = (t * 2 + h) * 16 + w * 4 + i % 2 * 2 + i // 2
+    neighbour = (1 - place // 128 % 2 * 2) * 128
+    return place - p + column + t % 2 * neighbour
+
+
+@triton.jit
+def power_of_two_below(largest):
+    """Returns 2^n <= largest < 2^(n + 1), with n from -100 to 100."""
+    exponent = (largest.to(tl.int32, bitcast=True) >> 23) & 255
+    exponent = tl.minimum(tl.maximum(exponent, 27), 227)
+    return (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@kernel
+def integer_order_kernel(
+    x, count, out, sums, factors, COLS: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """For rows i < count[0] * TOP_K of x [n, COLS]: out [n, COLS] float16 and factors [n] float32; sums float16 [n,
+    COLS / 16]: of each super-block's 8 groups the sums, then what rounding them left. Grid (n,); BLOCK: a power of two,
+    at least COLS."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    i = tl.program_id(0)
+    if i >= tl.load(count) * TOP_K:
+        return
+    row = x + i.to(tl.int64) * COLS
+    place = tl.arange(0, BLOCK)
+    there = place < COLS
+    numbers = tl.load(row + place, there, 0.0).to(tl.float32)
+    unit = power_of_two_below(tl.max(tl.abs(numbers), 0))
+    scale = 512.0 / unit
+    tl.store(factors + i, unit * (1.0 / 512.0))
+    ordered = tl.load(row + columns_at(place), there, 0.0).to(tl.float32)
+    tl.store(out + i.to(tl.int64) * COLS + place, (ordered * scale).to(tl.float16), there)
+    rounded = (numbers * scale).to(tl.float16).to(tl.float32)
+    total = tl.sum(tl.reshape(rounded, [BLOCK // 32, 32]), 1)
+    near = total.to(tl.float16)
+    group = tl.arange(0, BLOCK // 32)
+    at = sums + i.to(tl.int64) * (COLS // 16) + group // 8 * 16 + group % 8
+    tl.store(at, near, group < COLS // 32)
+    tl.store(at + 8, (total - near.to(tl.float32)).to(tl.float16), group < COLS // 32)

@@ -1,0 +1,205 @@
+"""Compressed attention on the pool's stream: x += output_b(output_a(rotated back(attention(q, keys and entries)))).
+
+q = q_b(norm(q_a(y))); keys and the compressors' inputs are products of y = norm(x). Each token is added to the entries
+in progress, which are a sequence's state; an entry that it completes is stored with its key, and the row attends to it
+already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from moeserve.kernels import _C
+from moeserve.kernels.compressed.plan import Int32s, build_compressed_plan
+from moeserve.kernels.compressed_operations import RowAngles
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.stream_operands import Heads, KvLayer, StateLayer
+from moeserve.models.blocks.cpu.forms import CpuForm
+from moeserve.models.blocks.cpu.residual import add_product, read_residual
+from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
+from moeserve.models.compressed import CompressedAttentionShape
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.cpu_compressed import GROUP_MATRICES
+from moeserve.models.loading.cpu_weights import CpuCompressedAttention, CpuMixer
+
+PlanKey = tuple[int, int, int]  # window, tokens of a block, entries that are chosen
+
+
+class CompressedPlans:
+    """The attention plans of a step; layers that attend to the same rows share one."""
+
+    def __init__(self, model: ModelShape) -> None:
+        self._heads: dict[PlanKey, Heads] = {
+            _key(layer.mixer): heads_of(layer.mixer)
+            for layer in model.layers
+            if isinstance(layer.mixer, CompressedAttentionShape)
+        }
+        self._plans: Mapping[PlanKey, _C.CompressedPlan] = {key: _C.CompressedPlan() for key in self._heads}
+
+    def build(
+        self,
+        rows: Int32s,
+        counts: Int32s,
+        positions: Int32s,
+        req_slots: Int32s,
+        slot_table: Int32s,
+        threads: int,
+    ) -> None:
+        """Plans the next step; arguments as for `build_attention_plan`."""
+        for (window, ratio, top), plan in self._plans.items():
+            build_compressed_plan(
+                *(
+                    plan,
+                    rows,
+                    counts,
+                    positions,
+                    req_slots,
+                    slot_table,
+                    self._heads[window, ratio, top],
+                    threads,
+                ),
+                window=window,
+                ratio=ratio,
+                top=top,
+            )
+
+    @classmethod
+    def for_model(cls, model: ModelShape) -> CompressedPlans | None:
+        """Returns the plans; None if the model's attention is of another kind."""
+        return cls(model) if isinstance(model.heads, CompressedAttentionShape) else None
+
+    def of(self, shape: CompressedAttentionShape) -> _C.CompressedPlan:
+        return self._plans[_key(shape)]
+
+
+def _key(shape: CompressedAttentionShape) -> PlanKey:
+    return shape.window, shape.ratio, shape.chosen
+
+
+def heads_of(shape: CompressedAttentionShape) -> Heads:
+    return Heads(shape.num_heads, shape.head_parts, shape.head_dim, shape.head_dim, is_latent=True)
+
+
+def project_compressed(
+    stream: CpuStream,
+    w: CpuMixer | None,
+    shape: CompressedAttentionShape,
+    eps: float,
+    n: int,
+    space: CpuWorkspace,
+) -> None:
+    """Launches the products of norm(x), and of the compressed q. w: a CpuCompressedAttention."""
+    s = space.compressed
+    assert isinstance(w, CpuCompressedAttention)
+    assert s is not None
+    read_residual(stream, w.norm, eps, n, space)
+    outputs = [s.q_a, s.kv, *(product for pair in s.products(shape) for product in pair)]
+    queries = [space.q]
+    if shape.indexer is not None:
+        assert s.index_weights is not None
+        assert s.index_q is not None
+        outputs.append(s.index_weights)
+        queries.append(s.index_q)
+    for first, group in zip(range(0, len(outputs), GROUP_MATRICES), w.inputs, strict=True):
+        stream.linear(space.y, n, group, outputs[first : first + GROUP_MATRICES])
+    stream.norm(s.q_a, w.q_a_norm, eps, n, s.q_a_normed)
+    stream.linear(s.q_a_normed, n, w.q_b, queries)
+
+
+def attend_compressed(
+    stream: CpuStream,
+    w: CpuMixer | None,
+    shape: CompressedAttentionShape,
+    form: CpuForm,
+    plans: CompressedPlans | None,
+    eps: float,
+    kv: KvLayer,
+    state: StateLayer,
+    batch: CpuBatch,
+    space: CpuWorkspace,
+    pending: Tensor | None,
+) -> None:
+    """Launches the rest of the block, after `project_compressed`. w: a CpuCompressedAttention. plans: of the step.
+    pending: this layer's draft record, if rows may have drafts."""
+    assert isinstance(w, CpuCompressedAttention)
+    assert plans is not None
+    n, s, indexer, plan = batch.n, space.compressed, shape.indexer, plans.of(shape)
+    assert s is not None
+    angles = RowAngles(form.cos, form.sin, batch.positions)
+    stream.compressed_store(
+        space.q, s.kv, w.kv_norm, eps, shape.scale, angles, batch.kv_slots, kv, n, shape.num_heads,
+        index_q=None if indexer is None else s.index_q,
+        index_heads=0 if indexer is None else indexer.num_heads,
+    )  # fmt: skip
+    _compress(stream, w, shape, eps, angles, kv, state, batch, space, pending)
+    if indexer is not None:
+        assert s.index_q is not None
+        assert s.index_weights is not None
+        stream.choose_entries(plan, s.index_q, s.index_weights, kv, indexer.num_heads)
+    keys = kv.keys.view(
+        -1, 1, shape.head_dim
+    )  # a token's, then the entry that ends with it, where there are entries
+    stream.attention(plan.attention, space.q, KvLayer(keys, keys), s.attended, heads_of(shape), sinks=w.sinks)
+    stream.rotate_back(s.grouped, n, shape.num_heads, shape.head_dim, angles)
+    stream.linear_by_head(s.grouped, n, w.output_a, space.widest_mixed)
+    add_product(stream, space.widest_mixed, n, w.output_b, space)
+
+
+def _compress(
+    stream: CpuStream,
+    w: CpuCompressedAttention,
+    shape: CompressedAttentionShape,
+    eps: float,
+    angles: RowAngles,
+    kv: KvLayer,
+    state: StateLayer,
+    batch: CpuBatch,
+    space: CpuWorkspace,
+    pending: Tensor | None,
+) -> None:
+    s, at = space.compressed, state.first
+    assert s is not None
+    targets = [(kv.keys, shape.head_dim), (kv.index_keys, 0)]
+    records = records_of(shape, pending)
+    for i, (compressor, (product, gate)) in enumerate(zip(shape.compressors, s.products(shape), strict=True)):
+        entries, first = targets[i]
+        assert entries is not None
+        assert batch.states is not None
+        stream.compress(
+            product, gate, w.compressors[i], eps, angles, batch.kv_slots, entries, first,
+            StateLayer(state.states, at), batch.states, batch.n, records[i],
+        )  # fmt: skip
+        at += compressor.state_values
+
+
+def commit_compressed(
+    stream: CpuStream,
+    w: CpuMixer | None,
+    shape: CompressedAttentionShape,
+    state: StateLayer,
+    slot: Tensor,
+    first: Tensor,
+    accepted: Tensor,
+    pending: Tensor,
+) -> None:
+    """Launches the commit of accepted drafts: see `CpuStream.commit_compressed`. w: a CpuCompressedAttention."""
+    assert isinstance(w, CpuCompressedAttention)
+    at, records = state.first, records_of(shape, pending)
+    for compressor, parameters, record in zip(shape.compressors, w.compressors, records, strict=True):
+        assert record is not None
+        stream.commit_compressed(parameters, StateLayer(state.states, at), slot, first, accepted, record)
+        at += compressor.state_values
+
+
+def records_of(shape: CompressedAttentionShape, pending: Tensor | None) -> list[Tensor | None]:
+    """Returns each compressor's part of a layer's draft record, float32 [records, pending_values]."""
+    if pending is None:
+        return [None] * len(shape.compressors)
+    memory, found, at = pending.view(-1), list[Tensor | None](), 0
+    for compressor in shape.compressors:
+        size = len(pending) * compressor.pending_values
+        found.append(memory[at : at + size].view(len(pending), -1))
+        at += size
+    return found

@@ -1,0 +1,94 @@
+"""How the feed-forwards on a GPU read the residual: through a norm that also adds the attention's output, or as the
+attention of a parallel layer did."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.norm.op import sandwich_inputs
+from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
+from moeserve.models.blocks.gpu.linear import multiply
+from moeserve.models.blocks.gpu.sums import GpuSums
+from moeserve.models.blocks.gpu.workspace import GpuWorkspace
+from moeserve.models.interface import LayerShape
+from moeserve.models.loading.gpu_weights import GpuDenseFfn, GpuMoe
+
+
+class GpuFfnInputs:
+    """The inputs of all layers' feed-forwards."""
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        layers: Sequence[GpuMoe | GpuDenseFfn | None],
+        sums: GpuSums,
+        eps: float,
+    ) -> None:
+        self._shapes = shapes
+        self._layers = layers
+        self._sums = sums
+        self._eps = eps
+
+    def fuses_router_norm(self, index: int, s: GpuWorkspace) -> bool:
+        """Returns whether the norm before the router and the router are one kernel; then the next norm adds the
+        attention's output."""
+        ffn = self._layers[index]
+        if not isinstance(ffn, GpuMoe) or ffn.sandwich is not None or not s.is_small_batch:
+            return False
+        return ffn.norm is not None and not ffn.router.first.quantised
+
+    def leaves_attended(self, index: int, s: GpuWorkspace) -> bool:
+        """Returns whether the next norm adds the attention's output."""
+        return self._shapes[index].is_parallel or self.fuses_router_norm(index, s)
+
+    def exact(self, index: int, s: GpuWorkspace) -> Tensor | None:
+        """Returns where the norm before the layer writes its input in float32, which the feed-forward of a parallel
+        layer reads beside s.y; None: nowhere."""
+        return s.router_input if self._shapes[index].is_parallel and s.router_input is not s.y.x else None
+
+    def sandwich(self, index: int) -> SandwichNorms | None:
+        return None if (ffn := self._layers[index]) is None else ffn.sandwich
+
+    def part_norms(self, index: int) -> PartNorms | None:
+        norms = self.sandwich(index)
+        return None if norms is None else norms.parts
+
+    def of_experts(self, index: int, s: GpuWorkspace) -> GpuActivations:
+        """Returns the activations that the routed experts read."""
+        if not self.has_own(index):
+            return s.y
+        assert s.experts_input is not None
+        return s.experts_input
+
+    def has_own(self, index: int) -> bool:
+        """True if the routed experts read another input than the shared feed-forward."""
+        moe = self._shapes[index].moe
+        return self.part_norms(index) is not None or (moe is not None and moe.weighs_input)
+
+    def norm(self, index: int, weight: Tensor, s: GpuWorkspace, count: Tensor) -> None:
+        """Launches y = norm of x with the attention's output."""
+        exact, norms = None if s.router_input is s.y.x else s.router_input, self.sandwich(index)
+        if norms is None:
+            self._sums.mixer_norm(s, count, weight, self._eps, exact)
+        else:
+            sandwich_inputs(s.x, s.output.view(s.rows, -1), norms, count, self._eps, s.y, exact, None)
+
+    def router(self, index: int, moe: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
+        """Launches the norm, and the router's logits."""
+        y, router = s.y, moe.router
+        if self.fuses_router_norm(index, s):
+            assert moe.norm is not None
+            self._sums.mixer_norm_router(s, count, moe.norm, self._eps, router.first.codes[0], router.bias)
+            return
+        if moe.sandwich is None or moe.sandwich.parts is None:
+            if moe.norm is not None:
+                self.norm(index, moe.norm, s, count)
+        else:
+            experts = self.of_experts(index, s)
+            output = s.output.view(s.rows, -1)
+            sandwich_inputs(s.x, output, moe.sandwich, count, self._eps, y, s.router_input, experts)
+        into_router = y if router.first.quantised else GpuActivations(s.router_input, None, None)
+        multiply(router, into_router, count, s.router_logits)

@@ -1,0 +1,1 @@
+"""The architecture deepseek4: DeepSeek-V4 and V4-Flash."""

@@ -1,0 +1,64 @@
+"""Rounds k and v of transformers' models as the KV cache does, so that logits can be compared exactly."""
+
+from __future__ import annotations
+
+import sys
+from itertools import count
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def round_kv(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds k and v, or latent vectors, to 16 bits, as the KV cache holds them; all else stays float32. The rounding
+    alone makes a difference of 1.2e-6."""
+    module = sys.modules[type(model).__module__]
+    if module.__name__.endswith("gemma4"):
+        _round_kv_of_gemma(model, module, monkeypatch)
+        return
+    if module.__name__.endswith(("nemotron_h", "granitemoehybrid")):  # without positions
+        for projection in (
+            each for name, each in model.named_modules() if name.endswith(("k_proj", "v_proj"))
+        ):
+            projection.register_forward_hook(lambda module, inputs, output: output.half().float())
+        return
+    names = ("apply_rotary_emb", "apply_rotary_pos_emb_interleave", "apply_rotary_pos_emb")
+    name = next(name for name in names if hasattr(module, name))
+    rotate = getattr(module, name)
+
+    def rotate_and_round(q: torch.Tensor, k: torch.Tensor, *tables: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k = rotate(q, k, *tables)
+        return q, k if is_normed_after else k.half().float()
+
+    is_normed_after = module.__name__.endswith("hunyuan_v1_moe")
+    monkeypatch.setattr(module, name, rotate_and_round)
+    for layer in model.model.layers:
+        if not hasattr(layer, "self_attn"):
+            continue  # it is recurrent
+        if is_normed_after:
+            layer.self_attn.key_layernorm.register_forward_hook(lambda module, inputs, k: k.half().float())
+        is_latent = hasattr(layer.self_attn, "kv_a_layernorm")
+        cached = layer.self_attn.kv_a_layernorm if is_latent else layer.self_attn.v_proj
+        scale = getattr(layer.self_attn, "v_scale", 1.0)
+        cached.register_forward_hook(
+            lambda module, inputs, output, scale=scale: (output * scale).half().float() / scale
+        )
+
+
+def _round_kv_of_gemma(model: PreTrainedModel, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds Gemma's k and v: its layers rotate q, then k, and normalise v."""
+    rotate, calls = module.apply_rotary_pos_emb, count()
+
+    def rotate_and_round(x: torch.Tensor, *tables: torch.Tensor, **options: int) -> torch.Tensor:
+        rotated: torch.Tensor = rotate(x, *tables, **options)
+        return rotated.half().float() if next(calls) % 2 else rotated
+
+    monkeypatch.setattr(module, "apply_rotary_pos_emb", rotate_and_round)
+    text = getattr(model.model, "language_model", model.model)
+    for layer in text.layers:
+        layer.self_attn.v_norm.register_forward_hook(lambda module, inputs, output: output.half().float())
