@@ -103,7 +103,7 @@ class Client:
             for event in events:
                 if event.startswith(b"data:") and (body := event[5:].strip()) != b"[DONE]":
                     pieces.take(_CHUNK.decode(body), now)
-        pieces.finish()
+        pieces.finish(self.now())
 
 
 class Pieces:
@@ -143,12 +143,15 @@ class Pieces:
             self._answer.outcome.itls.append(now - self._last)
         self._last = now
 
-    def finish(self) -> None:
-        """Ends the outcome with the stream."""
+    def finish(self, now: float) -> None:
+        """Ends the outcome with the stream. An answer whose tokens have no text, as half a character has none, came
+        when it ended."""
         outcome = self._answer.outcome
         self._answer.text = "".join(self._texts)
         if outcome.error:
             return
+        if self._first is None and self._usage is not None and self._usage.completion_tokens > 0:
+            self._token(now)
         if self._first is None:
             outcome.error = "the stream ended without a token"
             return

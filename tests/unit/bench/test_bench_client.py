@@ -79,11 +79,23 @@ def test_times_and_counts_of_an_answer() -> None:
     for text, now in [("a", 1.25), ("b", 1.75), ("c", 2.75)]:
         pieces.take(_Chunk([_Choice(text)]), now)
     pieces.take(_Chunk(usage=_Usage(9, 3)), 4.0)
-    pieces.finish()
+    pieces.finish(5.0)
     outcome = answer.outcome
     assert answer.text == "abc"
     assert (outcome.error, outcome.prompt_len, outcome.output_len) == ("", 9, 3)
     assert (outcome.ttft, list(outcome.itls), outcome.latency) == (0.25, [0.5, 1.0], 1.75)
+
+
+@pytest.mark.parametrize(("tokens", "error"), [(1, ""), (0, "the stream ended without a token")])
+def test_an_answer_without_text(tokens: int, error: str) -> None:
+    """Half a character is a token without text; an answer without tokens is a failure."""
+    answer = StreamedAnswer(Outcome(1.0, 11))
+    pieces = Pieces(answer)
+    pieces.take(_Chunk(usage=_Usage(9, tokens)), 1.5)
+    pieces.finish(1.75)
+    assert answer.outcome.error == error
+    if tokens:
+        assert (answer.outcome.ttft, answer.outcome.output_len, answer.outcome.prompt_len) == (0.75, 1, 9)
 
 
 def test_an_answer_takes_as_long_as_the_server_needs() -> None:
