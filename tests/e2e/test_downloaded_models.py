@@ -107,6 +107,7 @@ def test_a_model_is_served_from_its_download_to_its_deletion(flags: list[str], t
             assert delete(client, NAME).status_code == 404
 
 
+@pytest.mark.slow  # half a minute
 def test_the_next_server_serves_it_too_and_says_what_is_missing(flags: list[str], tmp_path: Path) -> None:
     with running_server(None, *flags) as server, client_of(server) as client:
         assert pulled(client, NAME)["status"] == "success"

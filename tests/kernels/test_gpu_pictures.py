@@ -111,7 +111,7 @@ IN_RAM = {"num_gpu_experts": 2, "n_gpu_layers": 1}
 @pytest.mark.parametrize(
     ("options", "chunk"),
     [
-        pytest.param({"num_gpu_experts": 8}, 7, id="all on the GPU, in chunks of 7"),
+        pytest.param({"num_gpu_experts": 8}, 7, id="all on the GPU, in chunks of 7", marks=SLOW),
         pytest.param({"num_gpu_experts": 8}, 64, id="all on the GPU, whole", marks=SLOW),
         pytest.param({"num_gpu_experts": 8}, 3, id="all on the GPU, in steps of few rows", marks=SLOW),
         pytest.param(IN_RAM, 64, id="layers and experts in RAM, whole", marks=SLOW),

@@ -124,6 +124,7 @@ def test_experts_a_few_at_a_time(room: int) -> None:
     assert nmse(got, expected) < 1e-8
 
 
+@pytest.mark.slow  # 20 s of one core
 def test_a_few_routes_of_experts_with_codebooks() -> None:
     kinds = (Type.IQ2_XXS, Type.IQ1_M, Type.IQ3_S)
     got, expected = layer(kinds, 9, 4, "silu", biased=False, block=FEW_BLOCK, hidden=256, ff=256)
