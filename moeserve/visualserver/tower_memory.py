@@ -11,8 +11,8 @@ from moeserve.visualserver.shapes.shape import TowerShape
 
 AUTO_SHARE: Final = 8  # --mmproj-device auto: the tower takes at most this part of a GPU's memory, 1/8
 LIBRARIES_BYTES: Final = 96 << 20  # cuBLAS's workspaces, and what torch's allocator rounds up
-# The allocator keeps blocks for pictures of other sizes: for five pictures, the largest of 4,096 tokens, it reserved 1.40
-# times what encoding the largest takes (Qwen3.6's tower, an H200).
+# The allocator keeps blocks for pictures of other sizes: for five pictures, the largest of 4,096 tokens, it reserved
+# 1.40 times what encoding the largest takes (Qwen3.6's tower, an H200).
 RESERVED: Final = 1.5
 
 

@@ -280,7 +280,7 @@ WRONG: list[tuple[str, Callable[[], Arguments], str]] = [
     ("experts", lambda: {"routing": routing(starts=ints(0))}, "routing.starts: 6 rows wanted, not 1"),
     ("experts", lambda: {"routing": routing(active=ints(0))}, "routing.active: 6 rows wanted, not 1"),
     ("experts", lambda: {"routing": routing(routes=ints(0))}, "routing.routes: 6 rows wanted, not 1"),
-    ("experts", lambda: {"activation": "tanh"}, "activation: neither"),
+    ("experts", lambda: {"activation": "tanh"}, "activation: none of silu"),
     ("experts", lambda: {"gate_bias": torch.zeros(FF)}, "gate_bias: 480 elements wanted, not 96"),
     ("experts", lambda: {"up_bias": torch.zeros(FF)}, "up_bias: 480 elements wanted, not 96"),
     ("experts", lambda: {"down_bias": torch.zeros(FF)}, "down_bias: 320 elements wanted, not 96"),
