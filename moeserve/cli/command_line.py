@@ -31,7 +31,6 @@ from moeserve.config import (
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
 from moeserve.models.adapters.modules import resolve_directory, resolve_modules
-from moeserve.models.sources.huggingface import has_tower, is_hugging_face_folder
 from moeserve.models.sources.model_files import is_model_file, is_tower_file
 from moeserve.processes.cpus import pool_threads
 from moeserve.processes.tracing import traces_url
@@ -234,6 +233,9 @@ def find_tower(mmproj: str | None, model: Path) -> str | None:
     tower. Raises ConfigError, ModelError."""
     if mmproj is None:
         return None
+    # The readers of folders need numpy, which the launcher has no use for.
+    from moeserve.models.sources.huggingface import has_tower, is_hugging_face_folder
+
     if mmproj != "auto":
         path = _absolute(mmproj)
         assert path is not None
