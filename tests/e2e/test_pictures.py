@@ -59,6 +59,7 @@ def counters(server: Server) -> dict[str, float]:
     return {name: value for name, value in server.metrics().items() if name.endswith("_total")}
 
 
+@pytest.mark.slow  # 20 s; one that is killed is tested always
 def test_a_visual_server_that_is_stopped() -> None:
     """Texts are answered meanwhile, and /health says that they can be. The picture is answered when the launcher has
     replaced what does not answer; no counter falls."""

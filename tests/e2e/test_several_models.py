@@ -121,6 +121,7 @@ def test_questions_load_nothing(models: Models) -> None:
     assert set(models.states().values()) == {"unloaded"}
 
 
+@pytest.mark.slow  # half a minute
 def test_three_models_by_turns_and_none_is_lost(models: Models) -> None:
     """Each request is answered, by its model, and never are more than two loaded."""
     seen: list[int] = []
