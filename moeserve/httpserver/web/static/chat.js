@@ -283,11 +283,12 @@ async function start() {
 
 async function awaitAndWelcome() {
   if ((await awaitModel()) === null) return;
-  await models.refresh();
   try {
+    await models.refresh();
     await setUpTools();
   } catch (error) {
-    if (!(error instanceof RequestFailed)) throw error; // a chat without tools is better than none
+    // A chat without tools is better than none, and a server that is gone is the next question's business.
+    if (!(error instanceof RequestFailed)) throw error;
   }
   show(); // calls that wait for the user's word know now where they would go
 }
