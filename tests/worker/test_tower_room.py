@@ -24,7 +24,9 @@ def test_the_worker_waits_for_the_tower(tmp_path: Path) -> None:
     waiting.start()
     time.sleep(0.1)
     assert not found
-    paths.tower_memory.write_text(str(2 << 30))
+    unnamed = tmp_path / "unnamed"  # as the visual server writes it: never half a number
+    unnamed.write_text(str(2 << 30))
+    unnamed.rename(paths.tower_memory)
     waiting.join(30)
     assert found == [replace(CONFIG, gpu_memory_budget=6.0)]
     # A worker that replaces a lost one counts the tower once.
