@@ -51,12 +51,20 @@ class ExpertRun(NamedTuple):
     options: Gated
     adapters: ExpertAdapters | None
 
+    @property
+    def _gate_and_up(self) -> tuple[list[Tensor], int, list[Tensor], int, int]:
+        """Both matrices as kernels take them: planes, types and columns."""
+        gate, up = self.experts.gate, self.experts.up
+        return plane_tensors(gate), int(gate.type), plane_tensors(up), int(up.type), self.hidden
+
+    @property
+    def _down(self) -> tuple[list[Tensor], int, int]:
+        return plane_tensors(self.experts.down), int(self.experts.down.type), self.width
+
     def launch(self, s: GpuWorkspace, count: Tensor, *, adds: bool) -> None:
         """Launches the experts. adds: for few rows, add to the present contents of `parts`."""
-        gate, up, down = self.experts.gate, self.experts.up, self.experts.down
+        down, matrices, of_down = self.experts.down, self._gate_and_up, self._down
         bias = None if self.experts.biases is None else self.experts.biases[2]
-        matrices = (plane_tensors(gate), int(gate.type), plane_tensors(up), int(up.type), self.hidden)
-        of_down = (plane_tensors(down), int(down.type), self.width)
         y, h, b, options = self.y, self.h, self.blocks, self.options
         if s.is_small_batch:
             h = GpuActivations(None, h.codes, h.scales) if down.quantised else GpuActivations(h.x, None, None)
@@ -82,7 +90,7 @@ class ExpertRun(NamedTuple):
         if self._looks_up(s):
             assert s.books is not None
             b, scratch = s.books
-        align_routes(self.ids, count, gate.experts, b.expert, b.routes)
+        align_routes(self.ids, count, self.experts.gate.experts, b.expert, b.routes)
         mine = None if self.adapters is None else self.adapters.of_routes(self.ids, b)
         if mine is not None:
             options = mine.gated(y, self.width, options)
@@ -106,8 +114,7 @@ class ExpertRun(NamedTuple):
             routing = RouteBlocks(b.expert, b.routes)
             integers_up(s.integers.x, gate, up, routing, top_k, h, tile=s.integers.method.up)
             return
-        matrices = (plane_tensors(gate), int(gate.type), plane_tensors(up), int(up.type), self.hidden)
-        experts_up(y, *matrices, b.expert, b.routes, top_k, h, options=options)
+        experts_up(y, *self._gate_and_up, b.expert, b.routes, top_k, h, options=options)
 
     def _launch_down(self, s: GpuWorkspace, count: Tensor, bias: Tensor | None) -> None:
         down, h, b = self.experts.down, self.h.x, self.blocks
@@ -117,8 +124,7 @@ class ExpertRun(NamedTuple):
             routing = RouteBlocks(b.expert, b.routes)
             integers_down(s.integers.h, down, routing, self.parts, tile=s.integers.method.down)
             return
-        of_down = (plane_tensors(down), int(down.type), self.width)
-        experts_down(h, *of_down, b.expert, b.routes, count, self.parts, bias=bias)
+        experts_down(h, *self._down, b.expert, b.routes, count, self.parts, bias=bias)
 
     def _looks_up(self, s: GpuWorkspace) -> bool:
         """Returns whether the weights are unpacked before the products although the step is small, because they are
