@@ -56,7 +56,7 @@ class Ours:
         device: str,
         expert_ram: float | None = None,
     ) -> None:
-        """streams: at most so many at once; longest: tokens of a request, at most. expert_ram: in GiB; None: all
+        """streams: the most at once; longest: the most tokens of a request. expert_ram: in GiB; None: all
         experts are in RAM, or as many as fit."""
         self.prompt, self.clock = prompt, CLOCKS[clock]
         config = ServerConfig(

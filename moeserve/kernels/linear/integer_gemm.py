@@ -1,11 +1,11 @@
-"""Some tokens per expert times matrices of K-quants, with weights as integers in float16, on the tensor cores.
+"""Some tokens per expert times matrices of Q4_K, with weights as integers in float16, on the tensor cores.
 
-A weight of such a type is d * (scale * code) - dmin * min, d and dmin of its super-block of 256 columns, scale and min
-of its group. scale * code is an integer that float16 holds exactly (Q4_K), or to 11 bits (Q6_K), and comes from two
-instructions for two weights: a bitwise operation turns two codes of a word into 1024 + code, and one multiplication and
-addition gives scale * (1024 + code) - scale * 1024. A super-block's products are multiplied by d once for all its
-columns, and mins are one product more, with the sums of the activations by group. So a weight takes half of the
-instructions of sliced_k_gemm.py.
+A weight is d * (scale * code) - dmin * min. d and dmin belong to its super-block of 256 columns, scale and min to its
+group of 32. scale * code is an integer that float16 holds exactly. It comes from two instructions for two weights: a
+bitwise operation turns two codes of a word into 1024 + code, then one multiplication and addition gives scale *
+(1024 + code) - scale * 1024. A super-block's products are multiplied by d once for all its columns, and mins are one
+product more, with the sums of the activations by group. So a weight takes half of the instructions of
+sliced_k_gemm.py.
 
 Activations come in float16, in the order of integer_order.py, by which a lane's codes are whole pieces of 16 bytes and
 belong to one group.

@@ -18,7 +18,7 @@ from moeserve.quantization import QUANT_TYPES, BlockLayout
 from moeserve.quantization.codebook import Codebook
 
 GEMV_TOKENS = 8  # with more tokens, a dense product is faster on the tensor cores
-# A head's product has so many rows that the tensor cores are faster already with fewer tokens.
+# A head's product has more rows, and then the tensor cores are faster from fewer tokens on.
 MANY_ROWS, MANY_ROWS_GEMV_TOKENS = 32_768, 4
 NARROW_ROWS, NARROW_TOKENS = 256, 512  # up to here a router's few rows do not fill larger tiles
 

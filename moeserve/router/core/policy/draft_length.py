@@ -101,9 +101,9 @@ class DraftLength:
     def finished(
         self, rows: int, drafted: int, accepted: int, context: int, ms: float, read_ms: float = 0.0
     ) -> None:
-        """Records a step with `rows` decode rows, for the accounts: so many drafts were made and right in it. ms:
-        that drafting, and waiting for the host, added. read_ms: for which a drafting model read texts. The step's own
-        duration must have been observed before."""
+        """Records a step with `rows` decode rows, for the accounts. drafted, accepted: its drafts, and how many of them
+        were right. ms: what drafting, and waiting for the host, added. read_ms: what a drafting model's reading of
+        texts added. The step's own duration must have been observed before."""
         without = self._cost.decode_ms(rows, context)
         if not rows or without <= 0.0:
             return
