@@ -46,6 +46,8 @@ QUAD_ROWS = range(129, 2049)
 # Steps of this number of rows multiply experts with weights as integers in float16, if the matrices' types allow it
 # (kernels/experts/integers.py; docs/results/gpu-kernels.md).
 INTEGER_ROWS = range(9, 129)
+# Drafts per step in models with recurrent state: 64 KB each in each of Qwen3.6-35B-A3B's 30 recurrent layers.
+MOST_STATE_DRAFTS = 64
 INT8_GROUP = 32  # columns that share a scale of int8 activations
 
 
@@ -63,6 +65,21 @@ class Buffer:
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * BYTES[self.dtype]
+
+
+def gpu_state_drafts(model: ModelShape, max_num_seqs: int, drafts: int) -> int:
+    """Returns the most drafts per GPU step of which recurrent layers keep records, with up to `drafts` per request; 0
+    without recurrent layers."""
+    if not isinstance(model.recurrence, GatedDeltaNetShape):
+        return 0
+    return min(max_num_seqs * drafts, MOST_STATE_DRAFTS)
+
+
+def gpu_draft_records(model: ModelShape, drafts: int) -> Buffer:
+    """Returns the buffer in which gated DeltaNets record `drafts` drafts' changes of their states."""
+    layers = [layer for layer in model.layers if isinstance(layer.mixer, GatedDeltaNetShape)]
+    assert isinstance(model.recurrence, GatedDeltaNetShape)
+    return Buffer("state_drafts", (len(layers), drafts, model.recurrence.heads.pending_values))
 
 
 def step_sizes(max_tokens: int) -> list[int]:

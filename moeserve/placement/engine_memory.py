@@ -13,7 +13,13 @@ from moeserve.models.cpu_step_buffers import (
     ngram_records,
 )
 from moeserve.models.interface import ModelShape
-from moeserve.models.step_buffers import GPU_LOGIT_ROWS, gpu_arena_bytes, step_sizes
+from moeserve.models.step_buffers import (
+    GPU_LOGIT_ROWS,
+    gpu_arena_bytes,
+    gpu_draft_records,
+    gpu_state_drafts,
+    step_sizes,
+)
 from moeserve.placement.sizes import ModelSizes
 
 CUDA_CONTEXT_BYTES = 512 << 20  # of GPU memory, by each process that uses it
@@ -58,8 +64,15 @@ def gpu_reserved_bytes(
         + angles
         + gpu_sampler_bytes(config.max_num_seqs, shape.vocab_size, head_rows)
         + staging_bytes(config, KvLayout(shape).state_bytes())
+        + gpu_draft_record_bytes(config, shape)
         + (of_cuda if on_cuda else 0)
     )
+
+
+def gpu_draft_record_bytes(config: ServerConfig, shape: ModelShape) -> int:
+    """Returns the bytes of GPU memory in which recurrent layers record drafts; 0 without drafts."""
+    drafts = gpu_state_drafts(shape, config.max_num_seqs, num_drafts(config))
+    return gpu_draft_records(shape, drafts).nbytes if drafts else 0
 
 
 def gpu_sampler_bytes(max_num_seqs: int, vocab: int, rows: int) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from moeserve.config import ServerConfig, drafts_of
+from moeserve.config import ServerConfig, drafts_of, num_drafts
 from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
+from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.placement.placement import Placement
 
 
 def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
@@ -17,13 +19,22 @@ def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
             "--speculative-model: a small model drafts on the CPU alone so far; leave it out and draft by look-up with "
             '--speculative-config {"method": "ngram", "num_speculative_tokens": 4}, or say --device cpu'
         )
-    if shape.recurrence is not None:
+    if shape.recurrence is not None and not isinstance(shape.recurrence, GatedDeltaNetShape):
         raise ConfigError(
-            "--speculative-config: drafts of models with recurrent state are computed on the CPU alone so far; leave "
-            "it out, or say --device cpu"
+            "--speculative-config: drafts of models with Mamba-2 layers or short convolutions are computed on the CPU "
+            "alone so far; leave it out, or say --device cpu"
         )
     if drafts.lookup is None:
         raise ConfigError(
             "--speculative-config: the model's own block drafts on the CPU alone so far; with a GPU say "
             '{"method": "ngram", "num_speculative_tokens": 4}'
+        )
+
+
+def check_drafts_placed(config: ServerConfig, shape: ModelShape, placement: Placement) -> None:
+    """Raises ConfigError if recurrent layers, whose drafts the GPU records, are in RAM."""
+    if num_drafts(config) and shape.recurrence is not None and placement.layers_in_ram:
+        raise ConfigError(
+            "--speculative-config: of a model with recurrent state, drafts need all layers on the GPU, and the first "
+            f"{placement.layers_in_ram} are in RAM: leave it out, or leave more GPU memory"
         )

@@ -98,7 +98,7 @@ class Runner:
         self._drafts: DraftRows | None = None
         if drafting is not None:
             drafter = drafting.drafter(self._sequences)
-            self._drafts = DraftRows(self._sequences, drafter, drafting.reading)
+            self._drafts = DraftRows(self._sequences, drafter, drafting.reading, drafting.most)
             self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder
         self._disk = disk

@@ -24,10 +24,11 @@ def drafting_of(
     *,
     small_model: Callable[[Sequences], Drafter] | None = None,
     reading: Reading | None = None,
+    most: int | None = None,
 ) -> Drafting | None:
     """Returns the drafting parts; None if drafts are off. block: the model's next-token block; None if the model has
     none on this device. small_model: makes the drafter of --speculative-model, which notes in `reading` what it
-    reads."""
+    reads. most: drafts of a step; None: as many as the router grants."""
     drafts = drafts_of(config)
     if drafts is None:
         return None
@@ -39,7 +40,7 @@ def drafting_of(
         shares_texts=config.prefix_cache != "off",
         small_model=small_model,
     )
-    return Drafting(engine, drafter, Reading() if reading is None else reading)
+    return Drafting(engine, drafter, Reading() if reading is None else reading, most)
 
 
 def refuse_records_of_drafts(config: ServerConfig) -> None:

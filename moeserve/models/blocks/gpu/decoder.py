@@ -41,6 +41,7 @@ from moeserve.models.blocks.gpu.layers import GpuLayers
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.lora import GpuAdapters
 from moeserve.models.blocks.gpu.stage import WHOLE, Stage, StepPart
+from moeserve.models.blocks.gpu.state_drafts import GpuStateDrafts
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, make_workspaces
 from moeserve.models.interface import ModelShape
@@ -77,6 +78,7 @@ class GpuDecoder:
         window_table: Tensor | None = None,
         stage: Stage | None = None,
         num_in_ram: Sequence[int] | None = None,
+        max_state_drafts: int = 0,
     ) -> None:
         """kv, states: one per layer of the weights; states is empty without recurrent layers. slot_table: int32
         [requests, length], the KV slot of each position of a request. handoff, expert_stream, prefill, num_in_ram:
@@ -84,7 +86,8 @@ class GpuDecoder:
         of embedding tokens. forced_rows: steps of up to this number of rows take the router's choice from
         `forced_routing`; 0: none. sums: sums over the GPUs of a tensor-parallel group; None: every block is whole
         on this GPU. adapters: LoRA adapters that rows may use. window_table: slot_table of windowed layers; None:
-        they use slot_table. stage: this GPU's pipeline stage, if other GPUs have the layers before or after."""
+        they use slot_table. stage: this GPU's pipeline stage, if other GPUs have the layers before or after.
+        max_state_drafts: most drafts of a step, if recurrent layers may have some."""
         self.shape = shape
         self.device = slot_table.device
         self.adapters = adapters
@@ -122,9 +125,12 @@ class GpuDecoder:
             self.forced_routing,
             num_in_ram,
         )
+        self._state_drafts: GpuStateDrafts | None = None
+        if max_state_drafts and states:
+            self._state_drafts = GpuStateDrafts(shape, states, max_state_drafts)
         self._layers = GpuLayers(
             *(shape, weights.layers, kv, states, slot_table, window_table, forms),
-            *(self._ffn, layer_sums, adapters),
+            *(self._ffn, layer_sums, adapters, self._state_drafts),
         )
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)
@@ -274,6 +280,17 @@ class GpuDecoder:
                 states[target].zero_()
             else:
                 states[target].copy_(states[source])
+
+    def commit_states(self, moved: Tensor, count: int) -> None:
+        """Launches the changes of `count` sequences' states by the accepted drafts of the last step; moved: see
+        `commit_drafts`."""
+        assert self._state_drafts is not None
+        self._state_drafts.commit(moved, count)
+
+    @property
+    def has_state_drafts(self) -> bool:
+        """True if recurrent layers record drafts; a batch's sequences then need `drafts`."""
+        return self._state_drafts is not None
 
     @property
     def has_window_slots(self) -> bool:

@@ -18,6 +18,7 @@ from moeserve.models.blocks.gpu.latent import GpuLatentAttentionBlock
 from moeserve.models.blocks.gpu.lora import GpuAdapters
 from moeserve.models.blocks.gpu.lora_products import LayerAdapters
 from moeserve.models.blocks.gpu.recurrent import mix_recurrent
+from moeserve.models.blocks.gpu.state_drafts import GpuStateDrafts
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace
 from moeserve.models.interface import ModelShape
@@ -42,8 +43,10 @@ class GpuLayers:
         ffn: GpuFfnBlock,
         sums: GpuSums,
         adapters: GpuAdapters | None,
+        state_drafts: GpuStateDrafts | None = None,
     ) -> None:
-        """Arguments: see `GpuDecoder`. layers: the weights. ffn, sums: the decoder's."""
+        """Arguments: see `GpuDecoder`. layers: the weights. ffn, sums: the decoder's. state_drafts: None if recurrent
+        layers have no drafts."""
         self._shape = shape
         self._layers = layers
         self._first_layer = shape.num_layers - len(layers)
@@ -54,6 +57,7 @@ class GpuLayers:
         self._ffn = ffn
         self._sums = sums
         self._adapters = adapters
+        self._state_drafts = state_drafts
 
     def forward(self, index: int, batch: GpuBatch, s: GpuWorkspace) -> None:
         """Launches one layer on s.x and what the previous layer left to be added to it."""
@@ -89,7 +93,9 @@ class GpuLayers:
         elif isinstance(mixer, Recurrence):
             assert w is not None
             assert batch.states is not None
-            mix_recurrent(mixer, w, self._shape.rms_eps, self._states[index], batch.states, batch.count, s)
+            records = None if self._state_drafts is None else self._state_drafts.of_layer(index)
+            states = self._states[index]
+            mix_recurrent(mixer, w, self._shape.rms_eps, states, batch.states, batch.count, s, records)
 
     def _take_over(self, index: int, layer: GpuLayer, s: GpuWorkspace, count: Tensor) -> None:
         """Prepares the feed-forward of a layer without a mixer. What the previous layer's mixer left in s.output is

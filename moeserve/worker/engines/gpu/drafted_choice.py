@@ -20,10 +20,14 @@ from moeserve.worker.sequences import Int32s
 class DraftedChoice:
     """Implements the sampling of `DraftingEngine`."""
 
-    def __init__(self, model: GpuDecoder, sampler: GpuSampler, choice: TokenChoice) -> None:
+    def __init__(
+        self, model: GpuDecoder, sampler: GpuSampler, choice: TokenChoice, most_requests: int
+    ) -> None:
+        """most_requests: of a step."""
         self._model = model
         self._sampler = sampler
         self._choice = choice
+        self._most_requests = most_requests
 
     def logits(self, size: int, rows: Int32s) -> Tensor:
         """Launches the head for these rows of the last step, which had this padded size. Returns float32 [len(rows),
@@ -45,6 +49,17 @@ class DraftedChoice:
         count, on_device, number = self._bring(slots, ahead)
         self._choice.launch_ahead(_aligned(logits, on_device, count), slots, number)
         return SampledAtOnce(*self._choice.read(), self._note)
+
+    def commit_states(self, slots: Int32s, first: Int32s, accepted: Int32s) -> None:
+        """Launches the changes of these state slots by accepted drafts; first: their first records."""
+        # of one width, because the kernel is compiled for it
+        moved = self._bring(slots, first, accepted, width=self._most_requests)
+        self._model.commit_states(moved[1:], len(slots))
+
+    def launch_all_kernels(self) -> None:
+        """Launches the kernels that only steps with drafts need. Inside `compile_ahead`, where nothing is executed."""
+        if self._model.has_state_drafts:
+            self.commit_states(*np.zeros((3, 1), np.int32))
 
     def _note(self, slots: Int32s, counts: Int32s) -> None:
         _, on_device, added = self._bring(slots, counts)

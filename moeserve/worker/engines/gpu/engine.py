@@ -49,7 +49,7 @@ from moeserve.worker.engines.gpu.token_choice import LogitRows, TokenChoice
 from moeserve.worker.engines.gpu.warm_up import WarmUp
 from moeserve.worker.engines.gpu.weight_reads import GpuWeightReads
 from moeserve.worker.engines.request_embeddings import RequestEmbeddings
-from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
+from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout, first_drafts
 
 
 class GpuEngine:
@@ -92,7 +92,7 @@ class GpuEngine:
         self.runs_ahead = agree(is_alone and cpu_stage is None and model.stage is None)
         self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)
         self._choice = TokenChoice(self._sampler, self._done)
-        self._drafted = DraftedChoice(model, self._sampler, self._choice)
+        self._drafted = DraftedChoice(model, self._sampler, self._choice, max_num_seqs)
         if from_first is not None:
             from_first(self._sampler.tokens)  # the first call times the transfers and selects the fastest
         all_on_gpu = ram_experts is None and cpu_stage is None
@@ -127,7 +127,7 @@ class GpuEngine:
             self._done.wait,
             expert_cache,
         )
-        kernels = KernelLaunches(model, self._inputs, self._sampler, chunk_tiles, self.facts)
+        kernels = KernelLaunches(model, self._inputs, self._sampler, chunk_tiles, self.facts, self._drafted)
         self.warm_up = WarmUp(self._graphs, kernels.launch_all, self.facts, self.micro_batches, expert_cache)
         self.dummy_steps = DummySteps(
             model,
@@ -144,6 +144,7 @@ class GpuEngine:
         self._step = self._inputs[model.sizes[0]]
         self._has_logits = False
         self._num_sampled = 0
+        self._state_slots: Int32s = np.zeros(0, np.int32)  # state slots of the step's rows
         self._rows: LogitRows | None = None
 
     def _inputs_maker(self, dummy_slot: int) -> partial[StepInputs]:
@@ -156,6 +157,7 @@ class GpuEngine:
             max_model_len=tables.slots.shape[1],
             num_kv_slots=model.num_kv_slots,
             has_states=model.has_states,
+            has_state_drafts=model.has_state_drafts,
             has_adapters=model.adapters is not None,
             has_windows=tables.windows is not None,
             has_sections=model.shape.rope_sections is not None,
@@ -244,6 +246,7 @@ class GpuEngine:
             layout.drafted,
         )
         path = self._path_of(shape)
+        self._state_slots = sequences.state_slots[layout.req_slot]
         self._step, self._num_sampled = self._inputs[path.size], len(layout.sampled_rows)
         if self._cpu_stage is not None:
             self._cpu_stage.compute(layout, sequences, observer, embedded)
@@ -302,7 +305,12 @@ class GpuEngine:
         return self._drafted.sample_from(logits, slots, masks)
 
     def commit_states(self, layout: StepLayout, accepted: Int32s) -> None:
-        """Does nothing: models with recurrent states have no drafts on a GPU."""
+        if not self._model.has_state_drafts:
+            return
+        assert layout.drafted is not None
+        moved = accepted > 0
+        columns = self._state_slots[moved], first_drafts(layout.drafted)[moved], accepted[moved]
+        self._drafted.commit_states(*columns)
 
     def sample(self, slots: Int32s, masks: TokenMasks | None) -> None:
         assert self._rows is not None

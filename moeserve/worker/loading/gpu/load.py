@@ -26,7 +26,7 @@ from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts
 from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.step_buffers import step_sizes
+from moeserve.models.step_buffers import gpu_state_drafts, step_sizes
 from moeserve.placement import Placement
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.free_memory import available_bytes
@@ -65,6 +65,7 @@ class LoadedGpuEngine:
     pages: PageMover | None
     adapters: ResidentAdapters[GpuAdapterMatrices] | None
     share: RankShare | None = None  # None: this GPU has the whole model
+    most_drafts: int | None = None  # of a step; None: as many as the router grants
 
 
 def load_gpu_runner(
@@ -88,7 +89,7 @@ def load_gpu_runner(
         loaded.recorder,
         loaded.pages,
         loaded.adapters,
-        drafting_of(config, loaded.engine, None, constraints),
+        drafting_of(config, loaded.engine, None, constraints, most=loaded.most_drafts),
     )
 
 
@@ -153,7 +154,8 @@ def load_gpu_engine(
         start_seconds=start.clock.seconds,  # those of the first step are added later
     )
     resident = None if weights.adapters is None else weights.adapters.resident
-    return LoadedGpuEngine(engine, ready, plan.recorder, pages, resident, plan.share)
+    most = gpu_state_drafts(plan.shape, config.max_num_seqs, num_drafts(config)) or None
+    return LoadedGpuEngine(engine, ready, plan.recorder, pages, resident, plan.share, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +226,7 @@ def _make_engine(
         window_table=buffers.tables.windows,
         stage=connections.stage,
         num_in_ram=[len(ids) for ids in weights.ram_ids] if by_rank else None,
+        max_state_drafts=gpu_state_drafts(plan.shape, config.max_num_seqs, num_drafts(config)),
     )
     return GpuEngine(
         model,

@@ -21,7 +21,7 @@ from moeserve.models.ranks.rank_source import RankSource
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Placement
-from moeserve.placement.gpu_drafts import check_gpu_drafts
+from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.group import share_among
 from moeserve.placement.options import heat_counts
 from moeserve.worker.adapters.memory import GpuAdapterPlan, plan_gpu_adapters, refuse_adapters
@@ -89,6 +89,7 @@ def plan_load(
     if ranks is not None and share is not None:
         connections = connect(share, ranks, max_tokens, is_observed=recorder is not None)
     placement = plan_placement(config, layout, source, max_tokens, device, share, adapters, heat)
+    check_drafts_placed(config, shape, placement)
     if placement.layers_in_ram:
         check_cpu_reads(layout)
         refuse_tiers(config, "where the first layers are the CPU's")
