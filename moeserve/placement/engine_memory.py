@@ -15,9 +15,11 @@ from moeserve.models.cpu_step_buffers import (
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import (
     GPU_LOGIT_ROWS,
+    GpuFloat,
     gpu_arena_bytes,
     gpu_draft_records,
     gpu_state_drafts,
+    next_token_bytes,
     step_sizes,
 )
 from moeserve.placement.sizes import ModelSizes
@@ -50,12 +52,17 @@ def gpu_reserved_bytes(
     logits = 4 * head_rows * shape.vocab_size
     slot_table = 4 * (config.max_num_seqs + 1) * length
     angles = 4 * length * sum(form.rotary_dim for form in shape.forms)
+    floats: GpuFloat = "bfloat16" if on_cuda else "float32"
+
+    def block_bytes() -> int:
+        return next_token_bytes(shape, max_tokens, config.max_num_seqs, num_drafts(config), floats)
+
     of_cuda = GPU_OVERHEAD_BYTES + min(sizes.gpu_bytes, usable) // ALLOCATOR_LOSS
     return (
         gpu_arena_bytes(
             shape,
             max_tokens,
-            "bfloat16" if on_cuda else "float32",
+            floats,
             float_weights=float_weights,
             adapter_rank=adapter_rank,
         )
@@ -65,6 +72,7 @@ def gpu_reserved_bytes(
         + gpu_sampler_bytes(config.max_num_seqs, shape.vocab_size, head_rows)
         + staging_bytes(config, KvLayout(shape).state_bytes())
         + gpu_draft_record_bytes(config, shape)
+        + (0 if shape.next_token_layer is None else block_bytes())
         + (of_cuda if on_cuda else 0)
     )
 

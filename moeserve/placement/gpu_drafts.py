@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from moeserve.config import ServerConfig, drafts_of, num_drafts
 from moeserve.errors import ConfigError
+from moeserve.models.attention import AttentionShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.placement.placement import Placement
 
 
 def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
-    """Raises ConfigError if the configured drafts need the CPU engine. "auto" uses prompt look-up only."""
+    """Raises ConfigError if the configured drafts need the CPU engine. shape: with the model's next-token block, if
+    that is to draft."""
     drafts = drafts_of(config)
     if drafts is None:
         return
@@ -24,15 +26,22 @@ def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
             "--speculative-config: drafts of models with Mamba-2 layers or short convolutions are computed on the CPU "
             "alone so far; leave it out, or say --device cpu"
         )
-    if drafts.lookup is None:
+    block = shape.next_token_layer
+    if block is not None and isinstance(block.mixer, AttentionShape) and block.mixer.window:
         raise ConfigError(
-            "--speculative-config: the model's own block drafts on the CPU alone so far; with a GPU say "
+            "--speculative-config: a block with windowed attention drafts on the CPU alone so far; with a GPU say "
             '{"method": "ngram", "num_speculative_tokens": 4}'
         )
 
 
 def check_drafts_placed(config: ServerConfig, shape: ModelShape, placement: Placement) -> None:
-    """Raises ConfigError if recurrent layers, whose drafts the GPU records, are in RAM."""
+    """Raises ConfigError if recurrent layers, whose drafts the GPU records, or the embedding, which the model's own
+    block reads, are in RAM."""
+    if shape.next_token_layer is not None and placement.begins_in_ram:
+        raise ConfigError(
+            "--speculative-config: the model's own block drafts where all layers and the embedding are on the GPU, and "
+            'some of them are in RAM: say {"method": "ngram", "num_speculative_tokens": 4}, or leave more GPU memory'
+        )
     if num_drafts(config) and shape.recurrence is not None and placement.layers_in_ram:
         raise ConfigError(
             "--speculative-config: of a model with recurrent state, drafts need all layers on the GPU, and the first "

@@ -73,9 +73,10 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     model = read_checked_shape(source)
     if gpu is not None:
         model = gpu_shape(model)
-        check_gpu_drafts(config, model)
-    elif drafts is not None:
+    if drafts is not None:
         model = drafting_shape(model, source, drafts.block_method)
+    if gpu is not None:
+        check_gpu_drafts(config, model)
     small = open_draft_model(config, source, has_tensors=False)
     layout = layout_of(config, model, None if small is None else small.layout)
     sizes = ModelSizes.of(source.tensors, layout)

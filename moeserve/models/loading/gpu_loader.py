@@ -32,6 +32,7 @@ from moeserve.models.loading.gpu_weights import (
     GpuMamba2,
     GpuMixer,
     GpuMoe,
+    GpuNextToken,
     GpuSharedExpert,
     GpuShortConv,
     GpuWeights,
@@ -99,6 +100,17 @@ class GpuLoader:
             output_norm=self._output_norm(),
             output=None if output is None else MergedLinear(output),
             rope_factors=self._rope_factors(),
+            next_token=self._next_token() if with_head and self._shape.next_token_layer else None,
+        )
+
+    def _next_token(self) -> GpuNextToken:
+        index = self._shape.num_layers
+        return GpuNextToken(
+            token_norm=self._vector(n.of_layer(index, n.NEXTN_ENORM)),
+            state_norm=self._vector(n.of_layer(index, n.NEXTN_HNORM)),
+            projection=MergedLinear(self._planes(n.of_layer(index, n.NEXTN_EH_PROJ))),
+            layer=self._layer(index, range(self._shape.loaded_layers[index].num_experts)),
+            head_norm=self._vector(n.of_layer(index, n.NEXTN_HEAD_NORM)),
         )
 
     def _output_norm(self) -> Tensor:
@@ -118,7 +130,7 @@ class GpuLoader:
         return total
 
     def _layer(self, index: int, ids: Sequence[int]) -> GpuLayer:
-        ffn = self._shape.layers[index].ffn
+        ffn = self._shape.loaded_layers[index].ffn
         if ffn is None:
             return GpuLayer(self._mixer(index), None)
         if isinstance(ffn, DenseFfnShape):
@@ -126,7 +138,7 @@ class GpuLoader:
         return GpuLayer(self._mixer(index), self._moe(index, ffn, ids))
 
     def _mixer(self, index: int) -> GpuMixer | None:
-        mixer = self._shape.layers[index].mixer
+        mixer = self._shape.loaded_layers[index].mixer
         if isinstance(mixer, AttentionShape):
             return self._attention(index, mixer)
         if isinstance(mixer, LatentAttentionShape):
@@ -216,7 +228,7 @@ class GpuLoader:
 
     def _moe(self, index: int, shape: MoeShape, ids: Sequence[int]) -> GpuMoe:
         num_experts, shared = shape.num_experts, shape.shared
-        is_sandwiched = self._shape.layers[index].is_sandwiched
+        is_sandwiched = self._shape.loaded_layers[index].is_sandwiched
         return GpuMoe(
             norm=self._ffn_norm(index),
             router=self._linear(index, n.FFN_GATE_INP, has_bias=shape.router_bias)[0],
@@ -233,7 +245,7 @@ class GpuLoader:
     def _sandwich(self, index: int) -> SandwichNorms:
         """Loads a sandwiched layer's norms. Raises ModelError for a quantised router with a separate norm: only float
         weights are supported."""
-        shape = self._shape.layers[index]
+        shape = self._shape.loaded_layers[index]
         return SandwichNorms(
             attention_output=self._vector(n.of_layer(index, n.POST_ATTENTION_NORM)),
             input=self._vector(n.of_layer(index, shape.ffn_norm)),
@@ -261,13 +273,13 @@ class GpuLoader:
         return GpuDenseFfn(
             self._ffn_norm(index),
             GpuSharedExpert(self._unrouted(index, shape.parts), None),
-            self._sandwich(index) if self._shape.layers[index].is_sandwiched else None,
+            self._sandwich(index) if self._shape.loaded_layers[index].is_sandwiched else None,
         )
 
     def _ffn_norm(self, index: int) -> Tensor | None:
-        if self._shape.layers[index].is_parallel:
+        if self._shape.loaded_layers[index].is_parallel:
             return None
-        return self._vector(n.of_layer(index, self._shape.layers[index].ffn_norm))
+        return self._vector(n.of_layer(index, self._shape.loaded_layers[index].ffn_norm))
 
     def _shared_expert(self, index: int, shape: SharedExpert) -> GpuSharedExpert:
         vector = self._vector(n.of_layer(index, n.FFN_GATE_INP_SHEXP)) if shape.is_gated else None
@@ -324,7 +336,7 @@ class GpuLoader:
             self._shape, name, self._source.data(name), self._source.tensors[name].shape[0]
         )
         layer = n.layer_of(name)
-        attention = None if layer is None else self._shape.layers[layer].attention
+        attention = None if layer is None else self._shape.loaded_layers[layer].attention
         if (
             layer is None
             or not isinstance(attention, AttentionShape)

@@ -40,6 +40,7 @@ from moeserve.models.blocks.gpu.layer_kinds import distinct_layers
 from moeserve.models.blocks.gpu.layers import GpuLayers
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.lora import GpuAdapters
+from moeserve.models.blocks.gpu.next_token import GpuNextTokenBlock
 from moeserve.models.blocks.gpu.stage import WHOLE, Stage, StepPart
 from moeserve.models.blocks.gpu.state_drafts import GpuStateDrafts
 from moeserve.models.blocks.gpu.sums import GpuSums
@@ -79,6 +80,8 @@ class GpuDecoder:
         stage: Stage | None = None,
         num_in_ram: Sequence[int] | None = None,
         max_state_drafts: int = 0,
+        slots_ahead: Tensor | None = None,
+        max_drafts: int = 0,
     ) -> None:
         """kv, states: one per layer of the weights; states is empty without recurrent layers. slot_table: int32
         [requests, length], the KV slot of each position of a request. handoff, expert_stream, prefill, num_in_ram:
@@ -87,7 +90,9 @@ class GpuDecoder:
         `forced_routing`; 0: none. sums: sums over the GPUs of a tensor-parallel group; None: every block is whole
         on this GPU. adapters: LoRA adapters that rows may use. window_table: slot_table of windowed layers; None:
         they use slot_table. stage: this GPU's pipeline stage, if other GPUs have the layers before or after.
-        max_state_drafts: most drafts of a step, if recurrent layers may have some."""
+        max_state_drafts: most drafts of a step, if recurrent layers may have some. slots_ahead, max_drafts: with
+        weights of a next-token block, which has the last of `kv`: at each position of a request the KV slot of the next
+        one, and the most drafts of a row."""
         self.shape = shape
         self.device = slot_table.device
         self.adapters = adapters
@@ -134,14 +139,14 @@ class GpuDecoder:
         )
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)
+        has_bfloat16 = any(layer.keys.dtype == torch.bfloat16 for layer in kv)
+        queries = torch.bfloat16 if has_bfloat16 else torch.float16
         self._spaces = make_workspaces(
             shape,
             max_tokens,
             floats,
             self.device,
-            queries=torch.bfloat16
-            if any(layer.keys.dtype == torch.bfloat16 for layer in kv)
-            else torch.float16,
+            queries=queries,
             float_weights=has_float_weights(weights),
             adapter_rank=0 if adapters is None else adapters.rank,
             experts_here=_experts_here(weights) if expert_stream is None else None,
@@ -159,6 +164,24 @@ class GpuDecoder:
         self._head_products = {
             size: head_product(weights.output, size, floats, self.device) for size in self.head_sizes
         }
+        self.next_token: GpuNextTokenBlock | None = None
+        if weights.next_token is not None:
+            assert slots_ahead is not None
+            heads = {size: (self._heads[size], self._head_products[size]) for size in self.head_sizes}
+            self.next_token = GpuNextTokenBlock(
+                *(
+                    shape,
+                    weights,
+                    kv[-1],
+                    slots_ahead,
+                    forms,
+                    heads,
+                    floats,
+                    self.sizes[-1],
+                    max_drafts,
+                    queries,
+                )
+            )
 
     @property
     def expert_token_counts(self) -> Tensor:
@@ -232,6 +255,12 @@ class GpuDecoder:
             self._layers.forward(index, batch, s)
             if observer is not None:
                 self._layers.show(index, s, observer)
+        if self.next_token is not None:
+            norm = self._weights.output_norm
+            self.next_token.take_step(
+                batch,
+                lambda y, rows: self._ffn.add_and_norm(self.num_layers - 1, s, norm, batch.count, y, rows),
+            )
         if self.stage is not None:
             last, norm = self.num_layers - 1, self._weights.output_norm
             self._ffn.add_and_norm(last, s, norm, batch.count, s.y, None)  # only to complete x

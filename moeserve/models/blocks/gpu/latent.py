@@ -40,10 +40,29 @@ class GpuLatentAttentionBlock:
         s: GpuWorkspace,
     ) -> None:
         """Launches a layer's attention. Reads s.y, the norm of x; writes the block's output to s.output."""
-        count, space, form, of_form = batch.count, s.latent, self._forms[shape.form], s.forms[shape.form]
+        count, space, of_form = batch.count, s.latent, s.forms[shape.form]
         a = of_form.attended
         assert space is not None
         assert a.x is not None
+        self.store(shape, w, kv, batch, s)
+        _by_head(space.nope, w.k_b, count, space, space.queries)
+        self._attend(kv, batch, of_form, space)
+        _by_head(space.attended, w.v_b, count, space, a.x)
+        if a.codes is not None:
+            norm_rows(a.x, None, 0.0, count, None, a.codes, a.scales, parts=shape.num_heads)
+        multiply(w.output, a, count, s.output.view(s.rows, -1), s.unpacked)
+
+    def store(
+        self,
+        shape: LatentAttentionShape,
+        w: GpuLatentAttention,
+        kv: KvLayer,
+        batch: GpuBatch,
+        s: GpuWorkspace,
+    ) -> None:
+        """Launches a layer's queries and its latents, which it stores. Reads s.y, the norm of x."""
+        count, space, form = batch.count, s.latent, self._forms[shape.form]
+        assert space is not None
         widths = [width for _, width in shape.input_parts]
         q, latent = multiply_all(w.inputs, widths, s.y, count, s.projected, s.unpacked)
         if w.q_b is not None:
@@ -55,12 +74,6 @@ class GpuLatentAttentionBlock:
             q, latent, w.latent_norm, shape.latent_eps, form.cos, form.sin, batch.positions, batch.kv_slots,
             count, shape.scale, space.nope, space.rotated, kv.keys,
         )  # fmt: skip
-        _by_head(space.nope, w.k_b, count, space, space.queries)
-        self._attend(kv, batch, of_form, space)
-        _by_head(space.attended, w.v_b, count, space, a.x)
-        if a.codes is not None:
-            norm_rows(a.x, None, 0.0, count, None, a.codes, a.scales, parts=shape.num_heads)
-        multiply(w.output, a, count, s.output.view(s.rows, -1), s.unpacked)
 
     def _attend(
         self, kv: KvLayer, batch: GpuBatch, of_form: AttentionWorkspace, space: LatentWorkspace

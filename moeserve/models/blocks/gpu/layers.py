@@ -97,6 +97,17 @@ class GpuLayers:
             states = self._states[index]
             mix_recurrent(mixer, w, self._shape.rms_eps, states, batch.states, batch.count, s, records)
 
+    def store(self, index: int, batch: GpuBatch, s: GpuWorkspace) -> None:
+        """Launches the keys and values of an attention layer alone. Reads s.y, the norm of x."""
+        w, mixer = self._layers[index].mixer, self._shape.layers[self._first_layer + index].mixer
+        if isinstance(mixer, AttentionShape):
+            assert isinstance(w, GpuAttention)
+            self._attention.store(mixer, w, self._kv[index], batch, s)
+        else:
+            assert isinstance(mixer, LatentAttentionShape)
+            assert isinstance(w, GpuLatentAttention)
+            self._latent_attention.store(mixer, w, self._kv[index], batch, s)
+
     def _take_over(self, index: int, layer: GpuLayer, s: GpuWorkspace, count: Tensor) -> None:
         """Prepares the feed-forward of a layer without a mixer. What the previous layer's mixer left in s.output is
         added by its norm, as if both were one layer; if that layer had a feed-forward, s.output becomes 0."""

@@ -33,6 +33,7 @@ from moeserve.worker.engines.gpu.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu.drafted_choice import DraftedChoice
 from moeserve.worker.engines.gpu.dummy_steps import DummySteps
 from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
+from moeserve.worker.engines.gpu.next_token_chain import NextTokenChain
 from moeserve.worker.engines.gpu.sampler import GpuSampler
 from moeserve.worker.engines.gpu.step_launcher import StepLauncher
 from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
@@ -127,8 +128,15 @@ class GpuEngine:
             self._done.wait,
             expert_cache,
         )
+        # Drafts by the model's next-token block; None: it has none, or it must not draft.
+        self.next_token_chain: NextTokenChain | None = None
+        if model.next_token is not None:
+            self.next_token_chain = NextTokenChain(model.next_token, model.device, max_num_seqs)
         kernels = KernelLaunches(model, self._inputs, self._sampler, chunk_tiles, self.facts, self._drafted)
-        self.warm_up = WarmUp(self._graphs, kernels.launch_all, self.facts, self.micro_batches, expert_cache)
+        self.warm_up = WarmUp(
+            *(self._graphs, kernels.launch_all, self.facts, self.micro_batches, expert_cache),
+            self.next_token_chain,
+        )
         self.dummy_steps = DummySteps(
             model,
             self._inputs,

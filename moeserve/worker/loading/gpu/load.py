@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -33,6 +33,8 @@ from moeserve.processes.free_memory import available_bytes
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
+from moeserve.worker.drafts.drafter import Drafter
+from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
 from moeserve.worker.engines.gpu.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.measure.kept import kept_measurements
@@ -48,6 +50,7 @@ from moeserve.worker.loading.ready import ready_message
 from moeserve.worker.loading.start import Start
 from moeserve.worker.recording.step_recorder import StepRecorder
 from moeserve.worker.runner import Runner
+from moeserve.worker.sequences import Sequences
 from moeserve.worker.tiers.page_mover import PageMover
 from moeserve.worker.tiers.storage import plan_tiers, ram_tier_bytes
 
@@ -89,8 +92,18 @@ def load_gpu_runner(
         loaded.recorder,
         loaded.pages,
         loaded.adapters,
-        drafting_of(config, loaded.engine, None, constraints, most=loaded.most_drafts),
+        drafting_of(
+            *(config, loaded.engine, None, constraints),
+            small_model=_block_drafter(loaded.engine),
+            most=loaded.most_drafts,
+        ),
     )
+
+
+def _block_drafter(engine: GpuEngine) -> Callable[[Sequences], Drafter] | None:
+    """Returns what makes the drafter of the model's own block; None if that does not draft."""
+    chain = engine.next_token_chain
+    return None if chain is None else lambda sequences: GpuNextTokenDrafter(sequences, chain)
 
 
 def gpu_constraints(
@@ -189,7 +202,8 @@ def _make_buffers(
         config.max_num_seqs + 1, capacity.max_model_len, device, has_windows=windows > 0
     )
     on_gpu = range(placement.layers_in_ram, plan.shape.num_layers)
-    kv = KvCache(layout, capacity.num_slots, on_gpu, device, zeroed=True, num_window_slots=windows).layers
+    with_kv = range(placement.layers_in_ram, len(plan.shape.loaded_layers))
+    kv = KvCache(layout, capacity.num_slots, with_kv, device, zeroed=True, num_window_slots=windows).layers
     states = StateCache(layout, state_slots, on_gpu, device, zeroed=True).layers
     return _Buffers(capacity, tables, kv, states, state_slots, cpu_stage)
 
@@ -226,6 +240,8 @@ def _make_engine(
         window_table=buffers.tables.windows,
         stage=connections.stage,
         num_in_ram=[len(ids) for ids in weights.ram_ids] if by_rank else None,
+        slots_ahead=buffers.tables.ahead,
+        max_drafts=num_drafts(config),
         max_state_drafts=gpu_state_drafts(plan.shape, config.max_num_seqs, num_drafts(config)),
     )
     return GpuEngine(
@@ -298,8 +314,8 @@ def _open_tiers(
 def _kv_budgets(placement: Placement, layout: KvLayout) -> list[KvMemoryBudget]:
     """Returns one budget per device, because a token's KV is where its layers are."""
     assert placement.kv_bytes is not None
-    in_ram, count = placement.layers_in_ram, len(placement.layers)
-    on_gpu = range(in_ram, count)
+    in_ram = placement.layers_in_ram
+    on_gpu = range(in_ram, len(layout.shape.loaded_layers))
     budgets = [KvMemoryBudget("GPU memory", placement.kv_bytes, on_gpu)]
     if in_ram:
         free = available_bytes() - placement.state_slots * layout.state_bytes(range(in_ram))

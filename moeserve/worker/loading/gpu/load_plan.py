@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from moeserve.config import ServerConfig
+from moeserve.config import ServerConfig, drafts_of
 from moeserve.errors import ConfigError
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
@@ -16,6 +16,7 @@ from moeserve.models.gpu_features import check_gpu_features, gpu_shape
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.engine_types import check_gpu_types
 from moeserve.models.loading.lanes import check_lanes
+from moeserve.models.next_token import drafting_shape
 from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.ranks.rank_source import RankSource
 from moeserve.models.registry import read_checked_shape
@@ -64,7 +65,10 @@ def plan_load(
         refuse_tiers(config, "with several GPUs")
         refuse_adapters(config)
     directory = claim_directory(config)
-    whole = shape = gpu_shape(read_checked_shape(source))
+    shape, drafts = gpu_shape(read_checked_shape(source)), drafts_of(config)
+    if drafts is not None:
+        shape = drafting_shape(shape, source, drafts.block_method)
+    whole = shape
     # an adapter that does not fit the model ends the start now
     adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
     log_skipped(shape, source)
