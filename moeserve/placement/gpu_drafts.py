@@ -6,7 +6,7 @@ from moeserve.config import ServerConfig, drafts_of, num_drafts
 from moeserve.errors import ConfigError
 from moeserve.models.attention import AttentionShape
 from moeserve.models.interface import ModelShape
-from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.step_buffers import gpu_state_drafts
 from moeserve.placement.placement import Placement
 
 
@@ -21,7 +21,7 @@ def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
             "--speculative-model: a small model drafts on the CPU alone so far; leave it out and draft by look-up with "
             '--speculative-config {"method": "ngram", "num_speculative_tokens": 4}, or say --device cpu'
         )
-    if shape.recurrence is not None and not isinstance(shape.recurrence, GatedDeltaNetShape):
+    if shape.recurrence is not None and not gpu_state_drafts(shape, 1, 1):
         raise ConfigError(
             "--speculative-config: drafts of models with Mamba-2 layers or short convolutions are computed on the CPU "
             "alone so far; leave it out, or say --device cpu"

@@ -61,6 +61,7 @@ class Model:
         self.adapters = Adapters() if adapters else None
         self.stage = SimpleNamespace(takes_parts=True) if stage else None
         self.has_states, self.has_head, self.can_stream, self.num_kv_slots = False, True, can_stream, LENGTH
+        self.has_state_drafts, self.next_token = False, None
         self.launched: list[Launched] = []
         self.heads = 0
 

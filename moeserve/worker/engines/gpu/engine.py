@@ -50,7 +50,7 @@ from moeserve.worker.engines.gpu.token_choice import LogitRows, TokenChoice
 from moeserve.worker.engines.gpu.warm_up import WarmUp
 from moeserve.worker.engines.gpu.weight_reads import GpuWeightReads
 from moeserve.worker.engines.request_embeddings import RequestEmbeddings
-from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout, first_drafts
+from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 
 
 class GpuEngine:
@@ -313,12 +313,8 @@ class GpuEngine:
         return self._drafted.sample_from(logits, slots, masks)
 
     def commit_states(self, layout: StepLayout, accepted: Int32s) -> None:
-        if not self._model.has_state_drafts:
-            return
-        assert layout.drafted is not None
-        moved = accepted > 0
-        columns = self._state_slots[moved], first_drafts(layout.drafted)[moved], accepted[moved]
-        self._drafted.commit_states(*columns)
+        if self._model.has_state_drafts:
+            self._drafted.commit_states(layout, self._state_slots, accepted)
 
     def sample(self, slots: Int32s, masks: TokenMasks | None) -> None:
         assert self._rows is not None
