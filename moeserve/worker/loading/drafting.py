@@ -12,6 +12,7 @@ from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.drafter import Drafter, Reading
 from moeserve.worker.drafts.drafting import Drafting
 from moeserve.worker.drafts.made_drafter import make_drafter
+from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY
 from moeserve.worker.drafts.run_sampler import DraftingEngine
 from moeserve.worker.sequences import Sequences
 
@@ -39,8 +40,15 @@ def drafting_of(
         constraints=constraints,
         shares_texts=config.prefix_cache != "off",
         small_model=small_model,
+        least_probability=least_probability(config),
     )
     return Drafting(engine, drafter, Reading() if reading is None else reading, most)
+
+
+def least_probability(config: ServerConfig) -> float:
+    """Returns the probability that the model's block must give its drafts. Dummy weights are never sure; theirs are
+    timed."""
+    return 0.0 if config.load_format == "dummy" else LEAST_PROBABILITY
 
 
 def refuse_records_of_drafts(config: ServerConfig) -> None:

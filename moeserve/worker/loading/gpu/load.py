@@ -41,7 +41,7 @@ from moeserve.worker.engines.gpu.measure.kept import kept_measurements
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.engines.request_embeddings import RequestEmbeddings
 from moeserve.worker.group.ranks import RankGroup
-from moeserve.worker.loading.drafting import drafting_of
+from moeserve.worker.loading.drafting import drafting_of, least_probability
 from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan, plan_load
 from moeserve.worker.loading.gpu.load_weights import InRam, LoadedWeights, load_weights
 from moeserve.worker.loading.gpu.moving_experts import MovingExperts
@@ -94,16 +94,17 @@ def load_gpu_runner(
         loaded.adapters,
         drafting_of(
             *(config, loaded.engine, None, constraints),
-            small_model=_block_drafter(loaded.engine),
+            small_model=_block_drafter(loaded.engine, least_probability(config)),
             most=loaded.most_drafts,
         ),
     )
 
 
-def _block_drafter(engine: GpuEngine) -> Callable[[Sequences], Drafter] | None:
-    """Returns what makes the drafter of the model's own block; None if that does not draft."""
+def _block_drafter(engine: GpuEngine, least: float) -> Callable[[Sequences], Drafter] | None:
+    """Returns what makes the drafter of the model's own block; None if that does not draft. least: probability
+    of its drafts."""
     chain = engine.next_token_chain
-    return None if chain is None else lambda sequences: GpuNextTokenDrafter(sequences, chain)
+    return None if chain is None else lambda sequences: GpuNextTokenDrafter(sequences, chain, least)
 
 
 def gpu_constraints(
