@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +21,18 @@ from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.next_token import with_next_token_block
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_checked_shape
+from moeserve.router.core.policy.draft_length import DraftLength
+from moeserve.worker.drafts.drafter import Wanted
+from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
 from moeserve.worker.engines.gpu.next_token_chain import ChainStart, NextTokenChain
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
+from moeserve.worker.sequences import Int32s, StepLayout
+from tests.gpu.driver import small_config
 from tests.kernels.model_engine import distance
+from tests.support.foreseen_drafts import Foreseen, asked, whole_texts
+from tests.support.served_answers import serve
 from tests.worker.next_token_rows import MODELS, Drafting
 
 LENGTH, REQUESTS, DEPTHS = 16, 4, 2
@@ -89,6 +99,9 @@ class Trunk:
         return logits
 
 
+pytestmark = pytest.mark.slow  # minutes in the interpreter
+
+
 @pytest.mark.parametrize("name", ["glm4moe", "glmdsa"])
 def test_logits_and_chains(name: str, wide_fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where keys and values are stored a few rows at a time; and a request whose text is cached up to a page."""
@@ -128,3 +141,56 @@ def on_the_cpu(path: Path, text: list[int]) -> list[int]:
             kv_slots=drafting.kv_slots[at : at + 1],
         )  # fmt: skip
     return drafts
+
+
+class Noted:
+    """The block's drafts are noted; verified are foreseen ones, some of them right."""
+
+    def __init__(self, inner: GpuNextTokenDrafter, verified: Foreseen, tokens: Int32s) -> None:
+        self._inner, self._verified, self._tokens = inner, verified, tokens
+        self.noted: list[tuple[list[int], list[int]]] = []  # texts, and the drafts behind them
+
+    def bind(self, slot: int, namespace: str) -> None:
+        self._inner.bind(slot, namespace)
+
+    def catch_up(self) -> None:
+        self._inner.catch_up()
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
+        for one, draft in zip(wanted, self._inner.draft(wanted), strict=True):
+            if len(draft):
+                self.noted.append((self._tokens[one.slot, : one.length].tolist(), draft.tolist()))
+        return self._verified.draft(wanted)
+
+    def computed(self, layout: StepLayout, accepted: Int32s) -> None:
+        self._inner.computed(layout, accepted)
+
+
+def test_an_engine(wide_fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is the one without drafts, and behind right drafts and wrong ones the block drafts what the CPU's
+    does."""
+    path = wide_fixtures / f"{MODELS['glm4moe']}.gguf"
+    config = small_config(
+        path, threads=1, max_num_seqs=2, max_num_batched_tokens=8, max_model_len=32, max_total_tokens=64,
+        speculative_config=f'{{"method": "mtp", "num_speculative_tokens": {DEPTHS}}}',
+    )  # fmt: skip
+    runner = load_gpu_runner(config, open_model(path), lambda *_: None, DEV, Start())
+    assert runner._drafts is not None
+    inner, tokens = runner._drafts._drafter._second, runner._sequences.tokens
+    assert isinstance(inner, GpuNextTokenDrafter)
+    inner._least = 0.0  # the tiny model is never sure
+    requests = asked(1, runner.ready().vocab_size, length=5, max_tokens=6, temperature=1.0)
+    expected, _ = serve(runner, requests, 0, max_num_batched_tokens=8)
+    verified = Foreseen(tokens, whole_texts(requests, expected), 0.7)
+    runner._drafts._drafter = shown = Noted(inner, verified, tokens)
+    monkeypatch.setattr(
+        DraftLength,
+        "choose",
+        lambda self, records, *_: ([DEPTHS] * len(records), float(DEPTHS * len(records))),
+    )
+    found, report = serve(runner, requests, DEPTHS, max_num_batched_tokens=8)
+    assert [answer.tokens for answer in found.values()] == [answer.tokens for answer in expected.values()]
+    assert 0 < report.accepted_draft_tokens < report.draft_tokens
+    assert len(shown.noted) > 2
+    for text, draft in shown.noted:
+        assert draft == on_the_cpu(path, text)[: len(draft)]
