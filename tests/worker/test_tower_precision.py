@@ -15,7 +15,7 @@ from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.tower_file import open_tower
 from moeserve.visualserver.towers.gemma4 import Gemma4Tower
 from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
-from moeserve.visualserver.towers.tower import CPU, Tower, TowerMemoryError
+from moeserve.visualserver.towers.tower import CPU, SliceEnded, Tower, TowerMemoryError
 from tests.support.picture_fixture import (
     GEMMA_TOWER,
     PICTURES,
