@@ -9,8 +9,9 @@ from typing import Literal
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.models.attention import AttentionShape
 from moeserve.models.compressed import CompressedAttentionShape
-from moeserve.models.interface import AttentionShape, ModelShape
+from moeserve.models.interface import ModelShape
 
 KV_BLOCK = 32  # consecutive numbers of a head that share a scale in q8_0
 

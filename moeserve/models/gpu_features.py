@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from moeserve.models.attention import AttentionShape
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import AttentionShape, LayerShape, ModelShape
+from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 

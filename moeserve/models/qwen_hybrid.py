@@ -8,14 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from moeserve.kernels.routing.options import RouterOptions
-from moeserve.models.interface import (
-    AttentionShape,
-    DenseFfnShape,
-    LayerShape,
-    ModelShape,
-    MoeShape,
-    SharedExpert,
-)
+from moeserve.models.attention import AttentionShape
+from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
+from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.recurrent_heads import delta_heads
 from moeserve.models.shape_reader import ShapeReader

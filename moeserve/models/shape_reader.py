@@ -13,15 +13,10 @@ from dataclasses import replace
 import numpy as np
 
 from moeserve.kernels.routing.options import RouterOptions, Scoring
+from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import (
-    AttentionShape,
-    DenseFfnShape,
-    LayerShape,
-    ModelShape,
-    MoeShape,
-    SharedExpert,
-)
+from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
+from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.neutral_settings import NEUTRAL, is_neutral
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import names as n

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelShape, MoeShape
+from moeserve.models.feed_forward import DenseFfnShape, MoeShape
+from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.residual import SinkhornConnections
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n

@@ -14,7 +14,7 @@ from moeserve.kernels.planes import dequantize
 from moeserve.kernels.quantize.reference import quantize, round_trip
 from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_products
 from moeserve.models.blocks.gpu.workspace import make_workspaces
-from moeserve.models.interface import DenseFfnShape
+from moeserve.models.feed_forward import DenseFfnShape
 from moeserve.models.loading.gpu_weights import GpuExperts
 from tests.kernels.plane_tensors import GUARD, planes_of
 from tests.kernels.weights import Type, activations, nmse

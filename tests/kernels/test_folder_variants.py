@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import AttentionShape
 from moeserve.models.open import open_folder
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.registry import read_checked_shape

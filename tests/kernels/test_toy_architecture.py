@@ -12,8 +12,9 @@ import torch
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from moeserve.config.units import GIB
 from moeserve.kv.layout import KvLayout
+from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import AttentionShape, ModelFamily
+from moeserve.models.interface import ModelFamily
 from moeserve.models.open import open_model
 from moeserve.models.registry import FAMILIES, read_checked_shape, read_shape, registered
 from moeserve.models.sources.gguf import open_gguf

@@ -31,6 +31,8 @@ MODEL_FILES = {
     "moeserve.models.sources.regular_file",
     "moeserve.models.sources.source",
     "moeserve.models.gpu_features",
+    "moeserve.models.attention",
+    "moeserve.models.feed_forward",
     "moeserve.models.interface",
     "moeserve.models.compressed",
     "moeserve.models.indexer",
@@ -86,6 +88,8 @@ READERS = {
 FAMILY_NEEDS = READERS | {
     "moeserve.models.compressed",
     "moeserve.models.indexer",
+    "moeserve.models.attention",
+    "moeserve.models.feed_forward",
     "moeserve.models.interface",
     "moeserve.models.latent",
     "moeserve.models.recurrence",
@@ -226,13 +230,19 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.regular_file",
         "moeserve.quantization",
     },
-    "moeserve.models.interface": READERS
-    | KERNEL_OPTIONS
-    | {
+    "moeserve.models.attention": {
         "moeserve.models.compressed",
         "moeserve.models.indexer",
         "moeserve.models.latent",
-        "moeserve.models.mamba2",
+        "moeserve.models.sources.gguf",
+    },
+    "moeserve.models.feed_forward": KERNEL_OPTIONS | {"moeserve.models.sources.gguf"},
+    "moeserve.models.interface": READERS
+    | {
+        "moeserve.models.attention",
+        "moeserve.models.feed_forward",
+        "moeserve.models.indexer",
+        "moeserve.models.latent",
         "moeserve.models.recurrence",
         "moeserve.models.residual",
         "moeserve.models.rope_scaling",
@@ -262,6 +272,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.rope_scaling": set(),
     "moeserve.models.tensors": {
         "moeserve.models.errors",
+        "moeserve.models.attention",
+        "moeserve.models.feed_forward",
         "moeserve.models.interface",
         "moeserve.models.latent",
         "moeserve.models.recurrence",
@@ -274,12 +286,16 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.neutral_settings": set(),
     "moeserve.models.shape_reader": READERS
     | {
+        "moeserve.models.attention",
+        "moeserve.models.feed_forward",
         "moeserve.models.interface",
         "moeserve.models.neutral_settings",
         "moeserve.models.rope_scaling",
         "moeserve.kernels.routing.options",
     },
     "moeserve.models.skipped_layers": {
+        "moeserve.models.attention",
+        "moeserve.models.feed_forward",
         "moeserve.models.interface",
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.source",
@@ -287,6 +303,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.cpu_step_buffers": {
         "moeserve.models.compressed",
         "moeserve.models.indexer",
+        "moeserve.models.attention",
+        "moeserve.models.feed_forward",
         "moeserve.models.interface",
         "moeserve.models.latent",
         "moeserve.models.mamba2",
@@ -296,6 +314,8 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.step_buffers",
     },
     "moeserve.models.step_buffers": {
+        "moeserve.models.attention",
+        "moeserve.models.feed_forward",
         "moeserve.models.interface",
         "moeserve.models.latent",
         "moeserve.models.mamba2",
@@ -308,6 +328,8 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.config",
         "moeserve.errors",
         "moeserve.models.compressed",
+        "moeserve.models.attention",
+        "moeserve.models.feed_forward",
         "moeserve.models.interface",
         "moeserve.models.latent",
         "moeserve.kernels.host_pinning",
@@ -318,6 +340,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.adapters": {
         "moeserve.errors",
         "moeserve.models.errors",
+        "moeserve.models.attention",
+        "moeserve.models.feed_forward",
         "moeserve.models.interface",
         "moeserve.models.registry",  # what of checkpoints no shape says
         "moeserve.models.sources.gguf",
@@ -326,12 +350,16 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models": {"moeserve.kernels", "moeserve.errors", "moeserve.quantization"},
     "moeserve.models.ranks.rank_share": {
         "moeserve.models.gpu_features",
+        "moeserve.models.attention",
+        "moeserve.models.feed_forward",
         "moeserve.models.interface",
         "moeserve.models.sources.gguf",
         "moeserve.models.tensors",
     },
     "moeserve.placement": {
         "moeserve.models.sources.gguf",
+        "moeserve.models.attention",
+        "moeserve.models.feed_forward",
         "moeserve.models.interface",
         "moeserve.models.ranks.rank_share",
         "moeserve.models.residual",
@@ -383,6 +411,8 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.visualserver": FRAME
     | {
         "moeserve.models.errors",
+        "moeserve.models.attention",
+        "moeserve.models.feed_forward",
         "moeserve.models.interface",
         "moeserve.models.open",
         "moeserve.models.registry",

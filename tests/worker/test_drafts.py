@@ -189,7 +189,7 @@ def test_records_of_drafts_are_counted(model: CpuModel, runner: Runner) -> None:
     """As many bytes as are allocated, and no more rows than the router may draft."""
     engine = runner.engine
     assert isinstance(engine, CpuEngine)
-    held = engine._model._pending.values()
+    held = engine._model._layers._pending.values()
     counted = draft_record_bytes(model.config, model.shape, model.step_tokens)
     assert counted == sum(one.nbytes for one in held)
     assert (counted > 0) == (runner.ready().num_state_slots > 0)

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from moeserve.errors import ConfigError
+from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import AttentionShape
 from moeserve.models.open import open_folder, open_model
 from moeserve.models.registry import read_checked_shape, read_shape
 from moeserve.models.sources.gguf import names as n

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelShape
+from moeserve.models.attention import AttentionShape
+from moeserve.models.feed_forward import DenseFfnShape
+from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.sources.gguf import names as n
 
 QKV_PARTS = (n.ATTN_Q, n.ATTN_K, n.ATTN_V)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from moeserve.kernels.stream_operands import KvLayer
-from moeserve.models.interface import AttentionShape, ModelShape
+from moeserve.models.attention import AttentionShape
+from moeserve.models.interface import ModelShape
 
 
 def clear_slots(layer: KvLayer, slots: list[int]) -> None:

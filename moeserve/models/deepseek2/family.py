@@ -15,14 +15,8 @@ from dataclasses import replace
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.deepseek2.hugging_face import MAPPING
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import (
-    DenseFfnShape,
-    LayerShape,
-    ModelFamily,
-    ModelShape,
-    MoeShape,
-    SharedExpert,
-)
+from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.shape_reader import ShapeReader

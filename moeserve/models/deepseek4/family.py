@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.compressed import CompressedAttentionShape, Compressor, EntryIndexer
-from moeserve.models.interface import LayerShape, ModelFamily, ModelShape, MoeShape, SharedExpert
+from moeserve.models.feed_forward import MoeShape, SharedExpert
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.residual import SinkhornConnections
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.shape_reader import ShapeReader

@@ -14,15 +14,10 @@ from typing import Any
 import numpy as np
 
 from moeserve.kernels.routing.options import RouterOptions
+from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import (
-    AttentionShape,
-    LayerShape,
-    ModelFamily,
-    ModelShape,
-    MoeShape,
-    SharedExpert,
-)
+from moeserve.models.feed_forward import MoeShape, SharedExpert
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue

@@ -10,16 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moeserve.kernels.routing.options import RouterOptions
+from moeserve.models.attention import AttentionShape
+from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
 from moeserve.models.granitehybrid.hugging_face import MAPPING
-from moeserve.models.interface import (
-    AttentionShape,
-    DenseFfnShape,
-    LayerShape,
-    ModelFamily,
-    ModelShape,
-    MoeShape,
-    SharedExpert,
-)
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.recurrent_heads import mamba2_shape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.source import ModelSource

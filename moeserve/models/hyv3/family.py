@@ -4,7 +4,8 @@ token (MTP) and is not loaded."""
 
 from __future__ import annotations
 
-from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape
+from moeserve.models.attention import AttentionShape
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.layer_settings import leading_dense_layers

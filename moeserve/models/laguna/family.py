@@ -7,7 +7,8 @@ expert.
 
 from __future__ import annotations
 
-from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape
+from moeserve.models.attention import AttentionShape
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.laguna.hugging_face import MAPPING
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape
+from moeserve.models.attention import AttentionShape
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.recurrent_heads import short_conv_shape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n

@@ -12,14 +12,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moeserve.kernels.routing.options import RouterOptions
-from moeserve.models.interface import (
-    AttentionShape,
-    LayerShape,
-    ModelFamily,
-    ModelShape,
-    MoeShape,
-    SharedExpert,
-)
+from moeserve.models.attention import AttentionShape
+from moeserve.models.feed_forward import MoeShape, SharedExpert
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.llama4.hugging_face import MAPPING, PERIOD
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 import torch
 
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
+from moeserve.models.attention import AttentionShape
 from moeserve.models.compressed import CompressedAttentionShape
-from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
+from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
+from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_compressed import load_compressed_attention
 from moeserve.models.loading.cpu_indexer import load_block_indexer

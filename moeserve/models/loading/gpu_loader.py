@@ -14,9 +14,11 @@ from torch import Tensor
 
 from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
 from moeserve.kernels.planes import Planes, empty_planes
+from moeserve.models.attention import AttentionShape
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import AttentionShape, DenseFfnShape, ModelShape, MoeShape, SharedExpert
+from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
+from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from moeserve.models.interface import AttentionShape, ModelShape
+from moeserve.models.attention import AttentionShape
+from moeserve.models.interface import ModelShape
 from moeserve.models.sources.gguf import names as n
 
 _ORDERED = frozenset((n.ATTN_Q, n.ATTN_K, n.ATTN_Q_NORM, n.ATTN_K_NORM))

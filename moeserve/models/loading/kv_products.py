@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moeserve.kernels.cpu_stream import LinearGroup, Matrix
-from moeserve.models.interface import AttentionShape, ModelShape
+from moeserve.models.attention import AttentionShape
+from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.head_order import in_halves

@@ -7,7 +7,8 @@ tokens (MTP) and are not loaded.
 
 from __future__ import annotations
 
-from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape
+from moeserve.models.attention import AttentionShape
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.mimo2.hugging_face import FOLDER
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n

@@ -13,15 +13,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moeserve.kernels.choice_rule import ChoiceRule
+from moeserve.models.attention import AttentionShape
+from moeserve.models.feed_forward import DenseFfnShape, MoeShape
 from moeserve.models.indexer import BlockIndexerShape
-from moeserve.models.interface import (
-    AttentionShape,
-    DenseFfnShape,
-    LayerShape,
-    ModelFamily,
-    ModelShape,
-    MoeShape,
-)
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.minimaxm3.hugging_face import MAPPING
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n

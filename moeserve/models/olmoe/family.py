@@ -4,7 +4,9 @@ experts' weights are not normalised."""
 from __future__ import annotations
 
 from moeserve.kernels.routing.options import RouterOptions
-from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape, MoeShape
+from moeserve.models.attention import AttentionShape
+from moeserve.models.feed_forward import MoeShape
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.mapping import (

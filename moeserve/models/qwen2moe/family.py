@@ -6,14 +6,9 @@ differ in each of these."""
 from __future__ import annotations
 
 from moeserve.kernels.routing.options import RouterOptions
-from moeserve.models.interface import (
-    AttentionShape,
-    LayerShape,
-    ModelFamily,
-    ModelShape,
-    MoeShape,
-    SharedExpert,
-)
+from moeserve.models.attention import AttentionShape
+from moeserve.models.feed_forward import MoeShape, SharedExpert
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.layer_settings import derived_by, sparse_layers, windows

@@ -3,7 +3,9 @@ instead of experts."""
 
 from __future__ import annotations
 
-from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelFamily, ModelShape
+from moeserve.models.attention import AttentionShape
+from moeserve.models.feed_forward import DenseFfnShape
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.layer_settings import windows

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import AttentionShape, ModelFamily, ModelShape
+from moeserve.models.interface import ModelFamily, ModelShape
 from moeserve.models.qwen3moe.family import FAMILY as QWEN3_MOE
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n

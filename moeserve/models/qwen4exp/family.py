@@ -14,8 +14,9 @@ import numpy as np
 
 from moeserve.kernels.choice_rule import ChoiceRule
 from moeserve.kernels.ngrams.hashing import NgramHashes
+from moeserve.models.attention import AttentionShape
 from moeserve.models.indexer import BlockIndexerShape
-from moeserve.models.interface import AttentionShape, LayerShape, ModelFamily, ModelShape
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.qwen_hybrid import read_hybrid_shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.residual import HyperConnections, NgramShape

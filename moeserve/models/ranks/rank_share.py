@@ -23,8 +23,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from moeserve.models.attention import AttentionShape
+from moeserve.models.feed_forward import DenseFfnShape, MoeShape
 from moeserve.models.gpu_features import cpu_only_features
-from moeserve.models.interface import AttentionShape, DenseFfnShape, LayerShape, ModelShape, MoeShape
+from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.tensors import model_tensors

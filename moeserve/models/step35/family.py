@@ -9,14 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from moeserve.models.interface import (
-    AttentionShape,
-    DenseFfnShape,
-    LayerShape,
-    ModelFamily,
-    ModelShape,
-    MoeShape,
-)
+from moeserve.models.attention import AttentionShape
+from moeserve.models.feed_forward import DenseFfnShape, MoeShape
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource

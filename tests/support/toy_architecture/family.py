@@ -4,14 +4,9 @@ expert without a gate. No architecture in the registry has any of these four tog
 from __future__ import annotations
 
 from moeserve.kernels.routing.options import RouterOptions
-from moeserve.models.interface import (
-    AttentionShape,
-    LayerShape,
-    ModelFamily,
-    ModelShape,
-    MoeShape,
-    SharedExpert,
-)
+from moeserve.models.attention import AttentionShape
+from moeserve.models.feed_forward import MoeShape, SharedExpert
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.source import ModelSource
 

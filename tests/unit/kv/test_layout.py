@@ -9,7 +9,8 @@ import pytest
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import FLOAT16, Q8_0, check_cpu_reads, layout_of
-from moeserve.models.interface import AttentionShape, ModelShape
+from moeserve.models.attention import AttentionShape
+from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from tests.support.model_header import QWEN3_30B_A3B
 

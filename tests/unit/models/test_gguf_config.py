@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from gguf.constants import GGMLQuantizationType
 
+from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import AttentionShape
 from moeserve.models.registry import read_checked_shape, read_shape
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import GGUFFile, open_gguf

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from moeserve.models.errors import ModelError
-from moeserve.models.interface import DenseFfnShape, ModelShape, MoeShape
+from moeserve.models.feed_forward import DenseFfnShape, MoeShape
+from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_checked_shape
 from tests.support.hugging_face_model import write_family

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import KvLayer
+from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.indexer import choose_blocks
 from moeserve.models.blocks.cpu.lora import LayerAdapters, project
 from moeserve.models.blocks.cpu.residual import add_block, block_output, read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
-from moeserve.models.interface import AttentionShape
 from moeserve.models.loading.cpu_weights import CpuAttention
 from moeserve.models.sources.gguf import names
 

@@ -9,11 +9,12 @@ from torch import Tensor
 from moeserve.kernels.choice_rule import ChoiceRule
 from moeserve.kernels.cpu_stream import AttentionPlan
 from moeserve.kernels.stream_operands import Activations, Heads
+from moeserve.models.attention import Attention, AttentionShape
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
 from moeserve.models.blocks.rope import rope_tables, section_of_frequencies
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.indexer import ChoosesKeys
-from moeserve.models.interface import Attention, AttentionShape, ModelShape
+from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 
 RopeTables = tuple[Tensor, Tensor]  # cos and sin of all positions' angles: see `rope_tables`

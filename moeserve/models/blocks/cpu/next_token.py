@@ -17,13 +17,14 @@ from moeserve.kernels._C import PANEL_ROWS
 from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import KvLayer
+from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.cpu.attention import store_kv
 from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.latent import store_latent
 from moeserve.models.blocks.cpu.residual import read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.indexer import ChoosesKeys
-from moeserve.models.interface import AttentionShape, ModelShape
+from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuAttention, CpuLatentAttention, CpuWeights
 

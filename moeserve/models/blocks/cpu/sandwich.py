@@ -13,7 +13,7 @@ from moeserve.models.blocks.cpu.ffn import run_experts, run_unrouted
 from moeserve.models.blocks.cpu.lora import LayerAdapters, project
 from moeserve.models.blocks.cpu.residual import read_residual
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
-from moeserve.models.interface import MoeShape
+from moeserve.models.feed_forward import MoeShape
 from moeserve.models.loading.cpu_weights import CpuMoe, CpuParts
 from moeserve.models.sources.gguf import names
 

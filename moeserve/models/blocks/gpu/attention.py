@@ -17,6 +17,7 @@ from moeserve.kernels.delta_net.op import sigmoid_gate
 from moeserve.kernels.rope.op import SectionPositions, rope_store
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.adapters.products import QKV_PARTS
+from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.gpu.forms import GpuForm
 from moeserve.models.blocks.gpu.linear import multiply, multiply_all
 from moeserve.models.blocks.gpu.lora_products import LayerAdapters
@@ -27,7 +28,6 @@ from moeserve.models.blocks.gpu.workspace import (
     GpuBatch,
     GpuWorkspace,
 )
-from moeserve.models.interface import AttentionShape
 from moeserve.models.latent import AttentionForm
 from moeserve.models.loading.gpu_weights import GpuAttention
 from moeserve.models.sources.gguf import names

@@ -1,7 +1,7 @@
 """A decoder on a GPU: the same network as `blocks/cpu`, as launches on the current stream.
 
     x = embed(tokens)
-    for each layer:
+    for each layer:                         layers.py
         x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: recurrent.py
         x = x + experts(norm(x))            ffn.py; in a parallel layer of the same norm(x) as attention
     logits = output(output_norm(x))
@@ -24,42 +24,34 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moeserve.kernels.embed.op import KvPlaces, add_deep, embed
+from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.kernels.linear.softcap import softcap
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.blocks.forget import forget_kv
-from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
 from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
 from moeserve.models.blocks.gpu.first_rows import as_planes, numbers, upload
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.forms import forms_of
 from moeserve.models.blocks.gpu.head_product import GpuHead, head_product
-from moeserve.models.blocks.gpu.latent import GpuLatentAttentionBlock
 from moeserve.models.blocks.gpu.layer_kinds import distinct_layers
+from moeserve.models.blocks.gpu.layers import GpuLayers
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.lora import GpuAdapters
-from moeserve.models.blocks.gpu.lora_products import LayerAdapters
-from moeserve.models.blocks.gpu.recurrent import mix_recurrent
 from moeserve.models.blocks.gpu.stage import WHOLE, Stage, StepPart
 from moeserve.models.blocks.gpu.sums import GpuSums
-from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, make_workspaces
-from moeserve.models.interface import AttentionShape, ModelShape
-from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.blocks.gpu.workspace import GpuBatch, make_workspaces
+from moeserve.models.interface import ModelShape
 from moeserve.models.loading.expert_stream import ExpertStream
 from moeserve.models.loading.gpu_weights import (
-    GpuAttention,
-    GpuLatentAttention,
-    GpuLayer,
     GpuWeights,
     float_type,
     has_float_weights,
     plane_tensors,
 )
 from moeserve.models.observer import LayerObserver
-from moeserve.models.recurrence import Recurrence
 from moeserve.models.step_buffers import GPU_LOGIT_ROWS, step_sizes
 
 
@@ -113,9 +105,7 @@ class GpuDecoder:
         # x from the CPU or another GPU is already scaled.
         self._embedding_scale = shape.embedding_scale if self._row_numbers is None else 1.0
         forms = forms_of(shape, max_model_len, self.device, weights.rope_factors)
-        self._sums = GpuSums(None, [None] * self.num_layers, None) if sums is None else sums
-        self._attention = GpuAttentionBlock(shape.rms_eps, slot_table, forms, window_table)
-        self._latent_attention = GpuLatentAttentionBlock(slot_table, forms)
+        layer_sums = GpuSums(None, [None] * self.num_layers, None) if sums is None else sums
         self.forced_routing = (
             ForcedRouting(self.num_layers, shape.num_experts, step_sizes(forced_rows)[-1], self.device)
             if forced_rows
@@ -128,9 +118,13 @@ class GpuDecoder:
             handoff,
             expert_stream,
             prefill,
-            self._sums,
+            layer_sums,
             self.forced_routing,
             num_in_ram,
+        )
+        self._layers = GpuLayers(
+            *(shape, weights.layers, kv, states, slot_table, window_table, forms),
+            *(self._ffn, layer_sums, adapters),
         )
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)
@@ -229,20 +223,9 @@ class GpuDecoder:
         if observer is not None and self._row_numbers is None:
             observer.embedding(s.x)
         for index in self._distinct_layers if is_compiling_ahead() else range(self.num_layers):
-            layer = self._weights.layers[index]
-            adapters = self._adapters_of(index, batch, s)
-            if layer.mixer is None:
-                self._take_over(index, layer, s, batch.count)
-            else:
-                self._add_and_norm(index, s, layer.mixer.norm, batch.count)
-                self._mix_tokens(index, layer, batch, s, adapters)
-                self._sums.add_mixer(s)
-            self._ffn.mix(index, s, batch.count, adapters)
-            if s.deep is not None and (layer_number := self._first_layer + index) < self.shape.deep_layers:
-                at = layer_number * self.shape.hidden_size  # the layer's own terms are added by the next norm
-                add_deep(batch.token_ids, batch.count, s.deep[:, at : at + self.shape.hidden_size], s.x)
+            self._layers.forward(index, batch, s)
             if observer is not None:
-                self._show_layer(index, s, observer)
+                self._layers.show(index, s, observer)
         if self.stage is not None:
             last, norm = self.num_layers - 1, self._weights.output_norm
             self._ffn.add_and_norm(last, s, norm, batch.count, s.y, None)  # only to complete x
@@ -321,77 +304,6 @@ class GpuDecoder:
             if experts is not None:
                 total += experts.nbytes * count // experts.gate.experts
         return total
-
-    def _adapters_of(self, index: int, batch: GpuBatch, s: GpuWorkspace) -> LayerAdapters | None:
-        if self.adapters is None or batch.adapters is None:
-            return None
-        return LayerAdapters(self._first_layer + index, self.adapters, batch.adapters, batch.count, s)
-
-    def _mix_tokens(
-        self,
-        index: int,
-        layer: GpuLayer,
-        batch: GpuBatch,
-        s: GpuWorkspace,
-        adapters: LayerAdapters | None,
-    ) -> None:
-        """Launches a layer's token mixer. Reads s.y; writes the output to s.output."""
-        w, mixer = layer.mixer, self.shape.layers[self._first_layer + index].mixer
-        if isinstance(mixer, AttentionShape):
-            assert isinstance(w, GpuAttention)
-            self._attention.attend(mixer, w, self._kv[index], batch, s, adapters)
-        elif isinstance(mixer, LatentAttentionShape):
-            assert isinstance(w, GpuLatentAttention)
-            self._latent_attention.attend(mixer, w, self._kv[index], batch, s)
-        elif isinstance(mixer, Recurrence):
-            assert w is not None
-            assert batch.states is not None
-            mix_recurrent(mixer, w, self.shape.rms_eps, self._states[index], batch.states, batch.count, s)
-
-    def _take_over(self, index: int, layer: GpuLayer, s: GpuWorkspace, count: Tensor) -> None:
-        """Prepares the feed-forward of a layer without a mixer. What the previous layer's mixer left in s.output is
-        added by its norm, as if both were one layer; if that layer had a feed-forward, s.output becomes 0."""
-        if index and self._weights.layers[index - 1].ffn is None:
-            return
-        if index:
-            assert layer.ffn is not None
-            assert layer.ffn.norm is not None
-            self._add_and_norm(index, s, layer.ffn.norm, count)  # for x alone
-        s.output.zero_()
-
-    def _add_and_norm(self, index: int, s: GpuWorkspace, weight: Tensor, count: Tensor) -> None:
-        """Launches y = norm of x, after adding the previous layer's pending output."""
-        y, exact = s.y, self._ffn.inputs.exact(index, s)
-        if index == 0:
-            add_norm(
-                s.x, None, None, None, None, None, count, weight, self.shape.rms_eps, y.x, y.codes, y.scales, exact,
-                centered=self.shape.centers_norms,
-            )  # fmt: skip
-        else:
-            self._ffn.add_and_norm(index - 1, s, weight, count, y, None, exact)
-
-    def _show_layer(self, index: int, s: GpuWorkspace, observer: LayerObserver) -> None:
-        """Shows a layer to the observer. Sums are computed on the CPU, because all GPU memory is planned."""
-        parts, weights, ids, pool_sum = self._ffn.pending(index, s)
-        output = torch.zeros(s.rows, self.shape.hidden_size) if pool_sum is None else pool_sum.cpu()
-        if parts is not None:
-            each = parts.cpu().float()  # under the interpreter no copy: not to be changed in place
-            if weights is not None:
-                each = each * weights.cpu()[:, :, None]
-            if ids is not None:
-                each = each.masked_fill(ids.cpu()[:, :, None] < 0, 0.0)
-            output = output + each.sum(dim=1)
-        output = self._ffn.behind_norms(index, s, output)
-        after_attention, has_ffn = s.x, self._weights.layers[index].ffn is not None
-        if self._ffn.inputs.leaves_attended(index, s) or not has_ffn:
-            after_attention = s.x.cpu() + s.output.view(s.rows, -1).cpu().float()
-        observer.layer(
-            self._first_layer + index,  # the observer has seen the CPU's layers
-            after_attention=after_attention,
-            expert_input=s.router_input,
-            routing=self._ffn.routing(index, s),
-            expert_output=output if has_ffn else torch.zeros_like(output),
-        )
 
 
 def _experts_here(weights: GpuWeights) -> int:

@@ -22,7 +22,7 @@ from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_u
 from moeserve.kernels.linear.op import Gated, RouteBlocks
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace
-from moeserve.models.interface import MoeShape
+from moeserve.models.feed_forward import MoeShape
 from moeserve.models.loading.gpu_weights import GpuExperts, plane_tensors
 
 

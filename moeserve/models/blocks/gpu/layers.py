@@ -1,0 +1,142 @@
+"""The layers on a GPU: launches of a layer's token mixer and feed-forward, each with the norm before it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.embed.op import add_deep
+from moeserve.kernels.norm.op import add_norm
+from moeserve.kernels.stream_operands import KvLayer, StateLayer
+from moeserve.models.attention import AttentionShape
+from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
+from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
+from moeserve.models.blocks.gpu.forms import GpuForm
+from moeserve.models.blocks.gpu.latent import GpuLatentAttentionBlock
+from moeserve.models.blocks.gpu.lora import GpuAdapters
+from moeserve.models.blocks.gpu.lora_products import LayerAdapters
+from moeserve.models.blocks.gpu.recurrent import mix_recurrent
+from moeserve.models.blocks.gpu.sums import GpuSums
+from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace
+from moeserve.models.interface import ModelShape
+from moeserve.models.latent import AttentionForm, LatentAttentionShape
+from moeserve.models.loading.gpu_weights import GpuAttention, GpuLatentAttention, GpuLayer
+from moeserve.models.observer import LayerObserver
+from moeserve.models.recurrence import Recurrence
+
+
+class GpuLayers:
+    """The layers of a decoder; the last ones of the model, if others are elsewhere."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        layers: Sequence[GpuLayer],
+        kv: Sequence[KvLayer],
+        states: Sequence[StateLayer],
+        slot_table: Tensor,
+        window_table: Tensor | None,
+        forms: Mapping[AttentionForm, GpuForm],
+        ffn: GpuFfnBlock,
+        sums: GpuSums,
+        adapters: GpuAdapters | None,
+    ) -> None:
+        """Arguments: see `GpuDecoder`. layers: the weights. ffn, sums: the decoder's."""
+        self._shape = shape
+        self._layers = layers
+        self._first_layer = shape.num_layers - len(layers)
+        self._kv = kv
+        self._states = states
+        self._attention = GpuAttentionBlock(shape.rms_eps, slot_table, forms, window_table)
+        self._latent_attention = GpuLatentAttentionBlock(slot_table, forms)
+        self._ffn = ffn
+        self._sums = sums
+        self._adapters = adapters
+
+    def forward(self, index: int, batch: GpuBatch, s: GpuWorkspace) -> None:
+        """Launches one layer on s.x and what the previous layer left to be added to it."""
+        layer = self._layers[index]
+        adapters = self._adapters_of(index, batch, s)
+        if layer.mixer is None:
+            self._take_over(index, layer, s, batch.count)
+        else:
+            self._add_and_norm(index, s, layer.mixer.norm, batch.count)
+            self._mix_tokens(index, layer, batch, s, adapters)
+            self._sums.add_mixer(s)
+        self._ffn.mix(index, s, batch.count, adapters)
+        if s.deep is not None and (layer_number := self._first_layer + index) < self._shape.deep_layers:
+            at = layer_number * self._shape.hidden_size  # the layer's own terms are added by the next norm
+            add_deep(batch.token_ids, batch.count, s.deep[:, at : at + self._shape.hidden_size], s.x)
+
+    def _mix_tokens(
+        self,
+        index: int,
+        layer: GpuLayer,
+        batch: GpuBatch,
+        s: GpuWorkspace,
+        adapters: LayerAdapters | None,
+    ) -> None:
+        """Launches a layer's token mixer. Reads s.y; writes the output to s.output."""
+        w, mixer = layer.mixer, self._shape.layers[self._first_layer + index].mixer
+        if isinstance(mixer, AttentionShape):
+            assert isinstance(w, GpuAttention)
+            self._attention.attend(mixer, w, self._kv[index], batch, s, adapters)
+        elif isinstance(mixer, LatentAttentionShape):
+            assert isinstance(w, GpuLatentAttention)
+            self._latent_attention.attend(mixer, w, self._kv[index], batch, s)
+        elif isinstance(mixer, Recurrence):
+            assert w is not None
+            assert batch.states is not None
+            mix_recurrent(mixer, w, self._shape.rms_eps, self._states[index], batch.states, batch.count, s)
+
+    def _take_over(self, index: int, layer: GpuLayer, s: GpuWorkspace, count: Tensor) -> None:
+        """Prepares the feed-forward of a layer without a mixer. What the previous layer's mixer left in s.output is
+        added by its norm, as if both were one layer; if that layer had a feed-forward, s.output becomes 0."""
+        if index and self._layers[index - 1].ffn is None:
+            return
+        if index:
+            assert layer.ffn is not None
+            assert layer.ffn.norm is not None
+            self._add_and_norm(index, s, layer.ffn.norm, count)  # for x alone
+        s.output.zero_()
+
+    def _add_and_norm(self, index: int, s: GpuWorkspace, weight: Tensor, count: Tensor) -> None:
+        """Launches y = norm of x, after adding the previous layer's pending output."""
+        y, exact = s.y, self._ffn.inputs.exact(index, s)
+        if index == 0:
+            add_norm(
+                s.x, None, None, None, None, None, count, weight, self._shape.rms_eps, y.x, y.codes, y.scales, exact,
+                centered=self._shape.centers_norms,
+            )  # fmt: skip
+        else:
+            self._ffn.add_and_norm(index - 1, s, weight, count, y, None, exact)
+
+    def show(self, index: int, s: GpuWorkspace, observer: LayerObserver) -> None:
+        """Shows a layer to the observer. Sums are computed on the CPU, because all GPU memory is planned."""
+        parts, weights, ids, pool_sum = self._ffn.pending(index, s)
+        output = torch.zeros(s.rows, self._shape.hidden_size) if pool_sum is None else pool_sum.cpu()
+        if parts is not None:
+            each = parts.cpu().float()  # under the interpreter no copy: not to be changed in place
+            if weights is not None:
+                each = each * weights.cpu()[:, :, None]
+            if ids is not None:
+                each = each.masked_fill(ids.cpu()[:, :, None] < 0, 0.0)
+            output = output + each.sum(dim=1)
+        output = self._ffn.behind_norms(index, s, output)
+        after_attention, has_ffn = s.x, self._layers[index].ffn is not None
+        if self._ffn.inputs.leaves_attended(index, s) or not has_ffn:
+            after_attention = s.x.cpu() + s.output.view(s.rows, -1).cpu().float()
+        observer.layer(
+            self._first_layer + index,  # the observer has seen the CPU's layers
+            after_attention=after_attention,
+            expert_input=s.router_input,
+            routing=self._ffn.routing(index, s),
+            expert_output=output if has_ffn else torch.zeros_like(output),
+        )
+
+    def _adapters_of(self, index: int, batch: GpuBatch, s: GpuWorkspace) -> LayerAdapters | None:
+        if self._adapters is None or batch.adapters is None:
+            return None
+        return LayerAdapters(self._first_layer + index, self._adapters, batch.adapters, batch.count, s)
