@@ -64,9 +64,7 @@ def test_chosen_rows_are_read_and_not_changed(hidden: int) -> None:
     x, weight = normal(ROWS, STREAMS * hidden), normal(STREAMS, hidden, seed=1).abs() + 0.5
     found, out, chosen = on_device(x.clone()), result(LIVE, hidden), torch.tensor([4, 0, 4])
     norm_streams(found, None, ints(chosen), counter(2), on_device(weight), EPS, out)
-    check_norm(
-        out.normed, reference.norm(x[chosen[:2]].view(2, STREAMS, hidden), weight, EPS).flatten(1), 2
-    )
+    check_norm(out.normed, reference.norm(x[chosen[:2]].view(2, STREAMS, hidden), weight, EPS).flatten(1), 2)
     assert torch.equal(found.cpu(), x)
     gate, y = normal(LIVE, STREAMS * hidden, seed=2), guarded(LIVE, hidden)
     mix_streams(on_device(gate), found, ints(chosen), on_device(weight), out.inverse, counter(2), y)
