@@ -28,8 +28,8 @@ def embed_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, REQUESTS: tl.constexpr, LENGTH: tl.constexpr,
     SCALE: tl.constexpr, STREAMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """x[i, s] = row ids[i] * SCALE, float32 [n, STREAMS, COLS]; grid (n, units). codes: uint8 pointers, or floats if F is
-    None. With slot_table int32 [REQUESTS, LENGTH], slot_table[req_slots[i], positions[i]] = kv_slots[i]; with
+    """x[i, s] = row ids[i] * SCALE, float32 [n, STREAMS, COLS]; grid (n, units). codes: uint8 pointers, or floats if F
+    is None. With slot_table int32 [REQUESTS, LENGTH], slot_table[req_slots[i], positions[i]] = kv_slots[i]; with
     window_table, likewise window_slots[i]. An id out of range reads the nearest of the ROWS; entries outside the
     tables are not written. x of a row with the id EMBEDDED is not written.
 

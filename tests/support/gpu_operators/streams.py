@@ -29,9 +29,9 @@ def hyper_connections(n: int, kind: torch.dtype) -> None:
     out = StreamNorm(GpuActivations(*both(n, width, kind)), empty(n, STREAMS))
     products = empty(n, LOW_RANK + STREAMS)
     low_rank, inject = products[:, :LOW_RANK], products[:, LOW_RANK:]
-    of_experts = empty(n, PARTS, HIDDEN, dtype=kind), empty(n, PARTS), empty(n, PARTS, dtype=i32)
-    for parts in (of_experts, (empty(n, 1, HIDDEN, dtype=kind), None, None)):
-        block = StreamBlock(*parts, empty(n, HIDDEN), inject)
+    parts, shares, ids = empty(n, PARTS, HIDDEN, dtype=kind), empty(n, PARTS), empty(n, PARTS, dtype=i32)
+    of_experts = StreamBlock(parts, shares, ids, empty(n, HIDDEN), inject)
+    for block in (of_experts, StreamBlock(empty(n, 1, HIDDEN, dtype=kind), None, None, None, inject)):
         norm_streams(x, block, None, count, norm, 1e-6, out)
         add_to_streams(x, block, count)
     norm_streams(x, None, at, count, norm, 1e-6, out)
