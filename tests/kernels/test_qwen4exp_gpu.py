@@ -23,10 +23,9 @@ from moeserve.worker.runner import Runner
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of
-from tests.kernels.test_qwen4exp import text
 from tests.kernels.weights import dequantize
 from tests.support.plan_command import fails, run
-from tests.support.qwen4exp_model import BUDGET, RATIO, new_model, write_model
+from tests.support.qwen4exp_model import BUDGET, RATIO, new_model, text, write_model
 
 DENSE = BUDGET + RATIO - 1  # tokens of a context in which all blocks are chosen
 
