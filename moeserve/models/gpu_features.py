@@ -46,7 +46,7 @@ def check_gpu_context(shape: ModelShape, max_model_len: int | None) -> None:
     if isinstance(indexer, BlockIndexerShape) and (max_model_len or 0) > (most := indexer.rule.most_dense):
         raise ConfigError(
             f"--max-model-len {max_model_len}: with layers on a GPU, {shape.architecture} attends to all keys, "
-            f"which is what it should do in contexts of up to {most} tokens: say {most} or leave it out, or choose "
+            f"which is what it should do in contexts of up to {most} tokens; say {most} or leave it out, or choose "
             "--device cpu"
         )
 
