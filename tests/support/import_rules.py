@@ -321,6 +321,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.latent",
         "moeserve.models.mamba2",
         "moeserve.models.recurrence",
+        "moeserve.kernels.linear.integer_pieces",
         "moeserve.models.residual",
     },
     "moeserve.models.qwen_hybrid": FAMILY_NEEDS,

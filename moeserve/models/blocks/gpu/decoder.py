@@ -39,7 +39,7 @@ from moeserve.models.blocks.gpu.forms import forms_of
 from moeserve.models.blocks.gpu.head_product import GpuHead, head_product
 from moeserve.models.blocks.gpu.layer_kinds import distinct_layers
 from moeserve.models.blocks.gpu.layers import GpuLayers
-from moeserve.models.blocks.gpu.linear import multiply
+from moeserve.models.blocks.gpu.linear import NO_WORKSPACE, multiply
 from moeserve.models.blocks.gpu.lora import GpuAdapters
 from moeserve.models.blocks.gpu.ngrams import Int32s, look_up
 from moeserve.models.blocks.gpu.residual import read_streams
@@ -282,7 +282,7 @@ class GpuDecoder:
         if isinstance(norm, GpuStreamMix):
             assert head.streams is not None
             read_streams(
-                norm, self.shape.rms_eps, s.x, None, rows, count, head.streams, head.final, None, None
+                norm, self.shape.rms_eps, s.x, None, rows, count, head.streams, head.final, None, NO_WORKSPACE
             )
         elif self.stage is None:
             self._ffn.add_and_norm(self.num_layers - 1, s, norm, count, head.final, rows)

@@ -92,7 +92,7 @@ class GpuFfnInputs:
     ) -> None:
         """Launches x += pending, and y = what a block reads of the residual's streams."""
         assert s.streams is not None
-        read_streams(w, self._eps, s.x, pending, None, count, s.streams, y, exact, s.unpacked)
+        read_streams(w, self._eps, s.x, pending, None, count, s.streams, y, exact, s.dense)
 
     def router(self, index: int, moe: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
         """Launches the norm, and the router's logits."""

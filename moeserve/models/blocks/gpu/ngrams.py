@@ -44,7 +44,7 @@ def add_ngrams(
     a = space.input
     norm_rows(space.embedded, None, 0.0, count, a.x, a.codes, a.scales)
     widths = (model.residual_width, model.hidden_size)
-    key, value = multiply_all(w.products, widths, a, count, space.products, s.unpacked)
+    key, value = multiply_all(w.products, widths, a, count, space.products, s.dense)
     tensors = NgramTensors(key, value, space.factors, space.inputs)
     states = state.states[:, state.first :]
     dilation = shape.hashes.size

@@ -9,7 +9,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.linear.large_batch import UnpackScratch
 from moeserve.kernels.streams.op import (
     StreamBlock,
     add_to_streams,
@@ -18,7 +17,7 @@ from moeserve.kernels.streams.op import (
     scaled_silu,
 )
 from moeserve.models.blocks.gpu.expert_run import PendingSum
-from moeserve.models.blocks.gpu.linear import multiply, multiply_all
+from moeserve.models.blocks.gpu.linear import DenseWorkspace, multiply, multiply_all
 from moeserve.models.blocks.gpu.residual_workspace import StreamsWorkspace
 from moeserve.models.loading.gpu_weights import GpuStreamMix
 
@@ -44,15 +43,15 @@ def read_streams(
     space: StreamsWorkspace,
     y: GpuActivations,
     exact: Tensor | None,
-    scratch: UnpackScratch | None,
+    dense: DenseWorkspace,
 ) -> None:
     """Launches x += the pending output of the block before, if any, and y = what a block reads of x; leaves the weights
     of its output in space.inject. rows: int32, the rows that the head reads; None: all. exact: float32 [rows, hidden],
     y unrounded."""
     block = None if pending is None else pending_block(pending, space)
     norm_streams(x, block, rows, count, w.norm, eps, space.norm)
-    low_rank, *inject = multiply_all(w.down, space.widths, space.norm.normed, count, space.products, scratch)
+    low_rank, *inject = multiply_all(w.down, space.widths, space.norm.normed, count, space.products, dense)
     space.inject = inject[0] if inject else None
     scaled_silu(low_rank, 1.0 / len(w.norm), count, space.low_rank)
-    multiply(w.up, space.low_rank, count, space.gate, scratch)
+    multiply(w.up, space.low_rank, count, space.gate, dense)
     mix_streams(space.gate, x, rows, w.norm, space.norm.inverse, count, y, exact)

@@ -15,13 +15,14 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.op import DecodeWorkspace
 from moeserve.kernels.delta_net.op import StepSequences
-from moeserve.kernels.experts.integers import IntegerRows, IntegerWorkspace, integer_method
+from moeserve.kernels.experts.integers import IntegerWorkspace, integer_method
 from moeserve.kernels.experts.op import BlockWorkspace
 from moeserve.kernels.experts.quads import QuadWorkspace
 from moeserve.kernels.latent.op import by_head, decode_workspace
 from moeserve.kernels.linear.large_batch import BLOCK, FEW_BLOCK, UnpackScratch
 from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.gpu.arena_views import activations, narrowed, spare, views_of
+from moeserve.models.blocks.gpu.linear import dense_workspace, integer_rows
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.blocks.gpu.residual_workspace import NgramWorkspace, StreamsWorkspace
 from moeserve.models.interface import ModelShape
@@ -224,6 +225,7 @@ class GpuWorkspace:
         self.adapter_shrunk = views.get("adapter_shrunk")
         self.adapter_gate_up = views.get("adapter_gate_up")
         self.unpacked = UnpackScratch(views["unpacked"]) if "unpacked" in views else None
+        self.dense = dense_workspace(views, self.unpacked, floats)
         self.blocks = BlockWorkspace(
             rows,
             shape.top_k,
@@ -242,7 +244,7 @@ class GpuWorkspace:
         # For experts whose types have integers in float16; None: likewise.
         self.integers = (
             IntegerWorkspace(
-                _integer_rows(views, "integer_x"), _integer_rows(views, "integer_h"), integer_method(rows)
+                integer_rows(views, "integer_x"), integer_rows(views, "integer_h"), integer_method(rows)
             )
             if "integer_x" in views and floats == torch.bfloat16 and shape.num_experts
             else None
@@ -350,10 +352,6 @@ def _decode_workspace(
 
 def _unpacked_block(rows: int, top_k: int, experts: int) -> int | None:
     return BLOCK if unpacks_experts(rows, top_k, experts) else None
-
-
-def _integer_rows(views: dict[str, Tensor], name: str) -> IntegerRows:
-    return IntegerRows(views[name], views[f"{name}_sums"], views[f"{name}_factors"])
 
 
 def _routes(views: dict[str, Tensor], parts: int, is_small_batch: bool) -> Routes:
