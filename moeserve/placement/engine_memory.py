@@ -19,6 +19,7 @@ from moeserve.models.step_buffers import (
     gpu_arena_bytes,
     gpu_draft_records,
     gpu_state_drafts,
+    head_arena_bytes,
     next_token_bytes,
     step_sizes,
 )
@@ -67,6 +68,7 @@ def gpu_reserved_bytes(
             adapter_rank=adapter_rank,
         )
         + logits
+        + head_arena_bytes(shape, head_rows, floats)
         + slot_table
         + angles
         + gpu_sampler_bytes(config.max_num_seqs, shape.vocab_size, head_rows)

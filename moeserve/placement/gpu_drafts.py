@@ -21,6 +21,11 @@ def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
             "--speculative-model: a small model drafts on the CPU alone so far; leave it out and draft by look-up with "
             '--speculative-config {"method": "ngram", "num_speculative_tokens": 4}, or say --device cpu'
         )
+    if shape.ngrams is not None:
+        raise ConfigError(
+            "--speculative-config: drafts of models with n-gram embeddings are computed on the CPU alone so far; leave "
+            "it out, or say --device cpu"
+        )
     if shape.recurrence is not None and not gpu_state_drafts(shape, 1, 1):
         raise ConfigError(
             "--speculative-config: drafts of models with Mamba-2 layers or short convolutions are computed on the CPU "

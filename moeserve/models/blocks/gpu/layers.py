@@ -17,13 +17,21 @@ from moeserve.models.blocks.gpu.forms import GpuForm
 from moeserve.models.blocks.gpu.latent import GpuLatentAttentionBlock
 from moeserve.models.blocks.gpu.lora import GpuAdapters
 from moeserve.models.blocks.gpu.lora_products import LayerAdapters
+from moeserve.models.blocks.gpu.ngrams import add_ngrams
 from moeserve.models.blocks.gpu.recurrent import mix_recurrent
 from moeserve.models.blocks.gpu.state_drafts import GpuStateDrafts
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
-from moeserve.models.loading.gpu_weights import GpuAttention, GpuLatentAttention, GpuLayer
+from moeserve.models.loading.gpu_weights import (
+    GpuAttention,
+    GpuInput,
+    GpuLatentAttention,
+    GpuLayer,
+    GpuNgrams,
+    GpuStreamMix,
+)
 from moeserve.models.observer import LayerObserver
 from moeserve.models.recurrence import Recurrence
 
@@ -63,6 +71,8 @@ class GpuLayers:
         """Launches one layer on s.x and what the previous layer left to be added to it."""
         layer = self._layers[index]
         adapters = self._adapters_of(index, batch, s)
+        if layer.ngrams is not None:
+            self._add_ngrams(index, layer.ngrams, batch, s)
         if layer.mixer is None:
             self._take_over(index, layer, s, batch.count)
         else:
@@ -97,6 +107,12 @@ class GpuLayers:
             states = self._states[index]
             mix_recurrent(mixer, w, self._shape.rms_eps, states, batch.states, batch.count, s, records)
 
+    def norm_first(self, s: GpuWorkspace, count: Tensor) -> None:
+        """Launches y = norm of x, as the first layer reads it."""
+        mixer = self._layers[0].mixer
+        assert mixer is not None
+        self._add_and_norm(0, s, mixer.norm, count)
+
     def store(self, index: int, batch: GpuBatch, s: GpuWorkspace) -> None:
         """Launches the keys and values of an attention layer alone. Reads s.y, the norm of x."""
         w, mixer = self._layers[index].mixer, self._shape.layers[self._first_layer + index].mixer
@@ -107,6 +123,16 @@ class GpuLayers:
             assert isinstance(mixer, LatentAttentionShape)
             assert isinstance(w, GpuLatentAttention)
             self._latent_attention.store(mixer, w, self._kv[index], batch, s)
+
+    def _add_ngrams(self, index: int, w: GpuNgrams, batch: GpuBatch, s: GpuWorkspace) -> None:
+        """Launches the addition of n-gram embeddings to x, after what the previous layer left."""
+        if index:
+            self._ffn.complete(index - 1, s, batch.count)
+        assert batch.states is not None
+        state, recurrence = self._states[index], self._shape.layers[self._first_layer + index].recurrence
+        behind = 0 if recurrence is None else recurrence.heads.state_values
+        of_ngrams = StateLayer(state.states, state.first + behind)
+        add_ngrams(w, self._shape, of_ngrams, batch.states, batch.count, s)
 
     def _take_over(self, index: int, layer: GpuLayer, s: GpuWorkspace, count: Tensor) -> None:
         """Prepares the feed-forward of a layer without a mixer. What the previous layer's mixer left in s.output is
@@ -119,10 +145,13 @@ class GpuLayers:
             self._add_and_norm(index, s, layer.ffn.norm, count)  # for x alone
         s.output.zero_()
 
-    def _add_and_norm(self, index: int, s: GpuWorkspace, weight: Tensor, count: Tensor) -> None:
-        """Launches y = norm of x, after adding the previous layer's pending output."""
+    def _add_and_norm(self, index: int, s: GpuWorkspace, weight: GpuInput, count: Tensor) -> None:
+        """Launches y = norm of x, or what a block reads of several streams, after adding the previous layer's pending
+        output."""
         y, exact = s.y, self._ffn.inputs.exact(index, s)
-        if index == 0:
+        if isinstance(weight, GpuStreamMix) and (index == 0 or self._layers[index].ngrams is not None):
+            self._ffn.inputs.read_streams(weight, None, s, count, y, exact)
+        elif isinstance(weight, Tensor) and index == 0:
             add_norm(
                 s.x, None, None, None, None, None, count, weight, self._shape.rms_eps, y.x, y.codes, y.scales, exact,
                 centered=self._shape.centers_norms,

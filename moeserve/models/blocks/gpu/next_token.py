@@ -31,7 +31,6 @@ from moeserve.kernels.next_token.op import (
     keep_rows,
     keep_step,
 )
-from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
 from moeserve.models.blocks.gpu.forms import GpuForm
@@ -158,11 +157,7 @@ class GpuNextTokenBlock:
         self._embed(places.token_ids[rows], count, s, None)
         join_step(s.x, step, rows.start, self._kept, self._norms, count, self._joined[: s.rows])
         self._project(s, count)
-        assert self._layer.mixer is not None
-        add_norm(
-            s.x, None, None, None, None, None, count, self._layer.mixer.norm, self._shape.rms_eps, s.y.x, s.y.codes,
-            s.y.scales, centered=self._shape.centers_norms,
-        )  # fmt: skip
+        self._layers.norm_first(s, count)
         ids, positions, kv_slots = places.token_ids[rows], places.positions[rows], places.kv_slots[rows]
         batch = GpuBatch(count, ids, positions, kv_slots, step.req_slots[rows], s.rows, None)
         self._layers.store(0, batch, s)
@@ -213,7 +208,7 @@ class GpuNextTokenBlock:
         """Launches x = eh_proj joined."""
         x = self._inputs[s.rows]
         norm_rows(self._joined[: s.rows], None, 0.0, count, x.x, x.codes, x.scales)
-        multiply(self._w.projection, x, count, s.x, s.unpacked)
+        multiply(self._w.projection, x, count, s.x, s.dense)
 
     @property
     def nbytes(self) -> int:

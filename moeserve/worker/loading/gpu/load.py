@@ -24,6 +24,7 @@ from moeserve.models.blocks.gpu.lora import GpuAdapterMatrices
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts
+from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import gpu_state_drafts, step_sizes
@@ -68,6 +69,7 @@ class LoadedGpuEngine:
     pages: PageMover | None
     adapters: ResidentAdapters[GpuAdapterMatrices] | None
     share: RankShare | None = None  # None: this GPU has the whole model
+    table: TableRows | None = None  # of n-gram embeddings; None: the model has none
     most_drafts: int | None = None  # of a step; None: as many as the router grants
 
 
@@ -97,6 +99,7 @@ def load_gpu_runner(
             small_model=_block_drafter(loaded.engine, least_probability(config)),
             most=loaded.most_drafts,
         ),
+        table=loaded.table,
     )
 
 
@@ -169,7 +172,7 @@ def load_gpu_engine(
     )
     resident = None if weights.adapters is None else weights.adapters.resident
     most = gpu_state_drafts(plan.shape, config.max_num_seqs, num_drafts(config)) or None
-    return LoadedGpuEngine(engine, ready, plan.recorder, pages, resident, plan.share, most)
+    return LoadedGpuEngine(engine, ready, plan.recorder, pages, resident, plan.share, weights.table, most)
 
 
 @dataclass(frozen=True, slots=True)
