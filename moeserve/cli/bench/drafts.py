@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +17,30 @@ import numpy.typing as npt
 from moeserve.cli.bench.engine_figures import Figure, Timed
 from moeserve.cli.workload.options import real
 from moeserve.errors import ConfigError
-from moeserve.messages.steps import CONTINUES, Row, StepPlan
+from moeserve.messages.steps import CONTINUES, Row, StepPlan, StepResult
 
 if TYPE_CHECKING:
-    from moeserve.cli.bench.engine import EngineBench
     from moeserve.worker.runner import Runner
 
 WARM_STEPS = 4
 
 
+class Driven(Protocol):
+    """The bench whose runner decodes."""
+
+    steps: int  # of the next plan
+
+    def prefill(self, batch: int, prompt: int) -> float: ...
+
+    def read_gb_s(self) -> float: ...
+
+    def run(self, plan: StepPlan) -> StepResult: ...
+
+
 class DraftedDecode:
     """Decodes with drafts behind prompts that were computed before."""
 
-    def __init__(self, bench: EngineBench, runner: Runner, drafts: int) -> None:
+    def __init__(self, bench: Driven, runner: Runner, drafts: int) -> None:
         """drafts: of each sequence in a step. Raises ConfigError for a model whose windows have a pool of their own."""
         if runner.ready().num_window_slots:
             raise ConfigError(

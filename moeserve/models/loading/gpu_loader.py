@@ -22,8 +22,8 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
-from moeserve.models.loading.gpu_residual import load_input, load_ngrams
 from moeserve.models.loading.gpu_next_token import load_next_token
+from moeserve.models.loading.gpu_residual import load_input, load_ngrams
 from moeserve.models.loading.gpu_weights import (
     GpuAttention,
     GpuDeltaNet,
