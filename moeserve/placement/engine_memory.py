@@ -52,6 +52,7 @@ def gpu_reserved_bytes(
             "bfloat16" if on_cuda else "float32",
             float_weights=float_weights,
             adapter_rank=adapter_rank,
+            length=length,
         )
         + logits
         + slot_table

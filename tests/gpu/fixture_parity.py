@@ -57,6 +57,7 @@ NAMES = [
     *(f"families/tiny-gemma4-{name}" for name in ("f16", "q4_k_m")),
     *(f"families/tiny-{name}-q4_k_m" for name in MORE),
     "next/tiny-kimilinear-f16",
+    "next/tiny-glmdsa-f16",
 ]
 # As near to the truth as the others, but of 144 positions three or four have another first token in decode steps, whose
 # margins are the least: docs/results/accuracy.md.

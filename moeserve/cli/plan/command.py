@@ -167,7 +167,7 @@ def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
     """The plan of several GPUs, alike ones. Raises UserError as above."""
     num_gpus = len(parse_gpus(config.gpus))
     source = open_metadata(Path(config.model))
-    model = gpu_shape(read_checked_shape(source))
+    model = gpu_shape(read_checked_shape(source), config.max_model_len)
     gpu = _gpu_memory(config, args)
     if gpu is None:
         raise ConfigError("--gpus: there is no GPU here; say how large they are with --gpu-memory")

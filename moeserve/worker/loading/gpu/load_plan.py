@@ -64,7 +64,7 @@ def plan_load(
         refuse_tiers(config, "with several GPUs")
         refuse_adapters(config)
     directory = claim_directory(config)
-    whole = shape = gpu_shape(read_checked_shape(source))
+    whole = shape = gpu_shape(read_checked_shape(source), config.max_model_len)
     # an adapter that does not fit the model ends the start now
     adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
     log_skipped(shape, source)
