@@ -316,6 +316,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.step_buffers": {
         "moeserve.models.attention",
         "moeserve.models.feed_forward",
+        "moeserve.models.indexer",
         "moeserve.models.interface",
         "moeserve.models.latent",
         "moeserve.models.mamba2",
