@@ -32,9 +32,9 @@ def choose_keys(
     assert kv.index_keys is not None
     count = batch.count
     keys, weights = multiply_all(
-        w.inputs, [shape.dim, shape.num_heads], s.y, count, space.projected, s.unpacked
+        w.inputs, [shape.dim, shape.num_heads], s.y, count, space.projected, s.dense
     )
-    multiply(w.q_b, q_a, count, space.q, s.unpacked)
+    multiply(w.q_b, q_a, count, space.q, s.dense)
     index_store(
         space.q, keys, w.k_norm, w.k_bias, shape.eps, form.cos, form.sin, batch.positions, batch.kv_slots, count,
         space.queries, kv.index_keys, in_pairs=shape.in_pairs,
