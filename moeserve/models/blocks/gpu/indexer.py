@@ -31,9 +31,7 @@ def choose_keys(
     `space.chosen` and `space.lasts`."""
     assert kv.index_keys is not None
     count = batch.count
-    keys, weights = multiply_all(
-        w.inputs, [shape.dim, shape.num_heads], s.y, count, space.projected, s.dense
-    )
+    keys, weights = multiply_all(w.inputs, [shape.dim, shape.num_heads], s.y, count, space.projected, s.dense)
     multiply(w.q_b, q_a, count, space.q, s.dense)
     index_store(
         space.q, keys, w.k_norm, w.k_bias, shape.eps, form.cos, form.sin, batch.positions, batch.kv_slots, count,
