@@ -314,6 +314,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.step_buffers",
     },
     "moeserve.models.step_buffers": {
+        "moeserve.kernels.delta_net.heads",
         "moeserve.models.attention",
         "moeserve.models.feed_forward",
         "moeserve.models.indexer",
@@ -321,8 +322,8 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.latent",
         "moeserve.models.mamba2",
         "moeserve.models.recurrence",
-        "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.linear.integer_pieces",
+        "moeserve.models.residual",
     },
     "moeserve.models.qwen_hybrid": FAMILY_NEEDS,
     **{family: FAMILY_NEEDS | {"moeserve.models.qwen_hybrid"} for family in FAMILIES},

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.latent.op import by_head
+from moeserve.models.blocks.gpu.arena_views import activations
 from moeserve.models.indexer import IndexerShape
 from moeserve.models.latent import LatentAttentionShape
 
@@ -16,11 +16,7 @@ class LatentWorkspace:
 
     def __init__(self, views: dict[str, Tensor], shape: LatentAttentionShape, rows: int) -> None:
         heads = shape.num_heads
-        self.q_a = (
-            GpuActivations(views["q_a"], views.get("q_a_codes"), views.get("q_a_scales"))
-            if shape.q_rank
-            else None
-        )
+        self.q_a = activations(views, "q_a") if shape.q_rank else None
         self.q = views["latent_q"]
         self.nope = views["nope"].view(rows, heads, shape.nope_dim)
         self.queries = views["q"].view(rows, heads, shape.rank)
