@@ -68,7 +68,7 @@ from tests.support.gpu_operators.rows import (
     sampling,
     sandwiched,
 )
-from tests.support.gpu_operators.streams import hyper_connections, ngram_embeddings
+from tests.support.gpu_operators.streams import hyper_connections, mixed_streams, ngram_embeddings
 from tests.support.gpu_operators.tensors import IQ4, Q4, Q6, f32
 
 INT4 = ZERO_TYPES[4, 32, StoredScales.BF16_ZERO]
@@ -158,6 +158,7 @@ CALLS: dict[str, list[Callable[[], None]]] = {
         *(partial(each, 3, f32) for each in (hyper_connections, ngram_embeddings)),
         *(partial(each, 200, torch.bfloat16) for each in (hyper_connections, ngram_embeddings)),
     ],
+    "streams that are mixed": [partial(mixed_streams, 3, f32), partial(mixed_streams, 200, torch.bfloat16)],
     "delta net, many": [partial(delta_net, 200, torch.bfloat16, True)],
     "delta net, many, floats": [partial(delta_net, 200, f32, True)],
     "attention of q8_0 keys": [partial(attention_of_q8_0, 3)],
