@@ -12,7 +12,7 @@ from moeserve.config import ServerConfig, drafts_of
 from moeserve.errors import ConfigError
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
-from moeserve.models.gpu_features import check_gpu_context, check_gpu_features, gpu_shape
+from moeserve.models.gpu_features import check_gpu_context, check_gpu_features, gpu_drafting_shape, gpu_shape
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.engine_types import check_cpu_types, check_gpu_types
 from moeserve.models.loading.lanes import check_lanes
@@ -68,9 +68,9 @@ def plan_load(
     directory = claim_directory(config)
     in_file, drafts = read_checked_shape(source), drafts_of(config)
     check_gpu_context(in_file, config.max_model_len)
-    shape = gpu_shape(in_file)
+    shape = gpu_shape(in_file, config.max_model_len)
     if drafts is not None:
-        shape = drafting_shape(shape, source, drafts.block_method)
+        shape = gpu_drafting_shape(drafting_shape(shape, source, drafts.block_method))
     whole = shape
     # an adapter that does not fit the model ends the start now
     adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
