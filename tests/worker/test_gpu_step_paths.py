@@ -76,6 +76,9 @@ class Model:
     def check(self) -> None:
         pass
 
+    def clear_ngrams(self, size: int) -> None:
+        pass
+
     def streams(self, batch: Any) -> bool:
         return bool(batch.streamed)
 
