@@ -23,8 +23,8 @@
 #   make format                                                   rewrite Python and C++ files in the project's format
 #   make docs                                                     write what is made from the code anew
 #   make site                                                     the documentation as a site, in build/site
-#   make site-version VERSION=X.Y.Z [PUSH=--push]                 the site as this version beside the others, on the branch gh-pages
-#   make sbom WHEEL=dist/NAME.whl                                 what a wheel installs, in CycloneDX's form: dist/moeserve.cdx.json
+#   make site-version [VERSION=X.Y.Z] [PUSH=--push]               the site as this version beside the others, on the branch gh-pages
+#   make sbom [WHEEL=dist/NAME.whl]                               what a wheel installs, in CycloneDX's form: dist/moeserve.cdx.json
 
 PYTHON ?= python3
 VENV := .venv
@@ -182,6 +182,7 @@ release: wheels
 
 # Of an environment with the wheel and its dependencies alone.
 SBOM_TOOLS := build/sbom-tools
+WHEEL ?= $(firstword $(wildcard dist/*cp311*.whl))
 sbom:
 	test -d $(SBOM_TOOLS) || $(PYTHON) -m venv $(SBOM_TOOLS)
 	$(SBOM_TOOLS)/bin/pip install --quiet "pip>=25.1"
@@ -210,6 +211,7 @@ site: $(SITE_TOOLS)/.installed
 	$(SITE_TOOLS)/bin/mkdocs build --strict
 
 # mike keeps each version in a folder of the branch; `latest` is the newest.
+VERSION ?= $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' moeserve/__init__.py)
 site-version: export NO_MKDOCS_2_WARNING := 1
 site-version: export PATH := $(abspath $(SITE_TOOLS))/bin:$(PATH)
 site-version: $(SITE_TOOLS)/.installed
