@@ -100,6 +100,14 @@ Activations make_activations(nb::handle f32, nb::handle q8, int64_t cols) {
   return a;
 }
 
+void set_order(Matrix& matrix, nb::handle order) {
+  const int64_t size = matrix.experts * matrix.cols;
+  const auto* columns = sized_arg<int32_t>(order, "order", size);
+  if (size > INT32_MAX) reject("order", "too many columns");
+  check_ids("column", columns, static_cast<int>(size), matrix.cols);
+  matrix.order = columns;
+}
+
 LinearGroup::LinearGroup(const std::vector<const Matrix*>& matrices_, nb::object biases_)
     : matrices(matrices_), biases(matrices_.size(), nullptr) {
   if (matrices.empty() || matrices.size() > LinearOp::kMost)
@@ -190,17 +198,52 @@ void Stream::gelu_gate(Tensor gate, Tensor up, int column, int n, const Activati
                           rows_arg<float>(up, "up", n, width) + column, width, n, out});
 }
 
+Activations Stream::gathered(const Activations& x, int n, const Matrix& matrix) {
+  check_activations(x, "x", n, matrix.cols, false);
+  const Activations room = gathered_.fit(pool_, matrix, n);
+  pool_.submit(GatherOp{&kernels_, x.f32, matrix.order, n, room});
+  return room;
+}
+
+Activations Stream::gathered_by_route(const ExpertsOp& op, const Matrix& matrix, Gathered& room) {
+  if (matrix.order == nullptr) return {};
+  check_activations(op.y, "y", op.n, matrix.cols, false);
+  const int most = op.n * op.top_k;
+  const Activations out = room.fit(pool_, matrix, most);
+  const int32_t* routed = op.starts + op.gate->experts;
+  pool_.submit(
+      GatherRoutesOp{{&kernels_, op.y.f32, matrix.order, most, out}, op.ids, op.routes, routed, op.top_k});
+  return out;
+}
+
 void Stream::linear(const Activations& x, int n, const LinearGroup& weights, const nb::list& out, bool add) {
-  LinearOp op{&kernels_, x, n, static_cast<int>(weights.matrices.size()), {}, {}, {}, add};
+  const auto count = static_cast<int>(weights.matrices.size());
   if (out.size() != weights.matrices.size()) reject("out", "one tensor for each matrix wanted");
-  for (int j = 0; j < op.count; ++j) {
+  float* outputs[LinearOp::kMost];
+  for (int j = 0; j < count; ++j) {
     const Matrix& m = *weights.matrices[j];
     check_activations(x, "x", n, m.cols, m.integer());
-    op.w[j] = &m;
-    op.bias[j] = weights.biases[j];
-    op.out[j] = rows_arg<float>(out[j], "out", n, m.rows);
+    outputs[j] = rows_arg<float>(out[j], "out", n, m.rows);
   }
-  pool_.submit(op);
+  // One operation for all matrices of one order; nearly always for all.
+  bool is_launched[LinearOp::kMost] = {};
+  for (int first = 0; first < count; ++first) {
+    if (is_launched[first]) continue;
+    const Matrix& leading = *weights.matrices[first];
+    LinearOp op{&kernels_, x, n, 0, {}, {}, {}, add};
+    for (int j = first; j < count; ++j) {
+      const Matrix& m = *weights.matrices[j];
+      const bool is_alike =
+          m.order == leading.order && (m.order == nullptr || m.integer() == leading.integer());
+      if (is_launched[j] || !is_alike) continue;
+      is_launched[j] = true;
+      op.w[op.count] = &m;
+      op.bias[op.count] = weights.biases[j];
+      op.out[op.count++] = outputs[j];
+    }
+    if (leading.order != nullptr) op.x = gathered(x, n, leading);
+    pool_.submit(op);
+  }
 }
 
 void Stream::linear_panels(const Activations& x, int n, const Matrix& weights, Tensor panels, Tensor out) {
@@ -208,8 +251,9 @@ void Stream::linear_panels(const Activations& x, int n, const Matrix& weights, T
   const auto count = static_cast<int>(tensor_arg(panels, "panels", Element::kInt32).size());
   const auto* ids = sized_arg<int32_t>(panels, "panels", count);
   check_ids("panel", ids, count, weights.panels);
-  pool_.submit(PanelsOp{&kernels_, x, n, &weights, ids, count,
-                        rows_arg<float>(out, "out", n, int64_t{kPanelRows} * count)});
+  auto* to = rows_arg<float>(out, "out", n, int64_t{kPanelRows} * count);
+  const Activations input = weights.order == nullptr ? x : gathered(x, n, weights);
+  pool_.submit(PanelsOp{&kernels_, input, n, &weights, ids, count, to});
 }
 
 void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
@@ -350,8 +394,16 @@ void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, c
   op.lora = expert_lora_arg(lora, op);
   parts_.fit(pool_, static_cast<int>(most_routes), down.rows);
   op.parts = parts_.data();
-  if (!disk.is_none()) return run_from_disk(op, own_ids, disk);
+  if (down.order != nullptr) reject("down", "its order belongs into the rows of gate and up");
+  if (!disk.is_none()) {
+    if (gate.order != nullptr || up.order != nullptr) reject("disk", "columns in another order");
+    return run_from_disk(op, own_ids, disk);
+  }
   pool_.submit(SortRoutesOp{op});
+  op.gate_input = gathered_by_route(op, gate, gathered_);
+  op.up_input = up.order == gate.order && up.integer() == gate.integer()
+                    ? op.gate_input
+                    : gathered_by_route(op, up, gathered_up_);
   pool_.submit(op);
 }
 

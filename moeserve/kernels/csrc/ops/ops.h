@@ -29,6 +29,9 @@ class Matrix {
   const size_t panel_bytes;
   const size_t bytes;
   const int nodes;
+  // int32 [experts, cols], kept by the caller: stored column j is column order[j] of the input. nullptr: as they come.
+  const int32_t* order = nullptr;
+  const int32_t* order_of(int64_t expert) const { return order + expert * cols; }
   bool integer() const { return type_info(type).integer; }
   bool packed() const { return file_rows_ == nullptr; }
 
@@ -82,6 +85,17 @@ struct EmbedOp {
   int64_t cols;
   float scale;
   float* x;
+  void operator()(Team& team) const;
+};
+
+// out[i] = the columns of x[i] in a matrix's order, as float32 or quantised, whichever `out` has.
+struct GatherOp {
+  const Kernels* k;
+  const float* x;        // [n, out.cols]
+  const int32_t* order;  // [out.cols]
+  int n;
+  Activations out;
+  bool is_small() const;
   void operator()(Team& team) const;
 };
 
@@ -320,6 +334,8 @@ struct ExpertsOp {
   const int32_t* slots = nullptr;
   int experts = 0;
   Wave wave = {};
+  // Inputs of gate and up by row of h, in the order of the expert's columns (GatherRoutesOp); without rows: y is read.
+  Activations gate_input = {}, up_input = {};
   static constexpr int kMostParts = 512;
   static constexpr int kMostPhases = 3;  // without adapters
   // After sort_routes() of the same operation.
@@ -370,6 +386,36 @@ struct SortRoutesOp {
     team.last_phase();
     team.for_units(1, [this](int64_t) { experts.sort_routes(); });
   }
+};
+
+// out[i] = the input of row i of h, its columns in the order of the row's expert. After SortRoutesOp.
+struct GatherRoutesOp {
+  GatherOp gather;     // x: of the step's rows; order: of expert 0; n: the most routes
+  const int32_t* ids;  // [rows, top_k]
+  const int32_t* routes;
+  const int32_t* routed;  // the number of routes
+  int top_k;
+  bool is_small() const { return gather.is_small(); }
+  void operator()(Team& team) const;
+};
+
+// Activations in a matrix's order, in memory that grows on demand. Later operations may reuse it: they run in order.
+class Gathered {
+ public:
+  // Makes room for rows in the form that the matrix reads; waits for the pool if it must reallocate.
+  Activations fit(Pool& pool, const Matrix& matrix, int64_t rows) {
+    const int64_t cols = matrix.cols;
+    const size_t size = rows * (matrix.integer() ? quantized_row_bytes(cols) : cols * sizeof(float));
+    if (size > bytes_.size()) {
+      pool.wait();
+      bytes_.resize(size);
+    }
+    if (matrix.integer()) return {nullptr, bytes_.data(), rows, cols};
+    return {reinterpret_cast<float*>(bytes_.data()), nullptr, rows, cols};
+  }
+
+ private:
+  std::vector<uint8_t> bytes_;
 };
 
 // Buffer for ExpertsOp::parts, which grows on demand.
