@@ -196,7 +196,12 @@ QUANTIZATIONS: dict[str, dict[str, Any]] = {
         "desc_act": False,
     },
     "gptq in act-order": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True},
-    "auto-round": {"quant_method": "auto-round", "bits": 4, "data_type": "int", "packing_format": "auto_round"},
+    "auto-round": {
+        "quant_method": "auto-round",
+        "bits": 4,
+        "data_type": "int",
+        "packing_format": "auto_round",
+    },
     "awq": {"quant_method": "awq", "bits": 4, "version": "gemm", "modules_to_not_convert": ["gate"]},
     "packed": {
         "quant_method": "compressed-tensors",

@@ -14,6 +14,7 @@
 #include "ops/choose.h"
 #include "ops/compressed_plan.h"
 #include "ops/delta_net.h"
+#include "ops/gather.h"
 #include "ops/ops.h"
 
 namespace moeserve {

@@ -29,9 +29,8 @@ class Matrix {
   const size_t panel_bytes;
   const size_t bytes;
   const int nodes;
-  // int32 [experts, cols], kept by the caller: stored column j is column order[j] of the input. nullptr: as they come.
+  // [experts, cols], kept by the caller: stored column j is column order[j] of the input. nullptr: as they come.
   const int32_t* order = nullptr;
-  const int32_t* order_of(int64_t expert) const { return order + expert * cols; }
   bool integer() const { return type_info(type).integer; }
   bool packed() const { return file_rows_ == nullptr; }
 
@@ -85,17 +84,6 @@ struct EmbedOp {
   int64_t cols;
   float scale;
   float* x;
-  void operator()(Team& team) const;
-};
-
-// out[i] = the columns of x[i] in a matrix's order, as float32 or quantised, whichever `out` has.
-struct GatherOp {
-  const Kernels* k;
-  const float* x;        // [n, out.cols]
-  const int32_t* order;  // [out.cols]
-  int n;
-  Activations out;
-  bool is_small() const;
   void operator()(Team& team) const;
 };
 
@@ -315,10 +303,10 @@ struct ExpertsOp {
   int32_t* starts;  // [experts + 1]: rows of h of each expert
   int32_t* active;  // [experts + 1]: number of experts that have rows, then their ids, ascending
   int32_t* routes;  // [n * top_k]: for each row of h, its index in ids and weights
-  int64_t*
-      expert_token_counts;  // [2, experts], or nullptr: adds each expert's tokens, and 1 to each expert that has any
-  float* x;                 // [n, hidden]
-  bool add;                 // add to x instead of overwriting it
+  // [2, experts], or nullptr: adds each expert's tokens, and 1 to each expert that has any.
+  int64_t* expert_token_counts;
+  float* x;  // [n, hidden]
+  bool add;  // add to x instead of overwriting it
   // [kMostParts, hidden]: in a step of few routes, each route's contribution to x (rows sorted by expert), summed
   // afterwards. Work is then divided by (expert, panel) instead of by panel, into units small enough to balance.
   float* parts;
@@ -334,7 +322,7 @@ struct ExpertsOp {
   const int32_t* slots = nullptr;
   int experts = 0;
   Wave wave = {};
-  // Inputs of gate and up by row of h, in the order of the expert's columns (GatherRoutesOp); without rows: y is read.
+  // Inputs of gate and up by row of h, gathered in the experts' orders (gather.h); without rows: y is read.
   Activations gate_input = {}, up_input = {};
   static constexpr int kMostParts = 512;
   static constexpr int kMostPhases = 3;  // without adapters
@@ -378,8 +366,7 @@ struct ExpertsOp {
   void put(int64_t panel, const float* sums) const;
 };
 
-// The first part of ExpertsOp.
-struct SortRoutesOp {
+struct SortRoutesOp {  // the first part of ExpertsOp
   ExpertsOp experts;
   bool is_small() const { return true; }
   void operator()(Team& team) const {
@@ -388,41 +375,11 @@ struct SortRoutesOp {
   }
 };
 
-// out[i] = the input of row i of h, its columns in the order of the row's expert. After SortRoutesOp.
-struct GatherRoutesOp {
-  GatherOp gather;     // x: of the step's rows; order: of expert 0; n: the most routes
-  const int32_t* ids;  // [rows, top_k]
-  const int32_t* routes;
-  const int32_t* routed;  // the number of routes
-  int top_k;
-  bool is_small() const { return gather.is_small(); }
-  void operator()(Team& team) const;
-};
-
-// Activations in a matrix's order, in memory that grows on demand. Later operations may reuse it: they run in order.
-class Gathered {
- public:
-  // Makes room for rows in the form that the matrix reads; waits for the pool if it must reallocate.
-  Activations fit(Pool& pool, const Matrix& matrix, int64_t rows) {
-    const int64_t cols = matrix.cols;
-    const size_t size = rows * (matrix.integer() ? quantized_row_bytes(cols) : cols * sizeof(float));
-    if (size > bytes_.size()) {
-      pool.wait();
-      bytes_.resize(size);
-    }
-    if (matrix.integer()) return {nullptr, bytes_.data(), rows, cols};
-    return {reinterpret_cast<float*>(bytes_.data()), nullptr, rows, cols};
-  }
-
- private:
-  std::vector<uint8_t> bytes_;
-};
-
-// Buffer for ExpertsOp::parts, which grows on demand.
+// Buffer for ExpertsOp::parts.
 class Parts {
  public:
   float* data() { return rows_.data(); }
-  // Makes room for `routes` routes of `hidden` outputs; waits for the pool if it must reallocate.
+  // Grows if `routes` routes of `hidden` outputs need it; then waits for the pool.
   void fit(Pool& pool, int routes, int64_t hidden) {
     const size_t size = static_cast<size_t>(std::min(routes, ExpertsOp::kMostParts)) * hidden;
     if (size <= rows_.size()) return;
