@@ -13,6 +13,7 @@ from math import prod
 from typing import Literal
 
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
+from moeserve.kernels.linear.integer_pieces import has_whole_super_blocks, partial_numbers
 from moeserve.models.attention import AttentionShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
@@ -46,6 +47,7 @@ QUAD_ROWS = range(129, 2049)
 # Steps of this number of rows multiply experts with weights as integers in float16, if the matrices' types allow it
 # (kernels/experts/integers.py; docs/results/gpu-kernels.md).
 INTEGER_ROWS = range(9, 129)
+DENSE_INTEGER_ROWS = range(9, UNPACK_DENSE_ROWS + 1)  # and attention's matrices
 INT8_GROUP = 32  # columns that share a scale of int8 activations
 
 
@@ -116,6 +118,10 @@ def gpu_step_buffers(
     if rows in INTEGER_ROWS and not float_weights:
         buffers += _integer_rows("integer_x", rows, hidden)
         buffers += _integer_rows("integer_h", rows * top_k, model.expert_width)
+    inputs = [hidden, model.mixed_width, 0 if latent is None else latent.q_rank]  # of dense products
+    if rows in DENSE_INTEGER_ROWS and not float_weights and any(map(has_whole_super_blocks, inputs[:2])):
+        buffers += _integer_rows("integer_y", rows, max(inputs))
+        buffers.append(Buffer("integer_partials", (partial_numbers(rows),)))
     weighs_input = any(layer.moe is not None and layer.moe.weighs_input for layer in model.layers)
     if model.is_sandwiched or weighs_input:
         buffers += _activations("experts_input", rows, hidden, acts, quantised=small)
@@ -154,7 +160,7 @@ def gpu_step_buffers(
 
 
 def _integer_rows(name: str, rows: int, cols: int) -> list[Buffer]:
-    """Returns the buffers of kernels/experts/integers.IntegerRows."""
+    """Returns the buffers of kernels/linear/integers.IntegerRows."""
     sums = -(-cols // 16)
     return [
         Buffer(name, (rows, cols), "float16"),

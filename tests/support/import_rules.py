@@ -321,6 +321,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.mamba2",
         "moeserve.models.recurrence",
         "moeserve.kernels.delta_net.heads",
+        "moeserve.kernels.linear.integer_pieces",
     },
     "moeserve.models.qwen_hybrid": FAMILY_NEEDS,
     **{family: FAMILY_NEEDS | {"moeserve.models.qwen_hybrid"} for family in FAMILIES},

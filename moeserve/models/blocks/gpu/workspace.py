@@ -16,12 +16,13 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.op import DecodeWorkspace
 from moeserve.kernels.delta_net.op import StepSequences
-from moeserve.kernels.experts.integers import IntegerRows, IntegerWorkspace, integer_method
+from moeserve.kernels.experts.integers import IntegerWorkspace, integer_method
 from moeserve.kernels.experts.op import BlockWorkspace
 from moeserve.kernels.experts.quads import QuadWorkspace
 from moeserve.kernels.latent.op import by_head, decode_workspace
 from moeserve.kernels.linear.large_batch import BLOCK, FEW_BLOCK, UnpackScratch
 from moeserve.models.attention import AttentionShape
+from moeserve.models.blocks.gpu.linear import dense_workspace, integer_rows
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
@@ -224,6 +225,7 @@ class GpuWorkspace:
         self.adapter_shrunk = views.get("adapter_shrunk")
         self.adapter_gate_up = views.get("adapter_gate_up")
         self.unpacked = UnpackScratch(views["unpacked"]) if "unpacked" in views else None
+        self.dense = dense_workspace(views, self.unpacked, floats)
         self.blocks = BlockWorkspace(
             rows,
             shape.top_k,
@@ -242,7 +244,7 @@ class GpuWorkspace:
         # For experts whose types have integers in float16; None: likewise.
         self.integers = (
             IntegerWorkspace(
-                _integer_rows(views, "integer_x"), _integer_rows(views, "integer_h"), integer_method(rows)
+                integer_rows(views, "integer_x"), integer_rows(views, "integer_h"), integer_method(rows)
             )
             if "integer_x" in views and floats == torch.bfloat16 and shape.num_experts
             else None
@@ -378,10 +380,6 @@ def _activations(views: dict[str, Tensor], name: str, cols: int | None = None) -
         None if codes is None else _narrowed(codes, cols),
         None if scales is None else _narrowed(scales, cols // INT8_GROUP),
     )
-
-
-def _integer_rows(views: dict[str, Tensor], name: str) -> IntegerRows:
-    return IntegerRows(views[name], views[f"{name}_sums"], views[f"{name}_factors"])
 
 
 def _routes(views: dict[str, Tensor], parts: int, is_small_batch: bool) -> Routes:
