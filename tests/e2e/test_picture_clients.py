@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_real_clients import CLIENTS, CONTEXT, call, run_agent, run_python, script
 from tests.support.http_harness import HttpServer, say
 from tests.support.picture_fixture import picture_cases
+from tests.support.real_clients import CLIENTS, CONTEXT, call, run_agent, run_python, script
 from tests.support.visual_server import VisualServer, seeing_server
 
 FILE = picture_cases()["square"].path
