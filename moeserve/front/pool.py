@@ -62,7 +62,7 @@ class ModelPool(ModelLives):
     def remove(self, name: str) -> None:
         """Takes a model away: new and waiting requests for it get a 404, and running ones end before its server."""
         model = self._by_name[name]
-        for one in model.served.names:
+        for one in model.names:
             del self._by_name[one]
         model.is_removed = True
         model.refuse_waiting(self._unknown(name))
@@ -73,6 +73,15 @@ class ModelPool(ModelLives):
         else:
             model.is_unload_wanted = True
         self.turn()
+
+    def set_adapters(self, model: PooledModel, names: Iterable[str]) -> None:
+        """Replaces the names of the model's loaded adapters. A name that another model has stays the other's."""
+        for name in model.adapters:
+            del self._by_name[name]
+        model.adapters = ()
+        if not model.is_removed:
+            model.adapters = tuple(name for name in names if name not in self._by_name)
+            self._by_name |= dict.fromkeys(model.adapters, model)
 
     def has(self, name: str) -> bool:
         return name in self._by_name

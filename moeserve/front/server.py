@@ -15,6 +15,7 @@ import uvicorn
 from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
+from moeserve.front.adapters import LoadedAdapters
 from moeserve.front.app import FrontApplication, FrontProbes
 from moeserve.front.config import FrontConfig
 from moeserve.front.downloaded import DownloadedModels
@@ -57,7 +58,8 @@ async def serve(process: Process) -> None:
         max_waiting=config.max_num_queued_reqs,
     )
     folder = process.paths.directory if front.template.data_dir is None else Path(front.template.data_dir)
-    server = Server(pool, config, DownloadedModels(pool, front, folder))
+    downloaded = DownloadedModels(pool, front, folder)
+    server = Server(pool, config, downloaded, LoadedAdapters(pool, process.paths.directory))
     await server.run(listeners, process)
 
 
@@ -71,13 +73,15 @@ def _ram_budget(config: ServerConfig) -> int:
 class Server(uvicorn.Server):
     """uvicorn, with a drain on SIGTERM."""
 
-    def __init__(self, pool: ModelPool, config: ServerConfig, downloaded: DownloadedModels) -> None:
+    def __init__(
+        self, pool: ModelPool, config: ServerConfig, downloaded: DownloadedModels, adapters: LoadedAdapters
+    ) -> None:
         """Raises ConfigError for a bad file of API keys or a bad certificate."""
         self._pool = pool
         self._front = config
         self._keys = ApiKeys.from_config(config)
         self._metrics = FrontMetrics(pool)
-        self._app = FrontApplication(pool, config, self._keys, self._metrics, downloaded)
+        self._app = FrontApplication(pool, config, self._keys, self._metrics, downloaded, adapters)
         self._listening = asyncio.Event()
         self._leaving: asyncio.Task[None] | None = None
         self._beating: asyncio.Task[None] | None = None

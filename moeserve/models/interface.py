@@ -37,6 +37,11 @@ class LayerShape:
         return self.mixer if isinstance(self.mixer, Attention) else None
 
     @property
+    def needs_layer_before(self) -> bool:
+        """True if the layer uses a choice of keys that is only on the device of the layer before."""
+        return isinstance(self.mixer, ChoosesKeys) and self.mixer.uses_earlier_choice
+
+    @property
     def recurrence(self) -> Recurrence | None:
         """The layer's recurrence; None for a layer that is not recurrent."""
         return self.mixer if isinstance(self.mixer, Recurrence) else None
@@ -112,8 +117,13 @@ class ModelShape:
         return len(self.layers)
 
     @property
+    def num_streams(self) -> int:
+        """Vectors of the residual."""
+        return 1 if self.streams is None else self.streams.count
+
+    @property
     def residual_width(self) -> int:  # of a token
-        return self.hidden_size * (1 if self.streams is None else self.streams.count)
+        return self.hidden_size * self.num_streams
 
     @property
     def embedding_size(self) -> int:

@@ -15,10 +15,12 @@ from typing import Literal
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
 from moeserve.kernels.linear.integer_pieces import has_whole_super_blocks, partial_numbers
 from moeserve.models.attention import AttentionShape
+from moeserve.models.indexer import IndexerShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.residual import HyperConnections, NgramShape
 
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int8": 1, "uint8": 1}
 GpuFloat = Literal["float32", "float16", "bfloat16"]
@@ -47,6 +49,10 @@ QUAD_ROWS = range(129, 2049)
 # Steps of this number of rows multiply experts with weights as integers in float16, if the matrices' types allow it
 # (kernels/experts/integers.py; docs/results/gpu-kernels.md).
 INTEGER_ROWS = range(9, 129)
+# Scores of index keys that a GPU holds at once, 128 MiB: longer prompts choose keys for some of their rows at a time.
+# Room for LEAST_SCORED_ROWS rows at least.
+GPU_INDEX_SCORES = 1 << 25
+LEAST_SCORED_ROWS = 16
 DENSE_INTEGER_ROWS = range(9, UNPACK_DENSE_ROWS + 1)  # and attention's matrices
 INT8_GROUP = 32  # columns that share a scale of int8 activations
 
@@ -77,11 +83,18 @@ def step_sizes(max_tokens: int) -> list[int]:
 
 
 def gpu_step_buffers(
-    model: ModelShape, rows: int, floats: GpuFloat, *, float_weights: bool, adapter_rank: int = 0
+    model: ModelShape,
+    rows: int,
+    floats: GpuFloat,
+    *,
+    float_weights: bool,
+    adapter_rank: int = 0,
+    length: int | None = None,
 ) -> tuple[Buffer, ...]:
     """Returns the buffers of a GPU step of up to `rows` rows. floats: dtype that the tensor cores multiply.
     float_weights: attention or experts are not quantised. adapter_rank: largest rank of LoRA adapters; 0: no
-    adapters."""
+    adapters. length: positions of the longest request, on which an indexer's buffers depend; None: the model's
+    context."""
     wide: GpuFloat = "float32" if rows <= FLOAT32_ROWS or float_weights else floats
     small = rows <= SMALL_BATCH_ROWS
     acts = "float32" if small else floats
@@ -96,7 +109,7 @@ def gpu_step_buffers(
     )
     projected = max(of_attention, 0 if recurrence is None else recurrence.input_width)
     buffers = [
-        Buffer("x", (rows, hidden)),  # the residual stream
+        Buffer("x", (rows, model.residual_width)),  # the residual
         *_activations("y", rows, hidden, acts, quantised=small),  # norm of x
         # q, k and v, or a recurrent layer's input products.
         Buffer("projected", (rows * projected,), wide),
@@ -147,9 +160,15 @@ def gpu_step_buffers(
         buffers += _latent_buffers(latent, rows, wide, floats)
         if latent.q_rank:
             buffers += _activations("q_a", rows, latent.q_rank, acts, quantised=small)
+        if latent.indexer is not None:
+            buffers += _indexer_buffers(latent.indexer, rows, length or model.context_length, wide)
     if small and rows > 1 and model.dense_width:
         # Gate and up as one product, for several rows of a layer without experts.
         buffers.append(Buffer("dense_products", (rows, 2 * model.dense_width)))
+    if isinstance(model.streams, HyperConnections):
+        buffers += _stream_buffers(model.streams, hidden, rows, acts, wide)
+    if model.ngrams is not None:
+        buffers += _ngram_buffers(model.ngrams, model.residual_width, hidden, rows, acts, wide)
     if model.unrouted_width:
         buffers += _activations("unrouted_h", rows, model.unrouted_width, acts, quantised=small)
     if model.deep_layers:
@@ -192,6 +211,57 @@ def _latent_buffers(
     ]
 
 
+def _indexer_buffers(indexer: IndexerShape, rows: int, length: int, wide: GpuFloat) -> list[Buffer]:
+    scores = min(rows * length, max(LEAST_SCORED_ROWS * length, GPU_INDEX_SCORES))
+    return [
+        # Keys, and the heads' weights.
+        Buffer("index_projected", (rows * (indexer.dim + indexer.num_heads),), wide),
+        Buffer("index_q", (rows, indexer.q_width), wide),
+        Buffer("index_queries", (rows, indexer.q_width), "float16"),
+        Buffer("index_scores", (scores,)),
+        Buffer("chosen_keys", (rows, 1, indexer.top), "int32"),
+        Buffer("last_keys", (rows,), "int32"),
+    ]
+
+
+def _stream_buffers(streams: HyperConnections, hidden: int, rows: int, acts: str, wide: str) -> list[Buffer]:
+    """Returns the buffers of one block that reads a residual of several streams."""
+    small, width = rows <= SMALL_BATCH_ROWS, streams.count * hidden
+    return [
+        *_activations("stream_normed", rows, width, acts, quantised=small),
+        Buffer("stream_inverse", (rows, streams.count)),
+        Buffer("stream_products", (rows * (streams.low_rank + streams.count),)),
+        *_activations("stream_low_rank", rows, streams.low_rank, acts, quantised=small),
+        Buffer("stream_gate", (rows, width), wide),
+    ]
+
+
+def head_stream_buffers(model: ModelShape, rows: int, floats: GpuFloat) -> tuple[Buffer, ...]:
+    """Returns the buffers through which a head of up to `rows` rows reads a residual of several streams; none if it is
+    one vector. Apart from a step's, as a head of few rows takes int8 activations in large steps too."""
+    if not isinstance(model.streams, HyperConnections):
+        return ()
+    acts = "float32" if rows <= SMALL_BATCH_ROWS else floats
+    return tuple(_stream_buffers(model.streams, model.hidden_size, rows, acts, "float32"))
+
+
+def head_arena_bytes(model: ModelShape, rows: int, floats: GpuFloat) -> int:
+    """Returns the bytes of the arena that heads of all sizes up to `rows` rows share."""
+    return max(arena_bytes(head_stream_buffers(model, size, floats)) for size in step_sizes(rows))
+
+
+def _ngram_buffers(
+    shape: NgramShape, residual: int, hidden: int, rows: int, acts: str, wide: str
+) -> list[Buffer]:
+    return [
+        Buffer("ngram_rows", (rows, shape.width)),  # the table's rows, from the host
+        *_activations("ngram_input", rows, shape.width, acts, quantised=rows <= SMALL_BATCH_ROWS),
+        Buffer("ngram_products", (rows * (residual + hidden),), wide),  # keys and values
+        Buffer("ngram_factors", (rows, residual // hidden)),
+        Buffer("ngram_inputs", (rows, residual)),  # of the convolution
+    ]
+
+
 def _adapter_buffers(model: ModelShape, rows: int, rank: int, wide: GpuFloat) -> list[Buffer]:
     """Returns buffers for the vectors between an adapter's two matrices (of q, k and v, or of each route's gate and
     up), and for the terms of gate and up."""
@@ -207,6 +277,10 @@ def _dense_numbers(model: ModelShape, projected: int) -> int:
     matrices over the layer's input."""
     hidden, latent = model.hidden_size, model.latent
     dense = max(projected * hidden, hidden * model.mixed_width)
+    if isinstance(model.streams, HyperConnections):
+        dense = max(dense, (model.streams.low_rank + model.streams.count) * model.residual_width)
+    if model.ngrams is not None:
+        dense = max(dense, (model.residual_width + hidden) * model.ngrams.width)
     return dense if latent is None else max(dense, latent.q_rows * latent.q_rank)
 
 
@@ -233,12 +307,21 @@ def arena_bytes(buffers: Iterable[Buffer]) -> int:
 
 
 def gpu_arena_bytes(
-    model: ModelShape, max_tokens: int, floats: GpuFloat, *, float_weights: bool, adapter_rank: int = 0
+    model: ModelShape,
+    max_tokens: int,
+    floats: GpuFloat,
+    *,
+    float_weights: bool,
+    adapter_rank: int = 0,
+    length: int | None = None,
 ) -> int:
-    """Returns the bytes of the arena that steps of all sizes up to `max_tokens` rows share."""
+    """Returns the bytes of the arena that steps of all sizes up to `max_tokens` rows share. Other arguments: see
+    `gpu_step_buffers`."""
     return max(
         arena_bytes(
-            gpu_step_buffers(model, size, floats, float_weights=float_weights, adapter_rank=adapter_rank)
+            gpu_step_buffers(
+                model, size, floats, float_weights=float_weights, adapter_rank=adapter_rank, length=length
+            )
         )
         for size in step_sizes(max_tokens)
     )

@@ -87,7 +87,7 @@ def _all_in_ram(sizes: ModelSizes, options: PlacementOptions) -> Placement:
             f"{', '.join(flags)}: there is nothing to place, the CPU engine has everything in RAM; leave it out, or "
             "choose a GPU"
         )
-    everything = sizes.embedding.cpu + sizes.head.cpu
+    everything = sizes.embedding.cpu + sizes.head.cpu + sizes.table_rows
     everything += sizes.cpu_layer_bytes
     layers = tuple(LayerPlacement("cpu", layer.num_experts) for layer in sizes.layers)
     return Placement("cpu", layers, "cpu", gpu_weight_bytes=0, cpu_weight_bytes=everything)
@@ -298,13 +298,14 @@ class _Planner:
 
     def _layers_that_fit(self) -> int:
         """Returns how many layers' dense parts fit with their KV and the head, counted from the last layer."""
-        tokens = self._least_kv_tokens
+        tokens, fitting = self._least_kv_tokens, 0
         room = self._budget - self._gpu.reserved_bytes - self._sizes.head.cuda
-        for count, layer in enumerate(reversed(self._sizes.layers)):
+        for count, layer in enumerate(reversed(self._sizes.layers[1:]), 1):
             room -= layer.dense.cuda + tokens * layer.kv + self._options.state_slots * layer.state
             if room < 0:
-                return count
-        return self._num_layers - 1  # all layers with the embedding did not fit
+                break
+            fitting = fitting if layer.needs_layer_before else count
+        return fitting  # all layers with the embedding did not fit
 
     @property
     def _state_bytes(self) -> int:
@@ -354,7 +355,8 @@ class _Planner:
                 self._dense.layers, self._sizes.layers, chosen, self._prefill, self._pinned, strict=True
             )
         )
-        in_ram = self._dense.bytes_on("cpu") + sum(
+        in_ram = self._dense.bytes_on("cpu") + self._sizes.table_rows
+        in_ram += sum(
             (layer.num_experts - len(experts)) * layer.expert.cpu
             for layer, experts in zip(self._sizes.layers, chosen, strict=True)
         )

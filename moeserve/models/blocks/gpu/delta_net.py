@@ -51,7 +51,9 @@ def recur(
         assert delta.inverse is not None
         chunked_rule(x, heads, rows.chunked, rows.chunks, delta.inverse)
     # In place: a head's output is read before it is overwritten.
-    gated_norm(out.x, z, w.output_norm, eps, count, out.x, out.codes, out.scales, sigmoid=heads.is_kimi)
+    gated_norm(
+        out.x, z, w.output_norm, eps, count, out.x, out.codes, out.scales, sigmoid=heads.has_sigmoid_gate
+    )
     multiply(w.output, out, count, s.output.view(s.rows, -1), s.dense)
 
 
