@@ -82,6 +82,15 @@ class ServerConfig(EngineConfig):
         high=1e6,
         metavar="GIB",
     )
+    image_share: float = option(
+        0.1,
+        "Model",
+        "share of the device's time in which pictures are encoded while answers are generated; the answers keep the "
+        "rest of their speed. The share grows for a picture that would take over a minute. 1: pictures do not wait",
+        low=0.01,
+        high=1,
+        metavar="SHARE",
+    )
     allowed_media_domains: tuple[str, ...] = option(
         (),
         "Model",

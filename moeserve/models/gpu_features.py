@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from moeserve.errors import ConfigError
 from moeserve.models.attention import AttentionShape
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.errors import ModelError
+from moeserve.models.indexer import BlockIndexerShape
 from moeserve.models.interface import LayerShape, ModelShape
+from moeserve.models.residual import SinkhornConnections
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
@@ -36,6 +39,18 @@ def gpu_shape(shape: ModelShape) -> ModelShape:
     return replace(shape, layers=tuple(map(_without_indexer, shape.layers)), context_length=length)
 
 
+def check_gpu_context(shape: ModelShape, max_model_len: int | None) -> None:
+    """Raises ConfigError for requests longer than `gpu_shape`'s contexts, for models that choose blocks of keys. shape:
+    as read from the file."""
+    indexer = shape.indexer
+    if isinstance(indexer, BlockIndexerShape) and (max_model_len or 0) > (most := indexer.rule.most_dense):
+        raise ConfigError(
+            f"--max-model-len {max_model_len}: with layers on a GPU, {shape.architecture} attends to all keys, "
+            f"which is what it should do in contexts of up to {most} tokens; say {most} or leave it out, or choose "
+            "--device cpu"
+        )
+
+
 def _without_indexer(layer: LayerShape) -> LayerShape:
     attention = layer.attention
     if attention is None or attention.indexer is None:
@@ -50,8 +65,7 @@ def cpu_only_features(shape: ModelShape) -> list[str]:
     found = [what for what, has in _CPU_ONLY.items() if any(map(has, shape.layers))]
     of_model = {
         "layers with inputs of their own": shape.layer_input_width > 0,
-        "a residual of several streams": shape.streams is not None,
-        "n-gram embeddings": shape.ngrams is not None,
+        "a residual of streams that are mixed": isinstance(shape.streams, SinkhornConnections),
         "LayerNorm in layers that are not parallel": shape.centers_norms
         and not all(layer.is_parallel for layer in shape.layers),
     }

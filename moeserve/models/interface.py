@@ -112,8 +112,13 @@ class ModelShape:
         return len(self.layers)
 
     @property
+    def num_streams(self) -> int:
+        """Vectors of the residual."""
+        return 1 if self.streams is None else self.streams.count
+
+    @property
     def residual_width(self) -> int:  # of a token
-        return self.hidden_size * (1 if self.streams is None else self.streams.count)
+        return self.hidden_size * self.num_streams
 
     @property
     def embedding_size(self) -> int:

@@ -13,11 +13,13 @@ from math import prod
 from typing import Literal
 
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
+from moeserve.kernels.linear.integer_pieces import has_whole_super_blocks, partial_numbers
 from moeserve.models.attention import AttentionShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.residual import HyperConnections, NgramShape
 
 BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int8": 1, "uint8": 1}
 GpuFloat = Literal["float32", "float16", "bfloat16"]
@@ -46,6 +48,7 @@ QUAD_ROWS = range(129, 2049)
 # Steps of this number of rows multiply experts with weights as integers in float16, if the matrices' types allow it
 # (kernels/experts/integers.py; docs/results/gpu-kernels.md).
 INTEGER_ROWS = range(9, 129)
+DENSE_INTEGER_ROWS = range(9, UNPACK_DENSE_ROWS + 1)  # and attention's matrices
 INT8_GROUP = 32  # columns that share a scale of int8 activations
 
 
@@ -94,7 +97,7 @@ def gpu_step_buffers(
     )
     projected = max(of_attention, 0 if recurrence is None else recurrence.input_width)
     buffers = [
-        Buffer("x", (rows, hidden)),  # the residual stream
+        Buffer("x", (rows, model.residual_width)),  # the residual
         *_activations("y", rows, hidden, acts, quantised=small),  # norm of x
         # q, k and v, or a recurrent layer's input products.
         Buffer("projected", (rows * projected,), wide),
@@ -116,6 +119,10 @@ def gpu_step_buffers(
     if rows in INTEGER_ROWS and not float_weights:
         buffers += _integer_rows("integer_x", rows, hidden)
         buffers += _integer_rows("integer_h", rows * top_k, model.expert_width)
+    inputs = [hidden, model.mixed_width, 0 if latent is None else latent.q_rank]  # of dense products
+    if rows in DENSE_INTEGER_ROWS and not float_weights and any(map(has_whole_super_blocks, inputs[:2])):
+        buffers += _integer_rows("integer_y", rows, max(inputs))
+        buffers.append(Buffer("integer_partials", (partial_numbers(rows),)))
     weighs_input = any(layer.moe is not None and layer.moe.weighs_input for layer in model.layers)
     if model.is_sandwiched or weighs_input:
         buffers += _activations("experts_input", rows, hidden, acts, quantised=small)
@@ -144,6 +151,10 @@ def gpu_step_buffers(
     if small and rows > 1 and model.dense_width:
         # Gate and up as one product, for several rows of a layer without experts.
         buffers.append(Buffer("dense_products", (rows, 2 * model.dense_width)))
+    if isinstance(model.streams, HyperConnections):
+        buffers += _stream_buffers(model.streams, hidden, rows, acts, wide)
+    if model.ngrams is not None:
+        buffers += _ngram_buffers(model.ngrams, model.residual_width, hidden, rows, acts, wide)
     if model.unrouted_width:
         buffers += _activations("unrouted_h", rows, model.unrouted_width, acts, quantised=small)
     if model.deep_layers:
@@ -154,7 +165,7 @@ def gpu_step_buffers(
 
 
 def _integer_rows(name: str, rows: int, cols: int) -> list[Buffer]:
-    """Returns the buffers of kernels/experts/integers.IntegerRows."""
+    """Returns the buffers of kernels/linear/integers.IntegerRows."""
     sums = -(-cols // 16)
     return [
         Buffer(name, (rows, cols), "float16"),
@@ -186,6 +197,44 @@ def _latent_buffers(
     ]
 
 
+def _stream_buffers(streams: HyperConnections, hidden: int, rows: int, acts: str, wide: str) -> list[Buffer]:
+    """Returns the buffers of one block that reads a residual of several streams."""
+    small, width = rows <= SMALL_BATCH_ROWS, streams.count * hidden
+    return [
+        *_activations("stream_normed", rows, width, acts, quantised=small),
+        Buffer("stream_inverse", (rows, streams.count)),
+        Buffer("stream_products", (rows * (streams.low_rank + streams.count),)),
+        *_activations("stream_low_rank", rows, streams.low_rank, acts, quantised=small),
+        Buffer("stream_gate", (rows, width), wide),
+    ]
+
+
+def head_stream_buffers(model: ModelShape, rows: int, floats: GpuFloat) -> tuple[Buffer, ...]:
+    """Returns the buffers through which a head of up to `rows` rows reads a residual of several streams; none if it is
+    one vector. Apart from a step's, as a head of few rows takes int8 activations in large steps too."""
+    if not isinstance(model.streams, HyperConnections):
+        return ()
+    acts = "float32" if rows <= SMALL_BATCH_ROWS else floats
+    return tuple(_stream_buffers(model.streams, model.hidden_size, rows, acts, "float32"))
+
+
+def head_arena_bytes(model: ModelShape, rows: int, floats: GpuFloat) -> int:
+    """Returns the bytes of the arena that heads of all sizes up to `rows` rows share."""
+    return max(arena_bytes(head_stream_buffers(model, size, floats)) for size in step_sizes(rows))
+
+
+def _ngram_buffers(
+    shape: NgramShape, residual: int, hidden: int, rows: int, acts: str, wide: str
+) -> list[Buffer]:
+    return [
+        Buffer("ngram_rows", (rows, shape.width)),  # the table's rows, from the host
+        *_activations("ngram_input", rows, shape.width, acts, quantised=rows <= SMALL_BATCH_ROWS),
+        Buffer("ngram_products", (rows * (residual + hidden),), wide),  # keys and values
+        Buffer("ngram_factors", (rows, residual // hidden)),
+        Buffer("ngram_inputs", (rows, residual)),  # of the convolution
+    ]
+
+
 def _adapter_buffers(model: ModelShape, rows: int, rank: int, wide: GpuFloat) -> list[Buffer]:
     """Returns buffers for the vectors between an adapter's two matrices (of q, k and v, or of each route's gate and
     up), and for the terms of gate and up."""
@@ -201,6 +250,10 @@ def _dense_numbers(model: ModelShape, projected: int) -> int:
     matrices over the layer's input."""
     hidden, latent = model.hidden_size, model.latent
     dense = max(projected * hidden, hidden * model.mixed_width)
+    if isinstance(model.streams, HyperConnections):
+        dense = max(dense, (model.streams.low_rank + model.streams.count) * model.residual_width)
+    if model.ngrams is not None:
+        dense = max(dense, (model.residual_width + hidden) * model.ngrams.width)
     return dense if latent is None else max(dense, latent.q_rows * latent.q_rank)
 
 

@@ -13,7 +13,13 @@ from moeserve.models.cpu_step_buffers import (
     ngram_records,
 )
 from moeserve.models.interface import ModelShape
-from moeserve.models.step_buffers import GPU_LOGIT_ROWS, gpu_arena_bytes, step_sizes
+from moeserve.models.step_buffers import (
+    GPU_LOGIT_ROWS,
+    GpuFloat,
+    gpu_arena_bytes,
+    head_arena_bytes,
+    step_sizes,
+)
 from moeserve.placement.sizes import ModelSizes
 
 CUDA_CONTEXT_BYTES = 512 << 20  # of GPU memory, by each process that uses it
@@ -44,16 +50,18 @@ def gpu_reserved_bytes(
     logits = 4 * head_rows * shape.vocab_size
     slot_table = 4 * (config.max_num_seqs + 1) * length
     angles = 4 * length * sum(form.rotary_dim for form in shape.forms)
+    floats: GpuFloat = "bfloat16" if on_cuda else "float32"
     of_cuda = GPU_OVERHEAD_BYTES + min(sizes.gpu_bytes, usable) // ALLOCATOR_LOSS
     return (
         gpu_arena_bytes(
             shape,
             max_tokens,
-            "bfloat16" if on_cuda else "float32",
+            floats,
             float_weights=float_weights,
             adapter_rank=adapter_rank,
         )
         + logits
+        + head_arena_bytes(shape, head_rows, floats)
         + slot_table
         + angles
         + gpu_sampler_bytes(config.max_num_seqs, shape.vocab_size, head_rows)

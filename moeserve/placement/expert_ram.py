@@ -26,7 +26,8 @@ READER_BYTES = READERS * (PIECE_BYTES + 8192)
 
 def dense_bytes(sizes: ModelSizes) -> int:
     """Returns the bytes in RAM of all weights but routed experts."""
-    return sizes.embedding.cpu + sizes.head.cpu + sum(layer.dense.cpu for layer in sizes.layers)
+    layers = sum(layer.dense.cpu for layer in sizes.layers)
+    return sizes.embedding.cpu + sizes.head.cpu + sizes.table_rows + layers
 
 
 def expert_bytes(sizes: ModelSizes) -> int:

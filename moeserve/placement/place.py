@@ -87,7 +87,7 @@ def _all_in_ram(sizes: ModelSizes, options: PlacementOptions) -> Placement:
             f"{', '.join(flags)}: there is nothing to place, the CPU engine has everything in RAM; leave it out, or "
             "choose a GPU"
         )
-    everything = sizes.embedding.cpu + sizes.head.cpu
+    everything = sizes.embedding.cpu + sizes.head.cpu + sizes.table_rows
     everything += sizes.cpu_layer_bytes
     layers = tuple(LayerPlacement("cpu", layer.num_experts) for layer in sizes.layers)
     return Placement("cpu", layers, "cpu", gpu_weight_bytes=0, cpu_weight_bytes=everything)
@@ -354,7 +354,8 @@ class _Planner:
                 self._dense.layers, self._sizes.layers, chosen, self._prefill, self._pinned, strict=True
             )
         )
-        in_ram = self._dense.bytes_on("cpu") + sum(
+        in_ram = self._dense.bytes_on("cpu") + self._sizes.table_rows
+        in_ram += sum(
             (layer.num_experts - len(experts)) * layer.expert.cpu
             for layer, experts in zip(self._sizes.layers, chosen, strict=True)
         )

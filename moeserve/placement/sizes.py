@@ -56,6 +56,7 @@ class ModelSizes:
     # of the embedding in a layout for multiplication.
     head: Bytes
     layers: tuple[LayerSizes, ...]
+    table_rows: int = 0  # bytes of RAM for rows of a table on disk, wherever the layers are
 
     @classmethod
     def of(cls, tensors: Mapping[str, TensorInfo], layout: KvLayout) -> ModelSizes:
@@ -84,9 +85,7 @@ class ModelSizes:
             )
 
         def embedding() -> Bytes:
-            inputs = part([n.TOKEN_EMBD, *(LAYER_INPUTS if shape.layer_input_width else ())])
-            kept = sum(cached_table_bytes(tensors[name].nbytes) for name in unloaded_tensors(shape))
-            return Bytes(inputs.cpu + kept, inputs.cuda)
+            return part([n.TOKEN_EMBD, *(LAYER_INPUTS if shape.layer_input_width else ())])
 
         head = n.TOKEN_EMBD if shape.tied_embeddings else n.OUTPUT
         drafting = [name for name in model_tensors(shape) if n.layer_of(name) == shape.num_layers]
@@ -94,6 +93,7 @@ class ModelSizes:
             embedding=embedding(),
             head=part([head, *head_inputs(shape), *drafting]),
             layers=tuple(layer(index) for index in range(shape.num_layers)),
+            table_rows=sum(cached_table_bytes(tensors[name].nbytes) for name in unloaded_tensors(shape)),
         )
 
     def with_experts(self, counts: Sequence[int]) -> ModelSizes:

@@ -70,6 +70,11 @@ class RuntimePaths:
         return self.directory / "tower-memory"
 
     @property
+    def tower_page(self) -> Path:
+        """What the router and the visual server know of each other's work; see `tower_page.py`."""
+        return self.directory / "tower-page"
+
+    @property
     def spans(self) -> Path:
         """The folder of requests' embeddings; see `embedding_files.py`."""
         return self.directory / "spans"

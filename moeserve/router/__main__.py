@@ -14,6 +14,7 @@ from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.models.adapters.modules import DEFAULT_MOST, parse_modules
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.lifecycle import Process, run_process
+from moeserve.processes.tower_page import TowerPage
 from moeserve.router.adapter_registry import AdapterRegistry
 from moeserve.router.core.limits import (
     BESIDE_ANSWERS,
@@ -177,6 +178,7 @@ def serve(
             spans=EmbeddingLinks(EmbeddingFiles(process.paths.spans), most.embedding_bytes)
             if most.embedding_bytes
             else None,
+            tower=None if process.config.mmproj is None else TowerPage(process.paths.tower_page),
         )
         manager.run(early)
 

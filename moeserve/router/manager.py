@@ -34,6 +34,7 @@ from moeserve.messages.schema import (
 from moeserve.messages.steps import ExpertUse, StepResult, WorkerReady
 from moeserve.messages.worker import WorkerAnswer, WorkerClient, WorkerDied
 from moeserve.processes.silence import LauncherWatch
+from moeserve.processes.tower_page import TowerPage
 from moeserve.router.adapter_registry import LOOK_S, AdapterRegistry
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.router.core.steps.plans_in_flight import ProtocolError
@@ -79,11 +80,13 @@ class RouterManager:
         launcher: LauncherWatch | None = None,
         idle_ping: float = IDLE_PING_S,
         spans: EmbeddingLinks | None = None,
+        tower: TowerPage | None = None,
     ) -> None:
         """worker: the first one; workers: supplies later ones. step_timeout: seconds, see StepDeadline.
         continue_requests: False: the loss of a worker fails the requests that it was computing. heartbeat: called
         when the launcher asks for one. idle_ping: seconds between questions to an idle worker. adapters: set if LoRA
-        adapters can be added and removed. spans: None if requests have no embeddings."""
+        adapters can be added and removed. spans: None if requests have no embeddings. tower: None if the model has no
+        vision tower."""
         self._scheduler = scheduler
         self._request_tracer = request_tracer
         self._kv_events = kv_events
@@ -95,6 +98,7 @@ class RouterManager:
         self._heartbeat = heartbeat
         self._launcher = launcher
         self._spans = spans
+        self._tower = tower
         self._idle_ping = idle_ping
         self._heard_at = time.monotonic()  # when the worker last answered or was connected
         self._deadline = StepDeadline(step_timeout)
@@ -140,10 +144,14 @@ class RouterManager:
         if self._worker is None:
             self._find_worker()
         if self._worker is not None:
+            if self._tower is not None:
+                self._scheduler.beside_tower(*self._tower.encoding)
             try:
                 self._serve(self._worker)
             except (WorkerDied, ProtocolError) as error:
                 self._lose_worker(self._worker, str(error))
+        if self._tower is not None:
+            self._tower.open_requests = self._scheduler.num_open
         if self._launcher is not None:
             self._launcher.look(is_needed=self._worker is None)
         self._flush()

@@ -21,17 +21,22 @@ from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.imports_without_gc import imports_without_gc
 from moeserve.processes.lifecycle import Process, run_process
 from moeserve.processes.runtime_paths import RuntimePaths
+from moeserve.processes.tower_page import TowerPage
 from moeserve.visualserver.embedding_cache import EmbeddingCache
 from moeserve.visualserver.encoder import PictureEncoder
+from moeserve.visualserver.encoding_pace import EncodingPace
 from moeserve.visualserver.manager import serve
 from moeserve.visualserver.picture_decoder import PictureDecoder
 from moeserve.visualserver.picture_size import SizeRule
+from moeserve.visualserver.slices import Slices
 from moeserve.visualserver.tower_file import AnyTowerShape, open_tower
 
 if TYPE_CHECKING:
     from moeserve.visualserver.towers.tower import Tower
 
-NICENESS: Final = 5  # the worker's threads, whose steps all answers wait for, come first
+# Of the encoding thread and those that it starts: where the worker's threads want a core, too, Linux gives them nine
+# tenths of it.
+NICENESS: Final = 10
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +60,8 @@ def main(process: Process) -> None:
     decoder = PictureDecoder()
     decoder.start()
     cache = EmbeddingCache(int(config.image_cache * GIB))
-    encoder = PictureEncoder(tower, decoder, rule, cache, EmbeddingFiles(process.paths.spans))
+    slices = Slices(EncodingPace(config.image_share), TowerPage(process.paths.tower_page), tower)
+    encoder = PictureEncoder(tower, decoder, rule, cache, EmbeddingFiles(process.paths.spans), slices)
     process.ready()
     try:
         serve(encoder, inbox, to_http, process.heartbeat)

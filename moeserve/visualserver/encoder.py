@@ -16,6 +16,7 @@ from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.visualserver.embedding_cache import EmbeddingCache, Embeddings
 from moeserve.visualserver.picture_decoder import PictureDecoder, PictureError
 from moeserve.visualserver.picture_size import SizeRule
+from moeserve.visualserver.slices import Slices
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +24,9 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Tower(Protocol):
-    def encode(self, pixels: Pixels) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def encode(
+        self, pixels: Pixels, slice_ended: Callable[[float], None]
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
         """See `towers`."""
         ...
 
@@ -38,6 +41,7 @@ class PictureEncoder:
         rule: Callable[[int | None], SizeRule],
         cache: EmbeddingCache,
         files: EmbeddingFiles,
+        slices: Slices,
     ) -> None:
         """rule: the sizes of pictures for a request's limit of tokens; None: for the server's own."""
         self._tower = tower
@@ -45,6 +49,7 @@ class PictureEncoder:
         self._rule = rule
         self._cache = cache
         self._files = files
+        self._slices = slices
 
     def answer(self, picture: EncodePicture) -> PictureEncoded | PictureRefused:
         began = time.monotonic()
@@ -69,6 +74,7 @@ class PictureEncoder:
 
     def _encode(self, data: bytes, rule: SizeRule) -> Embeddings:
         pixels = self._decoder.decode(data, rule)
-        rows = self._tower.encode(pixels).tobytes()
+        with self._slices.picture():
+            rows = self._tower.encode(pixels, self._slices.ended).tobytes()
         height, width = pixels.shape[:2]
         return Embeddings(height // rule.factor, width // rule.factor, rows, sha256(rows).digest())

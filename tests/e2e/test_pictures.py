@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.clients import within
+from moeserve.processes.tower_page import TowerPage
+from tests.e2e.clients import streamed, within
 from tests.support.picture_fixture import FIRST_TOKEN, MODEL, PICTURES, check_first_token, picture_cases
 from tests.support.server import REPOSITORY, Server, running_server
 
@@ -53,6 +54,19 @@ def test_a_visual_server_that_is_killed(server: Server) -> None:
     again = [ask(server, name) for name in PICTURES]
     assert [answer.json()["choices"][0]["message"] for answer in again] == texts
     assert within(60, lambda: not list((server.runtime_dir / "spans").iterdir()))
+
+
+def test_encoding_beside_an_answer(server: Server) -> None:
+    """The visual server knows of open requests, and of none when they have ended."""
+    page = TowerPage(server.runtime_dir / "tower-page")
+    seen: list[int] = []
+    for _ in streamed(server, path="/v1/completions", prompt="A keeper", max_tokens=200):
+        if not seen:
+            assert ask(server, "landscape", max_tokens=1).status_code == 200
+        seen.append(page.open_requests)
+    assert max(seen) >= 1
+    assert within(10, lambda: page.open_requests == 0)
+    assert page.encoding == (0.0, 0.0)
 
 
 def counters(server: Server) -> dict[str, float]:

@@ -6,17 +6,10 @@ import pytest
 import torch
 
 from moeserve.kernels import launch
-from moeserve.kernels.experts.integers import (
-    IntegerRows,
-    has_gated_integers,
-    has_integers,
-    integer_method,
-    integer_order,
-    integers_down,
-    integers_up,
-)
+from moeserve.kernels.experts.integers import has_gated_integers, integer_method, integers_down, integers_up
 from moeserve.kernels.experts.op import align_routes, method_for, num_blocks
 from moeserve.kernels.experts.reference import activate
+from moeserve.kernels.linear.integers import IntegerRows, has_integers, integer_order
 from moeserve.kernels.linear.op import SILU, Gated, RouteBlocks
 from moeserve.kernels.planes import dequantize
 from tests.kernels.plane_tensors import planes_of

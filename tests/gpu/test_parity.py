@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from moeserve.models.gpu_features import gpu_shape
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.worker.engines.gpu.engine import GpuEngine
@@ -47,7 +48,12 @@ def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Driver:
     if not shape.num_experts and experts < 8:
         pytest.skip("a model without experts")
     on_gpu = max(1, layers + shape.num_layers - 3)
-    runner = runner_of(model, num_gpu_experts=min(experts, shape.num_experts), n_gpu_layers=on_gpu)
+    runner = runner_of(
+        model,
+        num_gpu_experts=min(experts, shape.num_experts),
+        n_gpu_layers=on_gpu,
+        max_model_len=min(512, gpu_shape(shape).context_length),
+    )
     assert isinstance(runner.engine, GpuEngine)
     runner.engine.stream_by(Streaming(((1, part),)), f"{part} streamed")
     print(f"DEVICE {runner.ready().device}")

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
+from moeserve.models.gpu_features import gpu_shape
 from moeserve.models.open import open_model
+from moeserve.models.registry import read_shape
 from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
@@ -35,7 +37,7 @@ DENSE = {"all on the GPU", "two dense layers on the GPU"}
 # A file of each family, and how many tokens its large step has: more than gpt-oss's window and Gemma's.
 FAMILIES = {"gptoss-mxfp4": 40, "glm4moe-q4_k_m": 20, "minimaxm2-q4_k_m": 20, "qwen3-q4_k_m": 20,
             "qwen3next-q4_k_m": 20, "qwen35moe-q4_k_m": 20, "deepseek2-q4_k_m": 20, "gemma4-q4_k_m": 40,
-            "minimaxm3-f16": 40, "kimilinear-f16": 20}  # fmt: skip
+            "minimaxm3-f16": 40, "kimilinear-f16": 20, "qwen4exp-f16": 20}  # fmt: skip
 CASES = [
     (OWN_FIXTURES / f"tiny-{file}.gguf", 20, name)
     for file in ("qwen2moe-q4_k_m", "nemotronhmoe-f16", "granitehybrid-f16", "lfm2moe-f16")
@@ -68,7 +70,9 @@ def errors(runner: Runner, fixture: Fixture, chunk: int) -> torch.Tensor:
 def test_as_near_the_truth_as_the_way_of_computing_allows(model: Path, tokens: int, placement: str) -> None:
     """Small batches round activations to int8, as experts in RAM do; larger ones keep floats, here of 32 bits."""
     fixture, options = Fixture.load(model, model.parent), PLACEMENTS[placement]
-    config = small_config(model, **(SIZES | options))
+    length = gpu_shape(read_shape(open_model(model))).context_length
+    sizes = SIZES | options | {"max_model_len": min(SIZES["max_model_len"], length)}
+    config = small_config(model, **sizes)
     runner = load_gpu_runner(config, open_model(model), lambda *_: None, torch.device(DEVICE), Start())
     assert errors(runner, fixture, 5).median() < 0.1
     large = errors(runner, fixture, tokens)

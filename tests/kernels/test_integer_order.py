@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter  # isort: skip  (first: it sets up the interpreter)
-from moeserve.kernels.experts.integers import IntegerRows, integer_order
+from moeserve.kernels.linear.integers import IntegerRows, integer_order
 
 
 def columns(cols: int) -> torch.Tensor:

@@ -19,20 +19,10 @@ from tests.kernels.model_engine import Engine, distance
 from tests.kernels.operations import COSTLY_ISAS, ISAS, stream_of
 from tests.support.changed_header import with_number
 from tests.support.plan_command import run
-from tests.support.qwen4exp_model import END, logits, new_model, write_model
+from tests.support.qwen4exp_model import logits, new_model, text, write_model
 
 # llama.cpp's median KL on the fixtures is 6.4e-6 in F16, 1.4e-3 in Q4_K_M. Other seeds vary by a quarter.
 BOUNDS = {Type.F16: 6.4e-6, Type.Q8_0: 1.8e-3, Type.Q5_1: 1.8e-3, Type.Q4_0: 1.8e-3}
-
-
-def text(seed: int, length: int = 120) -> list[int]:
-    """Random tokens, in which some n-grams come again and one is cut by an end."""
-    found: list[int] = torch.randint(
-        0, END, (length,), generator=torch.Generator().manual_seed(seed)
-    ).tolist()
-    found[40] = END
-    found[60:70] = found[20:30]
-    return found
 
 
 @pytest.mark.parametrize("isa", COSTLY_ISAS)

@@ -38,8 +38,10 @@ from moeserve.messages.schema import (
 from moeserve.messages.steps import ExpertUse
 from moeserve.messages.worker import Worker, WorkerAnswer
 from moeserve.processes.runtime_paths import RuntimePaths
+from moeserve.processes.tower_page import TowerPage
 from moeserve.router import manager
 from moeserve.router.worker_client import RpycWorker
+from tests.support.http_harness import within
 from tests.support.idle import comes_to_rest
 from tests.support.in_process_worker import InProcessWorker
 from tests.support.router_process import Neighbours, Workers, behaving, manager_of, running
@@ -95,6 +97,17 @@ def test_the_experts_use_is_told_once_to_all_who_ask(paths: RuntimePaths, neighb
         neighbours.router.send(EngineReadyRequest())
         while not isinstance(message := neighbours.http.recv(30), EngineReady):
             assert isinstance(message, LoadReport)
+
+
+def test_the_visual_server_sees_open_requests(paths: RuntimePaths, neighbours: Neighbours) -> None:
+    seen = TowerPage(paths.tower_page)
+    with running(paths, neighbours, InProcessWorker(ScriptedRunner()), tower=TowerPage(paths.tower_page)):
+        neighbours.router.send(behaving(0, SLEEP, max_tokens=100))
+        neighbours.item(0, final=False)
+        assert seen.open_requests == 1
+        neighbours.router.send(Abort(0))
+        neighbours.report(timeout=30, num_running=0, aborts=1)
+        assert within(30, lambda: seen.open_requests == 0)
 
 
 def test_an_abort_frees_the_slots_within_a_step(paths: RuntimePaths, neighbours: Neighbours) -> None:

@@ -272,3 +272,13 @@ def logits(model: Any, tokens: list[int], positions: torch.Tensor | None = None)
     with torch.inference_mode():
         found: torch.Tensor = model(torch.tensor([tokens]), use_cache=False, **given).logits[0].double()
     return found
+
+
+def text(seed: int, length: int = 120) -> list[int]:
+    """Random tokens, in which some n-grams come again and one is cut by an end."""
+    found: list[int] = torch.randint(
+        0, END, (length,), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
+    found[40] = END
+    found[60:70] = found[20:30]
+    return found

@@ -15,7 +15,7 @@ from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.tower_file import open_tower
 from moeserve.visualserver.towers.gemma4 import Gemma4Tower
 from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
-from moeserve.visualserver.towers.tower import CPU, Tower, TowerMemoryError
+from moeserve.visualserver.towers.tower import CPU, SliceEnded, Tower, TowerMemoryError
 from tests.support.picture_fixture import (
     GEMMA_TOWER,
     PICTURES,
@@ -85,12 +85,12 @@ def test_memory_that_does_not_suffice(monkeypatch: pytest.MonkeyPatch, tmp_path:
     tower = tower_of(write_random_tower(tmp_path / "small.gguf", SMALL), torch.float32)
     truth, whole, left = tower.encode(PIXELS), tower._tokens, 1
 
-    def failing(pixels: torch.Tensor) -> torch.Tensor:
+    def failing(pixels: torch.Tensor, slice_ended: SliceEnded) -> torch.Tensor:
         nonlocal left
         left -= 1
         if left >= 0:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return whole(pixels)
+        return whole(pixels, slice_ended)
 
     monkeypatch.setattr(tower, "_tokens", failing)
     assert np.array_equal(tower.encode(PIXELS), truth)

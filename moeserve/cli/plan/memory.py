@@ -98,7 +98,9 @@ def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placemen
         return fixed + cpu_workspace_bytes(model, tokens) + logits + drafts
     rows = step_sizes(tokens)[-1]
     shared = _handoff_bytes(model, rows) if placement.shares_layers else 0
-    cpu_stage = cpu_workspace_bytes(model, rows) if placement.layers_in_ram else 4 * rows * model.hidden_size
+    cpu_stage = (
+        cpu_workspace_bytes(model, rows) if placement.layers_in_ram else 4 * rows * model.residual_width
+    )
     return fixed + CUDA_LIBRARIES_BYTES + shared + (cpu_stage if placement.begins_in_ram else 0)
 
 

@@ -35,11 +35,12 @@ def embed(
     places: KvPlaces | None = None,
     *,
     scale: float = 1.0,
+    streams: int = 1,
 ) -> None:
-    """x[i] = scale * row ids[i] of the table, for i < count[0]; an id out of range reads the nearest row, and x[i]
-    stays as it is where the id is EMBEDDED. ids int32 [n], x float32 [n, hidden]. places: entries of the slot
-    tables that the same launch writes for these i."""
-    n, hidden = x.shape
+    """x[i] = scale * row ids[i] of the table, in each of `streams` equal parts, for i < count[0]; an id out of range
+    reads the nearest row, and x[i] stays as it is where the id is EMBEDDED. ids int32 [n], x float32 [n, streams *
+    hidden]. places: entries of the slot tables that the same launch writes for these i."""
+    n, hidden = len(x), x.shape[1] // streams
     table = weight_of(planes, kind, hidden)
     embed_kernel(
         (n, k_blocks_of(hidden)),
@@ -60,6 +61,7 @@ def embed(
         table.format,
         *((0, 0) if places is None else places.slot_table.shape),
         scale,
+        streams,
         pdl(),
         num_warps=1,
     )

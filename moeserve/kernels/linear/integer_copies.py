@@ -96,18 +96,24 @@ def token_pointers(x, routes, ROW: gl.constexpr, TOP_K: gl.constexpr, layout: gl
 @gluon.jit
 def pointers_of(
     x, sums, codes, scales, supers, up_codes, up_scales, up_supers, expert, x_routes, sum_routes, first,
-    ROWS: gl.constexpr, COLS: gl.constexpr, TOP_K: gl.constexpr, R: gl.constexpr, TOKENS: gl.constexpr,
+    super_block, ROWS: gl.constexpr, COLS: gl.constexpr, TOP_K: gl.constexpr, R: gl.constexpr, TOKENS: gl.constexpr,
     WARPS: gl.constexpr, BLOCKS: gl.constexpr,
 ):  # fmt: skip
-    """Returns pointers to the first BLOCKS super-blocks: codes [R, 4, 2 * BLOCKS, 4] and scales [R, 4 * BLOCKS] int32,
-    supers [R, BLOCKS], x [TOKENS, 256], sums [TOKENS, 16]; and which of x's and sums' tokens exist."""
+    """Returns pointers to BLOCKS super-blocks, from `super_block` on: codes [R, 4, 2 * BLOCKS, 4] and scales
+    [R, 4 * BLOCKS] int32, supers [R, BLOCKS], x [TOKENS, 256], sums [TOKENS, 16]; and which of x's and sums' tokens
+    exist."""
     SUPERS: gl.constexpr = COLS // 256
     code_at = code_pointers(codes, up_codes, expert, first, COLS, ROWS, R, WARPS, BLOCKS)
     scale_at = word_pointers(scales, up_scales, expert, first, 4 * BLOCKS, SUPERS * 4, ROWS, R, WARPS)
     super_at = word_pointers(supers, up_supers, expert, first, BLOCKS, SUPERS, ROWS, R, WARPS)
     x_at, live = token_pointers(x, x_routes, COLS, TOP_K, token_copies(TOKENS, WARPS, 256))
     sum_at, live_sums = token_pointers(sums, sum_routes, SUPERS * 16, TOP_K, token_copies(TOKENS, WARPS, 16))
-    return code_at, scale_at, super_at, x_at, sum_at, live, live_sums
+    code_at, scale_at, super_at = (
+        code_at + super_block * 8,
+        scale_at + super_block * 4,
+        super_at + super_block,
+    )
+    return code_at, scale_at, super_at, x_at + super_block * 256, sum_at + super_block * 16, live, live_sums
 
 
 @gluon.jit

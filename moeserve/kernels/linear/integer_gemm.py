@@ -245,14 +245,41 @@ def store_parts(
 
 
 @gluon.jit
+def sum_pieces(acc, partials, counters, piece, SPLIT: gl.constexpr):
+    """Leaves acc in partials. Returns whether the other pieces of this result have done so, and the sum, which does
+    not depend on their order."""
+    rows: gl.constexpr = acc.shape[0]
+    tokens: gl.constexpr = acc.shape[1]
+    row = gl.arange(0, rows, layout=gl.SliceLayout(1, acc.type.layout))
+    token = gl.arange(0, tokens, layout=gl.SliceLayout(0, acc.type.layout))
+    place = row[:, None] * tokens + token[None, :]
+    at = partials + piece.to(gl.int64) * (rows * tokens)
+    gl.store(at + place, acc)
+    gl.thread_barrier()  # all threads must have written before the counter says so
+    result = piece // SPLIT
+    is_last = gl.atomic_add(counters + result, 1, sem="acq_rel") == SPLIT - 1
+    if is_last:
+        gl.store(counters + result, 0)
+        at -= (piece % SPLIT).to(gl.int64) * (rows * tokens)
+        acc = gl.load(at + place, cache_modifier=".cg")
+        for i in gl.static_range(1, SPLIT):
+            acc += gl.load(at + i * (rows * tokens) + place, cache_modifier=".cg")
+    return is_last, acc
+
+
+@gluon.jit
 def integer_gemm_kernel(
     x, sums, factors, codes, scales, supers, up_codes, up_scales, up_supers, block_expert, block_routes, out,
+    partials, counters,
     ROWS: gl.constexpr, COLS: gl.constexpr, TOP_K: gl.constexpr, PARTS: gl.constexpr, ROUTE_BLOCKS: gl.constexpr,
-    R: gl.constexpr, TOKENS: gl.constexpr, WARPS: gl.constexpr, BLOCKS: gl.constexpr, PDL: gl.constexpr,
+    SPLIT: gl.constexpr, R: gl.constexpr, TOKENS: gl.constexpr, WARPS: gl.constexpr, BLOCKS: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """With a second matrix, `up`: writes silu(W x[route // TOP_K]) * (W_up x[route // TOP_K]) to row `route` of out
     [.., ROWS]; else W x[route] to out [.., PARTS per token, ROWS], whose first TOP_K are a token's routes. For blocks
-    of TOKENS routes. codes int32. Grid: any number of programs, which take pieces of R rows in turn."""
+    of TOKENS routes. codes int32. Grid: any number of programs, which take pieces of R rows in turn. SPLIT, which
+    divides the super-blocks into whole steps: pieces that share a result's columns; the last of them sums what they
+    leave in partials, float32 [pieces * R * TOKENS], with an int32 of counters per result, which it leaves at 0."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -261,7 +288,8 @@ def integer_gemm_kernel(
     TILES: gl.constexpr = (ROWS + PIECE - 1) // PIECE
     OF_TOKEN: gl.constexpr = TOP_K if IS_GATED else 1
     SUPERS: gl.constexpr = COLS // 256
-    STEPS: gl.constexpr = (SUPERS + BLOCKS - 1) // BLOCKS
+    OF_PIECE: gl.constexpr = SUPERS // SPLIT
+    STEPS: gl.constexpr = (OF_PIECE + BLOCKS - 1) // BLOCKS
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     code_smem = gl.allocate_shared_memory(
         gl.int32, [2, R, 4, 2 * BLOCKS, 4], code_memory(R, 2 * BLOCKS, False)
@@ -274,16 +302,16 @@ def integer_gemm_kernel(
     sum_layout: gl.constexpr = token_copies(TOKENS, WARPS, 16)
     of_token: gl.constexpr = gl.SliceLayout(0, mma_layout(WARPS))
 
-    pieces = count_blocks(block_expert, ROUTE_BLOCKS, WARPS) * TILES
+    pieces = count_blocks(block_expert, ROUTE_BLOCKS, WARPS) * (TILES * SPLIT)
     piece = gl.program_id(0)
     stage = 0
     if piece < pieces:
-        block = piece // TILES
+        block = piece // (TILES * SPLIT)
         expert = gl.load(block_expert + block).to(gl.int64)
         code_at, scale_at, super_at, x_at, sum_at, live, live_sums = pointers_of(
             x, sums, codes, scales, supers, up_codes, up_scales, up_supers, expert,
             routes_of(block_routes, block, x_layout), routes_of(block_routes, block, sum_layout),
-            piece % TILES * PIECE, ROWS, COLS, OF_TOKEN, R, TOKENS, WARPS, BLOCKS,
+            piece // SPLIT % TILES * PIECE, piece % SPLIT * OF_PIECE, ROWS, COLS, OF_TOKEN, R, TOKENS, WARPS, BLOCKS,
         )  # fmt: skip
         copy_stage(
             code_at, scale_at, super_at, x_at, sum_at, code_smem, scale_smem, super_smem, x_smem,
@@ -291,11 +319,11 @@ def integer_gemm_kernel(
         )  # fmt: skip
         async_copy.commit_group()
         while piece < pieces:
-            block = piece // TILES
-            first = piece % TILES * PIECE
+            block = piece // (TILES * SPLIT)
+            first = piece // SPLIT % TILES * PIECE
             next_piece = piece + gl.num_programs(0)
             # What the next piece's pointers need is read during this piece. Beyond the last: this one again.
-            next_block = gl.where(next_piece < pieces, next_piece, piece) // TILES
+            next_block = gl.where(next_piece < pieces, next_piece, piece) // (TILES * SPLIT)
             next_expert = gl.load(block_expert + next_block).to(gl.int64)
             next_x_routes = routes_of(block_routes, next_block, x_layout)
             next_sum_routes = routes_of(block_routes, next_block, sum_layout)
@@ -318,7 +346,8 @@ def integer_gemm_kernel(
             gl.thread_barrier()
             code_at, scale_at, super_at, x_at, sum_at, live, live_sums = pointers_of(
                 x, sums, codes, scales, supers, up_codes, up_scales, up_supers, next_expert, next_x_routes,
-                next_sum_routes, next_piece % TILES * PIECE, ROWS, COLS, OF_TOKEN, R, TOKENS, WARPS, BLOCKS,
+                next_sum_routes, next_piece // SPLIT % TILES * PIECE, next_piece % SPLIT * OF_PIECE, ROWS, COLS,
+                OF_TOKEN, R, TOKENS, WARPS, BLOCKS,
             )  # fmt: skip
             if next_piece < pieces:
                 copy_stage(
@@ -328,14 +357,19 @@ def integer_gemm_kernel(
             async_copy.commit_group()
             acc = add_stage(
                 acc, code_smem, scale_smem, super_smem, x_smem, sum_smem, stage, WARPS, BLOCKS,
-                SUPERS - (STEPS - 1) * BLOCKS,
+                OF_PIECE - (STEPS - 1) * BLOCKS,
             )  # fmt: skip
             stage = stage ^ 1
             acc = acc * factor[None, :]
             if IS_GATED:
                 store_gated(acc, routes, out, first, ROWS, WARPS)
             else:
-                store_parts(acc, routes, out, first, ROWS, TOP_K, PARTS, WARPS)
+                if SPLIT == 1:
+                    store_parts(acc, routes, out, first, ROWS, TOP_K, PARTS, WARPS)
+                else:
+                    is_last, acc = sum_pieces(acc, partials, counters, piece, SPLIT)
+                    if is_last:
+                        store_parts(acc, routes, out, first, ROWS, TOP_K, PARTS, WARPS)
             piece = next_piece
 
 

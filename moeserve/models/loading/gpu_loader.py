@@ -22,11 +22,13 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
+from moeserve.models.loading.gpu_residual import load_input, load_ngrams
 from moeserve.models.loading.gpu_weights import (
     GpuAttention,
     GpuDeltaNet,
     GpuDenseFfn,
     GpuExperts,
+    GpuInput,
     GpuLatentAttention,
     GpuLayer,
     GpuMamba2,
@@ -47,7 +49,13 @@ from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.tensors import check_tensors, expert_bias_tensors, expert_tensors, model_tensors
+from moeserve.models.tensors import (
+    check_tensors,
+    expert_bias_tensors,
+    expert_tensors,
+    model_tensors,
+    unloaded_tensors,
+)
 
 
 class GpuLoader:
@@ -77,7 +85,8 @@ class GpuLoader:
         torch.OutOfMemoryError."""
         tied = self._shape.tied_embeddings
         check_tensors(self._shape, self._source)
-        elsewhere = set() if with_embedding or (tied and with_head) else {n.TOKEN_EMBD}
+        elsewhere = set(unloaded_tensors(self._shape))
+        elsewhere |= set() if with_embedding or (tied and with_head) else {n.TOKEN_EMBD}
         elsewhere |= set() if with_head else {n.OUTPUT}
         self._total = self._bytes_from(first_layer, elsewhere)
         with closing(self._upload):
@@ -101,9 +110,15 @@ class GpuLoader:
             rope_factors=self._rope_factors(),
         )
 
-    def _output_norm(self) -> Tensor:
-        norm = self._vector(n.OUTPUT_NORM)
-        return norm if self._shape.logit_scale == 1.0 else norm * self._shape.logit_scale
+    def _output_norm(self) -> GpuInput:
+        norm = self._input(n.OUTPUT_HC, n.OUTPUT_NORM, None)
+        return norm * self._shape.logit_scale if isinstance(norm, Tensor) else norm
+
+    def _input(self, block: str, norm: str, index: int | None) -> GpuInput:
+        return load_input(self._shape, block, norm, index, self._vector, self._merged)
+
+    def _mixer_input(self, index: int) -> GpuInput:
+        return self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index)
 
     def _rope_factors(self) -> Tensor | None:
         has_them = any(form.has_rope_factors for form in self._shape.forms)
@@ -118,12 +133,14 @@ class GpuLoader:
         return total
 
     def _layer(self, index: int, ids: Sequence[int]) -> GpuLayer:
+        ngrams = load_ngrams(self._source, self._shape, index, self._vector, self._merged)
+        return GpuLayer(self._mixer(index), self._ffn(index, ids), ngrams)
+
+    def _ffn(self, index: int, ids: Sequence[int]) -> GpuMoe | GpuDenseFfn | None:
         ffn = self._shape.layers[index].ffn
-        if ffn is None:
-            return GpuLayer(self._mixer(index), None)
         if isinstance(ffn, DenseFfnShape):
-            return GpuLayer(self._mixer(index), self._dense_ffn(index, ffn))
-        return GpuLayer(self._mixer(index), self._moe(index, ffn, ids))
+            return self._dense_ffn(index, ffn)
+        return None if ffn is None else self._moe(index, ffn, ids)
 
     def _mixer(self, index: int) -> GpuMixer | None:
         mixer = self._shape.layers[index].mixer
@@ -141,7 +158,7 @@ class GpuLoader:
     def _latent_attention(self, index: int, shape: LatentAttentionShape) -> GpuLatentAttention:
         has_q_a, heads = shape.q_rank > 0, range(shape.num_heads)
         return GpuLatentAttention(
-            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            norm=self._mixer_input(index),
             inputs=self._latent_inputs(index, shape),
             q_a_norm=self._vector(n.of_layer(index, n.ATTN_Q_A_NORM)) if has_q_a else None,
             q_b=self._linear(index, n.ATTN_Q_B, has_bias=False)[0] if has_q_a else None,
@@ -167,7 +184,7 @@ class GpuLoader:
         taps = shape.heads.conv_kernel
         conv = torch.cat([self._vector(n.of_layer(index, part)).view(-1, taps) for part in shape.conv_parts])
         return GpuDeltaNet(
-            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            norm=self._mixer_input(index),
             inputs=self._linear(index, *(part for part, _ in shape.input_parts), has_bias=False),
             gates=[self._linear(index, part, has_bias=False)[0] for part, _ in shape.gate_parts],
             conv=conv.t().contiguous(),
@@ -179,7 +196,7 @@ class GpuLoader:
 
     def _mamba2(self, index: int, shape: Mamba2Shape) -> GpuMamba2:
         return GpuMamba2(
-            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            norm=self._mixer_input(index),
             input=self._linear(index, n.SSM_IN, has_bias=False)[0],
             parameters=mamba2_parameters(shape.heads, lambda name: self._vector(n.in_layer(index, name))),
             output=self._linear(index, n.SSM_OUT, has_bias=False)[0],
@@ -187,7 +204,7 @@ class GpuLoader:
 
     def _short_conv(self, index: int) -> GpuShortConv:
         return GpuShortConv(
-            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            norm=self._mixer_input(index),
             input=self._linear(index, n.SHORT_CONV_IN, has_bias=False)[0],
             conv=self._vector(n.of_layer(index, n.SHORT_CONV)).t().contiguous(),
             output=self._linear(index, n.SHORT_CONV_OUT, has_bias=False)[0],
@@ -199,7 +216,7 @@ class GpuLoader:
         q, *others = shape.qkv_parts
         parts = (q, n.ATTN_GATE, *others) if shape.has_gate_matrix else shape.qkv_parts
         return GpuAttention(
-            norm=self._vector(n.of_layer(index, n.ATTN_NORM)),
+            norm=self._mixer_input(index),
             qkv=self._linear(index, *parts, has_bias=shape.qkv_bias),
             q_norm=self._vector(n.of_layer(index, n.ATTN_Q_NORM)) if has_norm else ones,
             k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM)) if has_norm else ones,
@@ -264,10 +281,10 @@ class GpuLoader:
             self._sandwich(index) if self._shape.layers[index].is_sandwiched else None,
         )
 
-    def _ffn_norm(self, index: int) -> Tensor | None:
+    def _ffn_norm(self, index: int) -> GpuInput | None:
         if self._shape.layers[index].is_parallel:
             return None
-        return self._vector(n.of_layer(index, self._shape.layers[index].ffn_norm))
+        return self._input(n.HC_FFN, n.of_layer(index, self._shape.layers[index].ffn_norm), index)
 
     def _shared_expert(self, index: int, shape: SharedExpert) -> GpuSharedExpert:
         vector = self._vector(n.of_layer(index, n.FFN_GATE_INP_SHEXP)) if shape.is_gated else None

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.planes import Planes
+from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.stream_operands import Mamba2Parameters
+from moeserve.models.loading.table_rows import TableRows
 from moeserve.quantization.table import F16
 
 
@@ -46,8 +48,43 @@ class GpuExperts:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuStreamMix:
+    """The weights that compute a block's input from a residual of several streams: kernels/streams/reference.py."""
+
+    norm: Tensor  # [streams, hidden]
+    down: list[MergedLinear]  # the rows of down and, of a block, of inject, in that order
+    up: MergedLinear
+
+    @property
+    def nbytes(self) -> int:
+        return self.up.nbytes + sum(matrix.nbytes for matrix in self.down)
+
+
+GpuInput = Tensor | GpuStreamMix  # what a block reads the residual through: a norm [hidden], or a stream mix
+
+
+def input_bytes(w: GpuInput | None) -> int:
+    """Returns the bytes of the matrices through which a block reads the residual."""
+    return w.nbytes if isinstance(w, GpuStreamMix) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNgrams:
+    """The weights of a layer's n-gram embeddings: kernels/ngrams/reference.py."""
+
+    table: TableRows  # in the file
+    products: list[MergedLinear]  # the rows of key and value
+    norms: NgramNorms  # float32 [streams * hidden]
+    conv: Tensor  # [taps, streams * hidden], the weight of the oldest token first
+
+    @property
+    def nbytes(self) -> int:
+        return sum(matrix.nbytes for matrix in self.products)
+
+
+@dataclass(frozen=True, slots=True)
 class GpuAttention:
-    norm: Tensor  # [hidden]
+    norm: GpuInput
     # The rows of q, its gates if it has any, k and, where it has a matrix, v, in that order.
     qkv: list[MergedLinear]
     q_norm: Tensor | None  # [head_dim] or [q_width]; None: q is not normalised
@@ -62,7 +99,7 @@ class GpuAttention:
 
 @dataclass(frozen=True, slots=True)
 class GpuLatentAttention:
-    norm: Tensor  # [hidden]
+    norm: GpuInput
     inputs: list[MergedLinear]  # the rows of LatentAttentionShape.input_parts
     q_a_norm: Tensor | None  # [q_rank]; None: q is made from the layer's input
     q_b: MergedLinear | None  # [q_rows, q_rank]
@@ -79,7 +116,7 @@ class GpuLatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class GpuDeltaNet:
-    norm: Tensor  # [hidden]
+    norm: GpuInput
     inputs: list[MergedLinear]  # the rows of GatedDeltaNetShape.input_parts
     gates: list[MergedLinear]  # as GatedDeltaNetShape.gate_parts
     conv: Tensor  # [conv_kernel, channels], the weight of the oldest token first
@@ -95,7 +132,7 @@ class GpuDeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class GpuMamba2:
-    norm: Tensor  # [hidden]
+    norm: GpuInput
     input: MergedLinear  # [row_width, hidden]
     parameters: Mamba2Parameters
     output: MergedLinear
@@ -107,7 +144,7 @@ class GpuMamba2:
 
 @dataclass(frozen=True, slots=True)
 class GpuShortConv:
-    norm: Tensor  # [hidden]
+    norm: GpuInput
     input: MergedLinear  # [row_width, hidden]
     conv: Tensor  # [conv_kernel, channels], the weight of the oldest token first
     output: MergedLinear
@@ -125,7 +162,7 @@ class GpuSharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class GpuMoe:
-    norm: Tensor | None  # [hidden]; None: it reads what the mixer read
+    norm: GpuInput | None  # None: it reads what the mixer read
     router: MergedLinear
     experts: GpuExperts | None  # None: this GPU has none of the layer's experts
     # int32 [E]: an expert's index in `experts`, -1 if it is not on this GPU; None: `experts` has all, in order.
@@ -143,7 +180,7 @@ class GpuMoe:
 
 @dataclass(frozen=True, slots=True)
 class GpuDenseFfn:
-    norm: Tensor | None  # as GpuMoe.norm
+    norm: GpuInput | None  # as GpuMoe.norm
     expert: GpuSharedExpert  # without a gate
     sandwich: SandwichNorms | None = None  # None: the layer is not sandwiched
 
@@ -160,6 +197,7 @@ GpuMixer = GpuAttention | GpuLatentAttention | GpuDeltaNet | GpuMamba2 | GpuShor
 class GpuLayer:
     mixer: GpuMixer | None
     ffn: GpuMoe | GpuDenseFfn | None
+    ngrams: GpuNgrams | None = None  # n-gram embeddings that it adds to the residual before its blocks
 
     @property
     def moe(self) -> GpuMoe | None:
@@ -174,8 +212,9 @@ class GpuLayer:
     @property
     def dense_bytes(self) -> int:
         """Bytes that every step reads."""
-        of_mixer = 0 if self.mixer is None else self.mixer.nbytes
-        return of_mixer + (0 if self.ffn is None else self.ffn.dense_bytes)
+        of_mixer = 0 if self.mixer is None else self.mixer.nbytes + input_bytes(self.mixer.norm)
+        of_ffn = 0 if self.ffn is None else self.ffn.dense_bytes + input_bytes(self.ffn.norm)
+        return of_mixer + of_ffn + (0 if self.ngrams is None else self.ngrams.nbytes)
 
     @property
     def own_experts(self) -> GpuExperts | None:
@@ -190,7 +229,7 @@ class GpuWeights:
     # None: x comes from the CPU, which has the embedding and perhaps the first layers
     embedding: Planes | None
     layers: list[GpuLayer]  # all, or the last ones
-    output_norm: Tensor
+    output_norm: GpuInput
     output: MergedLinear | None  # None: the head is elsewhere
     rope_factors: Tensor | None = None  # [rotary_dim / 2], a CPU tensor: see blocks/rope.py
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
+from moeserve.models.residual import HyperConnections
 from moeserve.models.sources.source import ModelSource
 
 LANES = 32  # columns
@@ -33,6 +34,10 @@ def check_lanes(
         sizes["attention.indexer.key_length"] = shape.indexer.dim
     if shape.recurrence is not None:
         sizes |= shape.recurrence.sizes
+    if isinstance(shape.streams, HyperConnections):
+        sizes["hyper_connection.low_rank"] = shape.streams.low_rank
+    if shape.ngrams is not None:
+        sizes["numbers of a token's n-gram embeddings"] = shape.ngrams.width
     latents = (layer.moe.latent for layer in shape.layers if layer.moe is not None)
     sizes["moe_latent_size"] = max(latents, default=0)
     for name, size in sizes.items():

@@ -84,6 +84,9 @@ def _in_any_layer(name: str) -> str:
     return name.split(".", 2)[2]
 
 
+_STREAMS = "a residual of several streams, which one GPU computes alone"
+
+
 def share_of(
     shape: ModelShape,
     tensors: Mapping[str, TensorInfo],
@@ -113,6 +116,8 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
         return f"{shape.architecture} has keys and values of different widths, which are not divided"
     if shape.recurrence is not None and shape.recurrence.undivided:
         return f"{shape.architecture} has {shape.recurrence.undivided}, which is not divided"
+    if shape.streams is not None:
+        return f"{shape.architecture} has {_STREAMS}"
     if found := cpu_only_features(shape):
         return f"{shape.architecture} has {found[0]}, which no GPU computes"
     for index, layer in enumerate(shape.layers):
@@ -123,7 +128,10 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
 
 def stage_of(shape: ModelShape, tensors: Mapping[str, TensorInfo], rank: int, num_ranks: int) -> RankShare:
     """Returns a rank's share for pipeline parallelism: consecutive layers, divided so that the largest share in
-    bytes is minimal. Raises ValueError if there are too few layers: each share needs one that attends."""
+    bytes is minimal. Raises ValueError if there are too few layers: each share needs one that attends; and for a
+    residual of several streams."""
+    if shape.streams is not None:
+        raise ValueError(f"{shape.architecture} has {_STREAMS}")
     sizes = [0] * shape.num_layers
     for name, tensor in tensors.items():
         layer = n.layer_of(name)

@@ -49,6 +49,7 @@ class Planner:
         self._turns = turns
         self._drafts = DraftLength(cost)
         self._pace = Pace(cost, limits.max_itl_ms, limits.prefill_share, streams=limits.streams_prompts)
+        self.beside_tower = self._pace.beside_tower
         self._order = PromptOrder(waiting, shares)
         self.background = BackgroundShare()  # Scheduler notes which requests are open
         memory.price_with(self._recompute_ms)

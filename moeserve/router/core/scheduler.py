@@ -73,6 +73,7 @@ class Scheduler:
         self._planner = Planner(
             limits, self._memory, self._waiting, self._batch, self._shares, self._cost, self._turns
         )
+        self.beside_tower = self._planner.beside_tower  # see `Pace`
         self._pressure = BackPressure(
             limits, self._waiting, self._batch.running, self._cost, self._history, self._batch.postponed
         )
@@ -253,8 +254,7 @@ class Scheduler:
     def take_kv_events(self) -> list[KvEvent]:
         return self._memory.take_events()
 
-    def take_handles(self) -> list[str]:
-        """See `RunningBatch.take_handles`."""
+    def take_handles(self) -> list[str]:  # see `RunningBatch`
         return self._batch.take_handles()
 
     def load_report(self) -> LoadReport:

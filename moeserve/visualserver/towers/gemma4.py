@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.gemma4 import BOUNDS, PRODUCTS, STANDARD, Gemma4Shape
-from moeserve.visualserver.towers.tower import CPU, Tower
+from moeserve.visualserver.towers.tower import CPU, SliceEnded, Tower
 
 ROPE_THETA: Final = 100.0
 
@@ -44,7 +44,7 @@ class Gemma4Tower(Tower):
         dims = shape.hidden // shape.heads // 4
         self._inverse = ROPE_THETA ** (-torch.arange(dims, dtype=torch.float64, device=device) / dims)
 
-    def _tokens(self, pixels: Tensor) -> Tensor:
+    def _tokens(self, pixels: Tensor, slice_ended: SliceEnded) -> Tensor:
         shape = self.shape
         rows, columns = pixels.shape[0] // shape.patch, pixels.shape[1] // shape.patch
         column = torch.arange(columns, device=self.device).repeat(rows)
@@ -56,7 +56,10 @@ class Gemma4Tower(Tower):
             at = f"v.blk.{layer}."
             mixed = self._attend(at, self._norm(at + "ln1", x), cos, sin)
             x += self._norm(at + "attn_post_norm", mixed)
+            slice_ended((layer + 0.5) / shape.layers)
             x += self._norm(at + "ffn_post_norm", self._feed_forward(at, self._norm(at + "ln2", x)))
+            if layer + 1 < shape.layers:
+                slice_ended((layer + 1) / shape.layers)
         return self.weights.product("mm.input_projection", self._pooled(x, rows, columns))
 
     def _patches_of(self, pixels: Tensor) -> Tensor:

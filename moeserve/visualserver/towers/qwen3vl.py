@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
-from moeserve.visualserver.towers.tower import CPU, Tower
+from moeserve.visualserver.towers.tower import CPU, SliceEnded, Tower
 
 EPS: Final = 1e-6  # of LayerNorm: the file's key has the text model's
 ROPE_THETA: Final = 10000.0
@@ -41,7 +41,7 @@ class Qwen3VlTower(Tower):
         dims = shape.hidden // shape.heads // 4
         self._inverse = ROPE_THETA ** (-torch.arange(dims, dtype=torch.float64, device=device) / dims)
 
-    def _tokens(self, pixels: Tensor) -> Tensor:
+    def _tokens(self, pixels: Tensor, slice_ended: SliceEnded) -> Tensor:
         """A row has the embedding, then what each layer of DeepStack has for the text model's layers."""
         shape, product = self.shape, self.weights.product
         rows, columns = pixels.shape[0] // shape.patch, pixels.shape[1] // shape.patch
@@ -55,12 +55,15 @@ class Qwen3VlTower(Tower):
         for layer in range(shape.layers):
             at = f"v.blk.{layer}."
             x += self._attend(at, self._norm(at + "ln1", x), cos, sin)
+            slice_ended((layer + 0.5) / shape.layers)
             wide = product(at + "ffn_up", self._norm(at + "ln2", x))
             x += product(at + "ffn_down", functional.gelu(wide, approximate="tanh"))
             if layer in shape.deep:
                 at = f"v.deepstack.{layer}."
                 joined = self._norm(at + "norm", self._joined(x))
                 deep.append(product(at + "fc2", functional.gelu(product(at + "fc1", joined))))
+            if layer + 1 < shape.layers:
+                slice_ended((layer + 1) / shape.layers)
         joined = self._joined(self._norm("v.post_ln", x))
         tokens = product("mm.2", functional.gelu(product("mm.0", joined, is_exact=True)), is_exact=True)
         return torch.cat([tokens, *deep], dim=1)

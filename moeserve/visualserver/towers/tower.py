@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import time
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -23,6 +27,8 @@ CPU: Final = torch.device("cpu")
 # Products on a GPU, whose tensor cores multiply 16 bits at more than ten times the rate of float32.
 GPU_DTYPE: Final = torch.float16
 
+SliceEnded = Callable[[float], None]  # gets the fraction of the picture that is encoded then
+
 log = logging.getLogger(__name__)
 
 
@@ -34,6 +40,10 @@ class TowerMemoryError(UserError):
             "the GPU's memory does not suffice for the vision tower and a picture; lower --image-max-tokens, or say "
             "--mmproj-device cpu"
         )
+
+
+def _goes_on(progress: float) -> None:
+    """For pictures that nothing waits beside."""
 
 
 class Tower(ABC):
@@ -53,6 +63,8 @@ class Tower(ABC):
         self.device = device
         self.weights = TowerWeights(source, shape.tensor_shapes(), device, dtype)
         self._side = shape.token_side
+        self._launched: deque[torch.cuda.Event] = deque()  # ends of slices that may be unfinished
+        self._threads = len(os.sched_getaffinity(0))
 
     def warm(self, max_tokens: int) -> int:
         """Encodes a picture of zeros: a small one on the CPU, for what torch loads and allocates with the first; one of
@@ -65,29 +77,53 @@ class Tower(ABC):
             return 0
         return torch.cuda.memory_reserved(self.device) + CUDA_CONTEXT_BYTES
 
-    def encode(self, pixels: Pixels) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """pixels: [height, width, 3], sides multiples of `shape.token_side`. Returns [tokens, shape.embedding_size],
-        row by row. Raises TowerMemoryError."""
+    def encode(
+        self, pixels: Pixels, slice_ended: SliceEnded = _goes_on
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """pixels: [height, width, 3], sides multiples of `shape.token_side`. slice_ended: called behind each
+        layer's attention and between layers. Returns [tokens, shape.embedding_size], row by row. Raises
+        TowerMemoryError."""
         try:
-            return self._encoded(pixels)
+            return self._encoded(pixels, slice_ended)
         except torch.cuda.OutOfMemoryError:
             log.debug("a picture's memory is not there: once more without the blocks of other sizes")
         torch.cuda.empty_cache()
         try:
-            return self._encoded(pixels)
+            return self._encoded(pixels, slice_ended)
         except torch.cuda.OutOfMemoryError as error:
             raise TowerMemoryError from error
 
-    def _encoded(self, pixels: Pixels) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def wait(self, behind: int) -> None:
+        """See `SliceDevice`."""
+        if self.device.type == "cpu":
+            return
+        event = torch.cuda.Event(blocking=True)  # the thread sleeps: its core may be the worker's
+        event.record()
+        self._launched.append(event)
+        while len(self._launched) > behind:
+            self._launched.popleft().synchronize()
+
+    def used_s(self) -> float:
+        """See `SliceDevice`. A GPU is taken as used all the time: what a process has of it cannot be measured."""
+        if self.device.type == "cpu":
+            return time.process_time() / self._threads
+        return time.monotonic()
+
+    @property
+    def stops_steps(self) -> bool:
+        """See `SliceDevice`."""
+        return self.device.type != "cpu"
+
+    def _encoded(self, pixels: Pixels, slice_ended: SliceEnded) -> np.ndarray[Any, np.dtype[np.float32]]:
         with torch.inference_mode():
             at = torch.from_numpy(pixels.copy()).to(self.device)
-            tokens = self._tokens(at)
+            tokens = self._tokens(at, slice_ended)
             if self.weights.is_narrow and not bool(tokens.isfinite().all()):
                 log.warning("a picture exceeds float16: the vision tower computes in float32 from now on")
                 self.weights.widen()
-                tokens = self._tokens(at)
+                tokens = self._tokens(at, slice_ended)
             return tokens.float().cpu().numpy()
 
     @abstractmethod
-    def _tokens(self, pixels: Tensor) -> Tensor:
+    def _tokens(self, pixels: Tensor, slice_ended: SliceEnded) -> Tensor:
         """See `encode`. pixels: uint8 on `device`. Returns what is on `device`, of any float type."""

@@ -67,6 +67,7 @@ from tests.support.gpu_operators.rows import (
     sampling,
     sandwiched,
 )
+from tests.support.gpu_operators.streams import hyper_connections, ngram_embeddings
 from tests.support.gpu_operators.tensors import IQ4, Q4, Q6, f32
 
 INT4 = ZERO_TYPES[4, 32, StoredScales.BF16_ZERO]
@@ -151,6 +152,10 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "short convolution": [
         partial(short_convolution, 3, f32),
         partial(short_convolution, 200, torch.bfloat16),
+    ],
+    "hyper-connections and n-grams": [
+        *(partial(each, 3, f32) for each in (hyper_connections, ngram_embeddings)),
+        *(partial(each, 200, torch.bfloat16) for each in (hyper_connections, ngram_embeddings)),
     ],
     "delta net, many": [partial(delta_net, 200, torch.bfloat16, True)],
     "delta net, many, floats": [partial(delta_net, 200, f32, True)],

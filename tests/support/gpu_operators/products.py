@@ -5,23 +5,20 @@ from __future__ import annotations
 import torch
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.experts.integers import (
-    IntegerRows,
-    integer_method,
-    integer_order,
-    integers_down,
-    integers_up,
-)
+from moeserve.kernels.experts.integers import integer_method, integers_down, integers_up
 from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
 from moeserve.kernels.experts.quads import QuadWorkspace, quad_order, quads_down, quads_up
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.gating import Activation, form_of
 from moeserve.kernels.linear import join_gated, op
+from moeserve.kernels.linear.integer_pieces import partial_numbers
+from moeserve.kernels.linear.integers import DenseIntegers, IntegerRows, integer_order
 from moeserve.kernels.linear.large_batch import BLOCK, UnpackScratch, large_batch_linear
 from moeserve.kernels.lora import op as lora
 from moeserve.kernels.planes import empty_planes
 from moeserve.kernels.planes.panels_triton import unpack_panels, unpack_scattered
+from moeserve.models.step_buffers import DENSE_INTEGER_ROWS
 from moeserve.quantization.quant_type import QuantType
 from moeserve.quantization.table import BF16
 from tests.support.gpu_operators.tensors import Q4, both, empty, f32, i32, weight
@@ -229,6 +226,11 @@ def integers(n: int) -> None:
     integers_up(x, gate, gate, routing, top_k, out, tile=method.up)
     integer_order(out, count, h, top_k)
     integers_down(h, down, routing, empty(n, top_k, hidden), tile=method.down)
+    if n in DENSE_INTEGER_ROWS:
+        dense = DenseIntegers(_integer_rows(n, hidden), empty(partial_numbers(n)))
+        y = dense.order(empty(n, hidden, dtype=torch.bfloat16), count)
+        for rows in (hidden, 32 * hidden):  # in pieces that share results, and not
+            dense.multiply(y, empty_planes(Q4, (1, rows, hidden), "meta"), empty(n, rows))
 
 
 def _integer_rows(n: int, cols: int) -> IntegerRows:

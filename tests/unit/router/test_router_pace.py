@@ -147,6 +147,23 @@ def test_a_limit_on_latency_is_kept(limit: float, share: float) -> None:
     )
 
 
+def test_a_step_leaves_a_vision_tower_its_part_of_the_limit() -> None:
+    """Until the tower has done."""
+    engine = VirtualEngine(max_itl_ms=120.0)
+    victim = engine.send(request(0, 20, 30_000, arrival=0.0))
+    engine.run(until=5.0)
+    gaps: list[float] = []
+    for slice_ms, share in ((30.0, 0.1), (0.0, 0.0)):
+        engine.scheduler.beside_tower(slice_ms, share)
+        prompt = engine.send(request(len(gaps) + 1, LONG, 1, arrival=engine.now))
+        while prompt.ended is None:
+            engine.turn()
+        ordered = victim.gaps(prompt.sent, prompt.tokens[0])
+        gaps.append(ordered[int(0.99 * len(ordered))] * 1e3)
+    beside, alone = gaps
+    assert beside <= 120.0 * 0.9 - 30.0 < alone <= 120.0
+
+
 def test_a_limit_that_cannot_be_kept_still_lets_prompts_through() -> None:
     engine, _, _, prompt = victim_and_prompt(max_itl_ms=5.0)
     assert prompt.ended is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,13 @@ from PIL import Image
 
 from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRefused
 from moeserve.processes.embedding_files import EmbeddingFiles
+from moeserve.processes.tower_page import TowerPage
 from moeserve.visualserver.embedding_cache import EmbeddingCache, Embeddings
 from moeserve.visualserver.encoder import PictureEncoder
+from moeserve.visualserver.encoding_pace import EncodingPace
 from moeserve.visualserver.picture_decoder import PictureDecoder
 from moeserve.visualserver.picture_size import StretchRule
+from moeserve.visualserver.slices import Slices
 
 
 class SizeTower:
@@ -26,10 +29,21 @@ class SizeTower:
     def __init__(self) -> None:
         self.encoded = 0
 
-    def encode(self, pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    stops_steps = False
+
+    def encode(
+        self, pixels: np.ndarray[Any, np.dtype[np.uint8]], slice_ended: Callable[[float], None]
+    ) -> np.ndarray[Any, np.dtype[np.float32]]:
+        slice_ended(0.5)
         self.encoded += 1
         tokens = pixels.shape[0] * pixels.shape[1] // 1024
         return np.full((tokens, 4), pixels.mean(), np.float32)
+
+    def wait(self, behind: int) -> None:
+        pass
+
+    def used_s(self) -> float:
+        return 0.0
 
 
 def picture(shade: int, size: tuple[int, int] = (96, 64)) -> bytes:
@@ -46,7 +60,8 @@ def rule(max_tokens: int | None) -> StretchRule:
 def world(tmp_path: Path) -> Iterator[tuple[PictureEncoder, SizeTower, Path]]:
     tower, decoder = SizeTower(), PictureDecoder()
     files = EmbeddingFiles(tmp_path / "spans")
-    encoder = PictureEncoder(tower, decoder, rule, EmbeddingCache(1000), files)
+    slices = Slices(EncodingPace(1.0), TowerPage(tmp_path / "tower-page"), tower)
+    encoder = PictureEncoder(tower, decoder, rule, EmbeddingCache(1000), files, slices)
     yield encoder, tower, tmp_path / "spans"
     decoder.close()
 

@@ -102,7 +102,7 @@ class GpuAttentionBlock:
                 a.x, gate, shape.v_dim, count, a.codes, a.scales, softplus=shape.gate == "head_softplus"
             )
         output = s.output.view(s.rows, -1)
-        multiply(w.output, a, count, output, s.unpacked)
+        multiply(w.output, a, count, output, s.dense)
         if adapters is not None:
             adapters.add(GpuActivations(a.x, None, None), (names.ATTN_OUTPUT,), [output])
 
@@ -168,6 +168,6 @@ def _project(
     gates = [shape.gate_width] if shape.gate_width else []
     values = [] if shape.v_from_k else [shape.value_width]
     widths = [shape.q_width, *gates, shape.kv_width, *values]
-    q, *rest = multiply_all(w.qkv, widths, s.y, count, s.projected, s.unpacked)
+    q, *rest = multiply_all(w.qkv, widths, s.y, count, s.projected, s.dense)
     gate = rest.pop(0) if gates else None
     return q, gate, rest[0], rest[-1]

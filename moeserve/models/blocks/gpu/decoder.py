@@ -11,7 +11,8 @@ Some experts may be in RAM: the CPU pool computes them while the GPU computes it
 The first layers may be in RAM as a whole: the weights here are then the last layers', numbered from 0, and x comes
 from the CPU. With pipeline stages, other GPUs have the layers before and after these (`stage.py`).
 
-The next norm adds a block's output to x, in the same launch. Nothing here waits for the GPU, reads from it or
+The next norm adds a block's output to x, in the same launch. A residual of several streams is read and written through
+learned weights instead (residual.py). Nothing here waits for the GPU, reads from it or
 allocates on it, so a step can be captured in a CUDA graph.
 """
 
@@ -38,21 +39,25 @@ from moeserve.models.blocks.gpu.forms import forms_of
 from moeserve.models.blocks.gpu.head_product import GpuHead, head_product
 from moeserve.models.blocks.gpu.layer_kinds import distinct_layers
 from moeserve.models.blocks.gpu.layers import GpuLayers
-from moeserve.models.blocks.gpu.linear import multiply
+from moeserve.models.blocks.gpu.linear import NO_WORKSPACE, multiply
 from moeserve.models.blocks.gpu.lora import GpuAdapters
+from moeserve.models.blocks.gpu.ngrams import Int32s, look_up
+from moeserve.models.blocks.gpu.residual import read_streams
 from moeserve.models.blocks.gpu.stage import WHOLE, Stage, StepPart
 from moeserve.models.blocks.gpu.sums import GpuSums
-from moeserve.models.blocks.gpu.workspace import GpuBatch, make_workspaces
+from moeserve.models.blocks.gpu.workspace import FLOATS, GpuBatch, make_workspaces
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.expert_stream import ExpertStream
 from moeserve.models.loading.gpu_weights import (
+    GpuStreamMix,
     GpuWeights,
     float_type,
     has_float_weights,
     plane_tensors,
 )
+from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.observer import LayerObserver
-from moeserve.models.step_buffers import GPU_LOGIT_ROWS, step_sizes
+from moeserve.models.step_buffers import GPU_LOGIT_ROWS, head_arena_bytes, step_sizes
 
 
 class GpuDecoder:
@@ -80,8 +85,8 @@ class GpuDecoder:
     ) -> None:
         """kv, states: one per layer of the weights; states is empty without recurrent layers. slot_table: int32
         [requests, length], the KV slot of each position of a request. handoff, expert_stream, prefill, num_in_ram:
-        see `GpuFfnBlock`. from_cpu: float32 [max_tokens, hidden] in pinned memory; a step reads x from it instead
-        of embedding tokens. forced_rows: steps of up to this number of rows take the router's choice from
+        see `GpuFfnBlock`. from_cpu: float32 [max_tokens, residual_width] in pinned memory; a step reads x from it
+        instead of embedding tokens. forced_rows: steps of up to this number of rows take the router's choice from
         `forced_routing`; 0: none. sums: sums over the GPUs of a tensor-parallel group; None: every block is whole
         on this GPU. adapters: LoRA adapters that rows may use. window_table: slot_table of windowed layers; None:
         they use slot_table. stage: this GPU's pipeline stage, if other GPUs have the layers before or after."""
@@ -91,6 +96,7 @@ class GpuDecoder:
         self.num_layers = len(weights.layers)
         self._first_layer = shape.num_layers - self.num_layers
         self._weights = weights
+        self._ngrams = next((layer.ngrams for layer in weights.layers if layer.ngrams is not None), None)
         self._kv = kv
         self._states = states
         # x from the CPU goes through the embedding kernel, row by row, so that every step begins with the same
@@ -104,6 +110,7 @@ class GpuDecoder:
         self._window_table = window_table
         # x from the CPU or another GPU is already scaled.
         self._embedding_scale = shape.embedding_scale if self._row_numbers is None else 1.0
+        self._embedding_streams = shape.num_streams if self._row_numbers is None else 1
         forms = forms_of(shape, max_model_len, self.device, weights.rope_factors)
         layer_sums = GpuSums(None, [None] * self.num_layers, None) if sums is None else sums
         self.forced_routing = (
@@ -149,7 +156,9 @@ class GpuDecoder:
         ]
         # `compile_ahead` launches only these.
         self._distinct_layers = distinct_layers(of_layers) if is_whole else list(range(self.num_layers))
-        self._heads = {size: GpuHead(shape, logits, size, floats) for size in self.head_sizes}
+        head_bytes = head_arena_bytes(shape, self.head_sizes[-1], FLOATS[floats])
+        head_arena = torch.empty(head_bytes, dtype=torch.uint8, device=self.device)
+        self._heads = {size: GpuHead(shape, logits, size, floats, head_arena) for size in self.head_sizes}
         self._head_products = {
             size: head_product(weights.output, size, floats, self.device) for size in self.head_sizes
         }
@@ -189,9 +198,30 @@ class GpuDecoder:
         s, hidden = self._spaces[size], self.shape.hidden_size
         for first, rows in embedded:
             if self._row_numbers is None:
-                upload(rows[:, :hidden], s.x[first : first + len(rows)])
+                in_streams = rows[:, :hidden].repeat(1, self.shape.num_streams)
+                upload(in_streams, s.x[first : first + len(rows)])
             if s.deep is not None:
                 upload(rows[:, hidden:], s.deep[first : first + len(rows)])
+
+    @property
+    def table(self) -> TableRows | None:
+        """The table of the n-gram embeddings that a layer here adds; None if none does."""
+        return None if self._ngrams is None else self._ngrams.table
+
+    def place_ngrams(self, size: int, tokens: Int32s, previous: Int32s) -> None:
+        """Reads the n-gram embeddings of the next step's rows, and launches their copy; the step has the padded size
+        `size`. Before its `forward`, of a model with a `table`. tokens, previous: see `NgramHashes.rows`."""
+        space, shape = self._spaces[size].ngrams, self.shape.ngrams
+        assert self._ngrams is not None
+        assert space is not None
+        assert shape is not None
+        look_up(self._ngrams, shape, tokens, previous, space)
+
+    def clear_ngrams(self, size: int) -> None:
+        """Like `place_ngrams`, with zeros, for a dummy step. Does nothing for a model without a `table`."""
+        space = self._spaces[size].ngrams
+        if space is not None:
+            space.embedded.zero_()
 
     def begin(self, batch: GpuBatch | None = None) -> None:
         """Starts the host's work for the experts in RAM, before each `forward` or its replay (None). Not part of a
@@ -218,16 +248,19 @@ class GpuDecoder:
             *(self._window_table, batch.window_slots),
         )
         embed(
-            ids, batch.count, plane_tensors(table), int(table.type), s.x, places, scale=self._embedding_scale
-        )
+            ids, batch.count, plane_tensors(table), int(table.type), s.x, places, scale=self._embedding_scale,
+            streams=self._embedding_streams,
+        )  # fmt: skip
         if observer is not None and self._row_numbers is None:
             observer.embedding(s.x)
         for index in self._distinct_layers if is_compiling_ahead() else range(self.num_layers):
             self._layers.forward(index, batch, s)
             if observer is not None:
                 self._layers.show(index, s, observer)
+        last, norm = self.num_layers - 1, self._weights.output_norm
+        if isinstance(norm, GpuStreamMix):
+            self._ffn.complete(last, s, batch.count)
         if self.stage is not None:
-            last, norm = self.num_layers - 1, self._weights.output_norm
             self._ffn.add_and_norm(last, s, norm, batch.count, s.y, None)  # only to complete x
             self.stage.end(part, s.x)
 
@@ -246,7 +279,12 @@ class GpuDecoder:
             self._weights.output,
         )
         assert output is not None
-        if self.stage is None:
+        if isinstance(norm, GpuStreamMix):
+            assert head.streams is not None
+            read_streams(
+                norm, self.shape.rms_eps, s.x, None, rows, count, head.streams, head.final, None, NO_WORKSPACE
+            )
+        elif self.stage is None:
             self._ffn.add_and_norm(self.num_layers - 1, s, norm, count, head.final, rows)
         else:
             y, x = head.final, self.stage.inbox

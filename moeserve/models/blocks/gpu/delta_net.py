@@ -51,8 +51,10 @@ def recur(
         assert delta.inverse is not None
         chunked_rule(x, heads, rows.chunked, rows.chunks, delta.inverse)
     # In place: a head's output is read before it is overwritten.
-    gated_norm(out.x, z, w.output_norm, eps, count, out.x, out.codes, out.scales, sigmoid=heads.is_kimi)
-    multiply(w.output, out, count, s.output.view(s.rows, -1), s.unpacked)
+    gated_norm(
+        out.x, z, w.output_norm, eps, count, out.x, out.codes, out.scales, sigmoid=heads.has_sigmoid_gate
+    )
+    multiply(w.output, out, count, s.output.view(s.rows, -1), s.dense)
 
 
 def _project(
@@ -61,7 +63,7 @@ def _project(
     """Launches the products of s.y. Returns qkv, z and the gates."""
     heads = shape.heads
     qkv, z, b, *apart = multiply_all(
-        w.inputs, [width for _, width in shape.input_parts], s.y, count, s.projected, s.unpacked
+        w.inputs, [width for _, width in shape.input_parts], s.y, count, s.projected, s.dense
     )
     per_key = heads.value_heads // heads.key_heads
     return qkv, z, Gates(b, apart[0], per_key) if apart else Gates(b, b[:, per_key:], 2 * per_key)
@@ -77,12 +79,12 @@ def _project_kimi(
     assert delta.kimi is not None
     space = delta.kimi
     q, k, v, b, *low_rank = multiply_all(
-        w.inputs, [width for _, width in shape.input_parts], s.y, count, s.projected, s.unpacked
+        w.inputs, [width for _, width in shape.input_parts], s.y, count, s.projected, s.dense
     )
     torch.cat([q, k, v], dim=1, out=space.qkv)
     for source, matrix, out in zip(low_rank, w.gates, (space.a, space.z), strict=True):
         norm_rows(source, None, 0.0, count, space.low_rank.x, space.low_rank.codes, space.low_rank.scales)
-        multiply(matrix, space.low_rank, count, out, s.unpacked)
+        multiply(matrix, space.low_rank, count, out, s.dense)
     return space.qkv, space.z, Gates(b, space.a, 1)
 
 

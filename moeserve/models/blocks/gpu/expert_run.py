@@ -8,17 +8,12 @@ from typing import NamedTuple
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.experts.integers import (
-    has_gated_integers,
-    has_integers,
-    integer_order,
-    integers_down,
-    integers_up,
-)
+from moeserve.kernels.experts.integers import has_gated_integers, integers_down, integers_up
 from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
 from moeserve.kernels.experts.quads import quad_order, quads_down, quads_up, takes_quads
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
+from moeserve.kernels.linear.integers import has_integers, integer_order
 from moeserve.kernels.linear.op import Gated, RouteBlocks
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace

@@ -28,11 +28,20 @@ from moeserve.models.blocks.gpu.ffn_inputs import GpuFfnInputs
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters, LayerAdapters
 from moeserve.models.blocks.gpu.norms_behind import added_behind_norms
+from moeserve.models.blocks.gpu.residual import add_block
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, Routes
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.expert_stream import ExpertStream
-from moeserve.models.loading.gpu_weights import GpuDenseFfn, GpuExperts, GpuLayer, GpuMoe, GpuSharedExpert
+from moeserve.models.loading.gpu_weights import (
+    GpuDenseFfn,
+    GpuExperts,
+    GpuInput,
+    GpuLayer,
+    GpuMoe,
+    GpuSharedExpert,
+    GpuStreamMix,
+)
 from moeserve.models.observer import LayerRouting
 from moeserve.models.sources.gguf import names
 
@@ -165,7 +174,7 @@ class GpuFfnBlock:
         self,
         index: int,
         s: GpuWorkspace,
-        weight: Tensor,
+        weight: GpuInput,
         count: Tensor,
         y: GpuActivations,
         rows: Tensor | None,
@@ -173,6 +182,10 @@ class GpuFfnBlock:
     ) -> None:
         """Launches x += pending output of layer `index`, and y = norm of that. With `rows`, only for these rows, and
         x stays unchanged. exact: `GpuFfnInputs.exact` of the next layer."""
+        if isinstance(weight, GpuStreamMix):
+            assert rows is None  # the head reads streams that are complete
+            self.inputs.read_streams(weight, self.pending(index, s), s, count, y, exact)
+            return
         parts, weights, ids, extra = self.pending(index, s)
         if (norms := self.inputs.sandwich(index)) is not None:
             dense = None if norms.parts is None else self._unrouted_part(index, s)
@@ -189,6 +202,11 @@ class GpuFfnBlock:
             s.x, parts, weights, ids, extra, rows, count, weight, self._eps, y.x, y.codes, y.scales, exact,
             attended=attended, centered=self._centered,
         )  # fmt: skip
+
+    def complete(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
+        """Launches x += pending output of layer `index`, to a residual of several streams."""
+        assert s.streams is not None
+        add_block(s.x, self.pending(index, s), s.streams, count)
 
     def pending(self, index: int, s: GpuWorkspace) -> PendingSum:
         """Returns the layer's pending residual contributions."""

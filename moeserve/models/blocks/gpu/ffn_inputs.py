@@ -10,11 +10,13 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.norm.op import sandwich_inputs
 from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
+from moeserve.models.blocks.gpu.expert_run import PendingSum
 from moeserve.models.blocks.gpu.linear import multiply
+from moeserve.models.blocks.gpu.residual import read_streams
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace
 from moeserve.models.interface import LayerShape
-from moeserve.models.loading.gpu_weights import GpuDenseFfn, GpuMoe
+from moeserve.models.loading.gpu_weights import GpuDenseFfn, GpuInput, GpuMoe, GpuStreamMix
 
 
 class GpuFfnInputs:
@@ -38,7 +40,7 @@ class GpuFfnInputs:
         ffn = self._layers[index]
         if not isinstance(ffn, GpuMoe) or ffn.sandwich is not None or not s.is_small_batch:
             return False
-        return ffn.norm is not None and not ffn.router.first.quantised
+        return isinstance(ffn.norm, Tensor) and not ffn.router.first.quantised
 
     def leaves_attended(self, index: int, s: GpuWorkspace) -> bool:
         """Returns whether the next norm adds the attention's output."""
@@ -68,19 +70,35 @@ class GpuFfnInputs:
         moe = self._shapes[index].moe
         return self.part_norms(index) is not None or (moe is not None and moe.weighs_input)
 
-    def norm(self, index: int, weight: Tensor, s: GpuWorkspace, count: Tensor) -> None:
-        """Launches y = norm of x with the attention's output."""
+    def norm(self, index: int, weight: GpuInput, s: GpuWorkspace, count: Tensor) -> None:
+        """Launches y = norm of x with the attention's output, or what the feed-forward reads of several streams."""
         exact, norms = None if s.router_input is s.y.x else s.router_input, self.sandwich(index)
-        if norms is None:
+        if isinstance(weight, GpuStreamMix):
+            mixed = PendingSum(s.output, None, None, None)
+            self.read_streams(weight, mixed, s, count, s.y, exact)
+        elif norms is None:
             self._sums.mixer_norm(s, count, weight, self._eps, exact)
         else:
             sandwich_inputs(s.x, s.output.view(s.rows, -1), norms, count, self._eps, s.y, exact, None)
+
+    def read_streams(
+        self,
+        w: GpuStreamMix,
+        pending: PendingSum | None,
+        s: GpuWorkspace,
+        count: Tensor,
+        y: GpuActivations,
+        exact: Tensor | None,
+    ) -> None:
+        """Launches x += pending, and y = what a block reads of the residual's streams."""
+        assert s.streams is not None
+        read_streams(w, self._eps, s.x, pending, None, count, s.streams, y, exact, s.dense)
 
     def router(self, index: int, moe: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
         """Launches the norm, and the router's logits."""
         y, router = s.y, moe.router
         if self.fuses_router_norm(index, s):
-            assert moe.norm is not None
+            assert isinstance(moe.norm, Tensor)
             self._sums.mixer_norm_router(s, count, moe.norm, self._eps, router.first.codes[0], router.bias)
             return
         if moe.sandwich is None or moe.sandwich.parts is None:

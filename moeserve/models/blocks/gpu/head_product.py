@@ -12,8 +12,12 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.quads import QuadTile, quad_order, quads_down, takes_quads
 from moeserve.kernels.linear.op import RouteBlocks, gemv_tokens
+from moeserve.models.blocks.gpu.arena_views import views_of
+from moeserve.models.blocks.gpu.residual_workspace import StreamsWorkspace
+from moeserve.models.blocks.gpu.workspace import FLOATS
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.gpu_weights import MergedLinear, plane_tensors
+from moeserve.models.step_buffers import head_stream_buffers
 
 LEAST_ROWS = 17  # linear's tiles are as fast for 16 rows (docs/results/gpu-kernels.md)
 
@@ -28,8 +32,11 @@ def quad_tile(rows: int) -> tuple[int, QuadTile]:
 class GpuHead:
     """Buffers of the head for up to `rows` rows."""
 
-    def __init__(self, shape: ModelShape, logits: Tensor, rows: int, floats: torch.dtype) -> None:
-        """logits: float32 [rows or more, vocab]."""
+    def __init__(
+        self, shape: ModelShape, logits: Tensor, rows: int, floats: torch.dtype, arena: Tensor
+    ) -> None:
+        """logits: float32 [rows or more, vocab]. arena: uint8 [`head_arena_bytes`], shared with heads of other
+        sizes."""
         small = rows <= gemv_tokens(logits.shape[1])
         self.final = GpuActivations.empty(
             rows,
@@ -39,6 +46,10 @@ class GpuHead:
             quantised=small,
         )
         self.logits = logits[:rows]
+        self.streams: StreamsWorkspace | None = None  # None: the residual is one vector
+        if shape.streams is not None:
+            views = views_of(arena, head_stream_buffers(shape, rows, FLOATS[floats]))
+            self.streams = StreamsWorkspace(views, shape.streams)
 
 
 class HeadProduct:

@@ -45,12 +45,12 @@ class GpuLatentAttentionBlock:
         assert space is not None
         assert a.x is not None
         widths = [width for _, width in shape.input_parts]
-        q, latent = multiply_all(w.inputs, widths, s.y, count, s.projected, s.unpacked)
+        q, latent = multiply_all(w.inputs, widths, s.y, count, s.projected, s.dense)
         if w.q_b is not None:
             assert space.q_a is not None
             norm_rows(q, w.q_a_norm, shape.latent_eps, count, space.q_a.x, space.q_a.codes, space.q_a.scales)
             q = space.q
-            multiply(w.q_b, space.q_a, count, q, s.unpacked)
+            multiply(w.q_b, space.q_a, count, q, s.dense)
         latent_store(
             q, latent, w.latent_norm, shape.latent_eps, form.cos, form.sin, batch.positions, batch.kv_slots,
             count, shape.scale, space.nope, space.rotated, kv.keys,
@@ -60,7 +60,7 @@ class GpuLatentAttentionBlock:
         _by_head(space.attended, w.v_b, count, space, a.x)
         if a.codes is not None:
             norm_rows(a.x, None, 0.0, count, None, a.codes, a.scales, parts=shape.num_heads)
-        multiply(w.output, a, count, s.output.view(s.rows, -1), s.unpacked)
+        multiply(w.output, a, count, s.output.view(s.rows, -1), s.dense)
 
     def _attend(
         self, kv: KvLayer, batch: GpuBatch, of_form: AttentionWorkspace, space: LatentWorkspace

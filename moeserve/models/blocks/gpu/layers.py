@@ -17,12 +17,20 @@ from moeserve.models.blocks.gpu.forms import GpuForm
 from moeserve.models.blocks.gpu.latent import GpuLatentAttentionBlock
 from moeserve.models.blocks.gpu.lora import GpuAdapters
 from moeserve.models.blocks.gpu.lora_products import LayerAdapters
+from moeserve.models.blocks.gpu.ngrams import add_ngrams
 from moeserve.models.blocks.gpu.recurrent import mix_recurrent
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
-from moeserve.models.loading.gpu_weights import GpuAttention, GpuLatentAttention, GpuLayer
+from moeserve.models.loading.gpu_weights import (
+    GpuAttention,
+    GpuInput,
+    GpuLatentAttention,
+    GpuLayer,
+    GpuNgrams,
+    GpuStreamMix,
+)
 from moeserve.models.observer import LayerObserver
 from moeserve.models.recurrence import Recurrence
 
@@ -59,6 +67,8 @@ class GpuLayers:
         """Launches one layer on s.x and what the previous layer left to be added to it."""
         layer = self._layers[index]
         adapters = self._adapters_of(index, batch, s)
+        if layer.ngrams is not None:
+            self._add_ngrams(index, layer.ngrams, batch, s)
         if layer.mixer is None:
             self._take_over(index, layer, s, batch.count)
         else:
@@ -91,6 +101,16 @@ class GpuLayers:
             assert batch.states is not None
             mix_recurrent(mixer, w, self._shape.rms_eps, self._states[index], batch.states, batch.count, s)
 
+    def _add_ngrams(self, index: int, w: GpuNgrams, batch: GpuBatch, s: GpuWorkspace) -> None:
+        """Launches the addition of n-gram embeddings to x, after what the previous layer left."""
+        if index:
+            self._ffn.complete(index - 1, s, batch.count)
+        assert batch.states is not None
+        state, recurrence = self._states[index], self._shape.layers[self._first_layer + index].recurrence
+        behind = 0 if recurrence is None else recurrence.heads.state_values
+        of_ngrams = StateLayer(state.states, state.first + behind)
+        add_ngrams(w, self._shape, of_ngrams, batch.states, batch.count, s)
+
     def _take_over(self, index: int, layer: GpuLayer, s: GpuWorkspace, count: Tensor) -> None:
         """Prepares the feed-forward of a layer without a mixer. What the previous layer's mixer left in s.output is
         added by its norm, as if both were one layer; if that layer had a feed-forward, s.output becomes 0."""
@@ -102,10 +122,13 @@ class GpuLayers:
             self._add_and_norm(index, s, layer.ffn.norm, count)  # for x alone
         s.output.zero_()
 
-    def _add_and_norm(self, index: int, s: GpuWorkspace, weight: Tensor, count: Tensor) -> None:
-        """Launches y = norm of x, after adding the previous layer's pending output."""
+    def _add_and_norm(self, index: int, s: GpuWorkspace, weight: GpuInput, count: Tensor) -> None:
+        """Launches y = norm of x, or what a block reads of several streams, after adding the previous layer's pending
+        output."""
         y, exact = s.y, self._ffn.inputs.exact(index, s)
-        if index == 0:
+        if isinstance(weight, GpuStreamMix) and (index == 0 or self._layers[index].ngrams is not None):
+            self._ffn.inputs.read_streams(weight, None, s, count, y, exact)
+        elif isinstance(weight, Tensor) and index == 0:
             add_norm(
                 s.x, None, None, None, None, None, count, weight, self._shape.rms_eps, y.x, y.codes, y.scales, exact,
                 centered=self._shape.centers_norms,

@@ -3,13 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.linear.integers import DenseIntegers, IntegerRows
 from moeserve.kernels.linear.large_batch import UnpackScratch, can_unpack, large_batch_linear
 from moeserve.kernels.linear.op import linear, weight_of
 from moeserve.models.loading.gpu_weights import MergedLinear, plane_tensors
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWorkspace:
+    """What a step has for products with whole matrices; None: it has too few rows, or too many."""
+
+    unpacked: UnpackScratch | None  # weights are unpacked into it if they fit
+    integers: DenseIntegers | None  # for matrices that have them
+
+
+NO_WORKSPACE = DenseWorkspace(None, None)
+
+
+def dense_workspace(
+    views: dict[str, Tensor], unpacked: UnpackScratch | None, floats: torch.dtype
+) -> DenseWorkspace:
+    """views: the step's buffers. floats: dtype that the tensor cores multiply."""
+    if "integer_y" not in views or floats != torch.bfloat16:
+        return DenseWorkspace(unpacked, None)
+    return DenseWorkspace(
+        unpacked, DenseIntegers(integer_rows(views, "integer_y"), views["integer_partials"])
+    )
+
+
+def integer_rows(views: dict[str, Tensor], name: str) -> IntegerRows:
+    return IntegerRows(views[name], views[f"{name}_sums"], views[f"{name}_factors"])
 
 
 def multiply(
@@ -17,11 +46,18 @@ def multiply(
     x: GpuActivations,
     count: Tensor,
     out: Tensor,
-    scratch: UnpackScratch | None = None,
+    space: DenseWorkspace = NO_WORKSPACE,
+    ordered: IntegerRows | None = None,
 ) -> None:
-    """Launches out = x W^T + bias. out: [rows, weights.rows]. count: int32 [1], number of valid rows. scratch: a
-    large step's buffer; the weights are unpacked into it if they fit."""
+    """Launches out = x W^T + bias. out: [rows, weights.rows]. count: int32 [1], number of valid rows. ordered: x by
+    `DenseIntegers.order`, if that was launched before."""
     first, second = weights.first, weights.second
+    if takes_integers(weights, x, space):
+        assert space.integers is not None
+        assert x.x is not None
+        space.integers.multiply(space.integers.order(x.x, count) if ordered is None else ordered, first, out)
+        return
+    scratch = space.unpacked
     if scratch is not None and scratch.fits(weights.rows, first.cols):
         weight = weight_of(plane_tensors(first), int(first.type), first.cols)
         other = None if second is None else weight_of(plane_tensors(second), int(second.type), second.cols)
@@ -41,23 +77,34 @@ def multiply_all(
     x: GpuActivations,
     count: Tensor,
     out: Tensor,
-    scratch: UnpackScratch | None = None,
+    space: DenseWorkspace = NO_WORKSPACE,
 ) -> list[Tensor]:
     """Launches the products of x [n, cols] with the matrices. Returns them split into [n, width] for each of
     `widths`: views of `out`, a flat buffer with room for all."""
     n = rows_of(x)
     pieces: list[Tensor] = []
     at = 0
+    ordered = None
+    if space.integers is not None and any(takes_integers(matrix, x, space) for matrix in weights):
+        assert x.x is not None
+        ordered = space.integers.order(x.x, count)
     for matrix in weights:
         product = out[at : at + n * matrix.rows].view(n, matrix.rows)
         at += product.numel()
-        multiply(matrix, x, count, product, scratch)
+        multiply(matrix, x, count, product, space, ordered)
         column = 0
         while column < matrix.rows:
             width = widths[len(pieces)]
             pieces.append(product[:, column : column + width])
             column += width
     return pieces
+
+
+def takes_integers(weights: MergedLinear, x: GpuActivations, space: DenseWorkspace) -> bool:
+    """Returns whether a product is computed with weights as integers."""
+    if space.integers is None or x.x is None or weights.second is not None or weights.bias is not None:
+        return False
+    return space.integers.takes(weights.first)
 
 
 def rows_of(x: GpuActivations) -> int:

@@ -28,7 +28,7 @@ def recur_mamba2(
     assert space is not None
     out = space.out
     assert out.x is not None
-    (projected,) = multiply_all([w.input], [shape.input_width], s.y, count, s.projected, s.unpacked)
+    (projected,) = multiply_all([w.input], [shape.input_width], s.y, count, s.projected, s.dense)
     z, others = projected[:, : heads.value_width], projected[:, heads.value_width :]
     own_states = state.states[:, state.first :]
     x = Mamba2Tensors(others, space.mixed, p.rate, p.dt_bias, p.skip, own_states, out.x)
@@ -39,4 +39,4 @@ def recur_mamba2(
         scan(x, heads, rows.chunked, by_chunks=True)
     # In place: a group's output is read before it is overwritten.
     gated_norm(out.x, z, p.norm, shape.eps, heads.num_groups, count, out.x, out.codes, out.scales)
-    multiply(w.output, out, count, s.output.view(s.rows, -1), s.unpacked)
+    multiply(w.output, out, count, s.output.view(s.rows, -1), s.dense)

@@ -25,9 +25,9 @@ def convolve(
     states."""
     assert s.short_conv is not None
     out = s.short_conv
-    (projected,) = multiply_all([w.input], [shape.input_width], s.y, count, s.projected, s.unpacked)
+    (projected,) = multiply_all([w.input], [shape.input_width], s.y, count, s.projected, s.dense)
     own_states = state.states[:, state.first :]
     short_conv(
         projected, w.conv, shape.heads, own_states, rows.sequences, count, out.x, out.codes, out.scales
     )
-    multiply(w.output, out, count, s.output.view(s.rows, -1), s.unpacked)
+    multiply(w.output, out, count, s.output.view(s.rows, -1), s.dense)

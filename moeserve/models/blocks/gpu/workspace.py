@@ -7,7 +7,6 @@ Steps run one after another, so the workspaces of all sizes share one arena. Sta
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -16,25 +15,24 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.op import DecodeWorkspace
 from moeserve.kernels.delta_net.op import StepSequences
-from moeserve.kernels.experts.integers import IntegerRows, IntegerWorkspace, integer_method
+from moeserve.kernels.experts.integers import IntegerWorkspace, integer_method
 from moeserve.kernels.experts.op import BlockWorkspace
 from moeserve.kernels.experts.quads import QuadWorkspace
 from moeserve.kernels.latent.op import by_head, decode_workspace
 from moeserve.kernels.linear.large_batch import BLOCK, FEW_BLOCK, UnpackScratch
 from moeserve.models.attention import AttentionShape
+from moeserve.models.blocks.gpu.arena_views import activations, narrowed, spare, views_of
+from moeserve.models.blocks.gpu.linear import dense_workspace, integer_rows
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
+from moeserve.models.blocks.gpu.residual_workspace import NgramWorkspace, StreamsWorkspace
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.step_buffers import (
-    ALIGNMENT,
-    INT8_GROUP,
     SMALL_BATCH_ROWS,
-    Buffer,
     GpuFloat,
-    arena_bytes,
     gpu_arena_bytes,
     gpu_step_buffers,
     step_sizes,
@@ -131,9 +129,9 @@ class DeltaWorkspace:
         self.inverse = views.get("delta_inverse")
         self.kimi = None
         if shape.heads.is_kimi:
-            low_rank = _activations(views, "delta_low_rank")
+            low_rank = activations(views, "delta_low_rank")
             self.kimi = KimiDeltaWorkspace(views["delta_qkv"], low_rank, views["delta_a"], views["delta_z"])
-        self.out = _activations(views, "attended", shape.heads.value_width)
+        self.out = activations(views, "attended", shape.heads.value_width)
 
 
 class Mamba2Workspace:
@@ -141,7 +139,7 @@ class Mamba2Workspace:
 
     def __init__(self, views: dict[str, Tensor], shape: Mamba2Shape) -> None:
         self.mixed = views["mamba2_mixed"]
-        self.out = _activations(views, "attended", shape.heads.value_width)
+        self.out = activations(views, "attended", shape.heads.value_width)
 
 
 class LatentWorkspace:
@@ -149,7 +147,7 @@ class LatentWorkspace:
 
     def __init__(self, views: dict[str, Tensor], shape: LatentAttentionShape, rows: int) -> None:
         heads = shape.num_heads
-        self.q_a = _activations(views, "q_a") if shape.q_rank else None
+        self.q_a = activations(views, "q_a") if shape.q_rank else None
         self.q = views["latent_q"]
         self.nope = views["nope"].view(rows, heads, shape.nope_dim)
         self.queries = views["q"].view(rows, heads, shape.rank)
@@ -182,18 +180,21 @@ class GpuWorkspace:
         buffers = gpu_step_buffers(
             shape, rows, FLOATS[floats], float_weights=float_weights, adapter_rank=adapter_rank
         )
-        views = _views(arena, buffers)
+        views = views_of(arena, buffers)
         self.rows = rows
         self.is_small_batch = rows <= SMALL_BATCH_ROWS
         self.x = views["x"]
         self.deep = views.get("deep")  # [rows, deep_layers * hidden]; None without DeepStack
-        self.y = _activations(views, "y")
+        # None: the residual is one vector.
+        self.streams = None if shape.streams is None else StreamsWorkspace(views, shape.streams)
+        self.ngrams = NgramWorkspace(views) if shape.ngrams is not None else None
+        self.y = activations(views, "y")
         self.projected = views["projected"]
         self.q = views["q"].view(queries)  # sized for the widest form
         self.forms = {
             each.form: AttentionWorkspace(
                 _queries(self.q, each),
-                _activations(views, "attended", each.output_width),
+                activations(views, "attended", each.output_width),
                 decode[each.form],
                 mixed_decode[each.form],
             )
@@ -204,17 +205,17 @@ class GpuWorkspace:
         self.delta = DeltaWorkspace(views, recurrence) if isinstance(recurrence, GatedDeltaNetShape) else None
         self.mamba2 = Mamba2Workspace(views, recurrence) if isinstance(recurrence, Mamba2Shape) else None
         self.short_conv = (
-            _activations(views, "attended", recurrence.heads.value_width)
+            activations(views, "attended", recurrence.heads.value_width)
             if isinstance(recurrence, ShortConvShape)
             else None
         )
         self.output = views["output"]
         self.router_input = views.get("router_input", views["y"])
         # Input of the routed experts, if it differs from that of the feed-forward that all tokens pass.
-        self.experts_input = _activations(views, "experts_input") if "experts_input" in views else None
+        self.experts_input = activations(views, "experts_input") if "experts_input" in views else None
         self.input_weights = views.get("input_weights")  # weights that this input was multiplied by, if any
         self.router_logits = views["router_logits"]
-        self.h = _activations(views, "h")
+        self.h = activations(views, "h")
         # By number of parts that a layer sums per token.
         self.routes = {
             parts: _routes(views, parts, self.is_small_batch)
@@ -224,6 +225,7 @@ class GpuWorkspace:
         self.adapter_shrunk = views.get("adapter_shrunk")
         self.adapter_gate_up = views.get("adapter_gate_up")
         self.unpacked = UnpackScratch(views["unpacked"]) if "unpacked" in views else None
+        self.dense = dense_workspace(views, self.unpacked, floats)
         self.blocks = BlockWorkspace(
             rows,
             shape.top_k,
@@ -232,7 +234,7 @@ class GpuWorkspace:
             unpacked_block=_unpacked_block(rows, shape.top_k, shape.num_experts),
         )
         # For experts with codebooks, if the step's unused memory has room for enough of them.
-        self.books = self._books(shape, _spare(arena, buffers, floats), experts_here)
+        self.books = self._books(shape, spare(arena, buffers, floats), experts_here)
         # For experts whose types have quad-order kernels; None: the steps are too small or too large for them.
         self.quads = (
             QuadWorkspace(rows, shape.top_k, experts_here, views["quads"])
@@ -242,14 +244,14 @@ class GpuWorkspace:
         # For experts whose types have integers in float16; None: likewise.
         self.integers = (
             IntegerWorkspace(
-                _integer_rows(views, "integer_x"), _integer_rows(views, "integer_h"), integer_method(rows)
+                integer_rows(views, "integer_x"), integer_rows(views, "integer_h"), integer_method(rows)
             )
             if "integer_x" in views and floats == torch.bfloat16 and shape.num_experts
             else None
         )
         # Intermediate rows of the feed-forwards that all tokens pass, by width.
         widths = {layer.unrouted_width for layer in shape.layers} - {0}
-        self.unrouted_h = {width: _activations(views, "unrouted_h", width) for width in widths}
+        self.unrouted_h = {width: activations(views, "unrouted_h", width) for width in widths}
         self.dense_products = views.get("dense_products")
         self.unrouted_blocks = (
             BlockWorkspace(rows, 1, 1, device, unpacked_block=_unpacked_block(rows, 1, 1)) if widths else None
@@ -319,7 +321,7 @@ def _queries(memory: Tensor, shape: AttentionShape | LatentAttentionShape) -> Te
     """Returns this form's queries [rows, heads, head_dim], a view of the memory for the widest form's."""
     if isinstance(shape, LatentAttentionShape):
         return memory.view(len(memory), shape.num_heads, -1)
-    return _narrowed(memory, shape.q_width).view(len(memory), shape.num_heads, shape.head_dim)
+    return narrowed(memory, shape.q_width).view(len(memory), shape.num_heads, shape.head_dim)
 
 
 def _decode_workspaces(
@@ -348,50 +350,12 @@ def _decode_workspace(
     return DecodeWorkspace(rows, h.num_heads, h.num_kv_heads, h.v_dim, device, splits, room)
 
 
-def _views(arena: Tensor, buffers: tuple[Buffer, ...]) -> dict[str, Tensor]:
-    views: dict[str, Tensor] = {}
-    start = 0
-    for buffer in buffers:
-        region = arena[start : start + buffer.nbytes]
-        views[buffer.name] = region.view(getattr(torch, buffer.dtype)).view(buffer.shape)
-        start += -(-buffer.nbytes // ALIGNMENT) * ALIGNMENT
-    return views
-
-
-def _spare(arena: Tensor, buffers: tuple[Buffer, ...], dtype: torch.dtype) -> Tensor:
-    """Returns the rest of the arena as numbers [n]: what larger steps need and this one does not."""
-    rest = arena[arena_bytes(buffers) :]
-    return rest[: len(rest) // ALIGNMENT * ALIGNMENT].view(dtype)
-
-
 def _unpacked_block(rows: int, top_k: int, experts: int) -> int | None:
     return BLOCK if unpacks_experts(rows, top_k, experts) else None
 
 
-def _activations(views: dict[str, Tensor], name: str, cols: int | None = None) -> GpuActivations:
-    """Returns the activations named `name`. cols: columns of a narrower view of the same memory."""
-    x, codes, scales = views[name], views.get(f"{name}_codes"), views.get(f"{name}_scales")
-    if cols is None or cols == x.shape[1]:
-        return GpuActivations(x, codes, scales)
-    return GpuActivations(
-        _narrowed(x, cols),
-        None if codes is None else _narrowed(codes, cols),
-        None if scales is None else _narrowed(scales, cols // INT8_GROUP),
-    )
-
-
-def _integer_rows(views: dict[str, Tensor], name: str) -> IntegerRows:
-    return IntegerRows(views[name], views[f"{name}_sums"], views[f"{name}_factors"])
-
-
 def _routes(views: dict[str, Tensor], parts: int, is_small_batch: bool) -> Routes:
     names = ("expert_ids", "local_expert_ids", "streamed_expert_ids", "route_weights")
-    ids, local, streamed, weights = (_narrowed(views[name], parts) for name in names)
+    ids, local, streamed, weights = (narrowed(views[name], parts) for name in names)
     outputs = views["parts"]
-    return Routes(ids, local, streamed, weights, outputs if is_small_batch else _narrowed(outputs, parts))
-
-
-def _narrowed(rows: Tensor, count: int) -> Tensor:
-    """Returns [n, count, ...], a contiguous view of the beginning of [n, m, ...], count <= m."""
-    n, _, *rest = rows.shape
-    return rows.view(-1)[: n * count * prod(rest)].view(n, count, *rest)
+    return Routes(ids, local, streamed, weights, outputs if is_small_batch else narrowed(outputs, parts))

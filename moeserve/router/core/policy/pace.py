@@ -55,6 +55,12 @@ class Pace:
         self._streams = streams
         self._debt_ms = 0.0
         self._ahead_ms = 0.0  # part of the debt for a chunk still to come
+        self._tower_slice_ms = self._tower_share = 0.0
+
+    def beside_tower(self, slice_ms: float, share: float) -> None:
+        """Notes what a vision tower takes of the device from now on: a step may have to wait for one slice of
+        `slice_ms` milliseconds, and for `share` of the time."""
+        self._tower_slice_ms, self._tower_share = slice_ms, share
 
     def prefill_budget_ms(self, rows: int, alone_ms: float, protected_share: float) -> float:
         """Returns the milliseconds that prompts may now add to a step of `rows` decode rows, which takes `alone_ms`
@@ -72,6 +78,7 @@ class Pace:
         if rows and self._max_itl_ms is not None:
             most = max(stall, self.stall_ms(rows, alone_ms, 0.0))
             limit = self._max_itl_ms - min(LATE_SHARE * self._max_itl_ms, LATE_MS)
+            limit = limit * (1.0 - self._tower_share) - self._tower_slice_ms
             stall = min(most, limit / self._cost.spread - alone_ms)
         return max(stall, LEAST_BUDGET_MS)
 

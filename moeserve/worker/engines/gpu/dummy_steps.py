@@ -80,6 +80,7 @@ class DummySteps:
 
         def launch() -> None:
             inputs.copy()
+            self._model.clear_ngrams(inputs.size)
             self._model.begin(batch)
             if replay is not None:
                 replay()

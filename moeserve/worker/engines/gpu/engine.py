@@ -86,10 +86,11 @@ class GpuEngine:
         self.logit_rows = model.head_sizes[-1]
         yields = ram_experts is not None and ram_experts.stream.threads >= usable_cores()
         self._done = StepCompletion(model.device, self.logit_rows, yields=yields)
-        # False if the host computes a step's first layers, or other GPUs other layers. Experts in RAM with several GPUs
-        # are not tested.
+        # False if the host computes a step's first layers, or looks up the n-grams of its tokens, or if other GPUs have
+        # other layers. Experts in RAM with several GPUs are not tested.
         is_alone = ram_experts is None or from_first is None
-        self.runs_ahead = agree(is_alone and cpu_stage is None and model.stage is None)
+        needs_host = cpu_stage is not None or model.table is not None
+        self.runs_ahead = agree(is_alone and not needs_host and model.stage is None)
         self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)
         self._choice = TokenChoice(self._sampler, self._done)
         self._drafted = DraftedChoice(model, self._sampler, self._choice)

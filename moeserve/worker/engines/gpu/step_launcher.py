@@ -93,7 +93,7 @@ class StepLauncher:
         if path.graph is not None and path.graph.family == "prompts":
             tiles = self._tiles(path, layout)[0] if path.has_tiles else np.zeros((0, 4), np.int32)
             inputs.fill_prompts(path.num_decode, tiles)
-        self._copy(inputs, embedded)
+        self._copy(inputs, layout, sequences, embedded)
         with self._promoting(streams=False):
             replay()
 
@@ -107,17 +107,25 @@ class StepLauncher:
     ) -> None:
         inputs = self._inputs[path.size]
         inputs.fill(layout, sequences, embedded)
-        self._copy(inputs, embedded)
+        self._copy(inputs, layout, sequences, embedded)
         tiles = tiles_on(self._model.device, self._tiles(path, layout)) if path.has_tiles else None
         batch = inputs.batch(path, tiles)
         with self._promoting(streams=self._model.streams(batch)):
             self._model.begin(batch)
             self._model.forward(batch, observer)
 
-    def _copy(self, inputs: StepInputs, embedded: EmbeddedStep | None) -> None:
+    def _copy(
+        self, inputs: StepInputs, layout: StepLayout, sequences: Sequences, embedded: EmbeddedStep | None
+    ) -> None:
         inputs.copy(self._sampled, self._from_first)
         if embedded is not None and embedded.spans:
             self._model.place_embeddings(inputs.size, embedded.rows)
+        ngrams = self._model.shape.ngrams
+        if self._model.table is not None and ngrams is not None:
+            # As on the CPU, a position of an embedding span counts as the padding token.
+            tokens = np.maximum(sequences.tokens[layout.sequence, layout.position], 0)
+            previous = sequences.previous(layout, ngrams.hashes.size - 1)
+            self._model.place_ngrams(inputs.size, tokens, previous)
 
     def _tiles(self, path: StepPath, layout: StepLayout) -> list[Int32s]:
         """Returns the tiles of the prompt chunks, for each of the model's attention forms."""

@@ -24,6 +24,7 @@ from moeserve.models.blocks.gpu.lora import GpuAdapterMatrices
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts
+from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import step_sizes
@@ -65,6 +66,7 @@ class LoadedGpuEngine:
     pages: PageMover | None
     adapters: ResidentAdapters[GpuAdapterMatrices] | None
     share: RankShare | None = None  # None: this GPU has the whole model
+    table: TableRows | None = None  # of n-gram embeddings; None: the model has none
 
 
 def load_gpu_runner(
@@ -89,6 +91,7 @@ def load_gpu_runner(
         loaded.pages,
         loaded.adapters,
         drafting_of(config, loaded.engine, None, constraints),
+        table=loaded.table,
     )
 
 
@@ -153,7 +156,7 @@ def load_gpu_engine(
         start_seconds=start.clock.seconds,  # those of the first step are added later
     )
     resident = None if weights.adapters is None else weights.adapters.resident
-    return LoadedGpuEngine(engine, ready, plan.recorder, pages, resident, plan.share)
+    return LoadedGpuEngine(engine, ready, plan.recorder, pages, resident, plan.share, weights.table)
 
 
 @dataclass(frozen=True, slots=True)

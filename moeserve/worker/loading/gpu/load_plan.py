@@ -12,14 +12,15 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
-from moeserve.models.gpu_features import check_gpu_features, gpu_shape
+from moeserve.models.gpu_features import check_gpu_context, check_gpu_features, gpu_shape
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.engine_types import check_gpu_types
+from moeserve.models.loading.engine_types import check_cpu_types, check_gpu_types
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.ranks.rank_source import RankSource
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.tensors import unloaded_tensors
 from moeserve.placement import Placement
 from moeserve.placement.gpu_drafts import check_gpu_drafts
 from moeserve.placement.group import share_among
@@ -64,12 +65,16 @@ def plan_load(
         refuse_tiers(config, "with several GPUs")
         refuse_adapters(config)
     directory = claim_directory(config)
-    whole = shape = gpu_shape(read_checked_shape(source))
+    in_file = read_checked_shape(source)
+    check_gpu_context(in_file, config.max_model_len)
+    whole = shape = gpu_shape(in_file)
     # an adapter that does not fit the model ends the start now
     adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
     log_skipped(shape, source)
     check_lanes(source, shape, "GPU")
-    check_gpu_types(source, source.tensors)
+    unloaded = unloaded_tensors(shape)  # the host reads their rows
+    check_cpu_types(source, unloaded)
+    check_gpu_types(source, source.tensors.keys() - unloaded)
     check_gpu_features(source, shape)
     refuse_records_of_drafts(config)
     check_gpu_drafts(config, shape)

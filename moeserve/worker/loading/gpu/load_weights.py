@@ -15,6 +15,7 @@ from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.loading.gpu_weights import GpuWeights, float_type
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
+from moeserve.models.loading.table_rows import TableRows
 from moeserve.worker.adapters.gpu import LoadedAdapters, load_gpu_adapters
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.group.shares import gpu_experts
@@ -69,6 +70,14 @@ class LoadedWeights:
     ram_ids: Sequence[Sequence[int]]
     adapters: LoadedAdapters | None
     nbytes: int  # of all processes together
+
+    @property
+    def table(self) -> TableRows | None:
+        """The table of n-gram embeddings, whose layer is on the GPU or in RAM; None: the model has none."""
+        in_ram = None if self.in_ram is None else self.in_ram.cpu_stage
+        of_stage = None if in_ram is None else in_ram.ngrams
+        here = [of_stage, *(layer.ngrams for layer in self.on_gpu.layers)]
+        return next((ngrams.table for ngrams in here if ngrams is not None), None)
 
 
 def load_weights(

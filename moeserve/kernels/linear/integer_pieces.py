@@ -1,0 +1,32 @@
+"""How a product with a whole matrix is divided into pieces for integer_gemm.py. No torch: the plan counts memory."""
+
+from __future__ import annotations
+
+from moeserve.quantization.quant_type import SUPER_BLOCK
+
+# A program's rows of the matrix, of activations at most, and super-blocks at once: of the tiles measured, at most 8%
+# behind the fastest for each of six products (docs/results/gpu-kernels.md).
+PIECE_ROWS, PIECE_TOKENS, SUPER_BLOCKS = 64, 32, 2
+MOST_PIECES = 256  # a product of fewer pieces is divided by columns too, into up to this number
+MOST_SPLITS = 8
+
+
+def has_whole_super_blocks(cols: int) -> bool:
+    """Returns whether rows of `cols` columns can have integers: whole super-blocks."""
+    return cols % SUPER_BLOCK == 0
+
+
+def pieces_by_columns(rows: int, super_blocks: int, token_blocks: int) -> int:
+    """Returns among how many pieces each result's columns are divided: a power of two that leaves whole steps. The
+    matrix has `rows` rows of `super_blocks`."""
+    split, results = 1, -(-rows // PIECE_ROWS) * token_blocks
+    while split < MOST_SPLITS and 2 * split * results <= MOST_PIECES:
+        if super_blocks % (2 * split * SUPER_BLOCKS):
+            break
+        split *= 2
+    return split
+
+
+def partial_numbers(tokens: int) -> int:
+    """Returns the room, in numbers, that partial results of up to `tokens` rows of activations need."""
+    return MOST_PIECES * PIECE_ROWS * min(PIECE_TOKENS, tokens)

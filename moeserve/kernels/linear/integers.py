@@ -1,0 +1,114 @@
+"""Launches products with weights as integers in float16 (integer_gemm.py): which matrices have them, activations in
+their form, and the product of a step's rows with a whole matrix.
+
+The routed experts' products are in experts/integers.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.launch import next_power_of_2, pdl, warpgroups
+from moeserve.kernels.linear.integer_order import integer_order_kernel
+from moeserve.kernels.linear.integer_pieces import (
+    MOST_PIECES,
+    PIECE_ROWS,
+    PIECE_TOKENS,
+    SUPER_BLOCKS,
+    has_whole_super_blocks,
+    pieces_by_columns,
+)
+from moeserve.kernels.linear.op import RouteBlocks
+from moeserve.kernels.planes import Planes
+from moeserve.quantization import Scale
+from moeserve.quantization.quant_type import SUPER_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerTile:
+    rows: int  # of all matrices of a program
+    warps: int
+    super_blocks: int  # copied at once: 1, 2 or 4
+    programs: int  # per multiprocessor
+    registers: int | None  # of a thread, at most
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerRows:
+    """Rows of activations as the products take them."""
+
+    x: Tensor  # float16 [n, cols]
+    sums: Tensor  # float16 [n, cols / 16]
+    factors: Tensor  # float32 [n]
+
+
+def has_integers(planes: Planes) -> bool:
+    """Returns whether the products support a matrix, on this GPU: Q4_K's scales and codes, whole super-blocks; Hopper,
+    where they were measured."""
+    f = planes.type.layout
+    if f is None or f.is_signed or f.table is not None or not has_whole_super_blocks(planes.cols):
+        return False
+    return f.scale == Scale.U8_MIN and (f.low_bits, f.high_bits) == (4, 0) and warpgroups()
+
+
+def integer_order(x: Tensor, count: Tensor, rows: IntegerRows, top_k: int = 1) -> None:
+    """Prepares rows below count[0] * top_k of x [n, cols]."""
+    n, cols = x.shape
+    integer_order_kernel(
+        (n,), x, count, rows.x, rows.sums, rows.factors, cols, top_k, next_power_of_2(cols), pdl(), num_warps=4,
+        launch_pdl=pdl(),
+    )  # fmt: skip
+
+
+def integer_words(planes: Planes) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns codes, scales and supers as the kernel takes them."""
+    return planes.codes.view(torch.int32), planes.scales, planes.supers
+
+
+class DenseIntegers:
+    """Products of up to `rows` rows with whole matrices. Owns the pieces' counters, which are 0 between launches."""
+
+    def __init__(self, ordered: IntegerRows, partials: Tensor) -> None:
+        """ordered: memory for the activations, of the widest input. partials: float32, `partial_numbers` of the
+        rows."""
+        self._rows = len(ordered.x)
+        self._ordered, self._partials = ordered, partials
+        block = min(PIECE_TOKENS, self._rows)
+        device = partials.device
+        routes = torch.arange(self._rows, dtype=torch.int32, device=device).view(-1, block)
+        self._routing = RouteBlocks(torch.zeros(len(routes), dtype=torch.int32, device=device), routes)
+        self._counters = torch.zeros(MOST_PIECES, dtype=torch.int32, device=device)
+
+    def takes(self, planes: Planes) -> bool:
+        """Returns whether `multiply` computes products with a matrix."""
+        return planes.cols <= self._ordered.x.shape[1] and has_integers(planes)
+
+    def order(self, x: Tensor, count: Tensor) -> IntegerRows:
+        """Launches the preparation of x [rows, cols] for `multiply`. Returns views that the next call overwrites."""
+        cols, own = x.shape[1], self._ordered
+        ordered, sums = (
+            memory.view(-1)[: len(x) * width].view(len(x), width)
+            for memory, width in ((own.x, cols), (own.sums, cols // 16))
+        )
+        rows = IntegerRows(ordered, sums, own.factors)
+        integer_order(x, count, rows)
+        return rows
+
+    def multiply(self, x: IntegerRows, planes: Planes, out: Tensor) -> None:
+        """Launches out = x W^T for a matrix with integers. out [rows, planes.rows], floats."""
+        # Gluon's module is imported where its kernels run.
+        from moeserve.kernels.linear.integer_gemm import integer_gemm
+
+        routing, warps = self._routing, PIECE_ROWS // 16
+        blocks, block = routing.routes.shape
+        split = pieces_by_columns(planes.rows, planes.cols // SUPER_BLOCK, blocks)
+        pieces = -(-planes.rows // PIECE_ROWS) * blocks * split
+        partials, counters = (None, None) if split == 1 else (self._partials, self._counters)
+        integer_gemm(
+            (pieces,), x.x, x.sums, x.factors, *integer_words(planes), None, None, None, routing.expert,
+            routing.routes, out, partials, counters, planes.rows, planes.cols, 1, 1, blocks, split, PIECE_ROWS, block,
+            warps, SUPER_BLOCKS, pdl(), num_warps=warps, launch_pdl=pdl(),
+        )  # fmt: skip

@@ -1,0 +1,61 @@
+"""Loads the weights of a residual of several streams, and of n-gram embeddings, to a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from moeserve.kernels.codebooks import bring_codebook
+from moeserve.kernels.residual_operations import NgramNorms
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.gpu_weights import GpuInput, GpuNgrams, GpuStreamMix, MergedLinear
+from moeserve.models.loading.table_rows import TableRows
+from moeserve.models.residual import HyperConnections
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.source import ModelSource
+
+Vector = Callable[[str], Tensor]  # loads a vector by its full name
+LoadMerged = Callable[..., list[MergedLinear]]  # loads matrices over the same input by their full names
+
+
+def load_input(
+    shape: ModelShape, block: str, norm: str, index: int | None, vector: Vector, merged: LoadMerged
+) -> GpuInput:
+    """Loads the norm or stream mix that computes a block's input from the residual. index: the block's layer; None: the
+    head. norm: the norm's full name. block: the beginning of the tensors' names, for a residual of several streams."""
+    if shape.streams is None:
+        return vector(norm)
+    assert isinstance(
+        shape.streams, HyperConnections
+    )  # other streams are the CPU engine's alone: gpu_features.py
+
+    def name(part: str) -> str:
+        return n.of_part(f"{block}_{part}") if index is None else n.of_layer(index, f"{block}_{part}")
+
+    down = ("down",) if index is None else ("down", "inject")  # the head injects nothing
+    (up,) = merged(name("up"))
+    return GpuStreamMix(
+        norm=vector(name("norm")).view(shape.streams.count, -1),
+        down=merged(*(name(part) for part in down)),
+        up=up,
+    )
+
+
+def load_ngrams(
+    source: ModelSource, model: ModelShape, index: int, vector: Vector, merged: LoadMerged
+) -> GpuNgrams | None:
+    """Loads the weights of layer `index`'s n-gram embeddings; their table stays in the file. Returns None for a layer
+    that adds none."""
+    shape = model.ngrams
+    if shape is None or shape.layer != index:
+        return None
+    norms = (n.PLE_NORM_QUERY, n.PLE_NORM_KEY, n.PLE_NORM_CONV)
+    table = TableRows(source, n.LAYER_INPUT_EMBD)
+    bring_codebook(table.ggml_type)
+    return GpuNgrams(
+        table=table,
+        products=merged(*(n.of_layer(index, part) for part in (n.PLE_KEY, n.PLE_VALUE))),
+        norms=NgramNorms(*(vector(n.of_layer(index, norm)) for norm in norms)),
+        conv=vector(n.of_layer(index, n.PLE_CONV1D)).view(-1, shape.conv_kernel).t().contiguous(),
+    )

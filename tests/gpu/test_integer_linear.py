@@ -1,0 +1,70 @@
+"""Products with whole matrices with weights as integers in float16 (kernels/linear/integers.py), against the reference,
+on a Hopper GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from moeserve.kernels.linear.integer_pieces import MOST_PIECES, partial_numbers, pieces_by_columns
+from moeserve.kernels.linear.integers import DenseIntegers, IntegerRows
+from moeserve.kernels.planes import dequantize
+from tests.kernels.plane_tensors import planes_of
+from tests.kernels.triton_device import counter
+from tests.kernels.weights import Type, nmse
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9, reason="no Hopper GPU"
+)
+
+
+def products(n: int, widest: int) -> DenseIntegers:
+    """Poisoned, so that what is not written shows."""
+    return DenseIntegers(
+        IntegerRows(
+            torch.full((n, widest), torch.nan, dtype=torch.float16, device="cuda"),
+            torch.full((n, widest // 16), torch.nan, dtype=torch.float16, device="cuda"),
+            torch.full((n,), torch.nan, device="cuda"),
+        ),
+        torch.full((partial_numbers(n),), torch.nan, device="cuda"),
+    )
+
+
+@pytest.mark.parametrize(("rows", "cols"), [(5120, 2048), (2048, 4096), (200, 768), (64, 512), (1000, 256)])
+@pytest.mark.parametrize(("n", "live"), [(16, 9), (32, 32), (64, 50)])
+def test_product(n: int, live: int, rows: int, cols: int) -> None:
+    """Three times, because counters must be 0 again; numbers differ by 10^6, and the widest input is wider."""
+    matrix = planes_of(Type.Q4_K, 1, rows, cols)
+    exact = dequantize(matrix).double().view(rows, cols)
+    dense = products(n, 2 * cols)
+    assert dense.takes(matrix)
+    for seed in range(3):
+        g = torch.Generator().manual_seed(seed)
+        x = torch.randn(n, cols, generator=g) * 10.0 ** torch.randint(-3, 4, (n, 1), generator=g)
+        x = x.bfloat16().cuda()
+        out = torch.full((n, rows), torch.nan, device="cuda")
+        dense.multiply(dense.order(x, counter(live)), matrix, out)
+        for i in range(live):
+            assert nmse(out[i].double().cpu(), (exact @ x[i].double()).cpu()) < 1e-6
+
+
+def test_what_is_not_taken() -> None:
+    dense = products(16, 512)
+    assert dense.takes(planes_of(Type.Q4_K, 1, 256, 512))
+    assert not dense.takes(planes_of(Type.Q4_K, 1, 256, 768))  # wider than its memory
+    assert not dense.takes(planes_of(Type.Q6_K, 1, 256, 512))
+
+
+def test_the_sum_of_pieces_is_the_same_each_time() -> None:
+    """Whichever piece comes last."""
+    n, rows, cols = 16, 2048, 4096
+    assert pieces_by_columns(rows, cols // 256, 1) > 1
+    matrix, dense = planes_of(Type.Q4_K, 1, rows, cols), products(n, cols)
+    ordered = dense.order(torch.randn(n, cols, device="cuda").bfloat16(), counter(n))
+    results = []
+    for _ in range(50):
+        out = torch.empty(n, rows, device="cuda")
+        dense.multiply(ordered, matrix, out)
+        results.append(out)
+    assert all(torch.equal(one, results[0]) for one in results)
+    assert rows // 64 * pieces_by_columns(rows, cols // 256, 1) <= MOST_PIECES

@@ -1,0 +1,114 @@
+"""Qwen3.8-Flash-Next on the GPU engine, under Triton's interpreter where there is no GPU; test_families_gpu.py has its
+fixture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType as Type
+
+from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
+from moeserve.errors import ConfigError
+from moeserve.models.open import open_model
+from moeserve.models.ranks.rank_share import stage_of, why_undivided
+from moeserve.models.registry import read_checked_shape
+from moeserve.models.sources.gguf import names as n
+from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
+from moeserve.worker.runner import Runner
+from tests.gpu.driver import Driver, small_config
+from tests.kernels.model_engine import Engine
+from tests.kernels.operations import ISAS, stream_of
+from tests.kernels.weights import dequantize
+from tests.support.plan_command import fails, run
+from tests.support.qwen4exp_model import BUDGET, RATIO, new_model, text, write_model
+
+DENSE = BUDGET + RATIO - 1  # tokens of a context in which all blocks are chosen
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(new_model(8), tmp_path_factory.mktemp("model") / "m.gguf", Type.Q8_0)
+
+
+def load(path: Path, **options: object) -> Runner:
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": DENSE, "max_total_tokens": 160}
+    config = small_config(path, **{**sizes, "threads": 1, **options})
+    return load_gpu_runner(config, open_model(path), lambda *_: None, torch.device(DEVICE), Start())
+
+
+def engine_of(runner: Runner) -> GpuEngine:
+    assert isinstance(runner.engine, GpuEngine)
+    return runner.engine
+
+
+def test_the_host_places_the_rows_that_a_steps_tokens_choose(path: Path) -> None:
+    """And no step is launched before it knows them."""
+    engine = engine_of(load(path))
+    assert not engine.runs_ahead
+    model, source = engine._model, open_model(path)
+    tokens, previous = np.array([9, 8, 7], np.int32), np.array([[8, 7], [7, -1], [-1, -1]], np.int32)
+    ngrams, space = model.shape.ngrams, model._spaces[4].ngrams
+    assert ngrams is not None
+    assert space is not None
+    model.place_ngrams(4, tokens, previous)
+    rows = ngrams.hashes.rows(tokens, previous).reshape(-1)
+    table = source.data(n.LAYER_INPUT_EMBD).reshape(ngrams.table_rows, -1)
+    expected = torch.from_numpy(dequantize(Type.Q8_0, table[rows])).reshape(3, ngrams.width)
+    assert torch.equal(space.embedded[:3].cpu(), expected)
+    assert model.table is not None
+    assert sum(model.table.take_counts()) >= len(set(rows.tolist()))
+    model.clear_ngrams(4)
+    assert not space.embedded.any()
+
+
+def test_the_pool_looks_up_what_its_layers_add(path: Path) -> None:
+    """The n-grams' layer is among those in RAM: the GPU's part needs none, and the counted table is the pool's."""
+    runner = load(path, n_gpu_layers=2)
+    assert engine_of(runner)._model.table is None
+    assert runner._table is not None
+
+
+def test_longer_requests_are_refused(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Queries would attend to other keys than the model's."""
+    with pytest.raises(
+        ConfigError, match=rf"--max-model-len {DENSE + 1}.*up to {DENSE} tokens.*--device cpu"
+    ):
+        load(path, max_model_len=DENSE + 1)
+    flags = ("--model", str(path), "--device", "cuda", "--gpu-memory", "8", "--max-model-len", "64")
+    assert f"up to {DENSE} tokens" in fails(capsys, *flags)
+
+
+def test_several_gpus_are_refused_by_name(path: Path) -> None:
+    source = open_model(path)
+    shape = read_checked_shape(source)
+    assert "qwen4exp has a residual of several streams" in why_undivided(shape, 2)
+    with pytest.raises(ValueError, match="a residual of several streams"):
+        stage_of(shape, source.tensors, 0, 2)
+
+
+def test_the_plan_leaves_the_table_on_disk_and_counts_its_rows_in_ram(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = run(
+        capsys, "--model", str(path), "--device", "cuda", "--gpu-memory", "8", "--max-model-len", str(DENSE)
+    )
+    assert [name for name, where in shown["tensors"].items() if where == "disk"] == [n.LAYER_INPUT_EMBD]
+    assert shown["memory"]["ram_weights"] == open_model(path).tensors[n.LAYER_INPUT_EMBD].nbytes
+
+
+@pytest.mark.slow  # minutes under the interpreter
+@pytest.mark.parametrize("options", [{}, {"num_gpu_experts": 3}, {"n_gpu_layers": 3}], ids=str)
+def test_chunks_and_states_beside_the_cpu(path: Path, options: dict[str, object]) -> None:
+    """A prompt in one step, in chunks of integer products, and from a snapshot of the state in between."""
+    tokens = text(8)[:DENSE]
+    truth = Engine(stream_of(ISAS[-1]), path).logits(tokens).double().log_softmax(-1)
+    expected = torch.tensor([truth[i, token].item() for i, token in enumerate(tokens[1:])])
+    driver = Driver(load(path, **options))
+    for slot, chunk in enumerate((len(tokens), 7)):
+        found = torch.tensor([each.logprob for each in driver.score(slot, tokens, chunk)[: len(tokens) - 1]])
+        assert (found - expected).abs().median() < (0.01 if chunk > 8 and not options else 0.1)

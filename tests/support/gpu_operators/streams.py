@@ -1,0 +1,53 @@
+"""A residual of several streams and n-gram embeddings, of Qwen3.8-Flash-Next's sizes."""
+
+from __future__ import annotations
+
+import torch
+
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.delta_net.op import StepSequences
+from moeserve.kernels.embed.op import embed
+from moeserve.kernels.ngrams.op import NgramTensors, add_ngrams
+from moeserve.kernels.residual_operations import NgramNorms
+from moeserve.kernels.streams.op import (
+    StreamBlock,
+    StreamNorm,
+    add_to_streams,
+    mix_streams,
+    norm_streams,
+    scaled_silu,
+)
+from tests.support.gpu_operators.tensors import Q4, both, empty, i32, weight
+
+STREAMS, HIDDEN, LOW_RANK, PARTS = 4, 2048, 320, 9
+
+
+def hyper_connections(n: int, kind: torch.dtype) -> None:
+    count, at, width = empty(1, dtype=i32), empty(n, dtype=i32), STREAMS * HIDDEN
+    x, norm = empty(n, width), empty(STREAMS, HIDDEN)
+    embed(at, count, weight(Q4, 9, HIDDEN), int(Q4), x, streams=STREAMS)
+    out = StreamNorm(GpuActivations(*both(n, width, kind)), empty(n, STREAMS))
+    products = empty(n, LOW_RANK + STREAMS)
+    low_rank, inject = products[:, :LOW_RANK], products[:, LOW_RANK:]
+    parts, shares, ids = empty(n, PARTS, HIDDEN, dtype=kind), empty(n, PARTS), empty(n, PARTS, dtype=i32)
+    of_experts = StreamBlock(parts, shares, ids, empty(n, HIDDEN), inject)
+    for block in (of_experts, StreamBlock(empty(n, 1, HIDDEN, dtype=kind), None, None, None, inject)):
+        norm_streams(x, block, None, count, norm, 1e-6, out)
+        add_to_streams(x, block, count)
+    norm_streams(x, None, at, count, norm, 1e-6, out)
+    scaled_silu(low_rank, 0.25, count, GpuActivations(*both(n, LOW_RANK, kind)))
+    y = GpuActivations(*both(n, HIDDEN, kind))
+    for rows, exact in ((None, empty(n, HIDDEN)), (at, None)):
+        mix_streams(empty(n, width, dtype=kind), x, rows, norm, out.inverse, count, y, exact)
+
+
+def ngram_embeddings(n: int, kind: torch.dtype) -> None:
+    at, width, taps, dilation = empty(n, dtype=i32), STREAMS * HIDDEN, 4, 3
+    products = empty(n, width + HIDDEN, dtype=kind)
+    tensors = NgramTensors(products[:, :width], products[:, width:], empty(n, STREAMS), empty(n, width))
+    norms = NgramNorms(empty(width), empty(width), empty(width))
+    states = empty(3, (taps - 1) * dilation * width)
+    add_ngrams(
+        empty(n, width), tensors, norms, empty(taps, width), dilation, 1e-6, states,
+        StepSequences(at, at, at, at), empty(1, dtype=i32),
+    )  # fmt: skip
