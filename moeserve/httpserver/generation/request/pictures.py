@@ -98,7 +98,8 @@ def picture_of_base64(text: str, max_tokens: int | None = None) -> Picture:
 
 
 def picture_of_url(url: Any, max_tokens: int | None = None) -> Picture:
-    """Raises PydanticCustomError."""
+    """Checks the URL of a picture, and decodes a data URL. Raises PydanticCustomError for another form or a URL that
+    is too long."""
     if not isinstance(url, str):
         raise PydanticCustomError("picture", "the picture's URL must be a string")
     if _DATA_URL.match(url[:256]):
