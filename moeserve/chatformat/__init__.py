@@ -9,7 +9,8 @@
     gemma.py          nearly JSON
     minimax_m3.py     tags in tags, each behind a token of its own
     separated.py      name and JSON between tags: deepseek.py, kimi.py
-    tagged.py         names and plain-text values in tags: qwen3_coder.py, glm.py, minimax.py
+    tagged.py         names and plain-text values in tags: qwen3_coder.py, glm.py, minimax.py, dsml.py
+    tag_heads.py      what a tag says of its call or value
     value_end.py      where such a value ends
     either_body.py    tagged, or JSON instead
     json_reader.py  JSON as models write it

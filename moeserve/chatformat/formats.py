@@ -8,7 +8,9 @@ from functools import partial
 from typing import Final, Literal
 
 from . import (
+    cohere,
     deepseek,
+    dsml,
     gemma,
     glm,
     harmony,
@@ -48,7 +50,7 @@ class ToolFormat:
     guided_body: NewBody | None = None  # makes readers of `guided` calls; None: as `body`
     takes_text_arguments: bool = False  # its templates take a call's arguments as text, not as an object
     inner_words: tuple[str, ...] = ()  # tags within `tags`
-    opening: str = ""  # the token that begins calls, if it is not the whole opening tag
+    opening: str = ""  # a token of the opening tag that is in no other text, if it is not the whole tag
     # Makes a call's id from its tool's name and its number in the conversation; None: the client's id is used.
     call_id: Callable[[str, int], str] | None = None
     # The same with the model's own tags around arguments; `body` reads them.
@@ -84,6 +86,29 @@ def _tagged(
 
 def _hunyuan3(name: str, marks: tuple[str, ...], suffix: str) -> ToolFormat:
     return _tagged(name, marks, hunyuan3.tags(suffix), hunyuan3.syntax(suffix), hunyuan3.own_calls(suffix))
+
+
+def _dsml(name: str, block: str) -> ToolFormat:
+    tags = dsml.tags(block)
+
+    def body(schemas: Schemas, is_guided: bool) -> NewBody:
+        tagged = partial(dsml.DsmlBody, schemas=schemas, tags=tags, is_guided=is_guided)
+        in_json = partial(hermes.HermesBody, tags=tags)
+        return tagged if is_guided else partial(EitherBody, tagged=tagged, in_json=in_json)
+
+    # The templates write a tag in parts.
+    marks = (dsml.MARK, f"{block}>")
+    return ToolFormat(
+        name,
+        marks,
+        tags,
+        dsml.SYNTAX.close,
+        body,
+        dsml.guided(block),
+        inner_words=(dsml.MARK,),
+        opening=dsml.MARK,
+        own_calls=dsml.own_calls(block),
+    )
 
 
 def _minimax_m3(schemas: Schemas, is_guided: bool) -> NewBody:
@@ -149,6 +174,17 @@ def _mistral(name: str, marks: tuple[str, ...], guided: GuidedCalls) -> ToolForm
 
 
 _ALL: Final = (  # a template with the marks of several formats gets the first one
+    _dsml("deepseek_v4", "tool_calls"),
+    _dsml("deepseek_v32", "function_calls"),
+    ToolFormat(
+        "cohere",
+        (cohere.TAGS.open,),
+        cohere.TAGS,
+        cohere.TAGS.close,
+        _untyped(partial(hermes.HermesBody, tags=cohere.TAGS)),
+        cohere.GUIDED,
+        call_id=cohere.call_id,
+    ),
     _separated(
         "deepseek_v3",
         (deepseek.CALL_OPEN, deepseek.FENCE),

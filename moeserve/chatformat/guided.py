@@ -18,6 +18,7 @@ class GuidedTags:
     value_close: str
     behind: str
     optional_lines: bool = False  # line ends may be left out: the format's models differ
+    before_json: str = ""  # in place of `before_value` before a value that is JSON; "": the same
 
 
 @dataclass(frozen=True, slots=True)

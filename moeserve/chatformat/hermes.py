@@ -19,8 +19,10 @@ TAGS: Final = CallTags("<tool_call>", "</tool_call>", following=",", ends=("}", 
 _BEFORE: Final = frozenset("[,; \t\r\n")  # may come before the JSON
 
 # The usual beginning, up to the arguments' brace: arguments are then streamed. Other calls are yielded when complete.
+_STRING: Final = r'"(?:[^"\\]|\\.)*"'
 _HEAD: Final = re.compile(
-    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*\{'
+    rf'\s*\{{\s*(?:"tool_call_id"\s*:\s*(?:{_STRING}|\d+)\s*,\s*)?'
+    rf'"(?:tool_)?name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*\{{'
 )
 _ARGUMENTS_DEPTH: Final = 2
 
@@ -79,7 +81,7 @@ class HermesBody(RecordingBody):
         if not self.announced:
             try:
                 call = json.loads("".join(self._call))
-                name, text = call.get("name"), to_json(_arguments_of(call))
+                name, text = call.get("name", call.get("tool_name")), to_json(_arguments_of(call))
             except (ValueError, RecursionError):  # too long a number, too deep nesting
                 return self._broken(self._json.unread)
             if not isinstance(name, str) or text[0] != "{" or not is_unicode(name):

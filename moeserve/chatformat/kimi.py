@@ -25,7 +25,7 @@ _OTHER_CLOSE: Final = "<|tool_call_section_end|>"
 TAGS: Final = CallTags(
     "<|tool_calls_section_begin|>",
     "<|tool_calls_section_end|>",
-    other_open="<|tool_call_section_begin|>",
+    other_opens=("<|tool_call_section_begin|>",),
     bare=CALL_OPEN,
     following=CALL_OPEN,
     ends=(CALL_CLOSE, _OTHER_CLOSE),

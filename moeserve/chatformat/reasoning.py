@@ -24,6 +24,9 @@ class ReasoningTags:
         str, ...
     ] = ()  # texts by which a chat template is recognised; (): `close` and the answer's tag
     mode: str = ""  # the template's variable with the values "enabled" and "disabled"; "": none
+    switch: str = (
+        ""  # the template's variable with the values true and false, beside the usual ones; "": none
+    )
 
 
 QWEN3: Final = ReasoningTags("qwen3", "<think>", "<think>", "</think>", "\n</think>\n\n")
@@ -42,7 +45,16 @@ HUNYUAN3: Final = ReasoningTags(
 MINIMAX_M3: Final = ReasoningTags(
     "minimax_m3", "<mm:think>", "<mm:think>", "</mm:think>", "</mm:think>", mode="thinking_mode"
 )
-_ALL: Final = (HUNYUAN3, MINIMAX_M3, HUNYUAN, ERNIE, QWEN3, GEMMA4, MISTRAL)
+# The answer between `<|START_TEXT|>` and `<|END_TEXT|>` (or `RESPONSE`) needs no tags here: they are control tokens.
+COHERE: Final = ReasoningTags(
+    "cohere",
+    "<|START_THINKING|>",
+    "<|START_THINKING|>",
+    "<|END_THINKING|>",
+    "<|END_THINKING|>",
+    switch="reasoning",
+)
+_ALL: Final = (HUNYUAN3, MINIMAX_M3, HUNYUAN, ERNIE, QWEN3, GEMMA4, MISTRAL, COHERE)
 REASONING_TAGS: Final = {tags.name: tags for tags in _ALL}
 
 

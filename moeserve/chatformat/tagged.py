@@ -53,6 +53,7 @@ class TaggedBody(RecordingBody):
         self._stage = _Stage.OPENING if syntax.name_open else _Stage.NAME
         self._name = ""
         self._keys: list[str] = []
+        self._key_is_string: bool | None = None  # what the last key's tag says of its value
         self._value = ValueReader(frozenset(), False)
         self._value_end: ValueEnd | None = None
 
@@ -79,7 +80,9 @@ class TaggedBody(RecordingBody):
                 return self._tag(char, {syntax.name_open: lambda: self._go(_Stage.NAME)})
             case _Stage.NAME if syntax.name_close:
                 then_tags = (syntax.key_open, syntax.close)
-                return self._word(char, syntax.name_close, then_tags, self._set_name, events)
+                return self._word(
+                    char, syntax.name_close, then_tags, lambda name: self._set_name(name, events), events
+                )
             case _Stage.NAME:
                 return self._bare_name(char)
             case _Stage.BETWEEN:
@@ -126,8 +129,8 @@ class TaggedBody(RecordingBody):
             if not word:
                 return self._broken(char)
             self._held = ""
-            then(word)
-            return Status.GOING if tag == close else self._again(tag, events)
+            status = then(word)
+            return status if status is not Status.GOING or tag == close else self._again(tag, events)
         rest = held[_LINE.match(held).end() :].lstrip()  # type: ignore[union-attr]  # it matches every text
         goes_on = any(one.startswith(rest) for one in (close, *implied)) and (implied or "\n" not in held)
         if not goes_on or len(held) > MAX_NAME_CHARS:
@@ -144,19 +147,21 @@ class TaggedBody(RecordingBody):
             return Status.GOING if fits else self._broken(char)
         if not self._held:
             return Status.GOING if char == "\n" else self._broken(char)
-        self._set_name(self._held)
+        self._set_name(self._held, [])
         self._held = "<" if char == "<" else ""
         return Status.GOING
 
     def _between(self, char: str, events: list[Event]) -> Status:
         syntax, tags = self._syntax, self._tags
         then: dict[str, Callable[[], Status]] = {
-            syntax.key_open: lambda: self._announce(_Stage.KEY, events),
+            syntax.key_open: lambda: self._announce(_Stage.KEY, events, syntax.key_open),
             syntax.close: lambda: self._end(events),
         }
         for tag in (tags.close, tags.open, syntax.name_open) if self._keys else (tags.close,):
             if tag:
                 then.setdefault(tag, partial(self._end, events, tag))
+        if syntax.other_key_open:
+            then[syntax.other_key_open] = lambda: self._announce(_Stage.KEY, events, syntax.other_key_open)
         if not self._keys:  # models write closing tags without opening ones
             then[syntax.value_close] = lambda: Status.GOING
         return self._tag(char, then)
@@ -191,28 +196,35 @@ class TaggedBody(RecordingBody):
         self._stage = stage
         return Status.GOING
 
-    def _set_name(self, name: str) -> Status:
-        self._name = name
+    def _set_name(self, text: str, events: list[Event]) -> Status:
+        head = self._syntax.head(text)
+        if head is None:
+            return self._broken("")
+        self._name = head.name
         self._held = ""
-        return self._go(_Stage.BETWEEN)
+        return self._end(events) if head.is_empty else self._go(_Stage.BETWEEN)
 
-    def _announce(self, stage: _Stage, events: list[Event]) -> Status:
+    def _announce(self, stage: _Stage, events: list[Event], tag: str) -> Status:
         """Yields the call's start when the first tag after the name has come: until then the text may not be a call."""
         if not self.announced:
             self.announced = True
-            self._behind = len(self._syntax.key_open)
+            self._behind = len(tag)
             events.append(CallStart(self._index, self._name))
         return self._go(stage)
 
-    def _set_key(self, key: str, events: list[Event]) -> Status:
-        self._keys.append(key)
+    def _set_key(self, text: str, events: list[Event]) -> Status:
+        head = self._syntax.head(text)
+        if head is None or head.is_empty:
+            return self._broken("")
+        self._keys.append(head.name)
+        self._key_is_string = head.is_string
         return self._go(_Stage.VALUE_OPENING) if self._syntax.value_open else self._begin_value(events)
 
     def _begin_value(self, events: list[Event]) -> Status:
         self._held = ""
         key = self._keys[-1]
         types = argument_types(self._schemas.get(self._name, {}), key)
-        self._value = ValueReader(types, self._syntax.trims_line_ends)
+        self._value = ValueReader(types, self._syntax.trims_line_ends, self._key_is_string)
         self._value_end = ValueEnd(self._syntax, self._tags, key, self._may_follow, self._is_guided)
         separator = ", " if len(self._keys) > 1 else "{"
         before = f"{separator}{to_json(key)}: "
@@ -232,6 +244,6 @@ class TaggedBody(RecordingBody):
         return self._again(unread, events)
 
     def _end(self, events: list[Event], unread: str = "") -> Status:
-        self._announce(_Stage.BETWEEN, events)
+        self._announce(_Stage.BETWEEN, events, "")
         events.append(CallArguments(self._index, "}" if self._keys else "{}"))
         return self._done(events, unread)

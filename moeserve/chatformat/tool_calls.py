@@ -17,7 +17,7 @@ class CallTags:
 
     open: str
     close: str  # ends what `open` began
-    other_open: str = ""  # another spelling of `open`
+    other_opens: tuple[str, ...] = ()  # other spellings of `open`
     bare: str = ""  # also begins a call, without `open`; the body reads it too
     following: str = ""  # begins another call before `close`; the body reads it too
     ends: tuple[str, ...] = ()  # texts that may come between a call and `close`
@@ -25,7 +25,7 @@ class CallTags:
     @property
     def openings(self) -> tuple[str, ...]:
         """Returns the tags that begin calls in text."""
-        return tuple(tag for tag in (self.open, self.other_open, self.bare) if tag)
+        return tuple(tag for tag in (self.open, *self.other_opens, self.bare) if tag)
 
 
 class CallBody(Protocol):

@@ -20,6 +20,7 @@ from enum import Enum, auto
 from typing import Final
 
 from .call_body import MAX_NAME_CHARS
+from .tag_heads import TagHead, plain_head
 from .tool_calls import CallTags
 
 _NAME: Final = re.compile(r"([^\n<]*)(.*)", re.DOTALL)
@@ -38,6 +39,12 @@ class TaggedSyntax:
     value_close: str
     close: str
     trims_line_ends: bool = False  # one line end before and one after a value belong to the format
+    # Reads the text between the tags of a name or a key.
+    head: Callable[[str], TagHead | None] = plain_head
+    # Spellings of `key_open` and `value_close` that a value may contain: the latter closes one only before an own tag
+    # of the format, the former opens the next only after one.
+    other_key_open: str = ""
+    other_value_close: str = ""
 
 
 class _Kind(Enum):
@@ -45,6 +52,7 @@ class _Kind(Enum):
     VALUE_CLOSE = auto()
     DAMAGED = auto()  # a damaged closing tag
     KEY = auto()  # with the key
+    OTHER_KEY = auto()  # the same in its other spelling
     CLOSE = auto()
     OUTER_CLOSE = auto()
     OUTER_OPEN = auto()
@@ -97,6 +105,10 @@ class ValueEnd:
             self._named.append((syntax.name_open, (syntax.name_close,), _Kind.NAME))
         if not is_guided:
             self._fixed.setdefault(f"</{key}>", _Kind.DAMAGED)
+            if syntax.other_value_close:
+                self._fixed.setdefault(syntax.other_value_close, _Kind.DAMAGED)
+            if syntax.other_key_open:
+                self._named.append((syntax.other_key_open, (syntax.key_close,), _Kind.OTHER_KEY))
         # The tags that delimit a call within the value: the name's, or the outer ones if the name has none.
         self._nests = _Kind.NAME if syntax.name_open else _Kind.OUTER_OPEN
         self._unnests = self._fixed[syntax.close]
@@ -157,7 +169,7 @@ class ValueEnd:
             return self._fixed[text]
         for opening, closes, kind in self._named:
             if text.startswith(opening) and any(
-                text.endswith(c) and text[len(opening) : -len(c)] for c in closes
+                text.endswith(c) and self._syntax.head(text[len(opening) : -len(c)]) for c in closes
             ):
                 return kind
         if self._is_damaged(text[:-1]) and (text[-1] == ">" or text[-1].isspace()):
@@ -181,7 +193,8 @@ class ValueEnd:
 
     def _key(self, tag: _Piece) -> str:
         key = tag.text.removeprefix(self._syntax.key_open).removesuffix(self._syntax.key_close)
-        return key.removesuffix(self._syntax.value_open).strip()
+        head = self._syntax.head(key.removesuffix(self._syntax.value_open))
+        return "" if head is None else head.name
 
     # ---- decisions
 
@@ -235,7 +248,7 @@ class ValueEnd:
     def _judged(self, tag: _Piece, following: Sequence[_Piece], is_end: bool) -> _Verdict:
         """Returns whether the tag ends the value. following: the tags after it with only white space between them."""
         if tag.kind in _CLOSES:
-            return self._close_judged(following, is_end)
+            return self._close_judged(tag, following, is_end)
         if self._is_guided:
             return _Verdict.TEXT
         if tag.kind in _ENDS:
@@ -244,12 +257,15 @@ class ValueEnd:
             return _Verdict.ENDS
         return _Verdict.TEXT
 
-    def _close_judged(self, following: Sequence[_Piece], is_end: bool) -> _Verdict:
+    def _close_judged(self, close: _Piece, following: Sequence[_Piece], is_end: bool) -> _Verdict:
         if not following:
             return _Verdict.ENDS if is_end else _Verdict.OPEN
         tag = following[0]
         if tag.kind in _CLOSES:
             return _Verdict.TEXT
+        if tag.kind is _Kind.OTHER_KEY:
+            is_own = close.kind is _Kind.VALUE_CLOSE and not self._num_nested
+            return _Verdict.ENDS if is_own else _Verdict.TEXT
         if tag.kind is _Kind.KEY and self._num_nested:
             return _Verdict.ENDS if self._may_follow(self._key(tag)) else _Verdict.TEXT
         return self._end_judged(following, is_end) if self._num_nested else _Verdict.ENDS

@@ -18,6 +18,8 @@ _JSON_TYPES: Final[Mapping[type, tuple[str, ...]]] = {
     list: ("array",),
     type(None): ("null",),
 }
+_STRING: Final = frozenset({"string"})
+_ANY: Final = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _MAX_REFERENCES: Final = 8  # consecutive `$ref`s followed
 
 Schema = Mapping[str, Any]
@@ -27,11 +29,14 @@ Schemas = Mapping[str, Schema]  # the schemas of the tools' arguments, by tool n
 class ValueReader:
     """Reads one argument's text: strings are yielded as they come, other values when complete."""
 
-    def __init__(self, types: frozenset[str], trims_line_end: bool) -> None:
+    def __init__(self, types: frozenset[str], trims_line_end: bool, is_string: bool | None = None) -> None:
         """types: JSON types that the schema allows; empty: unknown. trims_line_end: the line end before the value
-        belongs to the format."""
-        self._types = types
-        self._is_string = types <= {"string"}  # also if the schema names no type
+        belongs to the format. is_string: what the format says of the value, as text or JSON; None: nothing."""
+        if is_string and (not types or "string" in types):
+            types = _STRING
+        self._is_json = is_string is False
+        self._types = types or (_ANY if self._is_json else types)
+        self._is_string = types <= _STRING and not self._is_json  # also if the schema names no type
         self._trims = trims_line_end
         self._text: list[str] = []
 
@@ -49,7 +54,12 @@ class ValueReader:
         return ""
 
     def end(self) -> str:
-        return '"' if self._is_string else _typed("".join(self._text), self._types)
+        if self._is_string:
+            return '"'
+        text = "".join(self._text)
+        if self._is_json and "string" in self._types and (string := _json_string(text)) is not None:
+            return string
+        return _typed(text, self._types)
 
 
 def argument_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
@@ -139,6 +149,15 @@ def _typed(text: str, types: frozenset[str]) -> str:
     except (ValueError, RecursionError):  # invalid JSON, NaN, or too long for Python
         pass
     return to_json(text)
+
+
+def _json_string(text: str) -> str | None:
+    """Returns a string in JSON's notation in valid Unicode; None if the text is none."""
+    try:
+        value = json.loads(text) if text.lstrip().startswith('"') else None
+    except ValueError:
+        return None
+    return to_json(value) if isinstance(value, str) else None
 
 
 def _loaded(text: str) -> Any:

@@ -37,10 +37,10 @@ OF_ONE_MODEL: Final = frozenset(
         *("kv_events_endpoint", "kv_events_replay_endpoint", "kv_events_topic"),
     }
 )
-# Not yet with several models: they come and go with requests, are on other machines, or take several GPUs whole.
+# Not yet with several models: they are on other machines, or take several GPUs whole.
 NOT_WITH_SEVERAL: Final = frozenset(
     {
-        *("lora_dir", "max_loras", "lora_memory", "gpus"),
+        "gpus",
         # A batch does not say which model it is for.
         *("batch_dir", "batch_dir_gib"),
         *("worker", "worker_ssl_certfile", "worker_ssl_keyfile", "worker_ssl_ca_certs"),

@@ -141,9 +141,12 @@ class ApiConfig(SeveralModelsConfig):
             "gemma4",
             "deepseek_v3",
             "deepseek_v31",
+            "deepseek_v32",
+            "deepseek_v4",
             "kimi_k2",
             "mistral",
             "mistral_json",
+            "cohere",
             "granite",
             "hunyuan",
             "llama",
@@ -159,8 +162,8 @@ class ApiConfig(SeveralModelsConfig):
         "Chat",
         "how the model marks its reasoning (qwen3: <think> and </think>; hunyuan, ernie: the same, with the answer in "
         "<answer> or <response>; hy_v3: <think:opensource>; minimax_m3: <mm:think>; mistral: [THINK] and "
-        "[/THINK]; gemma4: <|channel>thought and <channel|>; harmony: gpt-oss's channels); auto: recognised from its "
-        "chat template",
+        "[/THINK]; gemma4: <|channel>thought and <channel|>; cohere: <|START_THINKING|>; harmony: gpt-oss's channels); "
+        "auto: recognised from its chat template",
         choices=(
             "auto",
             "qwen3",
@@ -170,6 +173,7 @@ class ApiConfig(SeveralModelsConfig):
             "minimax_m3",
             "mistral",
             "gemma4",
+            "cohere",
             "harmony",
             "none",
         ),

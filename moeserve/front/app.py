@@ -11,17 +11,19 @@ from typing import Final
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
 from starlette.routing import Match, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from moeserve.config import ServerConfig
 from moeserve.front import lists, probes
+from moeserve.front.adapters import LOAD, UNLOAD, LoadedAdapters
 from moeserve.front.downloaded import DownloadedModels
 from moeserve.front.metrics import FrontMetrics
 from moeserve.front.pool import ModelPool
 from moeserve.front.pooled_model import PooledModel
 from moeserve.front.relay import Relay
-from moeserve.front.requested_model import asked_in
+from moeserve.front.requested_model import Asked, asked_in
 from moeserve.front.schedule import State
 from moeserve.httpserver import mcp, native, web
 from moeserve.httpserver.app import APIS, Application, answer_errors, defend, note_requests
@@ -40,7 +42,7 @@ from moeserve.httpserver.transport.sse import JsonResponse
 from moeserve.httpserver.transport.unknown_fields import UnknownFields
 
 # Questions about a model do not load it: a client that asks about each model of a list loads none.
-QUESTIONS: Final = frozenset({"/api/show", "/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+QUESTIONS: Final = frozenset({"/api/show"})
 STORED: Final = f"{RESPONSES}/"  # one model's server stores the response; the path does not name the model
 CANCEL: Final = "/cancel"
 
@@ -55,6 +57,7 @@ class FrontApplication(FastAPI):
         keys: ApiKeys,
         metrics: FrontMetrics,
         downloaded: DownloadedModels,
+        adapters: LoadedAdapters,
     ) -> None:
         """`config`: the front's own configuration."""
         super().__init__(title="moeserve", docs_url=None, redoc_url=None, openapi_url=None)
@@ -69,6 +72,7 @@ class FrontApplication(FastAPI):
         self.state.pulls = Pulls(config.pull == "allow", downloaded)
         self.paths = set(self._routes.paths)
         self._pool = pool
+        self._adapters = adapters
         self._relay = self.state.relay = Relay(pool, self.apis)
         for router in (probes.router, lists.router, pull_routes.router, mcp.routes.router, web.pages.router):
             self.include_router(router)
@@ -90,6 +94,9 @@ class FrontApplication(FastAPI):
             return
         body = await request.body()
         asked = asked_in(path, query, body)
+        if path in (LOAD, UNLOAD) and scope["method"] == "POST":
+            await self._change_adapters(scope, receive, send, asked, body)
+            return
         model = self._pool.find(asked.model)
         state_of(scope).admit()
         if scope["method"] != "POST" or path in QUESTIONS:
@@ -118,6 +125,23 @@ class FrontApplication(FastAPI):
             await JsonResponse(lists.shown_unloaded(model))(scope, receive, send)
             return
         await self._relay.answer_if_loaded(scope, receive, send, model, body)
+
+    async def _change_adapters(
+        self, scope: Scope, receive: Receive, send: Send, asked: Asked, body: bytes
+    ) -> None:
+        """Loads or unloads a LoRA adapter. To load one, its model is loaded."""
+        path = scope["path"]
+        model = self._adapters.model_for(path, asked.model, body)
+        state_of(scope).admit()
+        if path == UNLOAD and (said := self._adapters.forget(model, body)) is not None:
+            await PlainTextResponse(said)(scope, receive, send)
+            return
+
+        async def send_when_known(message: Message) -> None:
+            self._adapters.look()  # the names are known before the client has the answer
+            await send(message)
+
+        await self._relay.answer(scope, receive, send_when_known, model, asked, body)
 
     def _unload(self, model: PooledModel) -> None:
         """Unloads the model. As in Ollama, a model that is not loaded is no error."""

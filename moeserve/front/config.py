@@ -33,10 +33,14 @@ class ServedModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Returns all names that requests may use: the model's name, its aliases and its adapters' names."""
+        """Returns all names that requests may always use: the model's name, its aliases and its adapters' names."""
         assert self.config.served_model_name is not None, "the configuration is resolved"
-        adapters = [pair.partition("=")[0] for pair in self.config.lora_modules]
-        return (*self.config.served_model_name.split(","), *adapters)
+        return (*self.config.served_model_name.split(","), *self.adapters)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Returns the names of the adapters that the model is loaded with."""
+        return tuple(pair.partition("=")[0] for pair in self.config.lora_modules)
 
 
 @dataclass(frozen=True)

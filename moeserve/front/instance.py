@@ -17,7 +17,8 @@ import aiohttp
 import msgspec
 import orjson
 
-from moeserve.config import LOGGED_MODEL_ENV, MODEL_PLACE_ENV, to_json_dict
+from moeserve.config import ADAPTERS_FILE_ENV, LOGGED_MODEL_ENV, MODEL_PLACE_ENV, to_json_dict
+from moeserve.front.adapters import adapters_file
 from moeserve.front.model_launcher import CONFIG_FILE, FAILURE_FILE, SOCKET, folder_of
 from moeserve.front.needs import NeedsReader
 from moeserve.front.pooled_model import Instance, LoadFailed, Needs, PooledModel
@@ -44,6 +45,7 @@ class ServerInstance(Instance):
         try:
             self._prepare(model)
             variables = {MODEL_PLACE_ENV: str(model.place), LOGGED_MODEL_ENV: model.name}
+            variables[ADAPTERS_FILE_ENV] = str(adapters_file(paths.shared_directory, model))
             self._child = Child.spawn("model", MODULE, paths, variables=variables)
         except OSError as error:
             raise LoadFailed(str(error)) from error

@@ -37,7 +37,7 @@ _LLAMA_STATES = {
 @router.get("/models")
 async def list_models(request: Request) -> Response:
     """All models under each of their names, with their states."""
-    cards = [_card(request, model, name) for model in pool_of(request).listed for name in model.served.names]
+    cards = [_card(request, model, name) for model in pool_of(request).listed for name in model.names]
     listed = {
         "object": "list",
         "data": cards,
@@ -88,7 +88,7 @@ def _card(request: Request, model: PooledModel, name: str) -> dict[str, Any]:
     created: int = request.app.state.created
     most = model.served.config.max_model_len if model.needs is None else model.needs.max_model_len
     own, *_ = model.served.names
-    is_adapter = name in model.served.names[len((model.served.config.served_model_name or "").split(",")) :]
+    is_adapter = name in model.served.adapters or name in model.adapters
     status: dict[str, Any] = {"value": _LLAMA_STATES[model.state]}
     if model.failure and model.state is State.UNLOADED:
         status |= {"failed": True, "reason": model.failure}
@@ -126,7 +126,7 @@ def _card(request: Request, model: PooledModel, name: str) -> dict[str, Any]:
 @router.get("/api/tags")
 async def tags(request: Request) -> Response:
     """All models under each of their names, as Ollama lists them."""
-    models = [_tag(request, model, name) for model in pool_of(request).listed for name in model.served.names]
+    models = [_tag(request, model, name) for model in pool_of(request).listed for name in model.names]
     return JsonResponse({"models": models})
 
 

@@ -41,6 +41,7 @@ class ModelPool(ModelLives):
         self._load_timeout = load_timeout
         self._idle_limit = idle_limit
         self._max_waiting = max_waiting
+        self._is_leaving = False  # another server takes the new requests
         for served in models:
             self.add(served)
 
@@ -62,7 +63,7 @@ class ModelPool(ModelLives):
     def remove(self, name: str) -> None:
         """Takes a model away: new and waiting requests for it get a 404, and running ones end before its server."""
         model = self._by_name[name]
-        for one in model.served.names:
+        for one in model.names:
             del self._by_name[one]
         model.is_removed = True
         model.refuse_waiting(self._unknown(name))
@@ -73,6 +74,15 @@ class ModelPool(ModelLives):
         else:
             model.is_unload_wanted = True
         self.turn()
+
+    def set_adapters(self, model: PooledModel, names: Iterable[str]) -> None:
+        """Replaces the names of the model's loaded adapters. A name that another model has stays the other's."""
+        for name in model.adapters:
+            del self._by_name[name]
+        model.adapters = ()
+        if not model.is_removed:
+            model.adapters = tuple(name for name in names if name not in self._by_name)
+            self._by_name |= dict.fromkeys(model.adapters, model)
 
     def has(self, name: str) -> bool:
         return name in self._by_name
@@ -186,6 +196,8 @@ class ModelPool(ModelLives):
     def keep(self, model: PooledModel, seconds: float | None) -> None:
         """Sets how many seconds the model stays loaded without requests, as its last request asks; inf: for ever; None:
         the server's option."""
+        if self._is_leaving:
+            return
         if seconds is None:
             model.idle_limit = self._idle_limit
         else:
@@ -249,6 +261,13 @@ class ModelPool(ModelLives):
                     log.error("%s", error.message)
 
     # ------------------------------------------------------------ the end
+
+    def leave(self) -> None:
+        """Unloads each model as soon as it has no requests: another server takes the new ones, and needs the memory."""
+        self._is_leaving = True
+        for model in self.models:
+            model.is_pinned, model.idle_limit = False, 0.0
+        self.turn()
 
     async def drain(self, timeout: float) -> None:
         """Refuses new requests, and waits at most `timeout` seconds for the running and waiting ones."""

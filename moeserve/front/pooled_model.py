@@ -67,6 +67,7 @@ class PooledModel(ScheduledModel):
     served: ServedModel = None  # type: ignore[assignment]  # required, but a field after defaults must have one
     place: int = 0
     needs: Needs | None = None
+    adapters: tuple[str, ...] = ()  # names of LoRA adapters that clients have loaded
     signature: Any = None  # of the file whose needs are known
     failure: str = ""  # why the last load, or reading the file, failed
     failures: int = 0  # in a row
@@ -87,6 +88,11 @@ class PooledModel(ScheduledModel):
     most_swaps_waited: int = 0  # loads of other models that began while a request waited for this one's
     life: asyncio.Task[None] | None = None
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Returns all names that requests may use now: the model's name first."""
+        return (*self.served.names, *self.adapters)
 
     def tell(self, stage: str, fraction: float) -> None:
         """Notes the load's progress."""

@@ -45,9 +45,10 @@ def _relaxed(tools: Sequence[GrammarTool], strict: Set[str]) -> list[GrammarTool
 
 
 def _lenient_argument(argument: TaggedArgument) -> TaggedArgument:
-    if argument.schema is None:
-        return argument
-    return msgspec.structs.replace(argument, schema=_lenient_text(argument.schema))
+    schema, other = (
+        None if one is None else _lenient_text(one) for one in (argument.schema, argument.other_schema)
+    )
+    return msgspec.structs.replace(argument, schema=schema, other_schema=other)
 
 
 def _lenient_text(schema: str) -> str:

@@ -37,7 +37,7 @@ AnswerSpec = JsonSchema | Regex | Ebnf | Choice
 
 class TaggedArgument(msgspec.Struct, frozen=True, array_like=True):
     """A tool's argument that the format writes between tags: a JSON value if `schema` is given, else one of `words`,
-    else any text."""
+    else any text. Where tags say whether a value is JSON, a value of `other_schema` may come instead."""
 
     key: str
     is_required: bool
@@ -45,6 +45,7 @@ class TaggedArgument(msgspec.Struct, frozen=True, array_like=True):
     words: list[str] | None = None
     min_chars: int = 0
     max_chars: int | None = None
+    other_schema: str | None = None  # JSON text
 
 
 class GrammarTool(msgspec.Struct, frozen=True, array_like=True):
@@ -66,6 +67,7 @@ class ArgumentTags(msgspec.Struct, frozen=True, array_like=True):
     value_close: str
     behind: str
     optional_lines: bool  # every line end around names, keys and values may be left out
+    before_json: str = ""  # in place of `before_value` before a JSON value; "": the same
 
 
 class CallForm(msgspec.Struct, frozen=True, array_like=True):

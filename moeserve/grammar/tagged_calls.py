@@ -36,7 +36,8 @@ def tagged_tools(tools: Sequence[GrammarTool], form: CallForm, tags: ArgumentTag
 class _TaggedRules:
     def __init__(self, tools: Sequence[GrammarTool], form: CallForm, tags: ArgumentTags) -> None:
         self._tools = tools
-        schemas = {one.schema for tool in tools for one in tool.arguments or () if one.schema is not None}
+        arguments = [way for tool in tools for one in tool.arguments or () for way in _ways(one)]
+        schemas = {one.schema for one in arguments if one.schema is not None}
         self._bounds_integers = len(schemas) <= MAX_BOUNDED
         self._form = form
         self._tags = tags
@@ -56,7 +57,10 @@ class _TaggedRules:
             first = "any_rest" if arguments is None else f"rest_{i}_0"
             lines.append(f"tool_{i}: {head} {first}")
             lines += self._arguments(f"{i}_", arguments or [])
-        key = f"ANY_KEY {self._text([self._tags.before_value])}"
+        before_value = self._text([self._tags.before_value])
+        if self._tags.before_json:
+            before_value = f"({before_value} | {self._text([self._tags.before_json])})"
+        key = f"ANY_KEY {before_value}"
         lines += [f"any_rest: {literal(self._tags.before_key)} any_keyed | {self._end()}"]
         lines += [f"any_keyed: {key} {self._value(_ANY_TEXT, 'any_', True, True)}", f"ANY_KEY: {_ANY_KEY}"]
         lines.append(f"ended: {self._text(self._behind_close) or literal('')}")
@@ -79,12 +83,20 @@ class _TaggedRules:
             ] * can_end
             lines.append(f"rest_{tool}{at}: " + " | ".join(options))
         for at, argument in enumerate(arguments):
-            head = self._text([argument.key + self._tags.before_value])
             then = f"{tool}{at + 1}"
-            value = self._value(argument, then, at + 1 < count, not any(required[at + 1 :]))
-            skipped = "" if argument.is_required or at + 1 == count else f" | keyed_{then}"
-            lines.append(f"keyed_{tool}{at}: {head} {value}{skipped}")
+            ways = [
+                f"{self._head(one)} {self._value(one, then, at + 1 < count, not any(required[at + 1 :]))}"
+                for one in _ways(argument)
+            ]
+            if not argument.is_required and at + 1 < count:
+                ways.append(f"keyed_{then}")  # without this argument
+            lines.append(f"keyed_{tool}{at}: " + " | ".join(ways))
         return lines
+
+    def _head(self, argument: TaggedArgument) -> str:
+        """Returns the expression for an argument's key and the tag after it."""
+        before_json = self._tags.before_json if argument.schema is not None else ""
+        return self._text([argument.key + (before_json or self._tags.before_value)])
 
     def _value(self, argument: TaggedArgument, then: str, can_go_on: bool, can_end: bool) -> str:
         """Returns the expression for a value, its closing tag and the rest of the call. then: prefix of the names of
@@ -131,6 +143,14 @@ class _TaggedRules:
             for line in (re.split("(\n)", part) if isinstance(part, str) else [part])
             if line != ""
         )
+
+
+def _ways(argument: TaggedArgument) -> list[TaggedArgument]:
+    """Returns the argument once for each form that its value may have."""
+    if argument.other_schema is None:
+        return [argument]
+    text = replace(argument, other_schema=None)
+    return [text, replace(text, schema=argument.other_schema, words=None)]
 
 
 def _escaped(text: str) -> str:

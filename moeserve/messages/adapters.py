@@ -40,6 +40,15 @@ class ServedAdapter(msgspec.Struct, frozen=True, array_like=True):
     num_bytes: int = 0  # in the worker's memory
 
 
+class SavedAdapter(msgspec.Struct, frozen=True):
+    """One entry of the list in `RuntimePaths.adapters_file`, as JSON."""
+
+    name: str
+    path: str
+    key: str
+    is_served: bool  # False: only requests that already use it may continue
+
+
 class AdaptersServed(msgspec.Struct, frozen=True, tag=True):
     """All of them, after one has come or gone."""
 

@@ -23,6 +23,9 @@ class Thinking(msgspec.Struct, frozen=True, array_like=True):
     call_token: int | None = (
         None  # begins a call of the grammar, which ends a reasoning part that is not closed
     )
+    call_lead: int | None = (
+        None  # the token before `call_token` in the call's first tag; None: it comes first
+    )
 
 
 class SamplingParams(SamplerSettings, frozen=True, omit_defaults=True):

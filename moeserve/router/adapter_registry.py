@@ -23,6 +23,7 @@ from moeserve.messages.adapters import (
     AdapterState,
     AdaptersWanted,
     LoadAdapter,
+    SavedAdapter,
     ServedAdapter,
     UnloadAdapter,
 )
@@ -43,15 +44,6 @@ class _Entry(msgspec.Struct):
     order: int = -1
     num_bytes: int = 0
     is_there: bool = False  # the worker has loaded it
-
-
-class _Saved(msgspec.Struct, frozen=True):
-    """The part of an _Entry that the file stores."""
-
-    name: str
-    path: str
-    key: str
-    is_served: bool
 
 
 class AdapterRegistry:
@@ -270,17 +262,17 @@ class AdapterRegistry:
         """Writes the file, before any process learns of the change."""
         if self._file is None:
             return
-        saved = [_Saved(entry.name, entry.path, entry.key, entry.is_served) for entry in self._entries]
+        saved = [SavedAdapter(entry.name, entry.path, entry.key, entry.is_served) for entry in self._entries]
         beside = self._file.with_suffix(f".{os.getpid()}")
         beside.write_bytes(msgspec.json.encode(saved))
         beside.replace(self._file)
 
 
-def _read(file: Path | None) -> list[_Saved] | None:
+def _read(file: Path | None) -> list[SavedAdapter] | None:
     if file is None:
         return None
     try:
-        return msgspec.json.decode(file.read_bytes(), type=list[_Saved])
+        return msgspec.json.decode(file.read_bytes(), type=list[SavedAdapter])
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError) as error:

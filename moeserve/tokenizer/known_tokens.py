@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from moeserve.chatformat import harmony
+from moeserve.chatformat import dsml, harmony
 from moeserve.chatformat.formats import TOOL_FORMATS
 from moeserve.chatformat.reasoning import REASONING_TAGS
 
@@ -27,6 +27,7 @@ BYTE: Final = 6
 TURN_ENDS: Final = (
     *("<|im_end|>", "<|return|>", "<|call|>", "<|user|>", "<|observation|>", "<turn|>", "<|tool_response>"),
     *("<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "[e~[", "<|flush|>", "<|calls|>", "<end_of_utterance>"),
+    "<|END_OF_TURN_TOKEN|>",
 )
 # Ends of a text: they end an answer unless generation_config.json names others.
 TEXT_ENDS: Final = (
@@ -52,6 +53,8 @@ _OTHER_CONTROLS: Final = (
     *("]~!b[", "]~b]"),  # MiniMax
     *("<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"),  # DeepSeek
     *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),  # Llama
+    *("<|START_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|SYSTEM_TOKEN|>"),  # Cohere
+    *("<|START_TEXT|>", "<|END_TEXT|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),  # Cohere, around an answer
 )
 # A model's thinking is between them, and its text has them.
 _THINKING: Final = tuple(
@@ -65,7 +68,7 @@ _TOOLS: Final = frozenset(
     if word.startswith("<")
 )
 _CONTROLS: Final = (*TURN_ENDS, *TEXT_ENDS, *_OTHER_CONTROLS, *harmony.WORDS)
-_KINDS: Final[Mapping[bytes, int]] = {tag.encode(): USER_DEFINED for tag in _THINKING} | {
+_KINDS: Final[Mapping[bytes, int]] = {tag.encode(): USER_DEFINED for tag in (*_THINKING, dsml.MARK)} | {
     **dict.fromkeys(_TOOLS, USER_DEFINED),
     **{token.encode(): CONTROL for token in _CONTROLS},
 }

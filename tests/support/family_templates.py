@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
+from moeserve.chatformat.formats import TOOL_FORMATS
 from moeserve.httpserver.generation.chat.template_input import for_deepseek
 from moeserve.tokenizer.chat_template import ChatTemplate
 
@@ -297,6 +298,52 @@ LFM2: Final = """{% if tools %}List of tools: {{ tools | tojson }}
 {% endfor %}<|im_start|>assistant
 """
 
+
+def _dsml(block: str) -> str:
+    return (
+        "{%- set mark = '｜DSML｜' %}<｜begin▁of▁sentence｜>"
+        + _TOOLS
+        + """{%- for m in messages %}
+{%- if m.role == 'assistant' %}<｜Assistant｜>
+{%- if m.reasoning_content %}{{ '<think>' + m.reasoning_content + '</think>' }}{% endif %}{{ m.content or '' }}
+{%- if m.tool_calls %}{{ '\n\n<' + mark + 'BLOCK>\n' }}
+{%- for call in m.tool_calls %}{{ '<' + mark + 'invoke name="' + call.function.name + '">\n' }}
+{%- for key, value in call.function.arguments.items() %}
+{{- '<' + mark + 'parameter name="' + key + '" string="' }}{{ 'true' if value is string else 'false' }}{{ '">' }}
+{{- value if value is string else value | tojson }}{{ '</' + mark + 'parameter>\n' }}
+{%- endfor %}{{ '</' + mark + 'invoke>\n' }}{% endfor %}{{ '</' + mark + 'BLOCK>' }}{% endif %}<｜end▁of▁sentence｜>
+{%- elif m.role == 'tool' %}{{ '<｜User｜><tool_result>' + m.content + '</tool_result>' }}
+{%- else %}{{ ('<｜User｜>' if m.role == 'user' else '') + m.content }}{% endif %}
+{%- endfor %}{{ '<｜Assistant｜>' + ('<think>' if thinking else '</think>') }}""".replace("BLOCK", block)
+    )
+
+
+DEEPSEEK_V32: Final = _dsml("function_calls")
+DEEPSEEK_V4: Final = _dsml("tool_calls")
+
+COHERE: Final = (
+    "<BOS_TOKEN>"
+    + _TOOLS
+    + """{%- set reasoning = reasoning if reasoning is defined else true %}
+{%- for m in messages %}<|START_OF_TURN_TOKEN|>
+{%- if m.role == 'assistant' %}<|CHATBOT_TOKEN|>
+{%- if m.reasoning_content %}<|START_THINKING|>{{ m.reasoning_content }}<|END_THINKING|>{% endif %}
+{%- if m.content %}<|START_TEXT|>{{ m.content }}<|END_TEXT|>{% endif %}
+{%- if m.tool_calls %}<|START_ACTION|>[
+{%- for call in m.tool_calls %}
+    {"tool_call_id": "{{ call.id }}", "tool_name": {{ call.function.name | tojson }}
+{{- ', "parameters": ' }}{{ call.function.arguments | tojson }}}
+{%- if not loop.last %},{% endif %}{% endfor %}
+]<|END_ACTION|>{% endif %}
+{%- elif m.role == 'tool' %}<|SYSTEM_TOKEN|><|START_TOOL_RESULT|>[
+    {"tool_call_id": "{{ m.tool_call_id }}", "results": {"0": {{ m.content | tojson }}}}
+]<|END_TOOL_RESULT|>
+{%- else %}{{ '<|USER_TOKEN|>' if m.role == 'user' else '<|SYSTEM_TOKEN|>' }}{{ m.content }}
+{%- endif %}<|END_OF_TURN_TOKEN|>
+{%- endfor %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_THINKING|>
+{%- if not reasoning %}<|END_THINKING|>{% endif %}"""
+)
+
 TEMPLATES: Final = {
     "hermes": HERMES,
     "qwen3_coder": QWEN3_CODER,
@@ -306,6 +353,9 @@ TEMPLATES: Final = {
     "gemma4": GEMMA,
     "deepseek_v3": DEEPSEEK_V3,
     "deepseek_v31": DEEPSEEK_V31,
+    "deepseek_v32": DEEPSEEK_V32,
+    "deepseek_v4": DEEPSEEK_V4,
+    "cohere": COHERE,
     "kimi_k2": KIMI,
     "mistral": MISTRAL,
     "mistral_json": MISTRAL_JSON,
@@ -316,12 +366,16 @@ TEMPLATES: Final = {
     "hy_v3_preview": HY_V3_PREVIEW,
     "lfm2": LFM2,
 }
+_UNSHOWN: Final = ("<|START_TEXT|>", "<|END_TEXT|>")  # control tokens, which an answer's text lacks
 _AROUND: Final = {  # an assistant's message
     **dict.fromkeys(("minimax_m2", "minimax_m3"), ("]~b]ai\n", "[e~[")),
     "glm45": ("<|assistant|>\n", "<|assistant|>"),
     "gemma4": ("<|turn>model\n", "<turn|>"),
     "deepseek_v3": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
-    "deepseek_v31": ("<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
+    **dict.fromkeys(
+        ("deepseek_v31", "deepseek_v32", "deepseek_v4"), ("<｜Assistant｜>", "<｜end▁of▁sentence｜>")
+    ),
+    "cohere": ("<|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
     "kimi_k2": ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>"),
     "mistral": ("[/AVAILABLE_TOOLS]", "</s>"),
     "mistral_json": ("[/AVAILABLE_TOOLS]", "</s>"),
@@ -352,9 +406,12 @@ def rendered(name: str, content: str, calls: list[tuple[str, Any]]) -> str:
         "tool_calls": [{"type": "function", "function": function} for function in functions],
     }
     template = TEMPLATES[name]
-    messages = for_deepseek([message], template) if name.startswith("deepseek") else [message]
+    takes_text = TOOL_FORMATS[name].takes_text_arguments
+    messages = for_deepseek([message], template) if takes_text else [message]
     text = ChatTemplate(template, {}).render(messages)
     begin, end = _AROUND.get(name, ("assistant\n", "<|im_end|>"))
+    for token in _UNSHOWN:
+        text = text.replace(token, "")
     return text.partition(begin)[2].partition(end)[0]
 
 

@@ -32,6 +32,13 @@ _TAGS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
             "<｜tool▁sep｜>",
         ),
     ),
+    "cohere": (
+        _CONTROL,
+        (
+            *("<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+            *("<|START_ACTION|>", "<|END_ACTION|>", "<|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+        ),
+    ),
     "kimi_k2": (
         _CONTROL,
         (
@@ -60,6 +67,7 @@ _HUNYUAN_3: Final = (
 _TAGS["hy_v3"] = _USER_DEFINED, tuple(f"<{tag}:opensource>" for tag in _HUNYUAN_3)
 _TAGS["hy_v3_preview"] = _USER_DEFINED, tuple(f"<{tag}>" for tag in _HUNYUAN_3)
 _TAGS["deepseek_v31"] = _TAGS["deepseek_v3"]
+_TAGS["deepseek_v32"] = _TAGS["deepseek_v4"] = _CONTROL, ("｜DSML｜", "<｜Assistant｜>")
 
 
 def write_family_model(name: str, to: Path) -> Path:

@@ -244,6 +244,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kernels.delta_net.heads",
         "moeserve.models.attention",
         "moeserve.models.feed_forward",
+        "moeserve.models.indexer",
         "moeserve.models.interface",
         "moeserve.models.latent",
         "moeserve.models.mamba2",

@@ -137,6 +137,17 @@ def test_a_call_of_the_grammar_ends_a_thought(world: World) -> None:
     assert "".join(text.split()) == '{"name":"now","arguments":{}}</tool_call>'
 
 
+def test_a_call_whose_token_is_not_the_first_of_its_tag_ends_a_thought(world: World) -> None:
+    """DeepSeek-V4's tags have their token after a `<`."""
+    (lead,), (call,) = TOKENIZER.encode("<"), TOKENIZER.encode("x")
+    thought = Thinking(OPEN, CLOSE, ENDING, is_open=True, call_token=call, call_lead=lead)
+    world.bind(0, params(grammar=to_grammar(Choice(["<x!"])), thought=thought))
+    written = (call, lead, 100, call, lead)
+    assert [world.step(0, prefer=(token,))[0][0] for token in written] == [*written]
+    assert world.step(0, prefer=(call,))[0] == [call]
+    assert TOKENIZER.decode(world.run(0)) == "!"
+
+
 def test_a_thought_that_the_model_opens_counts_from_there(world: World) -> None:
     world.bind(0, params(grammar="", thought=thinking(is_open=False, budget=3)))
     assert world.step(0, prefer=(OPEN,))[0] == [OPEN]

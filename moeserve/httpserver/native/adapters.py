@@ -35,6 +35,8 @@ async def load_adapter(request: Request) -> Response:
         raise invalid("lora_name", "has characters that cannot be shown")
     if body.lora_name == service.model_name or body.lora_name in service.aliases:
         raise invalid("lora_name", "is a name of the model itself; choose another")
+    if body.base_model_name and body.base_model_name not in (service.model_name, *service.aliases):
+        raise invalid("base_model_name", f"is not the served model, {service.model_name!r}")
     path = path_within(directory, body.lora_path)
     text = await service.engine.adapters.load(body.lora_name, path, replaces=body.load_inplace)
     return Response(text, media_type="text/plain")

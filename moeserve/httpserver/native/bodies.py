@@ -75,12 +75,19 @@ class DetokenizeRequest(RequestModel):
 
 class LoadAdapterRequest(RequestModel):
     elsewhere: ClassVar = {
-        "base_model_name": Elsewhere(("",)),
         "is_3d_lora_weight": Elsewhere((False,)),
         "pinned": Elsewhere((False,)),
     }
 
     lora_name: AdapterName
+    base_model_name: Annotated[
+        str | None,
+        Field(
+            max_length=200,
+            description="A name of the served model that the adapter belongs to. Default: with several models, the one "
+            "that the adapter's own configuration names.",
+        ),
+    ] = None
     lora_path: Annotated[
         str,
         Field(min_length=1, max_length=4096, description="In the folder of --lora-dir, or relative to it."),

@@ -47,6 +47,7 @@ class Guide:
         self._eos_ids = eos_ids
         self._stage = _Stage.ANSWER if thinking is None else _Stage.OPENING
         self._reasoning = 0  # reasoning tokens so far
+        self._before: int | None = None  # the last of them
         self._forced: deque[int] = deque()  # tokens that must come next, in order
         self._closed: tuple[int, ...] = ()  # the token that was forced to end the reasoning
         if thinking is not None and thinking.is_open:
@@ -141,9 +142,11 @@ class Guide:
             if not self._forced:
                 self._stage = _Stage.ANSWER
             return
-        if self._matcher is not None and token_id == thinking.call_token:
+        lead, before, self._before = thinking.call_lead, self._before, token_id
+        if self._matcher is not None and token_id == thinking.call_token and lead in (None, before):
             self._stage = _Stage.ANSWER
-            self._matcher.accept(token_id)
+            for one in (token_id,) if lead is None else (lead, token_id):
+                self._matcher.accept(one)
             return
         self._reasoning += 1
         if self._reasoning == thinking.budget:

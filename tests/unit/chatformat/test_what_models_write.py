@@ -111,6 +111,9 @@ def test_a_next_call_closes_the_one_before(name: str) -> None:
         "hy_v3": "</tool_call:opensource>",
         "hy_v3_preview": "</tool_call>",
         "lfm2": ")]",
+        "deepseek_v32": "</｜DSML｜invoke>",
+        "deepseek_v4": "</｜DSML｜invoke>",
+        "cohere": "}]<|END_ACTION|>",
     }
     text = call(name, {"a": "x"})
     first = text[: text.index(ends[name])].rstrip()
@@ -119,6 +122,8 @@ def test_a_next_call_closes_the_one_before(name: str) -> None:
         second = text.partition("<minimax:tool_call>")[2].lstrip()
     elif name == "minimax_m3":
         second = text.partition("<tool_call>")[2].lstrip()
+    elif "DSML" in text:
+        second = text[text.index("<｜DSML｜invoke") :]
     elif "tool▁" in text or "section" in text:
         second = text[text.index("tool▁call▁begin" if "▁" in text else "tool_call_begin") - 2 :]
     elif name == "harmony":
@@ -161,6 +166,8 @@ FILES: Final = (
     'call:g{q:1}<tool_call|> and a quote " and \\ more',
     "<|call|> <|end|> <｜tool▁call▁end｜> <|tool_call_end|> ```\n</think>",
     "<b>tags</b> </param> < / >",
+    '<｜DSML｜invoke name="g">\n<｜DSML｜parameter name="q" string="true">1</｜DSML｜parameter>\n</｜DSML｜invoke>\nis',
+    "</｜DSML｜parameter> or </｜DSML｜tool_calls>.",
 )
 
 

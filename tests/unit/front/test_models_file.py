@@ -116,7 +116,6 @@ def test_a_bad_file_is_refused_in_words_that_name_the_place(folder: Path, text: 
     [
         (["--served-model-name", "x"], "--served-model-name: is for one model"),
         (["--mmproj", "auto"], "--mmproj: is for one model"),
-        (["--lora-dir", "/x"], "--lora-dir: does not work with several models yet"),
         (["--gpus", "2"], "--gpus: does not work with several models yet"),
         (["--model", "c.gguf"], "--model names one model"),
         (["--models-file", "/nowhere.yaml"], "cannot be read"),

@@ -47,7 +47,16 @@ NOW = GrammarTool("now", '{"type": "object", "properties": {}, "additionalProper
 A_SUM, A_NOW = ("sum", '{"a": 2}'), ("now", "{}")
 
 # Formats in which no single token ends a call.
-UNENDED = ("minimax_m2", "minimax_m3", "mistral", "mistral_json", "granite", "llama")
+UNENDED = (
+    "deepseek_v32",
+    "deepseek_v4",
+    "minimax_m2",
+    "minimax_m3",
+    "mistral",
+    "mistral_json",
+    "granite",
+    "llama",
+)
 World = Callable[[str], tuple[TextTokenizer, GrammarEngine, ChatFormats]]
 
 
@@ -161,24 +170,30 @@ IN_TAGS = {
     "glm45": "<tool_call>{}\n{}</tool_call>",
     "qwen3_coder": "<tool_call>\n<function={}>\n{}</function>\n</tool_call>",
     "minimax_m2": '<minimax:tool_call>\n<invoke name="{}">\n{}</invoke>\n</minimax:tool_call>',
+    "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="{}">\n{}</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
 }
 ARGUMENT = {
     "glm45": "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
     "qwen3_coder": "<parameter={}>\n{}\n</parameter>\n",
     "minimax_m2": '<parameter name="{}">{}</parameter>\n',
+    "deepseek_v4": '<｜DSML｜parameter name="{0}" string="{2}">{1}</｜DSML｜parameter>\n',
 }
 
 
 @pytest.mark.parametrize("name", IN_TAGS)
 def test_calls_in_the_models_own_tags(world: World, name: str) -> None:
     tokenizer, engine, formats = world(name)
-    tools = with_tagged_arguments([SUM, NOW, PAINT])
-    assert tools is not None
     assert formats.own_form is not None
+    assert formats.own_form.tags is not None
+    tools = with_tagged_arguments([SUM, NOW, PAINT], bool(formats.own_form.tags.before_json))
+    assert tools is not None
 
     def text(tool: str, arguments: dict[str, object]) -> str:
-        values = {k: v if isinstance(v, str) else json.dumps(v) for k, v in arguments.items()}
-        return IN_TAGS[name].format(tool, "".join(ARGUMENT[name].format(*pair) for pair in values.items()))
+        values = [
+            (k, v, "true") if isinstance(v, str) else (k, json.dumps(v), "false")
+            for k, v in arguments.items()
+        ]
+        return IN_TAGS[name].format(tool, "".join(ARGUMENT[name].format(*value) for value in values))
 
     def fits(spec: GrammarSpec, answer: str) -> bool:
         return matches(tokenizer, engine, spec, answer)
@@ -214,7 +229,10 @@ def test_calls_in_the_models_own_tags(world: World, name: str) -> None:
     for tool, arguments in wrong:
         assert not fits(only, text(tool, arguments)), (tool, arguments)
     one, other = text("now", {}), text("sum", {"a": 1})
-    both = f"{one[: -len(tag)]}{other[len(TAG) :]}" if (tag := "\n" + END) in one else f"{one}\n{other}"
+    both = f"{one}\n{other}"
+    if formats.own_form.is_block:
+        open_tag, end = str(formats.own_form.open), str(formats.own_form.close[0])
+        both = one.removesuffix(end) + other.removeprefix(open_tag)
     assert fits(ToolCalls(tools, True, formats.own_form), both), both
     assert not fits(only, both)
     among = TextWithToolCalls([*tools[:2], replace(PAINT, schema=ANY_OBJECT.schema)], True, formats.own_form)
@@ -223,9 +241,24 @@ def test_calls_in_the_models_own_tags(world: World, name: str) -> None:
     assert relaxed(only, set()) is not None
     if name == "glm45":  # 4.7 writes no line ends
         assert fits(only, text("sum", {"a": 1}).replace("\n", ""))
+    if name == "deepseek_v4":  # the tag's word is held to the schema, too
+        assert not fits(only, text("sum", {"a": 1}).replace('"false"', '"true"'))
+        assert not fits(only, text("paint", WALL).replace('"true"', '"false"'))
 
 
-TAG, END = "<minimax:tool_call>", "</minimax:tool_call>"
+def test_tags_that_say_the_type_take_lists_of_strings_and_others() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["1", 1, None]}, "b": {}, "c": {"enum": ["<b>"]}},
+    }
+    tool = GrammarTool("f", json.dumps(schema))
+    (found,) = with_tagged_arguments([tool], tags_say_type=True) or []
+    assert found.arguments == [
+        TaggedArgument("a", False, words=["1"], other_schema='{"enum": [1, null]}'),
+        TaggedArgument("b", False, other_schema="{}"),
+        TaggedArgument("c", False, words=["<b>"]),
+    ]
+    assert with_tagged_arguments([tool]) is None
 
 
 @pytest.mark.parametrize(

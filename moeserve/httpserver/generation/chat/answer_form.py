@@ -54,14 +54,14 @@ def form_of(
     if formats.thinking is not None:
         state = formats.thinking.state(ids, text.tokenizer.vocabulary.special)
     constraint = _grammar(tools, given, formats)
-    call_token = _call_token(constraint, formats)
+    call = _call_tokens(constraint, formats)
     stops = _call_end(tools, constraint, formats)
     if wanted.budget and formats.thinking is None:
         raise invalid(wanted.param, "this model has no reasoning to limit (see --reasoning-parser)")
     thinking: Thinking | None = None  # sent to the worker if a budget or a grammar depends on it
     is_asked = wanted.budget is not None or constraint is not None
     if formats.thinking is not None and state != "closed" and is_asked:
-        thinking = formats.thinking.message(state == "open", wanted.budget, call_token)
+        thinking = formats.thinking.message(state == "open", wanted.budget, call)
         _check_ending(asked, wanted.param, thinking, stops)
     return AnswerForm(
         constraint,
@@ -69,7 +69,7 @@ def form_of(
         thinking=thinking,
         shown_tokens=tuple(formats.control_tokens.values()) if tools.may_call else (),
         stop_token_ids=stops,
-        reading=AnswerReading(prompt, formats, asked.stop_token_ids, constraint, call_token, state),
+        reading=AnswerReading(prompt, formats, asked.stop_token_ids, constraint, bool(call), state),
     )
 
 
@@ -82,7 +82,9 @@ def _grammar(
         combined = GrammarConstraint(tools.any_call(), "parallel_tool_calls")
     if combined is None or formats.call_form is None or not isinstance(combined.spec, grammar.WithCalls):
         return combined
-    in_tags = None if formats.own_form is None else with_tagged_arguments(combined.spec.tools)
+    in_tags = None
+    if formats.own_form is not None and formats.own_form.tags is not None:
+        in_tags = with_tagged_arguments(combined.spec.tools, bool(formats.own_form.tags.before_json))
     if in_tags is None:
         return GrammarConstraint(replace(combined.spec, form=formats.call_form), combined.param)
     return GrammarConstraint(replace(combined.spec, form=formats.own_form, tools=in_tags), combined.param)
@@ -118,10 +120,11 @@ def _call_end(tools: ToolUse, constraint: GrammarConstraint | None, formats: Cha
     return (formats.call_end,) if is_single and constraint is None and formats.call_end is not None else ()
 
 
-def _call_token(constraint: GrammarConstraint | None, formats: ChatFormats) -> int | None:
-    """Returns the token that begins a call of the grammar and so ends the reasoning; None if there is none."""
+def _call_tokens(constraint: GrammarConstraint | None, formats: ChatFormats) -> tuple[int, ...]:
+    """Returns the token that begins a call of the grammar and so ends the reasoning, after the one before it in its tag
+    if there is one; () if no call ends the reasoning."""
     has_calls = constraint is not None and isinstance(constraint.spec, grammar.WithCalls)
-    return formats.tool_open if has_calls else None
+    return formats.call_opening if has_calls else ()
 
 
 def _check_ending(asked: Asked, param: str, thinking: Thinking, format_stops: tuple[int, ...]) -> None:

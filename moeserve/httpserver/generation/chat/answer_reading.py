@@ -20,7 +20,7 @@ class AnswerReading:
     formats: ChatFormats
     stop_token_ids: tuple[int, ...]  # the client's own
     constraint: GrammarConstraint | None = None
-    call_token: int | None = None  # begins a call of the constraint, and so ends the reasoning
+    calls_end_reasoning: bool = False  # a call of the constraint does
     thinking: ThinkingState = "closed"  # the state at the prompt's end
     begun: str = ""  # gpt-oss only: text of a message that the prompt has begun
 
@@ -49,5 +49,5 @@ class AnswerReading:
         spec = self.constraint.spec
         in_tags = isinstance(spec, grammar.WithCalls) and spec.form.tags is not None
         calls = formats.tools.parser(schemas, "own" if in_tags else "json")
-        named = offered if self.call_token is not None else ()
+        named = offered if self.calls_end_reasoning else ()
         return OutputParser(reasoning, calls, named, calls_end_reasoning=True)

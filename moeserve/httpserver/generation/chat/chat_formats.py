@@ -36,7 +36,10 @@ class ChatFormats:
     own_form: CallForm | None = None  # the same with arguments in the model's own tags
     # The control tokens that the format's parser reads as text: token ids by text.
     control_tokens: Mapping[str, int] = field(default_factory=dict)
-    tool_open: int | None = None  # begins calls; None if that takes several tokens
+    tool_open: int | None = None  # a token that is in calls' opening tags alone; None: no single token is
+    call_opening: tuple[
+        int, ...
+    ] = ()  # `tool_open` after the token before it in the tag; (): not one or two tokens
     call_end: int | None = None  # ends one call; None if that takes several tokens
     channels: Channels | None = None  # gpt-oss's format, in place of all the others
     shapes: Shapes = field(default_factory=Shapes)  # the template's shapes
@@ -120,7 +123,18 @@ def formats_of(config: ServerConfig, tokenizer: TextTokenizer, *templates: str) 
         control.get(tag, _token(tokenizer, tag)) for tag in (tools.opening or tools.tags.open, tools.call_end)
     )
     own = None if tools.own_calls is None else _call_form(tools.own_calls, control)
-    return ChatFormats(tools, thinking, _call_form(tools.guided, control), own, control, tool_open, call_end)
+    before = tools.tags.open.partition(tools.opening)[0] if tools.opening else ""
+    call_opening = [*tokenizer.encode(before), *(() if tool_open is None else (tool_open,))]
+    return ChatFormats(
+        tools,
+        thinking,
+        _call_form(tools.guided, control),
+        own,
+        control,
+        tool_open,
+        tuple(call_opening) if tool_open is not None and len(call_opening) <= 2 else (),
+        call_end,
+    )
 
 
 def _channels(config: ServerConfig, tokenizer: TextTokenizer, templates: Sequence[str]) -> Channels | None:

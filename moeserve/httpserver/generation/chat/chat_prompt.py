@@ -63,7 +63,9 @@ def _template_kwargs(prompt: ChatPrompt, formats: ChatFormats) -> dict[str, Any]
         return kwargs if effort is None else {"reasoning_effort": effort} | kwargs
     if prompt.thinking.is_enabled is not None:
         kwargs |= dict.fromkeys(_SWITCHES, prompt.thinking.is_enabled)
-    mode = "" if formats.thinking is None else formats.thinking.tags.mode
-    if mode and isinstance(kwargs.get(_SWITCHES[0]), bool):
-        kwargs.setdefault(mode, "enabled" if kwargs[_SWITCHES[0]] else "disabled")
+    is_enabled = kwargs.get(_SWITCHES[0])
+    if formats.thinking is not None and isinstance(is_enabled, bool):
+        tags = formats.thinking.tags
+        own = {tags.mode: "enabled" if is_enabled else "disabled", tags.switch: is_enabled}
+        kwargs = {name: value for name, value in own.items() if name} | kwargs
     return kwargs

@@ -21,21 +21,24 @@ _MAX_CHARS: Final = (
 )
 
 
-def with_tagged_arguments(tools: Sequence[GrammarTool]) -> list[GrammarTool] | None:
-    """Returns the tools with their `arguments`; None if a tool's schema cannot be enforced on arguments in tags."""
+def with_tagged_arguments(
+    tools: Sequence[GrammarTool], tags_say_type: bool = False
+) -> list[GrammarTool] | None:
+    """Returns the tools with their `arguments`; None if a tool's schema cannot be enforced on arguments in tags.
+    tags_say_type: an argument's tag says whether its value is a string or JSON."""
     found = []
     for tool in tools:
         if tool.schema == ANY_OBJECT.schema:
             found.append(tool)
             continue
-        arguments = tagged_arguments(json.loads(tool.schema))
+        arguments = tagged_arguments(json.loads(tool.schema), tags_say_type)
         if arguments is None:
             return None
         found.append(replace(tool, arguments=arguments))
     return found
 
 
-def tagged_arguments(schema: Mapping[str, Any]) -> list[TaggedArgument] | None:
+def tagged_arguments(schema: Mapping[str, Any], tags_say_type: bool = False) -> list[TaggedArgument] | None:
     """Returns the schema's named arguments in its order; None for a schema that can be enforced in JSON only."""
     properties, required = schema.get("properties"), schema.get("required", [])
     if _words(schema) - _OBJECT or not isinstance(required, list):
@@ -46,7 +49,7 @@ def tagged_arguments(schema: Mapping[str, Any]) -> list[TaggedArgument] | None:
         return None
     found = []
     for key, one in properties.items():
-        argument = _argument(key, key in required, _resolved(one, schema), schema)
+        argument = _argument(key, key in required, _resolved(one, schema), schema, tags_say_type)
         if argument is None or not _KEY.fullmatch(key):
             return None
         found.append(argument)
@@ -60,7 +63,9 @@ def _words(schema: Mapping[str, Any]) -> set[str]:
     return words - {"format"} if isinstance(format, str) and format not in FORMATS else words
 
 
-def _argument(key: str, is_required: bool, one: Any, root: Mapping[str, Any]) -> TaggedArgument | None:
+def _argument(
+    key: str, is_required: bool, one: Any, root: Mapping[str, Any], tags_say_type: bool
+) -> TaggedArgument | None:
     if not isinstance(one, dict):
         return TaggedArgument(key, is_required) if one is True else None
     types = types_of(one, root)
@@ -73,12 +78,16 @@ def _argument(key: str, is_required: bool, one: Any, root: Mapping[str, Any]) ->
             None if _refers_elsewhere(whole) else TaggedArgument(key, is_required, schema=json.dumps(whole))
         )
     options = _options(one, root)
+    if options and tags_say_type:
+        return _listed(key, is_required, options)
     if options is not None:
         words = [option if isinstance(option, str) else json.dumps(option) for option in options]
         read = all(_reads_back(word, option, types) for word, option in zip(words, options, strict=True))
         return TaggedArgument(key, is_required, words=words) if words and read else None
     if _is_any_of_types(one):
-        return TaggedArgument(key, is_required)
+        others = {"type": sorted(types - {"string"})} if types else {}
+        has_others = tags_say_type and types != {"string"}
+        return TaggedArgument(key, is_required, other_schema=json.dumps(others) if has_others else None)
     least, most = one.get("minLength", 0), one.get("maxLength")
     if one.get("type") != "string" or _words(one) - {"type", "minLength", "maxLength"}:
         return None
@@ -87,6 +96,15 @@ def _argument(key: str, is_required: bool, one: Any, root: Mapping[str, Any]) ->
     ):
         return None
     return TaggedArgument(key, is_required, min_chars=least, max_chars=most)
+
+
+def _listed(key: str, is_required: bool, options: Sequence[Any]) -> TaggedArgument:
+    """Returns an argument with the values that its schema lists, strings among them, where its tag says whether the
+    value is one."""
+    words = [option for option in options if isinstance(option, str)]
+    others = [option for option in options if not isinstance(option, str)]
+    other_schema = json.dumps({"enum": others}) if others else None
+    return TaggedArgument(key, is_required, words=words, other_schema=other_schema)
 
 
 def _refers_elsewhere(schema: Any) -> bool:

@@ -36,8 +36,12 @@ class ThinkingTokens:
                 break
         return "possible"
 
-    def message(self, is_open: bool, budget: int | None, call_token: int | None = None) -> Thinking:
-        return Thinking(self.open, self.close, self.ending, is_open, budget, call_token)
+    def message(self, is_open: bool, budget: int | None, call: Sequence[int] = ()) -> Thinking:
+        """call: the token that begins a call, which ends the reasoning, after the one before it in its tag if there
+        is one; (): no call does."""
+        call_token = call[-1] if call else None
+        lead = call[0] if len(call) > 1 else None
+        return Thinking(self.open, self.close, self.ending, is_open, budget, call_token, lead)
 
 
 def template_effort(options: ThinkingOptions) -> str | None:

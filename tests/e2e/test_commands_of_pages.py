@@ -1,0 +1,71 @@
+"""The documentation's commands that the demonstration model can answer, run as a reader would run them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from moeserve.cli.command_line import demonstration_model
+from moeserve.cli.main import main
+from tests.support.page_commands import PageCommand, commands
+from tests.support.server import Server, running_server
+
+# Pages whose requests another model answers: one with adapters, and one with tokens for fill-in-the-middle.
+OTHER_MODELS = ("docs/how-to/lora.md", "docs/how-to/complete-code-in-an-editor.md")
+ALL = list({command.words: command for command in commands()}.values())  # each once, whichever pages have it
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with running_server(None) as started:
+        yield started
+
+
+def named(command: PageCommand) -> str:
+    return f"{command.page}: {' '.join(command.words)[:60]}"
+
+
+@pytest.mark.parametrize(
+    "command", [one for one in ALL if one.program == "curl" and one.page not in OTHER_MODELS], ids=named
+)
+def test_curl_is_answered(server: Server, command: PageCommand, tmp_path: str) -> None:
+    text = re.sub(r"(http://)?(localhost|127\.0\.0\.1):8000", server.base_url, command.text)
+    assert text != command.text
+    shell = subprocess.run(
+        ["bash", "-c", text.replace("curl ", "curl --fail-with-body ", 1)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert shell.returncode == 0, shell.stdout + shell.stderr
+    if "data: " in shell.stdout:
+        assert "data: [DONE]" in shell.stdout
+    elif " -o " not in text:
+        assert "error" not in json.loads(shell.stdout)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        one
+        for one in ALL
+        if one.program == "moeserve" and one.words[1:2] in (("plan",), ("show",), ("doctor",))
+    ],
+    ids=named,
+)
+def test_questions_about_a_model_and_a_machine_are_answered(
+    command: PageCommand, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if any(word.endswith(".trace") or "org/repo" in word for word in command.words):
+        pytest.skip("needs a recorded trace, or a model of the Hub")
+    model = str(demonstration_model())
+    words = [model if word.endswith(".gguf") else word for word in command.words[1:]]
+    code = main(words)
+    said = capsys.readouterr()
+    assert said.out
+    assert "Traceback" not in said.err
+    assert code == 0 or (words[0] == "doctor" and "error" in said.out), said.err
