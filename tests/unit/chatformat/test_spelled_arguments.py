@@ -1,4 +1,4 @@
-"""Arguments of calls as models spell them: JSON with slips or in the place of tags, Gemma's spellings, LFM2's Python."""
+"""Arguments of calls as models spell them: JSON with slips or in place of tags, Gemma's spellings, LFM2's Python."""
 
 from __future__ import annotations
 
