@@ -4,6 +4,7 @@ disk after a restart, the tokens are those of a server without a prefix cache.""
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
@@ -52,9 +53,7 @@ def expected(runner: Runner) -> Answers:
     ],
     ids=str,
 )
-def test_snapshots_do_not_change_a_token(
-    runner: Runner, expected: Answers, limits: dict[str, object]
-) -> None:
+def test_snapshots_do_not_change_a_token(runner: Runner, expected: Answers, limits: dict[str, Any]) -> None:
     answers, report = converse(runner, **limits)
     assert answers == expected
     assert report.state_snapshot_hits >= 6
