@@ -26,6 +26,7 @@ MODEL_FILES = {
     "moeserve.models.attention",
     "moeserve.models.feed_forward",
     "moeserve.models.interface",
+    "moeserve.models.column_orders",
     "moeserve.models.compressed",
     "moeserve.models.indexer",
     "moeserve.models.latent",
@@ -167,6 +168,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.interface": READERS
     | {
         "moeserve.models.attention",
+        "moeserve.models.column_orders",
         "moeserve.models.feed_forward",
         "moeserve.models.indexer",
         "moeserve.models.latent",
@@ -174,6 +176,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.residual",
         "moeserve.models.rope_scaling",
     },
+    "moeserve.models.column_orders": {"moeserve.models.sources.source"},
     "moeserve.models.compressed": {"moeserve.models.latent", "moeserve.models.sources.gguf"},
     "moeserve.models.indexer": {"moeserve.kernels.choice_rule", "moeserve.models.sources.gguf"},
     "moeserve.models.latent": {"moeserve.models.indexer", "moeserve.models.sources.gguf"},
@@ -228,6 +231,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.source",
     },
     "moeserve.models.cpu_step_buffers": {
+        "moeserve.models.column_orders",
         "moeserve.models.compressed",
         "moeserve.models.indexer",
         "moeserve.models.attention",
