@@ -324,6 +324,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.recurrence",
         "moeserve.kernels.linear.integer_pieces",
         "moeserve.models.residual",
+        "moeserve.kernels.choice_rule",
     },
     "moeserve.models.qwen_hybrid": FAMILY_NEEDS,
     **{family: FAMILY_NEEDS | {"moeserve.models.qwen_hybrid"} for family in FAMILIES},
