@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from moeserve.errors import ConfigError
 from moeserve.models.attention import AttentionShape
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.errors import ModelError
+from moeserve.models.indexer import BlockIndexerShape
 from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.residual import SinkhornConnections
 from moeserve.models.sources.gguf import names as n
@@ -37,6 +39,17 @@ def gpu_shape(shape: ModelShape, max_model_len: int | None) -> ModelShape:
         return shape
     length = min(shape.context_length, indexer.rule.most_dense)
     return replace(shape, layers=tuple(map(_without_indexer, shape.layers)), context_length=length)
+
+
+def check_gpu_pictures(shape: ModelShape, mmproj: str | None) -> None:
+    """Raises ConfigError for a vision tower of a model that chooses blocks: the GPU rotates index keys by tokens'
+    numbers, where pictures have positions by section. shape: of `gpu_shape`."""
+    indexer = shape.indexer
+    if mmproj is not None and isinstance(indexer, BlockIndexerShape) and shape.rope_sections is not None:
+        raise ConfigError(
+            f"--mmproj: with layers on a GPU, {shape.architecture} chooses keys of texts alone; say --max-model-len "
+            f"{indexer.rule.most_dense}, where it attends to all keys, or choose --device cpu"
+        )
 
 
 def _without_indexer(layer: LayerShape) -> LayerShape:

@@ -153,14 +153,13 @@ def test_each_head_chooses_blocks_as_the_reference_does(local: int, are_prompts:
     table = torch.randperm(4 * length, generator=g).view(4, length).int()
     keys = torch.randint(-1, 2, (4 * length, 1, DIM), generator=g).half()
     q = torch.randint(-1, 2, (n, heads, DIM), generator=g).half()
-    scores = torch.full((8 * heads * 10,), float("nan"), device=DEVICE)
+    scores = torch.full((n * heads * 10,), float("nan"), device=DEVICE)
     chosen = torch.full((n, heads, rule.most_blocks), GUARD, dtype=torch.int32, device=DEVICE)
     lasts, numbers = ints([GUARD] * n), ints(range(n))
     positions, requests = (ints(column) for column in zip(*BLOCK_ROWS, strict=True))
-    for first in range(0, n, 8):
-        step = (table.to(DEVICE), requests, positions, counter(n), numbers[first:], min(8, n - first), rule)
-        op.score_blocks(q.to(DEVICE), keys.to(DEVICE), *step, scores, are_prompts=are_prompts)
-        op.choose(scores, *step, chosen, lasts)
+    step = (table.to(DEVICE), requests, positions, counter(n), numbers, n, rule)
+    op.score_blocks(q.to(DEVICE), keys.to(DEVICE), *step, scores, are_prompts=are_prompts)
+    op.choose(scores, *step, chosen, lasts)
     for row, (position, request) in enumerate(BLOCK_ROWS):
         of_request = keys[table[request].long(), 0]
         attended = attended_positions(block_scores(q[row], of_request, position, rule), position, rule)
@@ -201,3 +200,11 @@ def test_index_keys_of_blocks(rule: ChoiceRule) -> None:
     ends = held if rule.local else held[rule.block - 1 :: rule.block]
     torch.testing.assert_close(ends, expected, rtol=2e-3, atol=1e-3)
     assert (pool[table[0].long()] == 5.0).all()
+
+
+def test_rows_are_scored_together_in_whole_groups() -> None:
+    """A program writes the scores of SHARING_ROWS rows."""
+    scores = torch.empty(1000)
+    assert [op.rows_together(scores, rows, 20) for rows in (7, 50, 51, 4096)] == [7, 50, 48, 48]
+    with pytest.raises(ValueError, match="room for the scores of 15 of 16 rows"):
+        op.rows_together(scores, 16, 66)

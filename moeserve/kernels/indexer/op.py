@@ -90,10 +90,17 @@ def block_index_store(
 
 
 def rows_together(scores: Tensor, rows: int, of_row: int) -> int:
-    """Returns how many of `rows` rows can be scored together. scores: flat buffer; of_row: scores of a row's choices.
-    Beyond 16 rows a multiple of 16, so that parts of other tensors begin at aligned addresses."""
+    """Returns how many of `rows` rows can be scored together: all, or a multiple of SHARING_ROWS, because a program
+    writes the scores of as many. scores: flat buffer; of_row: scores of a row's choices. Raises ValueError without
+    room for SHARING_ROWS rows."""
     fitting = len(scores) // of_row
-    return rows if fitting >= rows else fitting // 16 * 16 or fitting
+    if fitting >= rows:
+        return rows
+    if fitting < SHARING_ROWS:
+        raise ValueError(
+            f"room for the scores of {fitting} of {rows} rows; at least {SHARING_ROWS} are needed"
+        )
+    return fitting // SHARING_ROWS * SHARING_ROWS
 
 
 def score_keys(
@@ -115,8 +122,9 @@ def score_keys(
     without weights `blocks.block_scores` of a rule that is not local.
 
     q float16 [n, heads, dim], from `index_store`; weights [n, heads], rows at any stride; index_keys float16 [slots,
-    1, dim]; table int32 [requests, length]; req_slots, positions int32 [n]; first_row int32 [1]; scores flat float32:
-    row i's are at i * `scores_of_choice`. are_prompts: neighbouring rows are mostly of one request.
+    1, dim]; table int32 [requests, length]; req_slots, positions int32 [n]; first_row int32 [1]; rows: of
+    `rows_together`; scores flat float32: row i's are at i * `scores_of_choice`. are_prompts: neighbouring rows are
+    mostly of one request.
     """
     _, heads, dim = q.shape
     size, together = max(16, next_power_of_2(dim)), max(16, min(HEADS_TOGETHER, next_power_of_2(heads)))
