@@ -10,7 +10,7 @@ from moeserve.errors import ConfigError
 from moeserve.models.attention import AttentionShape
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.errors import ModelError
-from moeserve.models.indexer import BlockIndexerShape
+from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.residual import SinkhornConnections
 from moeserve.models.sources.gguf import names as n
@@ -28,12 +28,16 @@ _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
 }
 
 
-def gpu_shape(shape: ModelShape) -> ModelShape:
-    """Returns the shape as the GPU engine computes it. The GPU engine has no indexer yet: its queries attend to all
-    keys. The result is the same in contexts with no more keys (or blocks of keys) than the indexer chooses, so contexts
-    are limited to that length."""
+def gpu_shape(shape: ModelShape, max_model_len: int | None) -> ModelShape:
+    """Returns the shape as the GPU engine computes it for requests of up to max_model_len tokens; None: as long as the
+    model's context. Where no request has more keys than the indexer chooses, there is none: no index keys, and no
+    choice, whose result would be all keys. The GPU engine does not choose blocks of keys yet, so the contexts of these
+    models are limited to such a length."""
     indexer = shape.indexer
     if indexer is None:
+        return shape
+    is_longer = max_model_len is None or max_model_len > indexer.rule.most_dense
+    if is_longer and isinstance(indexer, IndexerShape):
         return shape
     length = min(shape.context_length, indexer.rule.most_dense)
     return replace(shape, layers=tuple(map(_without_indexer, shape.layers)), context_length=length)

@@ -86,6 +86,11 @@ class ChoosesKeys:
         return 0 if self.indexer is None else self.indexer.index_width
 
     @property
+    def uses_earlier_choice(self) -> bool:
+        """True if queries attend to the keys that an earlier layer's indexer chose."""
+        return isinstance(self.indexer, IndexerShape) and self.indexer.keys_from is not None
+
+    @property
     def rule(self) -> ChoiceRule:
         """The keys that queries attend to, of those that a window shows."""
         return ALL_KEYS if self.indexer is None else self.indexer.rule

@@ -37,6 +37,11 @@ class LayerShape:
         return self.mixer if isinstance(self.mixer, Attention) else None
 
     @property
+    def needs_layer_before(self) -> bool:
+        """True if the layer uses a choice of keys that is only on the device of the layer before."""
+        return isinstance(self.mixer, ChoosesKeys) and self.mixer.uses_earlier_choice
+
+    @property
     def recurrence(self) -> Recurrence | None:
         """The layer's recurrence; None for a layer that is not recurrent."""
         return self.mixer if isinstance(self.mixer, Recurrence) else None

@@ -15,6 +15,7 @@ from typing import Literal
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
 from moeserve.kernels.linear.integer_pieces import has_whole_super_blocks, partial_numbers
 from moeserve.models.attention import AttentionShape
+from moeserve.models.indexer import IndexerShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
@@ -48,6 +49,10 @@ QUAD_ROWS = range(129, 2049)
 # Steps of this number of rows multiply experts with weights as integers in float16, if the matrices' types allow it
 # (kernels/experts/integers.py; docs/results/gpu-kernels.md).
 INTEGER_ROWS = range(9, 129)
+# Scores of index keys that a GPU holds at once, 128 MiB: longer prompts choose keys for some of their rows at a time.
+# Room for LEAST_SCORED_ROWS rows at least.
+GPU_INDEX_SCORES = 1 << 25
+LEAST_SCORED_ROWS = 16
 DENSE_INTEGER_ROWS = range(9, UNPACK_DENSE_ROWS + 1)  # and attention's matrices
 INT8_GROUP = 32  # columns that share a scale of int8 activations
 
@@ -78,11 +83,18 @@ def step_sizes(max_tokens: int) -> list[int]:
 
 
 def gpu_step_buffers(
-    model: ModelShape, rows: int, floats: GpuFloat, *, float_weights: bool, adapter_rank: int = 0
+    model: ModelShape,
+    rows: int,
+    floats: GpuFloat,
+    *,
+    float_weights: bool,
+    adapter_rank: int = 0,
+    length: int | None = None,
 ) -> tuple[Buffer, ...]:
     """Returns the buffers of a GPU step of up to `rows` rows. floats: dtype that the tensor cores multiply.
     float_weights: attention or experts are not quantised. adapter_rank: largest rank of LoRA adapters; 0: no
-    adapters."""
+    adapters. length: positions of the longest request, on which an indexer's buffers depend; None: the model's
+    context."""
     wide: GpuFloat = "float32" if rows <= FLOAT32_ROWS or float_weights else floats
     small = rows <= SMALL_BATCH_ROWS
     acts = "float32" if small else floats
@@ -148,6 +160,8 @@ def gpu_step_buffers(
         buffers += _latent_buffers(latent, rows, wide, floats)
         if latent.q_rank:
             buffers += _activations("q_a", rows, latent.q_rank, acts, quantised=small)
+        if latent.indexer is not None:
+            buffers += _indexer_buffers(latent.indexer, rows, length or model.context_length, wide)
     if small and rows > 1 and model.dense_width:
         # Gate and up as one product, for several rows of a layer without experts.
         buffers.append(Buffer("dense_products", (rows, 2 * model.dense_width)))
@@ -194,6 +208,19 @@ def _latent_buffers(
         Buffer("nope", (by_head, latent.nope_dim), floats),
         Buffer("rotated", (by_head, latent.rotary_dim), "float16"),
         Buffer("latent_attended", (by_head, latent.rank), floats),
+    ]
+
+
+def _indexer_buffers(indexer: IndexerShape, rows: int, length: int, wide: GpuFloat) -> list[Buffer]:
+    scores = min(rows * length, max(LEAST_SCORED_ROWS * length, GPU_INDEX_SCORES))
+    return [
+        # Keys, and the heads' weights.
+        Buffer("index_projected", (rows * (indexer.dim + indexer.num_heads),), wide),
+        Buffer("index_q", (rows, indexer.q_width), wide),
+        Buffer("index_queries", (rows, indexer.q_width), "float16"),
+        Buffer("index_scores", (scores,)),
+        Buffer("chosen_keys", (rows, 1, indexer.top), "int32"),
+        Buffer("last_keys", (rows,), "int32"),
     ]
 
 
@@ -280,12 +307,21 @@ def arena_bytes(buffers: Iterable[Buffer]) -> int:
 
 
 def gpu_arena_bytes(
-    model: ModelShape, max_tokens: int, floats: GpuFloat, *, float_weights: bool, adapter_rank: int = 0
+    model: ModelShape,
+    max_tokens: int,
+    floats: GpuFloat,
+    *,
+    float_weights: bool,
+    adapter_rank: int = 0,
+    length: int | None = None,
 ) -> int:
-    """Returns the bytes of the arena that steps of all sizes up to `max_tokens` rows share."""
+    """Returns the bytes of the arena that steps of all sizes up to `max_tokens` rows share. Other arguments: see
+    `gpu_step_buffers`."""
     return max(
         arena_bytes(
-            gpu_step_buffers(model, size, floats, float_weights=float_weights, adapter_rank=adapter_rank)
+            gpu_step_buffers(
+                model, size, floats, float_weights=float_weights, adapter_rank=adapter_rank, length=length
+            )
         )
         for size in step_sizes(max_tokens)
     )

@@ -34,6 +34,7 @@ class DensePlacement:
             for index, decision in enumerate(self._decisions)
         ]
         self._check_layers()
+        self._check_first()
         self._of_embedding = self._decide("the embedding", [n.TOKEN_EMBD], "token_embd")
         self.embedding = self._place("the embedding", self._of_embedding, self.layers[0])
         self._check_ends()
@@ -50,8 +51,8 @@ class DensePlacement:
 
     def move_next(self, held: Container[int]) -> bool:
         """Moves the next part of the model to RAM: first the embedding (which is not slower there), then layer by
-        layer. Returns False if a flag, a rule or `held` (layers that must stay) forbids it, or if it is the last
-        layer."""
+        layer, each with the layers that need it. Returns False if a flag, a rule or `held` (layers that must stay)
+        forbids it, or if no layer would be left."""
         if not self._may_move:
             return False
         if self.embedding == "cuda":
@@ -59,11 +60,27 @@ class DensePlacement:
                 return False
             self.embedding = "cpu"
             return True
-        layer = self.in_ram
-        if layer == len(self.layers) - 1 or layer in held or _is_held(self._decisions[layer]):
+        first = self.in_ram
+        end = self._next_start(first + 1)
+        if end is None or any(at in held or _is_held(self._decisions[at]) for at in range(first, end)):
             return False
-        self.layers[layer] = "cpu"
+        self.layers[first:end] = ["cpu"] * (end - first)
         return True
+
+    def _next_start(self, layer: int) -> int | None:
+        """Returns the first layer from `layer` on that can be the GPU's first; None: there is none."""
+        layers = self._sizes.layers
+        return next((at for at in range(layer, len(layers)) if not layers[at].needs_layer_before), None)
+
+    def _check_first(self) -> None:
+        first = self.in_ram
+        if first == 0 or not self._sizes.layers[first].needs_layer_before:
+            return
+        start = next(at for at in reversed(range(first)) if not self._sizes.layers[at].needs_layer_before)
+        raise ConfigError(
+            f"layer {first} attends to the keys that layer {start} chooses, so both are on the GPU or in RAM: use "
+            f"--n-gpu-layers {len(self.layers) - start}"
+        )
 
     def _decide_layer(self, index: int) -> Decision | None:
         tensors = list(self._sizes.layers[index].dense_tensors)

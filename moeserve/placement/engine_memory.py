@@ -59,6 +59,7 @@ def gpu_reserved_bytes(
             floats,
             float_weights=float_weights,
             adapter_rank=adapter_rank,
+            length=length,
         )
         + logits
         + head_arena_bytes(shape, head_rows, floats)

@@ -298,13 +298,14 @@ class _Planner:
 
     def _layers_that_fit(self) -> int:
         """Returns how many layers' dense parts fit with their KV and the head, counted from the last layer."""
-        tokens = self._least_kv_tokens
+        tokens, fitting = self._least_kv_tokens, 0
         room = self._budget - self._gpu.reserved_bytes - self._sizes.head.cuda
-        for count, layer in enumerate(reversed(self._sizes.layers)):
+        for count, layer in enumerate(reversed(self._sizes.layers[1:]), 1):
             room -= layer.dense.cuda + tokens * layer.kv + self._options.state_slots * layer.state
             if room < 0:
-                return count
-        return self._num_layers - 1  # all layers with the embedding did not fit
+                break
+            fitting = fitting if layer.needs_layer_before else count
+        return fitting  # all layers with the embedding did not fit
 
     @property
     def _state_bytes(self) -> int:

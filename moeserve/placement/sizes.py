@@ -47,6 +47,7 @@ class LayerSizes:
     state: int = 0  # bytes of recurrent state per sequence
     dense_tensors: tuple[str, ...] = ()  # tensor names, which placement rules match
     expert_tensors: tuple[str, ...] = ()  # of the routed experts
+    needs_layer_before: bool = False  # on the same device
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class ModelSizes:
                 state=layout.state_bytes([index]),
                 dense_tensors=dense,
                 expert_tensors=of_experts,
+                needs_layer_before=shape.layers[index].needs_layer_before,
             )
 
         def embedding() -> Bytes:

@@ -52,7 +52,7 @@ def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Driver:
         model,
         num_gpu_experts=min(experts, shape.num_experts),
         n_gpu_layers=on_gpu,
-        max_model_len=min(512, gpu_shape(shape).context_length),
+        max_model_len=min(512, gpu_shape(shape, None).context_length),
     )
     assert isinstance(runner.engine, GpuEngine)
     runner.engine.stream_by(Streaming(((1, part),)), f"{part} streamed")

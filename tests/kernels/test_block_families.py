@@ -176,7 +176,7 @@ def test_a_token_takes_the_bytes_of_its_index_keys(write: Write) -> None:
 def test_a_gpu_serves_as_many_tokens_as_are_attended_to(write: Write) -> None:
     """It attends to all keys, and reads no indexer."""
     source = open_gguf(write("minimax-m3"))
-    shape = gpu_shape(read_checked_shape(source))
+    shape = gpu_shape(read_checked_shape(source), None)
     check_tensors(shape, source)
     assert shape.context_length == 3 * 16
     assert not any("indexer" in name for name in model_tensors(shape))

@@ -70,7 +70,7 @@ def errors(runner: Runner, fixture: Fixture, chunk: int) -> torch.Tensor:
 def test_as_near_the_truth_as_the_way_of_computing_allows(model: Path, tokens: int, placement: str) -> None:
     """Small batches round activations to int8, as experts in RAM do; larger ones keep floats, here of 32 bits."""
     fixture, options = Fixture.load(model, model.parent), PLACEMENTS[placement]
-    length = gpu_shape(read_shape(open_model(model))).context_length
+    length = gpu_shape(read_shape(open_model(model)), None).context_length
     sizes = SIZES | options | {"max_model_len": min(SIZES["max_model_len"], length)}
     config = small_config(model, **sizes)
     runner = load_gpu_runner(config, open_model(model), lambda *_: None, torch.device(DEVICE), Start())

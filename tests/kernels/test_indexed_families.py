@@ -150,11 +150,13 @@ def test_a_worker_gives_a_row_the_same_bits_alone_and_in_a_crowd(model_type: str
     )
 
 
-def test_a_gpu_serves_as_many_tokens_as_are_chosen(tmp_path: Path) -> None:
-    """It attends to all keys, and reads no indexer."""
+def test_a_gpu_chooses_keys_only_for_requests_that_may_have_more(tmp_path: Path) -> None:
+    """Else it attends to all keys, and reads no indexer."""
     write_family(tmp_path, "glm_moe_dsa")
     source = open_model(tmp_path)
-    shape = gpu_shape(read_checked_shape(source))
+    whole = read_checked_shape(source)
+    assert gpu_shape(whole, None) == gpu_shape(whole, TOP + 1) == whole
+    shape = gpu_shape(whole, TOP)
     check_tensors(shape, source)
     assert shape.context_length == TOP
     assert not any("indexer" in name for name in model_tensors(shape))

@@ -169,7 +169,7 @@ def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
     source = open_metadata(Path(config.model))
     in_file = read_checked_shape(source)
     check_gpu_context(in_file, config.max_model_len)
-    model = gpu_shape(in_file)
+    model = gpu_shape(in_file, config.max_model_len)
     gpu = _gpu_memory(config, args)
     if gpu is None:
         raise ConfigError("--gpus: there is no GPU here; say how large they are with --gpu-memory")

@@ -73,7 +73,7 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     model = read_checked_shape(source)
     if gpu is not None:
         check_gpu_context(model, config.max_model_len)
-        model = gpu_shape(model)
+        model = gpu_shape(model, config.max_model_len)
         check_gpu_drafts(config, model)
     elif drafts is not None:
         model = drafting_shape(model, source, drafts.block_method)

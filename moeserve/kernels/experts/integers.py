@@ -27,8 +27,8 @@ class IntegerMethod:
 def integer_method(tokens: int) -> IntegerMethod:
     """Returns the tiles for a padded number of rows; measured (docs/results/gpu-kernels.md)."""
     if tokens <= 64:
-        return IntegerMethod(IntegerTile(64, 4, 2, 3, 168), IntegerTile(64, 4, 1, 4, 128))
-    return IntegerMethod(IntegerTile(128, 8, 2, 1, None), IntegerTile(128, 8, 2, 2, 128))
+        return IntegerMethod(IntegerTile(64, 4, 4, 2, None), IntegerTile(64, 4, 1, 4, 128))
+    return IntegerMethod(IntegerTile(64, 4, 2, 3, 168), IntegerTile(64, 4, 1, 4, 128))
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,11 +153,14 @@ def decode_latent(
     count: Tensor,
     workspace: DecodeWorkspace,
     out: Tensor,
+    *,
+    least: int = 1,
 ) -> None:
     """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
 
     q [n, heads, rank], rotated [n, heads, rotary], scaled, of the keys' dtype; keys [slots, 1, rank + rotary];
-    table int32 [requests, length]; workspace: `decode_workspace` for at least n rows; out [n, heads, rank].
+    table int32 [requests, length]; workspace: `decode_workspace` for at least n rows; out [n, heads, rank]. least:
+    smallest split, in multiples of DECODE_KEYS.
     """
     n, heads, rank = q.shape
     w = workspace
@@ -185,7 +188,7 @@ def decode_latent(
         max(16, next_power_of_2(rotated.shape[2])),
         DECODE_KEYS,
         w.splits,
-        1,
+        least,
         pdl(),
         num_warps=DECODE_WARPS,
         num_stages=2,
@@ -222,6 +225,55 @@ def prefill_latent(
         rotary,
         together,
         max(16, next_power_of_2(tokens * together)),
+        max(16, next_power_of_2(rank)),
+        max(16, next_power_of_2(rotary)),
+        tile.keys,
+        1,
+        1,
+        pdl(),
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+        launch_pdl=pdl(),
+    )
+
+
+def attend_chosen(
+    q: Tensor,
+    rotated: Tensor,
+    keys: Tensor,
+    chosen: Tensor,
+    row_numbers: Tensor,
+    lasts: Tensor,
+    count: Tensor,
+    out: Tensor,
+) -> None:
+    """Row i < count[0] attends to the slots chosen[i, : lasts[i] + 1], as `decode_latent` would with few rows; without
+    splits, for many. chosen int32 [n, any], row_numbers int32 [n]: 0, 1, ...; other arguments as for
+    `decode_latent`."""
+    n, heads, rank = q.shape
+    rotary = rotated.shape[2]
+    tile = prefill_tile(rank + rotary)
+    together = min(heads, tile.rows)
+    latent_attention_kernel(
+        (n, -(-heads // together), 1),
+        q,
+        rotated,
+        keys,
+        chosen,
+        None,
+        row_numbers,
+        lasts,
+        count,
+        None,
+        None,
+        None,
+        out,
+        chosen.stride(0),
+        heads,
+        rank,
+        rotary,
+        together,
+        max(16, next_power_of_2(together)),
         max(16, next_power_of_2(rank)),
         max(16, next_power_of_2(rotary)),
         tile.keys,

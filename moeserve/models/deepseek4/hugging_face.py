@@ -3,27 +3,24 @@ published names of tensors (https://huggingface.co/deepseek-ai/DeepSeek-V4-Flash
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 import numpy as np
 
 from moeserve.models.errors import ModelError
-from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.config_json import rope_of
+from moeserve.models.sources.huggingface.experts_by_token import made_tensors
 from moeserve.models.sources.huggingface.layer_settings import integer, number
-from moeserve.models.sources.huggingface.made_tensor import MadeTensor, bytes_of, find_tensor
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_KEYS,
     HEAD_DIM,
     MOE_KEYS,
     HuggingFaceMapping,
 )
-from moeserve.models.sources.huggingface.safetensors_file import StoredTensor, stored_numbers
-from moeserve.quantization.table import I32
 
 SQRT_SOFTPLUS: Final = 4  # llama.cpp's number of the router's scores
 _WINDOW, _CHOSEN, _ALL = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
@@ -139,37 +136,11 @@ def _rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     # The family leaves out YaRN's magnitude by itself.
     left_out = ("partial_rotary_factor", "attention_factor", "rope_theta")
     kept = {name: value for name, value in (scaling or {}).items() if name not in left_out}
-    if (scaling or {}).get("attention_factor", 1.0) != 1.0:
-        raise ModelError(path, f"'attention_factor' is {scaling['attention_factor']!r}; only 1 is supported")
+    magnitude = (scaling or {}).get("attention_factor", 1.0)
+    if magnitude != 1.0:
+        raise ModelError(path, f"'attention_factor' is {magnitude!r}; only 1 is supported")
     values = rope_of(path, {"rope_theta": theta, "rope_parameters": kept}, MAPPING)
     return values | {"attention.compress_rope_freq_base": 160000.0 if entries is None else entries}
-
-
-def _made(
-    path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
-) -> Iterator[tuple[str, MadeTensor]]:
-    """Makes the table of experts by token id, whose numbers take 64 bits there. Raises ModelError."""
-    norm = f"{prefix}attn.norm.weight"  # transformers' name
-    if norm in stored:
-        stored[f"{prefix}attn.kv_norm.weight"] = stored.pop(norm)
-    name = f"{prefix}ffn.gate.tid2eid"
-    if name not in stored:
-        return
-    table = find_tensor(path, stored, name, 2)
-    if table.dtype not in ("I64", "I32"):
-        raise ModelError(path, f"tensor {name!r} is {table.dtype}; I64 or I32 is expected")
-    del stored[name]
-    yield (
-        n.of_part(n.EXPERTS_BY_TOKEN),
-        MadeTensor(table.shape, I32, (table,), lambda: bytes_of(_narrow(path, table))),
-    )
-
-
-def _narrow(path: Path, table: StoredTensor) -> np.ndarray[Any, np.dtype[np.int32]]:
-    numbers = stored_numbers(table)
-    if numbers.size and numbers.max() > np.iinfo(np.int32).max:
-        raise ModelError(path, f"tensor {table.name!r} has numbers that are no experts; download it again")
-    return numbers.astype(np.int32)
 
 
 MAPPING = HuggingFaceMapping(
@@ -211,7 +182,7 @@ MAPPING = HuggingFaceMapping(
     experts_under="ffn.experts",
     outside={n.of_part(f"{n.OUTPUT_HC}_{part}"): f"model.hc_head_{part}" for part in ("fn", "base", "scale")},
     optional=frozenset(_INDEXER | _COMPRESSORS | _CHOICE_BIAS | _SHARED),
-    made=_made,
+    made=made_tensors,
     derived=_derived,
     rope=_rope,
     renamed={

@@ -22,6 +22,7 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
+from moeserve.models.loading.gpu_indexer import load_indexer
 from moeserve.models.loading.gpu_residual import load_input, load_ngrams
 from moeserve.models.loading.gpu_weights import (
     GpuAttention,
@@ -166,6 +167,7 @@ class GpuLoader:
             k_b=self._expert_planes(n.of_layer(index, n.ATTN_K_B), heads),
             v_b=self._expert_planes(n.of_layer(index, n.ATTN_V_B), heads),
             output=self._linear(index, n.ATTN_OUTPUT, has_bias=shape.output_bias)[0],
+            indexer=load_indexer(shape.indexer, index, self._vector, self._merged),
         )
 
     def _latent_inputs(self, index: int, shape: LatentAttentionShape) -> list[MergedLinear]:

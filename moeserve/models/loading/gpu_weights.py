@@ -98,6 +98,18 @@ class GpuAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuIndexer:
+    inputs: list[MergedLinear]  # the rows of index keys, then of the heads' weights
+    q_b: MergedLinear  # [q_width, q_rank]
+    k_norm: Tensor  # [dim], as is k_bias
+    k_bias: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return self.q_b.nbytes + sum(matrix.nbytes for matrix in self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
 class GpuLatentAttention:
     norm: GpuInput
     inputs: list[MergedLinear]  # the rows of LatentAttentionShape.input_parts
@@ -107,10 +119,12 @@ class GpuLatentAttention:
     k_b: Planes  # [heads, rank, nope_dim]
     v_b: Planes  # [heads, value_dim, rank]
     output: MergedLinear
+    indexer: GpuIndexer | None = None  # None: there is none, or an earlier layer's choice is used
 
     @property
     def nbytes(self) -> int:
         own = self.k_b.nbytes + self.v_b.nbytes + (0 if self.q_b is None else self.q_b.nbytes)
+        own += 0 if self.indexer is None else self.indexer.nbytes
         return own + self.output.nbytes + sum(matrix.nbytes for matrix in self.inputs)
 
 

@@ -7,7 +7,8 @@ ranks.
 
 - Attention: whole groups of heads, with their rows of q, k and v and columns of the output product. If there are more
   ranks than KV heads, several ranks hold the same KV heads. Every rank computes all of attention, without a sum, if
-  heads or the output's blocks do not divide, or with latent attention, a norm of the full width or a recurrence.
+  heads or the output's blocks do not divide, or with latent attention, an indexer, a norm of the full width or a
+  recurrence.
 - Routed experts: each is whole on one rank; every rank has the same number, balanced by use if that is known.
 - Feed-forwards that all tokens pass: their width is divided by blocks. A rank may get no part of a shared expert. Every
   rank computes a layer without experts that is too narrow to divide, without a sum.
@@ -128,8 +129,9 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
 
 def stage_of(shape: ModelShape, tensors: Mapping[str, TensorInfo], rank: int, num_ranks: int) -> RankShare:
     """Returns a rank's share for pipeline parallelism: consecutive layers, divided so that the largest share in
-    bytes is minimal. Raises ValueError if there are too few layers: each share needs one that attends; and for a
-    residual of several streams."""
+    bytes is minimal. Raises ValueError if there are too few layers: each share needs one that attends, and begins with
+    one that does not need the layer before; and for a residual of several
+    streams."""
     if shape.streams is not None:
         raise ValueError(f"{shape.architecture} has {_STREAMS}")
     sizes = [0] * shape.num_layers
@@ -137,7 +139,8 @@ def stage_of(shape: ModelShape, tensors: Mapping[str, TensorInfo], rank: int, nu
         layer = n.layer_of(name)
         if layer is not None and layer < len(sizes):
             sizes[layer] += tensor.nbytes
-    cuts = cut_layers(sizes, [layer.attention is not None for layer in shape.layers], num_ranks)
+    attends = [layer.attention is not None for layer in shape.layers]
+    cuts = cut_layers(sizes, attends, num_ranks, [not layer.needs_layer_before for layer in shape.layers])
     first, end = cuts[rank], cuts[rank + 1]
     layers = shape.layers[first:end]
     own = replace(shape, layers=layers)
@@ -161,9 +164,12 @@ def _of_no_layer(shape: ModelShape) -> frozenset[str]:
     return frozenset(name for name in model_tensors(shape) if n.layer_of(name) is None)
 
 
-def cut_layers(sizes: Sequence[int], attends: Sequence[bool], parts: int) -> list[int]:
+def cut_layers(
+    sizes: Sequence[int], attends: Sequence[bool], parts: int, starts: Sequence[bool] | None = None
+) -> list[int]:
     """Divides layers into `parts` consecutive parts, each with an attention layer, so that the largest part in bytes
-    is minimal. Returns the start of each part, and the end. Raises ValueError if that is impossible."""
+    is minimal. starts: whether a layer may be the first of a part; None: all may. Returns the start of each part, and
+    the end. Raises ValueError if that is impossible."""
     count = len(sizes)
     before = [0, *accumulate(sizes)]
     # Per number of parts: end of the last part → (bytes of the largest part, start of the last one).
@@ -172,7 +178,8 @@ def cut_layers(sizes: Sequence[int], attends: Sequence[bool], parts: int) -> lis
         ends: dict[int, tuple[int, int]] = {}
         for begin, (largest, _) in best[-1].items():
             for end in range(begin + 1, count + 1):
-                if any(attends[begin:end]):
+                may_end = end == count or starts is None or starts[end]
+                if may_end and any(attends[begin:end]):
                     ends[end] = min(
                         ends.get(end, (before[-1] + 1, 0)), (max(largest, before[end] - before[begin]), begin)
                     )
@@ -232,7 +239,7 @@ class _Division:
 
     def _divides(self, index: int, a: AttentionShape) -> bool:
         ranks, kv = self._num_ranks, a.num_kv_heads
-        if a.qk_norm == "full" or a.num_heads % ranks or (kv % ranks and ranks % kv):
+        if a.indexer is not None or a.qk_norm == "full" or a.num_heads % ranks or (kv % ranks and ranks % kv):
             return False
         output = self._tensors[n.of_layer(index, n.ATTN_OUTPUT)]
         columns = a.q_width // ranks

@@ -45,6 +45,7 @@ from tests.support.gpu_operators.attention import (
     short_convolution,
     wide_attention,
 )
+from tests.support.gpu_operators.indexer import indexer
 from tests.support.gpu_operators.products import (
     adapters,
     exact,
@@ -67,7 +68,7 @@ from tests.support.gpu_operators.rows import (
     sampling,
     sandwiched,
 )
-from tests.support.gpu_operators.streams import hyper_connections, ngram_embeddings
+from tests.support.gpu_operators.streams import hyper_connections, mixed_streams, ngram_embeddings
 from tests.support.gpu_operators.tensors import IQ4, Q4, Q6, f32
 
 INT4 = ZERO_TYPES[4, 32, StoredScales.BF16_ZERO]
@@ -157,12 +158,15 @@ CALLS: dict[str, list[Callable[[], None]]] = {
         *(partial(each, 3, f32) for each in (hyper_connections, ngram_embeddings)),
         *(partial(each, 200, torch.bfloat16) for each in (hyper_connections, ngram_embeddings)),
     ],
+    "streams that are mixed": [partial(mixed_streams, 3, f32), partial(mixed_streams, 200, torch.bfloat16)],
     "delta net, many": [partial(delta_net, 200, torch.bfloat16, True)],
     "delta net, many, floats": [partial(delta_net, 200, f32, True)],
     "attention of q8_0 keys": [partial(attention_of_q8_0, 3)],
     "attention of fp8 keys": [partial(attention_of_fp8, 3)],
     "attention of wide heads": [partial(wide_attention, 3)],
     "latent attention, few": [partial(latent_attention, 3, f32)],
+    "indexer, few": [partial(indexer, 3, f32)],
+    "indexer, many": [partial(indexer, 200, torch.bfloat16)],
     "latent attention, many": [partial(latent_attention, 200, torch.bfloat16)],
     "sampling": [partial(sampling, 2)],
     "pointwise": [pointwise_kernels],

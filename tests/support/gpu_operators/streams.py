@@ -1,4 +1,4 @@
-"""A residual of several streams and n-gram embeddings, of Qwen3.8-Flash-Next's sizes."""
+"""Residuals of several streams and n-gram embeddings, of Qwen3.8-Flash-Next's and DeepSeek-V4's sizes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from moeserve.kernels.streams.op import (
     norm_streams,
     scaled_silu,
 )
+from moeserve.kernels.streams.sinkhorn import SinkhornMix
+from moeserve.kernels.streams.sinkhorn_op import MixedBlock, norm_mixed, read_mixed
 from tests.support.gpu_operators.tensors import Q4, both, empty, i32, weight
 
 STREAMS, HIDDEN, LOW_RANK, PARTS = 4, 2048, 320, 9
+MIXED_HIDDEN = 7168
 
 
 def hyper_connections(n: int, kind: torch.dtype) -> None:
@@ -39,6 +42,23 @@ def hyper_connections(n: int, kind: torch.dtype) -> None:
     y = GpuActivations(*both(n, HIDDEN, kind))
     for rows, exact in ((None, empty(n, HIDDEN)), (at, None)):
         mix_streams(empty(n, width, dtype=kind), x, rows, norm, out.inverse, count, y, exact)
+
+
+def mixed_streams(n: int, kind: torch.dtype) -> None:
+    count, at, hidden = empty(1, dtype=i32), empty(n, dtype=i32), MIXED_HIDDEN
+    x, values = empty(n, STREAMS * hidden), STREAMS * (2 + STREAMS)
+    weights, y = empty(n, STREAMS * (1 + STREAMS)), GpuActivations(*both(n, hidden, kind))
+    parts, shares, ids = empty(n, PARTS, hidden, dtype=kind), empty(n, PARTS), empty(n, PARTS, dtype=i32)
+    for block in (
+        MixedBlock(parts, shares, ids, empty(n, hidden), weights),
+        MixedBlock(empty(n, 1, hidden, dtype=kind), None, None, None, weights),
+    ):
+        for normed in (GpuActivations(*both(n, STREAMS * hidden, kind)), None):
+            norm_mixed(x, block, None, STREAMS, count, 1e-6, normed)
+    norm_mixed(x, None, at, STREAMS, count, 1e-6, GpuActivations(*both(n, STREAMS * hidden, kind)))
+    mix = SinkhornMix(empty(values), empty(3), 1e-6, 20)
+    read_mixed(empty(n, values), x, None, mix, empty(hidden), 1e-6, count, y, empty(n, hidden), weights)
+    read_mixed(empty(n, STREAMS), x, at, mix, empty(hidden), 1e-6, count, y, None, None)
 
 
 def ngram_embeddings(n: int, kind: torch.dtype) -> None:

@@ -206,6 +206,13 @@ def test_where_layers_are_cut(sizes: list[int], attends: list[bool], parts: int,
     assert (found[0], found[-1], len(found)) == (0, len(sizes), parts + 1)
 
 
+def test_a_layer_that_needs_the_one_before_begins_no_part() -> None:
+    starts = [True, False, False, True, False]
+    assert cut_layers([1] * 5, [True] * 5, 2, starts) == [0, 3, 5]
+    with pytest.raises(ValueError, match="5 layers"):
+        cut_layers([1] * 5, [True] * 5, 3, starts)
+
+
 def test_more_gpus_than_layers_that_attend_are_refused() -> None:
     source = open_model(TINY_MODEL)
     shape = read_shape(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,27 @@ def test_layers_leave_rather_than_the_kv() -> None:
         placement = place(model(), options, gpu(EVERYTHING))
         assert (placement.embedding, placement.layers_in_ram) == (embedding, layers_in_ram)
         assert (placement.kv_tokens or 0) >= min(ample, 40_000)
+
+
+def sharing() -> ModelSizes:
+    """Layers 1 and 2 use the choice of layer 0, layer 4 that of layer 3."""
+    sizes = model(5)
+    layers = [replace(layer, needs_layer_before=at in (1, 2, 4)) for at, layer in enumerate(sizes.layers)]
+    return replace(sizes, layers=tuple(layers))
+
+
+@pytest.mark.parametrize(("on_gpu", "other"), [(1, 2), (3, 5), (4, 5)])
+def test_layers_that_share_a_choice_of_keys_are_on_one_device(on_gpu: int, other: int) -> None:
+    with pytest.raises(ConfigError, match=f"chooses, so both are on the GPU or in RAM: .* {other}$"):
+        place(sharing(), PlacementOptions(n_gpu_layers=on_gpu), gpu(EVERYTHING))
+    assert place(sharing(), PlacementOptions(n_gpu_layers=other), gpu(EVERYTHING)).layers_in_ram == 5 - other
+    moved = {
+        place(
+            sharing(), PlacementOptions(gpu_memory_budget=budget * MIB, ample_kv_tokens=1000), gpu(EVERYTHING)
+        ).layers_in_ram
+        for budget in range(64, 128, 4)
+    }
+    assert moved == {0, 3}
 
 
 def test_the_layers_that_the_user_wants_on_the_gpu_stay() -> None:

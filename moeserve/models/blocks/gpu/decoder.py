@@ -146,6 +146,7 @@ class GpuDecoder:
             float_weights=has_float_weights(weights),
             adapter_rank=0 if adapters is None else adapters.rank,
             experts_here=_experts_here(weights) if expert_stream is None else None,
+            length=max_model_len,
         )
         self.head_sizes = [size for size in self.sizes if size <= GPU_LOGIT_ROWS]
         logits = torch.empty(self.head_sizes[-1], shape.vocab_size, device=self.device)

@@ -7,10 +7,19 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from moeserve.kernels.latent.op import decode_latent, latent_store, linear_by_head, norm_rows, prefill_latent
+from moeserve.kernels.latent.op import (
+    attend_chosen,
+    decode_latent,
+    latent_store,
+    linear_by_head,
+    norm_rows,
+    prefill_latent,
+)
 from moeserve.kernels.planes import Planes
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.gpu.forms import GpuForm
+from moeserve.models.blocks.gpu.indexer import choose_keys
+from moeserve.models.blocks.gpu.latent_workspace import IndexerWorkspace, LatentWorkspace
 from moeserve.models.blocks.gpu.linear import multiply, multiply_all
 from moeserve.models.blocks.gpu.workspace import (
     MAX_DECODE_ROWS,
@@ -18,10 +27,13 @@ from moeserve.models.blocks.gpu.workspace import (
     AttentionWorkspace,
     GpuBatch,
     GpuWorkspace,
-    LatentWorkspace,
 )
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.loading.gpu_weights import GpuLatentAttention, plane_tensors
+
+# Smallest split of a row's chosen keys, in multiples of the keys that are processed at once: combining the results of
+# smaller ones takes longer than they save.
+LEAST_SPLIT = 4
 
 
 class GpuLatentAttentionBlock:
@@ -55,8 +67,19 @@ class GpuLatentAttentionBlock:
             q, latent, w.latent_norm, shape.latent_eps, form.cos, form.sin, batch.positions, batch.kv_slots,
             count, shape.scale, space.nope, space.rotated, kv.keys,
         )  # fmt: skip
+        if w.indexer is not None:
+            assert shape.indexer is not None
+            assert space.indexer is not None
+            assert space.q_a is not None
+            choose_keys(
+                shape.indexer, w.indexer, form, kv, self._slot_table, batch, space.q_a, s, space.indexer
+            )
         _by_head(space.nope, w.k_b, count, space, space.queries)
-        self._attend(kv, batch, of_form, space)
+        if shape.indexer is None:
+            self._attend(kv, batch, of_form, space)
+        else:
+            assert space.indexer is not None
+            _attend_chosen(kv, batch, of_form, space, space.indexer)
         _by_head(space.attended, w.v_b, count, space, a.x)
         if a.codes is not None:
             norm_rows(a.x, None, 0.0, count, None, a.codes, a.scales, parts=shape.num_heads)
@@ -80,6 +103,31 @@ class GpuLatentAttentionBlock:
         if batch.tiles is not None:
             (tiles,) = batch.tiles  # all layers have one form
             prefill_latent(space.queries, space.rotated, kv.keys, self._slot_table, tiles, space.attended)
+
+
+def _attend_chosen(
+    kv: KvLayer,
+    batch: GpuBatch,
+    of_form: AttentionWorkspace,
+    space: LatentWorkspace,
+    indexer: IndexerWorkspace,
+) -> None:
+    """Attends to the last choice, this layer's or an earlier one's. A row with a choice is a request of its own, whose
+    slots are the chosen ones, so rows of prompts are like others; of prompts there are enough to fill a GPU without
+    splits."""
+    chosen = indexer.chosen[:, 0]
+    if batch.tiles is not None:
+        attend_chosen(
+            space.queries, space.rotated, kv.keys, chosen, indexer.row_numbers, indexer.lasts, batch.count,
+            space.attended,
+        )  # fmt: skip
+        return
+    for first in range(0, batch.num_decode, MAX_DECODE_ROWS):
+        part = slice(first, min(first + MAX_DECODE_ROWS, batch.num_decode))
+        decode_latent(
+            space.queries[part], space.rotated[part], kv.keys, chosen, indexer.row_numbers[part], indexer.lasts[part],
+            batch.count, of_form.decode, space.attended[part], least=LEAST_SPLIT,
+        )  # fmt: skip
 
 
 def _by_head(x: Tensor, planes: Planes, count: Tensor, space: LatentWorkspace, out: Tensor) -> None:

@@ -18,10 +18,11 @@ from moeserve.kernels.delta_net.op import StepSequences
 from moeserve.kernels.experts.integers import IntegerWorkspace, integer_method
 from moeserve.kernels.experts.op import BlockWorkspace
 from moeserve.kernels.experts.quads import QuadWorkspace
-from moeserve.kernels.latent.op import by_head, decode_workspace
+from moeserve.kernels.latent.op import decode_workspace
 from moeserve.kernels.linear.large_batch import BLOCK, FEW_BLOCK, UnpackScratch
 from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.gpu.arena_views import activations, narrowed, spare, views_of
+from moeserve.models.blocks.gpu.latent_workspace import LatentWorkspace
 from moeserve.models.blocks.gpu.linear import dense_workspace, integer_rows
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.blocks.gpu.residual_workspace import NgramWorkspace, StreamsWorkspace
@@ -142,20 +143,6 @@ class Mamba2Workspace:
         self.out = activations(views, "attended", shape.heads.value_width)
 
 
-class LatentWorkspace:
-    """Additional buffers of latent attention."""
-
-    def __init__(self, views: dict[str, Tensor], shape: LatentAttentionShape, rows: int) -> None:
-        heads = shape.num_heads
-        self.q_a = activations(views, "q_a") if shape.q_rank else None
-        self.q = views["latent_q"]
-        self.nope = views["nope"].view(rows, heads, shape.nope_dim)
-        self.queries = views["q"].view(rows, heads, shape.rank)
-        self.rotated = views["rotated"].view(rows, heads, shape.rotary_dim)
-        self.attended = views["latent_attended"].view(rows, heads, shape.rank)
-        self.by_head = by_head(rows, heads, self.q.device)
-
-
 class GpuWorkspace:
     """The buffers of steps of up to `rows` rows."""
 
@@ -172,13 +159,14 @@ class GpuWorkspace:
         float_weights: bool,
         adapter_rank: int,
         experts_here: int,
+        length: int | None,
     ) -> None:
         """arena: uint8, shared with the workspaces of other sizes, as `decode` and `mixed_decode` may be. floats:
-        dtype that the tensor cores multiply. queries: 16-bit dtype that attention reads keys as. adapter_rank: see
-        `gpu_step_buffers`. experts_here: largest number of a layer's experts that one launch may use."""
+        dtype that the tensor cores multiply. queries: 16-bit dtype that attention reads keys as. adapter_rank, length:
+        see `gpu_step_buffers`. experts_here: largest number of a layer's experts that one launch may use."""
         device = arena.device
         buffers = gpu_step_buffers(
-            shape, rows, FLOATS[floats], float_weights=float_weights, adapter_rank=adapter_rank
+            shape, rows, FLOATS[floats], float_weights=float_weights, adapter_rank=adapter_rank, length=length
         )
         views = views_of(arena, buffers)
         self.rows = rows
@@ -280,11 +268,17 @@ def make_workspaces(
     float_weights: bool,
     adapter_rank: int = 0,
     experts_here: int | None = None,
+    length: int | None = None,
 ) -> dict[int, GpuWorkspace]:
     """Returns the workspaces of all step sizes, in one shared arena. experts_here: largest number of a layer's
-    experts that one launch may use; None: all."""
+    experts that one launch may use; None: all. length: see `gpu_step_buffers`."""
     nbytes = gpu_arena_bytes(
-        shape, max_tokens, FLOATS[floats], float_weights=float_weights, adapter_rank=adapter_rank
+        shape,
+        max_tokens,
+        FLOATS[floats],
+        float_weights=float_weights,
+        adapter_rank=adapter_rank,
+        length=length,
     )
     arena = torch.empty(nbytes, dtype=torch.uint8, device=device)
     sizes = step_sizes(max_tokens)
@@ -306,6 +300,7 @@ def make_workspaces(
             float_weights=float_weights,
             adapter_rank=adapter_rank,
             experts_here=shape.num_experts if experts_here is None else experts_here,
+            length=length,
         )
         for size in sizes
     }

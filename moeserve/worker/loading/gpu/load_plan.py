@@ -67,7 +67,7 @@ def plan_load(
     directory = claim_directory(config)
     in_file = read_checked_shape(source)
     check_gpu_context(in_file, config.max_model_len)
-    whole = shape = gpu_shape(in_file)
+    whole = shape = gpu_shape(in_file, config.max_model_len)
     # an adapter that does not fit the model ends the start now
     adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
     log_skipped(shape, source)

@@ -1,0 +1,47 @@
+"""Indexers, as launches on the current stream: choose the keys that the step's rows attend to; the same network as
+blocks/cpu/indexer.py."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.indexer.op import choose, index_store, rows_together, score_keys
+from moeserve.kernels.stream_operands import KvLayer
+from moeserve.models.blocks.gpu.forms import GpuForm
+from moeserve.models.blocks.gpu.latent_workspace import IndexerWorkspace
+from moeserve.models.blocks.gpu.linear import multiply, multiply_all
+from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace
+from moeserve.models.indexer import IndexerShape
+from moeserve.models.loading.gpu_weights import GpuIndexer
+
+
+def choose_keys(
+    shape: IndexerShape,
+    w: GpuIndexer,
+    form: GpuForm,
+    kv: KvLayer,
+    table: Tensor,
+    batch: GpuBatch,
+    q_a: GpuActivations,
+    s: GpuWorkspace,
+    space: IndexerWorkspace,
+) -> None:
+    """Launches the storing of index keys and the choice, of the layer's input s.y and the compressed q. Writes
+    `space.chosen` and `space.lasts`."""
+    assert kv.index_keys is not None
+    count = batch.count
+    keys, weights = multiply_all(w.inputs, [shape.dim, shape.num_heads], s.y, count, space.projected, s.dense)
+    multiply(w.q_b, q_a, count, space.q, s.dense)
+    index_store(
+        space.q, keys, w.k_norm, w.k_bias, shape.eps, form.cos, form.sin, batch.positions, batch.kv_slots, count,
+        space.queries, kv.index_keys, in_pairs=shape.in_pairs,
+    )  # fmt: skip
+    together = rows_together(space.scores, s.rows, table.stride(0))
+    for first in range(0, s.rows, together):
+        rows = min(together, s.rows - first)
+        some = (table, batch.req_slots, batch.positions, count, space.row_numbers[first:], rows, shape.rule)
+        score_keys(
+            space.queries, weights, kv.index_keys, *some, space.scores, are_prompts=batch.tiles is not None
+        )
+        choose(space.scores, *some, space.chosen, space.lasts)

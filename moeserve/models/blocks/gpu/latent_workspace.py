@@ -1,0 +1,39 @@
+"""The buffers of latent attention and of indexers in a step on the GPU: views of the step's arena."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.latent.op import by_head
+from moeserve.models.blocks.gpu.arena_views import activations
+from moeserve.models.indexer import IndexerShape
+from moeserve.models.latent import LatentAttentionShape
+
+
+class LatentWorkspace:
+    """Additional buffers of latent attention."""
+
+    def __init__(self, views: dict[str, Tensor], shape: LatentAttentionShape, rows: int) -> None:
+        heads = shape.num_heads
+        self.q_a = activations(views, "q_a") if shape.q_rank else None
+        self.q = views["latent_q"]
+        self.nope = views["nope"].view(rows, heads, shape.nope_dim)
+        self.queries = views["q"].view(rows, heads, shape.rank)
+        self.rotated = views["rotated"].view(rows, heads, shape.rotary_dim)
+        self.attended = views["latent_attended"].view(rows, heads, shape.rank)
+        self.by_head = by_head(rows, heads, self.q.device)
+        self.indexer = None if shape.indexer is None else IndexerWorkspace(views, shape.indexer, rows)
+
+
+class IndexerWorkspace:
+    """Additional buffers of an indexer. A layer's choice stays until a layer chooses again."""
+
+    def __init__(self, views: dict[str, Tensor], shape: IndexerShape, rows: int) -> None:
+        self.projected = views["index_projected"]
+        self.q = views["index_q"]
+        self.queries = views["index_queries"].view(rows, shape.num_heads, shape.dim)
+        self.scores = views["index_scores"]
+        self.chosen = views["chosen_keys"]  # KV slots: [rows, 1, top]
+        self.lasts = views["last_keys"]  # the index of each row's last chosen key
+        self.row_numbers = torch.arange(rows, dtype=torch.int32, device=self.q.device)
