@@ -45,7 +45,7 @@ class ServerInstance(Instance):
         try:
             self._prepare(model)
             variables = {MODEL_PLACE_ENV: str(model.place), LOGGED_MODEL_ENV: model.name}
-            variables[ADAPTERS_FILE_ENV] = str(adapters_file(paths.directory, model))
+            variables[ADAPTERS_FILE_ENV] = str(adapters_file(paths.shared_directory, model))
             self._child = Child.spawn("model", MODULE, paths, variables=variables)
         except OSError as error:
             raise LoadFailed(str(error)) from error

@@ -4,6 +4,8 @@ models' servers as they are needed.
 It serves nothing itself. When a front process crashes or stops sending heartbeats, the models' servers end with it and
 it is started again: clients that connect meanwhile wait, and models are loaded again at their next request. SIGTERM and
 SIGINT make the front drain; a second one kills everything at once. SIGHUP makes it read its file of keys again.
+SIGUSR2 and `moeserve reload` start the next server beside this one (`launcher/succession.py`): it takes the new
+requests at once, and loads its models when this one's front has ended, for both share the memory.
 """
 
 from __future__ import annotations
@@ -30,10 +32,12 @@ from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST, EXIT_FAILED, EXIT_STO
 from moeserve.launcher.launched_config import write_config
 from moeserve.launcher.runtime_directory import runtime_directory
 from moeserve.launcher.signal_events import signals_as_events
+from moeserve.launcher.succession import Succession
 from moeserve.launcher.systemd import Systemd
 from moeserve.messages.channels import PullChannel
 from moeserve.messages.codec import TO_LAUNCHER
 from moeserve.messages.schema import Heartbeat, ProcessFailed, ProcessReady, ToLauncher
+from moeserve.processes.lifecycle import die_with
 from moeserve.processes.limits import prepare_limits
 from moeserve.processes.listeners import Listeners, open_listeners, url_of, with_addresses
 from moeserve.processes.runtime_paths import RuntimePaths
@@ -49,18 +53,18 @@ log = logging.getLogger(__name__)
 def launch_several(front: FrontConfig, package: str = "moeserve") -> int:
     """Runs the server until it is told to stop or fails; returns the exit code. Call it from the main thread."""
     setproctitle("moeserve: launcher")
-    if LAUNCHER_PID_ENV in os.environ:
-        log.error("a server with several models takes over no other's sockets (moeserve reload)")
-        return EXIT_FAILED
     with ExitStack() as stack:
         try:
             prepare_limits()
             paths = RuntimePaths(stack.enter_context(runtime_directory()))
+            is_next = LAUNCHER_PID_ENV in os.environ
+            if is_next:
+                die_with(int(os.environ.pop(LAUNCHER_PID_ENV)))
             listeners = open_listeners(front.common)
             stack.callback(listeners.close)
             write_config(with_addresses(front.common, listeners.api), paths)
             front.write(paths.directory)
-            launcher = FrontLauncher(front, paths, listeners, stack, f"{package}.{FRONT}")
+            launcher = FrontLauncher(front, paths, listeners, stack, f"{package}.{FRONT}", is_next=is_next)
         except (ConfigError, OSError) as error:
             log.error("%s", error)
             return EXIT_FAILED
@@ -71,14 +75,25 @@ class FrontLauncher:
     """Only the main thread touches it."""
 
     def __init__(
-        self, front: FrontConfig, paths: RuntimePaths, listeners: Listeners, stack: ExitStack, module: str
+        self,
+        front: FrontConfig,
+        paths: RuntimePaths,
+        listeners: Listeners,
+        stack: ExitStack,
+        module: str,
+        *,
+        is_next: bool,
     ) -> None:
+        """`is_next`: an upgrade. The server before, whose launcher is the parent, still accepts at the `listeners`."""
         self._config = front.common
         self._paths = paths
         self._listeners = listeners
         self._module = module
         self._names = [model.name for model in front.models]
         self._signals = 0
+        self._is_next = is_next
+        self._is_handed_over = False  # another server takes the new requests
+        self._is_upgrade_wanted = False
         self._hung_up = False  # a SIGHUP came that the front has not been told yet
         self._ready: ProcessReady | None = None
         self._last_words = ""
@@ -90,21 +105,27 @@ class FrontLauncher:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(context.destroy, linger=0)
         self._inbox: PullChannel[ToLauncher] = PullChannel(context, paths.launcher, TO_LAUNCHER)
-        self._wakeup = stack.enter_context(signals_as_events(self._on_signal, (signal.SIGUSR2,)))
+        self._wakeup = stack.enter_context(
+            signals_as_events(self._on_signal, (signal.SIGUSR1, signal.SIGUSR2))
+        )
         self._poller = zmq.Poller()
         self._poller.register(self._inbox.socket, zmq.POLLIN)
         self._poller.register(self._wakeup.fileno(), zmq.POLLIN)
+        self._succession = Succession(paths.directory, listeners, self._systemd, self._poller)
+        stack.callback(self._succession.close)
         self._front = self._spawn()
 
     def run(self) -> int:
         """Runs the server and returns the exit code. No process is left when it returns."""
         log.info("serving %s", ", ".join(map(repr, self._names)))
         try:
-            while not self._signals:
+            while not self._signals and not self._is_handed_over:
                 self._sleep()
                 if not self._front.alive and not self._signals and (code := self._replace()) is not None:
                     return code
-            return self._stop()
+            code = self._leave() if self._is_handed_over else self._stop()
+            self._end_front()
+            return code if self._succession.current is None else self._follow()
         finally:
             self._end_front()
 
@@ -117,6 +138,7 @@ class FrontLauncher:
             descriptors=self._listeners.descriptors(),
         )
         self._poller.register(front.descriptor, zmq.POLLIN)
+        self._has_front = True
         return front
 
     def _replace(self) -> int | None:
@@ -136,14 +158,33 @@ class FrontLauncher:
         return None
 
     def _end_front(self) -> None:
-        self._front.kill()
-        if self._front.descriptor in dict(self._poller.sockets):
+        """Ends the front process if there is one. May be called twice."""
+        if self._has_front:
+            self._has_front = False
+            self._front.kill()
             self._poller.unregister(self._front.descriptor)
             self._front.close()
 
+    def _leave(self) -> int:
+        """Ends the front when its requests have ended; another server has the new ones."""
+        if self._front.alive:
+            self._front.send_signal(signal.SIGUSR1)
+        self._sleep_until(lambda: not self._front.alive or self._signals > 0, math.inf)
+        return self._stop()
+
+    def _follow(self) -> int:
+        """Sleeps while the servers after this one serve. Returns the exit code."""
+        setproctitle("moeserve: parent")
+        while (code := self._succession.exit_code) is None:
+            self._sleep()
+            if self._signals:
+                self._listeners.close()
+        return code if code >= 0 else EXIT_FAILED
+
     def _stop(self) -> int:
-        self._systemd.notify("STOPPING=1")
-        log.info("stopping: requests have %g s to finish", self._config.shutdown_timeout)
+        if not self._is_handed_over:
+            self._systemd.notify("STOPPING=1")
+            log.info("stopping: requests have %g s to finish", self._config.shutdown_timeout)
         if self._front.alive:
             self._front.send_signal(signal.SIGTERM)
         deadline = self._config.drain_delay + self._config.shutdown_timeout + STOP_MARGIN_S
@@ -166,7 +207,8 @@ class FrontLauncher:
         interval = beat_interval(self._config)
         bounds = [wait for wait in (timeout, self._systemd.interval_s, interval) if wait is not None]
         woken_by = dict(self._poller.poll(math.ceil(min(bounds) * 1000)))
-        self._systemd.still_alive()
+        if self._succession.current is None:
+            self._systemd.still_alive()
         if self._wakeup.fileno() in woken_by:
             self._wakeup.recv(64)
         for message in self._inbox.drain():
@@ -179,7 +221,20 @@ class FrontLauncher:
         self._look_at_silence(2 * interval)
         if self._hung_up and self._ready is not None:
             self._hung_up = False
-            self._front.send_signal(signal.SIGHUP)
+            if self._front.alive:
+                self._front.send_signal(signal.SIGHUP)
+        if self._succession.turn() or self._is_upgrade_wanted:
+            self._upgrade()
+        self._is_handed_over = self._is_handed_over or self._succession.current is not None
+
+    def _upgrade(self) -> None:
+        self._is_upgrade_wanted = False
+        if self._is_next:
+            self._succession.refuse(f"the launcher to be asked is process {os.getppid()}")
+        elif self._signals or (self._ready is None and self._succession.current is None):
+            self._succession.refuse("the server is not ready")
+        else:
+            self._succession.begin()
 
     def _look_at_silence(self, most_s: float) -> None:
         """Ends a front process whose event loop hangs, and resumes one that was stopped by a signal. One call counts at
@@ -187,7 +242,11 @@ class FrontLauncher:
         now = time.monotonic()
         self._silent_s += min(now - self._looked_at, most_s)
         self._looked_at = now
-        if self._ready is None or self._silent_s < longest_silence(self._config.step_timeout):
+        if (
+            self._ready is None
+            or not self._front.alive
+            or self._silent_s < longest_silence(self._config.step_timeout)
+        ):
             return
         if self._front.is_stopped:
             self._front.go_on()
@@ -211,11 +270,14 @@ class FrontLauncher:
             self._sleep(left)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if signum == signal.SIGUSR2:
+            self._is_upgrade_wanted = True
+            return
+        if signum == signal.SIGUSR1:  # sent by the launcher that started this one
+            self._is_handed_over = self._is_handed_over or self._is_next
+            return
+        self._succession.pass_on(signum)
         if signum == signal.SIGHUP:
             self._hung_up = True
-        elif signum == signal.SIGUSR2:
-            log.error(
-                "SIGUSR2: a server with several models does not start the next beside itself yet; restart it"
-            )
         else:
             self._signals += 1

@@ -43,6 +43,9 @@ class ModelLives:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._measuring = asyncio.Lock()
+        # Cleared while the server before this one has models in memory: no model's needs are read, and none is loaded.
+        self.may_load = asyncio.Event()
+        self.may_load.set()
         self._is_turning = False
 
     @property
@@ -69,6 +72,7 @@ class ModelLives:
             self.task(self.measure(model))
 
     async def measure(self, model: PooledModel) -> None:
+        await self.may_load.wait()
         async with self._measuring:  # one process at a time
             signature = self.surroundings.signature(model)
             if model.state is not State.UNLOADED or (

@@ -25,14 +25,15 @@ class NeedsReader:
     """Reads the needs of one front's models. Its first answer also says how much GPU memory is free before any load."""
 
     def __init__(self, ram: int) -> None:
+        """ram: bytes that all models together may take; may be set again before the first read."""
         self.gpu: int | None = None  # bytes; None until the first answer
-        self._ram = ram
+        self.ram = ram
 
     async def read(self, config: ServerConfig) -> Needs:
         """config: of the model's own server. Raises LoadFailed."""
         gpu = "ask" if self.gpu is None else str(self.gpu)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", MODULE, str(self._ram), gpu),
+            *(sys.executable, "-P", "-m", MODULE, str(self.ram), gpu),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=python_environment() | {LAUNCHER_PID_ENV: str(os.getpid())},

@@ -41,6 +41,7 @@ class ModelPool(ModelLives):
         self._load_timeout = load_timeout
         self._idle_limit = idle_limit
         self._max_waiting = max_waiting
+        self._is_leaving = False  # another server takes the new requests
         for served in models:
             self.add(served)
 
@@ -195,6 +196,8 @@ class ModelPool(ModelLives):
     def keep(self, model: PooledModel, seconds: float | None) -> None:
         """Sets how many seconds the model stays loaded without requests, as its last request asks; inf: for ever; None:
         the server's option."""
+        if self._is_leaving:
+            return
         if seconds is None:
             model.idle_limit = self._idle_limit
         else:
@@ -258,6 +261,13 @@ class ModelPool(ModelLives):
                     log.error("%s", error.message)
 
     # ------------------------------------------------------------ the end
+
+    def leave(self) -> None:
+        """Unloads each model as soon as it has no requests: another server takes the new ones, and needs the memory."""
+        self._is_leaving = True
+        for model in self.models:
+            model.is_pinned, model.idle_limit = False, 0.0
+        self.turn()
 
     async def drain(self, timeout: float) -> None:
         """Refuses new requests, and waits at most `timeout` seconds for the running and waiting ones."""

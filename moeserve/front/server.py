@@ -22,6 +22,7 @@ from moeserve.front.downloaded import DownloadedModels
 from moeserve.front.instance import Processes, ServerInstance
 from moeserve.front.memory import Memory
 from moeserve.front.metrics import FrontMetrics
+from moeserve.front.models_lock import hold_models_lock
 from moeserve.front.needs import NeedsReader
 from moeserve.front.pool import ModelPool
 from moeserve.httpserver.probe_server import ProbeServer
@@ -35,6 +36,8 @@ from moeserve.processes.silence import beat_interval
 
 SPARE_SHARE: Final = 0.05  # of the free memory: kept back from models by default
 DEFAULT_LOAD_TIMEOUT_S: Final = 300.0
+# For clients that have just connected to send their first bytes, before a server that leaves closes idle connections.
+FIRST_BYTES_S: Final = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -48,18 +51,20 @@ async def serve(process: Process) -> None:
         log.warning(
             "whoever reaches %s may use this server: there is no --api-key and no --api-key-file", config.host
         )
-    ram = _ram_budget(config)
+    reader = NeedsReader(0)  # how much there is is known when the server before has ended
     pool = ModelPool(
         front.models,
-        Processes(process.paths, NeedsReader(ram)),
-        Memory(ram),
+        Processes(process.paths, reader),
+        Memory(0),
         load_timeout=config.model_load_timeout or DEFAULT_LOAD_TIMEOUT_S,
         idle_limit=config.model_idle_timeout,
         max_waiting=config.max_num_queued_reqs,
     )
-    folder = process.paths.directory if front.template.data_dir is None else Path(front.template.data_dir)
+    pool.may_load.clear()
+    shared = process.paths.shared_directory
+    folder = shared if front.template.data_dir is None else Path(front.template.data_dir)
     downloaded = DownloadedModels(pool, front, folder)
-    server = Server(pool, config, downloaded, LoadedAdapters(pool, process.paths.directory))
+    server = Server(pool, config, downloaded, LoadedAdapters(pool, shared), reader)
     await server.run(listeners, process)
 
 
@@ -74,16 +79,26 @@ class Server(uvicorn.Server):
     """uvicorn, with a drain on SIGTERM."""
 
     def __init__(
-        self, pool: ModelPool, config: ServerConfig, downloaded: DownloadedModels, adapters: LoadedAdapters
+        self,
+        pool: ModelPool,
+        config: ServerConfig,
+        downloaded: DownloadedModels,
+        adapters: LoadedAdapters,
+        reader: NeedsReader,
     ) -> None:
         """Raises ConfigError for a bad file of API keys or a bad certificate."""
         self._pool = pool
         self._front = config
+        self._reader = reader
         self._keys = ApiKeys.from_config(config)
         self._metrics = FrontMetrics(pool)
         self._app = FrontApplication(pool, config, self._keys, self._metrics, downloaded, adapters)
+        self._probes = ProbeServer(
+            FrontProbes(self._app, config, self._metrics), lambda: pool.num_running > 0
+        )
         self._listening = asyncio.Event()
         self._leaving: asyncio.Task[None] | None = None
+        self._is_stopping = False
         self._beating: asyncio.Task[None] | None = None
         super().__init__(
             bounded_config(
@@ -100,21 +115,19 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stop)
         loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
-        probes = ProbeServer(
-            FrontProbes(self._app, self._front, self._metrics), lambda: self._pool.num_running > 0
-        )
+        loop.add_signal_handler(signal.SIGUSR1, self._leave)
         probing: asyncio.Task[None] | None = None
         beginning = asyncio.create_task(self._begin(process, listeners))
         try:
             if listeners.health is not None:
-                probing = asyncio.create_task(probes.serve(sockets=[listeners.health]))
+                probing = asyncio.create_task(self._probes.serve(sockets=[listeners.health]))
             await self.serve(sockets=[*listeners.api])
         finally:
             beginning.cancel()
             if self._beating is not None:
                 self._beating.cancel()
             await self._pool.close()
-            probes.should_exit = True
+            self._probes.should_exit = True
             if probing is not None:
                 await asyncio.wait((probing,))
             await asyncio.wait((beginning,))
@@ -124,14 +137,18 @@ class Server(uvicorn.Server):
     async def _begin(self, process: Process, listeners: Listeners) -> None:
         await self._listening.wait()
         url = url_of(listeners.api[0], "https" if self.config.is_ssl else "http")
+        process.ready(url=url)
+        self._beating = asyncio.create_task(_beat(process))
+        await hold_models_lock(process.paths.shared_directory)
+        self._reader.ram = ram = _ram_budget(self._front)
+        self._pool.budget = Memory(ram)
+        self._pool.may_load.set()
         log.info(
             "%d models share %.2f GiB of RAM%s",
             len(self._pool.models),
-            self._pool.budget.ram / GIB,
+            ram / GIB,
             limit_note(),
         )
-        process.ready(url=url)
-        self._beating = asyncio.create_task(_beat(process))
         await self._pool.measure_all()
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
@@ -144,9 +161,26 @@ class Server(uvicorn.Server):
         yield
 
     def _stop(self) -> None:
-        """Handles SIGTERM, which may come twice."""
-        if self._leaving is None:
+        """Handles SIGTERM, which may come twice, and behind SIGUSR1."""
+        if not self._is_stopping:
+            self._is_stopping = True
             self._leaving = asyncio.create_task(self._drain())
+
+    def _leave(self) -> None:
+        """Handles SIGUSR1: another server has begun to accept connections at the same sockets."""
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self._hand_over())
+
+    async def _hand_over(self) -> None:
+        log.info("another server takes the new connections; this one ends when its own have")
+        self._app.state.pulls.close()
+        for server in self.servers:
+            server.close()
+        self._probes.should_exit = True
+        self._pool.leave()
+        await asyncio.sleep(FIRST_BYTES_S)
+        self.config.timeout_graceful_shutdown = None
+        self.should_exit = True
 
     async def _drain(self) -> None:
         if self._front.drain_delay:

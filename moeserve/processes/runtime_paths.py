@@ -85,6 +85,11 @@ class RuntimePaths:
         the new server uses the same file."""
         return Path(os.environ.get(ADAPTERS_FILE_ENV) or self.directory / ADAPTERS_FILE)
 
+    @property
+    def shared_directory(self) -> Path:
+        """The runtime directory of the first server, which all servers of its upgrades share."""
+        return self.adapters_file.parent
+
     @staticmethod
     def from_env() -> RuntimePaths:
         return RuntimePaths(Path(os.environ[ENV_PREFIX + "RUNTIME_DIR"]))

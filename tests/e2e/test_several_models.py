@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from moeserve.cli.command_line import demonstration_model
+from tests.e2e.reloading import reload
 from tests.support.server import Server, running_server, stream_events, title_of
 
 KEY = "k-1"
@@ -377,3 +378,40 @@ def test_a_front_that_was_stopped_is_continued(tmp_path: Path) -> None:
         assert httpx.get(server.base_url + "/health", timeout=PATIENCE_S).status_code == 200
         assert front.is_running()
         assert "was stopped; it is continued" in server.log
+
+
+@pytest.mark.slow  # five loads
+def test_reload_ends_no_answer_and_loads_behind_the_one_before(tmp_path: Path) -> None:
+    """The next server has the new requests at once, and its models' memory when the one before has ended."""
+    for name in "ab":
+        shutil.copy(demonstration_model(), tmp_path / f"{name}.gguf")
+    entries = [{"model": str(tmp_path / f"{name}.gguf"), "max-total-tokens": 4096} for name in "ab"]
+    (tmp_path / "models.yaml").write_text(json.dumps(entries))
+    flags = ["--models-file", str(tmp_path / "models.yaml"), "--models-memory", "0.6"]
+    with (
+        running_server(None, *flags) as server,
+        httpx.Client(base_url=server.base_url, timeout=PATIENCE_S) as client,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        (front,) = [one for one in server.processes() if title_of(one) == "moeserve: front"]
+        body = {"model": "a", "stream": True, "max_tokens": 1500, "ignore_eos": True, "prompt": "Once"}
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            events = stream_events(answer)
+            next(events)
+            asked = reload(server)
+            assert asked.returncode == 0, asked.stderr + server.log
+            short = {"model": "b", "prompt": "Once", "max_tokens": 2}
+            waiting = pool.submit(
+                httpx.post, f"{server.base_url}/v1/completions", json=short, timeout=PATIENCE_S
+            )
+            assert front.is_running()
+            assert list(events)[-1]["choices"][0]["finish_reason"] == "length"
+        assert waiting.result().status_code == 200, waiting.result().text
+        assert not front.is_running()
+        assert server.log.count("loading b") == 1
+        second = reload(server)
+        assert second.returncode == 0, second.stderr
+        assert (
+            httpx.post(f"{server.base_url}/v1/completions", json=short, timeout=PATIENCE_S).status_code == 200
+        )
+        server.family = server.processes()

@@ -11,28 +11,34 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
+from moeserve.cli.compare_dumps.compare import Tolerances, compare
+from moeserve.cli.compare_dumps.reader import Dump
 from moeserve.errors import ConfigError
 from moeserve.models.open import open_model
 from moeserve.models.ranks.rank_share import stage_of, why_undivided
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.gguf import names as n
 from moeserve.worker.engines.gpu.engine import GpuEngine
+from moeserve.worker.loading.cpu.load import load_cpu_runner
 from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import Driver, small_config
-from tests.kernels.model_engine import Engine
-from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.weights import dequantize
 from tests.support.plan_command import fails, run
-from tests.support.qwen4exp_model import BUDGET, RATIO, new_model, text, write_model
+from tests.support.qwen4exp_model import BUDGET, RATIO, logits, new_model, text, write_model
 
+TOKENS = text(8)[:10]
 DENSE = BUDGET + RATIO - 1  # tokens of a context in which all blocks are chosen
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(new_model(8), tmp_path_factory.mktemp("model") / "m.gguf", Type.Q8_0)
+    """The model; transformers' logits of `TOKENS` lie beside it."""
+    model = new_model(8)
+    path = write_model(model, tmp_path_factory.mktemp("model") / "m.gguf", Type.Q8_0)
+    torch.save(logits(model, TOKENS), path.with_suffix(".pt"))
+    return path
 
 
 def load(path: Path, **options: object) -> Runner:
@@ -101,14 +107,29 @@ def test_the_plan_leaves_the_table_on_disk_and_counts_its_rows_in_ram(
     assert shown["memory"]["ram_weights"] == open_model(path).tensors[n.LAYER_INPUT_EMBD].nbytes
 
 
-@pytest.mark.slow  # minutes under the interpreter
-@pytest.mark.parametrize("options", [{}, {"num_gpu_experts": 3}, {"n_gpu_layers": 3}], ids=str)
-def test_chunks_and_states_beside_the_cpu(path: Path, options: dict[str, object]) -> None:
-    """A prompt in one step, in chunks of integer products, and from a snapshot of the state in between."""
-    tokens = text(8)[:DENSE]
-    truth = Engine(stream_of(ISAS[-1]), path).logits(tokens).double().log_softmax(-1)
-    expected = torch.tensor([truth[i, token].item() for i, token in enumerate(tokens[1:])])
-    driver = Driver(load(path, **options))
-    for slot, chunk in enumerate((len(tokens), 7)):
-        found = torch.tensor([each.logprob for each in driver.score(slot, tokens, chunk)[: len(tokens) - 1]])
-        assert (found - expected).abs().median() < (0.01 if chunk > 8 and not options else 0.1)
+@pytest.mark.slow  # a minute of CPU time under the interpreter
+@pytest.mark.parametrize("options", [{}, {"n_gpu_layers": 3}], ids=["all on the GPU", "from the n-grams on"])
+def test_chunks_beside_transformers(path: Path, options: dict[str, object]) -> None:
+    """Ten tokens in one step, of floats, and in chunks of integer products, which hand states over."""
+    truth = torch.load(path.with_suffix(".pt")).log_softmax(-1)
+    expected = torch.tensor([truth[i, token].item() for i, token in enumerate(TOKENS[1:])])
+    runner = load(path, **options)
+    for slot, (chunk, bound) in enumerate(((10, 0.1 if options else 0.02), (4, 0.1))):
+        found = Driver(runner).score(slot, TOKENS, chunk)[: len(TOKENS) - 1]
+        errors = (torch.tensor([each.logprob for each in found]) - expected).abs()
+        print(f"{options} chunk {chunk}: median {errors.median():.1e}, largest {errors.max():.1e}")
+        assert errors.median() < bound
+    engine_of(runner).dummy_steps.prompt(3, 0.0)()  # as a start on a GPU times it
+
+
+@pytest.mark.slow  # half a minute of CPU time
+def test_both_engines_dump_the_same_streams(path: Path, tmp_path: Path) -> None:
+    dumped = {"debug_dump": str(tmp_path / "gpu")}
+    config = small_config(
+        path, device="cpu", threads=1, max_num_seqs=1, max_model_len=DENSE, debug_dump=str(tmp_path / "cpu")
+    )
+    for runner in (load_cpu_runner(config, lambda *_: None), load(path, **dumped)):
+        Driver(runner).generate(0, text(8)[:3], 1)
+    result = compare(Dump(tmp_path / "cpu"), Dump(tmp_path / "gpu"), Tolerances(0.05, 3.0))
+    assert result.first is None
+    assert len(result.pairs) == 3
