@@ -75,6 +75,7 @@ READERS = {
     "moeserve.models.sources.huggingface.delta_net",
     "moeserve.models.sources.huggingface.expert_matrices",
     "moeserve.models.sources.huggingface.layer_settings",
+    "moeserve.models.sources.huggingface.experts_by_token",
     "moeserve.models.sources.huggingface.latent",
     "moeserve.models.sources.huggingface.llama3_rope",
     "moeserve.models.sources.huggingface.mamba2",
