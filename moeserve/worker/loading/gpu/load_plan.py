@@ -12,7 +12,12 @@ from moeserve.config import ServerConfig, drafts_of
 from moeserve.errors import ConfigError
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
-from moeserve.models.gpu_features import check_gpu_context, check_gpu_features, gpu_drafting_shape, gpu_shape
+from moeserve.models.gpu_features import (
+    check_gpu_features,
+    check_gpu_pictures,
+    gpu_drafting_shape,
+    gpu_shape,
+)
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.engine_types import check_cpu_types, check_gpu_types
 from moeserve.models.loading.lanes import check_lanes
@@ -66,9 +71,8 @@ def plan_load(
         refuse_tiers(config, "with several GPUs")
         refuse_adapters(config)
     directory = claim_directory(config)
-    in_file, drafts = read_checked_shape(source), drafts_of(config)
-    check_gpu_context(in_file, config.max_model_len)
-    shape = gpu_shape(in_file, config.max_model_len)
+    shape, drafts = gpu_shape(read_checked_shape(source), config.max_model_len), drafts_of(config)
+    check_gpu_pictures(shape, config.mmproj)
     if drafts is not None:
         shape = gpu_drafting_shape(drafting_shape(shape, source, drafts.block_method))
     whole = shape
