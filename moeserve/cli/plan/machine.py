@@ -75,6 +75,8 @@ def _packaged_steps(config: ServerConfig) -> dict[int, float]:
         load_format="auto",
         lora_modules=(),
         lora_dir=None,
+        speculative_config=None,
+        speculative_model=None,
         kv_cache_dtype="auto",
         max_num_seqs=ROWS,
         max_model_len=POSITIONS,
