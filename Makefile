@@ -23,6 +23,8 @@
 #   make format                                                   rewrite Python and C++ files in the project's format
 #   make docs                                                     write what is made from the code anew
 #   make site                                                     the documentation as a site, in build/site
+#   make site-version [VERSION=X.Y.Z] [PUSH=--push]               the site as this version beside the others, on the branch gh-pages
+#   make sbom [WHEEL=dist/NAME.whl]                               what a wheel installs, in CycloneDX's form: dist/moeserve.cdx.json
 
 PYTHON ?= python3
 VENV := .venv
@@ -41,7 +43,7 @@ CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(fo
 NATIVE_TESTS := $(wildcard tests/kernels/native/*.cpp tests/kernels/native/*.h)
 BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-arm test-wheel fuzz fuzz-models schemas soak lint check-commits wheel wheels release browser format docs site clean
+.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-arm test-wheel fuzz fuzz-models schemas soak lint check-commits wheel wheels release browser format docs site site-version sbom clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -108,6 +110,7 @@ test-clients: $(VENV)/.installed-test
 		@tanstack/ai @tanstack/ai-openai
 	npm install --silent --prefix $(CLIENTS)/promptfoo promptfoo
 	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/test_client_docs.py tests/e2e/test_real_clients.py \
+		tests/e2e/test_picture_clients.py \
 		tests/e2e/test_open_webui.py tests/e2e/test_evaluators.py tests/e2e/test_mcp_library.py
 
 test-replicas: $(VENV)/.installed-test
@@ -178,6 +181,19 @@ test-wheel: wheel $(VENV)/.installed-test
 release: wheels
 	$(PYTHON) scripts/check_release.py "$(TAG)" > dist/notes.md
 
+# Of an environment with the wheel and its dependencies alone.
+SBOM_TOOLS := build/sbom-tools
+WHEEL ?= $(firstword $(wildcard dist/*cp311*.whl))
+sbom:
+	test -d $(SBOM_TOOLS) || $(PYTHON) -m venv $(SBOM_TOOLS)
+	$(SBOM_TOOLS)/bin/pip install --quiet "pip>=25.1"
+	$(SBOM_TOOLS)/bin/pip install --quiet --group sbom
+	mkdir -p dist && rm -rf build/sbom && $(PYTHON) -m venv build/sbom
+	build/sbom/bin/pip install --quiet "$(WHEEL)"
+	build/sbom/bin/pip uninstall --quiet --yes pip setuptools
+	$(SBOM_TOOLS)/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml \
+		--output-file dist/moeserve.cdx.json build/sbom
+
 browser:
 	scripts/install_browser.sh
 
@@ -192,11 +208,22 @@ docs: $(VENV)/.installed
 # Fails at a link that leads nowhere and a page that is not in the navigation.
 SITE_TOOLS := build/site-tools
 site: export NO_MKDOCS_2_WARNING := 1
-site:
+site: $(SITE_TOOLS)/.installed
+	$(SITE_TOOLS)/bin/mkdocs build --strict
+
+# mike keeps each version in a folder of the branch; `latest` is the newest.
+VERSION ?= $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' moeserve/__init__.py)
+site-version: export NO_MKDOCS_2_WARNING := 1
+site-version: export PATH := $(abspath $(SITE_TOOLS))/bin:$(PATH)
+site-version: $(SITE_TOOLS)/.installed
+	$(SITE_TOOLS)/bin/mike deploy $(PUSH) --update-aliases "$(VERSION)" latest
+	$(SITE_TOOLS)/bin/mike set-default $(PUSH) latest
+
+$(SITE_TOOLS)/.installed: pyproject.toml
 	test -d $(SITE_TOOLS) || $(PYTHON) -m venv $(SITE_TOOLS)
 	$(SITE_TOOLS)/bin/pip install --quiet "pip>=25.1"
 	$(SITE_TOOLS)/bin/pip install --quiet --group site
-	$(SITE_TOOLS)/bin/mkdocs build --strict
+	touch $@
 
 clean:
 	rm -rf $(VENV) $(UNIT_VENV) build

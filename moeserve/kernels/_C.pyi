@@ -50,6 +50,9 @@ class Matrix:
     bytes: int
     integer: bool
     address: int  # of the panels, or of the file's rows
+    def set_order(self, order: Tensor) -> None:
+        """int32 [experts, cols]: stored column j is column order[j] of the input, which is gathered so. Matrices that
+        share the tensor share the gathered input."""
 
 class LinearGroup:
     def __init__(self, matrices: list[Matrix], biases: Sequence[Tensor | None] | None = None) -> None:

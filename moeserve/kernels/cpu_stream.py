@@ -42,14 +42,25 @@ AttentionPlan = _C.AttentionPlan
 
 
 class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, CompressedOperations):
-    def pack(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
-        """Repacks GGUF rows of a matrix [out, in], or of experts [E, out, in], into panels. Blocks until done.
+    def pack(
+        self,
+        source: npt.NDArray[np.uint8],
+        ggml_type: int,
+        shape: tuple[int, ...],
+        order: torch.Tensor | None = None,
+    ) -> Matrix:
+        """Repacks GGUF rows of a matrix [out, in], or of experts [E, out, in], into panels. Blocks until done. order:
+        int32 [in] or [E, in], the input's column that each column of the rows multiplies; None: as they come. `linear`,
+        `linear_panels` and `experts`, of gate and up, take such matrices: they gather their input.
 
         Raises ValueError for a type without kernels, and MemoryError.
         """
         bring_codebook(ggml_type)
         experts, rows, cols = (1, *shape) if len(shape) == 2 else shape
-        return self._native.pack(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
+        matrix = self._native.pack(*gguf_rows(source, "source"), ggml_type, rows, cols, experts)
+        if order is not None:
+            matrix.set_order(order)
+        return matrix
 
     def view(self, source: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> Matrix:
         """Returns a matrix that computes from the GGUF rows in place; they must stay at their address."""

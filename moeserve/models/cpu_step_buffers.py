@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moeserve.models.column_orders import ColumnOrders
 from moeserve.models.compressed import CompressedAttentionShape, widest_products
 from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import ModelShape
@@ -52,7 +53,16 @@ def cpu_step_buffers(model: ModelShape, rows: int) -> tuple[Buffer, ...]:
         Buffer("router_logits", (rows, model.num_experts)),
         Buffer("h_codes", (rows * model.top_k, int8_row_bytes(model.expert_width)), "uint8"),
         *(buffer for pair in unrouted for buffer in pair),
+        *([] if model.orders is None else _gathered(model, model.orders, rows)),
     )
+
+
+def _gathered(model: ModelShape, orders: ColumnOrders, rows: int) -> list[Buffer]:
+    routes = rows * max(1, model.top_k)
+    return [
+        *(Buffer("gathered", (routes, int8_row_bytes(orders.most_columns)), "uint8") for _ in ("gate", "up")),
+        Buffer("orders", (orders.num_columns,), "int32"),
+    ]
 
 
 def _cpu_latent_experts(model: ModelShape, rows: int) -> list[Buffer]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moeserve.models.attention import Attention, AttentionShape
+from moeserve.models.column_orders import ColumnOrders
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
 from moeserve.models.indexer import BlockIndexerShape, ChoosesKeys, IndexerShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
@@ -103,6 +104,7 @@ class ModelShape:
     streams: ResidualStreams | None = None  # of the residual; None: it is one vector
     ngrams: NgramShape | None = None  # n-gram embeddings, which a layer adds to the residual
     centers_norms: bool = False  # norms of the residual subtract its mean first (LayerNorm)
+    orders: ColumnOrders | None = None  # of matrices that were quantised in act-order
 
     def __post_init__(self) -> None:
         """Raises ValueError if no layer attends, or if latent attention or recurrent layers have several forms."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from moeserve.models.afmoe.family import FAMILY as AFMOE
 from moeserve.models.cohere2moe.family import FAMILY as COHERE2_MOE
+from moeserve.models.column_orders import column_orders
 from moeserve.models.deepseek2.family import FAMILY as DEEPSEEK2
 from moeserve.models.deepseek2.indexed import DEEPSEEK_FAMILY as DEEPSEEK32
 from moeserve.models.deepseek2.indexed import GLM_FAMILY as GLM_DSA
@@ -120,7 +122,9 @@ def read_shape(source: ModelSource) -> ModelShape:
             source.path,
             f"architecture {source.architecture!r} is not supported; supported are {', '.join(FAMILIES)}",
         )
-    return family.read_shape(source)
+    orders = column_orders(source)
+    shape = family.read_shape(source)
+    return shape if orders is None else replace(shape, orders=orders)
 
 
 def read_checked_shape(source: ModelSource) -> ModelShape:

@@ -8,24 +8,27 @@ They need MOESERVE_CLIENTS, a folder with environments (`venv`, `venv-openai3`, 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from moeserve.cli.agents.agents import AGENTS as LAUNCHED
-from moeserve.cli.agents.agents import Endpoint
 from moeserve.messages.schema import GenerateRequest
 from tests.support.http_harness import NAME, Answer, HttpServer, http_server, say, tokens_of
+from tests.support.real_clients import (
+    CLIENTS,
+    CONTEXT,
+    PROGRAMS,
+    call,
+    run,
+    run_agent,
+    run_python,
+    script,
+    search_path,
+)
 from tests.support.scripted_answers import prompt_of
 
-PROGRAMS = Path(__file__).parent / "programs"
-CLIENTS = os.environ.get("MOESERVE_CLIENTS")
-TIMEOUT_S = 120
-CONTEXT = 1 << 17
 PARIS: dict[str, object] = {"city": "Paris"}
 PYTHON = [
     *(
@@ -71,54 +74,15 @@ def server() -> Iterator[HttpServer]:
         yield running
 
 
-def call(name: str, arguments: dict[str, object]) -> Answer:
-    written = json.dumps({"name": name, "arguments": arguments})
-    return say("<think>", "\nHm.\n", "</think>", "\n\n<tool_call>\n", written, "\n</tool_call>")
-
-
-def script(server: HttpServer, *answers: Answer) -> None:
-    """The server's answers in turn."""
-    left = iter(answers)
-    server.requests.clear()
-    server.answer = lambda one, request: next(left)(one, request)
-
-
 def script_calls(server: HttpServer, name: str, arguments: dict[str, object]) -> None:
     """The server calls the tool in two turns, and then answers."""
     script(server, *[call(name, arguments)] * 2, say("It rains in Paris."))
-
-
-def search_path() -> str:
-    """With the registry's node before the machine's: the newest clients want a newer one than many machines have."""
-    own = Path(str(CLIENTS)).resolve() / "node" / "node_modules" / ".bin"
-    return f"{own}:{os.environ['PATH']}"
-
-
-def run(command: list[str], folder: Path, **environment: str) -> str:
-    inherited = {"PATH": search_path(), "HOME": str(folder), "LANG": "C.UTF-8"}
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        stdin=subprocess.DEVNULL,
-        cwd=folder,
-        env=inherited | environment,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return done.stdout
 
 
 def took_three_turns(server: HttpServer, said: str) -> None:
     assert "It rains in Paris." in said
     assert len(server.requests) == 3
     assert prompt_of(server).count("<tool_response>\nRain.\n</tool_response>") == 2
-
-
-def run_python(server: HttpServer, folder: Path, program: str, environment: str = "venv") -> str:
-    name, *arguments = program.split()
-    interpreter = Path(str(CLIENTS)).resolve() / environment / "bin" / "python"
-    return run([str(interpreter), str(PROGRAMS / f"{name}.py"), server.url, NAME, *arguments], folder)
 
 
 @pytest.mark.parametrize("program", PYTHON)
@@ -256,21 +220,6 @@ def test_node(server: HttpServer, tmp_path: Path, program: str) -> None:
     (tmp_path / "node_modules").symlink_to(Path(str(CLIENTS)).resolve() / "node_modules")
     shutil.copy(PROGRAMS / f"{name}.mjs", tmp_path)
     took_three_turns(server, run(["node", f"{name}.mjs", server.url, NAME, *arguments], tmp_path))
-
-
-def binary(name: str) -> str:
-    path = Path(str(CLIENTS)).resolve() / "node_modules" / ".bin" / name
-    if not path.exists():
-        pytest.skip(f"{name} is not installed")
-    return str(path)
-
-
-def run_agent(server: HttpServer, folder: Path, name: str, *arguments: str, **environment: str) -> str:
-    """As `moeserve launch` starts it."""
-    start = LAUNCHED[name].start(binary(name), Endpoint(server.url, NAME, CONTEXT), arguments)
-    for command in start.commands:
-        said = run(list(command), folder, **start.environment, **environment)
-    return said
 
 
 def test_codex(server: HttpServer, tmp_path: Path) -> None:

@@ -195,6 +195,13 @@ QUANTIZATIONS: dict[str, dict[str, Any]] = {
         "checkpoint_format": "gptq",
         "desc_act": False,
     },
+    "gptq in act-order": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True},
+    "auto-round": {
+        "quant_method": "auto-round",
+        "bits": 4,
+        "data_type": "int",
+        "packing_format": "auto_round",
+    },
     "awq": {"quant_method": "awq", "bits": 4, "version": "gemm", "modules_to_not_convert": ["gate"]},
     "packed": {
         "quant_method": "compressed-tensors",
@@ -229,12 +236,15 @@ def _quantized(quantization: str, name: str, shape: tuple[int, ...]) -> dict[str
     rows, cols = shape
     groups = cols // 32
     match quantization:
-        case "gptq":
+        case "gptq" | "gptq in act-order" | "auto-round":
+            of_column = np.arange(cols, dtype=np.int32) // 32
+            if quantization == "gptq in act-order":
+                of_column = of_column[np.random.default_rng(len(name)).permutation(cols)]
             parts: dict[str, Any] = {
                 "qweight": np.full((cols // 8, rows), 0x12345678, np.int32),
                 "qzeros": np.full((groups, rows // 8), 0x77777777, np.int32),
                 "scales": np.full((groups, rows), 0.01, np.float16),
-                "g_idx": np.arange(cols, dtype=np.int32) // 32,
+                "g_idx": of_column,
             }
         case "awq":
             parts = {

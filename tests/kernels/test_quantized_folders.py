@@ -14,9 +14,13 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
+from moeserve.models.adapters.products import products_of
+from moeserve.models.cpu_step_buffers import cpu_step_buffers
 from moeserve.models.errors import ModelError
 from moeserve.models.loading.engine_types import check_gpu_types
 from moeserve.models.open import open_dummy_model, open_folder
+from moeserve.models.registry import read_shape
+from moeserve.models.sources.gguf import names
 from moeserve.models.sources.source import ModelSource
 from moeserve.quantization.reference import dequantize
 from tests.kernels.model_engine import Engine
@@ -48,13 +52,24 @@ def of_floats(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def write_pair(of_floats: Path, tmp_path: Path, scheme: Scheme) -> tuple[Path, Path]:
     """The model quantised, and the same dequantised."""
+    tmp_path.mkdir(exist_ok=True)
     shutil.copytree(of_floats, tmp_path / "floats")
     quantize_folder(tmp_path / "floats", tmp_path / "quantized", scheme)
     return tmp_path / "quantized", tmp_path / "floats"
 
 
 def values_of(source: ModelSource, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return dequantize(source.tensors[name].type, source.data(name))
+    """The tensor, with its columns and rows as they were before act-order."""
+    tensor = source.tensors[name]
+    values = dequantize(tensor.type, source.data(name)).reshape(tensor.shape)
+    order = (
+        source.tensors[name.replace("ffn_down", "ffn_up")].row_order if "ffn_down" in name else tensor.order
+    )
+    if order is not None:
+        values = np.take_along_axis(values, np.argsort(order)[..., None, :], axis=-1)
+    if tensor.row_order is not None:
+        values = np.take_along_axis(values, np.argsort(tensor.row_order)[..., :, None], axis=-2)
+    return values
 
 
 def assert_same_values(quantized: Path, floats: Path, rtol: float = 0.0) -> None:
@@ -88,6 +103,9 @@ def test_values_are_those_that_were_published(scheme: Scheme, of_floats: Path, t
             marks=pytest.mark.xfail(reason="1.108 times the distance of 8 bits, 1.1 aimed at", strict=False),
         ),
         ("qwen3_next", "w4a16-asym"),
+        ("glm4_moe", "gptq-order"),
+        ("deepseek_v3", "gptq-order"),
+        ("minimax_m2", "gptq-order-8"),
         ("qwen3_next", "fp8-row"),
         ("qwen3_next", "nvfp4-modelopt"),
     ],
@@ -120,7 +138,10 @@ def test_logits_are_as_near_transformers_as_those_of_8_bits(
 
     few_bits, eight_bits = distance(scheme, ISAS), distance("w8a16", ISAS[:1])
     # Plain C++ for both. First what activations of 8 bits cost in float32, measured, and some more.
-    assert eight_bits[0] < {"glm4_moe": 2e-3, "deepseek_v3": 1e-2, "qwen3_next": 3e-2}[model_type]
+    assert (
+        eight_bits[0]
+        < {"glm4_moe": 2e-3, "deepseek_v3": 1e-2, "qwen3_next": 3e-2, "minimax_m2": 1e-2}[model_type]
+    )
     # The products of 8-bit floats take activations that are not rounded.
     assert few_bits[0] < (1e-6 if scheme.startswith("fp8") else 1.1 * eight_bits[0])
     assert few_bits[1] > eight_bits[1] - 0.15  # of 60 choices, near ties in a random model
@@ -156,6 +177,14 @@ def replace_part(folder: Path, end: str, tensor: torch.Tensor) -> None:
         ("w4a16", {"transform_config": {"config_groups": {"R1": {}}}}, "compressed-tensors' transforms"),
         ("fp8-matrix", {"quant_algo": "W4A8_AWQ"}, "ModelOpt's quant_algo 'W4A8_AWQ'"),
         ("auto-round", {"packing_format": "auto_round:exllamav3"}, "packing_format 'auto_round:exllamav3'"),
+        ("auto-round", {"packing_format": "auto_round:fp8_static"}, "packing_format 'auto_round:fp8_static'"),
+        ("auto-round", {"packing_format": ["auto_round"]}, "auto-round's packing_format"),
+        ("auto-round", {"data_type": "mx_fp4"}, "auto-round's data_type 'mx_fp4'"),
+        ("auto-round", {"rotation_config": {"block_size": 32}}, "auto-round's rotation_config"),
+        ("gptq", {"pack_dtype": "int16"}, "GPTQ's pack_dtype 'int16'"),
+        ("gptq", {"adapter": {"name": "eora"}}, r"GPTQ's adapter \(EoRA\)"),
+        ("awq", {"checkpoint_format": "gemv_fast"}, "AWQ's checkpoint_format 'gemv_fast'"),
+        ("awq", {"bits": 8}, "AWQ of 8 bits"),
         ("w4a16", {"format": ["pack-quantized"]}, "compressed-tensors' format"),
         ("gptq", {"quant_method": "bitsandbytes"}, "quantization_config of 'bitsandbytes'"),
     ],
@@ -171,7 +200,9 @@ def test_schemes_that_are_not_read_are_refused_by_name(
 
 _SHAPE = torch.tensor
 WRONG_PARTS: list[tuple[str, str, torch.Tensor, str]] = [
-    ("gptq", "q_proj.g_idx", torch.zeros(256, dtype=torch.int32), r"order of their activations \(desc_act"),
+    ("gptq", "q_proj.g_idx", torch.zeros(256, dtype=torch.int32), "groups of different sizes; 128 columns in each"),
+    ("gptq", "q_proj.g_idx", torch.full((256,), -1, dtype=torch.int32), "do not fit one another"),
+    ("gptq-order", "q_proj.g_idx", torch.arange(256, dtype=torch.int32), "do not fit one another"),
     ("gptq", "g_idx", torch.zeros(5, dtype=torch.int32), "do not fit one another"),
     ("gptq", "qzeros", torch.zeros(2, 24, dtype=torch.int32), "do not fit|codes of"),
     ("gptq", "scales", torch.zeros(0, 256, dtype=torch.float16), "F16 .*is expected"),
@@ -258,6 +289,70 @@ def test_settings_in_other_places(of_floats: Path, tmp_path: Path) -> None:
     assert_same_values(quantized, floats)
     (quantized / "config.json").write_text(json.dumps(config | {"compression_config": settings}))
     assert_same_values(quantized, floats)
+
+
+def test_settings_as_quantisers_write_them_today(of_floats: Path, tmp_path: Path) -> None:
+    """GPTQModel's keys beside AutoGPTQ's, auto-round's format as `backend` of its first versions, and its `backend` of
+    later ones, which says what transformers computes with."""
+    meta = {"quantizer": ["gptqmodel:5.6.0"], "act_group_aware": True, "static_groups": False}
+    theirs = {
+        "format": "gptq",
+        "pack_dtype": "int32",
+        "dynamic": {"-:.*gate$": {}},
+        "lm_head": False,
+        "meta": meta,
+    }
+    quantized, floats = write_pair(of_floats, tmp_path / "gptq", BY_NAME["gptq"])
+    edit(quantized, **theirs)
+    assert_same_values(quantized, floats)
+    for scheme, backend in (
+        ("auto-round", "auto_round:gptq:exllamav2"),
+        ("auto-round", "gptqmodel:marlin"),
+        ("auto-round-asym", "auto_round:exllamav2"),
+    ):
+        folder = tmp_path / backend.replace(":", "-")
+        quantized, floats = write_pair(of_floats, folder, BY_NAME[scheme])
+        edit(quantized, packing_format=None, backend=backend, extra_config={"lm_head": {"bits": 16}})
+        assert_same_values(quantized, floats)
+
+
+def test_biases_of_zeros_are_passed_over(of_floats: Path, tmp_path: Path) -> None:
+    """Older AutoGPTQ writes them for every layer."""
+    quantized, floats = write_pair(of_floats, tmp_path, BY_NAME["gptq"])
+    file = next(f for f in sorted(quantized.glob("*.safetensors")) if f.stat().st_size > 1000)
+    name = "model.layers.0.mlp.experts.0.up_proj.bias"
+    save_file(load_file(file) | {name: torch.zeros(128, dtype=torch.float16)}, file)
+    index = json.loads((quantized / "model.safetensors.index.json").read_text())
+    index["weight_map"][name] = file.name
+    (quantized / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert_same_values(quantized, floats)
+    save_file(load_file(file) | {name: torch.ones(128, dtype=torch.float16)}, file)
+    with pytest.raises(ModelError, match=r"experts\.0\.up_proj\.bias' has no place"):
+        open_folder(quantized)
+
+
+def test_columns_in_another_order_are_counted_and_kept_from_what_cannot_take_them(
+    of_floats: Path, tmp_path: Path
+) -> None:
+    quantized, _ = write_pair(of_floats, tmp_path, BY_NAME["gptq-order"])
+    source = open_folder(quantized)
+    with pytest.raises(ModelError, match=r"order of their activations .* only the CPU engine reads"):
+        check_gpu_types(source, source.tensors)
+    shape = read_shape(source)
+    parts = products_of(shape, 0)
+    assert names.ATTN_OUTPUT in parts
+    assert names.FFN_GATE_INP in parts
+    assert not set(names.EXPERT_PARTS) & set(parts)  # an adapter's rows are in the order that was published
+    plain = open_folder(write_pair(of_floats, tmp_path / "plain", BY_NAME["gptq-32"])[0])
+    assert set(names.EXPERT_PARTS) <= set(products_of(read_shape(plain), 0))
+    more = {
+        b.name: b.nbytes
+        for b in cpu_step_buffers(shape, 16)
+        if b not in cpu_step_buffers(read_shape(plain), 16)
+    }
+    experts = 4 * 2 * 256  # of gate and up
+    assert more["orders"] == 4 * (3 * 256 + 256 + experts)
+    assert more["gathered"] == 16 * 2 * (256 + 256 // 2)
 
 
 def test_a_gpu_takes_integers_and_refuses_trits_by_name(of_floats: Path, tmp_path: Path) -> None:

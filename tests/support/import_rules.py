@@ -34,6 +34,7 @@ MODEL_FILES = {
     "moeserve.models.attention",
     "moeserve.models.feed_forward",
     "moeserve.models.interface",
+    "moeserve.models.column_orders",
     "moeserve.models.compressed",
     "moeserve.models.indexer",
     "moeserve.models.latent",
@@ -240,6 +241,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.interface": READERS
     | {
         "moeserve.models.attention",
+        "moeserve.models.column_orders",
         "moeserve.models.feed_forward",
         "moeserve.models.indexer",
         "moeserve.models.latent",
@@ -247,6 +249,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.residual",
         "moeserve.models.rope_scaling",
     },
+    "moeserve.models.column_orders": {"moeserve.models.sources.source"},
     "moeserve.models.compressed": {"moeserve.models.latent", "moeserve.models.sources.gguf"},
     "moeserve.models.indexer": {"moeserve.kernels.choice_rule", "moeserve.models.sources.gguf"},
     "moeserve.models.latent": {"moeserve.models.indexer", "moeserve.models.sources.gguf"},
@@ -301,6 +304,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.source",
     },
     "moeserve.models.cpu_step_buffers": {
+        "moeserve.models.column_orders",
         "moeserve.models.compressed",
         "moeserve.models.indexer",
         "moeserve.models.attention",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,15 +69,31 @@ def _words(codes: torch.Tensor, bits: int, order: tuple[int, ...] | None = None)
 
 def write_gptq(scheme: Scheme, name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
     codes, scales, zeros = _integers(scheme, weight)
-    less = 0 if scheme.config.get("checkpoint_format") == "gptq_v2" else 1
+    packing = scheme.config.get("packing_format", "gptq")
+    less = 0 if scheme.config.get("checkpoint_format") == "gptq_v2" or packing in GPTQ_V2_PACKINGS else 1
     cols = weight.shape[1]
+    order = torch.arange(cols)  # quantised column j is column order[j] of the matrix
+    if scheme.config.get("desc_act"):
+        order = torch.randperm(cols, generator=torch.Generator().manual_seed(seed_of(name)))
+        codes, scales, zeros = _integers(scheme, weight[:, order])
+    inverse = order.argsort()
     parts = {
-        "qweight": _words(codes, scheme.bits).T.contiguous(),
+        "qweight": _words(codes[:, inverse], scheme.bits).T.contiguous(),
         "qzeros": _words(zeros.T - less, scheme.bits),
         "scales": scales.T.contiguous(),
-        "g_idx": (torch.arange(cols) // (scheme.group or cols)).int(),
+        "g_idx": (inverse // (scheme.group or cols)).int(),
     }
-    return {f"{name}.{part}": t for part, t in parts.items()}, _dequantized(codes, scales, zeros)
+    dequantized = _dequantized(codes, scales, zeros)[:, inverse]
+    return {f"{name}.{part}": t for part, t in parts.items()}, dequantized
+
+
+GPTQ_V2_PACKINGS = ("auto_round", "auto_round:gptqmodel", "auto_round:exllamav2")
+
+
+def seed_of(name: str) -> int:
+    """The same for matrices over one input, as quantisers order by it; in the second layer another for each."""
+    group = re.sub("[qkv]_proj$", "qkv", re.sub("(gate|up)_proj$", "gate_up", name))
+    return zlib.crc32((name if ".layers.1." in name else group).encode())
 
 
 def write_awq(scheme: Scheme, name: str, weight: torch.Tensor) -> tuple[Parts, torch.Tensor]:
@@ -188,6 +205,10 @@ SCHEMES = (
     Scheme("gptq", write_gptq, _GPTQ | {"bits": 4, "group_size": 128}),
     Scheme("gptq-32", write_gptq, _GPTQ | {"checkpoint_format": "gptq"}, group=32, dtype=torch.bfloat16),
     Scheme("gptq-row-v2", write_gptq, _GPTQ | {"checkpoint_format": "gptq_v2", "group_size": -1}, group=0),
+    Scheme("gptq-order", write_gptq, _GPTQ | {"desc_act": True}, group=32),
+    Scheme("gptq-order-8", write_gptq, _GPTQ | {"desc_act": True, "bits": 8}, bits=8, group=128),
+    Scheme("auto-round-asym", write_gptq, _ROUND | {"packing_format": "auto_round"}, group=32),
+    Scheme("auto-round-v2", write_gptq, _ROUND | {"packing_format": "auto_round:gptqmodel"}, group=128),
     Scheme("gptq-8", write_gptq, _GPTQ | {"bits": 8}, bits=8, group=32),
     Scheme("gptq-8-sym", write_gptq, _GPTQ | {"bits": 8}, bits=8, symmetric=True),
     Scheme("auto-round", write_gptq, _ROUND, symmetric=True, group=64),

@@ -73,7 +73,7 @@ def seeing_server(**config: Any) -> Iterator[tuple[HttpServer, VisualServer]]:
 
 def engine_sees(server: HttpServer) -> None:
     """The engine says that it is ready for pictures' embeddings."""
-    ready = ready_message(server.tokenizer.vocabulary.size)
+    ready = ready_message(server.tokenizer.vocabulary.size, context=server.context)
     server.send(
         msgspec.structs.replace(ready, ready=msgspec.structs.replace(ready.ready, embedding_size=128))
     )

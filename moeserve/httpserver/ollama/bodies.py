@@ -36,6 +36,7 @@ from moeserve.httpserver.generation.request.pictures import (
     Picture,
     joined,
     picture_of_base64,
+    picture_of_url,
     pictures_in,
 )
 from moeserve.httpserver.generation.request.sampling_fields import OllamaSampling
@@ -102,9 +103,15 @@ class ToolCall(RequestModel):
         return {"type": "function", "function": function} | ({"id": self.id} if self.id else {})
 
 
+def _picture(image: str) -> Picture:
+    """Some clients of OpenAI's form pass an address on as it is."""
+    is_address = image[:8].lower().startswith(("http://", "https://"))
+    return picture_of_url(image) if is_address else picture_of_base64(image)
+
+
 def _pictures(images: list[str]) -> list[Picture]:
     try:
-        return [picture_of_base64(image) for image in images]
+        return [_picture(image) for image in images]
     except PydanticCustomError as error:
         raise PydanticCustomError("images", "images: {problem}", {"problem": error.message()}) from error
 

@@ -24,9 +24,14 @@ class ProductShape:
 
 def products_of(shape: ModelShape, layer: int) -> dict[str, ProductShape]:
     """Returns the adaptable products of a layer. Not adaptable: recurrent layers, latent attention, gated q, q and k
-    that the file stores as pairs of neighbouring dimensions, and feed-forwards without a gate."""
+    that the file stores as pairs of neighbouring dimensions, feed-forwards without a gate, and those whose rows were
+    moved (`ColumnOrders`)."""
     of_layer = shape.layers[layer]
-    return _of_attention(shape.hidden_size, of_layer) | _of_ffn(shape.hidden_size, of_layer)
+    moved = frozenset() if shape.orders is None else shape.orders.moved_rows
+    ffn = _of_ffn(shape.hidden_size, of_layer)
+    if any(n.of_layer(layer, part) in moved for part in ffn):
+        ffn = {part: product for part, product in ffn.items() if part == n.FFN_GATE_INP}
+    return _of_attention(shape.hidden_size, of_layer) | ffn
 
 
 def most_tensors(shape: ModelShape) -> int:

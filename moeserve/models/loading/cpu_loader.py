@@ -48,6 +48,7 @@ from moeserve.models.loading.halves import pack_halves
 from moeserve.models.loading.head_order import bytes_in_halves, in_halves, is_reordered
 from moeserve.models.loading.kv_products import kv_products
 from moeserve.models.loading.lanes import check_lanes
+from moeserve.models.loading.orders import SharedOrders
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -75,6 +76,7 @@ class CpuLoader:
         self._progress = progress
         self._done = self._total = 0
         self._matrices: list[Matrix] = []
+        self._orders = SharedOrders()
 
     def load(self) -> CpuWeights:
         """Loads all weights. Raises ModelError for a tensor that is missing, has another shape, or a type without
@@ -237,7 +239,10 @@ class CpuLoader:
         rows, cols = tensor.shape
         q, gate = (
             self._stream.pack(
-                rows_of(self._source.data(name), shape.num_heads, part), int(tensor.type), (rows // 2, cols)
+                rows_of(self._source.data(name), shape.num_heads, part),
+                int(tensor.type),
+                (rows // 2, cols),
+                self._orders.of(tensor),
             )
             for part in ("q", "gate")
         )
@@ -348,9 +353,12 @@ class CpuLoader:
         tensor = self._source.tensors[name]
         # Reordered matrices are packed, even if others are used in place.
         is_view = self._in_place and not is_reordered(self._shape, name)
-        prepare = self._stream.view if is_view else self._stream.pack
         data = bytes_in_halves(self._shape, name, self._source.data(name), tensor.shape[0])
-        matrix = prepare(data, int(tensor.type), shape or tensor.shape)
+        if is_view:
+            matrix = self._stream.view(data, int(tensor.type), shape or tensor.shape)
+        else:
+            order = self._orders.of(tensor)
+            matrix = self._stream.pack(data, int(tensor.type), shape or tensor.shape, order)
         self._matrices.append(matrix)
         self._finish(name)
         return matrix

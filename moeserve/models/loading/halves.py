@@ -18,6 +18,11 @@ def pack_halves(stream: CpuStream, source: ModelSource, name: str) -> tuple[Matr
             source.path,
             f"tensor {name!r}: half of its {cols} columns are no whole blocks of {tensor.type.name}",
         )
+    if tensor.order is not None:
+        raise ModelError(
+            source.path,
+            f"tensor {name!r} has its columns in another order (desc_act), which is not supported here",
+        )
     data = source.data(name).reshape(rows, 2, -1)
     left, right = (
         stream.pack(np.ascontiguousarray(data[:, half]).reshape(-1), int(tensor.type), (rows, cols // 2))

@@ -17,6 +17,19 @@ class TowerShape(Protocol):
     """Frozen."""
 
     @property
+    def hidden(self) -> int:
+        """Numbers of a patch's row."""
+        ...
+
+    @property
+    def layers(self) -> int: ...
+
+    @property
+    def patch(self) -> int:
+        """Pixels a side of a patch."""
+        ...
+
+    @property
     def embedding_size(self) -> int:
         """Numbers of a token's row: see `ModelShape.embedding_size`."""
         ...

@@ -98,8 +98,8 @@ class Qwen3VlTower(Tower):
         # With q, k and the last products of rounded inputs the error would be twice as large: 1e-3.
         qkv = self.weights.product(at + "attn_qkv", x, is_exact=True)
         qkv = qkv.view(n, 3, heads, -1).permute(1, 2, 0, 3)
-        q, k = (_rotated(part, cos, sin) for part in qkv[:2])
-        q, k, v = (part[None].to(self.weights.dtype) for part in (q, k, qkv[2]))
+        q, k = _rotated(qkv[:2], cos, sin, self.weights.dtype)[:, None]
+        v = qkv[None, 2].to(self.weights.dtype)
         mixed = functional.scaled_dot_product_attention(q, k, v)[0]
         return self.weights.product(at + "attn_out", mixed.transpose(0, 1).reshape(n, -1))
 
@@ -114,7 +114,12 @@ def merge_order(rows: int, columns: int, merge: int) -> Tensor:
     return count.view(rows // merge, merge, columns // merge, merge).permute(0, 2, 1, 3).flatten()
 
 
-def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates heads [heads, patches, dim] in split halves: float32."""
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rotates heads, float32 [..., patches, dim], in split halves. Returns `dtype`, contiguous: rounded
+    as it is written, because on a GPU each further operation reads and writes all heads."""
     a, b = heads.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    out = torch.empty(heads.shape, dtype=dtype, device=heads.device)
+    first, second = out.chunk(2, dim=-1)
+    torch.addcmul(a * cos, b, sin, value=-1, out=first)
+    torch.addcmul(b * cos, a, sin, out=second)
+    return out

@@ -14,11 +14,13 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 
 from moeserve.errors import UserError
 from moeserve.models.sources.source import TensorSource
 from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
 from moeserve.visualserver.shapes.shape import TowerShape
+from moeserve.visualserver.towers.attention_backend import AttentionBackend
 from moeserve.visualserver.towers.weights import TowerWeights
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -63,6 +65,8 @@ class Tower(ABC):
         self.device = device
         self.weights = TowerWeights(source, shape.tensor_shapes(), device, dtype)
         self._side = shape.token_side
+        self._patch = shape.patch
+        self._attention = AttentionBackend(shape.layers, shape.hidden)
         self._launched: deque[torch.cuda.Event] = deque()  # ends of slices that may be unfinished
         self._threads = len(os.sched_getaffinity(0))
 
@@ -117,12 +121,20 @@ class Tower(ABC):
     def _encoded(self, pixels: Pixels, slice_ended: SliceEnded) -> np.ndarray[Any, np.dtype[np.float32]]:
         with torch.inference_mode():
             at = torch.from_numpy(pixels.copy()).to(self.device)
-            tokens = self._tokens(at, slice_ended)
+            tokens = self._on_device(at, slice_ended)
             if self.weights.is_narrow and not bool(tokens.isfinite().all()):
                 log.warning("a picture exceeds float16: the vision tower computes in float32 from now on")
                 self.weights.widen()
-                tokens = self._tokens(at, slice_ended)
+                tokens = self._on_device(at, slice_ended)
             return tokens.float().cpu().numpy()
+
+    def _on_device(self, pixels: Tensor, slice_ended: SliceEnded) -> Tensor:
+        if not pixels.is_cuda:
+            return self._tokens(pixels, slice_ended)
+        patches = pixels.shape[0] * pixels.shape[1] // self._patch**2
+        # A kernel that does not take these numbers (cuDNN's no float32) leaves them to the next.
+        with sdpa_kernel(self._attention.order(patches), set_priority=True):
+            return self._tokens(pixels, slice_ended)
 
     @abstractmethod
     def _tokens(self, pixels: Tensor, slice_ended: SliceEnded) -> Tensor:

@@ -61,7 +61,8 @@ class TowerWeights:
         rounded = x.to(self.dtype)
         out = _wide_product(rounded, weight)
         if is_exact:
-            out += _wide_product((x - rounded).to(self.dtype), weight)
+            rest = torch.sub(x, rounded, out=torch.empty_like(rounded))
+            out += _wide_product(rest, weight)
         return out if bias is None else out.add_(bias)
 
 

@@ -65,6 +65,10 @@ def anthropic(source: Any) -> dict[str, Any]:
     return {"type": "image", "source": source}
 
 
+def response_to(part: dict[str, Any]) -> dict[str, Any]:
+    return {"model": NAME, "max_output_tokens": 2, "input": [{"role": "user", "content": [part]}]}
+
+
 BLOCK = anthropic({"type": "base64", "media_type": "image/png", "data": BASE64})
 REQUESTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": chat(text(BEFORE), image(), text(BEHIND)),
@@ -136,6 +140,10 @@ WRITTEN = {
     "lines": "data:image/png;base64," + "\r\n".join(BASE64[at : at + 76] for at in range(0, len(BASE64), 76)),
     "the URL's alphabet": "data:image/png;base64," + base64.urlsafe_b64encode(FILE).decode().rstrip("="),
     "percent-encoded": "data:image/png;base64," + quote(BASE64, safe=""),
+    "no padding": URL.rstrip("="),  # LM Studio takes it (openedai-vision, issue 4)
+    "no scheme": f"image/jpg;base64,{BASE64}",  # litellm, issue 1427
+    "no prefix": BASE64,  # claude-code-router, pull request 1690
+    "the prefix twice": f"data:image/png;base64,{URL}",  # senpi, issue 1260; freebuff, pull request 978
 }
 
 
@@ -143,8 +151,38 @@ WRITTEN = {
 def test_how_clients_write_a_picture(server: HttpServer, visual: VisualServer, name: str) -> None:
     assert "+" in BASE64
     assert "/" in BASE64
-    assert server.post("/v1/chat/completions", chat(image(WRITTEN[name]))).status_code == 200
-    assert [one.data for one in visual.pictures] == [FILE]
+    written = WRITTEN[name]
+    answers = [
+        server.post("/v1/chat/completions", chat(image(written))),
+        server.post(
+            "/v1/chat/completions", chat({"type": "image_url", "image_url": written, "detail": None})
+        ),
+        server.post(
+            "/v1/responses", response_to({"type": "input_image", "image_url": written, "detail": None})
+        ),
+        server.post(
+            "/v1/messages", chat(anthropic({"type": "base64", "media_type": "image/jpeg", "data": written}))
+        ),
+        server.post("/api/generate", REQUESTS["/api/generate"] | {"images": [written]}),
+    ]
+    assert [answer.status_code for answer in answers] == [200] * 5
+    assert [one.data for one in visual.pictures] == [FILE] * 5
+
+
+def test_an_address_in_ollamas_images(server: HttpServer, visual: VisualServer) -> None:
+    """litellm passes it on (issue 30313)."""
+    body = REQUESTS["/api/generate"] | {"images": ["https://example.com/a.png"]}
+    answer = server.post("/api/generate", body)
+    assert answer.status_code == 400
+    assert "pictures are not fetched from addresses" in answer.json()["error"]
+
+
+def test_empty_texts_beside_a_picture(server: HttpServer, visual: VisualServer) -> None:
+    """The prompt is that of the picture alone."""
+    for parts in ([image()], [text(""), image(), text("")]):
+        assert server.post("/v1/chat/completions", chat(*parts)).status_code == 200
+    alone, beside = (tokens_of(request) for request in server.requests)
+    assert alone == beside
 
 
 @pytest.mark.slow

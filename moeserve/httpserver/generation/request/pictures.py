@@ -25,9 +25,12 @@ LOW_DETAIL_TOKENS: Final = 256  # of 512 x 512 pixels, as OpenAI has it
 
 _MARK: Final = secrets.token_hex(16)  # begins every mark of this process
 _MARKS: Final = re.compile(f"({_MARK}[0-9a-f]{{16}})")
+# Some clients leave "data:" out, and some put the prefix before a string that has it.
 _DATA_URL: Final = re.compile(
-    r"\s*data:([\w.+*/-]+)?(?:;\s*[\w.+-]+=[^;,]*)*;\s*base64,", re.ASCII | re.IGNORECASE
+    r"(?:\s*(?:data:)?([\w.+*/-]+)?(?:;\s*[\w.+-]+=[^;,]*)*;\s*base64,){1,2}", re.ASCII | re.IGNORECASE
 )
+# Base64 of PNG, JPEG, GIF and WebP files, in both alphabets: clients send it in a URL's place.
+_FILES: Final = ("iVBORw0KGgo", "/9j/", "_9j_", "R0lGOD", "UklGR")
 _SPACE: Final = re.compile(r"\s+")
 _URL_SAFE: Final = str.maketrans("-_", "+/")  # RFC 4648, section 5
 
@@ -98,10 +101,10 @@ def picture_of_base64(text: str, max_tokens: int | None = None) -> Picture:
 
 
 def picture_of_url(url: Any, max_tokens: int | None = None) -> Picture:
-    """Raises PydanticCustomError."""
+    """Accepts http(s) and data: URLs, and a file's base64 without a URL. Raises PydanticCustomError."""
     if not isinstance(url, str):
         raise PydanticCustomError("picture", "the picture's URL must be a string")
-    if _DATA_URL.match(url[:256]):
+    if _DATA_URL.match(url[:256]) or url[:256].lstrip().startswith(_FILES):
         return picture_of_base64(url, max_tokens)
     if url[:256].lstrip()[:5].lower() == "data:":
         raise PydanticCustomError("picture", "the picture's URL is not data:image/...;base64,...")

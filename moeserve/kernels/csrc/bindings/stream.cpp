@@ -190,26 +190,14 @@ void Stream::gelu_gate(Tensor gate, Tensor up, int column, int n, const Activati
                           rows_arg<float>(up, "up", n, width) + column, width, n, out});
 }
 
-void Stream::linear(const Activations& x, int n, const LinearGroup& weights, const nb::list& out, bool add) {
-  LinearOp op{&kernels_, x, n, static_cast<int>(weights.matrices.size()), {}, {}, {}, add};
-  if (out.size() != weights.matrices.size()) reject("out", "one tensor for each matrix wanted");
-  for (int j = 0; j < op.count; ++j) {
-    const Matrix& m = *weights.matrices[j];
-    check_activations(x, "x", n, m.cols, m.integer());
-    op.w[j] = &m;
-    op.bias[j] = weights.biases[j];
-    op.out[j] = rows_arg<float>(out[j], "out", n, m.rows);
-  }
-  pool_.submit(op);
-}
-
 void Stream::linear_panels(const Activations& x, int n, const Matrix& weights, Tensor panels, Tensor out) {
   check_activations(x, "x", n, weights.cols, weights.integer());
   const auto count = static_cast<int>(tensor_arg(panels, "panels", Element::kInt32).size());
   const auto* ids = sized_arg<int32_t>(panels, "panels", count);
   check_ids("panel", ids, count, weights.panels);
-  pool_.submit(PanelsOp{&kernels_, x, n, &weights, ids, count,
-                        rows_arg<float>(out, "out", n, int64_t{kPanelRows} * count)});
+  auto* to = rows_arg<float>(out, "out", n, int64_t{kPanelRows} * count);
+  const Activations input = weights.order == nullptr ? x : gathered(x, n, weights);
+  pool_.submit(PanelsOp{&kernels_, input, n, &weights, ids, count, to});
 }
 
 void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_norm, float eps, Tensor cos,
@@ -350,8 +338,16 @@ void Stream::experts(const Matrix& gate, const Matrix& up, const Matrix& down, c
   op.lora = expert_lora_arg(lora, op);
   parts_.fit(pool_, static_cast<int>(most_routes), down.rows);
   op.parts = parts_.data();
-  if (!disk.is_none()) return run_from_disk(op, own_ids, disk);
+  if (down.order != nullptr) reject("down", "its order belongs into the rows of gate and up");
+  if (!disk.is_none()) {
+    if (gate.order != nullptr || up.order != nullptr) reject("disk", "columns in another order");
+    return run_from_disk(op, own_ids, disk);
+  }
   pool_.submit(SortRoutesOp{op});
+  op.gate_input = gathered_by_route(op, gate, gathered_);
+  op.up_input = up.order == gate.order && up.integer() == gate.integer()
+                    ? op.gate_input
+                    : gathered_by_route(op, up, gathered_up_);
   pool_.submit(op);
 }
 

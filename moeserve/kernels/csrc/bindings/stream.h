@@ -14,6 +14,7 @@
 #include "ops/choose.h"
 #include "ops/compressed_plan.h"
 #include "ops/delta_net.h"
+#include "ops/gather.h"
 #include "ops/ops.h"
 
 namespace moeserve {
@@ -30,6 +31,8 @@ struct LinearGroup {
 // These throw std::invalid_argument.
 Activation activation_named(const std::string& name);
 void check_options(const ExpertOptions& options);
+// order: int32 [experts, cols], kept alive by the caller. Throws std::out_of_range for a column that is not there.
+void set_order(Matrix& matrix, nanobind::handle order);
 Activations make_activations(nanobind::handle f32, nanobind::handle q8, int64_t cols);
 
 // a, b: float32 tensors in LoraPair's layout, kept alive by the caller; None: no pair.
@@ -152,7 +155,13 @@ class Stream {
   std::unique_ptr<Matrix> make_matrix(size_t bytes, int type, int64_t rows, int64_t cols, int64_t experts,
                                       const uint8_t* file_rows);
 
+  // Launches the gathering of x's columns in the matrix's order.
+  Activations gathered(const Activations& x, int n, const Matrix& matrix);
+  // The same for the input of a matrix of experts, by route; no rows if the matrix has no order.
+  Activations gathered_by_route(const ExpertsOp& op, const Matrix& matrix, Gathered& room);
+
   Kernels kernels_;
+  Gathered gathered_, gathered_up_;
   Parts parts_;  // declared before the pool, whose last operations use it
   Pool pool_;
 };

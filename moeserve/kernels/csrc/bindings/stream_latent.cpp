@@ -42,6 +42,7 @@ void Stream::latent_store(Tensor q, Tensor latent, Tensor norm, float eps, Tenso
 void Stream::linear_by_head(const Activations& x, int n, const Matrix& weights, const Activations& out) {
   const int64_t heads = weights.experts;
   if (weights.rows % kPanelRows != 0) reject("weights", "rows that 32 divides wanted");
+  if (weights.order != nullptr) reject("weights", "columns in another order");
   if (out.cols % (heads * kPanelRows) != 0 || out.cols / heads < weights.rows) {
     reject("out", "columns that the heads and 32 divide, and that hold their outputs, wanted");
   }

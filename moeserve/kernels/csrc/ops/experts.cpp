@@ -188,8 +188,9 @@ void ExpertsOp::gate_up(int64_t rank, int64_t panel, Claim& claim) const {
     const int tokens = std::min(kMostTokens, end - i0);
     for (int i = 0; i < tokens; ++i) {
       const int token = routes[i0 + i] / top_k;
-      gate_rows[i] = y.row(gate->integer(), token);
-      up_rows[i] = y.row(up->integer(), token);
+      gate_rows[i] =
+          gate_input.rows > 0 ? gate_input.row(gate->integer(), i0 + i) : y.row(gate->integer(), token);
+      up_rows[i] = up_input.rows > 0 ? up_input.row(up->integer(), i0 + i) : y.row(up->integer(), token);
     }
     k->multiply(gate->type, gate_panel, gated ? up_panel.data : next, gate->cols, gate_rows, tokens, g);
     if (gated) k->multiply(up->type, up_panel, next, up->cols, up_rows, tokens, u);

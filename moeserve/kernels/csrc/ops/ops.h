@@ -29,6 +29,8 @@ class Matrix {
   const size_t panel_bytes;
   const size_t bytes;
   const int nodes;
+  // [experts, cols], kept by the caller: stored column j is column order[j] of the input. nullptr: as they come.
+  const int32_t* order = nullptr;
   bool integer() const { return type_info(type).integer; }
   bool packed() const { return file_rows_ == nullptr; }
 
@@ -301,10 +303,10 @@ struct ExpertsOp {
   int32_t* starts;  // [experts + 1]: rows of h of each expert
   int32_t* active;  // [experts + 1]: number of experts that have rows, then their ids, ascending
   int32_t* routes;  // [n * top_k]: for each row of h, its index in ids and weights
-  int64_t*
-      expert_token_counts;  // [2, experts], or nullptr: adds each expert's tokens, and 1 to each expert that has any
-  float* x;                 // [n, hidden]
-  bool add;                 // add to x instead of overwriting it
+  // [2, experts], or nullptr: adds each expert's tokens, and 1 to each expert that has any.
+  int64_t* expert_token_counts;
+  float* x;  // [n, hidden]
+  bool add;  // add to x instead of overwriting it
   // [kMostParts, hidden]: in a step of few routes, each route's contribution to x (rows sorted by expert), summed
   // afterwards. Work is then divided by (expert, panel) instead of by panel, into units small enough to balance.
   float* parts;
@@ -320,6 +322,8 @@ struct ExpertsOp {
   const int32_t* slots = nullptr;
   int experts = 0;
   Wave wave = {};
+  // Inputs of gate and up by row of h, gathered in the experts' orders (gather.h); without rows: y is read.
+  Activations gate_input = {}, up_input = {};
   static constexpr int kMostParts = 512;
   static constexpr int kMostPhases = 3;  // without adapters
   // After sort_routes() of the same operation.
@@ -362,8 +366,7 @@ struct ExpertsOp {
   void put(int64_t panel, const float* sums) const;
 };
 
-// The first part of ExpertsOp.
-struct SortRoutesOp {
+struct SortRoutesOp {  // the first part of ExpertsOp
   ExpertsOp experts;
   bool is_small() const { return true; }
   void operator()(Team& team) const {
@@ -372,11 +375,11 @@ struct SortRoutesOp {
   }
 };
 
-// Buffer for ExpertsOp::parts, which grows on demand.
+// Buffer for ExpertsOp::parts.
 class Parts {
  public:
   float* data() { return rows_.data(); }
-  // Makes room for `routes` routes of `hidden` outputs; waits for the pool if it must reallocate.
+  // Grows if `routes` routes of `hidden` outputs need it; then waits for the pool.
   void fit(Pool& pool, int routes, int64_t hidden) {
     const size_t size = static_cast<size_t>(std::min(routes, ExpertsOp::kMostParts)) * hidden;
     if (size <= rows_.size()) return;

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from moeserve.quantization import QUANT_TYPES, QuantType, supported_names, unsupported_type
 from moeserve.quantization.table import I32
@@ -62,6 +63,10 @@ class TensorInfo:
     shape: tuple[int, ...]  # row-major: the reverse of the file's order, so experts are [E, out, in]
     type: QuantType
     nbytes: int
+    # int32 [cols], of experts [E, cols]: the rows' column j belongs to the input's column order[j]. None: to column j.
+    order: npt.NDArray[np.int32] | None = field(default=None, compare=False, kw_only=True)
+    # The same of rows, which are in the order of a later matrix's columns: int32 [rows] or [E, rows].
+    row_order: npt.NDArray[np.int32] | None = field(default=None, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

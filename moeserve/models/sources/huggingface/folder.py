@@ -20,12 +20,13 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.model_files import is_model_file
 
+from .column_order import stacked
 from .config_json import metadata_of, spelling
 from .fp8_blocks import with_scales
 from .integer_weights import with_packed
 from .interleaved_experts import interleaved_experts
 from .json_files import read_json
-from .made_tensor import MadeTensor, bytes_of, floats_made, numbers_of
+from .made_tensor import MadeTensor, bytes_of, floats_made, is_zero_bias, numbers_of
 from .mapping import HuggingFaceMapping
 from .merged_experts import merged_experts
 from .next_token_names import NextTokenNames
@@ -78,8 +79,9 @@ class HuggingFaceFolder:
         if mapping.interleaved_experts is not None:
             self._add_interleaved(mapping.interleaved_experts, stored)
         self._skip(stored, self._skipped_layers())
-        if stored:  # an ignored tensor, such as a bias, would silently change every answer
-            raise ModelError(path, f"tensor {next(iter(stored))!r} has no place in a {mapping.model_type}")
+        remaining = [name for name, tensor in stored.items() if not is_zero_bias(tensor)]
+        if remaining:  # an ignored tensor, such as a bias, would silently change every answer
+            raise ModelError(path, f"tensor {remaining[0]!r} has no place in a {mapping.model_type}")
 
     def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """See ModelSource."""
@@ -184,7 +186,7 @@ class HuggingFaceFolder:
 
     def _add_made(self, name: str, made: MadeTensor) -> None:
         nbytes = prod(made.shape[:-1]) * made.type.row_bytes(made.shape[-1])
-        self.tensors[name] = TensorInfo(name, made.shape, made.type, nbytes)
+        self.tensors[name] = TensorInfo(name, made.shape, made.type, nbytes, order=made.order)
         self._made[name] = made
         self._parts[name] = list(made.sources)
 
@@ -225,7 +227,11 @@ class HuggingFaceFolder:
             shape = shape[1:]
         kind = first.type
         nbytes = prod(shape) // kind.block_columns * kind.block_bytes
-        self.tensors[name] = TensorInfo(name, shape, kind, nbytes)
+        order = stacked([None if p.packed is None else p.packed.order for p in parts], shape[-1], shape)
+        if order is not None and name == n.TOKEN_EMBD:
+            raise ModelError(self.path, f"tensor {theirs[0]!r} is an embedding with columns in another order")
+        rows = stacked([None if p.packed is None else p.packed.rows for p in parts], first.shape[0], shape)
+        self.tensors[name] = TensorInfo(name, shape, kind, nbytes, order=order, row_order=rows)
         self._parts[name] = parts
 
 

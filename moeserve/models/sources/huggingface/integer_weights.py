@@ -2,7 +2,8 @@
 
     GPTQ (https://arxiv.org/abs/2210.17323)   qweight [in * bits / 32, out], words along a column's inputs;
                                               qzeros [groups, out * bits / 32], less 1 but in its second form;
-                                              scales [groups, out]; g_idx [in], the group of each input
+                                              scales [groups, out]; g_idx [in], the group of each input, which
+                                              act-order has in any order (column_order.py)
     AWQ (https://arxiv.org/abs/2306.00978)    qweight [in, out / 8], qzeros [groups, out / 8]: of a word's eight outputs
                                               0, 2, 4, 6, 1, 3, 5, 7 in this order; scales [groups, out]
     compressed-tensors                        weight_packed [out, in * bits / 32], weight_scale [out, groups],
@@ -21,8 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.models.errors import ModelError
-
+from .column_order import column_order, columns_of, in_order
+from .down_order import move_orders_into_rows
 from .fp4_weights import modelopt_matrix, packed_fp4_matrix
 from .made_tensor import find_part, misfit
 from .quantization_config import AWQ, GPTQ, is_gptq_v2
@@ -66,6 +67,7 @@ def with_packed(path: Path, stored: Stored, settings: dict[str, Any]) -> Stored:
         for source in matrix.packed.sources:
             del found[source.name]
         found[matrix.name] = matrix
+    move_orders_into_rows(path, found)
     return found
 
 
@@ -81,31 +83,21 @@ def _gptq(path: Path, stored: Stored, prefix: str, is_v2: bool) -> StoredTensor:
         raise misfit(path, prefix)
     cols = weight.shape[0] * WORD // bits
     sources = [weight, zeros, scales]
+    order = None
     if f"{prefix}.g_idx" in stored:
-        sources.append(_checked_order(path, stored, f"{prefix}.g_idx", cols, groups))
+        sources.append(columns_of(path, stored, f"{prefix}.g_idx", cols))
+        order = column_order(path, sources[-1], groups)
     one = 0 if is_v2 else sum(1 << shift for shift in range(0, WORD, bits))
 
     def read() -> Integers:
         words = np.ascontiguousarray(stored_numbers(weight).T)
         points = stored_numbers(zeros) + np.uint32(one)  # on whole words, as it was subtracted
-        return Integers(words.view(np.uint8), stored_numbers(scales).T, _codes(points, bits).T)
+        codes = in_order(words.view(np.uint8), order, bits)
+        return Integers(codes, stored_numbers(scales).T, _codes(points, bits).T)
 
-    return integer_matrix(weight, f"{prefix}.weight", (out, cols), bits, scales, groups, tuple(sources), read)
-
-
-def _checked_order(path: Path, stored: Stored, name: str, cols: int, groups: int) -> StoredTensor:
-    """Returns the tensor of group numbers after checking it. Raises ModelError if a column's group does not follow from
-    its position (act-order)."""
-    order = find_part(path, stored, name, ("I32", "I64"), 1)
-    if order.shape != (cols,) or cols % groups:
-        raise misfit(path, name.rpartition(".")[0])
-    if not (stored_numbers(order) == np.arange(cols) // (cols // groups)).all():
-        raise ModelError(
-            path,
-            f"tensor {name!r} has columns in the order of their activations (desc_act, actorder), which is not "
-            "supported; download a checkpoint without it, with static groups, or a GGUF file",
-        )
-    return order
+    return integer_matrix(
+        weight, f"{prefix}.weight", (out, cols), bits, scales, groups, tuple(sources), read, order
+    )
 
 
 # A word's nibbles, lowest first, belong to these of its eight outputs.
@@ -148,8 +140,10 @@ def _packed(path: Path, stored: Stored, prefix: str) -> StoredTensor:
     if weight.shape != (rows, cols * bits // WORD) or cols * bits % WORD or scales.shape[0] != rows:
         raise misfit(path, prefix)
     sources = [weight, scales, shape]
+    order = None
     if f"{prefix}.weight_g_idx" in stored:
-        sources.append(_checked_order(path, stored, f"{prefix}.weight_g_idx", cols, groups))
+        sources.append(columns_of(path, stored, f"{prefix}.weight_g_idx", cols))
+        order = column_order(path, sources[-1], groups)
     zeros = None
     if f"{prefix}.weight_zero_point" in stored:
         zeros = find_part(path, stored, f"{prefix}.weight_zero_point", ("I32",))
@@ -164,10 +158,10 @@ def _packed(path: Path, stored: Stored, prefix: str) -> StoredTensor:
 
     def read() -> Integers:
         codes = np.ascontiguousarray(stored_numbers(weight)).view(np.uint8)
-        return Integers(codes, stored_numbers(scales), points())
+        return Integers(in_order(codes, order, bits), stored_numbers(scales), points())
 
     return integer_matrix(
-        weight, f"{prefix}.weight", (rows, cols), bits, scales, groups, tuple(sources), read
+        weight, f"{prefix}.weight", (rows, cols), bits, scales, groups, tuple(sources), read, order
     )
 
 

@@ -29,6 +29,7 @@ class MadeTensor:
     type: QuantType
     sources: tuple[StoredTensor, ...]
     make: Callable[[], Bytes]
+    order: npt.NDArray[np.int32] | None = None  # as PackedWeight.order
 
 
 def floats_made(
@@ -48,7 +49,7 @@ def rows_made(
     packed = source.packed
     if packed is None:
         return values_made(source, shape, choose)
-    return MadeTensor(shape, packed.type, (source,), lambda: bytes_of(choose(packed.make())))
+    return MadeTensor(shape, packed.type, (source,), lambda: bytes_of(choose(packed.make())), packed.order)
 
 
 def values_made(
@@ -93,9 +94,17 @@ def numbers_of(tensor: StoredTensor) -> npt.NDArray[Any]:
     if tensor.scales is not None:
         return dequantized(tensor)
     if tensor.packed is not None:
-        values = dequantize(tensor.packed.type, tensor.packed.make())
-        return values.reshape(tensor.shape).view(np.uint32)
+        values = dequantize(tensor.packed.type, tensor.packed.make()).reshape(tensor.shape)
+        if tensor.packed.order is not None:
+            values = values[:, np.argsort(tensor.packed.order)]
+        return values.view(np.uint32)
     return stored_numbers(tensor)
+
+
+def is_zero_bias(tensor: StoredTensor) -> bool:
+    """Returns whether it is a bias of zeros, which some quantisers write for layers without a bias."""
+    is_bias = tensor.name.endswith(".bias") and len(tensor.shape) == 1
+    return is_bias and tensor.dtype in ("F16", "BF16", "F32") and not stored_numbers(tensor).any()
 
 
 def bytes_of(numbers: npt.NDArray[Any]) -> Bytes:

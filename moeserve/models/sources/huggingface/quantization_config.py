@@ -29,6 +29,10 @@ _COMPRESSED_FORMATS = frozenset(
         "mxfp4-pack-quantized",
     ]
 )
+# auto-round's packing_format
+_AUTO_ROUND_AWQ = ("auto_round:auto_awq", "auto_round:awq")
+_AUTO_ROUND_GPTQ = ("auto_round:auto_gptq", "auto_round:gptq", "auto_round:gptq:exllamav2", "auto")
+_AUTO_ROUND_GPTQ_V2 = ("auto_round", "auto_round:gptqmodel", "auto_round:exllamav2", "auto_round:tritonv2")
 _OLD_FILE = "quantize_config.json"  # AutoGPTQ's file
 _MODELOPT_FILE = "hf_quant_config.json"
 _MODELOPT_ALGORITHMS = frozenset(
@@ -56,7 +60,8 @@ def quantization_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] |
         raise ModelError(path, f"quantization_config is {settings!r:.80}; an object is expected")
     method = settings.get("quant_method")
     if method in ("auto-round", "intel/auto-round"):
-        method = _auto_round(path, settings)
+        settings = _auto_round(path, settings)
+        method = settings["quant_method"]
     checks = {GPTQ: _check_gptq, AWQ: _check_awq, COMPRESSED: _check_compressed, MODELOPT: _check_modelopt}
     if isinstance(method, str) and method in checks:
         checks[method](path, settings)
@@ -67,12 +72,22 @@ def _refuse(path: Path, what: str) -> ModelError:
     return ModelError(path, f"has a quantization_config of {what}, which is not supported; {INSTEAD}")
 
 
-def _auto_round(path: Path, settings: Mapping[str, Any]) -> str:
-    form = str(settings.get("packing_format"))
-    if "awq" in form:
-        return AWQ
-    if "gptq" in form:
-        return GPTQ
+def _auto_round(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns auto-round's settings as those of GPTQ or AWQ. It packs as AWQ, or as GPTQ in either form: zero points
+    less 1 only where the format's name says `gptq`. Versions before 0.4.3 name the format as `backend`."""
+    backend = str(settings.get("backend"))  # of later versions: what transformers computes with
+    form = settings.get("packing_format") or (backend if backend.startswith("auto_round") else "auto")
+    data_type = settings.get("data_type") or "int"
+    if not isinstance(data_type, str) or not data_type.startswith("int"):
+        raise _refuse(path, f"auto-round's data_type {data_type!r:.60}")
+    if settings.get("rotation_config"):
+        raise _refuse(path, "auto-round's rotation_config")
+    if form in _AUTO_ROUND_AWQ:
+        return {**settings, "quant_method": AWQ}
+    if form in _AUTO_ROUND_GPTQ:
+        return {**settings, "quant_method": GPTQ, "checkpoint_format": "gptq"}
+    if form in _AUTO_ROUND_GPTQ_V2:
+        return {**settings, "quant_method": GPTQ, "checkpoint_format": "gptq_v2"}
     raise _refuse(path, f"auto-round's packing_format {form!r:.60}")
 
 
@@ -80,6 +95,11 @@ def _check_gptq(path: Path, settings: Mapping[str, Any]) -> None:
     form = settings.get("checkpoint_format") or settings.get("format") or "gptq"
     if form not in ("gptq", "gptq_v2") or settings.get("is_marlin_format"):
         raise _refuse(path, f"GPTQ's checkpoint_format {form!r:.60}")
+    pack_dtype = settings.get("pack_dtype") or "int32"
+    if pack_dtype != "int32":
+        raise _refuse(path, f"GPTQ's pack_dtype {pack_dtype!r:.60}")
+    if settings.get("adapter"):  # EoRA: low-rank matrices beside the codes
+        raise _refuse(path, "GPTQ's adapter (EoRA)")
 
 
 def is_gptq_v2(settings: Mapping[str, Any]) -> bool:
@@ -88,9 +108,14 @@ def is_gptq_v2(settings: Mapping[str, Any]) -> bool:
 
 
 def _check_awq(path: Path, settings: Mapping[str, Any]) -> None:
-    version = settings.get("version", "gemm")
-    if str(version).lower() != "gemm":
-        raise _refuse(path, f"AWQ's version {version!r:.60}")
+    # AutoAWQ names the layout as `version`, GPTQModel as `checkpoint_format` or `format`.
+    for key in ("version", "checkpoint_format", "format"):
+        layout = settings.get(key) or "gemm"
+        if "packing_format" not in settings and str(layout).lower() != "gemm":
+            raise _refuse(path, f"AWQ's {key} {layout!r:.60}")
+    bits = settings.get("bits", settings.get("w_bit", 4))
+    if bits != 4:
+        raise _refuse(path, f"AWQ of {bits!r:.60} bits")
 
 
 def _check_compressed(path: Path, settings: Mapping[str, Any]) -> None:

@@ -41,6 +41,9 @@ class PackedWeight:
     type: QuantType
     make: Callable[[], np.ndarray[Any, np.dtype[np.uint8]]]  # returns its blocks: uint8 [rows, row bytes]
     sources: tuple[StoredTensor, ...]
+    # int32 [cols]: the blocks' column j is the matrix's column order[j]. None: as they come.
+    order: npt.NDArray[np.int32] | None = None
+    rows: npt.NDArray[np.int32] | None = None  # the same of rows: down_order.py
 
 
 @dataclass(frozen=True, slots=True)

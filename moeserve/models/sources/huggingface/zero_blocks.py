@@ -38,11 +38,13 @@ def integer_matrix(
     groups: int,
     sources: tuple[StoredTensor, ...],
     read: Callable[[], Integers],
+    order: npt.NDArray[np.int32] | None = None,
 ) -> StoredTensor:
     """Returns the matrix [rows, cols] under its name in a float checkpoint. groups: per row, each with a scale;
-    first: the tensor of codes. Raises ModelError for formats that no block type can hold."""
+    first: the tensor of codes; order: of the columns that `read` returns, as PackedWeight.order. Raises ModelError for
+    formats that no block type can hold."""
     kind = _kind_of(first, shape[1], bits, scales, groups)
-    packed = PackedWeight(kind, lambda: _blocks(kind, shape, bits, read()), sources)
+    packed = PackedWeight(kind, lambda: _blocks(kind, shape, bits, read()), sources, order)
     return StoredTensor(
         first.path, name, shape, first.dtype, first.start, first.end, first.buffer, packed=packed
     )

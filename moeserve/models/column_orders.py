@@ -1,0 +1,27 @@
+"""Matrices whose columns are in another order than their input (quantised in act-order): what they need of a step.
+No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from moeserve.models.sources.source import ModelSource
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnOrders:
+    """A model's orders. The CPU engine gathers a product's input in the order of its matrix."""
+
+    num_columns: int  # of all orders together: an int32 each
+    most_columns: int  # of one product's input, for each token or, of experts, for each of its routes
+    moved_rows: frozenset[str]  # tensors whose rows are in the order of the next matrix's columns
+
+
+def column_orders(source: ModelSource) -> ColumnOrders | None:
+    """Returns the orders of an opened model; None if it has none."""
+    ordered = [tensor for tensor in source.tensors.values() if tensor.order is not None]
+    moved = frozenset(name for name, tensor in source.tensors.items() if tensor.row_order is not None)
+    if not ordered and not moved:
+        return None
+    columns = [0 if tensor.order is None else tensor.order.size for tensor in ordered]
+    return ColumnOrders(sum(columns), max((t.shape[-1] for t in ordered), default=0), moved)

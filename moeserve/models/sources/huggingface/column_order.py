@@ -1,0 +1,68 @@
+"""The order of columns in matrices that were quantised in the order of their activations (act-order, `desc_act`): a
+group's columns are anywhere in a row. Blocks need them side by side, so the columns are sorted by group; products
+gather their input in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.models.errors import ModelError
+
+from .made_tensor import find_part, misfit
+from .safetensors_file import StoredTensor, stored_numbers
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Order = npt.NDArray[np.int32]
+
+
+def columns_of(path: Path, stored: dict[str, StoredTensor], name: str, cols: int) -> StoredTensor:
+    """Returns the tensor that has the group of each of `cols` columns. Raises ModelError."""
+    groups = find_part(path, stored, name, ("I32", "I64"), 1)
+    if groups.shape != (cols,):
+        raise misfit(path, name.rpartition(".")[0])
+    return groups
+
+
+def column_order(path: Path, groups_of: StoredTensor, groups: int) -> Order | None:
+    """Returns int32 [cols]: the columns sorted by their group, in each group by position; None if they are so already.
+    Raises ModelError if the groups are not of one size."""
+    of_column = stored_numbers(groups_of).astype(np.int64)
+    (cols,) = of_column.shape
+    each = cols // groups
+    if cols % groups or of_column.min() < 0 or of_column.max() >= groups:
+        raise misfit(path, groups_of.name.rpartition(".")[0])
+    if (np.bincount(of_column, minlength=groups) != each).any():
+        raise ModelError(
+            path,
+            f"tensor {groups_of.name!r} has groups of different sizes; {each} columns in each are expected; download "
+            "the file again, or another checkpoint",
+        )
+    if (of_column == np.arange(cols) // each).all():
+        return None
+    return np.argsort(of_column, kind="stable").astype(np.int32)
+
+
+def stacked(orders: Sequence[Order | None], size: int, shape: tuple[int, ...]) -> Order | None:
+    """Returns the orders, each of `size`, of the experts of a tensor [E, out, in] as [E, size], or the one of another
+    tensor; None if none has one."""
+    if all(order is None for order in orders):
+        return None
+    plain = np.arange(size, dtype=np.int32)
+    found = np.stack([plain if order is None else order for order in orders])
+    return found if len(shape) == 3 else found[0]
+
+
+def in_order(codes: Bytes, order: Order | None, bits: int) -> Bytes:
+    """Returns codes of 4 or 8 bits, uint8 [rows, cols * bits / 8], lowest bits first, with their columns in `order`."""
+    if order is None:
+        return codes
+    if bits == 8:
+        return codes[:, order]
+    half, is_high = order >> 1, (order & 1).astype(np.uint8) * np.uint8(4)
+    low, high = (codes[:, half[i::2]] >> is_high[i::2] & np.uint8(15) for i in (0, 1))
+    return low | high << np.uint8(4)
