@@ -114,7 +114,7 @@ def test_chunks_beside_transformers(path: Path, options: dict[str, object]) -> N
     truth = torch.load(path.with_suffix(".pt")).log_softmax(-1)
     expected = torch.tensor([truth[i, token].item() for i, token in enumerate(TOKENS[1:])])
     runner = load(path, **options)
-    for slot, (chunk, bound) in enumerate(((10, 0.1 if options else 0.02), (4, 0.1))):
+    for slot, (chunk, bound) in enumerate(((10, 0.1 if options else 0.02), (5, 0.1))):
         found = Driver(runner).score(slot, TOKENS, chunk)[: len(TOKENS) - 1]
         errors = (torch.tensor([each.logprob for each in found]) - expected).abs()
         print(f"{options} chunk {chunk}: median {errors.median():.1e}, largest {errors.max():.1e}")
