@@ -40,5 +40,15 @@ class ChoiceRule:
         """The most keys that a query with a choice attends to."""
         return (self.top + self.local) * self.block + (0 if self.local else self.block - 1)
 
+    @property
+    def most_blocks(self) -> int:
+        """The most blocks that a query with a choice attends to, with those of its tail."""
+        return self.top + (self.local or int(self.block > 1))
+
+
+def scores_of_choice(length: int, rule: ChoiceRule) -> int:
+    """Returns how many blocks a choice may have scores of. length: of the longest request, in tokens."""
+    return -(-length // rule.block)
+
 
 ALL_KEYS = ChoiceRule()

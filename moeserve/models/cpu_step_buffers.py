@@ -171,13 +171,12 @@ def _cpu_compressed_buffers(model: ModelShape, rows: int) -> list[Buffer]:
 
 
 def _cpu_indexer_buffers(shape: IndexerShape | BlockIndexerShape, rows: int) -> list[Buffer]:
-    choices = shape.num_heads if shape.rule.by_head else 1
     return [
         Buffer("index_keys", (rows, shape.dim)),
         Buffer("index_weights", (rows, shape.num_heads if isinstance(shape, IndexerShape) else 0)),
         Buffer("index_queries", (rows, shape.q_width)),
         Buffer("index_scores", (INDEX_SCORES,)),
-        Buffer("chosen_keys", (rows, choices * shape.rule.most_keys), "int32"),
+        Buffer("chosen_keys", (rows, shape.choices * shape.rule.most_keys), "int32"),
     ]
 
 

@@ -10,7 +10,7 @@ from moeserve.errors import ConfigError
 from moeserve.models.attention import AttentionShape
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.errors import ModelError
-from moeserve.models.indexer import BlockIndexerShape, IndexerShape
+from moeserve.models.indexer import BlockIndexerShape
 from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.residual import SinkhornConnections
 from moeserve.models.sources.gguf import names as n
@@ -31,27 +31,24 @@ _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
 def gpu_shape(shape: ModelShape, max_model_len: int | None) -> ModelShape:
     """Returns the shape as the GPU engine computes it for requests of up to max_model_len tokens; None: as long as the
     model's context. Where no request has more keys than the indexer chooses, there is none: no index keys, and no
-    choice, whose result would be all keys. The GPU engine does not choose blocks of keys yet, so the contexts of these
-    models are limited to such a length."""
+    choice, whose result would be all keys."""
     indexer = shape.indexer
     if indexer is None:
         return shape
-    is_longer = max_model_len is None or max_model_len > indexer.rule.most_dense
-    if is_longer and isinstance(indexer, IndexerShape):
+    if max_model_len is None or max_model_len > indexer.rule.most_dense:
         return shape
     length = min(shape.context_length, indexer.rule.most_dense)
     return replace(shape, layers=tuple(map(_without_indexer, shape.layers)), context_length=length)
 
 
-def check_gpu_context(shape: ModelShape, max_model_len: int | None) -> None:
-    """Raises ConfigError for requests longer than `gpu_shape`'s contexts, for models that choose blocks of keys. shape:
-    as read from the file."""
+def check_gpu_pictures(shape: ModelShape, mmproj: str | None) -> None:
+    """Raises ConfigError for a vision tower of a model that chooses blocks: the GPU rotates index keys by tokens'
+    numbers, where pictures have positions by section. shape: of `gpu_shape`."""
     indexer = shape.indexer
-    if isinstance(indexer, BlockIndexerShape) and (max_model_len or 0) > (most := indexer.rule.most_dense):
+    if mmproj is not None and isinstance(indexer, BlockIndexerShape) and shape.rope_sections is not None:
         raise ConfigError(
-            f"--max-model-len {max_model_len}: with layers on a GPU, {shape.architecture} attends to all keys, "
-            f"which is what it should do in contexts of up to {most} tokens; say {most} or leave it out, or choose "
-            "--device cpu"
+            f"--mmproj: with layers on a GPU, {shape.architecture} chooses keys of texts alone; say --max-model-len "
+            f"{indexer.rule.most_dense}, where it attends to all keys, or choose --device cpu"
         )
 
 

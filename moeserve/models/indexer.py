@@ -30,6 +30,10 @@ class IndexerShape:
         return self.dim if self.keys_from is None else 0
 
     @property
+    def choices(self) -> int:  # of each query
+        return 1
+
+    @property
     def q_width(self) -> int:
         return self.num_heads * self.dim
 
@@ -59,6 +63,11 @@ class BlockIndexerShape:
     def index_width(self) -> int:
         """Numbers of the index key that a token stores in the KV cache."""
         return self.dim
+
+    @property
+    def choices(self) -> int:
+        """Choices of each query: one, or one for each KV head."""
+        return self.num_heads if self.rule.by_head else 1
 
     @property
     def q_width(self) -> int:

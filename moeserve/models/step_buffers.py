@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
+from moeserve.kernels.choice_rule import scores_of_choice
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
 from moeserve.kernels.linear.integer_pieces import has_whole_super_blocks, partial_numbers
 from moeserve.models.attention import AttentionShape
-from moeserve.models.indexer import IndexerShape
+from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
@@ -160,8 +161,8 @@ def gpu_step_buffers(
         buffers += _latent_buffers(latent, rows, wide, floats)
         if latent.q_rank:
             buffers += _activations("q_a", rows, latent.q_rank, acts, quantised=small)
-        if latent.indexer is not None:
-            buffers += _indexer_buffers(latent.indexer, rows, length or model.context_length, wide)
+    if model.indexer is not None:
+        buffers += _indexer_buffers(model.indexer, rows, length or model.context_length, wide)
     if small and rows > 1 and model.dense_width:
         # Gate and up as one product, for several rows of a layer without experts.
         buffers.append(Buffer("dense_products", (rows, 2 * model.dense_width)))
@@ -211,15 +212,19 @@ def _latent_buffers(
     ]
 
 
-def _indexer_buffers(indexer: IndexerShape, rows: int, length: int, wide: GpuFloat) -> list[Buffer]:
-    scores = min(rows * length, max(LEAST_SCORED_ROWS * length, GPU_INDEX_SCORES))
+def _indexer_buffers(
+    indexer: IndexerShape | BlockIndexerShape, rows: int, length: int, wide: GpuFloat
+) -> list[Buffer]:
+    rule, has_weights = indexer.rule, isinstance(indexer, IndexerShape)
+    of_row = indexer.choices * scores_of_choice(length, rule)
+    # Keys with the heads' weights, whose queries have another input, or keys with queries.
+    projected = indexer.dim + (indexer.num_heads if has_weights else indexer.q_width)
     return [
-        # Keys, and the heads' weights.
-        Buffer("index_projected", (rows * (indexer.dim + indexer.num_heads),), wide),
-        Buffer("index_q", (rows, indexer.q_width), wide),
+        Buffer("index_projected", (rows * projected,), wide),
+        Buffer("index_q", (rows, indexer.q_width if has_weights else 0), wide),
         Buffer("index_queries", (rows, indexer.q_width), "float16"),
-        Buffer("index_scores", (scores,)),
-        Buffer("chosen_keys", (rows, 1, indexer.top), "int32"),
+        Buffer("index_scores", (min(rows * of_row, max(LEAST_SCORED_ROWS * of_row, GPU_INDEX_SCORES)),)),
+        Buffer("chosen_keys", (rows, indexer.choices, rule.most_blocks), "int32"),
         Buffer("last_keys", (rows,), "int32"),
     ]
 

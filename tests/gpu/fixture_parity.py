@@ -5,7 +5,6 @@ The truth is Hugging Face's: logits of its own model in float32 on the file's de
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from moeserve.messages.sampling import TokenLogprob
 from tests.conftest import fixtures_dir
 from tests.gpu.bounds import assert_near
 from tests.gpu.driver import Driver
-from tests.support.accuracy import Case, Fixture, agreed_length, distances, top_of
+from tests.support.accuracy import Fixture, agreed_length, distances, top_of
 
 TYPES = ("bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0", "iq4_xs")
 BOOKS = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s")
@@ -60,9 +59,8 @@ NAMES = [
     "next/tiny-kimilinear-f16",
     "next/tiny-glmdsa-f16",
     "next/tiny-qwen4exp-f16",
+    "next/tiny-minimaxm3-f16",
 ]
-# On a GPU these attend to all keys: with six tokens behind them, texts are as long as an indexer chooses all of them.
-DENSE_TOKENS = {"next/tiny-qwen4exp-f16": 29}
 # As near to the truth as the others, but of 144 positions three or four have another first token in decode steps, whose
 # margins are the least: docs/results/accuracy.md.
 TIED = ("tiny-hunyuanmoe-q4_k_m", "tiny-mimo2-q4_k_m")
@@ -79,22 +77,7 @@ def load_fixture(name: str) -> Fixture:
     golden = fixtures_folder() / f"{name}.golden.json"
     if not golden.exists():
         pytest.skip(f"there is no {golden}")
-    fixture = Fixture.load(golden)
-    tokens = DENSE_TOKENS.get(name)
-    return fixture if tokens is None else replace(fixture, cases=[cut(c, tokens) for c in fixture.cases])
-
-
-def cut(case: Case, tokens: int) -> Case:
-    """The case's first tokens, with the greedy text that still follows them."""
-    left = max(0, tokens - len(case.tokens))
-    return replace(
-        case,
-        tokens=case.tokens[:tokens],
-        greedy=case.greedy[:left],
-        margins=case.margins[:left],
-        llama_cpp=case.llama_cpp[:tokens],
-        truth=case.truth[:tokens],
-    )
+    return Fixture.load(golden)
 
 
 def model_of(fixture: Fixture) -> Path:

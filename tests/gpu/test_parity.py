@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from moeserve.models.gpu_features import gpu_shape
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.worker.engines.gpu.engine import GpuEngine
@@ -52,7 +51,7 @@ def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Driver:
         model,
         num_gpu_experts=min(experts, shape.num_experts),
         n_gpu_layers=on_gpu,
-        max_model_len=min(512, gpu_shape(shape, None).context_length),
+        max_model_len=512,
     )
     assert isinstance(runner.engine, GpuEngine)
     runner.engine.stream_by(Streaming(((1, part),)), f"{part} streamed")

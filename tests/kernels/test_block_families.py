@@ -12,11 +12,12 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
+from moeserve.errors import ConfigError
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.kv.cache_pages import CachePages, Move, kv_tensors
 from moeserve.kv.host_blocks import HostPage
 from moeserve.kv.layout import Q8_0, KvLayout
-from moeserve.models.gpu_features import gpu_shape
+from moeserve.models.gpu_features import check_gpu_pictures, gpu_shape
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.models.tensors import check_tensors, model_tensors
@@ -173,14 +174,27 @@ def test_a_token_takes_the_bytes_of_its_index_keys(write: Write) -> None:
     assert layout.token_bytes() == 2 * (256 + 256 // 32 * 2) + 2 * 128
 
 
-def test_a_gpu_serves_as_many_tokens_as_are_attended_to(write: Write) -> None:
-    """It attends to all keys, and reads no indexer."""
+def test_a_gpu_chooses_blocks_only_for_requests_that_may_have_more(write: Write) -> None:
+    """Else it attends to all keys, and reads no indexer."""
     source = open_gguf(write("minimax-m3"))
-    shape = gpu_shape(read_checked_shape(source), None)
+    whole = read_checked_shape(source)
+    assert gpu_shape(whole, None) == gpu_shape(whole, 3 * 16 + 1) == whole
+    shape = gpu_shape(whole, 3 * 16)
     check_tensors(shape, source)
     assert shape.context_length == 3 * 16
     assert not any("indexer" in name for name in model_tensors(shape))
     assert KvLayout(shape).token_bytes() == 3 * 2 * 2 * 2 * 64
+
+
+def test_a_gpu_refuses_pictures_where_it_chooses_blocks(write: Write) -> None:
+    """Its index keys rotate by one position."""
+    whole = read_checked_shape(open_gguf(write("qwen4exp")))
+    most = 9 * 4 - 1
+    with pytest.raises(ConfigError, match=f"--mmproj: .* say --max-model-len {most}"):
+        check_gpu_pictures(whole, "auto")
+    check_gpu_pictures(whole, None)
+    check_gpu_pictures(gpu_shape(whole, most), "auto")
+    check_gpu_pictures(read_checked_shape(open_gguf(write("minimax-m3"))), "auto")
 
 
 @pytest.mark.parametrize("chunk", [200, 33, 1])

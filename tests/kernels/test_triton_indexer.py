@@ -8,6 +8,7 @@ import torch
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.choice_rule import ChoiceRule
 from moeserve.kernels.indexer import op
+from moeserve.kernels.indexer.blocks import attended_positions, block_keys, block_scores, normed_and_rotated
 from moeserve.kernels.indexer.reference import choose_keys, index_scores, index_store
 
 GUARD = -7
@@ -137,3 +138,73 @@ def test_index_keys_and_queries(in_pairs: bool) -> None:
     for slot in (7, 2):
         torch.testing.assert_close(pool[slot].cpu().double(), expected[slot], rtol=1e-3, atol=1e-4)
     assert (pool[[0, 1, 3, 4, 5, 6, 8]] == 5.0).all()
+
+
+# Position and request of each row: up to 9 blocks of 12 keys and part of another. Seven rows are a prompt's.
+BLOCK_ROWS = [(0, 0), (47, 1), (48, 1), *((109 + i, 2) for i in range(7))]
+
+
+@pytest.mark.parametrize("are_prompts", [False, True])
+@pytest.mark.parametrize("local", [1, 2])
+def test_each_head_chooses_blocks_as_the_reference_does(local: int, are_prompts: bool) -> None:
+    """Blocks of a number of keys that is no power of two; keys are small integers, so that many scores are equal."""
+    rule, heads, length, n = ChoiceRule(3, 12, local), 3, 120, len(BLOCK_ROWS)
+    g = torch.Generator().manual_seed(local)
+    table = torch.randperm(4 * length, generator=g).view(4, length).int()
+    keys = torch.randint(-1, 2, (4 * length, 1, DIM), generator=g).half()
+    q = torch.randint(-1, 2, (n, heads, DIM), generator=g).half()
+    scores = torch.full((n * heads * 10,), float("nan"), device=DEVICE)
+    chosen = torch.full((n, heads, rule.most_blocks), GUARD, dtype=torch.int32, device=DEVICE)
+    lasts, numbers = ints([GUARD] * n), ints(range(n))
+    positions, requests = (ints(column) for column in zip(*BLOCK_ROWS, strict=True))
+    step = (table.to(DEVICE), requests, positions, counter(n), numbers, n, rule)
+    op.score_blocks(q.to(DEVICE), keys.to(DEVICE), *step, scores, are_prompts=are_prompts)
+    op.choose(scores, *step, chosen, lasts)
+    for row, (position, request) in enumerate(BLOCK_ROWS):
+        of_request = keys[table[request].long(), 0]
+        attended = attended_positions(block_scores(q[row], of_request, position, rule), position, rule)
+        for head, expected in enumerate(attended):
+            blocks = sorted({at // 12 for at in expected})
+            assert chosen[row, head, : len(blocks)].tolist() == blocks, (row, head)
+            assert (chosen[row, head, len(blocks) :] == GUARD).all()
+            assert lasts[row] == len(expected) - 1
+
+
+@pytest.mark.parametrize("rule", [ChoiceRule(3, 4), ChoiceRule(3, 16, 1)], ids=["of blocks", "of tokens"])
+def test_index_keys_of_blocks(rule: ChoiceRule) -> None:
+    """Stored by prompts in pieces that end within blocks; queries of the last piece."""
+    heads, rotary, length, eps = 2, 32, 22, 1e-6
+    g = torch.Generator().manual_seed(1)
+    q, keys = torch.randn(length, heads * DIM, generator=g), torch.randn(length, DIM, generator=g) * 2
+    keys = keys.half().float()  # as they are kept until a block is complete
+    q_norm, k_norm = torch.rand(DIM, generator=g), torch.rand(DIM, generator=g)
+    angles = torch.randn(length, rotary // 2, generator=g)
+    cos, sin = angles.cos().to(DEVICE), angles.sin().to(DEVICE)
+    table = torch.randperm(2 * length, generator=g).view(2, length).int()
+    pool = torch.full((2 * length, 1, DIM), 5.0).half().to(DEVICE)
+    for part in (slice(0, 3), slice(3, 10), slice(10, length)):
+        n = part.stop - part.start
+        queries = torch.full((n + 1, heads, DIM), 99.0).half().to(DEVICE)
+        op.block_index_store(
+            q[part].to(DEVICE), keys[part].to(DEVICE), q_norm.to(DEVICE), k_norm.to(DEVICE), eps, cos, sin,
+            table.to(DEVICE), ints([1] * (n + 1)), ints([*range(part.start, part.stop), 3]),
+            ints([*table[1, part].tolist(), 0]), counter(n), rule, queries, pool,
+        )  # fmt: skip
+        assert (queries[n] == 99.0).all()
+    rotated = normed_and_rotated(
+        q[10:].view(-1, heads, DIM), q_norm, eps, angles.cos()[10:], angles.sin()[10:]
+    )
+    torch.testing.assert_close(queries[:-1].cpu().double(), rotated, rtol=2e-3, atol=1e-3)
+    expected = block_keys(keys, k_norm, eps, angles.cos(), angles.sin(), rule)
+    held = pool[table[1].long(), 0].cpu().double()
+    ends = held if rule.local else held[rule.block - 1 :: rule.block]
+    torch.testing.assert_close(ends, expected, rtol=2e-3, atol=1e-3)
+    assert (pool[table[0].long()] == 5.0).all()
+
+
+def test_rows_are_scored_together_in_whole_groups() -> None:
+    """A program writes the scores of SHARING_ROWS rows."""
+    scores = torch.empty(1000)
+    assert [op.rows_together(scores, rows, 20) for rows in (7, 50, 51, 4096)] == [7, 50, 48, 48]
+    with pytest.raises(ValueError, match="room for the scores of 15 of 16 rows"):
+        op.rows_together(scores, 16, 66)

@@ -38,7 +38,7 @@ from moeserve.cli.plan.tiers import READ_BYTES_PER_S, disk_tier_bytes, forecast_
 from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError, UserError
-from moeserve.models.gpu_features import check_gpu_context, gpu_shape
+from moeserve.models.gpu_features import gpu_shape
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
@@ -167,9 +167,7 @@ def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
     """The plan of several GPUs, alike ones. Raises UserError as above."""
     num_gpus = len(parse_gpus(config.gpus))
     source = open_metadata(Path(config.model))
-    in_file = read_checked_shape(source)
-    check_gpu_context(in_file, config.max_model_len)
-    model = gpu_shape(in_file, config.max_model_len)
+    model = gpu_shape(read_checked_shape(source), config.max_model_len)
     gpu = _gpu_memory(config, args)
     if gpu is None:
         raise ConfigError("--gpus: there is no GPU here; say how large they are with --gpu-memory")

@@ -78,7 +78,7 @@ WARPGROUP_TILES = {
 }  # by the width of a head, key and value alike
 
 
-def _score_scale(scale: float | None, dim: int) -> float:
+def score_scale(scale: float | None, dim: int) -> float:
     """Returns the factor for scores of a q already multiplied by 1/sqrt(dim), for a softmax in powers of two."""
     return LOG2E if scale is None else LOG2E * scale * dim**0.5
 
@@ -226,7 +226,7 @@ def decode_attention(
         None if new is None else new.v_eps,
         1.0 if new is None else new.v_scale,
         window,
-        _score_scale(scale, dim),
+        score_scale(scale, dim),
         group,
         max(16, next_power_of_2(dim)),
         v_size,
@@ -310,7 +310,7 @@ def prefill_attention(
     (_, heads, dim), (kv_heads, v_dim) = q.shape, values.shape[1:]
     by_warpgroups = dim == v_dim and dim in WARPGROUP_TILES and key_scales is None and ends is None
     if by_warpgroups and warpgroups():
-        _attend_by_warpgroups(q, keys, values, table, tiles, out, window, sinks, _score_scale(scale, dim))
+        _attend_by_warpgroups(q, keys, values, table, tiles, out, window, sinks, score_scale(scale, dim))
         return
     tokens, tile = tile_tokens(heads, kv_heads, dim), prefill_tile(dim)
     prefill_kernel(
@@ -331,7 +331,7 @@ def prefill_attention(
         dim,
         v_dim,
         window,
-        _score_scale(scale, dim),
+        score_scale(scale, dim),
         max(16, next_power_of_2(dim)),
         max(16, next_power_of_2(v_dim)),
         tokens,
@@ -353,7 +353,7 @@ def _attend_by_warpgroups(
     sinks: Tensor | None,
     scale: float,
 ) -> None:
-    """Launches the kernel of warpgroups.py. scale: `_score_scale`'s. Other arguments as for `prefill_attention`."""
+    """Launches the kernel of warpgroups.py. scale: `score_scale`'s. Other arguments as for `prefill_attention`."""
     # Only here: Gluon takes 70 ms to import, and only Hopper needs it.
     from moeserve.kernels.attention.boxes import boxes_of
     from moeserve.kernels.attention.warpgroups import warpgroup_prefill

@@ -62,14 +62,15 @@ def store_blocks(out, place, block, held, live, SLOTS: tl.constexpr):
 @kernel
 def choose_kernel(
     scores, table, req_slots, positions, count, first_row, chosen, lasts,
-    TABLE_STRIDE: tl.constexpr, CHOICES: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, LOCAL: tl.constexpr,
-    WIDTH: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
+    TABLE_STRIDE: tl.constexpr, SCORES_STRIDE: tl.constexpr, CHOICES: tl.constexpr, TOP: tl.constexpr,
+    BLOCK: tl.constexpr, LOCAL: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, CHOICES). Writes the blocks that rows first_row[0] + i < count[0] attend to, by the `ChoiceRule` of
     TOP, BLOCK and LOCAL, in the order of positions: int32 chosen [n, CHOICES, WIDTH]; SLOTS: their KV slots, with
     blocks of one key. lasts int32 [n]: the index of a row's own key among the keys of these blocks.
 
-    scores float32 [rows, CHOICES, TABLE_STRIDE] of the blocks before a row's tail, read if there are more than TOP.
+    scores float32 [rows, CHOICES, SCORES_STRIDE] of the blocks before a row's tail, read if there are more than TOP.
     """
     if PDL:
         gdc_launch_dependents()
@@ -91,7 +92,7 @@ def choose_kernel(
         for first in range(0, scored, CHUNK):
             store_blocks(out, first + j, first + j, held, first + j < scored, SLOTS)
     else:
-        mine = scores + (i.to(tl.int64) * CHOICES + choice) * TABLE_STRIDE
+        mine = scores + (i.to(tl.int64) * CHOICES + choice) * SCORES_STRIDE
         lowest, ties = lowest_chosen(mine, scored, TOP, CHUNK)
         written = tl.full([], 0, tl.int32)
         for first in range(0, scored, CHUNK):

@@ -5,7 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.attention.op import PROGRAMS
-from moeserve.kernels.choice_rule import ChoiceRule
+from moeserve.kernels.choice_rule import ChoiceRule, scores_of_choice
+from moeserve.kernels.indexer.blocks_triton import (
+    block_index_kernel,
+    block_maxima_kernel,
+    complete_blocks_kernel,
+)
 from moeserve.kernels.indexer.choice import choose_kernel
 from moeserve.kernels.indexer.triton import index_scores_kernel, index_store_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl
@@ -48,11 +53,54 @@ def index_store(
     )  # fmt: skip
 
 
-def rows_together(scores: Tensor, rows: int, length: int, choices: int = 1) -> int:
-    """Returns how many of `rows` rows can be scored together. scores: flat buffer; length: of the slot table. Beyond
-    16 rows a multiple of 16, so that parts of other tensors begin at aligned addresses."""
-    fitting = len(scores) // (length * choices)
-    return rows if fitting >= rows else fitting // 16 * 16 or fitting
+def block_index_store(
+    q: Tensor,
+    keys: Tensor,
+    q_norm: Tensor,
+    k_norm: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    table: Tensor,
+    req_slots: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    count: Tensor,
+    rule: ChoiceRule,
+    queries: Tensor,
+    index_keys: Tensor,
+) -> None:
+    """Writes the normalised and rotated index queries, and stores index keys, of each token or of each block that the
+    rows complete, for i < count[0]: blocks.py. Other tokens' keys are stored as they are, for a later call.
+
+    q_norm, k_norm float32 [dim]; table int32 [requests, length], which has the rows' slots; req_slots int32 [n]. Other
+    arguments as for `index_store`.
+    """
+    (n, heads, dim), rotary = queries.shape, rotary_dim(cos, queries.shape[2])
+    size = next_power_of_2(dim)
+    block_index_kernel(
+        (n, heads + 1), q, keys, q_norm, k_norm, cos, sin, positions, slots, count, queries, index_keys, q.stride(0),
+        keys.stride(0), heads, dim, rotary, eps, rule.local > 0, size, pdl(), num_warps=4, launch_pdl=pdl(),
+    )  # fmt: skip
+    if not rule.local:
+        complete_blocks_kernel(
+            (n,), table, req_slots, k_norm, cos, sin, positions, slots, count, index_keys, table.stride(0), dim, rotary,
+            eps, rule.block, size, pdl(), num_warps=4, launch_pdl=pdl(),
+        )  # fmt: skip
+
+
+def rows_together(scores: Tensor, rows: int, of_row: int) -> int:
+    """Returns how many of `rows` rows can be scored together: all, or a multiple of SHARING_ROWS, because a program
+    writes the scores of as many. scores: flat buffer; of_row: scores of a row's choices. Raises ValueError without
+    room for SHARING_ROWS rows."""
+    fitting = len(scores) // of_row
+    if fitting >= rows:
+        return rows
+    if fitting < SHARING_ROWS:
+        raise ValueError(
+            f"room for the scores of {fitting} of {rows} rows; at least {SHARING_ROWS} are needed"
+        )
+    return fitting // SHARING_ROWS * SHARING_ROWS
 
 
 def score_keys(
@@ -74,17 +122,48 @@ def score_keys(
     without weights `blocks.block_scores` of a rule that is not local.
 
     q float16 [n, heads, dim], from `index_store`; weights [n, heads], rows at any stride; index_keys float16 [slots,
-    1, dim]; table int32 [requests, length]; req_slots, positions int32 [n]; first_row int32 [1]; scores flat float32:
-    row i's are at i * length. are_prompts: neighbouring rows are mostly of one request.
+    1, dim]; table int32 [requests, length]; req_slots, positions int32 [n]; first_row int32 [1]; rows: of
+    `rows_together`; scores flat float32: row i's are at i * `scores_of_choice`. are_prompts: neighbouring rows are
+    mostly of one request.
     """
     _, heads, dim = q.shape
     size, together = max(16, next_power_of_2(dim)), max(16, min(HEADS_TOGETHER, next_power_of_2(heads)))
     keys, sharing = max(16, min(128, SCORED_KEYS // size)), SHARING_ROWS if are_prompts else 1
-    groups, blocks = -(-rows // sharing), -(-table.stride(0) // (keys * rule.block))
+    groups, of_row = -(-rows // sharing), scores_of_choice(table.stride(0), rule)
     index_scores_kernel(
-        (groups, max(1, min(blocks, PROGRAMS // groups))), q, weights, index_keys, table, req_slots, positions, count,
-        first_row, scores, 0 if weights is None else weights.stride(0), table.stride(0), heads, dim, rule.top,
-        rule.block, size, together, sharing, keys, pdl(), num_warps=4, num_stages=2, launch_pdl=pdl(),
+        (groups, max(1, min(-(-of_row // keys), PROGRAMS // groups))), q, weights, index_keys, table, req_slots,
+        positions, count, first_row, scores, 0 if weights is None else weights.stride(0), table.stride(0), of_row,
+        heads, dim, rule.top, rule.block, size, together, sharing, keys, pdl(), num_warps=4, num_stages=2,
+        launch_pdl=pdl(),
+    )  # fmt: skip
+
+
+def score_blocks(
+    q: Tensor,
+    index_keys: Tensor,
+    table: Tensor,
+    req_slots: Tensor,
+    positions: Tensor,
+    count: Tensor,
+    first_row: Tensor,
+    rows: int,
+    rule: ChoiceRule,
+    scores: Tensor,
+    *,
+    are_prompts: bool,
+) -> None:
+    """Scores the blocks that each head of rows first_row[0] + i < count[0] chooses from, i < rows:
+    `blocks.block_scores` of a local rule. scores: choice c of row i is at (i * heads + c) * `scores_of_choice`. Other
+    arguments as for `score_keys`."""
+    _, heads, dim = q.shape
+    size, h = max(16, next_power_of_2(dim)), next_power_of_2(heads)
+    sharing = max(1, min(SHARING_ROWS, HEADS_TOGETHER // h)) if are_prompts else 1
+    keys = max(16, min(128, next_power_of_2(rule.block), SCORED_KEYS // size))
+    groups, of_row = -(-rows // sharing), scores_of_choice(table.stride(0), rule)
+    block_maxima_kernel(
+        (groups, max(1, min(of_row, PROGRAMS // groups))), q, index_keys, table, req_slots, positions, count, first_row,
+        scores, table.stride(0), of_row, heads, dim, rule.top, rule.block, rule.local, size, h, max(16, sharing * h),
+        sharing, keys, pdl(), num_warps=4, num_stages=2, launch_pdl=pdl(),
     )  # fmt: skip
 
 
@@ -103,13 +182,14 @@ def choose(
     """Writes the blocks that rows first_row[0] + i < count[0] attend to, i < rows, as `choose_kernel` has it:
     `reference.choose_keys`, then the row's tail. Rows without more blocks than are chosen attend to all.
 
-    scores: from `score_keys` for these rows; chosen int32 [n, choices, blocks of a row], KV slots if `rule.block` is
-    1; lasts int32 [n].
+    scores: from `score_keys` or `score_blocks` for these rows; chosen int32 [n, choices, blocks of a row], KV slots if
+    `rule.block` is 1; lasts int32 [n].
     """
     _, choices, width = chosen.shape
-    chunk = min(CHOSEN_TOGETHER, max(256, next_power_of_2(-(-table.stride(0) // rule.block))))
+    of_row = scores_of_choice(table.stride(0), rule)
+    chunk = min(CHOSEN_TOGETHER, max(256, next_power_of_2(of_row)))
     choose_kernel(
-        (rows, choices), scores, table, req_slots, positions, count, first_row, chosen, lasts, table.stride(0), choices,
-        rule.top, rule.block, rule.local, width, rule.block == 1, chunk, pdl(), num_warps=max(4, chunk // 512),
+        (rows, choices), scores, table, req_slots, positions, count, first_row, chosen, lasts, table.stride(0), of_row,
+        choices, rule.top, rule.block, rule.local, width, rule.block == 1, chunk, pdl(), num_warps=max(4, chunk // 512),
         launch_pdl=pdl(),
     )  # fmt: skip

@@ -114,15 +114,15 @@ def weighted_scores(
 @kernel
 def index_scores_kernel(
     q, weights, index_keys, table, req_slots, positions, count, first_row, scores,
-    W_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, TOP: tl.constexpr,
-    BLOCK: tl.constexpr, SIZE: tl.constexpr, TOGETHER: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
-    PDL: tl.constexpr,
+    W_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr, SCORES_STRIDE: tl.constexpr, HEADS: tl.constexpr,
+    DIM: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, TOGETHER: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (groups of ROWS rows, programs that share their blocks). Scores the complete blocks of BLOCK keys up to each
     row's position, of rows first_row[0] + i < count[0] with more than TOP of them.
 
     q [n, HEADS, DIM] and index_keys [slots, DIM] of one dtype; weights [n, HEADS], rows W_STRIDE apart, None: all 1;
-    table int32 [requests, TABLE_STRIDE]; scores float32 [.., TABLE_STRIDE]: row i. SIZE, TOGETHER: powers of two that
+    table int32 [requests, TABLE_STRIDE]; scores float32 [.., SCORES_STRIDE]: row i. SIZE, TOGETHER: powers of two that
     hold DIM, and the heads that are multiplied together.
     """
     if PDL:
@@ -148,7 +148,7 @@ def index_scores_kernel(
             for i in range(end - first):
                 row = first.to(tl.int64) + i
                 found = weighted_scores(q, weights, row, k, W_STRIDE, HEADS, DIM, SIZE, TOGETHER)
-                tl.store(to + (row - base) * TABLE_STRIDE, found, j < most)
+                tl.store(to + (row - base) * SCORES_STRIDE, found, j < most)
         else:
             for i in range(end - first):
                 row = first.to(tl.int64) + i
@@ -157,4 +157,4 @@ def index_scores_kernel(
                     index_keys, table, tl.load(req_slots + row), j, mine, TABLE_STRIDE, DIM, SIZE, BLOCK
                 )
                 found = weighted_scores(q, weights, row, k, W_STRIDE, HEADS, DIM, SIZE, TOGETHER)
-                tl.store(to + (row - base) * TABLE_STRIDE, found, j < mine)
+                tl.store(to + (row - base) * SCORES_STRIDE, found, j < mine)

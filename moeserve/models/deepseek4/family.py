@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.compressed import CompressedAttentionShape, Compressor, EntryIndexer
+from moeserve.models.deepseek4.hugging_face import MAPPING
 from moeserve.models.feed_forward import MoeShape, SharedExpert
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.residual import SinkhornConnections
@@ -132,4 +133,4 @@ def _without_magnitude(scaling: RopeScaling) -> RopeScaling:
     return replace(scaling, attn_factor=1.0 / (1.0 + 0.1 * math.log(scaling.factor)))
 
 
-FAMILY = ModelFamily("deepseek4", read_shape)
+FAMILY = ModelFamily("deepseek4", read_shape, hugging_face=MAPPING)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from moeserve.models.indexer import IndexerShape
-from moeserve.models.loading.gpu_weights import GpuIndexer, MergedLinear
+from moeserve.models.indexer import BlockIndexerShape, IndexerShape
+from moeserve.models.loading.gpu_weights import GpuBlockIndexer, GpuIndexer, MergedLinear
 from moeserve.models.sources.gguf import names as n
 
 
@@ -27,4 +27,21 @@ def load_indexer(
         q_b=q_b,
         k_norm=vector(n.of_layer(index, n.INDEXER_K_NORM)),
         k_bias=vector(n.bias_of_layer(index, n.INDEXER_K_NORM)),
+    )
+
+
+def load_block_indexer(
+    shape: BlockIndexerShape | None,
+    index: int,
+    vector: Callable[[str], Tensor],
+    merged: Callable[..., list[MergedLinear]],
+) -> GpuBlockIndexer | None:
+    """Loads the indexer of layer `index` that chooses blocks, if there is one. vector, merged: as for
+    `load_indexer`."""
+    if shape is None:
+        return None
+    return GpuBlockIndexer(
+        inputs=merged(*(n.of_layer(index, part) for part in (n.INDEXER_Q_PROJ, n.INDEXER_K_PROJ))),
+        q_norm=vector(n.of_layer(index, n.INDEXER_Q_NORM)),
+        k_norm=vector(n.of_layer(index, n.INDEXER_K_NORM)),
     )

@@ -22,7 +22,7 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
-from moeserve.models.loading.gpu_indexer import load_indexer
+from moeserve.models.loading.gpu_indexer import load_block_indexer, load_indexer
 from moeserve.models.loading.gpu_residual import load_input, load_ngrams
 from moeserve.models.loading.gpu_weights import (
     GpuAttention,
@@ -224,6 +224,7 @@ class GpuLoader:
             k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM)) if has_norm else ones,
             output=self._linear(index, n.ATTN_OUTPUT, has_bias=shape.output_bias)[0],
             sinks=self._vector(n.of_layer(index, n.ATTN_SINKS)) if shape.has_sinks else None,
+            indexer=load_block_indexer(shape.indexer, index, self._vector, self._merged),
         )
 
     def _linear(self, index: int, *parts: str, has_bias: bool) -> list[MergedLinear]:

@@ -83,6 +83,17 @@ class GpuNgrams:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuBlockIndexer:
+    inputs: list[MergedLinear]  # the rows of index queries, then of index keys
+    q_norm: Tensor  # [dim], as is k_norm
+    k_norm: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return sum(matrix.nbytes for matrix in self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
 class GpuAttention:
     norm: GpuInput
     # The rows of q, its gates if it has any, k and, where it has a matrix, v, in that order.
@@ -91,10 +102,12 @@ class GpuAttention:
     k_norm: Tensor | None
     output: MergedLinear
     sinks: Tensor | None = None  # [heads]
+    indexer: GpuBlockIndexer | None = None  # None: rows attend to all keys
 
     @property
     def nbytes(self) -> int:
-        return self.output.nbytes + sum(matrix.nbytes for matrix in self.qkv)
+        own = self.output.nbytes + (0 if self.indexer is None else self.indexer.nbytes)
+        return own + sum(matrix.nbytes for matrix in self.qkv)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ from tests.support.gpu_operators.attention import (
     short_convolution,
     wide_attention,
 )
-from tests.support.gpu_operators.indexer import indexer
+from tests.support.gpu_operators.indexer import block_indexer, indexer
 from tests.support.gpu_operators.products import (
     adapters,
     exact,
@@ -166,6 +166,7 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "attention of wide heads": [partial(wide_attention, 3)],
     "latent attention, few": [partial(latent_attention, 3, f32)],
     "indexer, few": [partial(indexer, 3, f32)],
+    "indexer of blocks": [partial(block_indexer, 3, f32)],
     "indexer, many": [partial(indexer, 200, torch.bfloat16)],
     "latent attention, many": [partial(latent_attention, 200, torch.bfloat16)],
     "sampling": [partial(sampling, 2)],

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from moeserve.kernels.choice_rule import ChoiceRule
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.attention.chosen_op import attend_blocks
+from moeserve.kernels.attention.op import DecodeWorkspace
+from moeserve.kernels.choice_rule import ChoiceRule, scores_of_choice
 from moeserve.kernels.indexer import op
 from moeserve.kernels.latent import op as latent
-from tests.support.gpu_operators.tensors import empty, i32
+from moeserve.kernels.stream_operands import KvLayer
+from tests.support.gpu_operators.tensors import both, empty, i32
 
 
 def indexer(n: int, kind: torch.dtype) -> None:
@@ -36,3 +40,51 @@ def indexer(n: int, kind: torch.dtype) -> None:
     out, room = empty(n, heads, rank, dtype=kind), latent.decode_workspace(n, heads, rank, "meta")
     latent.decode_latent(attending, rotated, vectors, chosen[:, 0], at, at, count, room, out, least=4)
     latent.attend_chosen(attending, rotated, vectors, chosen[:, 0], at, at, count, out)
+
+
+def block_indexer(n: int, kind: torch.dtype) -> None:
+    """MiniMax-M3's and Flash-Next's, and attention to their choice."""
+    dim, f16, length = 128, torch.float16, 128_000
+    at, count, table = empty(n, dtype=i32), empty(1, dtype=i32), empty(3, length, dtype=i32)
+    pool, angles, norm = empty(50, 1, dim, dtype=f16), empty(9, 32), empty(dim)
+    for rule, width, heads, kv_heads in (
+        (ChoiceRule(15, 128, 1), 128, 64, 4),
+        (ChoiceRule(512, 4), 256, 24, 2),
+    ):
+        choices, index_heads = (kv_heads, kv_heads) if rule.local else (1, 4)
+        q, keys, queries = (
+            empty(n, index_heads * dim, dtype=kind),
+            empty(n, dim, dtype=kind),
+            empty(n, index_heads, dim, dtype=f16),
+        )
+        op.block_index_store(
+            q, keys, norm, norm, 1e-6, angles, angles, table, at, at, at, count, rule, queries, pool
+        )
+        scores = empty(n * choices * scores_of_choice(length, rule))
+        chosen, step = empty(n, choices, rule.most_blocks, dtype=i32), (table, at, at, count, at, n, rule)
+        for are_prompts in (False, True):
+            if rule.local:
+                op.score_blocks(queries, pool, *step, scores, are_prompts=are_prompts)
+            else:
+                op.score_keys(queries, None, pool, *step, scores, are_prompts=are_prompts)
+        op.choose(scores, *step, chosen, at)
+        out = GpuActivations(*both(n, heads * width, kind))
+        kv = KvLayer(*(empty(50, kv_heads, width, dtype=f16) for _ in range(2)))
+        of_8_bits = KvLayer(
+            *(empty(50, kv_heads, width, dtype=torch.int8) for _ in range(2)),
+            *(empty(50, kv_heads, width // 32, dtype=f16) for _ in range(2)),
+        )
+        for layer in (kv, of_8_bits):
+            for room in (DecodeWorkspace(n, heads, kv_heads, width, "meta"), None):
+                attend_blocks(
+                    empty(n, heads, width, dtype=f16),
+                    layer,
+                    table,
+                    at,
+                    chosen,
+                    at,
+                    count,
+                    rule.block,
+                    room,
+                    out,
+                )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.attention.chosen_op import attend_blocks
 from moeserve.kernels.attention.op import NewTokens, decode_attention, prefill_attention
 from moeserve.kernels.delta_net.op import sigmoid_gate
 from moeserve.kernels.rope.op import SectionPositions, rope_store
@@ -19,6 +20,7 @@ from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.adapters.products import QKV_PARTS
 from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.gpu.forms import GpuForm
+from moeserve.models.blocks.gpu.indexer import choose_blocks
 from moeserve.models.blocks.gpu.linear import multiply, multiply_all
 from moeserve.models.blocks.gpu.lora_products import LayerAdapters
 from moeserve.models.blocks.gpu.workspace import (
@@ -72,7 +74,7 @@ class GpuAttentionBlock:
         if form.sections is not None:
             assert batch.rotary_positions is not None
             sections = SectionPositions(batch.rotary_positions, *form.sections)
-        if batch.rows_independent and shape.qk_norm != "full":
+        if batch.rows_independent and shape.qk_norm != "full" and shape.indexer is None:
             new = NewTokens(
                 k,
                 v,
@@ -94,7 +96,10 @@ class GpuAttentionBlock:
                 of_form.q, kv.keys, kv.values, kv.key_scales, kv.value_scales, v_eps,
                 norm_after=shape.norm_after, v_scale=shape.v_scale, sections=sections,
             )  # fmt: skip
-            self._attend(shape, w, of_form, batch, kv, table, of_form.q.view(s.rows, -1), None)
+            if shape.indexer is None:
+                self._attend(shape, w, of_form, batch, kv, table, of_form.q.view(s.rows, -1), None)
+            else:
+                self._attend_chosen(shape, w, form, of_form, batch, kv, s)
         a = of_form.attended
         if gate is not None:
             assert a.x is not None
@@ -154,6 +159,37 @@ class GpuAttentionBlock:
                 scale=shape.scale,
                 ends=batch.ends if shape.window and batch.sees_ahead else None,
             )
+
+    def _attend_chosen(
+        self,
+        shape: AttentionShape,
+        w: GpuAttention,
+        form: GpuForm,
+        of_form: AttentionWorkspace,
+        batch: GpuBatch,
+        kv: KvLayer,
+        s: GpuWorkspace,
+    ) -> None:
+        """Chooses blocks of keys for each row and attends to them, rows of prompts like others. There are enough of
+        those to fill a GPU without splits."""
+        space, a, table = s.indexer, of_form.attended, self._slot_table
+        assert shape.indexer is not None
+        assert w.indexer is not None
+        assert space is not None
+        choose_blocks(shape.indexer, w.indexer, self._eps, form, kv, table, batch, s, space)
+        is_split = batch.tiles is None
+        rows = batch.num_decode if is_split else s.rows
+        together = MAX_DECODE_ROWS if is_split else rows
+        for first in range(0, rows, together):
+            part = slice(first, min(first + together, rows))
+            attend_blocks(
+                of_form.q[part], kv, table, batch.req_slots[part], space.chosen[part], space.lasts[part], batch.count,
+                shape.indexer.rule.block, of_form.decode if is_split else None, _rows_of(a, part), scale=shape.scale,
+            )  # fmt: skip
+
+
+def _rows_of(x: GpuActivations, rows: slice) -> GpuActivations:
+    return GpuActivations(*(None if part is None else part[rows] for part in (x.x, x.codes, x.scales)))
 
 
 def _part_of(new: NewTokens, rows: slice) -> NewTokens:

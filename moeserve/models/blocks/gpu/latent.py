@@ -69,17 +69,15 @@ class GpuLatentAttentionBlock:
         )  # fmt: skip
         if w.indexer is not None:
             assert shape.indexer is not None
-            assert space.indexer is not None
+            assert s.indexer is not None
             assert space.q_a is not None
-            choose_keys(
-                shape.indexer, w.indexer, form, kv, self._slot_table, batch, space.q_a, s, space.indexer
-            )
+            choose_keys(shape.indexer, w.indexer, form, kv, self._slot_table, batch, space.q_a, s, s.indexer)
         _by_head(space.nope, w.k_b, count, space, space.queries)
         if shape.indexer is None:
             self._attend(kv, batch, of_form, space)
         else:
-            assert space.indexer is not None
-            _attend_chosen(kv, batch, of_form, space, space.indexer)
+            assert s.indexer is not None
+            _attend_chosen(kv, batch, of_form, space, s.indexer)
         _by_head(space.attended, w.v_b, count, space, a.x)
         if a.codes is not None:
             norm_rows(a.x, None, 0.0, count, None, a.codes, a.scales, parts=shape.num_heads)

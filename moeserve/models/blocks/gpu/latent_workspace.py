@@ -7,7 +7,7 @@ from torch import Tensor
 
 from moeserve.kernels.latent.op import by_head
 from moeserve.models.blocks.gpu.arena_views import activations
-from moeserve.models.indexer import IndexerShape
+from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.latent import LatentAttentionShape
 
 
@@ -23,17 +23,18 @@ class LatentWorkspace:
         self.rotated = views["rotated"].view(rows, heads, shape.rotary_dim)
         self.attended = views["latent_attended"].view(rows, heads, shape.rank)
         self.by_head = by_head(rows, heads, self.q.device)
-        self.indexer = None if shape.indexer is None else IndexerWorkspace(views, shape.indexer, rows)
 
 
 class IndexerWorkspace:
     """Additional buffers of an indexer. A layer's choice stays until a layer chooses again."""
 
-    def __init__(self, views: dict[str, Tensor], shape: IndexerShape, rows: int) -> None:
+    def __init__(self, views: dict[str, Tensor], shape: IndexerShape | BlockIndexerShape, rows: int) -> None:
         self.projected = views["index_projected"]
-        self.q = views["index_q"]
+        self.q = views["index_q"]  # of an indexer that chooses keys
         self.queries = views["index_queries"].view(rows, shape.num_heads, shape.dim)
         self.scores = views["index_scores"]
-        self.chosen = views["chosen_keys"]  # KV slots: [rows, 1, top]
+        self.chosen = views[
+            "chosen_keys"
+        ]  # KV slots [rows, 1, top], or blocks [rows, choices, blocks of a row]
         self.lasts = views["last_keys"]  # the index of each row's last chosen key
         self.row_numbers = torch.arange(rows, dtype=torch.int32, device=self.q.device)

@@ -22,7 +22,7 @@ from moeserve.kernels.latent.op import decode_workspace
 from moeserve.kernels.linear.large_batch import BLOCK, FEW_BLOCK, UnpackScratch
 from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.gpu.arena_views import activations, narrowed, spare, views_of
-from moeserve.models.blocks.gpu.latent_workspace import LatentWorkspace
+from moeserve.models.blocks.gpu.latent_workspace import IndexerWorkspace, LatentWorkspace
 from moeserve.models.blocks.gpu.linear import dense_workspace, integer_rows
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.blocks.gpu.residual_workspace import NgramWorkspace, StreamsWorkspace
@@ -189,6 +189,7 @@ class GpuWorkspace:
             for each in _attentions(shape)
         }
         self.latent = None if shape.latent is None else LatentWorkspace(views, shape.latent, rows)
+        self.indexer = None if shape.indexer is None else IndexerWorkspace(views, shape.indexer, rows)
         recurrence = shape.recurrence
         self.delta = DeltaWorkspace(views, recurrence) if isinstance(recurrence, GatedDeltaNetShape) else None
         self.mamba2 = Mamba2Workspace(views, recurrence) if isinstance(recurrence, Mamba2Shape) else None

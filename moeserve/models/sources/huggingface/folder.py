@@ -22,6 +22,7 @@ from moeserve.models.sources.model_files import is_model_file
 
 from .column_order import stacked
 from .config_json import metadata_of, spelling
+from .fp4_weights import with_packed_experts
 from .fp8_blocks import with_scales
 from .integer_weights import with_packed
 from .interleaved_experts import interleaved_experts
@@ -129,6 +130,7 @@ class HuggingFaceFolder:
         yield n.OUTPUT_NORM, [_NORM]
         if HEAD in stored:
             yield n.OUTPUT, [HEAD]
+        yield from ((ours, [theirs]) for ours, theirs in self._mapping.outside.items())
         for layer in range(layers):
             prefix = f"model.layers.{layer}"
             more = self._mapping.dense if is_dense[layer] else self._mapping.moe
@@ -276,7 +278,7 @@ def open_mapped_folder(
         file_bytes += size
     quantization = quantization_of(path, config)
     if quantization is not None:
-        stored = with_packed(path, stored, quantization)
+        stored = with_packed(path, with_packed_experts(path, stored), quantization)
         if quantization["quant_method"] in FLOATS:
             stored = with_scales(path, stored, quantization)
     if mapping.wrapped_in is not None:

@@ -5,6 +5,7 @@
     compressed-tensors, mxfp4   weight_packed [out, in / 2], weight_scale U8 [out, in / 32]: exponents of two
     ModelOpt, NVFP4             weight [out, in / 2], weight_scale F8_E4M3 [out, in / 16], weight_scale_2, by which the
                                 scales are multiplied
+    DeepSeek-V4's experts       weight I8 [out, in / 2], scale F8_E8M0 [out, in / 32]
 
 Formats: https://github.com/vllm-project/compressed-tensors, https://nvidia.github.io/Model-Optimizer. Scales of
 activations (input_scale, input_global_scale) are for products in 4 bits, and are ignored: ours take more bits.
@@ -23,7 +24,7 @@ from moeserve.quantization import QuantType
 from moeserve.quantization.table import MXFP4, NVFP4_TYPES
 
 from .made_tensor import Bytes, find_part, misfit
-from .safetensors_file import FP8, PackedWeight, StoredTensor, stored_numbers
+from .safetensors_file import EXPONENTS, FP8, PackedWeight, StoredTensor, stored_numbers
 
 Stored = dict[str, StoredTensor]
 _NVFP4_GROUP, _MXFP4_GROUP = 16, 32  # columns
@@ -37,6 +38,19 @@ def packed_fp4_matrix(path: Path, stored: Stored, prefix: str) -> StoredTensor:
         return _mxfp4(path, prefix, weight, scales)
     name = f"{prefix}.weight_global_scale"
     return _nvfp4(path, prefix, weight, scales, _own_scale(path, stored, name), lambda divisor: 1 / divisor)
+
+
+def with_packed_experts(path: Path, stored: Stored) -> Stored:
+    """Returns the tensors with DeepSeek-V4's 4-bit matrices in place of their parts. Raises ModelError."""
+    found = dict(stored)
+    for name, tensor in stored.items():
+        scales = f"{name.removesuffix('.weight')}.scale"
+        if tensor.dtype == "I8" and name.endswith(".weight") and scales in found:
+            prefix = name.removesuffix(".weight")
+            weight = find_part(path, stored, name, ("I8",))
+            found[name] = _mxfp4(path, prefix, weight, find_part(path, found, scales, (EXPONENTS,)))
+            del found[scales]
+    return found
 
 
 def modelopt_matrix(path: Path, stored: Stored, prefix: str) -> StoredTensor:

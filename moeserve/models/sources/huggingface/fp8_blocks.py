@@ -1,5 +1,6 @@
 """Checkpoints with 8-bit float matrices, whose scales are in `<name>_scale_inv` or `<name>_scale`: one per block
 (DeepSeek-V3's form, https://arxiv.org/abs/2412.19437), per row, or per matrix. A layer's experts may be one tensor.
+DeepSeek-V4's scales are powers of two beside `weight`, in `scale`; its experts are in fp4_weights.py.
 
 A matrix is kept in 8 bits, without rounding: as blocks of a float32 scale and 8-bit floats. It is read as bfloat16
 instead if its columns, or its scales' blocks, are not multiples of 32, or if single values are asked for."""
@@ -20,9 +21,10 @@ from moeserve.quantization import QuantType
 from moeserve.quantization.reference import e4m3_values
 from moeserve.quantization.table import FP8_TYPES
 
-from .safetensors_file import FP8, PackedWeight, StoredTensor, stored_numbers
+from .safetensors_file import EXPONENTS, FP8, PackedWeight, StoredTensor, stored_numbers
 
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
+_EXPONENT_BIAS = 127
 
 
 def with_scales(
@@ -35,7 +37,9 @@ def with_scales(
     for name, tensor in stored.items():
         if tensor.dtype != FP8:
             continue
-        scales = next((found.pop(name + end) for end in SCALE_SUFFIXES if name + end in found), None)
+        beside = name.removesuffix("weight") + "scale"
+        names = (*(name + end for end in SCALE_SUFFIXES), beside)
+        scales = next((found.pop(each) for each in names if each in found), None)
         if scales is None:
             raise ModelError(
                 path, f"tensor {name + SCALE_SUFFIXES[0]!r} is missing; download the whole repository"
@@ -96,7 +100,7 @@ def _block(
     path: Path, tensor: StoredTensor, scales: StoredTensor, block: tuple[int, int] | None
 ) -> tuple[int, int]:
     """Returns the rows and columns of a matrix that share a scale. tensor: a matrix, or those of all experts."""
-    stated = scales.dtype in ("F32", "BF16", "F16") and len(tensor.shape) in (2, 3)
+    stated = scales.dtype in ("F32", "BF16", "F16", EXPONENTS) and len(tensor.shape) in (2, 3)
     if stated:
         outer, (rows, cols) = tensor.shape[:-2], tensor.shape[-2:]
         if block is not None and scales.shape == (*outer, -(-rows // block[0]), -(-cols // block[1])):
@@ -127,6 +131,8 @@ def dequantized(tensor: StoredTensor) -> npt.NDArray[np.uint16]:
 
 def _floats(scales: StoredTensor) -> npt.NDArray[np.float32]:
     numbers = stored_numbers(scales)
+    if scales.dtype == EXPONENTS:
+        return np.ldexp(np.float32(1), numbers.astype(np.int32) - _EXPONENT_BIAS)
     if scales.dtype == "BF16":
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.view(np.float32 if scales.dtype == "F32" else np.float16).astype(np.float32)

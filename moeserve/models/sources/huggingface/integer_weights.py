@@ -59,7 +59,7 @@ def with_packed(path: Path, stored: Stored, settings: dict[str, Any]) -> Stored:
             matrix = _packed(path, found, prefix)
         elif part == "weight" and found[name].dtype == "U8":
             matrix = modelopt_matrix(path, found, prefix)
-        elif part == "weight" and found[name].dtype == "I8":
+        elif part == "weight" and found[name].dtype == "I8" and found[name].packed is None:
             matrix = _signed_bytes(path, found, prefix)
         else:
             continue

@@ -51,6 +51,9 @@ class HuggingFaceMapping:
     defaults: Mapping[str, bool] = field(default_factory=dict)
     experts: Mapping[str, str] = field(default_factory=dict)  # of one expert, after "<experts_under>.E."
     experts_under: str = "mlp.experts"  # after "model.layers.N."
+    outside: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of tensors in no layer, besides those of all families
     optional: frozenset[str] = frozenset()  # GGUF names of tensors that may be missing
     # Prefix, after "model.layers.N.", of experts stored as one tensor with alternating rows of gate and up, and one
     # of down.

@@ -23,7 +23,8 @@ from moeserve.quantization.table import BF16, F32
 # Safetensors' names are ggml's.
 TYPES = {row.name: row for row in QUANT_TYPES.values() if not row.is_quantised}
 FP8 = "F8_E4M3"  # read if it has scales
-_OTHERS = {"U8": 1, "I8": 1, FP8: 1, "I32": 4, "I64": 8}
+EXPONENTS = "F8_E8M0"  # scales that are powers of two
+_OTHERS = {"U8": 1, "I8": 1, FP8: 1, EXPONENTS: 1, "I32": 4, "I64": 8}
 ITEM_BYTES = {name: row.block_bytes for name, row in TYPES.items()} | _OTHERS
 _LENGTH = struct.Struct("<Q")  # the header's length, at the beginning of the file
 

@@ -12,7 +12,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
-from moeserve.models.gpu_features import check_gpu_context, check_gpu_features, gpu_shape
+from moeserve.models.gpu_features import check_gpu_features, check_gpu_pictures, gpu_shape
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.engine_types import check_cpu_types, check_gpu_types
 from moeserve.models.loading.lanes import check_lanes
@@ -65,9 +65,8 @@ def plan_load(
         refuse_tiers(config, "with several GPUs")
         refuse_adapters(config)
     directory = claim_directory(config)
-    in_file = read_checked_shape(source)
-    check_gpu_context(in_file, config.max_model_len)
-    whole = shape = gpu_shape(in_file, config.max_model_len)
+    whole = shape = gpu_shape(read_checked_shape(source), config.max_model_len)
+    check_gpu_pictures(shape, config.mmproj)
     # an adapter that does not fit the model ends the start now
     adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
     log_skipped(shape, source)
