@@ -63,7 +63,6 @@ class FrontApplication(FastAPI):
         super().__init__(title="moeserve", docs_url=None, redoc_url=None, openapi_url=None)
         # The routes of a model's server: the front knows the paths, the model's server answers them.
         self._routes = Application(APIS, wants_key=bool(keys), model=pool.models[0].name)
-        self._routes.complete_routes()
         self.apis = self._routes.apis
         self.state.pool = pool
         self.state.created = int(time.time())

@@ -13,7 +13,8 @@ PLACE_COLUMNS = 32  # of a draft's record, beside its products: csrc/ops/compres
 
 @dataclass(frozen=True, slots=True)
 class Compressor:
-    """Makes an entry of each block of `ratio` tokens: kernels/compressed/reference.py."""
+    """Compresses each block of `ratio` tokens into one entry, which is attended to in place of them:
+    kernels/compressed/reference.py."""
 
     ratio: int
     dim: int  # of an entry

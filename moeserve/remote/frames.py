@@ -57,7 +57,7 @@ def encode_end(cause: str, *, by_itself: bool = False) -> bytes:
 
 
 def decode_welcome(content: bytes) -> Welcome:
-    """Raises FrameError."""
+    """Raises FrameError if the content is no welcome."""
     try:
         return msgspec.msgpack.decode(content, type=Welcome)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -65,7 +65,7 @@ def decode_welcome(content: bytes) -> Welcome:
 
 
 def decode_end(content: bytes) -> End:
-    """Raises FrameError."""
+    """Raises FrameError if the content is no end."""
     try:
         return msgspec.msgpack.decode(content, type=End)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -112,7 +112,7 @@ class Gate:
                 self._drop(shaking[0], "too many handshakes at once")
 
     def _serve(self, session: Session, now: float) -> None:
-        """Raises ConnectionLost."""
+        """Does what is due on one connection. Raises ConnectionLost if it has ended or took too long."""
         if session.deadline is not None and now >= session.deadline:
             if not session.awaits_cause:
                 raise ConnectionLost("it took too long")

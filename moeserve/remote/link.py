@@ -108,7 +108,7 @@ class Link:
             raise
 
     def _checked(self, content: bytes) -> Welcome:
-        """Raises ConnectionLost."""
+        """Decodes the worker's welcome. Raises ConnectionLost if its version or model differs from the router's."""
         try:
             welcome = decode_welcome(content)
         except FrameError as error:

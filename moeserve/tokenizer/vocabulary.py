@@ -57,7 +57,7 @@ class Vocabulary:
 
     @classmethod
     def from_gguf(cls, gguf: ModelSource) -> Vocabulary:
-        """Raises ModelError."""
+        """Reads a model's tokens and their kinds. Raises ModelError if they are missing or malformed."""
         metadata = gguf.metadata
         size = vocab_size(gguf)
         kinds = _corrected(gguf, metadata.require_ints("tokenizer.ggml.token_type", size))

@@ -33,10 +33,10 @@ encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def decode_request(frame: bytes) -> Decode:
-    """Raises ValueError."""
+    """Raises ValueError if the frame is no request."""
     return _REQUEST.decode(frame)
 
 
 def decode_reply(frame: bytes) -> Decoded | Refused:
-    """Raises ValueError."""
+    """Raises ValueError if the frame is no reply."""
     return _REPLY.decode(frame)

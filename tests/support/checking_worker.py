@@ -172,6 +172,7 @@ class CheckingWorker:
         assert len(bound.table) == len(bound.tokens) - 1, "a row begins at the last token"
         assert len(drafts) < len(bound.spare), "there are slots for all positions of a row"
         prefix = bound.prefixes[-1]
+        self.written += bound.spare[: 1 + len(drafts)]
         for place, token in enumerate([None, *drafts]):
             prefix = prefix if token is None else extended(prefix, token)
             self.kv[bound.spare[place]] = prefix
@@ -192,13 +193,18 @@ class CheckingWorker:
             if token != draft or (token == STOP_TOKEN and may_stop):
                 break
         for place, token in enumerate(run):
-            bound.table.append(bound.spare.pop(0))
+            slot = bound.spare.pop(0)
+            assert self.kv[slot] == bound.prefixes[len(bound.table)], (
+                "a slot does not hold what is read from it"
+            )
+            if bound.checked != NEVER:
+                bound.position_of[slot] = len(bound.table)
+            bound.table.append(slot)
             if self.limits.num_window_slots:
                 bound.windows.append(bound.spare_windows.pop(0))
             bound.push(token)
             if place == 0:
                 self._advance_state(bound, start, start + 1)
-        bound.checked = NEVER
         self._check_held(bound)
         self._check_window(bound, start, start + len(run))
         if len(run) > 1:

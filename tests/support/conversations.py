@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from tests.support.checking_worker import STOP_TOKEN
 from tests.support.router_world import World, final_item, request
 
@@ -84,3 +86,56 @@ def talk(world: World, *, drops_reasoning: bool, together: bool) -> float:
                 prompts += len(conversation.prompt)
                 hits += cached(world, first + number)
     return hits / prompts
+
+
+# How conversations are told: the reasoning of earlier turns is left out or not, and turns come together or not.
+WAYS_TO_TALK = pytest.mark.parametrize(
+    ("drops_reasoning", "together"),
+    [
+        (False, True),
+        (True, False),
+        pytest.param(False, False, marks=pytest.mark.slow),
+        pytest.param(True, True, marks=pytest.mark.slow),
+    ],
+)
+
+
+def edit_a_long_prompt(world: World) -> list[tuple[int, int]]:
+    """A prompt of 20,000 tokens, then four times with another end. Returns the tokens that were edited, and those
+    that were computed, of each."""
+    rng = random.Random(4)
+    prompt = text(rng, 20_000)
+    ask(world, 0, prompt, [7])
+    return [
+        (edited, 20_000 - ask(world, id, [*prompt[:-edited], *text(rng, edited)], [7]))
+        for id, edited in enumerate([200, 1000, 3000, 7000], start=1)
+    ]
+
+
+def ask_together(world: World, length: int) -> list[int]:
+    """16 requests at once with a system prompt of this length. Returns their cached tokens, in order of size."""
+    rng = random.Random(6)
+    system = text(rng, length)
+    for id in range(16):
+        world.add(request(id, system + text(rng, 30), 3))
+    world.run()
+    world.check_all_free()
+    return sorted(cached(world, id) for id in range(16))
+
+
+def ask_beside_a_sharer(world: World, length: int) -> tuple[list[int], int]:
+    """A request with the same system prompt as one that still runs. Returns the system prompt, and the tokens that the
+    next turn of the second request finds."""
+    rng = random.Random(7)
+    system = text(rng, length)
+    world.add(request(0, system + text(rng, 30), 200))
+    for _ in range(4):
+        world.plan()
+        world.result()
+    second = system + text(rng, 100)
+    world.add(request(1, second, 5))
+    while world.seen[1].final is None:
+        world.plan()
+        world.result()
+        world.check()
+    return system, ask(world, 2, [*second, *world.seen[1].tokens, *text(rng, 50)], [7])

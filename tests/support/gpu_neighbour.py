@@ -9,11 +9,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 
-from tests.support.server import REPOSITORY
-
+REPOSITORY = Path(__file__).resolve().parents[2]
 KERNELS = 400
 NUMBERS = 1024, 10240  # that a kernel reads, float16
 

@@ -5,17 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[2] / "moeserve"
+from tests.support.http_import_rules import FRAME, HTTPSERVER
 
-# A child process's own frame: allowed to every process's package, unlike another process's package.
-FRAME = {
-    "moeserve",
-    "moeserve.config",
-    "moeserve.errors",
-    "moeserve.messages",
-    "moeserve.processes",
-    "moeserve.sampling",
-}
+PACKAGE = Path(__file__).resolve().parents[2] / "moeserve"
 
 # One package an architecture; `models.registry` alone may name them.
 FAMILIES = {f"moeserve.models.{path.parent.name}" for path in (PACKAGE / "models").glob("*/family.py")}
@@ -102,71 +94,6 @@ FAMILY_NEEDS = READERS | {
     "moeserve.kernels.choice_rule",
     "moeserve.kernels.ngrams.hashing",
     "moeserve.kernels.routing.options",
-}
-
-# Within httpserver, imports run from an API's folder to what the APIs share, and from there to HTTP itself. No API
-# knows another, nor the table that lists them.
-HTTP_APIS = ("openai", "responses", "anthropic", "batches", "lightllm", "llama_server", "mcp")
-HTTPSERVER: dict[str, set[str]] = {
-    "moeserve.httpserver.transport": {
-        "moeserve.config",
-        "moeserve.errors",
-        "moeserve.messages.refusal",  # which an error carries, here and from the router
-        "moeserve.processes.listeners",
-        "moeserve.processes.logs",
-    },
-    "moeserve.httpserver.observability": {
-        "moeserve.httpserver.transport",
-        "moeserve",
-        "moeserve.messages",
-        "moeserve.processes.tracing",
-    },
-    "moeserve.httpserver.generation": FRAME
-    | {
-        "moeserve.httpserver.transport",
-        "moeserve.httpserver.observability",
-        "moeserve.models.facts",
-        "moeserve.tokenizer",
-        "moeserve.grammar",
-        "moeserve.chatformat",
-    },
-    "moeserve.httpserver.web": {"moeserve.httpserver.transport"},
-    **{
-        f"moeserve.httpserver.{api}": {
-            "moeserve.httpserver.generation",
-            "moeserve.httpserver.transport",
-            "moeserve.config",
-            "moeserve.errors",
-            "moeserve.messages",
-            "moeserve.sampling",
-            "moeserve.chatformat",
-            "moeserve.grammar.spec",
-            "moeserve.models.facts",
-            "moeserve",
-        }
-        for api in HTTP_APIS
-    },
-    "moeserve.httpserver.ollama": {
-        "moeserve.httpserver.generation",
-        "moeserve.httpserver.transport",
-        "moeserve.config",
-        "moeserve.errors",
-        "moeserve.messages",
-        "moeserve.sampling",
-        "moeserve.chatformat",
-        "moeserve.grammar.spec",
-        "moeserve.models.facts",
-        "moeserve.processes.lifecycle",  # a download is a process of its own
-        "moeserve",
-    },
-    "moeserve.httpserver.native": {
-        "moeserve.models.adapters.modules",
-        "moeserve.httpserver.generation",
-        "moeserve.httpserver.transport",
-        "moeserve.messages",
-        "moeserve.placement.heat",
-        "moeserve",
-    },
 }
 
 # The models of a front, without processes and HTTP.

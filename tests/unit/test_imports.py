@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.import_rules import ALLOWED, FAMILIES, HTTPSERVER, PACKAGE
+from tests.support.http_import_rules import HTTPSERVER
+from tests.support.import_rules import ALLOWED, FAMILIES, PACKAGE
 from tests.support.layer_rules import (
     CORE_THIRD_PARTY,
     IMPORTED_FROM_ABOVE,

@@ -4,23 +4,17 @@ disk after a restart, the tokens are those of a server without a prefix cache.""
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import msgspec
 import pytest
 
-from moeserve.messages.router_metrics import LoadReport
-from moeserve.messages.sampling import SamplingParams
-from moeserve.router.core.limits import Limits
-from moeserve.router.core.memory.snapshot_points import SnapshotSpacing
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner, load_cpu_model
 from moeserve.worker.runner import Runner
 from tests.conftest import OWN_FIXTURES
 from tests.gpu.driver import small_config
-from tests.support.router_world import World, request
-
-ANSWER = 24
-GREEDY = SamplingParams(max_tokens=ANSWER, temperature=0.0)
-Answers = dict[int, list[int]]
+from tests.support.router_world import request
+from tests.support.worker_conversations import ANSWER, GREEDY, Answers, converse, world_of
 
 
 @pytest.fixture(
@@ -41,48 +35,9 @@ def runner(model: CpuModel) -> Runner:
     return build_cpu_runner(model)
 
 
-def world_of(runner: Runner, **limits: object) -> World:
-    ready = runner.ready()
-    usual = {
-        "num_kv_slots": ready.num_kv_slots,
-        "max_num_seqs": ready.max_num_seqs,
-        "max_model_len": ready.max_model_len,
-        "max_num_batched_tokens": 64,
-        "max_num_queued_reqs": 100,
-        "num_state_slots": ready.num_state_slots,
-        "snapshot_spacing": SnapshotSpacing(tail=4, least=16, first=64),
-    }
-    world = World(Limits(**(usual | limits)))  # type: ignore[arg-type]
-    world.worker = runner  # type: ignore[assignment]
-    for _ in range(200):
-        world.scheduler._history.add(2)  # so that answers are predicted to be short
-    return world
-
-
-def serve(runner: Runner, **limits: object) -> tuple[Answers, LoadReport]:
-    """Four conversations that share a system prompt: two turns, then the second again with another message."""
-    world, ready = world_of(runner, **limits), runner.ready()
-    rng = random.Random(0)
-
-    def text(length: int) -> list[int]:
-        return [rng.randrange(3, ready.vocab_size) for _ in range(length)]
-
-    system = text(100)
-    prompts = [system + text(20) for _ in range(4)]
-    for turn in range(3):
-        for number, prompt in enumerate(prompts):
-            world.add(msgspec.structs.replace(request(10 * turn + number, prompt, ANSWER), sampling=GREEDY))
-        world.run()
-        world.check_all_free()
-        if turn == 0:
-            histories = [prompt + world.seen[number].tokens for number, prompt in enumerate(prompts)]
-        prompts = [history + text(30) for history in histories]
-    return {id: seen.tokens for id, seen in world.seen.items()}, world.scheduler.load_report()
-
-
 @pytest.fixture(scope="module")
 def expected(runner: Runner) -> Answers:
-    answers, report = serve(runner, reuse_prefixes=False)
+    answers, report = converse(runner, reuse_prefixes=False)
     assert report.cached_tokens == 0
     assert all(len(tokens) == ANSWER for tokens in answers.values())
     return answers
@@ -98,10 +53,8 @@ def expected(runner: Runner) -> Answers:
     ],
     ids=str,
 )
-def test_snapshots_do_not_change_a_token(
-    runner: Runner, expected: Answers, limits: dict[str, object]
-) -> None:
-    answers, report = serve(runner, **limits)
+def test_snapshots_do_not_change_a_token(runner: Runner, expected: Answers, limits: dict[str, Any]) -> None:
+    answers, report = converse(runner, **limits)
     assert answers == expected
     assert report.state_snapshot_hits >= 6
     if not limits:
@@ -137,10 +90,10 @@ def test_the_next_process_continues_from_states_on_disk(
         "state_bytes": ready.state_bytes,
     }
     runner.router_lost()  # the one of the tests before, which had no tier
-    answers, report = serve(runner, **tier)
+    answers, report = converse(runner, **tier)
     assert answers == expected
     assert report.disk.bytes_written > ready.state_bytes
-    again, report = serve(build_cpu_runner(model), **tier)
+    again, report = converse(build_cpu_runner(model), **tier)
     assert again == expected
     assert report.disk.tokens >= 96  # of the system prompt, once
     assert report.disk.failed_pages == 0
@@ -148,6 +101,6 @@ def test_the_next_process_continues_from_states_on_disk(
 
 def test_a_preempted_answer_goes_on_from_its_state(runner: Runner, expected: Answers) -> None:
     """A pool so small that the second turns do not fit beside one another, as they were predicted to."""
-    answers, report = serve(runner, num_kv_slots=460)
+    answers, report = converse(runner, num_kv_slots=460)
     assert answers == expected
     assert report.preemptions > 0

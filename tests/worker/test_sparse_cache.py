@@ -4,28 +4,21 @@ the keys that are chosen, so that a lost or stale index key would change them.""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.messages.router_metrics import LoadReport
-from moeserve.messages.sampling import SamplingParams
-from moeserve.router.core.limits import Limits
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner, load_cpu_model
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import small_config
 from tests.support import minimaxm3_model, qwen4exp_model
 from tests.support.hugging_face_model import write_family
-from tests.support.router_world import World, request
+from tests.support.worker_conversations import ANSWER, Answers, converse
 
-ANSWER = 24
-GREEDY = SamplingParams(max_tokens=ANSWER, temperature=0.0)
 FAMILIES = ("glm_moe_dsa", "deepseek_v32", "minimax-m3", "qwen4exp")
-Answers = dict[int, list[int]]
 
 
 def write(family: str, folder: Path) -> Path:
@@ -52,36 +45,8 @@ def runner(model: CpuModel) -> Runner:
 
 
 def serve(runner: Runner, **limits: object) -> tuple[Answers, LoadReport]:
-    """Four conversations that share a system prompt: two turns, then the second again with another message."""
-    ready = runner.ready()
-    usual: dict[str, Any] = {
-        "num_kv_slots": ready.num_kv_slots,
-        "max_num_seqs": ready.max_num_seqs,
-        "max_model_len": ready.max_model_len,
-        "max_num_batched_tokens": 64,
-        "max_num_queued_reqs": 100,
-        "num_state_slots": ready.num_state_slots,
-    }
-    world = World(Limits(**(usual | limits)))
-    world.worker = runner  # type: ignore[assignment]
-    for _ in range(200):
-        world.scheduler._history.add(2)  # so that answers are predicted to be short
-    rng = random.Random(0)
-
-    def text(length: int) -> list[int]:
-        return [rng.randrange(3, min(600, ready.vocab_size)) for _ in range(length)]
-
-    system = text(101)
-    prompts = [system + text(20) for _ in range(4)]
-    for turn in range(3):
-        for number, prompt in enumerate(prompts):
-            world.add(msgspec.structs.replace(request(10 * turn + number, prompt, ANSWER), sampling=GREEDY))
-        world.run()
-        world.check_all_free()
-        if turn == 0:
-            histories = [prompt + world.seen[number].tokens for number, prompt in enumerate(prompts)]
-        prompts = [history + text(30) for history in histories]
-    return {id: seen.tokens for id, seen in world.seen.items()}, world.scheduler.load_report()
+    """The shared prompt ends within a block of index keys."""
+    return converse(runner, system_tokens=101, **limits)
 
 
 @pytest.fixture(scope="module")

@@ -258,7 +258,7 @@ def check_fits(trace: RoutingTrace, runner: Runner) -> None:
 
 
 def _save(args: argparse.Namespace, config: ServerConfig, device: str, figures: list[Figure]) -> None:
-    """Raises OSError."""
+    """Writes the measured figures to the path of --save-result. Raises OSError."""
     settings = {
         "model": config.served_model_name,
         "device": device,

@@ -75,7 +75,7 @@ def results_of(
 
 
 def write_results(path: Path, results: Results) -> None:
-    """Raises OSError."""
+    """Writes the results as indented JSON. Raises OSError."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
 
 

@@ -41,7 +41,7 @@ class StepReader:
     """One step's file, mapped."""
 
     def __init__(self, path: Path) -> None:
-        """Raises DumpError."""
+        """Opens the file of a step. Raises DumpError if it is damaged."""
         self.path = path
         try:
             self._file = safe_open(path, framework="numpy")
@@ -65,7 +65,7 @@ class StepReader:
         return name in self.shapes
 
     def read(self, name: str) -> npt.NDArray[Any]:
-        """Raises DumpError."""
+        """Returns a whole tensor. Raises DumpError if the file is damaged."""
         return self._checked(name, lambda: self._file.get_tensor(name))
 
     def read_row(self, name: str, row: int) -> npt.NDArray[Any]:
@@ -95,7 +95,7 @@ class Rows:
 
 class Dump:
     def __init__(self, folder: Path) -> None:
-        """Raises DumpError."""
+        """Opens a dump's folder. Raises DumpError if it holds no steps or is damaged."""
         self.folder = folder
         self.about = _read_description(folder)
         paths = sorted(folder.glob(STEP_FILES))

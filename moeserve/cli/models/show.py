@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _of_name(name: HubName) -> str:
-    """Raises UserError."""
+    """Describes a model of the Hub, downloaded or not. Raises UserError if it cannot be found."""
     from moeserve.cli.models.need import size_text
     from moeserve.hub.cache import cache_space, find_cached
     from moeserve.hub.download import listed
@@ -67,7 +67,7 @@ def _of_name(name: HubName) -> str:
 
 
 def _of_path(path: Path) -> str:
-    """Raises UserError."""
+    """Describes a local model. Raises UserError if it cannot be read."""
     from moeserve.cli.command_line import resolve
     from moeserve.cli.models.need import gpu_bytes, need_of, size_text
     from moeserve.config import ServerConfig

@@ -14,6 +14,7 @@ which follows measured steps of 1 to 512 tokens, where one of the two is short a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -39,7 +40,7 @@ DECODE_ATTENTION_SHARE = 0.063
 SAMPLED_VALUES = 1.5e9  # logits that sampling with a temperature looks at a second; greedy is far faster
 
 
-STREAM_PARTS = 10  # of the RAM experts, that a plan tries to stream
+STREAMED_PARTS = [part / 10 for part in range(1, 11)]  # parts of the RAM experts that a plan tries to stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +156,7 @@ class HybridSpeed:
         self._gpu = gpu
         self._constants = constants
         self._cache = cache
+        self._dense_parameters = [dense_parameters(model, index) for index in range(model.num_layers)]
 
     def decode(self, streams: int, context: int, *, at_first: bool = False) -> float:
         """Tokens a second of all streams together. at_first: of texts that begin, which an expert cache does not have
@@ -215,25 +217,27 @@ class HybridSpeed:
         if not layer.num_cpu_experts or layer.prefill == "cpu" or layer.dense == "cpu":
             return self._layer_seconds(step, index)
         if layer.prefill == "cuda":
-            return self._streamed_seconds(step, index, 1.0)
-        ways = (
-            self._streamed_seconds(step, index, part / STREAM_PARTS) for part in range(1, STREAM_PARTS + 1)
-        )
-        return min(self._layer_seconds(step, index), *ways)
+            return self._streamed_seconds(step, index, [1.0])[0]
+        return min(self._layer_seconds(step, index), *self._streamed_seconds(step, index, STREAMED_PARTS))
 
-    def _streamed_seconds(self, step: Step, index: int, part: float) -> float:
-        """Seconds of a layer that streams this part of its RAM experts: the longest of the copies, the GPU's work and
-        the CPU's."""
+    def _streamed_seconds(self, step: Step, index: int, parts: Sequence[float]) -> list[float]:
+        """Seconds of a layer that streams each of these parts of its RAM experts: the longest of the copies, the GPU's
+        work and the CPU's."""
         c, expert = self._constants, self._sizes.layers[index].expert
         in_ram = self._placement.layers[index].num_cpu_experts
-        streamed = part * in_ram * expert.cpu
         own = self._gpu_experts_seconds(step, index, everything=False)
         others = self._gpu_experts_seconds(step, index, everything=True) - own
         dense = self._dense_seconds(step, index)
-        on_gpu = streamed / (self._gpu.read * c.unpack) + dense + own + part * others
-        left = (1.0 - part) * self._ram_experts_seconds(step, index)
-        on_cpu = dense + left + c.handoff_s if left else 0.0
-        return max(streamed / (self._gpu.pcie * c.pcie), on_gpu, on_cpu)
+        computed = self._ram_experts_seconds(step, index)
+
+        def seconds(part: float) -> float:
+            streamed = part * in_ram * expert.cpu
+            on_gpu = streamed / (self._gpu.read * c.unpack) + dense + own + part * others
+            left = (1.0 - part) * computed
+            on_cpu = dense + left + c.handoff_s if left else 0.0
+            return max(streamed / (self._gpu.pcie * c.pcie), on_gpu, on_cpu)
+
+        return [seconds(part) for part in parts]
 
     def _layer_seconds(self, step: Step, index: int) -> float:
         layer = self._placement.layers[index]
@@ -303,7 +307,7 @@ class HybridSpeed:
         )
 
     def _dense_ops(self, step: Step, index: int) -> float:
-        return 2.0 * step.all_tokens * dense_parameters(self._model, index)
+        return 2.0 * step.all_tokens * self._dense_parameters[index]
 
     def _expert_ops(self, step: Step, index: int) -> float:
         return 2.0 * step.all_tokens * expert_parameters(self._model, index)

@@ -131,7 +131,7 @@ def _read(args: argparse.Namespace) -> _Asked:
         if " " in model and not os.path.exists(model):
             raise UserError("give the question after MODEL; without a MODEL, give it as --prompt TEXT")
     if words and args.prompt is not None:
-        raise UserError("--prompt: there are two questions; leave one of them out")
+        raise UserError("--prompt: the question is given twice, as an argument too; leave one of them out")
     if args.url is not None:
         for name in set(_OPTIONS) - {"model", "api_key"}:
             if given[name] is not None:

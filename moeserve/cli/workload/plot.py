@@ -41,7 +41,7 @@ class Panel:
 
 
 def write_plot(path: Path, title: str, outcomes: Sequence[Outcome]) -> None:
-    """Raises OSError."""
+    """Draws the outcomes to an SVG file. Raises OSError."""
     path.write_text(draw(title, outcomes))
 
 

@@ -81,5 +81,5 @@ def details(outcomes: Sequence[Outcome]) -> dict[str, list[Any]]:
 
 
 def save(path: Path, result: dict[str, Any]) -> None:
-    """Raises OSError."""
+    """Writes the result as indented JSON. Raises OSError."""
     path.write_bytes(orjson.dumps(result, option=orjson.OPT_INDENT_2) + b"\n")

@@ -158,7 +158,7 @@ class MessagesHandler:
                 yield event("message_stop")
 
     async def _prepare(self) -> PreparedRequest:
-        """Raises ApiError."""
+        """Applies the context edits that the request asks for, and prepares it. Raises ApiError."""
         if self.body.context_management is not None:
             self.body, self._applied = await _edited(self.service, self.body, self.caller)
         return await prepare(self.service, self.body.asked(self.caller))

@@ -64,7 +64,8 @@ class McpClient:
         return f"{self._version} {self._id}".rstrip()
 
     async def tools(self) -> list[McpTool]:
-        """Raises ApiError."""
+        """Returns the server's tools, of all pages of its list. Raises ApiError if it cannot be reached or breaks the
+        protocol."""
         found: list[McpTool] = []
         cursor: str | None = None
         async with self._deadline(LIST_S):

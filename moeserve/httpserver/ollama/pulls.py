@@ -99,7 +99,7 @@ class Pulls:
                 self._drop(name, pull)
 
     async def delete(self, name: str) -> None:
-        """Raises ApiError."""
+        """Deletes a downloaded model. Raises ApiError if it is not there, is served, or is no name of the Hub."""
         async with asyncio.timeout(DELETE_S):
             async for said in _said("delete", name, *self._models.kept()):
                 _check(said)

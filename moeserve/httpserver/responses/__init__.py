@@ -12,7 +12,7 @@ from moeserve.httpserver.transport.api_table import Api
 
 
 def _open_state(config: ServerConfig) -> routes.ResponsesState:
-    """Raises ConfigError."""
+    """Opens the store of responses in --data-dir. Raises ConfigError if it cannot be used."""
     store = ResponseStore(None if config.data_dir is None else Path(config.data_dir))
     return routes.ResponsesState(store, BackgroundResponses(store))
 

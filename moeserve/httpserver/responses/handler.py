@@ -160,7 +160,7 @@ class ResponsesHandler:
         return written
 
     async def prepare(self) -> PreparedRequest:
-        """Raises ApiError."""
+        """Joins the stored conversation and the new input, and prepares the request. Raises ApiError."""
         self._items = await conversation_of(self.store, self.caller.key_owner, self.body)
         return await prepare(self.service, self.body.asked(self.caller, self._items))
 

@@ -133,7 +133,7 @@ class _FairQueue:
         heapq.heappush(self._heap, (due, place, connection))
 
     def pop(self) -> tuple[int, Waiting]:
-        """Raises IndexError."""
+        """Returns the place and the connection whose turn it is. Raises IndexError if none waits."""
         due, place, connection = heapq.heappop(self._heap)
         self._clock = max(self._clock, due)
         return place, connection

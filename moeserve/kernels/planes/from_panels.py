@@ -62,8 +62,8 @@ class PanelLayout:
 
 
 def panels_to_planes(panels: Tensor, planes: Planes) -> None:
-    """Fills the planes. panels: uint8, the bytes of a `_C.Matrix` packed on one NUMA node, of the planes' type and
-    shape, on the same device. Raises ValueError if the sizes differ."""
+    """Fills the planes. panels: uint8, the bytes of a `_C.Matrix` that has the planes' type and shape and was packed
+    for one NUMA node; on the planes' device. Raises ValueError if the sizes differ."""
     count = planes.experts * -(-planes.rows // PANEL_ROWS)
     if planes.rows % PANEL_ROWS:
         raise ValueError(f"{planes.rows} rows fill no whole panels")

@@ -91,7 +91,7 @@ class Gemma4Shape:
 
 
 def read_shape(file: TensorSource) -> Gemma4Shape:
-    """Raises ModelError."""
+    """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
     meta = file.metadata
     check_pixels(file, 0.0, 1.0)
     hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)

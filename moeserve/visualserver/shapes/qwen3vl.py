@@ -98,7 +98,7 @@ class Qwen3VlShape:
 
 
 def read_shape(file: TensorSource) -> Qwen3VlShape:
-    """Raises ModelError."""
+    """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
     meta = file.metadata
     layers = meta.require_int(VISION + "block_count", 1, 512)
     key = VISION + "is_deepstack_layers"

@@ -64,7 +64,7 @@ class TowerShape(Protocol):
 
 
 def check_tensors(file: TensorSource, shape: TowerShape) -> None:
-    """Raises ModelError."""
+    """Raises ModelError if a tensor of the tower is missing or has another shape."""
     for name, expected in shape.tensor_shapes().items():
         tensor = file.tensors.get(name)
         if tensor is None:

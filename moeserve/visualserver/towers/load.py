@@ -49,14 +49,14 @@ def _warm_tower(
 
 
 def make_tower(file: TensorSource, shape: AnyTowerShape, device: torch.device = CPU) -> Tower:
-    """Raises ModelError."""
+    """Loads the tower's weights to the device. Raises ModelError if a tensor is missing or unsupported."""
     if isinstance(shape, Gemma4Shape):
         return Gemma4Tower(file, shape, device)
     return Qwen3VlTower(file, shape, device)
 
 
 def _device(config: ServerConfig, shape: AnyTowerShape) -> torch.device:
-    """Raises ConfigError."""
+    """Chooses the device of --mmproj-device. Raises ConfigError if the tower cannot run there."""
     if config.mmproj_device == "cpu":
         return CPU
     if config.mmproj_device == "cuda":

@@ -3,65 +3,17 @@ character, and cut in two, the outcome is the same. (test_families.py cuts in tw
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from moeserve.chatformat.events import CallBroken, CallStart, Reasoning
+from moeserve.chatformat.events import Reasoning
 from moeserve.chatformat.formats import TOOL_FORMATS
-from moeserve.chatformat.harmony import HarmonyParser
-from moeserve.chatformat.output import AnswerParser, OutputParser, joined
-from moeserve.chatformat.reasoning import ReasoningParser
 from tests.support.chat_events import Answer
 from tests.support.chat_families import tags_of
-from tests.support.family_templates import TEMPLATES, rendered, rendered_in_channels
+from tests.support.family_templates import TEMPLATES
 from tests.support.nightly import nightly_after
-
-STRING: Final = {"type": "string"}
-SCHEMAS: Final[dict[str, Any]] = {
-    "f": {
-        "type": "object",
-        "properties": {
-            "a": STRING,
-            "b": STRING,
-            "n": {"type": "integer"},
-            "refs": {"type": "array", "items": STRING},
-            "opts": {"type": "object"},
-        },
-    },
-    "now": {"type": "object", "properties": {}},
-}
-NAMES: Final = [*TEMPLATES, "harmony"]
-
-
-def parser_of(name: str, *, is_open: bool = False, offered: tuple[str, ...] = ("f", "now")) -> AnswerParser:
-    if name == "harmony":
-        return HarmonyParser("<|start|>assistant", reads_calls=True)
-    thought = ReasoningParser(is_open, tags_of(name))
-    return OutputParser(thought, TOOL_FORMATS[name].parser(SCHEMAS), offered)
-
-
-def read(name: str, text: str, *, ended_by: str | None = "", **options: Any) -> Answer:
-    """Reads the text whole and in pieces, as an answer that the model itself has ended."""
-
-    def answer(*pieces: str) -> Answer:
-        parser = parser_of(name, **options)
-        events = [event for piece in pieces for event in parser.push(piece)]
-        return Answer.of(joined([*events, *parser.finish(ended_by)]))
-
-    whole = answer(text)
-    assert answer(*text) == whole
-    for at in (len(text) // 3, 2 * len(text) // 3):
-        assert answer(text[:at], text[at:]) == whole
-    return whole
-
-
-def call(name: str, arguments: dict[str, Any], content: str = "") -> str:
-    """Returns a call of `f` as its format has it."""
-    if name == "harmony":
-        return rendered_in_channels(content, [("f", arguments)])
-    return rendered(name, content, [("f", arguments)])
-
+from tests.support.written_answers import NAMES, call, parser_of, read
 
 # ---- closing tags and brackets that are missing
 
@@ -313,134 +265,3 @@ def test_gpt_oss_calls_within_its_analysis() -> None:
         + one[one.index("<|message|>") :],
     ):
         assert read("harmony", text) == Answer("", REASONING, [("f", {"a": "x"})])
-
-
-# ---- JSON as models write it
-
-
-@pytest.mark.parametrize(
-    ("written", "arguments"),
-    [
-        ('{"a": "one\ntwo\r\n\tthree"}', {"a": "one\ntwo\r\n\tthree"}),
-        ('{"a": "\\d+ \\\'x\\\' \\u12 \\x41 \\/"}', {"a": "\\d+ 'x' \\u12 \\x41 /"}),
-        ('{"a": "echo "hi" to all"}', {"a": 'echo "hi" to all'}),
-        ('{"a": "echo "hi"", "b": "y"}', {"a": 'echo "hi"', "b": "y"}),
-        ("{'a': 'it\\'s', 'n': 1}", {"a": "it's", "n": 1}),
-        ("{'a': \"it's\", 'opts': {'x': None, 'y': [True]}}", {"a": "it's", "opts": {"x": None, "y": [True]}}),
-        ('{"a": "x", "refs": ["y",],}', {"a": "x", "refs": ["y"]}),
-        ('{"a" : "x" , "n" : -1.5e3 }', {"a": "x", "n": -1500}),
-        ('{"a": "x",\n "b": "y\n"\n}', {"a": "x", "b": "y\n"}),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("name", ["hermes", "deepseek_v3", "deepseek_v31", "kimi_k2", "harmony", "gemma4"])
-def test_unmistakable_json_is_read(name: str, written: str, arguments: dict[str, Any]) -> None:
-    text = call(name, {"a": "MARK"})
-    plain = '{a:<|"|>MARK<|"|>}' if name == "gemma4" else '{"a": "MARK"}'
-    assert read(name, text.replace(plain, written)) == Answer("", "", [("f", arguments)])
-
-
-@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "gemma4"])
-def test_json_in_the_place_of_tags_is_read(name: str) -> None:
-    tags = TOOL_FORMATS[name].tags
-    body = '\n{"name": "f", "arguments": {"a": "x"}}\n'
-    f = ("f", {"a": "x"})
-    assert read(name, tags.open + body + tags.close) == Answer("", "", [f])
-    assert read(name, tags.open + body[:-2] + tags.close) == Answer("", "", [f])
-    assert read(name, (tags.open + body + tags.close) * 2).calls == [f, f]
-
-
-def test_arguments_within_a_string_are_read() -> None:
-    text = '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"x\\"}"}</tool_call>'
-    assert read("hermes", text) == Answer("", "", [("f", {"a": "x"})])
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        '{"a": "x" "b": "y"}',
-        '{"a": x}',
-        '{"a": "x"; "b": 1}',
-        '{"a" "x"}',
-        '{"a": NaN}',
-        "{a: 1}",
-        '{"a": 01}',
-    ],
-)
-def test_json_that_may_mean_anything_is_text(written: str) -> None:
-    text = f'<tool_call>{{"name": "f", "arguments": {written}}}</tool_call>'
-    assert read("hermes", text) == Answer(text)
-
-
-def test_a_call_that_breaks_late_shows_all_of_its_rest() -> None:
-    parser = parser_of("hermes")
-    text = '<tool_call>{"name": "f", "arguments": {"a": "x" '
-    events = joined([*parser.push(text), *parser.finish()])
-    assert isinstance(events[0], CallStart)
-    assert events[-1] == CallBroken(0, text, '" ')
-
-
-# ---- Gemma's spellings
-
-
-@pytest.mark.parametrize(
-    ("written", "arguments"),
-    [
-        (
-            'call:f{opts:{"mode": "fast", "n": 1},refs:["x"]}',
-            {"opts": {"mode": "fast", "n": 1}, "refs": ["x"]},
-        ),
-        ('call:f{"opts":{},refs:[<|"|>x<|"|>]}', {"opts": {}, "refs": ["x"]}),
-        ('call:f{"a":"has } brace","n":1}', {"a": "has } brace", "n": 1}),
-        ("call:f{refs:['x', 'y'],n:2}", {"refs": ["x", "y"], "n": 2}),
-        ("call:f{a='report.docx'}", {"a": "report.docx"}),
-        ('call:f{a:<|"|>x<|"|>,b="y"}', {"a": "x", "b": "y"}),
-        ("call:f{a:fast, n:1}", {"a": "fast", "n": 1}),
-        ("call:f{opts:{Basic LLM Chain:{n:1}}}", {"opts": {"Basic LLM Chain": {"n": 1}}}),
-        ('call:f{<|"|>a<|"|>:<|"|>x<|"|>}', {"a": "x"}),
-        ('call:f{a:<|"|>say <|"|>hi<|"|> to all<|"|>}', {"a": 'say <|"|>hi<|"|> to all'}),
-        ('call:f{a:<|"|>C:\\dir\n"x"<|"|>}', {"a": 'C:\\dir\n"x"'}),
-        ("call:f{opts:{on:True,off:False,x:None}}", {"opts": {"on": True, "off": False, "x": None}}),
-        ("call: f {n: 1, }", {"n": 1}),
-        ("f{n:1}", {"n": 1}),
-    ],
-)
-def test_gemmas_spellings(written: str, arguments: dict[str, Any]) -> None:
-    assert read("gemma4", f"<|tool_call>{written}<tool_call|>") == Answer("", "", [("f", arguments)])
-
-
-# ---- LFM2's Python
-
-
-@pytest.mark.parametrize(
-    ("written", "calls"),
-    [
-        ("[browser_navigate(url='/home/user1/workspace')]", [("browser_navigate", {"url": "/home/user1/workspace"})]),
-        ("[Read(path='/home/user/foo.c')]", [("Read", {"path": "/home/user/foo.c"})]),
-        ('[grocery.orderIngredients(items=["a", \'b\'], when={"day": 1})]',
-         [("grocery.orderIngredients", {"items": ["a", "b"], "when": {"day": 1}})]),
-        ("[f(a='x', n=-1.5, on=True, off=False, none=None), g()]",
-         [("f", {"a": "x", "n": -1.5, "on": True, "off": False, "none": None}), ("g", {})]),
-        ("[f(text='It's here, isn't it')]", [("f", {"text": "It's here, isn't it"})]),
-        ("[f(text='say \\'hi\\' (now)')]", [("f", {"text": "say 'hi' (now)"})]),
-        ("f(a='x')", [("f", {"a": "x"})]),  # without the list
-        ("[f(a='x')][g(b=2)]", [("f", {"a": "x"})]),  # what stands behind a list is text
-        ('[{"name": "f", "arguments": {"a": "x"}}, {"name": "g", "arguments": {}}]', [("f", {"a": "x"}), ("g", {})]),
-        ('{"name": "f", "arguments": {"a": "x"}}', [("f", {"a": "x"})]),
-        ("[\n  f(\n    a = 'x',\n  )\n]", [("f", {"a": "x"})]),
-        ("[f(mode=fast)]", [("f", {"mode": "fast"})]),
-    ],
-)  # fmt: skip
-def test_calls_in_python(written: str, calls: list[Any]) -> None:
-    answer = read("lfm2", f"<|tool_call_start|>{written}<|tool_call_end|>")
-    assert answer.calls == calls
-    assert not answer.text or "g(" in answer.text
-
-
-@pytest.mark.parametrize(
-    "written", ["[f('x')]", "[f(1)]", "[(a=1)]", "[a b(c=1)]", "[f(a='x' b=1)]", "no call"]
-)
-def test_python_that_is_no_call_is_text(written: str) -> None:
-    text = f"<|tool_call_start|>{written}<|tool_call_end|>"
-    answer = read("lfm2", text)
-    assert answer.calls == []
-    assert written[1:4] in answer.text

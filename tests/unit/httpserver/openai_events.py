@@ -1,4 +1,4 @@
-"""The events of a stream of OpenAI's APIs."""
+"""Prompts for OpenAI's APIs, and the events of their streams."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import json
 from typing import Any
 
 from tests.support.http_harness import HttpServer
+
+TEXT = "The quick brown fox jumps over the lazy dog."
+CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who jumps?"}]
 
 
 def events(server: HttpServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:

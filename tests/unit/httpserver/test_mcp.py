@@ -15,17 +15,28 @@ from tests.support.http_harness import TLS, HttpServer, http_server
 from tests.support.mcp_server import ADD, FAIL, McpServer, running_mcp_server
 
 
-@pytest.fixture
-def tools() -> Iterator[McpServer]:
-    with running_mcp_server() as running:
-        yield running
-
-
-@pytest.fixture
-def server(tools: McpServer) -> Iterator[HttpServer]:
+@pytest.fixture(scope="module")
+def running() -> Iterator[tuple[McpServer, HttpServer]]:
     # Nothing listens at the discard port.
-    with http_server(mcp_servers=(f"demo={tools.url}", "gone=http://127.0.0.1:9/mcp")) as running:
-        yield running
+    with (
+        running_mcp_server() as tools,
+        http_server(mcp_servers=(f"demo={tools.url}", "gone=http://127.0.0.1:9/mcp")) as server,
+    ):
+        yield tools, server
+
+
+@pytest.fixture
+def tools(running: tuple[McpServer, HttpServer]) -> McpServer:
+    """The module's MCP server, as it was at first."""
+    tools = running[0]
+    for name, value in vars(McpServer(port=tools.port)).items():
+        setattr(tools, name, value)
+    return tools
+
+
+@pytest.fixture
+def server(running: tuple[McpServer, HttpServer], tools: McpServer) -> HttpServer:
+    return running[1]
 
 
 def post(server: HttpServer, path: str, **body: Any) -> httpx.Response:

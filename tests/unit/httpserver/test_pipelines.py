@@ -138,9 +138,9 @@ def test_a_turn_of_the_event_loop_is_short_whatever_comes() -> None:
             for _, writer in connections:
                 for data in sent:
                     writer.write(data)
-            end = time.monotonic() + 1.0
             before = time.thread_time()
-            while time.monotonic() < end:
+            end = before + 0.25
+            while before < end:
                 await asyncio.sleep(0)
                 now = time.thread_time()
                 longest, before = max(longest, now - before), now

@@ -30,19 +30,40 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder.parents[1]
 
 
-@pytest.fixture
-def hub(repositories: Path) -> Iterator[Hub]:
-    with running_hub(repositories) as running:
-        yield running
+@pytest.fixture(scope="module")
+def running(
+    repositories: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Hub, HttpServer, Path]]:
+    """A hub, a server that may download from it, and its cache."""
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as environment, running_hub(repositories) as hub:
+        environment.setenv("HF_ENDPOINT", hub.url)
+        environment.setenv("HF_HUB_CACHE", str(cache))
+        environment.delenv("HF_TOKEN", raising=False)
+        with http_server(pull="allow") as server:
+            yield hub, server, cache
 
 
 @pytest.fixture
-def server(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpServer]:
-    monkeypatch.setenv("HF_ENDPOINT", hub.url)
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    with http_server(pull="allow") as server:
-        yield server
+def server(running: tuple[Hub, HttpServer, Path]) -> HttpServer:
+    """The module's server with an empty cache."""
+    hub, server, cache = running
+    assert within(30, lambda: not is_downloading(server)), "the clients of an earlier test have left"
+    for folder in cache.glob("models--*"):
+        shutil.rmtree(folder)
+    hub.requests.clear()
+    hub.stall_after = None
+    return server
+
+
+@pytest.fixture
+def hub(running: tuple[Hub, HttpServer, Path], server: HttpServer) -> Hub:
+    return running[0]
+
+
+@pytest.fixture
+def cache(running: tuple[Hub, HttpServer, Path]) -> Path:
+    return running[2]
 
 
 def pull(server: HttpServer, model: str, **fields: Any) -> list[dict[str, Any]]:
@@ -58,19 +79,19 @@ def files(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.glob("*/snapshots/*/*"))
 
 
-def test_a_model_comes_and_goes(server: HttpServer, hub: Hub, tmp_path: Path) -> None:
+def test_a_model_comes_and_goes(server: HttpServer, hub: Hub, cache: Path) -> None:
     lines = pull(server, f"hf.co/{REPO}:Q4_K_M")
     assert lines[0] == {"status": "pulling manifest"}
     assert lines[-1] == {"status": "success"}
     progress = [line for line in lines if "total" in line]
     assert progress[-1]["completed"] == progress[-1]["total"] == SIZE
     assert len({line["digest"] for line in progress}) == 1
-    assert len(files(tmp_path / "cache")) == 2
+    assert len(files(cache)) == 2
     asked = len(hub.downloads())
     assert pull(server, f"{REPO}:Q4_K_M", stream=False) == [{"status": "success"}]
     assert len(hub.downloads()) == asked, "it is there already"
     assert delete(server, f"{REPO}:Q4_K_M").json() == {"status": "success"}
-    assert files(tmp_path / "cache") == []
+    assert files(cache) == []
     gone = delete(server, f"{REPO}:Q4_K_M")
     assert (gone.status_code, "is not downloaded" in gone.json()["error"]) == (404, True)
 
@@ -91,7 +112,7 @@ def part(cache: Path) -> int:
 
 
 def test_a_client_that_leaves_ends_the_download_and_the_next_goes_on(
-    server: HttpServer, hub: Hub, tmp_path: Path
+    server: HttpServer, hub: Hub, cache: Path
 ) -> None:
     hub.stall_after = 100_000
     body = {"model": f"{REPO}:Q4_K_M"}
@@ -101,7 +122,7 @@ def test_a_client_that_leaves_ends_the_download_and_the_next_goes_on(
         assert within(30, lambda: bool(hub.downloads()))
         assert is_downloading(server)
     assert within(30, lambda: not is_downloading(server))
-    there = part(tmp_path / "cache")
+    there = part(cache)
     hub.stall_after = None
     said = pull(server, f"{REPO}:Q4_K_M")
     assert said[-1] == {"status": "success"}
@@ -148,18 +169,16 @@ def test_hostile_names(server: HttpServer, hub: Hub, name: str) -> None:
     assert hub.downloads() == []
 
 
-def test_it_is_off_unless_it_is_allowed(tmp_path: Path) -> None:
+def test_it_is_off_unless_it_is_allowed() -> None:
     with http_server() as server:
         for answer in (server.post("/api/pull", {"model": REPO}), delete(server, REPO)):
             assert answer.status_code == 403
             assert "--pull allow" in answer.json()["error"]
 
 
-def test_a_served_model_is_not_deleted(
-    server: HttpServer, repositories: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_served_model_is_not_deleted(server: HttpServer, cache: Path) -> None:
     assert pull(server, f"{REPO}:Q8_0")[-1] == {"status": "success"}
-    (path,) = (tmp_path / "cache").glob("*/snapshots/*/tiny-Q8_0.gguf")
+    (path,) = cache.glob("*/snapshots/*/tiny-Q8_0.gguf")
     with http_server(pull="allow", model=str(path)) as other:
         refused = delete(other, f"{REPO}:Q8_0")
         assert (refused.status_code, "is being served" in refused.json()["error"]) == (409, True)

@@ -9,7 +9,19 @@ import pytest
 
 from moeserve.messages.schema import DetokenizeEnd, RequestError
 from moeserve.router.core.limits import Limits
-from tests.support.conversations import END_OF_TURN, Conversation, ask, cached, computed, talk, text
+from tests.support.conversations import (
+    END_OF_TURN,
+    WAYS_TO_TALK,
+    Conversation,
+    ask,
+    ask_beside_a_sharer,
+    ask_together,
+    cached,
+    computed,
+    edit_a_long_prompt,
+    talk,
+    text,
+)
 from tests.support.router_world import World, request, rows_of
 
 
@@ -28,15 +40,7 @@ def make(**limits: object) -> World:
 # -------------------------------------------------------------------- conversations
 
 
-@pytest.mark.parametrize(
-    ("drops_reasoning", "together"),
-    [
-        (False, True),
-        (True, False),
-        pytest.param(False, False, marks=pytest.mark.slow),
-        pytest.param(True, True, marks=pytest.mark.slow),
-    ],
-)
+@WAYS_TO_TALK
 @pytest.mark.parametrize(
     ("num_state_slots", "least"),
     [
@@ -102,13 +106,8 @@ def test_an_edited_last_message(drops_reasoning: bool) -> None:
 
 
 def test_the_first_edit_of_a_long_prompt_computes_at_most_twice_the_edited_part() -> None:
-    world = make()
-    rng = random.Random(4)
-    prompt = text(rng, 20_000)
-    ask(world, 0, prompt, [7])
-    for id, edited in enumerate([200, 1000, 3000, 7000], start=1):
-        hit = ask(world, id, [*prompt[:-edited], *text(rng, edited)], [7])
-        assert 20_000 - hit <= 2 * edited + 512
+    for edited, computed_tokens in edit_a_long_prompt(make()):
+        assert computed_tokens <= 2 * edited + 512
 
 
 # -------------------------------------------------------------------- shared prompts
@@ -128,35 +127,19 @@ def test_a_shared_system_prompt_of_requests_that_follow_each_other() -> None:
 def test_a_shared_system_prompt_of_requests_that_come_together(length: int) -> None:
     """Those that come while the first is computed ask it for a snapshot where they depart, and wait."""
     world = make(max_num_seqs=16)
-    rng = random.Random(6)
-    system = text(rng, length)
-    for id in range(16):
-        world.add(request(id, system + text(rng, 30), 3))
-    world.run()
-    world.check_all_free()
+    found = ask_together(world, length)
     # A prompt that one step holds has passed the place before anyone could ask: the second computes it, too.
     assert computed(world) <= (2 if length < 512 else 1) * length + 16 * (30 + 3)
-    assert sorted(cached(world, id) for id in range(16))[2:] == [length] * 14
+    assert found[2:] == [length] * 14
 
 
 def test_what_a_request_computes_again_beside_its_sharer_is_correct_and_kept() -> None:
     """The first still runs and holds the slots of its prompt: the second cannot exchange its own for them."""
     world = make()
-    rng = random.Random(7)
-    system = text(rng, 600)
-    world.add(request(0, system + text(rng, 30), 200))
-    for _ in range(4):
-        world.plan()
-        world.result()
-    second = system + text(rng, 100)
-    world.add(request(1, second, 5))
-    while world.seen[1].final is None:
-        world.plan()
-        world.result()
-        world.check()
+    system, found = ask_beside_a_sharer(world, 600)
     assert cached(world, 1) == 110  # a snapshot point of the first
-    assert ask(world, 2, [*second, *world.seen[1].tokens, *text(rng, 50)], [7]) >= 700
-    assert ask(world, 3, system + text(rng, 100), [7]) == 600
+    assert found >= 700
+    assert ask(world, 3, system + text(random.Random(8), 100), [7]) == 600
 
 
 def test_choices_of_one_prompt_are_cut_at_the_same_border() -> None:

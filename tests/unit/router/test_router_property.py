@@ -96,10 +96,14 @@ def recurrent_limits(rng: random.Random) -> dict[str, Any]:
     return {"num_state_slots": rng.randint(1, 16), "snapshot_spacing": spacing}
 
 
-# A few in every run of the suite, the others with the slow tests: 20 s.
-CROWDED = pytest.mark.parametrize(
-    "seeds", [range(40), pytest.param(range(40, 500), marks=pytest.mark.slow)], ids=repr
-)
+def some_seeds(count: int) -> pytest.MarkDecorator:
+    """The first `count` seeds in every run of the suite, the others with the slow tests: 20 s."""
+    others = pytest.param(range(count, 500), marks=pytest.mark.slow)
+    return pytest.mark.parametrize("seeds", [range(count), others], ids=repr)
+
+
+CROWDED = some_seeds(20)
+FAULTY = some_seeds(40)  # tiers that fail more or less often
 
 
 @CROWDED
@@ -151,7 +155,7 @@ def tier_counts(world: World) -> list[TierCounts]:
     return [report.ram, report.disk]
 
 
-@CROWDED
+@FAULTY
 def test_crowded_lives_with_tiers(seeds: range) -> None:
     """Their pages come late, fail and go; a router that comes after finds those that are left."""
     counts = []
@@ -169,7 +173,7 @@ def test_crowded_lives_with_tiers(seeds: range) -> None:
         assert sum(each[tier].tokens > 0 for each in counts) > 0.1 * some
 
 
-@CROWDED
+@FAULTY
 def test_crowded_lives_of_recurrent_models_with_tiers(seeds: range) -> None:
     """The worker asserts that a state that was loaded is that of the tokens before each row."""
     counts = []
@@ -183,7 +187,7 @@ def test_crowded_lives_of_recurrent_models_with_tiers(seeds: range) -> None:
     assert sum(sum(count.bytes_written for count in each) > 0 for each in counts) > 0.6 * len(counts)
 
 
-@CROWDED
+@FAULTY
 def test_crowded_lives_with_lost_workers(seeds: range) -> None:
     seeds = seeds[::2]
     worlds = [crowded_life(seed, loses=0.4) for seed in seeds]

@@ -11,7 +11,17 @@ import pytest
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.snapshot_points import window_spacing
 from moeserve.router.core.memory.window_memory import least_slots
-from tests.support.conversations import Conversation, ask, cached, computed, talk, text
+from tests.support.conversations import (
+    WAYS_TO_TALK,
+    Conversation,
+    ask,
+    ask_beside_a_sharer,
+    ask_together,
+    computed,
+    edit_a_long_prompt,
+    talk,
+    text,
+)
 from tests.support.nightly import nightly_after
 from tests.support.router_world import World, request
 
@@ -41,15 +51,7 @@ def share_of_one_pool(drops_reasoning: bool, together: bool) -> float:
     return talk(make(0), drops_reasoning=drops_reasoning, together=together)
 
 
-@pytest.mark.parametrize(
-    ("drops_reasoning", "together"),
-    [
-        (False, True),
-        (True, False),
-        pytest.param(False, False, marks=pytest.mark.slow),
-        pytest.param(True, True, marks=pytest.mark.slow),
-    ],
-)
+@WAYS_TO_TALK
 @pytest.mark.parametrize(
     ("num_window_slots", "less"),
     nightly_after(1, [(LEAST + 8 * 3 * WINDOW, 0.06), (50_000, 0.0), (LEAST, 0.7)]),
@@ -80,14 +82,9 @@ def test_a_turn_computes_what_is_new() -> None:
 
 def test_an_edit_of_a_long_prompt_computes_the_edited_part() -> None:
     """With room for all of it; and at most four windows more with room for a quarter of it."""
-    rng = random.Random(4)
-    prompt = text(rng, 20_000)
     for num_window_slots, more in ((50_000, 0), (LEAST + 6000, 4 * WINDOW)):
-        world = make(num_window_slots)
-        ask(world, 0, prompt, [7])
-        for id, edited in enumerate([200, 1000, 3000, 7000], start=1):
-            hit = ask(world, id, [*prompt[:-edited], *text(rng, edited)], [7])
-            assert edited <= 20_000 - hit <= edited + more
+        for edited, computed_tokens in edit_a_long_prompt(make(num_window_slots)):
+            assert edited <= computed_tokens <= edited + more
 
 
 # -------------------------------------------------------------------- shared prompts
@@ -111,32 +108,14 @@ def test_a_shared_system_prompt() -> None:
 def test_a_shared_system_prompt_of_requests_that_come_together(length: int) -> None:
     """They share it while it is computed, in the same step, too."""
     world = make(max_num_seqs=16)
-    rng = random.Random(6)
-    system = text(rng, length)
-    for id in range(16):
-        world.add(request(id, system + text(rng, 30), 3))
-    world.run()
-    world.check_all_free()
+    assert ask_together(world, length) == [0] + [length] * 15
     assert computed(world) == length + 16 * (30 + 2)
-    assert sorted(cached(world, id) for id in range(16)) == [0] + [length] * 15
 
 
 def test_what_a_request_computes_again_beside_its_sharer_is_correct_and_kept() -> None:
     """The first still runs and holds the slots of its prompt: the second cannot exchange its own for them."""
-    world = make(least_slots(WINDOW, 2, STEP), max_num_seqs=2)
-    rng = random.Random(7)
-    system = text(rng, 700)
-    world.add(request(0, system + text(rng, 30), 200))
-    for _ in range(4):
-        world.plan()
-        world.result()
-    second = system + text(rng, 100)
-    world.add(request(1, second, 5))
-    while world.seen[1].final is None:
-        world.plan()
-        world.result()
-        world.check()
-    assert ask(world, 2, [*second, *world.seen[1].tokens, *text(rng, 50)], [7]) >= 800
+    _, found = ask_beside_a_sharer(make(least_slots(WINDOW, 2, STEP), max_num_seqs=2), 700)
+    assert found >= 800
 
 
 # -------------------------------------------------------------------- memory

@@ -90,7 +90,7 @@ def test_the_question(server: HttpServer, arguments: list[str], piped: bytes | N
         (["-p", "x", "--image", "none.png"], None, 1, "none.png cannot be read: No such file"),
         (["-p", "x", "--set", "temperature=9"], None, 2, "temperature: must be 0 to 2"),
         (["-p", "x", "--port", "1"], None, 2, "--port: has no effect on the server of --url"),
-        ([NAME, "x", "-p", "y"], None, 2, "--prompt: there are two questions"),
+        ([NAME, "x", "-p", "y"], None, 2, "--prompt: the question is given twice"),
         (["-p", "x", "--reasoning", "some"], None, 2, "invalid choice"),
         (["-p", "long " * 600], None, 1, "the server says: "),
     ],

@@ -256,7 +256,7 @@ class EngineClient:
         self.expert_use.failed(ApiError(503, f"the engine is restarted: {cause}", code="restarting"))
 
     async def _process_lost(self, lost: ProcessLost) -> None:
-        """Raises ChannelFull."""
+        """Fails or sends again what the lost process was working on. Raises ChannelFull if it cannot be sent."""
         if lost.process == "visualserver":
             assert self.pictures is not None
             await self.pictures.lost(by_itself=lost.by_itself)

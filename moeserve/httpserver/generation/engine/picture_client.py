@@ -77,7 +77,7 @@ class PictureClient:
         self._asked: _Asked | None = None
 
     async def encode(self, picture: Picture, tenant: str, param: str) -> EncodedPicture:
-        """Raises ApiError."""
+        """Fetches the picture if it is a URL, and has the visual server encode it. Raises ApiError if that fails."""
         data = picture.data if picture.url is None else await self._fetcher.fetch(picture.url, param)
         asked = _Asked(EncodePicture(next(self._ids), data, picture.max_tokens))
         turn = asyncio.create_task(self._take_turn(asked, tenant))
@@ -98,7 +98,8 @@ class PictureClient:
         return EncodedPicture(answer, self._remove)
 
     async def _take_turn(self, asked: _Asked, tenant: str) -> PictureEncoded | PictureRefused:
-        """Raises ApiError."""
+        """Sends the picture when its tenant's turn comes, and waits for the answer. Raises ApiError if the visual
+        server's queue is full."""
         async with self._line.turn(tenant):
             self._asked = asked
             try:
@@ -149,7 +150,7 @@ class PictureClient:
             asked.answer.set_result(PictureRefused(asked.message.id, 500, message))
 
     async def _send(self, asked: _Asked) -> None:
-        """Raises ApiError."""
+        """Raises ApiError if the visual server's queue is full."""
         try:
             await self._channel.send(asked.message)
         except ChannelFull as error:

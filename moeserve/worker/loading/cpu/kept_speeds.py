@@ -73,8 +73,8 @@ class KeptSpeeds:
         return time.strftime("%Y-%m-%d", time.localtime(self._measured_at))
 
     def read(self) -> Speeds:
-        """Returns the kept speeds; none if there is no file, or it is of another build, too old or invalid. An invalid
-        file is logged."""
+        """Returns the kept speeds; an empty dict if there is no file, or it is from another build, too old or invalid.
+        An invalid file is logged."""
         try:
             found = None if self._path is None else _read(self._path)
         except FileNotFoundError:

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from tests.support.http_harness import (
     NAME,
     HttpServer,
-    echo,
     logprobs_of,
     tokens_of,
 )
-from tests.support.official_clients import openai_client
+from tests.unit.httpserver.openai_events import CHAT
 
 if TYPE_CHECKING:
     from openai import OpenAI
-
-TEXT = "The quick brown fox jumps over the lazy dog."
-CHAT: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who jumps?"}]
-
-
-@pytest.fixture(autouse=True)
-def _as_new(server: HttpServer) -> None:
-    server.answer = echo
-    server.requests.clear()
-
-
-@pytest.fixture(scope="module")
-def client(server: HttpServer) -> OpenAI:
-    return openai_client(server.url)
 
 
 def test_chat_renders_the_models_template(client: OpenAI, server: HttpServer) -> None:
