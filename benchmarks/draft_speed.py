@@ -8,8 +8,8 @@ by the token that the model will choose, with the probability --right if those b
 process, a scheduler and two workers on the same weights, one of which drafts, in turns; the texts must be equal. Only
 the workers' time of decode steps is counted. Columns: streams; the share of drafts that is right; tokens a second
 without drafts and with, the medians of the rounds; their quotient and its lowest and highest; tokens a step and stream.
---always: without the router's choice of how many drafts there are. --device cuda: `gpu/draft_speed.py`, with drafts of
-any origin and weights of --load-format dummy.
+--always: without the router's choice of how many drafts there are. --device cuda: `gpu/draft_speed.py`, with weights of
+--load-format dummy, and drafts of any origin or, with --block, of the model's own block.
 """
 
 from __future__ import annotations
@@ -171,6 +171,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--always", action="store_true")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--block", action="store_true", help="with --device cuda: the model's own block drafts"
+    )
     parser.add_argument("--num-gpu-experts", type=int, help="with --device cuda")
     args = parser.parse_args()
     if args.device == "cuda":

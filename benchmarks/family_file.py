@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Writes a GGUF of a published model's real shape with few layers and random weights, for benchmarks.
 
-    python -m benchmarks.family_file OUT.gguf --shape gpt-oss-20b|qwen3.6-35b-a3b|glm-4.5-air [--layers N]
+    python -m benchmarks.family_file OUT.gguf --shape gpt-oss-20b|qwen3.6-35b-a3b|glm-4.5-air [--layers N] [--header]
     python -m benchmarks.family_file OUT.gguf --shape qwen3-30b-a3b [--layers N] [--weights] [--experts TYPE]
 
-The second writes a header without tensors' bytes, for `--load-format dummy`, unless --weights is given; --experts: all
+With --header the first writes a header without tensors' bytes, for `--load-format dummy`; the second does, unless
+--weights is given. --experts: all
 experts' matrices are of this type, IQ2_XXS for example.
 
 Names, metadata and types are those of llama.cpp's converter and quantiser (MXFP4 with Q8_0 for gpt-oss, Q4_K_M for the
@@ -41,13 +42,18 @@ FALLBACK = {Type.Q4_K: Type.Q5_0, Type.Q6_K: Type.Q8_0}  # of llama.cpp's quanti
 
 
 class File:
-    def __init__(self, path: str, architecture: str) -> None:
+    def __init__(self, path: str, architecture: str, *, is_header: bool = False) -> None:
+        """is_header: no tensor's bytes are written."""
+        self.is_header = is_header
         self.writer = GGUFWriter(path, architecture)
         self._random = np.random.default_rng(0)
         self._pools: dict[Type, npt.NDArray[np.uint8]] = {}
 
     def matrix(self, name: str, kind: Type, *shape: int, std: float | None = None) -> None:
         """shape: row-major, columns last; std: of floats, 1 / sqrt(columns) by default."""
+        if self.is_header:
+            self._declare(name, kind, *shape)
+            return
         if kind is Type.F32:
             scale = std or 1 / np.sqrt(shape[-1])
             self.writer.add_tensor(name, self._random.normal(0, scale, shape).astype(np.float32))
@@ -61,7 +67,20 @@ class File:
         data = blocks.reshape(*shape[:-1], shape[-1] // columns * size)
         self.writer.add_tensor(name, data, raw_dtype=kind)
 
+    def _declare(self, name: str, kind: Type, *shape: int) -> None:
+        if kind is not Type.F32 and shape[-1] % GGML_QUANT_SIZES[kind][0]:
+            kind = FALLBACK[kind]
+        columns, size = GGML_QUANT_SIZES[kind]
+        stored = shape if kind is Type.F32 else (*shape[:-1], shape[-1] // columns * size)
+        dtype = np.dtype(np.float32 if kind is Type.F32 else np.uint8)
+        self.writer.add_tensor_info(
+            name, stored, dtype, int(np.prod(shape)) // columns * size, raw_dtype=kind
+        )
+
     def vector(self, name: str, size: int, mean: float, std: float) -> None:
+        if self.is_header:
+            self._declare(name, Type.F32, size)
+            return
         self.writer.add_tensor(name, self._random.normal(mean, std, size).astype(np.float32))
 
     def _pool(self, kind: Type) -> npt.NDArray[np.uint8]:
@@ -250,8 +269,8 @@ SHAPES = {
 }
 
 
-def write(path: str, shape: Shape, layers: int) -> None:
-    file = File(path, shape.architecture)
+def write(path: str, shape: Shape, layers: int, *, is_header: bool = False) -> None:
+    file = File(path, shape.architecture, is_header=is_header)
     file.writer.add_file_type(15)
     file.writer.add_quantization_version(2)
     hidden = shape.write(file, layers)
@@ -262,7 +281,10 @@ def write(path: str, shape: Shape, layers: int) -> None:
     add_vocabulary(file.writer, tokens)
     file.writer.write_header_to_file()
     file.writer.write_kv_data_to_file()
-    file.writer.write_tensors_to_file()
+    if is_header:
+        file.writer.write_ti_data_to_file()
+    else:
+        file.writer.write_tensors_to_file()
     file.writer.close()
 
 
@@ -304,6 +326,9 @@ def main() -> None:
     parser.add_argument(
         "--weights", action="store_true", help=f"{QWEN3}: with random weights, not a header alone"
     )
+    parser.add_argument(
+        "--header", action="store_true", help=f"without weights; {QWEN3}: always, but for --weights"
+    )
     parser.add_argument("--experts", metavar="TYPE", help=f"{QWEN3}: of all experts' matrices")
     args = parser.parse_args()
     if args.shape == QWEN3:
@@ -313,7 +338,7 @@ def main() -> None:
             write_weights(Path(args.out))
         return
     few = SHAPES[args.shape]
-    write(args.out, few, args.layers or few.few)
+    write(args.out, few, args.layers or few.few, is_header=args.header)
 
 
 if __name__ == "__main__":

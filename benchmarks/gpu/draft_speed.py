@@ -6,7 +6,8 @@ Weights are random, so that no draft is right by itself. So each drafted positio
 token is replaced: with the probability --right by the draft, else by another than the draft. Two workers on one GPU,
 one of which drafts, each with a scheduler of its own that chooses how many drafts there are. Columns: streams; the
 share of drafts that is right; tokens a second without drafts and with; their quotient; tokens and drafts a step and
-stream. --always: without the scheduler's choice.
+stream. --block: the model's own next-token block makes the drafts; else they cost nothing. --always: without the
+scheduler's choice.
 """
 
 from __future__ import annotations
@@ -55,12 +56,13 @@ class AnyTokens:
         pass
 
 
-def agree(runner: Runner, right: Callable[[], float]) -> None:
-    """From now on drafts of this runner are right so often."""
+def agree(runner: Runner, right: Callable[[], float], *, is_block: bool) -> None:
+    """From now on drafts of this runner are right so often. is_block: the model's own block makes them."""
     engine, rows, rng = runner.engine, runner._drafts, np.random.default_rng(5)
     assert isinstance(engine, GpuEngine)
     assert rows is not None
-    rows._drafter = AnyTokens()
+    if not is_block:
+        rows._drafter = AnyTokens()
     chosen_by, table, lengths = engine.sample_at_once, runner._sequences.tokens, rows.length
 
     def sample_at_once(logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce | None:
@@ -102,6 +104,7 @@ class Side:
                 max_model_len=ready.max_model_len,
                 max_num_batched_tokens=ready.max_num_batched_tokens,
                 max_num_queued_reqs=100,
+                num_state_slots=ready.num_state_slots,
                 num_experts=ready.num_experts,
                 experts_per_token=ready.experts_per_token,
                 max_drafts=drafts,
@@ -159,16 +162,17 @@ def run(args: argparse.Namespace) -> None:
     most = max(args.streams)
     common: dict[str, object] = {
         "load_format": "dummy", "device": "cuda", "max_num_seqs": most, "max_model_len": 512,
-        "max_total_tokens": 512 * most, "num_gpu_experts": args.num_gpu_experts, "gpu_prefill_token_threshold": 1 << 20,
+        "max_total_tokens": 512 * most, "state_snapshot_budget": 0.0,
+        "num_gpu_experts": args.num_gpu_experts, "gpu_prefill_token_threshold": 1 << 20,
     }  # fmt: skip
-    drafts = json.dumps({"method": "ngram", "num_speculative_tokens": args.drafts})
+    drafts = json.dumps({"method": "mtp" if args.block else "ngram", "num_speculative_tokens": args.drafts})
     off = Side(load_runner(small_config(args.model, **common), lambda *_: None), 0)
     on = Side(
         load_runner(small_config(args.model, speculative_config=drafts, **common), lambda *_: None),
         args.drafts,
     )
     share = 0.0
-    agree(on.runner, lambda: share)
+    agree(on.runner, lambda: share, is_block=args.block)
     print(on.runner.ready().device)
     print("streams  right  off tok/s  on tok/s  on/off  tokens  drafts a step")
     for streams in args.streams:

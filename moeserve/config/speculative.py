@@ -26,8 +26,8 @@ class SpeculativeConfig(ApiConfig):
         None,
         "Model",
         'speculative decoding, in vLLM\'s JSON form: {"method": "mtp", "num_speculative_tokens": 3} drafts up to 3 '
-        "tokens, which the next step verifies, so that answers stay the same. mtp: by the model's own next-token block "
-        '(CPU only); draft_model: by the small model "model" (see --speculative-model); ngram: copied from an earlier '
+        "tokens, which the next step verifies, so that answers stay the same. mtp: by the model's own next-token "
+        'block; draft_model: by the small model "model" (see --speculative-model); ngram: copied from an earlier '
         'place in the text where the last "prompt_lookup_min" to "prompt_lookup_max" tokens (default: 3 to 16) are '
         "the same; auto: by ngram, and where that finds nothing by the small model or the block, if there is one "
         "(default: no drafts)",

@@ -52,6 +52,14 @@ def check_gpu_pictures(shape: ModelShape, mmproj: str | None) -> None:
         )
 
 
+def gpu_drafting_shape(shape: ModelShape) -> ModelShape:
+    """Returns the shape with a next-token block that attends to all keys: it only drafts, and its few rows read them
+    faster than an indexer would choose some."""
+    if shape.next_token_layer is None:
+        return shape
+    return replace(shape, next_token_layer=_without_indexer(shape.next_token_layer))
+
+
 def _without_indexer(layer: LayerShape) -> LayerShape:
     attention = layer.attention
     if attention is None or attention.indexer is None:

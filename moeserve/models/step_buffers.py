@@ -8,7 +8,7 @@ where it is.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
@@ -50,6 +50,10 @@ QUAD_ROWS = range(129, 2049)
 # Steps of this number of rows multiply experts with weights as integers in float16, if the matrices' types allow it
 # (kernels/experts/integers.py; docs/results/gpu-kernels.md).
 INTEGER_ROWS = range(9, 129)
+# Drafts per step in models with recurrent state: 64 KB each in each of Qwen3.6-35B-A3B's 30 recurrent layers.
+MOST_STATE_DRAFTS = 64
+NEXT_TOKEN_ROWS = 512  # rows whose keys and values the next-token block computes together
+CHAIN_ROWS = 64  # requests for which it drafts together
 # Scores of index keys that a GPU holds at once, 128 MiB: longer prompts choose keys for some of their rows at a time.
 # Room for LEAST_SCORED_ROWS rows at least.
 GPU_INDEX_SCORES = 1 << 25
@@ -72,6 +76,46 @@ class Buffer:
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * BYTES[self.dtype]
+
+
+def gpu_state_drafts(model: ModelShape, max_num_seqs: int, drafts: int) -> int:
+    """Returns the most drafts per GPU step of which recurrent layers keep records, with up to `drafts` per request; 0
+    without recurrent layers."""
+    if not isinstance(model.recurrence, GatedDeltaNetShape):
+        return 0
+    return min(max_num_seqs * drafts, MOST_STATE_DRAFTS)
+
+
+def gpu_draft_records(model: ModelShape, drafts: int) -> Buffer:
+    """Returns the buffer in which gated DeltaNets record `drafts` drafts' changes of their states."""
+    layers = [layer for layer in model.layers if isinstance(layer.mixer, GatedDeltaNetShape)]
+    assert isinstance(model.recurrence, GatedDeltaNetShape)
+    return Buffer("state_drafts", (len(layers), drafts, model.recurrence.heads.pending_values))
+
+
+def next_token_shape(model: ModelShape) -> ModelShape:
+    """Returns the shape of a model of which the next-token block is the only layer."""
+    assert model.next_token_layer is not None
+    return replace(model, layers=(model.next_token_layer,), next_token_layer=None, deep_layers=0)
+
+
+def next_token_bytes(
+    model: ModelShape, max_tokens: int, max_num_seqs: int, drafts: int, floats: GpuFloat
+) -> int:
+    """Returns the bytes of a GPU's next-token block beside weights and KV: its step buffers, the states of a step's
+    rows and of the requests, the joined inputs, and the chains' rows."""
+    own, rows = next_token_shape(model), min(step_sizes(max_tokens)[-1], NEXT_TOKEN_ROWS)
+    arenas = (gpu_arena_bytes(own, rows, floats, float_weights=of_floats) for of_floats in (False, True))
+    hidden, chain = model.hidden_size, min(step_sizes(max_num_seqs)[-1], CHAIN_ROWS)
+    states = step_sizes(max_tokens)[-1] + max_num_seqs + 1 + chain
+    inputs = sum(_activation_bytes(size, 2 * hidden, floats) for size in step_sizes(rows))
+    return max(arenas) + 4 * hidden * states + 8 * hidden * rows + inputs + 4 * chain * (7 + 3 * drafts)
+
+
+def _activation_bytes(rows: int, cols: int, floats: GpuFloat) -> int:
+    small = rows <= SMALL_BATCH_ROWS
+    acts = _activations("", rows, cols, "float32" if small else floats, quantised=small)
+    return sum(buffer.nbytes for buffer in acts)
 
 
 def step_sizes(max_tokens: int) -> list[int]:

@@ -17,7 +17,10 @@ from moeserve.models.step_buffers import (
     GPU_LOGIT_ROWS,
     GpuFloat,
     gpu_arena_bytes,
+    gpu_draft_records,
+    gpu_state_drafts,
     head_arena_bytes,
+    next_token_bytes,
     step_sizes,
 )
 from moeserve.placement.sizes import ModelSizes
@@ -51,6 +54,10 @@ def gpu_reserved_bytes(
     slot_table = 4 * (config.max_num_seqs + 1) * length
     angles = 4 * length * sum(form.rotary_dim for form in shape.forms)
     floats: GpuFloat = "bfloat16" if on_cuda else "float32"
+
+    def block_bytes() -> int:
+        return next_token_bytes(shape, max_tokens, config.max_num_seqs, num_drafts(config), floats)
+
     of_cuda = GPU_OVERHEAD_BYTES + min(sizes.gpu_bytes, usable) // ALLOCATOR_LOSS
     return (
         gpu_arena_bytes(
@@ -67,8 +74,16 @@ def gpu_reserved_bytes(
         + angles
         + gpu_sampler_bytes(config.max_num_seqs, shape.vocab_size, head_rows)
         + staging_bytes(config, KvLayout(shape).state_bytes())
+        + gpu_draft_record_bytes(config, shape)
+        + (0 if shape.next_token_layer is None else block_bytes())
         + (of_cuda if on_cuda else 0)
     )
+
+
+def gpu_draft_record_bytes(config: ServerConfig, shape: ModelShape) -> int:
+    """Returns the bytes of GPU memory in which recurrent layers record drafts; 0 without drafts."""
+    drafts = gpu_state_drafts(shape, config.max_num_seqs, num_drafts(config))
+    return gpu_draft_records(shape, drafts).nbytes if drafts else 0
 
 
 def gpu_sampler_bytes(max_num_seqs: int, vocab: int, rows: int) -> int:

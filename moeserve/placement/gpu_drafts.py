@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from moeserve.config import ServerConfig, drafts_of
+from moeserve.config import ServerConfig, drafts_of, num_drafts
 from moeserve.errors import ConfigError
+from moeserve.models.attention import AttentionShape
 from moeserve.models.interface import ModelShape
+from moeserve.models.step_buffers import gpu_state_drafts
+from moeserve.placement.placement import Placement
 
 
 def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
-    """Raises ConfigError if the configured drafts need the CPU engine. "auto" uses prompt look-up only."""
+    """Raises ConfigError if the configured drafts need the CPU engine. shape: with the model's next-token block, if
+    that is to draft."""
     drafts = drafts_of(config)
     if drafts is None:
         return
@@ -17,13 +21,34 @@ def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
             "--speculative-model: a small model drafts on the CPU alone so far; leave it out and draft by look-up with "
             '--speculative-config {"method": "ngram", "num_speculative_tokens": 4}, or say --device cpu'
         )
-    if shape.recurrence is not None:
+    if shape.ngrams is not None:
         raise ConfigError(
-            "--speculative-config: drafts of models with recurrent state are computed on the CPU alone so far; leave "
+            "--speculative-config: drafts of models with n-gram embeddings are computed on the CPU alone so far; leave "
             "it out, or say --device cpu"
         )
-    if drafts.lookup is None:
+    if shape.recurrence is not None and not gpu_state_drafts(shape, 1, 1):
         raise ConfigError(
-            "--speculative-config: the model's own block drafts on the CPU alone so far; with a GPU say "
+            "--speculative-config: drafts of models with Mamba-2 layers or short convolutions are computed on the CPU "
+            "alone so far; leave it out, or say --device cpu"
+        )
+    block = shape.next_token_layer
+    if block is not None and isinstance(block.mixer, AttentionShape) and block.mixer.window:
+        raise ConfigError(
+            "--speculative-config: a block with windowed attention drafts on the CPU alone so far; with a GPU say "
             '{"method": "ngram", "num_speculative_tokens": 4}'
+        )
+
+
+def check_drafts_placed(config: ServerConfig, shape: ModelShape, placement: Placement) -> None:
+    """Raises ConfigError if recurrent layers, whose drafts the GPU records, or the embedding, which the model's own
+    block reads, are in RAM."""
+    if shape.next_token_layer is not None and placement.begins_in_ram:
+        raise ConfigError(
+            "--speculative-config: the model's own block drafts where all layers and the embedding are on the GPU, and "
+            'some of them are in RAM: say {"method": "ngram", "num_speculative_tokens": 4}, or leave more GPU memory'
+        )
+    if num_drafts(config) and shape.recurrence is not None and placement.layers_in_ram:
+        raise ConfigError(
+            "--speculative-config: of a model with recurrent state, drafts need all layers on the GPU, and the first "
+            f"{placement.layers_in_ram} are in RAM: leave it out, or leave more GPU memory"
         )

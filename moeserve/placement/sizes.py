@@ -68,6 +68,10 @@ class ModelSizes:
             infos = [tensors[name] for name in names]
             return Bytes(sum(t.nbytes for t in infos), sum(plane_bytes(t) for t in infos))
 
+        # The block that drafts has its KV where the last layer's is.
+        with_kv = [range(index, index + 1) for index in range(shape.num_layers)]
+        with_kv[-1] = range(shape.num_layers - 1, len(shape.loaded_layers))
+
         def layer(index: int) -> LayerSizes:
             moe, count = shape.layers[index].moe, shape.layers[index].num_experts
             of_experts = expert_tensors(shape, index)
@@ -79,7 +83,7 @@ class ModelSizes:
                 dense=Bytes(of_dense.cpu, of_dense.cuda + biases.cuda),
                 num_experts=count,
                 expert=Bytes((experts.cpu + biases.cpu) // max(1, count), experts.cuda // max(1, count)),
-                kv=layout.layer_bytes(index),
+                kv=sum(map(layout.layer_bytes, with_kv[index])),
                 state=layout.state_bytes([index]),
                 dense_tensors=dense,
                 expert_tensors=of_experts,

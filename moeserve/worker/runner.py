@@ -35,6 +35,7 @@ from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.draft_rows import DraftRows
 from moeserve.worker.drafts.drafting import Drafting
+from moeserve.worker.drafts.forced_acceptance import ForcedAcceptance
 from moeserve.worker.drafts.run_sampler import RunSampler
 from moeserve.worker.engines.disk_experts import DiskExperts
 from moeserve.worker.engines.engine import Engine
@@ -98,7 +99,8 @@ class Runner:
         self._drafts: DraftRows | None = None
         if drafting is not None:
             drafter = drafting.drafter(self._sequences)
-            self._drafts = DraftRows(self._sequences, drafter, drafting.reading)
+            self._drafts = DraftRows(self._sequences, drafter, drafting.reading, drafting.most)
+            self._drafting_engine = drafting.engine
             self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder
         self._disk = disk
@@ -109,6 +111,11 @@ class Runner:
         self._under_way: LaunchedStep | None = None
         # Whether any plan `may_follow`.
         self.runs_ahead = engine.runs_ahead and recorder is None
+
+    def force_acceptance(self, right: float) -> None:
+        """For benchmarks: from now on this share of drafts is accepted, whatever is sampled. Needs drafts."""
+        assert self._drafts is not None
+        self._runs.force(ForcedAcceptance(self._drafting_engine, self._sequences, self._drafts.length, right))
 
     def ready(self) -> WorkerReady:
         return self._ready

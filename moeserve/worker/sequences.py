@@ -198,6 +198,12 @@ class StepLayout:
         )
 
 
+def first_drafts(drafted: Int32s) -> Int32s:
+    """Returns the index of each row's first draft among the step's drafts."""
+    first: Int32s = np.cumsum(drafted, dtype=np.int32) - drafted
+    return first
+
+
 def entries(
     tokens: Int32s, logprobs: Sequence[TokenLogprob | None], failed: dict[int, str], late: Collection[int]
 ) -> list[Sampled]:

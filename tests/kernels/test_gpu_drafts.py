@@ -10,11 +10,13 @@ import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.launch import first_launches
-from moeserve.models.open import open_dummy_model
+from moeserve.messages.schema import GenerateRequest
+from moeserve.models.open import open_dummy_model, open_model
 from moeserve.router.core.policy.draft_length import DraftLength
 from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
+from tests.conftest import OWN_FIXTURES
 from tests.gpu.driver import small_config
 from tests.support.foreseen_drafts import Foreseen, asked, whole_texts
 from tests.support.model_header import qwen3moe, write_header
@@ -46,6 +48,20 @@ def runner_of(model: Path, **options: object) -> Runner:
     return load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
 
 
+RECURRENT = OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf"
+
+
+def test_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states move by accepted drafts alone."""
+    config = small_config(
+        RECURRENT, threads=1, max_num_seqs=2, max_num_batched_tokens=8, max_model_len=64, max_total_tokens=256,
+        speculative_config=NGRAM, state_snapshot_budget=0.0,
+    )  # fmt: skip
+    runner = load_gpu_runner(config, open_model(RECURRENT), lambda *_: None, torch.device(DEVICE), Start())
+    requests = asked(1, runner.ready().vocab_size, length=6, max_tokens=ANSWER, temperature=1.0)
+    compare(runner, requests, monkeypatch)
+
+
 CASES = {
     "drawn, all on the GPU": (4, 2, {"temperature": 1.0, "logprobs": None}),
     "penalties, half in RAM": (2, 1, {"temperature": 0.0, "presence_penalty": 0.5}),
@@ -59,6 +75,11 @@ def test_same_texts(
     """Tokens of drafted positions are sampled at once, and in rounds where they depend on one another."""
     runner = runner_of(model, num_gpu_experts=experts)
     requests = asked(streams, runner.ready().vocab_size, length=20, **({"max_tokens": ANSWER} | sampling))
+    compare(runner, requests, monkeypatch)
+
+
+def compare(runner: Runner, requests: list[GenerateRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers with drafts, some of them right, are those without."""
     expected, _ = serve(runner, requests, 0, max_num_batched_tokens=32)
     assert runner._drafts is not None
     runner._drafts._drafter = Foreseen(runner._sequences.tokens, whole_texts(requests, expected), 0.8)

@@ -12,9 +12,11 @@ from moeserve.kernels.delta_net.heads import DELTA_CHUNK, DeltaHeads
 from moeserve.kernels.delta_net.op import (
     DeltaTensors,
     Gates,
+    SequenceDrafts,
     StepSequences,
     chunked_rule,
     chunks_of,
+    commit_drafts,
     convolve,
     gated_norm,
     recurrent_rule,
@@ -30,6 +32,7 @@ TILED = DeltaHeads(key_heads=2, value_heads=4, key_dim=64, value_dim=32, conv_ke
 KIMI = DeltaHeads(key_heads=2, value_heads=2, key_dim=64, value_dim=64, conv_kernel=4, is_kimi=True)
 BEFORE = 16  # values of other layers in a slot before this one's
 SLOTS = 4
+DRAFTS = 8  # records
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -48,6 +51,7 @@ class Layer:
         self.heads = heads
         self.states = torch.full((SLOTS, BEFORE + heads.state_values), 77.0, device=DEVICE)
         self.states[:, BEFORE:] = 0.0
+        self.records = torch.full((DRAFTS, heads.pending_values), float("nan"), device=DEVICE)
 
     def step(
         self,
@@ -57,9 +61,10 @@ class Layer:
         rows: int,
         *,
         by_chunks: bool = False,
+        drafts: list[int] | None = None,
     ) -> torch.Tensor:
         """projected [n, qkv z b a]: padded to `rows`, and to as many sequences where they are not gone through by
-        chunks."""
+        chunks. drafts: how many of each sequence's last rows are drafts, recorded in `records`."""
         h, n = self.heads, sum(counts)
         device = torch.full((rows, projected.shape[1]), float("nan"), device=DEVICE)
         device[:n] = projected.to(DEVICE)
@@ -67,8 +72,12 @@ class Layer:
         first = [sum(counts[:i]) for i in range(len(counts))]
         empty = [] if by_chunks else [0] * (rows - len(counts))
         of_row = [i for i, count in enumerate(counts) for _ in range(count)] + [0] * (rows - n)
+        of_drafts = None
+        if drafts is not None:
+            before = [sum(drafts[:i]) for i in range(len(drafts))]
+            of_drafts = SequenceDrafts(ints(drafts + empty), ints(before + empty))
         sequences = StepSequences(
-            ints(first + empty), ints(counts + empty), ints(slots + empty), ints(of_row)
+            ints(first + empty), ints(counts + empty), ints(slots + empty), ints(of_row), of_drafts
         )
         conv, rate, bias, norm = (x.to(DEVICE) for x in weights_of(h))
         mixed, o = (torch.full((rows, width), 77.0, device=DEVICE) for width in (h.channels, h.value_width))
@@ -80,7 +89,7 @@ class Layer:
             inverse = torch.full((rows, h.value_heads, DELTA_CHUNK), float("nan"), device=DEVICE)
             chunked_rule(x, h, sequences, chunks, inverse)
         else:
-            recurrent_rule(x, h, sequences)
+            recurrent_rule(x, h, sequences, None if drafts is None else self.records)
         assert (o[n:] == 77.0).all()
         y = GpuActivations.empty(rows, h.value_width, DEVICE, dtype=torch.float32, quantised=True)
         assert y.x is not None
@@ -97,6 +106,12 @@ class Layer:
         own = self.states[slot, BEFORE:].cpu()
         delta = own[: h.delta_values].view(h.value_heads, h.key_dim, h.value_dim)
         return DeltaState(delta, own[h.delta_values :].view(h.conv_kernel - 1, h.channels))
+
+    def commit(self, slots: list[int], first: list[int], accepted: list[int]) -> None:
+        moved = torch.full((3, 4), -1, dtype=torch.int32, device=DEVICE)
+        for row, column in zip(moved, (slots, first, accepted), strict=True):
+            row[: len(column)] = ints(column)
+        commit_drafts(self.records[None], self.states, ints([BEFORE]), moved, len(slots), self.heads)
 
 
 def check(layer: Layer, slot: int, projected: torch.Tensor, out: torch.Tensor) -> None:
@@ -131,6 +146,29 @@ def test_sequences_of_several_lengths_over_steps(heads: DeltaHeads) -> None:
         check(layer, slot, tokens[slot][: done[slot]], torch.cat(parts))
     assert not layer.states[1, BEFORE:].any(), "wrote into a free slot"
     assert (layer.states[:, :BEFORE] == 77.0).all()
+
+
+@pytest.mark.parametrize("heads", [TILED, KIMI], ids=["tiled", "kimi"])
+def test_accepted_drafts_move_the_state_as_rows_do(heads: DeltaHeads) -> None:
+    """Rows of drafts see those before them; the state is moved by accepted ones alone, with a row's bits."""
+    width = heads.channels + heads.value_width + heads.value_heads + heads.decays
+    plain, drafted = Layer(heads), Layer(heads)
+    a, b = normal(6, width), normal(5, width, seed=1)
+    for layer in (plain, drafted):
+        layer.step(torch.cat([a[:2], b[:1]]), [2, 1], [2, 0], 8)
+    out = drafted.step(torch.cat([a[2:6], b[1:4]]), [4, 3], [2, 0], 8, drafts=[3, 2])
+    whole = Layer(heads)
+    whole.states.copy_(plain.states)
+    assert torch.equal(out, whole.step(torch.cat([a[2:6], b[1:4]]), [4, 3], [2, 0], 8))
+    plain.step(torch.cat([a[2:3], b[1:2]]), [1, 1], [2, 0], 2)
+    assert torch.equal(drafted.states, plain.states)  # no draft is accepted yet
+    drafted.commit([2], [0], [2])  # two of the first's three drafts, none of the second's
+    plain.step(a[3:5], [2], [2], 2)
+    assert torch.equal(drafted.states, plain.states)
+    assert torch.equal(
+        drafted.step(torch.cat([a[5:], b[1:2]]), [1, 1], [2, 0], 2),
+        plain.step(torch.cat([a[5:], b[1:2]]), [1, 1], [2, 0], 2),
+    )
 
 
 @pytest.mark.slow

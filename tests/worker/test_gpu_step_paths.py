@@ -53,7 +53,12 @@ class Model:
     ) -> None:
         form = AttentionForm(8, 2, 128, 128)
         self.shape = SimpleNamespace(
-            forms=(form,) * forms, heads=form, vocab_size=64, rope_sections=None, spans_see_ahead=False
+            forms=(form,) * forms,
+            heads=form,
+            vocab_size=64,
+            rope_sections=None,
+            spans_see_ahead=False,
+            ngrams=None,
         )
         self.device = CPU
         self.sizes = step_sizes(2048)
@@ -61,6 +66,7 @@ class Model:
         self.adapters = Adapters() if adapters else None
         self.stage = SimpleNamespace(takes_parts=True) if stage else None
         self.has_states, self.has_head, self.can_stream, self.num_kv_slots = False, True, can_stream, LENGTH
+        self.has_state_drafts, self.next_token, self.table = False, None, None
         self.launched: list[Launched] = []
         self.heads = 0
 
@@ -68,6 +74,9 @@ class Model:
         pass
 
     def check(self) -> None:
+        pass
+
+    def clear_ngrams(self, size: int) -> None:
         pass
 
     def streams(self, batch: Any) -> bool:

@@ -15,23 +15,24 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from tqdm import tqdm
 
+from moeserve.cli.bench.drafts import DraftedDecode, add_acceptance, room_of, slots_of
 from moeserve.cli.bench.engine_figures import HEADER, CacheFigure, Figure, Timed, where_experts_are
 from moeserve.cli.bench.plans_in_turn import run_in_turn
 from moeserve.cli.bench.results import Measured, results_of, write_results
 from moeserve.cli.bench.window_slots import WindowSlots
 from moeserve.cli.command_line import add_shared_options, read_options, resolve
 from moeserve.cli.workload.options import real, whole
-from moeserve.config import ServerConfig
+from moeserve.config import ServerConfig, num_drafts
 from moeserve.errors import ConfigError, UserError
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.steps import NewSeq, Row, StepPlan
+from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
 from moeserve.placement.expert_cache.replay import SETTLING_STEPS
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace, read_trace
 
@@ -62,6 +63,8 @@ SHARED = (
     "max_num_batched_tokens",
     "kv_cache_dtype",
     "kv_window_ratio",
+    "speculative_config",
+    "speculative_model",
 )
 
 
@@ -79,7 +82,7 @@ class EngineBench:
         self._temperature = temperature
         self._windows = WindowSlots(runner.ready())
         self._random = np.random.default_rng(0)
-        self._step = 0
+        self.steps = 0
 
     def figures(self, batches: list[int], prompt: int, gen: int, warm_up: int = 0) -> Iterator[Figure]:
         """Yields the figures. warm_up: tokens of each sequence generated before the `gen` measured ones, with a figure
@@ -140,10 +143,10 @@ class EngineBench:
             zeroed = np.array([[-1, seq]], np.int32).tobytes() if has_states else b""
             for start in range(0, prompt, self._step_tokens):
                 count = min(self._step_tokens, prompt - start)
-                slots = _slots(batch, seq, start, count)
+                slots = slots_of(batch, seq, start, count)
                 in_window = self._windows.take(seq, start, count)
                 row = Row(seq, start, count, slots, start + count == prompt, in_window)
-                yield StepPlan(self._step, new, [row], state_copies=zeroed)
+                yield StepPlan(self.steps, new, [row], state_copies=zeroed)
                 self._windows.leave(seq, start + count)
                 new, zeroed = [], b""
 
@@ -173,15 +176,22 @@ class EngineBench:
     def decode_plan(self, batch: int, position: int) -> StepPlan:
         """Returns a plan that decodes one token of each sequence at `position`."""
         rows = [
-            Row(seq, position, 1, _slots(batch, seq, position, 1), True, self._windows.take(seq, position, 1))
+            Row(
+                seq,
+                position,
+                1,
+                slots_of(batch, seq, position, 1),
+                True,
+                self._windows.take(seq, position, 1),
+            )
             for seq in range(batch)
         ]
-        return StepPlan(self._step, [], rows)
+        return StepPlan(self.steps, [], rows)
 
-    def run(self, plan: StepPlan) -> None:
+    def run(self, plan: StepPlan) -> StepResult:
         """Runs one step."""
-        self._runner.step(plan)
-        self._step += 1
+        self.steps += 1
+        return self._runner.step(plan)
 
     def run_all(self, plans: Iterable[StepPlan]) -> None:
         """Runs the plans in turn, as a server does."""
@@ -191,7 +201,7 @@ class EngineBench:
     def _counted(self, plans: Iterable[StepPlan]) -> Iterator[StepPlan]:
         for plan in plans:
             yield plan
-            self._step += 1
+            self.steps += 1
 
 
 def choosing(forced: ForcedRouting, plans: Iterable[StepPlan], first: int = 0) -> Iterator[StepPlan]:
@@ -199,12 +209,6 @@ def choosing(forced: ForcedRouting, plans: Iterable[StepPlan], first: int = 0) -
     for step, plan in enumerate(plans, first):
         forced.choose(step)
         yield plan
-
-
-def _slots(batch: int, seq: int, start: int, count: int) -> bytes:
-    """Returns slots that interleave the sequences token by token, as in a server that decodes them together."""
-    slots: npt.NDArray[np.int32] = np.arange(start, start + count, dtype=np.int32) * np.int32(batch)
-    return (slots + np.int32(seq)).tobytes()
 
 
 def main(arguments: list[str]) -> int:
@@ -234,7 +238,12 @@ def main(arguments: list[str]) -> int:
         where = where_experts_are(use)
         print(f"{config.served_model_name}, {runner.ready().device}{where}\n{HEADER}")
     figures = []
-    for figure in bench.figures(batches, prompt, gen, warm_up):
+    drafted: Iterable[Figure] = ()
+    if args.acceptance:
+        drafted = DraftedDecode(bench, runner, num_drafts(config)).figures(
+            batches, prompt, gen, args.acceptance
+        )
+    for figure in chain(bench.figures(batches, prompt, gen, warm_up), drafted):
         figures.append(figure)
         print(json.dumps(dataclasses.asdict(figure)) if args.json else figure.row, flush=True)
     if args.save_result is not None:
@@ -318,6 +327,7 @@ def command_parser() -> argparse.ArgumentParser:
             "random weights (`moeserve bench trace` writes one); GPU only"
         ),
     )
+    add_acceptance(parser)
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object per line instead of a table"
     )
@@ -339,8 +349,12 @@ def _config(args: argparse.Namespace) -> ServerConfig:
     warm_up = args.warm_up
     if warm_up is None:  # known only after placement: whether the expert cache is on
         warm_up = SETTLING_STEPS if device != "cpu" and config.expert_cache != "off" else 0
+    if args.acceptance and not num_drafts(config):
+        raise ConfigError("--acceptance: there are no drafts; say how many with --speculative-config")
     most = max(args.batch)
     length = args.prompt + warm_up + args.gen + 1
+    if args.acceptance:
+        length = max(length, args.prompt + room_of(args.gen, num_drafts(config)) + 1)
     return dataclasses.replace(
         config,
         device=device,

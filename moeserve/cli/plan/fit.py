@@ -19,7 +19,7 @@ from moeserve.config import ServerConfig, drafts_of
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import layout_of
-from moeserve.models.gpu_features import check_gpu_pictures, gpu_shape
+from moeserve.models.gpu_features import check_gpu_pictures, gpu_drafting_shape, gpu_shape
 from moeserve.models.interface import ModelShape
 from moeserve.models.next_token import drafting_shape
 from moeserve.models.open import open_metadata
@@ -27,7 +27,7 @@ from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES, gpu_reserved_bytes
-from moeserve.placement.gpu_drafts import check_gpu_drafts
+from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.options import (
     placement_options,
     with_expert_cache,
@@ -74,9 +74,11 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     if gpu is not None:
         model = gpu_shape(model, config.max_model_len)
         check_gpu_pictures(model, config.mmproj)
-        check_gpu_drafts(config, model)
-    elif drafts is not None:
+    if drafts is not None:
         model = drafting_shape(model, source, drafts.block_method)
+    if gpu is not None:
+        model = gpu_drafting_shape(model)
+        check_gpu_drafts(config, model)
     small = open_draft_model(config, source, has_tensors=False)
     layout = layout_of(config, model, None if small is None else small.layout)
     sizes = ModelSizes.of(source.tensors, layout)
@@ -107,6 +109,8 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     # On the CPU engine rules say which experts stay in RAM, if others are on disk.
     first = dataclasses.replace(options, rules=None) if gpu is None else options
     placement = with_expert_cache(place(sizes, first, room), sizes, config, ram)
+    if gpu is not None:
+        check_drafts_placed(config, model, placement)
     disk = None
     if gpu is None:
         free = ram - processes_bytes(config, model, placement, in_a_step)

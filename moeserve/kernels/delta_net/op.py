@@ -13,11 +13,24 @@ from moeserve.kernels.delta_net.chunked import inverse_kernel, scan_kernel
 from moeserve.kernels.delta_net.conv import conv_kernel
 from moeserve.kernels.delta_net.gate import gated_norm_kernel, sigmoid_gate_kernel, sigmoid_mul_kernel
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK, DeltaHeads
-from moeserve.kernels.delta_net.recurrent import recurrent_kernel
+from moeserve.kernels.delta_net.recurrent import commit_kernel, recurrent_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl
 
 GATE_BLOCK = 1024  # columns of attention's gate per program
 COLUMNS = 32  # state columns per program: 128 programs for one token with 32 heads of 128 columns
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceDrafts:
+    """How many of each sequence's last rows are drafts, which do not move its state, and where the records of their
+    changes begin. int32 [sequences], on the device."""
+
+    count: Tensor
+    first: Tensor
+
+    def of_first(self, sequences: int) -> SequenceDrafts:
+        """Returns the drafts of the first `sequences` sequences."""
+        return SequenceDrafts(self.count[:sequences], self.first[:sequences])
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +42,7 @@ class StepSequences:
     count: Tensor
     slot: Tensor
     row_sequence: Tensor  # [rows]: sequence of each row
+    drafts: SequenceDrafts | None = None  # None: the engine has no drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +85,39 @@ def convolve(
     )  # fmt: skip
 
 
-def recurrent_rule(x: DeltaTensors, heads: DeltaHeads, sequences: StepSequences) -> None:
-    """Computes the delta rule token by token for the sequences' rows: writes out and advances the states."""
-    h = heads
+def recurrent_rule(
+    x: DeltaTensors, heads: DeltaHeads, sequences: StepSequences, records: Tensor | None = None
+) -> None:
+    """Computes the delta rule token by token for the sequences' rows: writes out and advances the states. records:
+    float32 [drafts, heads.pending_values], written for `commit_drafts`; None: without the sequences' drafts."""
+    h, drafts = heads, None if records is None else sequences.drafts
     recurrent_kernel(
         (len(sequences.first), h.value_heads, h.value_dim // COLUMNS), x.qkv, x.mixed, x.gates.b, x.gates.a, x.rate,
-        x.dt_bias, x.states, sequences.first, sequences.count, sequences.slot, x.out, x.qkv.stride(0),
+        x.dt_bias, x.states, sequences.first, sequences.count, sequences.slot,
+        None if drafts is None else drafts.count, None if drafts is None else drafts.first,
+        None if drafts is None else records, x.out, x.qkv.stride(0),
         x.gates.b.stride(0), x.gates.a.stride(0), x.gates.group, x.states.stride(0), h.delta_values, h.key_heads,
         h.value_heads, h.key_dim, h.value_dim, h.is_tiled, h.conv_kernel,
-        next_power_of_2(h.key_dim), COLUMNS, _share(h), h.is_kimi, pdl(),
+        next_power_of_2(h.key_dim), COLUMNS, _share(h), h.is_kimi, h.pending_values, pdl(),
         num_warps=4, launch_pdl=pdl(),
+    )  # fmt: skip
+
+
+def commit_drafts(
+    records: Tensor, states: Tensor, layer_first: Tensor, moved: Tensor, count: int, heads: DeltaHeads
+) -> None:
+    """Moves the states of all layers of `count` sequences on by accepted drafts, in one launch.
+
+    records: float32 [layers, drafts, heads.pending_values], from `recurrent_rule`; states: float32 [slots, values];
+    layer_first: int32 [layers], each layer's first number in a slot; moved: int32 [3, count or more], each sequence's
+    state slot, first record and number of accepted drafts, at least 1. All slots differ.
+    """
+    h, layers = heads, len(layer_first)
+    commit_kernel(
+        (count * layers, h.value_heads, h.value_dim // COLUMNS), records, states, layer_first, moved,
+        moved.stride(0), layers, records.stride(0), h.pending_values, states.stride(0), h.delta_values, h.key_heads,
+        h.value_heads, h.key_dim, h.value_dim, h.is_tiled, h.conv_kernel, next_power_of_2(h.key_dim), COLUMNS,
+        _share(h), h.is_kimi, num_warps=4,
     )  # fmt: skip
 
 

@@ -39,16 +39,32 @@ def move_conv_state(
         tl.store(state + j * CHANNELS + channel, here.to(tl.float32) + before, live)
 
 
+@triton.jit
+def copy_share(
+    source, target, rows, share,
+    SOURCE: tl.constexpr, TARGET: tl.constexpr, CHANNELS: tl.constexpr, SHARE: tl.constexpr,
+):  # fmt: skip
+    """Copies the `share`th part, of SHARE channels, of `rows` rows, SOURCE and TARGET apart."""
+    channel = share * SHARE + tl.arange(0, SHARE)
+    live = channel < CHANNELS
+    for row in range(rows):
+        x = tl.load(source + tl.cast(row, tl.int64) * SOURCE + channel, live, 0.0)
+        tl.store(target + tl.cast(row, tl.int64) * TARGET + channel, x.to(tl.float32), live)
+
+
 @kernel
 def recurrent_kernel(
-    qkv, mixed, b, a, rate, dt_bias, states, seq_first, seq_count, seq_slot, out,
+    qkv, mixed, b, a, rate, dt_bias, states, seq_first, seq_count, seq_slot, seq_drafts, seq_record, records, out,
     QKV_STRIDE: tl.constexpr, B_STRIDE: tl.constexpr, A_STRIDE: tl.constexpr, GROUP: tl.constexpr, SLOT: tl.constexpr,
     CONV: tl.constexpr, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, TILED: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    SHARE: tl.constexpr, BY_CHANNEL: tl.constexpr, PDL: tl.constexpr,
+    SHARE: tl.constexpr, BY_CHANNEL: tl.constexpr, RECORD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (sequences, VALUE_HEADS, VALUE_DIM / BLOCK). seq_first, seq_count, seq_slot int32: a sequence's first
     row, number of rows (0: padding) and state slot.
+
+    seq_drafts, seq_record int32: how many of a sequence's last rows are drafts, which do not move its state, and the
+    first of their records; records float32, RECORD apart: see `commit_kernel`. All None: there are no drafts.
 
     mixed [n, channels]: the convolution's output; qkv, rows QKV_STRIDE apart: its input, whose last rows become the
     convolution state. b, a: of value head h, at h // R * GROUP + h % R with R = VALUE_HEADS / KEY_HEADS.
@@ -68,17 +84,19 @@ def recurrent_kernel(
         return
     first = tl.load(seq_first + sequence)
     state = states + tl.load(seq_slot + sequence).to(tl.int64) * SLOT
-    move_conv_state(
-        qkv,
-        state + CONV,
-        first,
-        tokens,
-        head * (VALUE_DIM // BLOCK) + block,
-        QKV_STRIDE,
-        channels,
-        TAPS,
-        SHARE,
-    )
+    share = head * (VALUE_DIM // BLOCK) + block
+    kept = tokens
+    if seq_drafts is not None:
+        drafts = tl.load(seq_drafts + sequence)
+        kept = tokens - drafts
+        record = records + tl.load(seq_record + sequence).to(tl.int64) * RECORD
+        draft_row = (first + kept).to(tl.int64)
+        copy_share(qkv + draft_row * QKV_STRIDE, record, drafts, share, QKV_STRIDE, RECORD, channels, SHARE)
+        copy_share(
+            mixed + draft_row * channels, record + channels, drafts, share, channels, RECORD, channels, SHARE
+        )
+        record += 2 * channels
+    move_conv_state(qkv, state + CONV, first, kept, share, QKV_STRIDE, channels, TAPS, SHARE)
     key_head = head % KEY_HEADS if TILED else head // r
     d, c = tl.arange(0, SIZE), block * BLOCK + tl.arange(0, BLOCK)
     live = d < KEY_DIM
@@ -98,10 +116,71 @@ def recurrent_kernel(
         beta = sigmoid(tl.load(b + row * B_STRIDE + gate))
         if BY_CHANNEL:
             x = tl.load(a + row * A_STRIDE + head * KEY_DIM + d, live, 0.0)
-            s *= tl.exp(log_decay(x, speed, bias))[:, None]
+            decay = tl.exp(log_decay(x, speed, bias))
+            s *= decay[:, None]
         else:
-            s *= tl.exp(log_decay(tl.load(a + row * A_STRIDE + gate), speed, bias))
+            decay = tl.exp(log_decay(tl.load(a + row * A_STRIDE + gate), speed, bias))
+            s *= decay
+        if seq_drafts is not None:  # noqa: SIM102 - known when compiled
+            if (t >= kept) & (block == 0):
+                mine = record + tl.cast(t - kept, tl.int64) * RECORD
+                tl.store(mine + head, beta)
+                if BY_CHANNEL:
+                    tl.store(mine + VALUE_HEADS + head * KEY_DIM + d, decay, live)
+                else:
+                    tl.store(mine + VALUE_HEADS + head, decay)
         change = (v - tl.sum(s * k[:, None], 0)) * beta
         s += k[:, None] * change[None, :]
         tl.store(out + row * (VALUE_HEADS * VALUE_DIM) + head * VALUE_DIM + c, tl.sum(s * q[:, None], 0))
+        if seq_drafts is not None:  # noqa: SIM102 - known when compiled
+            if t + 1 == kept:
+                tl.store(at, s, live[:, None])
+    if seq_drafts is None:
+        tl.store(at, s, live[:, None])
+
+
+@kernel
+def commit_kernel(
+    records, states, layer_first, moved,
+    MOVED_STRIDE: tl.constexpr, LAYERS: tl.constexpr, LAYER: tl.constexpr, RECORD: tl.constexpr, SLOT: tl.constexpr,
+    CONV: tl.constexpr, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, TILED: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    SHARE: tl.constexpr, BY_CHANNEL: tl.constexpr,
+):  # fmt: skip
+    """Grid (sequences * LAYERS, VALUE_HEADS, VALUE_DIM / BLOCK): moves the states of all layers on by accepted drafts,
+    with the arithmetic of `recurrent_kernel`.
+
+    records float32 [LAYERS, drafts, RECORD], layers LAYER apart: the channels before and after the convolution, then
+    beta of each value head, then the decays. layer_first int32 [LAYERS]: a layer's first number in a slot of states.
+    moved int32, rows MOVED_STRIDE apart: state slot, first record and accepted drafts of each sequence. Others: as for
+    `recurrent_kernel`.
+    """
+    channels: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
+    r: tl.constexpr = VALUE_HEADS // KEY_HEADS
+    sequence, layer = tl.program_id(0) // LAYERS, tl.program_id(0) % LAYERS
+    head, block = tl.program_id(1), tl.program_id(2)
+    tokens = tl.load(moved + 2 * MOVED_STRIDE + sequence)
+    state = states + tl.load(moved + sequence).to(tl.int64) * SLOT + tl.load(layer_first + layer)
+    records += tl.cast(layer, tl.int64) * LAYER
+    record = records + tl.load(moved + MOVED_STRIDE + sequence).to(tl.int64) * RECORD
+    move_conv_state(
+        record, state + CONV, 0, tokens, head * (VALUE_DIM // BLOCK) + block, RECORD, channels, TAPS, SHARE
+    )
+    key_head = head % KEY_HEADS if TILED else head // r
+    d, c = tl.arange(0, SIZE), block * BLOCK + tl.arange(0, BLOCK)
+    live = d < KEY_DIM
+    at = state + (head * KEY_DIM + d)[:, None] * VALUE_DIM + c[None, :]
+    s = tl.load(at, live[:, None], 0.0)
+    for t in range(tokens):
+        mixed = record + tl.cast(t, tl.int64) * RECORD + channels
+        gates = mixed + channels
+        k = tl.load(mixed + (KEY_HEADS + key_head) * KEY_DIM + d, live, 0.0)
+        v = tl.load(mixed + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + c)
+        beta = tl.load(gates + head)
+        if BY_CHANNEL:
+            s *= tl.load(gates + VALUE_HEADS + head * KEY_DIM + d, live, 0.0)[:, None]
+        else:
+            s *= tl.load(gates + VALUE_HEADS + head)
+        change = (v - tl.sum(s * k[:, None], 0)) * beta
+        s += k[:, None] * change[None, :]
     tl.store(at, s, live[:, None])

@@ -23,6 +23,7 @@ from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
 from moeserve.models.loading.gpu_indexer import load_block_indexer, load_indexer
+from moeserve.models.loading.gpu_next_token import load_next_token
 from moeserve.models.loading.gpu_residual import load_input, load_ngrams
 from moeserve.models.loading.gpu_weights import (
     GpuAttention,
@@ -109,6 +110,9 @@ class GpuLoader:
             output_norm=self._output_norm(),
             output=None if output is None else MergedLinear(output),
             rope_factors=self._rope_factors(),
+            next_token=load_next_token(self._shape, self._vector, self._planes, self._layer)
+            if with_head
+            else None,
         )
 
     def _output_norm(self) -> GpuInput:
@@ -138,13 +142,13 @@ class GpuLoader:
         return GpuLayer(self._mixer(index), self._ffn(index, ids), ngrams)
 
     def _ffn(self, index: int, ids: Sequence[int]) -> GpuMoe | GpuDenseFfn | None:
-        ffn = self._shape.layers[index].ffn
+        ffn = self._shape.loaded_layers[index].ffn
         if isinstance(ffn, DenseFfnShape):
             return self._dense_ffn(index, ffn)
         return None if ffn is None else self._moe(index, ffn, ids)
 
     def _mixer(self, index: int) -> GpuMixer | None:
-        mixer = self._shape.layers[index].mixer
+        mixer = self._shape.loaded_layers[index].mixer
         if isinstance(mixer, AttentionShape):
             return self._attention(index, mixer)
         if isinstance(mixer, LatentAttentionShape):
@@ -236,7 +240,7 @@ class GpuLoader:
 
     def _moe(self, index: int, shape: MoeShape, ids: Sequence[int]) -> GpuMoe:
         num_experts, shared = shape.num_experts, shape.shared
-        is_sandwiched = self._shape.layers[index].is_sandwiched
+        is_sandwiched = self._shape.loaded_layers[index].is_sandwiched
         return GpuMoe(
             norm=self._ffn_norm(index),
             router=self._linear(index, n.FFN_GATE_INP, has_bias=shape.router_bias)[0],
@@ -253,7 +257,7 @@ class GpuLoader:
     def _sandwich(self, index: int) -> SandwichNorms:
         """Loads a sandwiched layer's norms. Raises ModelError for a quantised router with a separate norm: only float
         weights are supported."""
-        shape = self._shape.layers[index]
+        shape = self._shape.loaded_layers[index]
         return SandwichNorms(
             attention_output=self._vector(n.of_layer(index, n.POST_ATTENTION_NORM)),
             input=self._vector(n.of_layer(index, shape.ffn_norm)),
@@ -281,13 +285,13 @@ class GpuLoader:
         return GpuDenseFfn(
             self._ffn_norm(index),
             GpuSharedExpert(self._unrouted(index, shape.parts), None),
-            self._sandwich(index) if self._shape.layers[index].is_sandwiched else None,
+            self._sandwich(index) if self._shape.loaded_layers[index].is_sandwiched else None,
         )
 
     def _ffn_norm(self, index: int) -> GpuInput | None:
-        if self._shape.layers[index].is_parallel:
+        if self._shape.loaded_layers[index].is_parallel:
             return None
-        return self._input(n.HC_FFN, n.of_layer(index, self._shape.layers[index].ffn_norm), index)
+        return self._input(n.HC_FFN, n.of_layer(index, self._shape.loaded_layers[index].ffn_norm), index)
 
     def _shared_expert(self, index: int, shape: SharedExpert) -> GpuSharedExpert:
         vector = self._vector(n.of_layer(index, n.FFN_GATE_INP_SHEXP)) if shape.is_gated else None
@@ -344,7 +348,7 @@ class GpuLoader:
             self._shape, name, self._source.data(name), self._source.tensors[name].shape[0]
         )
         layer = n.layer_of(name)
-        attention = None if layer is None else self._shape.layers[layer].attention
+        attention = None if layer is None else self._shape.loaded_layers[layer].attention
         if (
             layer is None
             or not isinstance(attention, AttentionShape)

@@ -252,6 +252,21 @@ class GpuLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuNextToken:
+    """The block that drafts (models/next_token.py), with all its experts."""
+
+    token_norm: Tensor  # [hidden]
+    state_norm: Tensor
+    projection: MergedLinear  # [hidden, 2 * hidden]: of the token's embedding and the state before it
+    layer: GpuLayer
+    head_norm: Tensor
+
+    @property
+    def dense_bytes(self) -> int:
+        return self.projection.nbytes + self.layer.dense_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class GpuWeights:
     # None: x comes from the CPU, which has the embedding and perhaps the first layers
     embedding: Planes | None
@@ -259,6 +274,7 @@ class GpuWeights:
     output_norm: GpuInput
     output: MergedLinear | None  # None: the head is elsewhere
     rope_factors: Tensor | None = None  # [rotary_dim / 2], a CPU tensor: see blocks/rope.py
+    next_token: GpuNextToken | None = None
 
 
 def plane_tensors(planes: Planes) -> list[Tensor]:

@@ -18,11 +18,14 @@ class DraftRows:
     row, and all before it are computed.
     """
 
-    def __init__(self, sequences: Sequences, drafter: Drafter, reading: Reading) -> None:
-        """reading: the drafter's notes of what it reads."""
+    def __init__(
+        self, sequences: Sequences, drafter: Drafter, reading: Reading, most: int | None = None
+    ) -> None:
+        """reading: the drafter's notes of what it reads. most: drafts of a step; None: as many as the router grants."""
         self._sequences = sequences
         self._drafter = drafter
         self._reading = reading
+        self._most = most
         num_slots = len(sequences.num_prompt)
         self._granted = [0] * num_slots
         self.length = [0] * num_slots
@@ -47,6 +50,8 @@ class DraftRows:
         wanted = [self._grant(rows[at]) for at in continuing]
         if is_awaited:
             wanted = [Wanted(one.slot, one.length - 1, 0) for one in wanted]
+        if self._most is not None:
+            wanted = _at_most(wanted, self._most)
         if any(one.most > 0 for one in wanted):
             self._drafter.catch_up()  # needed with or without drafts
         self._reading.ms, self._reading.unread = 0.0, set()
@@ -94,3 +99,15 @@ class DraftRows:
         """Notes one more token for each of these requests."""
         for slot in slots.tolist():
             self.length[slot] += 1
+
+
+def _at_most(wanted: list[Wanted], most: int) -> list[Wanted]:
+    """Returns the same with at most `most` drafts together; the last ones get fewer."""
+    if sum(one.most for one in wanted if one.most > 0) <= most:
+        return wanted
+    fewer: list[Wanted] = []
+    for one in wanted:
+        count = min(one.most, most)
+        most -= max(count, 0)
+        fewer.append(one._replace(most=count))
+    return fewer

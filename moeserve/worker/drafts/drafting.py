@@ -14,3 +14,4 @@ class Drafting(NamedTuple):
     engine: DraftingEngine  # the runner's engine
     drafter: Callable[[Sequences], Drafter]  # builds the drafter from the runner's record of requests
     reading: Reading  # of texts, by a drafting model
+    most: int | None = None  # drafts of a step; None: as many as the router grants

@@ -22,8 +22,13 @@ from moeserve.worker.engines.engine import Engine, SampledAtOnce, TokenMasks
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout, entries
 
 
-class DraftingEngine(Engine, Protocol):
-    """An engine whose rows may have drafts. It samples on request."""
+class DraftSampling(Protocol):
+    """What is sampled on request, for rows that may have drafts."""
+
+    @property
+    def logit_rows(self) -> int:
+        """Largest number of rows for one call of `logits_of`."""
+        ...
 
     def logits_of(self, rows: Int32s) -> Tensor:
         """Returns float32 [m, vocab], the logits of these rows of the step (at most `logit_rows`); valid until the
@@ -48,6 +53,10 @@ class DraftingEngine(Engine, Protocol):
         ...
 
 
+class DraftingEngine(Engine, DraftSampling, Protocol):
+    """An engine whose rows may have drafts."""
+
+
 class SampledRuns(NamedTuple):
     sampled: list[Sampled]  # one entry per sampling row
     mask_ms: dict[int, float]  # StepResult.mask_ms
@@ -65,12 +74,16 @@ class _Group(NamedTuple):
 
 class RunSampler:
     def __init__(
-        self, engine: DraftingEngine, sequences: Sequences, constraints: Constraints, rows: DraftRows
+        self, engine: DraftSampling, sequences: Sequences, constraints: Constraints, rows: DraftRows
     ) -> None:
         self._engine = engine
         self._sequences = sequences
         self._constraints = constraints
         self._rows = rows
+
+    def force(self, engine: DraftSampling) -> None:
+        """From now on takes tokens from `engine`."""
+        self._engine = engine
 
     def sample(self, layout: StepLayout, drafted: Sequence[int], computed_s: float) -> SampledRuns:
         """Samples the step's rows. drafted: drafts per row. computed_s: seconds for which the step computed before

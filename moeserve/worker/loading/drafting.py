@@ -12,6 +12,7 @@ from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.drafter import Drafter, Reading
 from moeserve.worker.drafts.drafting import Drafting
 from moeserve.worker.drafts.made_drafter import make_drafter
+from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY
 from moeserve.worker.drafts.run_sampler import DraftingEngine
 from moeserve.worker.sequences import Sequences
 
@@ -24,10 +25,11 @@ def drafting_of(
     *,
     small_model: Callable[[Sequences], Drafter] | None = None,
     reading: Reading | None = None,
+    most: int | None = None,
 ) -> Drafting | None:
     """Returns the drafting parts; None if drafts are off. block: the model's next-token block; None if the model has
     none on this device. small_model: makes the drafter of --speculative-model, which notes in `reading` what it
-    reads."""
+    reads. most: drafts of a step; None: as many as the router grants."""
     drafts = drafts_of(config)
     if drafts is None:
         return None
@@ -38,8 +40,15 @@ def drafting_of(
         constraints=constraints,
         shares_texts=config.prefix_cache != "off",
         small_model=small_model,
+        least_probability=least_probability(config),
     )
-    return Drafting(engine, drafter, Reading() if reading is None else reading)
+    return Drafting(engine, drafter, Reading() if reading is None else reading, most)
+
+
+def least_probability(config: ServerConfig) -> float:
+    """Returns the probability that the model's block must give its drafts. Dummy weights are never sure; theirs are
+    timed."""
+    return 0.0 if config.load_format == "dummy" else LEAST_PROBABILITY
 
 
 def refuse_records_of_drafts(config: ServerConfig) -> None:

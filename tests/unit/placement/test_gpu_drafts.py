@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
-from moeserve.placement.gpu_drafts import check_gpu_drafts
+from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
+from moeserve.placement.placement import LayerPlacement, Placement
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 
@@ -20,8 +22,8 @@ FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
     [
         ("tiny-qwen3moe-q4_k_m", "ngram", None),
         ("tiny-qwen3moe-q4_k_m", "auto", None),
-        ("tiny-qwen3moe-q4_k_m", "mtp", "the model's own block drafts on the CPU alone"),
-        ("tiny-qwen3next-q4_k_m", "ngram", "models with recurrent state"),
+        ("tiny-qwen3next-q4_k_m", "ngram", None),
+        ("tiny-nemotronhmoe-f16", "ngram", "Mamba-2 layers or short convolutions"),
     ],
 )
 def test_what_a_gpu_computes(model: str, method: str, refused: str | None) -> None:
@@ -42,3 +44,24 @@ def test_a_small_model_drafts_on_the_cpu_alone() -> None:
     config = ServerConfig(model=str(path), speculative_model=str(path))
     with pytest.raises(ConfigError, match="a small model drafts on the CPU alone"):
         check_gpu_drafts(config, read_checked_shape(open_metadata(path)))
+
+
+def test_what_must_be_on_the_gpu() -> None:
+    """The GPU records recurrent layers' drafts, and the model's own block reads the embedding."""
+    path = FIXTURES / "tiny-qwen3next-q4_k_m.gguf"
+    config = ServerConfig(
+        model=str(path), speculative_config='{"method": "ngram", "num_speculative_tokens": 3}'
+    )
+    shape = read_checked_shape(open_metadata(path))
+    layers = [LayerPlacement("cuda", 8, tuple(range(8)))] * 4
+    whole = Placement("cuda", tuple(layers), "cuda", 0, 0)
+    check_drafts_placed(config, shape, whole)
+    divided = replace(whole, layers=(LayerPlacement("cpu", 8), *layers[1:]))
+    with pytest.raises(ConfigError, match="the first 1 are in RAM"):
+        check_drafts_placed(config, shape, divided)
+    drafting = replace(shape, next_token_layer=shape.layers[-1])
+    check_drafts_placed(config, drafting, whole)
+    with pytest.raises(
+        ConfigError, match="own block drafts where all layers and the embedding are on the GPU"
+    ):
+        check_drafts_placed(config, drafting, replace(whole, embedding="cpu"))

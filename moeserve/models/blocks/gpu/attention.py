@@ -111,6 +111,18 @@ class GpuAttentionBlock:
         if adapters is not None:
             adapters.add(GpuActivations(a.x, None, None), (names.ATTN_OUTPUT,), [output])
 
+    def store(
+        self, shape: AttentionShape, w: GpuAttention, kv: KvLayer, batch: GpuBatch, s: GpuWorkspace
+    ) -> None:
+        """Launches a layer's keys and values alone. Reads s.y, the norm of x."""
+        form, of_form = self._forms[shape.form], s.forms[shape.form]
+        q, _, k, v = _project(shape, w, batch.count, s)
+        rope_store(
+            q, k, v, w.q_norm, w.k_norm, self._eps, form.cos, form.sin, batch.positions, batch.kv_slots, batch.count,
+            of_form.q, kv.keys, kv.values, kv.key_scales, kv.value_scales, self._eps if shape.has_v_norm else None,
+            norm_after=shape.norm_after, v_scale=shape.v_scale,
+        )  # fmt: skip
+
     def _attend(
         self,
         shape: AttentionShape,

@@ -41,9 +41,11 @@ from moeserve.models.blocks.gpu.layer_kinds import distinct_layers
 from moeserve.models.blocks.gpu.layers import GpuLayers
 from moeserve.models.blocks.gpu.linear import NO_WORKSPACE, multiply
 from moeserve.models.blocks.gpu.lora import GpuAdapters
+from moeserve.models.blocks.gpu.next_token import GpuNextTokenBlock
 from moeserve.models.blocks.gpu.ngrams import Int32s, look_up
 from moeserve.models.blocks.gpu.residual import read_streams
 from moeserve.models.blocks.gpu.stage import WHOLE, Stage, StepPart
+from moeserve.models.blocks.gpu.state_drafts import GpuStateDrafts
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import FLOATS, GpuBatch, make_workspaces
 from moeserve.models.interface import ModelShape
@@ -83,6 +85,9 @@ class GpuDecoder:
         window_table: Tensor | None = None,
         stage: Stage | None = None,
         num_in_ram: Sequence[int] | None = None,
+        max_state_drafts: int = 0,
+        slots_ahead: Tensor | None = None,
+        max_drafts: int = 0,
     ) -> None:
         """kv, states: one per layer of the weights; states is empty without recurrent layers. slot_table: int32
         [requests, length], the KV slot of each position of a request. handoff, expert_stream, prefill, num_in_ram:
@@ -90,7 +95,10 @@ class GpuDecoder:
         instead of embedding tokens. forced_rows: steps of up to this number of rows take the router's choice from
         `forced_routing`; 0: none. sums: sums over the GPUs of a tensor-parallel group; None: every block is whole
         on this GPU. adapters: LoRA adapters that rows may use. window_table: slot_table of windowed layers; None:
-        they use slot_table. stage: this GPU's pipeline stage, if other GPUs have the layers before or after."""
+        they use slot_table. stage: this GPU's pipeline stage, if other GPUs have the layers before or after.
+        max_state_drafts: most drafts of a step, if recurrent layers may have some. slots_ahead, max_drafts: with
+        weights of a next-token block, which has the last of `kv`: at each position of a request the KV slot of the next
+        one, and the most drafts of a row."""
         self.shape = shape
         self.device = slot_table.device
         self.adapters = adapters
@@ -130,20 +138,23 @@ class GpuDecoder:
             self.forced_routing,
             num_in_ram,
         )
+        self._state_drafts: GpuStateDrafts | None = None
+        if max_state_drafts and states:
+            self._state_drafts = GpuStateDrafts(shape, states, max_state_drafts)
         self._layers = GpuLayers(
             *(shape, weights.layers, kv, states, slot_table, window_table, forms),
-            *(self._ffn, layer_sums, adapters),
+            *(self._ffn, layer_sums, adapters, self._state_drafts),
         )
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)
+        has_bfloat16 = any(layer.keys.dtype == torch.bfloat16 for layer in kv)
+        queries = torch.bfloat16 if has_bfloat16 else torch.float16
         self._spaces = make_workspaces(
             shape,
             max_tokens,
             floats,
             self.device,
-            queries=torch.bfloat16
-            if any(layer.keys.dtype == torch.bfloat16 for layer in kv)
-            else torch.float16,
+            queries=queries,
             float_weights=has_float_weights(weights),
             adapter_rank=0 if adapters is None else adapters.rank,
             experts_here=_experts_here(weights) if expert_stream is None else None,
@@ -164,6 +175,24 @@ class GpuDecoder:
         self._head_products = {
             size: head_product(weights.output, size, floats, self.device) for size in self.head_sizes
         }
+        self.next_token: GpuNextTokenBlock | None = None
+        if weights.next_token is not None:
+            assert slots_ahead is not None
+            heads = {size: (self._heads[size], self._head_products[size]) for size in self.head_sizes}
+            self.next_token = GpuNextTokenBlock(
+                *(
+                    shape,
+                    weights,
+                    kv[-1],
+                    slots_ahead,
+                    forms,
+                    heads,
+                    floats,
+                    self.sizes[-1],
+                    max_drafts,
+                    queries,
+                )
+            )
 
     @property
     def expert_token_counts(self) -> Tensor:
@@ -262,6 +291,10 @@ class GpuDecoder:
         last, norm = self.num_layers - 1, self._weights.output_norm
         if isinstance(norm, GpuStreamMix):
             self._ffn.complete(last, s, batch.count)
+        if self.next_token is not None:
+            self.next_token.take_step(
+                batch, lambda y, rows: self._ffn.add_and_norm(last, s, norm, batch.count, y, rows)
+            )
         if self.stage is not None:
             self._ffn.add_and_norm(last, s, norm, batch.count, s.y, None)  # only to complete x
             self.stage.end(part, s.x)
@@ -314,6 +347,17 @@ class GpuDecoder:
                 states[target].zero_()
             else:
                 states[target].copy_(states[source])
+
+    def commit_states(self, moved: Tensor, count: int) -> None:
+        """Launches the changes of `count` sequences' states by the accepted drafts of the last step; moved: see
+        `commit_drafts`."""
+        assert self._state_drafts is not None
+        self._state_drafts.commit(moved, count)
+
+    @property
+    def has_state_drafts(self) -> bool:
+        """True if recurrent layers record drafts; a batch's sequences then need `drafts`."""
+        return self._state_drafts is not None
 
     @property
     def has_window_slots(self) -> bool:

@@ -31,9 +31,10 @@ def recur(
     rows: GpuStateRows,
     count: Tensor,
     s: GpuWorkspace,
+    records: Tensor | None = None,
 ) -> None:
     """Launches the block. Reads s.y, the norm of x; writes the output to s.output and advances the sequences'
-    states."""
+    states. records: of drafts, see `recurrent_rule`."""
     heads, delta = shape.heads, s.delta
     assert delta is not None
     out = delta.out
@@ -43,7 +44,7 @@ def recur(
     x = DeltaTensors(qkv, delta.mixed, gates, w.rate, w.dt_bias, own_states, out.x)
     convolve(x, w.conv, heads, rows.sequences, count)
     if rows.num_recurrent:
-        recurrent_rule(x, heads, first_of(rows.sequences, rows.num_recurrent))
+        recurrent_rule(x, heads, first_of(rows.sequences, rows.num_recurrent), records)
     if rows.chunked is not None and heads.is_kimi:
         recurrent_rule(x, heads, rows.chunked)
     elif rows.chunked is not None:
@@ -91,4 +92,5 @@ def _project_kimi(
 def first_of(sequences: StepSequences, count: int) -> StepSequences:
     """Returns the first `count` sequences."""
     s = sequences
-    return StepSequences(s.first[:count], s.count[:count], s.slot[:count], s.row_sequence)
+    drafts = None if s.drafts is None else s.drafts.of_first(count)
+    return StepSequences(s.first[:count], s.count[:count], s.slot[:count], s.row_sequence, drafts)

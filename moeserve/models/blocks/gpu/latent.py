@@ -52,25 +52,16 @@ class GpuLatentAttentionBlock:
         s: GpuWorkspace,
     ) -> None:
         """Launches a layer's attention. Reads s.y, the norm of x; writes the block's output to s.output."""
-        count, space, form, of_form = batch.count, s.latent, self._forms[shape.form], s.forms[shape.form]
+        count, space, of_form = batch.count, s.latent, s.forms[shape.form]
         a = of_form.attended
         assert space is not None
         assert a.x is not None
-        widths = [width for _, width in shape.input_parts]
-        q, latent = multiply_all(w.inputs, widths, s.y, count, s.projected, s.dense)
-        if w.q_b is not None:
-            assert space.q_a is not None
-            norm_rows(q, w.q_a_norm, shape.latent_eps, count, space.q_a.x, space.q_a.codes, space.q_a.scales)
-            q = space.q
-            multiply(w.q_b, space.q_a, count, q, s.dense)
-        latent_store(
-            q, latent, w.latent_norm, shape.latent_eps, form.cos, form.sin, batch.positions, batch.kv_slots,
-            count, shape.scale, space.nope, space.rotated, kv.keys,
-        )  # fmt: skip
+        self.store(shape, w, kv, batch, s)
         if w.indexer is not None:
             assert shape.indexer is not None
             assert s.indexer is not None
             assert space.q_a is not None
+            form = self._forms[shape.form]
             choose_keys(shape.indexer, w.indexer, form, kv, self._slot_table, batch, space.q_a, s, s.indexer)
         _by_head(space.nope, w.k_b, count, space, space.queries)
         if shape.indexer is None:
@@ -82,6 +73,29 @@ class GpuLatentAttentionBlock:
         if a.codes is not None:
             norm_rows(a.x, None, 0.0, count, None, a.codes, a.scales, parts=shape.num_heads)
         multiply(w.output, a, count, s.output.view(s.rows, -1), s.dense)
+
+    def store(
+        self,
+        shape: LatentAttentionShape,
+        w: GpuLatentAttention,
+        kv: KvLayer,
+        batch: GpuBatch,
+        s: GpuWorkspace,
+    ) -> None:
+        """Launches a layer's queries and its latents, which it stores. Reads s.y, the norm of x."""
+        count, space, form = batch.count, s.latent, self._forms[shape.form]
+        assert space is not None
+        widths = [width for _, width in shape.input_parts]
+        q, latent = multiply_all(w.inputs, widths, s.y, count, s.projected, s.dense)
+        if w.q_b is not None:
+            assert space.q_a is not None
+            norm_rows(q, w.q_a_norm, shape.latent_eps, count, space.q_a.x, space.q_a.codes, space.q_a.scales)
+            q = space.q
+            multiply(w.q_b, space.q_a, count, q, s.dense)
+        latent_store(
+            q, latent, w.latent_norm, shape.latent_eps, form.cos, form.sin, batch.positions, batch.kv_slots,
+            count, shape.scale, space.nope, space.rotated, kv.keys,
+        )  # fmt: skip
 
     def _attend(
         self, kv: KvLayer, batch: GpuBatch, of_form: AttentionWorkspace, space: LatentWorkspace

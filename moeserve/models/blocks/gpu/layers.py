@@ -19,6 +19,7 @@ from moeserve.models.blocks.gpu.lora import GpuAdapters
 from moeserve.models.blocks.gpu.lora_products import LayerAdapters
 from moeserve.models.blocks.gpu.ngrams import add_ngrams
 from moeserve.models.blocks.gpu.recurrent import mix_recurrent
+from moeserve.models.blocks.gpu.state_drafts import GpuStateDrafts
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace
 from moeserve.models.interface import ModelShape
@@ -50,8 +51,10 @@ class GpuLayers:
         ffn: GpuFfnBlock,
         sums: GpuSums,
         adapters: GpuAdapters | None,
+        state_drafts: GpuStateDrafts | None = None,
     ) -> None:
-        """Arguments: see `GpuDecoder`. layers: the weights. ffn, sums: the decoder's."""
+        """Arguments: see `GpuDecoder`. layers: the weights. ffn, sums: the decoder's. state_drafts: None if recurrent
+        layers have no drafts."""
         self._shape = shape
         self._layers = layers
         self._first_layer = shape.num_layers - len(layers)
@@ -62,6 +65,7 @@ class GpuLayers:
         self._ffn = ffn
         self._sums = sums
         self._adapters = adapters
+        self._state_drafts = state_drafts
 
     def forward(self, index: int, batch: GpuBatch, s: GpuWorkspace) -> None:
         """Launches one layer on s.x and what the previous layer left to be added to it."""
@@ -99,7 +103,26 @@ class GpuLayers:
         elif isinstance(mixer, Recurrence):
             assert w is not None
             assert batch.states is not None
-            mix_recurrent(mixer, w, self._shape.rms_eps, self._states[index], batch.states, batch.count, s)
+            records = None if self._state_drafts is None else self._state_drafts.of_layer(index)
+            states = self._states[index]
+            mix_recurrent(mixer, w, self._shape.rms_eps, states, batch.states, batch.count, s, records)
+
+    def norm_first(self, s: GpuWorkspace, count: Tensor) -> None:
+        """Launches y = norm of x, as the first layer reads it."""
+        mixer = self._layers[0].mixer
+        assert mixer is not None
+        self._add_and_norm(0, s, mixer.norm, count)
+
+    def store(self, index: int, batch: GpuBatch, s: GpuWorkspace) -> None:
+        """Launches the keys and values of an attention layer alone. Reads s.y, the norm of x."""
+        w, mixer = self._layers[index].mixer, self._shape.layers[self._first_layer + index].mixer
+        if isinstance(mixer, AttentionShape):
+            assert isinstance(w, GpuAttention)
+            self._attention.store(mixer, w, self._kv[index], batch, s)
+        else:
+            assert isinstance(mixer, LatentAttentionShape)
+            assert isinstance(w, GpuLatentAttention)
+            self._latent_attention.store(mixer, w, self._kv[index], batch, s)
 
     def _add_ngrams(self, index: int, w: GpuNgrams, batch: GpuBatch, s: GpuWorkspace) -> None:
         """Launches the addition of n-gram embeddings to x, after what the previous layer left."""

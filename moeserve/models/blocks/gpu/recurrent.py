@@ -23,8 +23,10 @@ def mix_recurrent(
     rows: GpuStateRows,
     count: Tensor,
     s: GpuWorkspace,
+    records: Tensor | None,
 ) -> None:
-    """Launches the mixer. Reads s.y, the norm of x; writes s.output and advances the sequences' states."""
+    """Launches the mixer. Reads s.y, the norm of x; writes s.output and advances the sequences' states. records: of
+    the layer's drafts; None: the engine has none."""
     if isinstance(shape, Mamba2Shape):
         assert isinstance(w, GpuMamba2)
         recur_mamba2(shape, w, state, rows, count, s)
@@ -33,4 +35,4 @@ def mix_recurrent(
         convolve(shape, w, state, rows, count, s)
     else:
         assert isinstance(w, GpuDeltaNet)
-        recur(shape, w, eps, state, rows, count, s)
+        recur(shape, w, eps, state, rows, count, s, records)

@@ -19,7 +19,7 @@ from moeserve.models.observer import LayerObserver
 from moeserve.worker.engines.cpu.sampler import CpuSampler
 from moeserve.worker.engines.engine import ExpertCounts, TokenMasks
 from moeserve.worker.engines.request_embeddings import EmbeddedStep, RequestEmbeddings
-from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
+from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout, first_drafts
 
 
 def launch(
@@ -91,12 +91,6 @@ def state_sequences(layout: StepLayout, sequences: Sequences) -> StateSequences:
         drafts = StateDrafts(torch.from_numpy(layout.drafted), torch.from_numpy(first_drafts(layout.drafted)))
     row, count, slot = (torch.from_numpy(column) for column in (layout.offset, layout.count, slots))
     return StateSequences(row, count, slot, drafts)
-
-
-def first_drafts(drafted: Int32s) -> Int32s:
-    """Returns the index of each row's first draft among the step's drafts."""
-    first: Int32s = np.cumsum(drafted, dtype=np.int32) - drafted
-    return first
 
 
 class CpuEngine:

@@ -9,6 +9,7 @@ import numpy as np
 
 from moeserve.kernels.embed.op import take_sampled
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.worker.engines.gpu.drafted_choice import DraftedChoice
 from moeserve.worker.engines.gpu.sampler import GpuSampler
 from moeserve.worker.engines.gpu.steps.micro_batches import TilesOf
 from moeserve.worker.engines.gpu.steps.prompt_tiles import tiles_on
@@ -26,10 +27,11 @@ class KernelLaunches:
         sampler: GpuSampler,
         tiles_of: TilesOf,
         facts: StepFacts,
+        drafted: DraftedChoice,
     ) -> None:
         """inputs: by step size. tiles_of: tiles of prompt chunks, see `GpuEngine`."""
         self._model, self._inputs, self._sampler = model, inputs, sampler
-        self._tiles_of, self._facts = tiles_of, facts
+        self._tiles_of, self._facts, self._drafted = tiles_of, facts, drafted
 
     def launch_all(self, sizes: Sequence[int]) -> None:
         """Launches all kernels of steps of these sizes. Inside `compile_ahead`, where nothing is executed."""
@@ -46,6 +48,7 @@ class KernelLaunches:
                 self._model.forward(batch)
                 self._launch_heads(size)
         self._launch_sampling(sizes)
+        self._drafted.launch_all_kernels()
 
     def _launch_heads(self, size: int) -> None:
         for head_size in self._model.head_sizes:

@@ -14,16 +14,20 @@ from moeserve.worker.engines.gpu.steps.pinned import pinned_copy
 from moeserve.worker.engines.gpu.steps.step_columns import ALIGN
 from moeserve.worker.engines.gpu.steps.step_path import padded_size
 from moeserve.worker.engines.gpu.token_choice import LogitRows, TokenChoice
-from moeserve.worker.sequences import Int32s
+from moeserve.worker.sequences import Int32s, StepLayout, first_drafts
 
 
 class DraftedChoice:
     """Implements the sampling of `DraftingEngine`."""
 
-    def __init__(self, model: GpuDecoder, sampler: GpuSampler, choice: TokenChoice) -> None:
+    def __init__(
+        self, model: GpuDecoder, sampler: GpuSampler, choice: TokenChoice, most_requests: int
+    ) -> None:
+        """most_requests: of a step."""
         self._model = model
         self._sampler = sampler
         self._choice = choice
+        self._most_requests = most_requests
 
     def logits(self, size: int, rows: Int32s) -> Tensor:
         """Launches the head for these rows of the last step, which had this padded size. Returns float32 [len(rows),
@@ -45,6 +49,22 @@ class DraftedChoice:
         count, on_device, number = self._bring(slots, ahead)
         self._choice.launch_ahead(_aligned(logits, on_device, count), slots, number)
         return SampledAtOnce(*self._choice.read(), self._note)
+
+    def commit_states(self, layout: StepLayout, slots: Int32s, accepted: Int32s) -> None:
+        """Launches the changes of recurrent states by accepted drafts. slots: state slot of each row."""
+        assert layout.drafted is not None
+        moved = accepted > 0
+        self._commit(slots[moved], first_drafts(layout.drafted)[moved], accepted[moved])
+
+    def _commit(self, slots: Int32s, first: Int32s, accepted: Int32s) -> None:
+        # of one width, because the kernel is compiled for it
+        moved = self._bring(slots, first, accepted, width=self._most_requests)
+        self._model.commit_states(moved[1:], len(slots))
+
+    def launch_all_kernels(self) -> None:
+        """Launches the kernels that only steps with drafts need. Inside `compile_ahead`, where nothing is executed."""
+        if self._model.has_state_drafts:
+            self._commit(*np.zeros((3, 1), np.int32))
 
     def _note(self, slots: Int32s, counts: Int32s) -> None:
         _, on_device, added = self._bring(slots, counts)

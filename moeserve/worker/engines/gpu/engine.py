@@ -33,6 +33,7 @@ from moeserve.worker.engines.gpu.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu.drafted_choice import DraftedChoice
 from moeserve.worker.engines.gpu.dummy_steps import DummySteps
 from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
+from moeserve.worker.engines.gpu.next_token_chain import NextTokenChain
 from moeserve.worker.engines.gpu.sampler import GpuSampler
 from moeserve.worker.engines.gpu.step_launcher import StepLauncher
 from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
@@ -93,7 +94,7 @@ class GpuEngine:
         self.runs_ahead = agree(is_alone and not needs_host and model.stage is None)
         self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)
         self._choice = TokenChoice(self._sampler, self._done)
-        self._drafted = DraftedChoice(model, self._sampler, self._choice)
+        self._drafted = DraftedChoice(model, self._sampler, self._choice, max_num_seqs)
         if from_first is not None:
             from_first(self._sampler.tokens)  # the first call times the transfers and selects the fastest
         all_on_gpu = ram_experts is None and cpu_stage is None
@@ -128,8 +129,15 @@ class GpuEngine:
             self._done.wait,
             expert_cache,
         )
-        kernels = KernelLaunches(model, self._inputs, self._sampler, chunk_tiles, self.facts)
-        self.warm_up = WarmUp(self._graphs, kernels.launch_all, self.facts, self.micro_batches, expert_cache)
+        # Drafts by the model's next-token block; None: it has none, or it must not draft.
+        self.next_token_chain: NextTokenChain | None = None
+        if model.next_token is not None:
+            self.next_token_chain = NextTokenChain(model.next_token, model.device, max_num_seqs)
+        kernels = KernelLaunches(model, self._inputs, self._sampler, chunk_tiles, self.facts, self._drafted)
+        self.warm_up = WarmUp(
+            *(self._graphs, kernels.launch_all, self.facts, self.micro_batches, expert_cache),
+            self.next_token_chain,
+        )
         self.dummy_steps = DummySteps(
             model,
             self._inputs,
@@ -145,6 +153,7 @@ class GpuEngine:
         self._step = self._inputs[model.sizes[0]]
         self._has_logits = False
         self._num_sampled = 0
+        self._state_slots: Int32s = np.zeros(0, np.int32)  # state slots of the step's rows
         self._rows: LogitRows | None = None
 
     def _inputs_maker(self, dummy_slot: int) -> partial[StepInputs]:
@@ -157,6 +166,7 @@ class GpuEngine:
             max_model_len=tables.slots.shape[1],
             num_kv_slots=model.num_kv_slots,
             has_states=model.has_states,
+            has_state_drafts=model.has_state_drafts,
             has_adapters=model.adapters is not None,
             has_windows=tables.windows is not None,
             has_sections=model.shape.rope_sections is not None,
@@ -245,6 +255,7 @@ class GpuEngine:
             layout.drafted,
         )
         path = self._path_of(shape)
+        self._state_slots = sequences.state_slots[layout.req_slot]
         self._step, self._num_sampled = self._inputs[path.size], len(layout.sampled_rows)
         if self._cpu_stage is not None:
             self._cpu_stage.compute(layout, sequences, observer, embedded)
@@ -303,7 +314,8 @@ class GpuEngine:
         return self._drafted.sample_from(logits, slots, masks)
 
     def commit_states(self, layout: StepLayout, accepted: Int32s) -> None:
-        """Does nothing: models with recurrent states have no drafts on a GPU."""
+        if self._model.has_state_drafts:
+            self._drafted.commit_states(layout, self._state_slots, accepted)
 
     def sample(self, slots: Int32s, masks: TokenMasks | None) -> None:
         assert self._rows is not None

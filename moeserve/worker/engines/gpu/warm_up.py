@@ -10,6 +10,7 @@ from typing import Final
 from moeserve.kernels.launch import compile_ahead, first_launches
 from moeserve.models.loading.progress import CAPTURING, COMPILING, OnProgress
 from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
+from moeserve.worker.engines.gpu.next_token_chain import NextTokenChain
 from moeserve.worker.engines.gpu.steps.graph_steps import GraphSteps
 from moeserve.worker.engines.gpu.steps.micro_batches import MicroBatches
 from moeserve.worker.engines.gpu.steps.step_path import StepFacts, decode_sizes_in_parts
@@ -29,13 +30,16 @@ class WarmUp:
         facts: StepFacts,
         micro_batches: MicroBatches | None,
         expert_cache: ExpertCache | None,
+        chain: NextTokenChain | None = None,
     ) -> None:
-        """launch_all_kernels: launches all kernels that steps of these sizes can need."""
+        """launch_all_kernels: launches all kernels that steps of these sizes can need. chain: of drafts, by the model's
+        own block."""
         self._graphs = graphs
         self._launch_all_kernels = launch_all_kernels
         self._facts = facts
         self._micro_batches = micro_batches
         self._expert_cache = expert_cache
+        self._chain = chain
         self._pieces: Iterator[None] = iter(())
         self._steps = 0
 
@@ -46,6 +50,8 @@ class WarmUp:
             self._launch_all_kernels(self._facts.sizes)
             if self._expert_cache is not None:
                 self._expert_cache.compile()
+            if self._chain is not None:
+                self._chain.compile()
 
     def capture(self, on_progress: OnProgress = lambda stage, done, total: None) -> None:
         """Captures the CUDA graphs; a second call captures them anew."""
@@ -57,12 +63,17 @@ class WarmUp:
             self._micro_batches.capture(decode_sizes_in_parts(self._facts), self._graphs.logits)
         if self._expert_cache is not None:
             self._expert_cache.capture()
+        if self._chain is not None:
+            self._chain.capture()
 
     def put_off(self) -> None:
         """Postpones the warm-up to calls of `go_on`, except for what the first step needs."""
         if self._expert_cache is not None:
             with compile_ahead():
                 self._expert_cache.compile()
+        if self._chain is not None:
+            with compile_ahead():
+                self._chain.compile()
         self._graphs.plan()
         self._capture_others()
         self._pieces = self._in_pieces()

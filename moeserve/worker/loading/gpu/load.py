@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -27,20 +27,22 @@ from moeserve.models.loading.ram_experts import RamExperts
 from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.step_buffers import step_sizes
+from moeserve.models.step_buffers import gpu_state_drafts, step_sizes
 from moeserve.placement import Placement
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.free_memory import available_bytes
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
+from moeserve.worker.drafts.drafter import Drafter
+from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
 from moeserve.worker.engines.gpu.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.measure.kept import kept_measurements
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.engines.request_embeddings import RequestEmbeddings
 from moeserve.worker.group.ranks import RankGroup
-from moeserve.worker.loading.drafting import drafting_of
+from moeserve.worker.loading.drafting import drafting_of, least_probability
 from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan, plan_load
 from moeserve.worker.loading.gpu.load_weights import InRam, LoadedWeights, load_weights
 from moeserve.worker.loading.gpu.moving_experts import MovingExperts
@@ -49,6 +51,7 @@ from moeserve.worker.loading.ready import ready_message
 from moeserve.worker.loading.start import Start
 from moeserve.worker.recording.step_recorder import StepRecorder
 from moeserve.worker.runner import Runner
+from moeserve.worker.sequences import Sequences
 from moeserve.worker.tiers.page_mover import PageMover
 from moeserve.worker.tiers.storage import plan_tiers, ram_tier_bytes
 
@@ -67,6 +70,7 @@ class LoadedGpuEngine:
     adapters: ResidentAdapters[GpuAdapterMatrices] | None
     share: RankShare | None = None  # None: this GPU has the whole model
     table: TableRows | None = None  # of n-gram embeddings; None: the model has none
+    most_drafts: int | None = None  # of a step; None: as many as the router grants
 
 
 def load_gpu_runner(
@@ -90,9 +94,20 @@ def load_gpu_runner(
         loaded.recorder,
         loaded.pages,
         loaded.adapters,
-        drafting_of(config, loaded.engine, None, constraints),
+        drafting_of(
+            *(config, loaded.engine, None, constraints),
+            small_model=_block_drafter(loaded.engine, least_probability(config)),
+            most=loaded.most_drafts,
+        ),
         table=loaded.table,
     )
+
+
+def _block_drafter(engine: GpuEngine, least: float) -> Callable[[Sequences], Drafter] | None:
+    """Returns what makes the drafter of the model's own block; None if that does not draft. least: probability
+    of its drafts."""
+    chain = engine.next_token_chain
+    return None if chain is None else lambda sequences: GpuNextTokenDrafter(sequences, chain, least)
 
 
 def gpu_constraints(
@@ -156,7 +171,8 @@ def load_gpu_engine(
         start_seconds=start.clock.seconds,  # those of the first step are added later
     )
     resident = None if weights.adapters is None else weights.adapters.resident
-    return LoadedGpuEngine(engine, ready, plan.recorder, pages, resident, plan.share, weights.table)
+    most = gpu_state_drafts(plan.shape, config.max_num_seqs, num_drafts(config)) or None
+    return LoadedGpuEngine(engine, ready, plan.recorder, pages, resident, plan.share, weights.table, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +206,8 @@ def _make_buffers(
         config.max_num_seqs + 1, capacity.max_model_len, device, has_windows=windows > 0
     )
     on_gpu = range(placement.layers_in_ram, plan.shape.num_layers)
-    kv = KvCache(layout, capacity.num_slots, on_gpu, device, zeroed=True, num_window_slots=windows).layers
+    with_kv = range(placement.layers_in_ram, len(plan.shape.loaded_layers))
+    kv = KvCache(layout, capacity.num_slots, with_kv, device, zeroed=True, num_window_slots=windows).layers
     states = StateCache(layout, state_slots, on_gpu, device, zeroed=True).layers
     return _Buffers(capacity, tables, kv, states, state_slots, cpu_stage)
 
@@ -227,6 +244,9 @@ def _make_engine(
         window_table=buffers.tables.windows,
         stage=connections.stage,
         num_in_ram=[len(ids) for ids in weights.ram_ids] if by_rank else None,
+        slots_ahead=buffers.tables.ahead,
+        max_drafts=num_drafts(config),
+        max_state_drafts=gpu_state_drafts(plan.shape, config.max_num_seqs, num_drafts(config)),
     )
     return GpuEngine(
         model,
@@ -298,8 +318,8 @@ def _open_tiers(
 def _kv_budgets(placement: Placement, layout: KvLayout) -> list[KvMemoryBudget]:
     """Returns one budget per device, because a token's KV is where its layers are."""
     assert placement.kv_bytes is not None
-    in_ram, count = placement.layers_in_ram, len(placement.layers)
-    on_gpu = range(in_ram, count)
+    in_ram = placement.layers_in_ram
+    on_gpu = range(in_ram, len(layout.shape.loaded_layers))
     budgets = [KvMemoryBudget("GPU memory", placement.kv_bytes, on_gpu)]
     if in_ram:
         free = available_bytes() - placement.state_slots * layout.state_bytes(range(in_ram))

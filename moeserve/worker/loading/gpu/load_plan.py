@@ -8,21 +8,27 @@ from dataclasses import dataclass
 
 import torch
 
-from moeserve.config import ServerConfig
+from moeserve.config import ServerConfig, drafts_of
 from moeserve.errors import ConfigError
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
-from moeserve.models.gpu_features import check_gpu_features, check_gpu_pictures, gpu_shape
+from moeserve.models.gpu_features import (
+    check_gpu_features,
+    check_gpu_pictures,
+    gpu_drafting_shape,
+    gpu_shape,
+)
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.engine_types import check_cpu_types, check_gpu_types
 from moeserve.models.loading.lanes import check_lanes
+from moeserve.models.next_token import drafting_shape
 from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.ranks.rank_source import RankSource
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.tensors import unloaded_tensors
 from moeserve.placement import Placement
-from moeserve.placement.gpu_drafts import check_gpu_drafts
+from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.group import share_among
 from moeserve.placement.options import heat_counts
 from moeserve.worker.adapters.memory import GpuAdapterPlan, plan_gpu_adapters, refuse_adapters
@@ -65,8 +71,11 @@ def plan_load(
         refuse_tiers(config, "with several GPUs")
         refuse_adapters(config)
     directory = claim_directory(config)
-    whole = shape = gpu_shape(read_checked_shape(source), config.max_model_len)
+    shape, drafts = gpu_shape(read_checked_shape(source), config.max_model_len), drafts_of(config)
     check_gpu_pictures(shape, config.mmproj)
+    if drafts is not None:
+        shape = gpu_drafting_shape(drafting_shape(shape, source, drafts.block_method))
+    whole = shape
     # an adapter that does not fit the model ends the start now
     adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
     log_skipped(shape, source)
@@ -93,6 +102,7 @@ def plan_load(
     if ranks is not None and share is not None:
         connections = connect(share, ranks, max_tokens, is_observed=recorder is not None)
     placement = plan_placement(config, layout, source, max_tokens, device, share, adapters, heat)
+    check_drafts_placed(config, shape, placement)
     if placement.layers_in_ram:
         check_cpu_reads(layout)
         refuse_tiers(config, "where the first layers are the CPU's")

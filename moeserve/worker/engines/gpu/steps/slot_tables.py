@@ -16,18 +16,22 @@ class SlotTables:
     """The tables that attention reads: int32 [max_num_seqs + 1, max_model_len]; the last row belongs to the dummy
     slot. The first kernel of a step writes the entries of its rows, this class all others."""
 
-    def __init__(self, slots: Tensor, windows: Tensor | None = None) -> None:
-        """windows: table of the sliding-window layers if they have separate KV slots; only the last positions'
+    def __init__(self, slots: Tensor, windows: Tensor | None = None, ahead: Tensor | None = None) -> None:
+        """ahead: a view of the memory of slots, at each position the slot of the next one. windows: table of the
+        sliding-window layers if they have separate KV slots; only the last positions'
         entries are valid."""
         self.slots = slots
         self.windows = windows
+        self.ahead = ahead
         self._all = [slots] if windows is None else [slots, windows]
 
     @classmethod
     def empty(cls, requests: int, length: int, device: torch.device, *, has_windows: bool) -> SlotTables:
         """Returns tables for this many request slots, including the dummy slot."""
-        tables = [torch.zeros(requests, length, dtype=torch.int32, device=device) for _ in range(2)]
-        return cls(tables[0], tables[1] if has_windows else None)
+        numbers = torch.zeros(requests * length + 1, dtype=torch.int32, device=device)
+        slots, ahead = numbers[:-1].view(requests, length), numbers[1:].view(requests, length)
+        windows = torch.zeros_like(slots) if has_windows else None
+        return cls(slots, windows, ahead)
 
     def bind(self, seq: NewSeq) -> None:
         if not seq.prefix_slots:

@@ -41,6 +41,7 @@ class ColumnSizes:
     sampled: int  # sampled rows, and the padding of the head's last call
     head_calls: int
     states: int = 0  # sequences with recurrent state
+    state_drafts: int = 0  # sequences with recurrent state, if they may have drafts
     state_rows: int = 0
     window_rows: int = 0  # rows, if windowed layers have separate KV slots
     adapter_rows: int = 0
@@ -77,6 +78,8 @@ class StepColumns(Generic[View]):
     state_first: Annotated[View, Column("states", padding=0)]  # first row of each sequence
     state_count: Annotated[View, Column("states", padding=0)]  # rows of each sequence
     state_slots: Annotated[View, Column("states", padding=0)]
+    draft_count: Annotated[View, Column("state_drafts", padding=0)]  # drafts of each sequence, its last rows
+    draft_first: Annotated[View, Column("state_drafts", padding=0)]  # record of its first draft
     row_sequence: Annotated[View, Column("state_rows")]
     window_slots: Annotated[View, Column("window_rows", padding=-1)]
     adapter_slots: Annotated[View, Column("adapter_rows", padding=-1)]  # -1: no adapter

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.collectives.all_reduce import FromFirst
-from moeserve.kernels.delta_net.op import StepSequences, chunks_of
+from moeserve.kernels.delta_net.op import SequenceDrafts, StepSequences, chunks_of
 from moeserve.kernels.embed.op import take_sampled
 from moeserve.kernels.embed.reference import EMBEDDED
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
@@ -23,9 +23,9 @@ from moeserve.worker.engines.gpu.steps.step_columns import (
     StepColumns,
     padded_columns,
 )
-from moeserve.worker.engines.gpu.steps.step_path import StepPath
+from moeserve.worker.engines.gpu.steps.step_path import StepPath, sequences_alone
 from moeserve.worker.engines.request_embeddings import EmbeddedStep
-from moeserve.worker.sequences import Int32s, Sequences, StepLayout
+from moeserve.worker.sequences import Int32s, Sequences, StepLayout, first_drafts
 
 
 class StepInputs:
@@ -45,6 +45,7 @@ class StepInputs:
         max_model_len: int,
         num_kv_slots: int,
         has_states: bool = False,
+        has_state_drafts: bool = False,
         has_adapters: bool = False,
         has_windows: bool = False,
         has_sections: bool = False,
@@ -52,6 +53,7 @@ class StepInputs:
         max_tiles: int = 0,
     ) -> None:
         """num_kv_slots: size of the smallest KV pool. max_tiles: tiles of a CUDA graph with prompts of this size.
+        has_state_drafts: recurrent layers record drafts.
         has_adapters: rows may use adapters. has_windows: windowed layers have separate KV slots. has_sections: rows
         have three RoPE positions. sees_ahead: rows of an embedding span see later rows of the span."""
         self.size = size
@@ -61,12 +63,14 @@ class StepInputs:
         self._max_sequences = min(size, dummy_slot)
         self._has_states, self._has_adapters, self._has_windows = has_states, has_adapters, has_windows
         self._has_sections, self._sees_ahead = has_sections, sees_ahead
+        self._has_state_drafts = has_state_drafts
         layout = ColumnLayout(
             ColumnSizes(
                 rows=size,
                 sampled=size + self._head_rows,
                 head_calls=-(-size // self._head_rows),
                 states=self._max_sequences * has_states,
+                state_drafts=self._max_sequences * has_state_drafts,
                 state_rows=size * has_states,
                 window_rows=size * has_windows,
                 adapter_rows=size * has_adapters,
@@ -87,6 +91,7 @@ class StepInputs:
             for column in padded_columns(self._host, width, dummy_slot)
         ]
         self._state_columns = list(padded_columns(self._host, "states", dummy_slot))
+        self._draft_columns = list(padded_columns(self._host, "state_drafts", dummy_slot))
         self._num_sequences = 0
         self._awaits_tokens = False
         self._head_counts = [
@@ -136,7 +141,8 @@ class StepInputs:
         for values, padding in self._row_columns:
             values[n:] = padding
         if self._has_states:
-            self._fill_sequences(layout.offset, layout.count, sequences.state_slots[layout.req_slot])
+            slots = sequences.state_slots[layout.req_slot]
+            self._fill_sequences(layout.offset, layout.count, slots, layout.drafted)
 
     def clear(self) -> None:
         """Fills the buffer with padding only, for a step that is only captured."""
@@ -188,11 +194,17 @@ class StepInputs:
         c.mixed_rows[:] = 0
         self._awaits_tokens = False
 
-    def _fill_sequences(self, offset: Int32s, count: Int32s, slot: Int32s) -> None:
+    def _fill_sequences(
+        self, offset: Int32s, count: Int32s, slot: Int32s, drafted: Int32s | None = None
+    ) -> None:
         c, self._num_sequences = self._host, len(count)
         for (values, padding), filled in zip(self._state_columns, (offset, count, slot), strict=True):
             values[: len(count)] = filled
             values[len(count) :] = padding
+        for values, padding in self._draft_columns:
+            values[:] = padding
+        if self._has_state_drafts and drafted is not None:
+            c.draft_count[: len(count)], c.draft_first[: len(count)] = drafted, first_drafts(drafted)
         n = int(count.sum())
         c.row_sequence[:n] = np.repeat(np.arange(len(count), dtype=np.int32), count)
 
@@ -253,15 +265,18 @@ class StepInputs:
     @property
     def _sequences(self) -> StepSequences:
         c = self._device
-        return StepSequences(c.state_first, c.state_count, c.state_slots, c.row_sequence)
+        drafts = SequenceDrafts(c.draft_count, c.draft_first) if self._has_state_drafts else None
+        return StepSequences(c.state_first, c.state_count, c.state_slots, c.row_sequence, drafts)
 
     def _recurrent_rows(self) -> GpuStateRows:
         """Returns rows that fit any step of this size, for capturing."""
         return GpuStateRows(self._sequences, self._max_sequences, None, None)
 
     def _rows_by_chunks(self, num_decode: int) -> GpuStateRows:
-        """Returns the filled sequences; those after the first `num_decode` are processed in chunks."""
-        part = slice(num_decode, self._num_sequences)
+        """Returns the filled sequences; those after the first `num_decode` rows are processed in chunks."""
+        counts = self._host.state_count[: self._num_sequences]
+        num_alone = sequences_alone(counts, num_decode)
+        part = slice(num_alone, self._num_sequences)
         first, count, slot = (values[part] for values, _ in self._state_columns)
         aligned = np.zeros((3, -(-len(first) // ALIGN) * ALIGN), np.int32)
         aligned[:, : len(first)] = first, count, slot
@@ -269,7 +284,7 @@ class StepInputs:
         of_first, of_count, of_slot = pinned_copy(aligned, device)[:, : len(first)]
         chunked = StepSequences(of_first, of_count, of_slot, self._device.row_sequence)
         chunks = pinned_copy(chunks_of(first, count), device)
-        return GpuStateRows(self._sequences, num_decode, chunked, chunks)
+        return GpuStateRows(self._sequences, num_alone, chunked, chunks)
 
 
 def _number(column: Tensor, index: int) -> Tensor:

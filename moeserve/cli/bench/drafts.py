@@ -1,0 +1,117 @@
+"""Decode with drafts in `moeserve bench engine`: a given share of them is accepted, as dummy weights' are never right.
+
+Each step takes the tokens that the step before it brought, so that a plan follows the result, as in a server. There
+are as many drafts as --speculative-config allows, whether they pay or not: a server's router makes fewer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from moeserve.cli.bench.engine_figures import Figure, Timed
+from moeserve.cli.workload.options import real
+from moeserve.errors import ConfigError
+from moeserve.messages.steps import CONTINUES, Row, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from moeserve.worker.runner import Runner
+
+WARM_STEPS = 4
+
+
+class Driven(Protocol):
+    """The bench whose runner decodes."""
+
+    steps: int  # of the next plan
+
+    def prefill(self, batch: int, prompt: int) -> float: ...
+
+    def read_gb_s(self) -> float: ...
+
+    def run(self, plan: StepPlan) -> StepResult: ...
+
+
+class DraftedDecode:
+    """Decodes with drafts behind prompts that were computed before."""
+
+    def __init__(self, bench: Driven, runner: Runner, drafts: int) -> None:
+        """drafts: of each sequence in a step. Raises ConfigError for a model whose windows have a pool of their own."""
+        if runner.ready().num_window_slots:
+            raise ConfigError(
+                "--acceptance: does not work yet where windowed layers have their own KV pool; leave it out"
+            )
+        self._bench, self._runner, self._drafts = bench, runner, drafts
+
+    def figures(self, batches: list[int], prompt: int, gen: int, shares: list[float]) -> Iterator[Figure]:
+        """Yields a figure for each batch and each share of accepted drafts."""
+        for batch in batches:
+            for right in shares:
+                self._bench.prefill(batch, prompt)
+                before = self._bench.read_gb_s()
+                seconds, tokens = self.run(batch, prompt, gen, right)
+                timed = Timed(seconds * batch * gen / tokens, 0)
+                rates = before, self._bench.read_gb_s()
+                yield Figure.of(f"at {right:.0%}", batch, prompt, 0, gen, timed, rates)
+
+    def run(self, batch: int, first: int, gen: int, right: float) -> tuple[float, int]:
+        """Decodes until the sequences have on average got `gen` tokens. first: known tokens of each. right: share of
+        drafts that are accepted. Returns the seconds, and the tokens of all sequences together."""
+        self._runner.force_acceptance(right)
+        room = room_of(gen, self._drafts)
+        granted = [slots_of(batch, seq, first, room) for seq in range(batch)]
+        lengths = [first + 1] * batch
+        for step in range(WARM_STEPS):
+            self._step(lengths, granted if step == 0 else [b""] * batch, first + room)
+        began, before = time.perf_counter(), sum(lengths)
+        while sum(lengths) - before < batch * gen and max(lengths) < first + room:
+            self._step(lengths, [b""] * batch, first + room)
+        return time.perf_counter() - began, sum(lengths) - before
+
+    def _step(self, lengths: list[int], granted: list[bytes], end: int) -> None:
+        rows = []
+        for seq, slots in enumerate(granted):
+            count = min(1 + self._drafts, max(end - lengths[seq], 1))  # the last token needs no slot
+            rows.append(Row(seq, CONTINUES, count, slots, True))
+        result = self._bench.run(StepPlan(self._bench.steps, [], rows))
+        for seq, sampled in enumerate(result.sampled):
+            lengths[seq] += 1 + (0 if sampled.accepted is None else len(sampled.accepted.token_ids))
+
+
+def slots_of(batch: int, seq: int, start: int, count: int) -> bytes:
+    """Returns KV slots that interleave the sequences token by token, as in a server that decodes them together."""
+    slots: npt.NDArray[np.int32] = np.arange(start, start + count, dtype=np.int32) * np.int32(batch)
+    return (slots + np.int32(seq)).tobytes()
+
+
+def room_of(gen: int, drafts: int) -> int:
+    """Returns the positions of a sequence that gets `gen` tokens or, if it is lucky, up to twice as many."""
+    return 2 * gen + (WARM_STEPS + 2) * (1 + drafts)
+
+
+_share = real(0.0, 1.0)
+
+
+def _shares(text: str) -> list[float]:
+    return [_share(part) for part in text.split(",")]
+
+
+_shares.__name__ = "list of shares"  # argparse uses the name in its error message
+
+
+def add_acceptance(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--acceptance",
+        type=_shares,
+        default=[],
+        metavar="P,P",
+        help=(
+            "also decode with the drafts of --speculative-config, of which these shares (0.88,0.5 for example) are "
+            "accepted, whatever is sampled: those of dummy weights are never right"
+        ),
+    )

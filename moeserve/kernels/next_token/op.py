@@ -1,0 +1,168 @@
+"""Launches what is particular to a next-token block on a GPU: its inputs, and the choice of its drafts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.launch import next_power_of_2
+from moeserve.kernels.next_token.triton import (
+    advance_kernel,
+    join_kernel,
+    keep_rows_kernel,
+    keep_step_kernel,
+    likeliest_kernel,
+    places_kernel,
+)
+
+PLACES_BLOCK: Final = 256
+LOGITS_BLOCK: Final = 1024
+PARTS: Final = 64  # programs of a row of logits
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStates:
+    """By request slot, the model's hidden state before the position of the block's next row."""
+
+    states: Tensor  # float32 [request slots, hidden]
+    position: Tensor  # int32 [request slots]; -1: none
+
+    @staticmethod
+    def empty(slots: int, hidden: int, device: torch.device) -> KeptStates:
+        return KeptStates(
+            torch.zeros(slots, hidden, device=device),
+            torch.full((slots,), -1, dtype=torch.int32, device=device),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepStates:
+    """A step's rows: their hidden states, float32 [n, hidden], their positions and request slots, int32 [n]."""
+
+    states: Tensor
+    positions: Tensor
+    req_slots: Tensor
+    count: Tensor  # int32 [1]: valid rows
+
+
+@dataclass(frozen=True, slots=True)
+class JoinNorms:
+    token: Tensor  # float32 [hidden], as is state
+    state: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlaces:
+    """A step's rows as rows of the block; int32 [n] each."""
+
+    token_ids: Tensor
+    positions: Tensor
+    kv_slots: Tensor
+
+    @staticmethod
+    def empty(rows: int, device: torch.device) -> BlockPlaces:
+        return BlockPlaces(*torch.zeros(3, rows, dtype=torch.int32, device=device))
+
+
+def block_places(ids: Tensor, positions: Tensor, kv_slots: Tensor, count: Tensor, out: BlockPlaces) -> None:
+    """Launches `out` of a step's rows: the first count[0] of them are valid. int32 [n] each."""
+    n = len(ids)
+    places_kernel(
+        (-(-n // PLACES_BLOCK),), ids, positions, kv_slots, count, out.token_ids, out.positions, out.kv_slots, n,
+        PLACES_BLOCK,
+    )  # fmt: skip
+
+
+def join_step(
+    x: Tensor, step: StepStates, first: int, kept: KeptStates, norms: JoinNorms, count: Tensor, joined: Tensor
+) -> None:
+    """joined[i] = [norm of x[i], norm of the hidden state before row first + i of the step], for i < count[0].
+
+    x float32 [n, hidden], joined float32 [n, 2 * hidden]. The state before a row is the previous row's of its request,
+    or the kept one if it is of that position, or 0.
+    """
+    n, hidden = x.shape
+    join_kernel(
+        (n,), x, step.states, step.positions, step.req_slots, kept.states, kept.position, norms.token, norms.state,
+        count, joined, first, hidden, next_power_of_2(hidden), norms.eps, num_warps=4,
+    )  # fmt: skip
+
+
+def join_rows(x: Tensor, states: Tensor, norms: JoinNorms, count: Tensor, joined: Tensor) -> None:
+    """Like `join_step`, with the states before the rows themselves: float32 [n, hidden]."""
+    n, hidden = x.shape
+    join_kernel(
+        (n,), x, states, None, None, None, None, norms.token, norms.state, count, joined, 0, hidden,
+        next_power_of_2(hidden), norms.eps, num_warps=4,
+    )  # fmt: skip
+
+
+def keep_step(step: StepStates, kept: KeptStates) -> None:
+    """Keeps the state of each request's last row, for the position behind it."""
+    n, hidden = step.states.shape
+    keep_step_kernel(
+        (n,), step.states, step.positions, step.req_slots, step.count, kept.states, kept.position, hidden,
+        next_power_of_2(hidden), n, num_warps=4,
+    )  # fmt: skip
+
+
+def keep_rows(states: Tensor, chosen: Tensor, count: int, kept: KeptStates) -> None:
+    """Keeps states of `count` requests' rows. chosen: int32 [3, count or more], each request's slot, row (negative:
+    none is kept any more) and the position behind it; all slots differ."""
+    hidden = states.shape[1]
+    keep_rows_kernel(
+        (count,), states, chosen, kept.states, kept.position, chosen.stride(0), hidden, next_power_of_2(hidden),
+        num_warps=4,
+    )  # fmt: skip
+
+
+class Chosen:
+    """Scratch of `draft_of`, for up to `rows` rows."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        self.best = torch.empty(rows, PARTS, device=device)
+        self.sums = torch.empty(rows, PARTS, device=device)
+        self.ids = torch.empty(rows, PARTS, dtype=torch.int32, device=device)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainRows:
+    """Rows of a chain of drafts. int32 [n], but planned_slots and drafts int32 [depths, n], probabilities float32."""
+
+    token_ids: Tensor
+    positions: Tensor
+    kv_slots: Tensor
+    depth: Tensor  # drafts so far
+    most: Tensor  # of the row
+    planned_slots: Tensor  # KV slots of the block's rows, by depth
+    drafts: Tensor
+    probabilities: Tensor
+
+
+def draft_of(logits: Tensor, count: Tensor, chosen: Chosen, rows: ChainRows) -> None:
+    """Chooses each row's likeliest token as its next draft, and makes it the row's next input: for i < count[0].
+    logits float32 [n, vocab]."""
+    n, vocab = logits.shape
+    span = -(-vocab // (PARTS * LOGITS_BLOCK)) * LOGITS_BLOCK
+    likeliest_kernel(
+        (n, PARTS),
+        logits,
+        count,
+        chosen.best,
+        chosen.ids,
+        chosen.sums,
+        vocab,
+        PARTS,
+        span,
+        LOGITS_BLOCK,
+        num_warps=4,
+    )
+    advance_kernel(
+        (n,), chosen.best, chosen.ids, chosen.sums, count, rows.depth, rows.most, rows.planned_slots, rows.token_ids,
+        rows.positions, rows.kv_slots, rows.drafts, rows.probabilities, PARTS, PARTS, rows.drafts.stride(0),
+        num_warps=1,
+    )  # fmt: skip

@@ -1,0 +1,30 @@
+"""The specification of `op.py`, in float64 where numbers are computed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def joined_rows(x: Tensor, states: Tensor, token_norm: Tensor, state_norm: Tensor, eps: float) -> Tensor:
+    """[n, 2 * hidden]: the norms of tokens' embeddings x [n, hidden] and of the states before them, side by side."""
+
+    def normed(rows: Tensor, weight: Tensor) -> Tensor:
+        rows = rows.double()
+        return rows * torch.rsqrt((rows * rows).mean(dim=1, keepdim=True) + eps) * weight.double()
+
+    return torch.cat([normed(x, token_norm), normed(states, state_norm)], dim=1)
+
+
+def states_before(
+    states: Tensor, positions: list[int], req_slots: list[int], kept: Tensor, kept_position: list[int]
+) -> Tensor:
+    """The state before each of a step's rows: the previous row's, if that is the same request's previous position; the
+    kept one, if it stands before this position; otherwise 0."""
+    found = torch.zeros_like(states)
+    for i, (position, request) in enumerate(zip(positions, req_slots, strict=True)):
+        if i and req_slots[i - 1] == request and positions[i - 1] == position - 1:
+            found[i] = states[i - 1]
+        elif position and kept_position[request] == position:
+            found[i] = kept[request]
+    return found

@@ -1,0 +1,159 @@
+"""The inputs of a next-token block, and the choice of its drafts, as Triton kernels."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from moeserve.kernels.launch import kernel
+
+
+@kernel
+def places_kernel(
+    ids, positions, kv_slots, count, block_ids, block_positions, block_slots, N: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Grid (N / BLOCK). A step's rows as rows of the block: ids of tokens (0 for embeddings), positions - 1, and the KV
+    slots; -1 for a text's first token, of which there is no row. int32 [N] each."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = i < tl.minimum(tl.load(count), N)
+    position = tl.load(positions + i, live, 0)
+    tl.store(block_ids + i, tl.maximum(tl.load(ids + i, live, 0), 0), live)
+    tl.store(block_positions + i, tl.maximum(position - 1, 0), live)
+    tl.store(block_slots + i, tl.where(position > 0, tl.load(kv_slots + i, live, -1), -1), live)
+
+
+@triton.jit
+def _normed(x, weight, at, live, COLS: tl.constexpr, EPS: tl.constexpr):
+    scale = tl.rsqrt(tl.sum(x * x, 0) / COLS + EPS)
+    return x * scale * tl.load(weight + at, live, 0.0)
+
+
+@kernel
+def join_kernel(
+    x, states, positions, req_slots, kept, kept_position, token_norm, state_norm, count, joined,
+    FIRST: tl.constexpr, COLS: tl.constexpr, SIZE: tl.constexpr, EPS: tl.constexpr,
+):  # fmt: skip
+    """Grid (n). joined[i] = [norm of x[i], norm of the state before row FIRST + i], for i < count[0].
+
+    x float32 [n, COLS]; joined float32 [n, 2 * COLS]. states float32 [any, COLS]: of the rows themselves where
+    positions is None, otherwise of a step's rows: the state before a row is the previous row's of the same request, or
+    the one kept for its request slot if that is the one before its position, or 0. positions, req_slots int32 [any];
+    kept float32 [request slots, COLS], kept_position int32 [request slots].
+    """
+    i = tl.program_id(0)
+    if i >= tl.load(count):
+        return
+    c = tl.arange(0, SIZE)
+    live = c < COLS
+    out = joined + i.to(tl.int64) * (2 * COLS) + c
+    token = tl.load(x + i.to(tl.int64) * COLS + c, live, 0.0)
+    tl.store(out, _normed(token, token_norm, c, live, COLS, EPS), live)
+    row = FIRST + i
+    if positions is None:
+        state = tl.load(states + row.to(tl.int64) * COLS + c, live, 0.0)
+    else:
+        position, request = tl.load(positions + row), tl.load(req_slots + row)
+        before = tl.maximum(row - 1, 0)
+        follows = (
+            (row > 0)
+            & (tl.load(req_slots + before) == request)
+            & (tl.load(positions + before) == position - 1)
+        )
+        is_kept = (tl.load(kept_position + request) == position) & (position > 0)
+        own = tl.load(states + before.to(tl.int64) * COLS + c, live & follows, 0.0)
+        earlier = tl.load(kept + request.to(tl.int64) * COLS + c, live & is_kept & (follows == 0), 0.0)
+        state = own + earlier
+    tl.store(out + COLS, _normed(state, state_norm, c, live, COLS, EPS), live)
+
+
+@kernel
+def keep_step_kernel(
+    states, positions, req_slots, count, kept, kept_position,
+    COLS: tl.constexpr, SIZE: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Grid (N). Keeps the state of each request's last row in a step, for the position behind it."""
+    i = tl.program_id(0)
+    n = tl.load(count)
+    if i >= n:
+        return
+    request, position = tl.load(req_slots + i), tl.load(positions + i)
+    after = tl.minimum(i + 1, N - 1)
+    is_followed = (tl.load(req_slots + after) == request) & (tl.load(positions + after) == position + 1)
+    is_last = (i + 1 == n) | (is_followed == 0)
+    c = tl.arange(0, SIZE)
+    state = tl.load(states + i.to(tl.int64) * COLS + c, c < COLS, 0.0)
+    tl.store(kept + request.to(tl.int64) * COLS + c, state, (c < COLS) & is_last)
+    tl.store(kept_position + request, position + 1, is_last)
+
+
+@kernel
+def keep_rows_kernel(
+    states, chosen, kept, kept_position, STRIDE: tl.constexpr, COLS: tl.constexpr, SIZE: tl.constexpr
+):  # fmt: skip
+    """Grid (requests). chosen int32, rows STRIDE apart: request slot, row of the last step (negative: keep none), and
+    the position behind it, of each request."""
+    i = tl.program_id(0)
+    request, row = tl.load(chosen + i), tl.load(chosen + STRIDE + i)
+    c = tl.arange(0, SIZE)
+    state = tl.load(states + tl.maximum(row, 0).to(tl.int64) * COLS + c, c < COLS, 0.0)
+    tl.store(kept + request.to(tl.int64) * COLS + c, state, (c < COLS) & (row >= 0))
+    tl.store(kept_position + request, tl.where(row < 0, -1, tl.load(chosen + 2 * STRIDE + i)))
+
+
+@kernel
+def likeliest_kernel(
+    logits, count, best, ids, sums, VOCAB: tl.constexpr, PARTS: tl.constexpr, SPAN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid (n, PARTS). Of each row's logits float32 [VOCAB] from part * SPAN on: the highest, its id (the lowest, if
+    several are equal), and the sum of exp(logit - highest). best, sums float32, ids int32 [n, PARTS]."""
+    i, part = tl.program_id(0), tl.program_id(1)
+    if i >= tl.load(count):
+        return
+    highest, at, total = -float("inf"), 0, 0.0
+    for first in range(0, SPAN, BLOCK):
+        c = part * SPAN + first + tl.arange(0, BLOCK)
+        x = tl.load(logits + i.to(tl.int64) * VOCAB + c, c < VOCAB, -float("inf"))
+        top = tl.max(x, 0)
+        if top > highest:
+            at = tl.min(tl.where(x == top, c, VOCAB), 0)
+            total = total * tl.exp(highest - top)
+            highest = top
+        # a part behind the vocabulary has no finite logit
+        total += tl.sum(tl.exp(x - tl.maximum(highest, -3e38)), 0)
+    tl.store(best + i * PARTS + part, highest)
+    tl.store(ids + i * PARTS + part, at)
+    tl.store(sums + i * PARTS + part, total)
+
+
+@kernel
+def advance_kernel(
+    best, ids, sums, count, depth, most, planned_slots, token_ids, positions, kv_slots, drafts, probabilities,
+    PARTS: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
+):  # fmt: skip
+    """Grid (n). Writes each row's draft, and makes it the row's next input.
+
+    best, ids, sums [n, PARTS]: of `likeliest_kernel`. depth int32 [n]: drafts of the row before this one. most int32
+    [n]: how many it may have; behind the last one, position and KV slot stay. planned_slots int32, drafts int32 and
+    probabilities float32, rows STRIDE apart, by depth. token_ids, positions, kv_slots int32 [n].
+    """
+    i = tl.program_id(0)
+    if i >= tl.load(count):
+        return
+    p = tl.arange(0, SIZE)
+    there = p < PARTS
+    tops = tl.load(best + i * PARTS + p, there, -float("inf"))
+    top = tl.max(tops, 0)
+    tokens = tl.load(ids + i * PARTS + p, there & (tops == top), 2147483647)
+    token = tl.min(tokens, 0)
+    total = tl.sum(tl.where(there, tl.load(sums + i * PARTS + p, there, 0.0) * tl.exp(tops - top), 0.0), 0)
+    before = tl.load(depth + i)
+    tl.store(drafts + before * STRIDE + i, token)
+    tl.store(probabilities + before * STRIDE + i, 1.0 / total)
+    tl.store(depth + i, before + 1)
+    tl.store(token_ids + i, token)
+    if before + 1 < tl.load(most + i):
+        tl.store(positions + i, tl.load(positions + i) + 1)
+        tl.store(kv_slots + i, tl.load(planned_slots + (before + 1) * STRIDE + i))

@@ -1,0 +1,38 @@
+"""Drafts in recurrent layers: their changes of the states are recorded, and applied once it is known which are
+accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.delta_net.op import commit_drafts
+from moeserve.kernels.stream_operands import StateLayer
+from moeserve.models.interface import ModelShape
+from moeserve.models.recurrence import GatedDeltaNetShape
+from moeserve.models.step_buffers import gpu_draft_records
+
+
+class GpuStateDrafts:
+    """The records of one step's drafts, of all gated DeltaNets; other recurrent layers have no drafts on a GPU."""
+
+    def __init__(self, shape: ModelShape, states: Sequence[StateLayer], drafts: int) -> None:
+        """shape: the model, which is whole on this GPU. states: one per layer. drafts: most of a step."""
+        assert isinstance(shape.recurrence, GatedDeltaNetShape)
+        self._heads = shape.recurrence.heads
+        self._states, device = states[0].states, states[0].states.device
+        self._records = torch.zeros(gpu_draft_records(shape, drafts).shape, device=device)
+        recurrent = [i for i, layer in enumerate(shape.layers) if isinstance(layer.mixer, GatedDeltaNetShape)]
+        self._places = {index: place for place, index in enumerate(recurrent)}
+        firsts = [states[index].first for index in recurrent]
+        self._layer_first = torch.tensor(firsts, dtype=torch.int32, device=device)
+
+    def of_layer(self, index: int) -> Tensor:
+        """Returns a layer's records: float32 [drafts, values]."""
+        return self._records[self._places[index]]
+
+    def commit(self, moved: Tensor, count: int) -> None:
+        """Launches the changes by accepted drafts; see `commit_drafts`."""
+        commit_drafts(self._records, self._states, self._layer_first, moved, count, self._heads)

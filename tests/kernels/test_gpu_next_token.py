@@ -1,0 +1,196 @@
+"""A model's own next-token block on a GPU: its logits beside Hugging Face's truth, and its chains beside the CPU's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
+from moeserve.kv.cache import KvCache
+from moeserve.kv.layout import KvLayout
+from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.blocks.gpu.next_token import GpuNextTokenBlock
+from moeserve.models.blocks.gpu.workspace import GpuBatch
+from moeserve.models.gpu_features import gpu_shape
+from moeserve.models.loading.gpu_loader import GpuLoader
+from moeserve.models.next_token import with_next_token_block
+from moeserve.models.open import open_model
+from moeserve.models.registry import read_checked_shape
+from moeserve.router.core.policy.draft_length import DraftLength
+from moeserve.worker.drafts.drafter import Wanted
+from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
+from moeserve.worker.engines.gpu.next_token_chain import ChainStart, NextTokenChain
+from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
+from moeserve.worker.sequences import Int32s, StepLayout
+from tests.gpu.driver import small_config
+from tests.kernels.model_engine import distance
+from tests.support.foreseen_drafts import Foreseen, asked, whole_texts
+from tests.support.served_answers import serve
+from tests.worker.next_token_rows import MODELS, Drafting
+
+LENGTH, REQUESTS, DEPTHS = 16, 4, 2
+DEV = torch.device(DEVICE)
+
+
+class Trunk:
+    """A model on a GPU, driven by hand: a text in request slot 0."""
+
+    def __init__(self, path: Path) -> None:
+        source = open_model(path)
+        shape = with_next_token_block(gpu_shape(read_checked_shape(source)), source)
+        ids = [range(layer.num_experts) for layer in shape.layers]
+        weights = GpuLoader(source, shape, DEV, lambda *_: None).load(ids)
+        layers = range(len(shape.loaded_layers))
+        kv = KvCache(KvLayout(shape), LENGTH, layers, DEV, zeroed=True).layers
+        self.tables = SlotTables.empty(REQUESTS + 1, LENGTH, DEV, has_windows=False)
+        self.decoder = GpuDecoder(
+            shape,
+            weights,
+            kv,
+            self.tables.slots,
+            REQUESTS,
+            LENGTH,
+            slots_ahead=self.tables.ahead,
+            max_drafts=DEPTHS,
+        )
+        assert self.decoder.next_token is not None
+        self.block: GpuNextTokenBlock = self.decoder.next_token
+        self.chain = NextTokenChain(self.block, DEV, REQUESTS)
+        self.chain.capture()
+        self.slots = np.arange(LENGTH, dtype=np.int32)[::-1].copy()  # any order
+
+    def read(self, tokens: list[int], chunk: int = REQUESTS) -> torch.Tensor:
+        """Computes the text. Returns its hidden states [tokens, hidden]."""
+        states = []
+        for first in range(0, len(tokens), chunk):
+            part = np.arange(first, min(first + chunk, len(tokens)), dtype=np.int32)
+            n, size = len(part), 1 << (len(part) - 1).bit_length()
+            columns = np.zeros((4, size), np.int32)
+            columns[:, :n] = np.array(tokens, np.int32)[part], part, self.slots[part], part * 0
+            columns[2, n:], columns[3, n:] = -1, REQUESTS
+            ids, positions, kv_slots, requests = ints(columns)
+            batch = GpuBatch(counter(n), ids, positions, kv_slots, requests, size, None)
+            self.decoder.begin(batch)
+            self.decoder.forward(batch)
+            states.append(self.block._states[:n].clone())
+        return torch.cat(states)
+
+    def logits(self, tokens: list[int], states: torch.Tensor, rows: range) -> torch.Tensor:
+        """The block's logits of these rows, each as a request of its own over the same keys."""
+        requests = np.arange(len(rows), dtype=np.int32)
+        self.tables.slots[: len(rows), : len(tokens)] = ints(self.slots[: len(tokens)])
+        self.block._kept.states[: len(rows)] = states[rows.start - 1 : rows.stop - 1]
+        of_rows = np.array(rows, np.int32)
+        start = ChainStart(
+            np.array(tokens, np.int32)[of_rows], of_rows - 1, requests, np.ones(len(rows), np.int32),
+            self.slots[of_rows][None],
+        )  # fmt: skip
+        drafts, probabilities = self.chain.draft(start)
+        logits = self.block.logits(1 << (len(rows) - 1).bit_length())[: len(rows)].cpu().clone()
+        assert drafts[0].tolist() == logits.argmax(dim=1).tolist()
+        assert probabilities[0] == pytest.approx(logits.softmax(dim=1).max(dim=1).values.numpy(), rel=1e-4)
+        return logits
+
+
+pytestmark = pytest.mark.slow  # minutes in the interpreter
+
+
+@pytest.mark.parametrize("name", ["glm4moe", "glmdsa"])
+def test_logits_and_chains(name: str, wide_fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where keys and values are stored a few rows at a time; and a request whose text is cached up to a page."""
+    path = wide_fixtures / f"{MODELS[name]}.gguf"
+    golden = json.loads((wide_fixtures / "next" / f"{path.stem}.golden.json").read_text())
+    truth = np.load(wide_fixtures / "next" / f"{path.stem}.truth.npz", allow_pickle=False)["mtp_case0"]
+    monkeypatch.setattr("moeserve.models.blocks.gpu.next_token.NEXT_TOKEN_ROWS", REQUESTS)
+    trunk, tokens = Trunk(path), golden["cases"][0]["tokens"][:5]
+    states = trunk.read(tokens, 3)
+    # the last token's row would follow this state, as a step keeps it
+    assert torch.equal(trunk.block._kept.states[0], states[4])
+    assert trunk.block._kept.position[0] == 5
+    found = trunk.logits(tokens, states, range(1, 5))
+    kl, same = distance(torch.from_numpy(truth[:4].astype(np.float64)), found)
+    assert kl.median() <= 2e-5
+    assert same.double().mean() >= 0.75
+    trunk.block._kept.states[0] = states[3]
+    one = np.zeros(1, np.int32)
+    planned = trunk.slots[4 : 4 + DEPTHS, None]
+    start = ChainStart(np.array(tokens[4:], np.int32), one + 3, one, one + DEPTHS, planned)
+    drafts, _ = trunk.chain.draft(start)
+    assert drafts[:, 0].tolist() == on_the_cpu(path, tokens)
+
+
+def on_the_cpu(path: Path, text: list[int]) -> list[int]:
+    """What the CPU's block drafts behind a text."""
+    drafting, length, drafts = Drafting(path, text), len(text), []
+    drafting.block.store(drafting.rows(1, length - 1))
+    rows = drafting.rows(length - 1, length)
+    for number in range(DEPTHS):
+        table = np.ascontiguousarray(drafting.kv_slots[None, 1:])
+        found = drafting.block.predict(rows, np.zeros(1, np.int32), table)
+        drafts.append(int(found.token_ids[0]))
+        at = length + number
+        rows = rows._replace(
+            token_ids=found.token_ids, states=found.states.clone(), positions=np.array([at - 1], np.int32),
+            kv_slots=drafting.kv_slots[at : at + 1],
+        )  # fmt: skip
+    return drafts
+
+
+class Noted:
+    """The block's drafts are noted; verified are foreseen ones, some of them right."""
+
+    def __init__(self, inner: GpuNextTokenDrafter, verified: Foreseen, tokens: Int32s) -> None:
+        self._inner, self._verified, self._tokens = inner, verified, tokens
+        self.noted: list[tuple[list[int], list[int]]] = []  # texts, and the drafts behind them
+
+    def bind(self, slot: int, namespace: str) -> None:
+        self._inner.bind(slot, namespace)
+
+    def catch_up(self) -> None:
+        self._inner.catch_up()
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
+        for one, draft in zip(wanted, self._inner.draft(wanted), strict=True):
+            if len(draft):
+                self.noted.append((self._tokens[one.slot, : one.length].tolist(), draft.tolist()))
+        return self._verified.draft(wanted)
+
+    def computed(self, layout: StepLayout, accepted: Int32s) -> None:
+        self._inner.computed(layout, accepted)
+
+
+def test_an_engine(wide_fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is the one without drafts, and behind right drafts and wrong ones the block drafts what the CPU's
+    does."""
+    path = wide_fixtures / f"{MODELS['glm4moe']}.gguf"
+    config = small_config(
+        path, threads=1, max_num_seqs=2, max_num_batched_tokens=8, max_model_len=32, max_total_tokens=64,
+        speculative_config=f'{{"method": "mtp", "num_speculative_tokens": {DEPTHS}}}',
+    )  # fmt: skip
+    runner = load_gpu_runner(config, open_model(path), lambda *_: None, DEV, Start())
+    assert runner._drafts is not None
+    inner, tokens = runner._drafts._drafter._second, runner._sequences.tokens
+    assert isinstance(inner, GpuNextTokenDrafter)
+    inner._least = 0.0  # the tiny model is never sure
+    requests = asked(1, runner.ready().vocab_size, length=5, max_tokens=6, temperature=1.0)
+    expected, _ = serve(runner, requests, 0, max_num_batched_tokens=8)
+    verified = Foreseen(tokens, whole_texts(requests, expected), 0.7)
+    runner._drafts._drafter = shown = Noted(inner, verified, tokens)
+    monkeypatch.setattr(
+        DraftLength,
+        "choose",
+        lambda self, records, *_: ([DEPTHS] * len(records), float(DEPTHS * len(records))),
+    )
+    found, report = serve(runner, requests, DEPTHS, max_num_batched_tokens=8)
+    assert [answer.tokens for answer in found.values()] == [answer.tokens for answer in expected.values()]
+    assert 0 < report.accepted_draft_tokens < report.draft_tokens
+    assert len(shown.noted) > 2
+    for text, draft in shown.noted:
+        assert draft == on_the_cpu(path, text)[: len(draft)]

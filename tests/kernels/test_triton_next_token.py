@@ -1,0 +1,99 @@
+"""What is particular to a next-token block on a GPU, beside its specification."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
+from moeserve.kernels.next_token.op import (
+    BlockPlaces,
+    ChainRows,
+    Chosen,
+    JoinNorms,
+    KeptStates,
+    StepStates,
+    block_places,
+    draft_of,
+    join_rows,
+    join_step,
+    keep_rows,
+    keep_step,
+)
+from moeserve.kernels.next_token.reference import joined_rows, states_before
+
+HIDDEN, EPS = 96, 1e-6
+DEV = torch.device(DEVICE)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEV)
+
+
+def test_inputs_of_a_step() -> None:
+    """A chunk behind a kept state, one behind a cached prefix, a text's beginning, and padding."""
+    positions, requests = [4, 5, 9, 0, 1, 2, 0, 0], [2, 2, 0, 1, 1, 1, 3, 3]
+    valid, norms = 6, JoinNorms(normal(HIDDEN, seed=1), normal(HIDDEN, seed=2), EPS)
+    step = StepStates(normal(8, HIDDEN, seed=3), ints(positions), ints(requests), counter(valid))
+    kept = KeptStates(normal(4, HIDDEN, seed=4), ints([7, 0, 4, 0]))
+    before = states_before(step.states.cpu(), positions, requests, kept.states.cpu(), [7, 0, 4, 0])
+    assert before[0].any()
+    assert not before[[2, 3]].any()
+    x = normal(8, HIDDEN, seed=5)
+    expected = joined_rows(x.cpu(), before, norms.token.cpu(), norms.state.cpu(), EPS)
+    for first in (0, 4):  # in chunks
+        out = torch.full((4, 2 * HIDDEN), 77.0, device=DEV)
+        join_step(x[first : first + 4], step, first, kept, norms, counter(min(4, valid - first)), out)
+        rows = out[: valid - first].cpu()
+        torch.testing.assert_close(rows.double(), expected[first : first + len(rows)], atol=1e-5, rtol=1e-5)
+        assert (out[valid - first :] == 77.0).all()
+    alone = torch.empty(8, 2 * HIDDEN, device=DEV)
+    join_rows(x, before.to(DEV), norms, counter(8), alone)
+    torch.testing.assert_close(alone.cpu().double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_places() -> None:
+    out = BlockPlaces.empty(4, DEV)
+    block_places(ints([5, -7, 9, 3]), ints([0, 1, 8, 0]), ints([11, 12, 13, -1]), counter(3), out)
+    assert out.token_ids.tolist() == [5, 0, 9, 0]
+    assert out.positions.tolist() == [0, 0, 7, 0]
+    assert out.kv_slots.tolist() == [-1, 12, 13, 0]
+
+
+def test_kept_states() -> None:
+    """Each request's last row of a step; then those that the accepted drafts end with."""
+    positions, requests = ints([4, 5, 6, 9, 0]), ints([2, 2, 2, 0, 3])
+    step = StepStates(normal(5, HIDDEN), positions, requests, counter(4))
+    kept = KeptStates.empty(4, HIDDEN, DEV)
+    keep_step(step, kept)
+    assert kept.position.tolist() == [10, -1, 7, -1]
+    assert torch.equal(kept.states[[2, 0]], step.states[[2, 3]])
+    keep_rows(step.states, ints([[2, 0, 9], [1, -1, 9], [6, 0, 9]]), 2, kept)
+    assert kept.position.tolist() == [-1, -1, 6, -1]
+    assert torch.equal(kept.states[2], step.states[1])
+    assert torch.equal(kept.states[0], step.states[3])
+
+
+@pytest.mark.parametrize("vocab", [640, 70_000])
+def test_chain(vocab: int) -> None:
+    rows, depths = 3, 2
+    chain = ChainRows(
+        ints([1, 2, 3, 4]), ints([10, 20, 30, 40]), ints([100, 200, 300, 400]), ints([0] * 4),
+        ints([2, 1, 2, 2]), ints([[100, 200, 300, 400], [101, 201, 301, 401]]), ints([[0] * 4] * depths),
+        torch.zeros(depths, 4, device=DEV),
+    )  # fmt: skip
+    chosen = Chosen(4, DEV)
+    for depth in range(depths):
+        logits = normal(4, vocab, seed=depth)
+        logits[0, [7, vocab - 1]] = 30.0  # equal: the lower id
+        draft_of(logits, counter(rows), chosen, chain)
+        best = logits[:rows].argmax(dim=1).int()
+        best[0] = 7
+        assert torch.equal(chain.drafts[depth, :rows], best)
+        assert torch.equal(chain.token_ids[:rows], best)
+        expected = logits.softmax(dim=1).max(dim=1).values
+        torch.testing.assert_close(chain.probabilities[depth, :rows], expected[:rows])
+    # The second row may have one draft only: it stays where it was.
+    assert chain.positions.tolist() == [11, 20, 31, 40]
+    assert chain.kv_slots.tolist() == [101, 200, 301, 400]
+    assert chain.drafts[:, 3].tolist() == [0, 0]
