@@ -13,7 +13,6 @@ from gguf.constants import GGMLQuantizationType as Type
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from moeserve.cli.compare_dumps.compare import Tolerances, compare
 from moeserve.cli.compare_dumps.reader import Dump
-from moeserve.errors import ConfigError
 from moeserve.models.open import open_model
 from moeserve.models.ranks.rank_share import stage_of, why_undivided
 from moeserve.models.registry import read_checked_shape
@@ -25,7 +24,7 @@ from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.weights import dequantize
-from tests.support.plan_command import fails, run
+from tests.support.plan_command import run
 from tests.support.qwen4exp_model import BUDGET, RATIO, logits, new_model, text, write_model
 
 TOKENS = text(8)[:10]
@@ -79,16 +78,6 @@ def test_the_pool_looks_up_what_its_layers_add(path: Path) -> None:
     assert runner._table is not None
 
 
-def test_longer_requests_are_refused(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Queries would attend to other keys than the model's."""
-    with pytest.raises(
-        ConfigError, match=rf"--max-model-len {DENSE + 1}.*up to {DENSE} tokens.*--device cpu"
-    ):
-        load(path, max_model_len=DENSE + 1)
-    flags = ("--model", str(path), "--device", "cuda", "--gpu-memory", "8", "--max-model-len", "64")
-    assert f"up to {DENSE} tokens" in fails(capsys, *flags)
-
-
 def test_several_gpus_are_refused_by_name(path: Path) -> None:
     source = open_model(path)
     shape = read_checked_shape(source)
@@ -114,7 +103,7 @@ def test_chunks_beside_transformers(path: Path, options: dict[str, object]) -> N
     truth = torch.load(path.with_suffix(".pt")).log_softmax(-1)
     expected = torch.tensor([truth[i, token].item() for i, token in enumerate(TOKENS[1:])])
     runner = load(path, **options)
-    for slot, (chunk, bound) in enumerate(((10, 0.1 if options else 0.02), (4, 0.1))):
+    for slot, (chunk, bound) in enumerate(((10, 0.1 if options else 0.02), (5, 0.1))):
         found = Driver(runner).score(slot, TOKENS, chunk)[: len(TOKENS) - 1]
         errors = (torch.tensor([each.logprob for each in found]) - expected).abs()
         print(f"{options} chunk {chunk}: median {errors.median():.1e}, largest {errors.max():.1e}")

@@ -55,6 +55,7 @@ from moeserve.models.loading.gpu_weights import (
     GpuWeights,
     float_type,
     has_float_weights,
+    input_bytes,
     plane_tensors,
 )
 from moeserve.models.loading.table_rows import TableRows
@@ -380,7 +381,7 @@ class GpuDecoder:
         """Returns the bytes of GPU weights read by a step that uses these experts: bool [layers, experts], on the
         CPU."""
         w = self._weights
-        total = 0 if w.output is None else w.output.nbytes
+        total = 0 if w.output is None else w.output.nbytes + input_bytes(w.output_norm)
         for layer, count in zip(w.layers, (used & self.on_gpu).sum(dim=1).tolist(), strict=True):
             total += layer.dense_bytes
             experts = None if layer.moe is None else layer.moe.experts
