@@ -44,7 +44,7 @@ class Trunk:
 
     def __init__(self, path: Path) -> None:
         source = open_model(path)
-        shape = with_next_token_block(gpu_shape(read_checked_shape(source)), source)
+        shape = with_next_token_block(gpu_shape(read_checked_shape(source), LENGTH), source)
         ids = [range(layer.num_experts) for layer in shape.layers]
         weights = GpuLoader(source, shape, DEV, lambda *_: None).load(ids)
         layers = range(len(shape.loaded_layers))

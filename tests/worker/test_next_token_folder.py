@@ -16,7 +16,7 @@ from moeserve.models.registry import read_checked_shape
 from moeserve.models.skipped_layers import SkippedLayers, skipped_layers
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.tensors import model_tensors
-from moeserve.worker.drafts import next_token_drafter
+from moeserve.worker.loading import drafting
 from moeserve.worker.loading.cpu.load import build_cpu_runner
 from tests.kernels.transformers_logits import TOKENS
 from tests.kernels.weights import nmse
@@ -55,7 +55,7 @@ def test_what_torch_computes(model_type: str, tmp_path: Path, monkeypatch: pytes
 def test_its_drafts_leave_the_text_as_it_is(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(next_token_drafter.NextTokenDrafter.__init__, "__defaults__", (0.0, None))
+    monkeypatch.setattr(drafting, "least_probability", lambda _config: 0.0)
     folder = NextTokenFolder(tmp_path, model_type, **FOLDERS[model_type])
     plain = build_cpu_runner(load(folder.path))
     requests = asked(3, plain.ready().vocab_size, temperature=0.7)

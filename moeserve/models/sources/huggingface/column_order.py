@@ -47,12 +47,13 @@ def column_order(path: Path, groups_of: StoredTensor, groups: int) -> Order | No
     return np.argsort(of_column, kind="stable").astype(np.int32)
 
 
-def stacked(orders: Sequence[Order | None], size: int, shape: tuple[int, ...]) -> Order | None:
-    """Returns the orders, each of `size`, of the experts of a tensor [E, out, in] as [E, size], or the one of another
+def stacked(orders: Sequence[Order | None], shape: tuple[int, ...]) -> Order | None:
+    """Returns the orders, each [size], of the experts of a tensor [E, out, in] as [E, size], or the one of another
     tensor; None if none has one."""
-    if all(order is None for order in orders):
+    some = next((order for order in orders if order is not None), None)
+    if some is None:
         return None
-    plain = np.arange(size, dtype=np.int32)
+    plain = np.arange(len(some), dtype=np.int32)
     found = np.stack([plain if order is None else order for order in orders])
     return found if len(shape) == 3 else found[0]
 

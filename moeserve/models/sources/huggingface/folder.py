@@ -229,10 +229,10 @@ class HuggingFaceFolder:
             shape = shape[1:]
         kind = first.type
         nbytes = prod(shape) // kind.block_columns * kind.block_bytes
-        order = stacked([None if p.packed is None else p.packed.order for p in parts], shape[-1], shape)
+        order = stacked([None if p.packed is None else p.packed.order for p in parts], shape)
         if order is not None and name == n.TOKEN_EMBD:
             raise ModelError(self.path, f"tensor {theirs[0]!r} is an embedding with columns in another order")
-        rows = stacked([None if p.packed is None else p.packed.rows for p in parts], first.shape[0], shape)
+        rows = stacked([None if p.packed is None else p.packed.rows for p in parts], shape)
         self.tensors[name] = TensorInfo(name, shape, kind, nbytes, order=order, row_order=rows)
         self._parts[name] = parts
 
