@@ -46,6 +46,8 @@ def driver(fixture: Fixture, request: pytest.FixtureRequest) -> Driver:
     shape = read_shape(open_model(model))
     if not shape.num_experts and experts < 8:
         pytest.skip("a model without experts")
+    if fixture.name == "tiny-glmdsa-f16" and layers == 2:
+        pytest.skip("its first two layers share a choice of keys, so they are on one device")
     on_gpu = max(1, layers + shape.num_layers - 3)
     runner = runner_of(
         model,

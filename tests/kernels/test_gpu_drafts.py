@@ -24,7 +24,7 @@ from tests.support.served_answers import serve
 
 MOST = 3
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 6}'
-ANSWER = 5
+ANSWER = 40 if DEVICE == "cuda" else 5  # the interpreter takes seconds for a token
 
 pytestmark = pytest.mark.slow  # minutes in the interpreter
 
