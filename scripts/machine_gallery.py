@@ -181,8 +181,8 @@ def page() -> Iterator[str]:
     yield from (
         "",
         "RAM: the processes and weights before the first request; with four GPUs the weights alone. GPU: weights,",
-        "buffers and KV; with four GPUs the weights of the fullest. Answers come after 512 tokens; the rate of 4 is",
-        "that of all together. The expert cache has settled where there is one.",
+        "buffers and KV; with four GPUs the weights of the fullest. Answers come after prompts of 512 tokens; the rate",
+        "of 4 is that of all together, and an expert cache has had time to settle.",
         "",
         "| machine | command | RAM, GB/s | CPU, 10⁹ op/s | GPU, GB/s | GPU, TFLOPS | PCIe, GB/s |",
         "|---|---|---:|---:|---:|---:|---:|",
@@ -194,7 +194,8 @@ def page() -> Iterator[str]:
     yield from (
         "",
         "The files: gpt-oss-20b in MXFP4, Qwen3.6-35B-A3B and GLM-4.5-Air in Q4_K_M, Qwen3-30B-A3B with experts in",
-        "IQ2_XXS and the rest as in Q4_K_M.",
+        "IQ2_XXS and the rest as in Q4_K_M. In place of a file a command takes a [name on the Hugging Face",
+        "Hub](models.md#names-on-the-hugging-face-hub), `org/repo:Q4_K_M`.",
     )
 
 
