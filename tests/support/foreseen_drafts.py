@@ -22,12 +22,12 @@ ANSWER = 40
 class Foreseen:
     """A drafter that knows the answers, and makes mistakes."""
 
-    def __init__(self, tokens: Int32s, answers: list[list[int]], right: float) -> None:
-        """answers: prompt and answer of each."""
+    def __init__(self, tokens: Int32s, answers: list[list[int]], right: float, seed: int = 7) -> None:
+        """answers: prompt and answer of each. right: share of the drafted tokens that are."""
         self._tokens = tokens
         self._answers = answers
         self._right = right
-        self._rng = random.Random(7)
+        self._rng = random.Random(seed)
 
     def bind(self, slot: int, namespace: str) -> None:
         pass
