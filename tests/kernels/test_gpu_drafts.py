@@ -82,7 +82,9 @@ def compare(runner: Runner, requests: list[GenerateRequest], monkeypatch: pytest
     """The answers with drafts, some of them right, are those without."""
     expected, _ = serve(runner, requests, 0, max_num_batched_tokens=32)
     assert runner._drafts is not None
-    runner._drafts._drafter = Foreseen(runner._sequences.tokens, whole_texts(requests, expected), 0.8, seed=11)
+    runner._drafts._drafter = Foreseen(
+        runner._sequences.tokens, whole_texts(requests, expected), 0.8, seed=11
+    )
     launched = first_launches()
     monkeypatch.setattr(
         DraftLength, "choose", lambda self, records, *_: ([MOST] * len(records), float(MOST * len(records)))
