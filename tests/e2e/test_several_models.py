@@ -163,6 +163,7 @@ def set_of(models: Models) -> dict[str, str]:
     return {name: state for name, state in models.states().items() if name in "abc"}
 
 
+@pytest.mark.slow  # a quarter of a minute and more
 def test_a_stream_says_what_it_waits_for(models: Models) -> None:
     models.client.post("/api/generate", json={"model": "a", "keep_alive": 0})
     models.until(lambda: models.states()["a"] == "unloaded")
@@ -225,6 +226,7 @@ def test_one_that_is_killed_takes_no_other_with_it(models: Models) -> None:
     assert models.chat("b").status_code == 200
 
 
+@pytest.mark.slow  # a quarter of a minute and more
 def test_what_cannot_be_had_says_why_and_touches_nothing(models: Models) -> None:
     for name in "ab":
         assert models.chat(name).status_code == 200
@@ -285,6 +287,7 @@ def test_a_response_is_found_at_its_model(models: Models) -> None:
     assert models.client.post(f"/v1/responses/{made['id']}/cancel").status_code == 404
 
 
+@pytest.mark.slow  # a quarter of a minute and more
 def test_a_background_response_keeps_its_model_loaded(models: Models) -> None:
     """With and without a client that reads its events; the model is unloaded when the last has ended."""
     array = {"type": "array", "items": {"type": "integer"}, "minItems": 2000}

@@ -136,9 +136,10 @@ def test_sections_and_deepstack(
             assert kl(right, found) > 1e-3
 
 
+@pytest.mark.slow  # half a minute each
 @pytest.mark.parametrize(
     "options",
-    [{}, pytest.param({"kv_window_ratio": 0.2}, marks=pytest.mark.slow)],
+    [{}, {"kv_window_ratio": 0.2}],
     ids=["one pool", "windows apart"],
 )
 def test_rows_that_see_one_another(files: EmbeddingFiles, tmp_path: Path, options: dict[str, object]) -> None:
