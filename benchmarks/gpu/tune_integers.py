@@ -9,9 +9,9 @@ import torch
 
 from benchmarks.gpu.layer import Q4
 from benchmarks.gpu.shape import SHAPE, random_planes
-from moeserve.kernels.experts.integers import integers_down, integers_up
+from moeserve.kernels.experts.integers import IntegerTile, integers_down, integers_up
 from moeserve.kernels.experts.op import align_routes, num_blocks
-from moeserve.kernels.linear.integers import IntegerRows, IntegerTile, integer_order
+from moeserve.kernels.linear.integers import IntegerRows, integer_order
 from moeserve.kernels.linear.op import RouteBlocks
 
 Launch = Callable[[int], None]

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moeserve.kernels.attention.decode import attend, combine, store_heads
+from moeserve.kernels.attention.decode import attend, store_split
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.quantize.kv_triton import from_halves, load_kv
 
@@ -85,19 +85,7 @@ def chosen_blocks_kernel(
     whole = tl.sum(total, 1)
     if value_scales is not None:
         acc = from_halves(acc)
-    to = row * (HEADS * V_DIM) + h * (group * V_DIM)
-    if splits == 1:
-        store_heads(acc / whole[:, None], out, codes, scales, to, group, V_DIM, G, V_SIZE)
-    elif SPLITS > 1:
-        parts = (row * KV_HEADS + h) * SPLITS
-        part = (parts + split) * G + g
-        c = tl.arange(0, V_SIZE)
-        tl.store(part_sums + part[:, None] * V_SIZE + c[None, :], acc, (g < group)[:, None])
-        tl.store(part_stats + part * 2, largest)
-        tl.store(part_stats + part * 2 + 1, whole)
-        tl.debug_barrier()  # all threads must have written before the counter says so
-        arrived = tl.atomic_add(counters + i * KV_HEADS + h, 1, sem="acq_rel")
-        if arrived == splits - 1:
-            tl.store(counters + i * KV_HEADS + h, 0)
-            result = combine(part_sums, part_stats, parts, splits, group, G, V_SIZE)
-            store_heads(result, out, codes, scales, to, group, V_DIM, G, V_SIZE)
+    store_split(
+        acc, largest, whole, i, h, split, splits, part_sums, part_stats, counters, out, codes, scales, HEADS, KV_HEADS,
+        V_DIM, SPLITS, G, V_SIZE,
+    )  # fmt: skip

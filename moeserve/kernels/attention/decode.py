@@ -134,6 +134,34 @@ def store_heads(
         tl.store(scales + (at + column) // 32, s, live)
 
 
+@triton.jit
+def store_split(
+    acc, largest, total, i, h, split, splits, part_sums, part_stats, counters, out, codes, scales,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, G: tl.constexpr,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    """Stores what one of row i's `splits` splits has for KV head h: the unnormalised sum acc [G, SIZE], the largest
+    scores and the sums of weights [G]. The last split to finish combines all, with SPLITS above 1."""
+    group: tl.constexpr = HEADS // KV_HEADS
+    row = i.to(tl.int64)
+    to = row * (HEADS * DIM) + h * (group * DIM)
+    if splits == 1:
+        store_heads(acc / total[:, None], out, codes, scales, to, group, DIM, G, SIZE)
+    elif SPLITS > 1:
+        at = (row * KV_HEADS + h) * SPLITS
+        g, c = tl.arange(0, G), tl.arange(0, SIZE)
+        part = (at + split) * G + g
+        tl.store(part_sums + part[:, None] * SIZE + c[None, :], acc, (g < group)[:, None])
+        tl.store(part_stats + part * 2, largest)
+        tl.store(part_stats + part * 2 + 1, total)
+        tl.debug_barrier()  # all threads must have written before the counter says so
+        arrived = tl.atomic_add(counters + i * KV_HEADS + h, 1, sem="acq_rel")
+        if arrived == splits - 1:
+            tl.store(counters + i * KV_HEADS + h, 0)
+            result = combine(part_sums, part_stats, at, splits, group, G, SIZE)
+            store_heads(result, out, codes, scales, to, group, DIM, G, SIZE)
+
+
 @kernel
 def decode_kernel(
     q, k, v, q_norm, k_norm, cos, sin, rotary, keys, values, key_scales, value_scales, sinks, table, req_slots,
@@ -244,19 +272,7 @@ def decode_kernel(
     total = tl.sum(total, 1)
     if value_scales is not None:
         acc = from_halves(acc)
-    to = token * (HEADS * V_DIM) + h * (group * V_DIM)
-    if splits == 1:
-        store_heads(acc / total[:, None], out, codes, scales, to, group, V_DIM, G, V_SIZE)
-    else:
-        at = (token * KV_HEADS + h) * SPLITS
-        part = (at + split) * G + g
-        c = tl.arange(0, V_SIZE)
-        tl.store(part_sums + part[:, None] * V_SIZE + c[None, :], acc, (g < group)[:, None])
-        tl.store(part_stats + part * 2, largest)
-        tl.store(part_stats + part * 2 + 1, total)
-        tl.debug_barrier()  # all threads must have written before the counter says so
-        arrived = tl.atomic_add(counters + i * KV_HEADS + h, 1, sem="acq_rel")
-        if arrived == splits - 1:
-            tl.store(counters + i * KV_HEADS + h, 0)
-            result = combine(part_sums, part_stats, at, splits, group, G, V_SIZE)
-            store_heads(result, out, codes, scales, to, group, V_DIM, G, V_SIZE)
+    store_split(
+        acc, largest, total, i, h, split, splits, part_sums, part_stats, counters, out, codes, scales, HEADS, KV_HEADS,
+        V_DIM, SPLITS, G, V_SIZE,
+    )  # fmt: skip

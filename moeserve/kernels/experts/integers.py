@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from moeserve.kernels.launch import multiprocessors, pdl
-from moeserve.kernels.linear.integers import IntegerRows, IntegerTile, has_integers, integer_words
+from moeserve.kernels.linear.integers import IntegerRows, has_integers, integer_words
 from moeserve.kernels.linear.op import SILU, Gated, RouteBlocks
 from moeserve.kernels.planes import Planes
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerTile:
+    rows: int  # of all matrices of a program
+    warps: int
+    super_blocks: int  # copied at once: 1, 2 or 4
+    programs: int  # per multiprocessor
+    registers: int | None  # of a thread, at most
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from moeserve.kernels.indexer.triton import own_and_partner, rotate
+from moeserve.kernels.indexer.triton import own_and_partner, request_of_rows, rotate
 from moeserve.kernels.launch import kernel
 
 
@@ -140,9 +140,7 @@ def block_maxima_kernel(
     at = (row.to(tl.int64) * HEADS + head) * DIM
     query = tl.load(q + at[:, None] + d[None, :], live[:, None] & (d < DIM)[None, :], 0.0)
     to = scores + ((row - base).to(tl.int64) * HEADS + head) * SCORES_STRIDE
-    one = tl.load(req_slots + first)
-    requests = tl.load(req_slots + row, live, one)
-    is_shared = (tl.min(requests, 0) == one) & (tl.max(requests, 0) == one)
+    one, is_shared = request_of_rows(req_slots, first, row, live)
     for block in range(tl.program_id(1), most, tl.num_programs(1)):
         if is_shared:  # as in a prompt: the keys serve all rows
             held = table + one.to(tl.int64) * TABLE_STRIDE

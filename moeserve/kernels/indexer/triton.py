@@ -111,6 +111,14 @@ def weighted_scores(
     return total
 
 
+@triton.jit
+def request_of_rows(req_slots, first, rows, live):
+    """Returns the request slot of row `first`, and whether all live rows have it."""
+    one = tl.load(req_slots + first)
+    requests = tl.load(req_slots + rows, live, one)
+    return one, (tl.min(requests, 0) == one) & (tl.max(requests, 0) == one)
+
+
 @kernel
 def index_scores_kernel(
     q, weights, index_keys, table, req_slots, positions, count, first_row, scores,
@@ -136,9 +144,7 @@ def index_scores_kernel(
     most = tl.max((tl.load(positions + r, r < existing, -1) + 1) // BLOCK, 0)
     if most <= TOP:
         return
-    one = tl.load(req_slots + first)
-    requests = tl.load(req_slots + r, r < existing, one)
-    is_shared = (tl.min(requests, 0) == one) & (tl.max(requests, 0) == one)
+    one, is_shared = request_of_rows(req_slots, first, r, r < existing)
     end = tl.minimum(first + ROWS, existing)
     for block in range(tl.program_id(1), tl.cdiv(most, KEYS), tl.num_programs(1)):
         j = block * KEYS + tl.arange(0, KEYS)

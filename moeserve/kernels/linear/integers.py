@@ -28,15 +28,6 @@ from moeserve.quantization.quant_type import SUPER_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerTile:
-    rows: int  # of all matrices of a program
-    warps: int
-    super_blocks: int  # copied at once: 1, 2 or 4
-    programs: int  # per multiprocessor
-    registers: int | None  # of a thread, at most
-
-
-@dataclass(frozen=True, slots=True)
 class IntegerRows:
     """Rows of activations as the products take them."""
 

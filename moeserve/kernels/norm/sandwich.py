@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
+from moeserve.kernels.norm.parts import add_parts
 from moeserve.kernels.norm.triton import store_activations
 
 
@@ -88,13 +89,7 @@ def sandwich_sum_kernel(
         e += tl.load(extra + row * COLS + c, live, 0.0)
     if i >= existing:
         return
-    for j in tl.static_range(P):
-        part = tl.load(parts + (row * PART_STRIDE + j) * COLS + c, live, 0.0).to(tl.float32)
-        if part_weights is not None:
-            part *= tl.load(part_weights + row * PART_STRIDE + j)
-        if part_ids is not None:
-            part = tl.where(tl.load(part_ids + row * PART_STRIDE + j) >= 0, part, 0.0)
-        e += part
+    e = add_parts(e, parts, part_weights, part_ids, row, c, live, COLS, P, PART_STRIDE)
     total = e
     if dense is not None:
         total = d * inverse_rms(d, COLS, EPS) * tl.load(dense_norm + c, live, 0.0)

@@ -12,6 +12,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
+from moeserve.kernels.norm.parts import add_parts
 from moeserve.kernels.norm.triton import store_norm
 from moeserve.kernels.quantize.triton import store_quantized
 
@@ -34,14 +35,7 @@ def block_output(
     block = tl.zeros([SIZE], tl.float32)
     if extra is not None:
         block += tl.load(extra + row * HIDDEN + c, live, 0.0)
-    for j in tl.static_range(P):
-        part = tl.load(parts + (row * P + j) * HIDDEN + c, live, 0.0).to(tl.float32)
-        if part_weights is not None:
-            part *= tl.load(part_weights + row * P + j)
-        if part_ids is not None:
-            part = tl.where(tl.load(part_ids + row * P + j) >= 0, part, 0.0)
-        block += part
-    return block
+    return add_parts(block, parts, part_weights, part_ids, row, c, live, HIDDEN, P, P)
 
 
 @kernel
