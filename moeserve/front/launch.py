@@ -125,7 +125,9 @@ class FrontLauncher:
                     return code
             code = self._leave() if self._is_handed_over else self._stop()
             self._end_front()
-            return code if self._succession.current is None else self._follow()
+            if self._succession.current is None:
+                return code
+            return self._succession.follow(self._sleep, lambda: self._signals > 0)
         finally:
             self._end_front()
 
@@ -171,15 +173,6 @@ class FrontLauncher:
             self._front.send_signal(signal.SIGUSR1)
         self._sleep_until(lambda: not self._front.alive or self._signals > 0, math.inf)
         return self._stop()
-
-    def _follow(self) -> int:
-        """Sleeps while the servers after this one serve. Returns the exit code."""
-        setproctitle("moeserve: parent")
-        while (code := self._succession.exit_code) is None:
-            self._sleep()
-            if self._signals:
-                self._listeners.close()
-        return code if code >= 0 else EXIT_FAILED
 
     def _stop(self) -> int:
         if not self._is_handed_over:

@@ -176,7 +176,9 @@ class Launcher:
             failure = self._watch()
             code = self._drain() if failure is None else failure
             self._processes.kill_all()
-            return code if self._succession.current is None else self._follow()
+            if self._succession.current is None:
+                return code
+            return self._succession.follow(self._sleep, lambda: self.signals > 0)
         finally:
             self._processes.kill_all()
 
@@ -283,15 +285,6 @@ class Launcher:
     def _may_leave_no_longer(self) -> bool:
         """Returns whether the server after this one has to end, too."""
         return self.signals > 0 or self._succession.exit_code is not None
-
-    def _follow(self) -> int:
-        """Sleeps while the successors of this server serve. Returns the exit code."""
-        setproctitle("moeserve: parent")
-        while (code := self._succession.exit_code) is None:
-            self._sleep()
-            if self.signals:
-                self._listeners.close()
-        return code if code >= 0 else EXIT_FAILED
 
     def _outcome(self) -> int:
         """Returns the exit code after draining: EXIT_STOPPED if every process but the worker exited by itself with

@@ -21,12 +21,15 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import zmq
+from setproctitle import setproctitle
 
 from moeserve.config import ADAPTERS_FILE, ADAPTERS_FILE_ENV, LAUNCHER_PID_ENV
+from moeserve.launcher.exit_codes import EXIT_FAILED
 from moeserve.launcher.systemd import Systemd
 from moeserve.processes.listeners import Listeners
 
@@ -110,6 +113,16 @@ class Succession:
                         self._systemd.notify(line)
         self._look_at_ends()
         return is_asked
+
+    def follow(self, sleep: Callable[[], None], is_stopped: Callable[[], bool]) -> int:
+        """Sleeps while servers after the launcher's own serve. Returns the exit code. is_stopped: the launcher was told
+        to stop, and accepts no connections."""
+        setproctitle("moeserve: parent")
+        while (code := self.exit_code) is None:
+            sleep()
+            if is_stopped():
+                self._listeners.close()
+        return code if code >= 0 else EXIT_FAILED
 
     def _hand_over(self, server: NextServer) -> None:
         if self.current is not None:
