@@ -201,40 +201,7 @@ def prefill_latent(
 ) -> None:
     """Causal attention of chunks to everything before them. tiles: attention.op.prefill_tiles, for as many heads,
     one KV head and a width of rank + rotary, on the device; other arguments as for `decode_latent`."""
-    _, heads, rank = q.shape
-    rotary = rotated.shape[2]
-    tile, tokens = prefill_tile(rank + rotary), tile_tokens(heads, 1, rank + rotary)
-    together = min(heads, tile.rows)
-    latent_attention_kernel(
-        (len(tiles), -(-heads // together), 1),
-        q,
-        rotated,
-        keys,
-        table,
-        tiles,
-        None,
-        None,
-        None,
-        None,
-        None,
-        None,
-        out,
-        table.stride(0),
-        heads,
-        rank,
-        rotary,
-        together,
-        max(16, next_power_of_2(tokens * together)),
-        max(16, next_power_of_2(rank)),
-        max(16, next_power_of_2(rotary)),
-        tile.keys,
-        1,
-        1,
-        pdl(),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        launch_pdl=pdl(),
-    )
+    _attend_whole(q, rotated, keys, table, tiles, None, None, None, out)
 
 
 def attend_chosen(
@@ -250,37 +217,29 @@ def attend_chosen(
     """Row i < count[0] attends to the slots chosen[i, : lasts[i] + 1], as `decode_latent` would with few rows; without
     splits, for many. chosen int32 [n, any], row_numbers int32 [n]: 0, 1, ...; other arguments as for
     `decode_latent`."""
+    _attend_whole(q, rotated, keys, chosen, None, row_numbers, lasts, count, out)
+
+
+def _attend_whole(
+    q: Tensor,
+    rotated: Tensor,
+    keys: Tensor,
+    table: Tensor,
+    tiles: Tensor | None,
+    req_slots: Tensor | None,
+    positions: Tensor | None,
+    count: Tensor | None,
+    out: Tensor,
+) -> None:
+    """Launches attention without splits, of tiles of rows, or of each row without tiles."""
     n, heads, rank = q.shape
     rotary = rotated.shape[2]
     tile = prefill_tile(rank + rotary)
+    programs, tokens = (n, 1) if tiles is None else (len(tiles), tile_tokens(heads, 1, rank + rotary))
     together = min(heads, tile.rows)
     latent_attention_kernel(
-        (n, -(-heads // together), 1),
-        q,
-        rotated,
-        keys,
-        chosen,
-        None,
-        row_numbers,
-        lasts,
-        count,
-        None,
-        None,
-        None,
-        out,
-        chosen.stride(0),
-        heads,
-        rank,
-        rotary,
-        together,
-        max(16, next_power_of_2(together)),
-        max(16, next_power_of_2(rank)),
-        max(16, next_power_of_2(rotary)),
-        tile.keys,
-        1,
-        1,
-        pdl(),
-        num_warps=tile.warps,
-        num_stages=tile.stages,
-        launch_pdl=pdl(),
-    )
+        (programs, -(-heads // together), 1), q, rotated, keys, table, tiles, req_slots, positions, count, None, None,
+        None, out, table.stride(0), heads, rank, rotary, together, max(16, next_power_of_2(tokens * together)),
+        max(16, next_power_of_2(rank)), max(16, next_power_of_2(rotary)), tile.keys, 1, 1, pdl(),
+        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl(),
+    )  # fmt: skip
