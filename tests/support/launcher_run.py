@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -95,7 +96,10 @@ class Run:
         self.wait_for_log("ready: ")
         launcher = psutil.Process(self.popen.pid)
         self.family = [launcher, *launcher.children(recursive=True)]
-        self.titles = {process.cmdline()[0]: process for process in self.family}
+        self.titles = {}
+        for process in self.family:
+            with suppress(psutil.NoSuchProcess):  # one that was killed while starting may not be reaped yet
+                self.titles[process.cmdline()[0]] = process
         return self
 
     def child(self, name: str) -> psutil.Process:
