@@ -1,4 +1,4 @@
-"""Folders of 8-bit floats, of NVFP4 and in act-order on the GPU engine, under Triton's interpreter where there is no GPU."""
+"""Folders of 8-bit floats, of NVFP4 and in act-order on the GPU engine, or under Triton's interpreter."""
 
 from __future__ import annotations
 
