@@ -349,7 +349,9 @@ def test_columns_in_another_order_are_counted_and_kept_from_what_cannot_take_the
         check_gpu_orders(source, is_shared=False)
     output = source.tensors["blk.0.attn_output.weight"]
     source.tensors["output.weight"] = replace(output, name="output.weight")
-    with pytest.raises(ModelError, match=r"'output.weight' has its columns .* only the CPU engine reads here"):
+    with pytest.raises(
+        ModelError, match=r"'output.weight' has its columns .* only the CPU engine reads here"
+    ):
         check_gpu_orders(source, is_shared=False)
     shape = read_shape(open_folder(quantized))
     parts = products_of(shape, 0)
