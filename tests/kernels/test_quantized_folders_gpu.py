@@ -77,5 +77,5 @@ def test_experts_that_move_keep_the_order_of_their_columns(tmp_path: Path) -> No
     cache = runner.engine.expert_cache
     assert cache is not None
     cache.policy = RandomPolicy(cache._maps.on_gpu.copy(), np.ones((1, 4), np.bool_))
-    assert median_error(runner, truth, list(TOKENS[:12]), 1) < 0.1
-    assert cache.totals.promotions > 2
+    assert median_error(runner, truth, list(TOKENS[:6]), 1) < 0.1
+    assert cache.totals.promotions > 0
