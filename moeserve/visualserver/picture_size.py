@@ -59,4 +59,27 @@ class LargestRule(msgspec.Struct, frozen=True, tag=True):
         return rows * self.factor, columns * self.factor
 
 
-SizeRule = StretchRule | LargestRule
+class PadRule(msgspec.Struct, frozen=True, tag=True):
+    """Kimi-K2.5's. A picture of more than `max_patches` patches, or with a side of more than `max_side`, is shrunk. Black
+    pixels on the right and below make its sides multiples of `factor`."""
+
+    factor: int  # pixels: a token's side
+    patch: int  # pixels a side
+    max_patches: int
+    max_side: int  # patches
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width in pixels, with what is added."""
+        rows, columns = (-(-side // self.factor) * self.factor for side in self.drawn(height, width))
+        return rows, columns
+
+    def drawn(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width in pixels of the picture itself."""
+        patches = max(1, height // self.patch) * max(1, width // self.patch)
+        longest = self.max_side * self.patch
+        scale = min(1.0, math.sqrt(self.max_patches / patches), longest / height, longest / width)
+        rows, columns = (min(max(1, int(side * scale)), longest) for side in (height, width))
+        return rows, columns
+
+
+SizeRule = StretchRule | LargestRule | PadRule

@@ -9,7 +9,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import StretchRule
-from moeserve.visualserver.shapes.shape import VISION, check_pixels
+from moeserve.visualserver.shapes.shape import VISION, PixelScale, check_pixels
 
 PROJECTOR: Final = "qwen3vl_merger"
 # The file has no bounds of a picture's size; llama.cpp assumes these for the projector.
@@ -48,6 +48,10 @@ class Qwen3VlShape:
     def token_floats(self) -> int:
         """Measured: 15,947 floats a patch with Qwen3.6's shape."""
         return self.merge**2 * (2 * self.ffn + 7 * self.hidden)
+
+    @property
+    def pixels(self) -> PixelScale:
+        return PixelScale((_HALF,) * 3, (_HALF,) * 3)
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
         most = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
