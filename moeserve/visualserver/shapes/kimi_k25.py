@@ -59,7 +59,7 @@ class KimiShape:
         return self.output
 
     def fits(self, text: ModelShape) -> bool:
-        return text.architecture == "deepseek2"
+        return text.latent is not None
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         h, joined = self.hidden, self.hidden * self.merge**2

@@ -101,3 +101,14 @@ def read_pixel_scale(file: TensorSource) -> PixelScale:
     if not all(1e-3 <= each <= 1e3 for each in deviation):
         raise file.metadata.error(VISION + "image_std", "is not within 0.001 and 1000 for each channel")
     return PixelScale(tuple(map(float, mean)), tuple(map(float, deviation)))
+
+
+def position_side(file: TensorSource) -> int:
+    """Returns the side in patches of a square table of learned positions. Raises ModelError for another."""
+    table = file.tensors.get("v.position_embd.weight")
+    side = 0 if table is None or len(table.shape) != 2 else round(table.shape[0] ** 0.5)
+    if table is None or side < 1 or side * side != table.shape[0]:
+        raise ModelError(
+            file.path, "v.position_embd.weight is no square table of positions; convert it again"
+        )
+    return side

@@ -10,11 +10,13 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
+from moeserve.visualserver.shapes.glm4v import GlmShape
 from moeserve.visualserver.shapes.kimi_k25 import KimiShape
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.tower_file import AnyTowerShape
 from moeserve.visualserver.tower_memory import takes_gpu
 from moeserve.visualserver.towers.gemma4 import Gemma4Tower
+from moeserve.visualserver.towers.glm4v import GlmTower
 from moeserve.visualserver.towers.kimi_k25 import KimiTower
 from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
 from moeserve.visualserver.towers.tower import CPU, Tower, TowerMemoryError
@@ -59,6 +61,8 @@ def make_tower(
     match shape:
         case Gemma4Shape():
             return Gemma4Tower(file, shape, device, dtype)
+        case GlmShape():
+            return GlmTower(file, shape, device, dtype)
         case KimiShape():
             return KimiTower(file, shape, device, dtype)
         case Qwen3VlShape():

@@ -25,6 +25,10 @@ KIMI = (
     "{% if part.type == 'image' %}<|media_begin|>image<|media_content|><|media_pad|><|media_end|>\n"
     "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
 )
+GLM = KIMI.replace(
+    "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>\n",
+    "<|begin_of_image|><|image|><|end_of_image|>",
+)
 
 
 def tokenizer_with(path: Path, special: list[str]) -> TextTokenizer:
@@ -57,8 +61,12 @@ def tokens_of(tokenizer: TextTokenizer, template: str) -> PictureTokens:
             ["<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"],
             KIMI, "<|media_begin|>image<|media_content|>", "<|media_pad|>", "<|media_end|>", "\n", False,
         ),
+        (
+            ["<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|image_pad|>"],
+            GLM, "<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "", True,
+        ),
     ],
-    ids=["Kimi-K2.5"],
+    ids=["Kimi-K2.5", "GLM-4.6V"],
 )  # fmt: skip
 def test_a_prompt(
     tmp_path: Path, special: list[str], template: str, before: str, each: str, behind: str, text_behind: str,

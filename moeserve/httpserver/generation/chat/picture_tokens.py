@@ -45,7 +45,8 @@ _SPECIAL: Final = re.compile("<[^<>]+>")
 _QWEN: Final = _Placeholders("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", in_sections=True)
 _GEMMA4: Final = _Placeholders("<|image>", "<|image|>", "<image|>", is_written_alone=True)
 _KIMI: Final = _Placeholders("<|media_begin|>image<|media_content|>", "<|media_pad|>", "<|media_end|>")
-_FAMILIES: Final = (_QWEN, _GEMMA4, _KIMI)
+_GLM: Final = _Placeholders("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", in_sections=True)
+_FAMILIES: Final = (_QWEN, _GEMMA4, _KIMI, _GLM)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from .folder import CONFIG, read_config, weight_files
 from .json_files import read_json
 from .made_tensor import MadeTensor, values_made
 from .safetensors_file import StoredTensor, read_tensors
-from .towers import gemma4, kimi_k25, qwen3vl
+from .towers import gemma4, glm4v, kimi_k25, qwen3vl
 from .towers.family import Config, Made, TowerFamily
 
 VISION_CONFIG: Final = "vision_config"
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
 _IMAGES: Final = ("image_processor", "media_proc_cfg")  # keys under which some have the pixels' settings
-_FAMILIES: Final = (qwen3vl.FAMILY, gemma4.FAMILY, kimi_k25.FAMILY)
+_FAMILIES: Final = (qwen3vl.FAMILY, gemma4.FAMILY, kimi_k25.FAMILY, glm4v.FAMILY)
 
 
 class TowerFolder:
