@@ -27,11 +27,11 @@ def build_compressed_plan(
     ratio: int = 0,
     top: int = 0,
 ) -> None:
-    """Plans compressed attention. The sequences are given as for `build_attention_plan`, with the slots of their states,
-    in whose rings the keys of their last tokens are. Each row attends to the last `window` tokens with itself, and to the
-    entries of complete blocks of `ratio` tokens: to all of them, or with `top` to as many as `CpuStream.choose_entries`
-    chooses. ratio 0: there are none. Only slot_table must outlive the call. Raises ValueError for wrong dtypes, shapes
-    or sizes, and IndexError for sequences beside the table or without a ring."""
+    """Plans compressed attention. The sequences are given as for `build_attention_plan`, with their states' slots: the
+    rings there have the keys of their last tokens. Each row attends to the last `window` tokens with itself, and to
+    the entries of complete blocks of `ratio` tokens: to all of them, or with `top` to as many as
+    `CpuStream.choose_entries` chooses. ratio 0: there are none. Only slot_table must outlive the call. Raises
+    ValueError for wrong dtypes, shapes or sizes, and IndexError for sequences beside the table or without a ring."""
     widths = heads.num, heads.num_kv, heads.dim
     columns = (rows, counts, positions, req_slots, state_slots)
     of_rings = (rings.first, rings.rows, rings.num)
