@@ -86,18 +86,27 @@ NVFP4 = _add(QuantType("NVFP4", 40, 64, 36, _L(_F(4, 8, 4), 16, _S.UE4M3, 0, 0, 
 
 
 def _zero(name: str, number: int, columns: int, bits: int, scales: StoredScales) -> QuantType:
-    """Groups of Hugging Face folders: s, z, and the group's codes in their order, 8-bit codes less 128."""
-    codes = _F(3, columns if bits == 8 else 1, bits)
-    layout = _L(codes, 32, scales, 0, octets_at=2, octets=1, wide=columns if columns > 32 else 0)
-    return _add(QuantType(name, number, columns, 3 + columns * bits // 8, layout, in_gguf=False))
+    """Groups of Hugging Face folders: s, z, and the group's codes in their order, 8-bit codes less 128; codes of 3 bits
+    as the low two bits of all columns, then the high ones."""
+    codes = _F(3, columns if bits == 8 else 1, 2 if bits == 3 else bits)
+    high = _F(3 + columns // 4, 1, 1) if bits == 3 else None
+    wide = columns if columns > 32 else 0
+    layout = _L(codes, 32, scales, 0, octets_at=2, octets=1, high=high, wide=wide)
+    nbytes = 3 + columns * bits // 8
+    return _add(QuantType(name, number, columns, nbytes, layout, in_gguf=False, gpu=bits > 3))
 
 
+_FOUR_AND_EIGHT = ((4, 32), (4, 64), (4, 128), (8, 32), (8, 128))
 # By bits, columns of a block and how s is stored. Numbers that neither ggml nor ik_llama.cpp has.
 ZERO_TYPES: Mapping[tuple[int, int, StoredScales], QuantType] = MappingProxyType(
     {
         (bits, columns, scales): _zero(f"INT{bits}_G{columns}{suffix}", first + place, columns, bits, scales)
-        for first, suffix, scales in ((240, "", _S.F16_ZERO), (245, "_BF16", _S.BF16_ZERO))
-        for place, (bits, columns) in enumerate(((4, 32), (4, 64), (4, 128), (8, 32), (8, 128)))
+        for first, suffix, scales, sizes in (
+            (240, "", _S.F16_ZERO, _FOUR_AND_EIGHT),
+            (245, "_BF16", _S.BF16_ZERO, _FOUR_AND_EIGHT),
+            (180, "", _S.F16_ZERO, tuple((bits, columns) for bits in (2, 3) for columns in (32, 64, 128))),
+        )
+        for place, (bits, columns) in enumerate(sizes)
     }
 )
 

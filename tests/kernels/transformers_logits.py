@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from moeserve.kernels.quantize.reference import quantize
 from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.weights import nmse
@@ -23,6 +24,28 @@ def transformers_logits(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch)
     round_kv(model, monkeypatch)
     with torch.no_grad():
         return model(torch.tensor([TOKENS])).logits[0]
+
+
+# Ends of the names of matrices that the engine keeps in floats, with inputs that it does not round.
+_IN_FLOATS = ("gate.weight", "lm_head.weight", "shared_expert_gate.weight", "kv_b_proj.weight")
+
+
+def logits_of_rounded_inputs(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The same in float32 with the inputs of quantised matrices rounded to 8 bits in groups of 32, as the engine's
+    kernels round them: what of a distance is arithmetic that was chosen."""
+    model.set_experts_implementation("eager")  # a product for each expert, which is replaced here
+    floats = {weight.data_ptr() for name, weight in model.named_parameters() if name.endswith(_IN_FLOATS)}
+    linear = torch.nn.functional.linear
+
+    def rounded(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        if weight.data_ptr() not in floats:
+            x = quantize(x.flatten(0, -2)).dequantize().view(x.shape).to(x.dtype)
+        return linear(x, weight, bias)
+
+    with monkeypatch.context() as patched, torch.no_grad():
+        patched.setattr(torch.nn.functional, "linear", rounded)
+        logits: torch.Tensor = model(torch.tensor([TOKENS])).logits[0]
+    return logits
 
 
 def assert_is_what_transformers_computes(

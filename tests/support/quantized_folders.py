@@ -59,11 +59,26 @@ def _dequantized(codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor)
 
 def _words(codes: torch.Tensor, bits: int, order: tuple[int, ...] | None = None) -> torch.Tensor:
     """Packs codes along the last dimension into int32; the first has the lowest bits, unless `order` says otherwise."""
+    if bits == 3:
+        return _stream_words(codes, bits)
     each = 32 // bits
     missing = -codes.shape[-1] % each
     parts = torch.nn.functional.pad(codes, (0, missing)).unflatten(-1, (-1, each))
     words = sum(parts[..., (order or range(each))[i]] << bits * i for i in range(each))
     assert isinstance(words, torch.Tensor)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).int().contiguous()
+
+
+def _stream_words(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """The same for codes that cross words, as GPTQModel packs 3 bits: code i has bits 3 i to 3 i + 2 of a stream."""
+    spread = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % 32)).unflatten(-1, (-1, 32))
+    words = torch.zeros(*spread.shape[:-1], bits, dtype=torch.int64)
+    for i in range(32):
+        word, shift = divmod(bits * i, 32)
+        words[..., word] |= spread[..., i] << shift & 0xFFFFFFFF
+        if shift + bits > 32:
+            words[..., word + 1] |= spread[..., i] >> 32 - shift
+    words = words.flatten(-2)
     return torch.where(words >= 1 << 31, words - (1 << 32), words).int().contiguous()
 
 
@@ -207,6 +222,10 @@ SCHEMES = (
     Scheme("gptq-row-v2", write_gptq, _GPTQ | {"checkpoint_format": "gptq_v2", "group_size": -1}, group=0),
     Scheme("gptq-order", write_gptq, _GPTQ | {"desc_act": True}, group=32),
     Scheme("gptq-order-8", write_gptq, _GPTQ | {"desc_act": True, "bits": 8}, bits=8, group=128),
+    Scheme("gptq-2", write_gptq, _GPTQ | {"bits": 2}, bits=2, group=64),
+    Scheme("gptq-3", write_gptq, _GPTQ | {"bits": 3}, bits=3, group=128),
+    Scheme("gptq-3-order", write_gptq, _GPTQ | {"bits": 3, "desc_act": True}, bits=3, group=64, dtype=torch.bfloat16),
+    Scheme("auto-round-2", write_gptq, _ROUND | {"packing_format": "auto_round"}, bits=2, group=128, symmetric=True),
     Scheme("auto-round-asym", write_gptq, _ROUND | {"packing_format": "auto_round"}, group=32),
     Scheme("auto-round-v2", write_gptq, _ROUND | {"packing_format": "auto_round:gptqmodel"}, group=128),
     Scheme("gptq-8", write_gptq, _GPTQ | {"bits": 8}, bits=8, group=32),

@@ -181,6 +181,12 @@ struct QuantType {
   X(INT4_G128_BF16, 247, zero_type(128, 4, StoredScales::BF16Zero))                                               \
   X(INT8_G32_BF16, 248, zero_type(32, 8, StoredScales::BF16Zero))                                                 \
   X(INT8_G128_BF16, 249, zero_type(128, 8, StoredScales::BF16Zero))                                               \
+  X(INT2_G32, 180, zero_type(32, 2, StoredScales::F16Zero))                                                       \
+  X(INT2_G64, 181, zero_type(64, 2, StoredScales::F16Zero))                                                       \
+  X(INT2_G128, 182, zero_type(128, 2, StoredScales::F16Zero))                                                     \
+  X(INT3_G32, 183, zero_type(32, 3, StoredScales::F16Zero))                                                       \
+  X(INT3_G64, 184, zero_type(64, 3, StoredScales::F16Zero))                                                       \
+  X(INT3_G128, 185, zero_type(128, 3, StoredScales::F16Zero))                                                     \
   X(FP8_G32, 250, fp8_type(32))                                                                                   \
   X(FP8_G64, 251, fp8_type(64))                                                                                   \
   X(FP8_G128, 252, fp8_type(128))                                                                                 \
@@ -210,12 +216,14 @@ constexpr QuantType book_type(int bytes, int group, int halves_at, int octets_at
   return q;
 }
 
-// Types of Hugging Face folders: s, z, then the codes of `cols` columns in order, 8-bit codes biased by 128.
+// Types of Hugging Face folders: s, z, then the codes of `cols` columns in order, 8-bit codes biased by 128; codes of 3
+// bits as the low two bits of all columns, then the high ones.
 constexpr QuantType zero_type(int cols, int bits, StoredScales scales) {
   QuantType q;
   q.block_cols = cols;
   q.block_bytes = 3 + cols * bits / 8;
-  q.low = {3, bits == 8 ? cols : 1, bits};
+  q.low = {3, bits == 8 ? cols : 1, bits == 3 ? 2 : bits};
+  if (bits == 3) q.high = {3 + cols / 4, 1, 1};
   q.scales = scales;
   q.octets_at = 2;
   q.octets = 1;

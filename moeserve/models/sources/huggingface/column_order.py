@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from moeserve.models.errors import ModelError
 
+from .bit_stream import packed_bits, unpacked_bits
 from .made_tensor import find_part, misfit
 from .safetensors_file import StoredTensor, stored_numbers
 
@@ -59,11 +60,14 @@ def stacked(orders: Sequence[Order | None], shape: tuple[int, ...]) -> Order | N
 
 
 def in_order(codes: Bytes, order: Order | None, bits: int) -> Bytes:
-    """Returns codes of 4 or 8 bits, uint8 [rows, cols * bits / 8], lowest bits first, with their columns in `order`."""
+    """Returns codes of 2, 3, 4 or 8 bits, uint8 [rows, cols * bits / 8], lowest bits first, with their columns in
+    `order`."""
     if order is None:
         return codes
     if bits == 8:
         return codes[:, order]
+    if bits != 4:
+        return packed_bits(unpacked_bits(codes, bits)[:, order], bits)
     half, is_high = order >> 1, (order & 1).astype(np.uint8) * np.uint8(4)
     low, high = (codes[:, half[i::2]] >> is_high[i::2] & np.uint8(15) for i in (0, 1))
     return low | high << np.uint8(4)

@@ -1,9 +1,10 @@
-"""Matrices of 4 and 8 bits as GPTQ, AWQ and compressed-tensors store them, in 32-bit words, lowest bits first.
+"""Matrices of 2 to 8 bits as GPTQ, AWQ and compressed-tensors store them, in 32-bit words, lowest bits first.
 
     GPTQ (https://arxiv.org/abs/2210.17323)   qweight [in * bits / 32, out], words along a column's inputs;
                                               qzeros [groups, out * bits / 32], less 1 but in its second form;
                                               scales [groups, out]; g_idx [in], the group of each input, which
-                                              act-order has in any order (column_order.py)
+                                              act-order has in any order (column_order.py); codes of 3 bits cross
+                                              words
     AWQ (https://arxiv.org/abs/2306.00978)    qweight [in, out / 8], qzeros [groups, out / 8]: of a word's eight outputs
                                               0, 2, 4, 6, 1, 3, 5, 7 in this order; scales [groups, out]
     compressed-tensors                        weight_packed [out, in * bits / 32], weight_scale [out, groups],
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .bit_stream import unpacked_bits
 from .column_order import column_order, columns_of, in_order
 from .down_order import move_orders_into_rows
 from .fp4_weights import modelopt_matrix, packed_fp4_matrix
@@ -87,13 +89,20 @@ def _gptq(path: Path, stored: Stored, prefix: str, is_v2: bool) -> StoredTensor:
     if f"{prefix}.g_idx" in stored:
         sources.append(columns_of(path, stored, f"{prefix}.g_idx", cols))
         order = column_order(path, sources[-1], groups)
-    one = 0 if is_v2 else sum(1 << shift for shift in range(0, WORD, bits))
+
+    def points() -> Bytes:
+        if is_v2:
+            return _codes(stored_numbers(zeros), bits)
+        if WORD % bits:
+            return _codes(stored_numbers(zeros), bits) + np.uint8(1) & np.uint8((1 << bits) - 1)
+        # On whole words, as it was subtracted.
+        one = sum(1 << shift for shift in range(0, WORD, bits))
+        return _codes(stored_numbers(zeros) + np.uint32(one), bits)
 
     def read() -> Integers:
         words = np.ascontiguousarray(stored_numbers(weight).T)
-        points = stored_numbers(zeros) + np.uint32(one)  # on whole words, as it was subtracted
         codes = in_order(words.view(np.uint8), order, bits)
-        return Integers(codes, stored_numbers(scales).T, _codes(points, bits).T)
+        return Integers(codes, stored_numbers(scales).T, points().T)
 
     return integer_matrix(
         weight, f"{prefix}.weight", (out, cols), bits, scales, groups, tuple(sources), read, order
@@ -197,4 +206,6 @@ def _codes(words: npt.NDArray[Any], bits: int) -> Bytes:
     octets = np.ascontiguousarray(words, "<u4").view(np.uint8)
     if bits == 8:
         return octets
+    if bits != 4:
+        return unpacked_bits(octets, bits)
     return np.stack([octets & 15, octets >> 4], axis=-1).reshape(*octets.shape[:-1], -1)

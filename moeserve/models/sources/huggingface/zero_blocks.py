@@ -1,10 +1,10 @@
-"""Converts 4- and 8-bit integer matrices with a scale and a zero point per group of columns to the engine's own
-block types: w = s * (q - z), without rounding."""
+"""Converts integer matrices of 2, 3, 4 and 8 bits with a scale and a zero point per group of columns to the engine's
+own block types: w = s * (q - z), without rounding."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import Any
 
@@ -15,6 +15,7 @@ from moeserve.models.errors import ModelError
 from moeserve.quantization import QuantType, StoredScales
 from moeserve.quantization.table import ZERO_TYPES
 
+from .bit_stream import packed_bits, unpacked_bits
 from .safetensors_file import PackedWeight, StoredTensor, stored_numbers
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -27,6 +28,7 @@ class Integers:
     codes: Bytes  # unsigned [rows, cols * bits / 8], in column order from the lowest bits
     scales: npt.NDArray[Any]  # [rows, groups], float16, float32 or the bits of bfloat16
     zeros: Bytes  # [rows, groups], unsigned as the codes
+    is_bfloat16: bool = False  # scales of 16 bits
 
 
 def integer_matrix(
@@ -44,18 +46,24 @@ def integer_matrix(
     first: the tensor of codes; order: of the columns that `read` returns, as PackedWeight.order. Raises ModelError for
     formats that no block type can hold."""
     kind = _kind_of(first, shape[1], bits, scales, groups)
-    packed = PackedWeight(kind, lambda: _blocks(kind, shape, bits, read()), sources, order)
+
+    def made() -> Bytes:
+        return _blocks(kind, shape, bits, replace(read(), is_bfloat16=scales.dtype == "BF16"))
+
+    packed = PackedWeight(kind, made, sources, order)
     return StoredTensor(
         first.path, name, shape, first.dtype, first.start, first.end, first.buffer, packed=packed
     )
 
 
 def _kind_of(first: StoredTensor, cols: int, bits: int, scales: StoredTensor, groups: int) -> QuantType:
-    if bits not in (4, 8):
-        raise ModelError(first.path, f"tensor {first.name!r} has codes of {bits} bits; 4 and 8 are supported")
+    if bits not in (2, 3, 4, 8):
+        raise ModelError(
+            first.path, f"tensor {first.name!r} has codes of {bits} bits; 2, 3, 4 and 8 are supported"
+        )
     if groups < 1 or cols < 1 or cols % groups:
         raise ModelError(first.path, f"tensor {first.name!r} has {cols} columns in {groups} groups")
-    stored = _stored_scales(scales)
+    stored = _stored_scales(scales, is_half=bits < 4)
     widths = sorted((c for b, c, s in ZERO_TYPES if (b, s) == (bits, stored)), reverse=True)
     width = next((width for width in widths if gcd(cols, cols // groups) % width == 0), None)
     if width is None:
@@ -67,18 +75,19 @@ def _kind_of(first: StoredTensor, cols: int, bits: int, scales: StoredTensor, gr
     return ZERO_TYPES[bits, width, stored]
 
 
-def _stored_scales(scales: StoredTensor) -> StoredScales:
-    """Returns how a block stores the scales. Raises ModelError for float32 scales that 16 bits cannot hold exactly."""
+def _stored_scales(scales: StoredTensor, *, is_half: bool) -> StoredScales:
+    """Returns how a block stores the scales. is_half: float16 is the only way. Raises ModelError for scales that these
+    16 bits cannot hold exactly."""
     if scales.dtype == "F16":
         return StoredScales.F16_ZERO
-    if scales.dtype == "BF16":
+    if scales.dtype == "BF16" and not is_half:
         return StoredScales.BF16_ZERO
-    if scales.dtype == "F32":
-        values = stored_numbers(scales)
+    if scales.dtype in ("F32", "BF16"):
+        values = _float_bits(stored_numbers(scales))
         with np.errstate(over="ignore"):
             if (values.view(np.float32).astype(np.float16).astype(np.float32).view("<u4") == values).all():
                 return StoredScales.F16_ZERO
-        if not (values & 0xFFFF).any():
+        if not is_half and not (values & 0xFFFF).any():
             return StoredScales.BF16_ZERO
     raise ModelError(
         scales.path, f"tensor {scales.name!r} has scales of {scales.dtype} that 16 bits do not hold"
@@ -93,17 +102,31 @@ def _blocks(kind: QuantType, shape: tuple[int, int], bits: int, integers: Intege
     count = cols // kind.block_columns
     each = count // integers.scales.shape[1]  # blocks per group
     out = np.empty((rows, count, kind.block_bytes), np.uint8)
-    scales = _as_16_bits(integers.scales, layout.stored_scales)
+    scales = _as_16_bits(integers.scales, layout.stored_scales, is_bfloat16=integers.is_bfloat16)
     out[..., :2] = np.ascontiguousarray(scales.repeat(each, axis=1))[..., None].view(np.uint8)
     out[..., 2] = integers.zeros.repeat(each, axis=1)
     codes = integers.codes.reshape(rows, count, -1)
-    out[..., 3:] = codes ^ np.uint8(0x80) if bits == 8 else codes
+    if bits == 3:
+        each = unpacked_bits(codes, bits)
+        low = kind.block_columns // 4
+        out[..., 3 : 3 + low] = packed_bits(each & np.uint8(3), 2)
+        out[..., 3 + low :] = packed_bits(each >> np.uint8(2), 1)
+    else:
+        out[..., 3:] = codes ^ np.uint8(0x80) if bits == 8 else codes
     return out.reshape(rows, -1)
 
 
-def _as_16_bits(scales: npt.NDArray[Any], stored: StoredScales) -> npt.NDArray[np.uint16]:
-    if scales.dtype.itemsize == 2:
+def _float_bits(scales: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+    """Returns the bits of float32 or bfloat16 numbers as those of float32."""
+    return scales.astype(np.uint32) << np.uint32(0 if scales.dtype.itemsize == 4 else 16)
+
+
+def _as_16_bits(
+    scales: npt.NDArray[Any], stored: StoredScales, *, is_bfloat16: bool
+) -> npt.NDArray[np.uint16]:
+    if scales.dtype.itemsize == 2 and (not is_bfloat16 or stored == StoredScales.BF16_ZERO):
         return scales.view(np.uint16)
+    scales = _float_bits(scales)
     if stored == StoredScales.BF16_ZERO:
         return (scales.view(np.uint32) >> 16).astype(np.uint16)
     return scales.view(np.float32).astype(np.float16).view(np.uint16)
