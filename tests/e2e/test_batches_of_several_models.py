@@ -44,7 +44,7 @@ def client(server: Server) -> Iterator[httpx.Client]:
         yield client
 
 
-def create(client: httpx.Client, models: str, tokens: int = 8) -> str:
+def create(client: httpx.Client, models: str, tokens: int = 8, **fields: Any) -> str:
     """A batch with a line for each letter."""
     lines = [
         {
@@ -55,6 +55,7 @@ def create(client: httpx.Client, models: str, tokens: int = 8) -> str:
                 "model": model,
                 "messages": [{"role": "user", "content": f"What is {place} + 1?"}],
                 "max_tokens": tokens,
+                **fields,
             },
         }
         for place, model in enumerate(models)
@@ -128,19 +129,25 @@ def test_lines_of_three_models_and_kills(server: Server, client: httpx.Client) -
 
 
 def test_lines_give_way_to_a_request(server: Server, client: httpx.Client) -> None:
-    """Lines with long answers run on both loaded models; a request for the third is answered at once."""
-    models = "ab" * 4
-    batch = create(client, models, tokens=1500)
-    until(lambda: client.get("/metrics").text.count('_running_lines{model_name="') == 3)
-    until(
-        lambda: all(
-            f'moeserve:model_running_lines{{model_name="{name}"}} 4.0' in client.get("/metrics").text
-            for name in "ab"
-        )
-    )
+    """Lines with long answers run on both loaded models; a request for the third sends some of them back."""
+    for name in "ab":
+        assert client.post("/models/load", json={"model": name}).status_code == 200
+    until(lambda: client.get("/metrics").text.count('state="loaded"} 1.0') == 2)
+    models = "ab" * 8
+    batch = create(client, models, tokens=1500, ignore_eos=True)
+    until(lambda: sum(lines_of(client, name) > 0 for name in "ab") == 2)
     body = {"model": "c", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
     assert client.post(CHAT, json=body).status_code == 200
     check(results(client, batch), models)
+
+
+def lines_of(client: httpx.Client, model: str) -> float:
+    (line,) = [
+        line
+        for line in client.get("/metrics").text.splitlines()
+        if line.startswith(f'moeserve:model_running_lines{{model_name="{model}"}}')
+    ]
+    return float(line.rpartition(" ")[2])
 
 
 def test_message_batches_name_models_too(server: Server, client: httpx.Client) -> None:
