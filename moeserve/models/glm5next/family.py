@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape
+from moeserve.models.glm5next.hugging_face import MAPPING
 from moeserve.models.indexer import IndexerShape
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.latent import LatentAttentionShape
@@ -125,4 +126,4 @@ def _clamped(
     return ffn if routed is None else replace(ffn, activation="clamped_silu", limit=routed)
 
 
-FAMILY = ModelFamily("glm5-next", read_shape)
+FAMILY = ModelFamily("glm5-next", read_shape, hugging_face=MAPPING)
