@@ -17,14 +17,16 @@ from tests.support.router_world import request
 from tests.support.worker_conversations import ANSWER, GREEDY, Answers, converse, world_of
 
 
-@pytest.fixture(
-    scope="module", params=["qwen3next-q4_k_m", "qwen35moe-q4_k_m", "kimilinear-f16", "nemotronhmoe-f16"]
-)
+NAMES = ["qwen3next-q4_k_m", "qwen35moe-q4_k_m", "kimilinear-f16", "nemotronhmoe-f16"]
+
+
+@pytest.fixture(scope="module", params=[*NAMES, pytest.param("glm5next-f16", marks=pytest.mark.slow)])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuModel:
     """With a disk tier, which its runners open one after the other."""
     path = OWN_FIXTURES / f"tiny-{request.param}.gguf"
     if not path.exists():
-        path = request.getfixturevalue("wide_fixtures") / "families" / path.name
+        folders = [request.getfixturevalue("wide_fixtures") / folder for folder in ("families", "next")]
+        path = next((folder / path.name for folder in folders if (folder / path.name).exists()), path)
     folder = tmp_path_factory.mktemp("disk") / "tier"
     config = small_config(path, device="cpu", threads=2, max_num_seqs=4, kv_disk=str(folder))
     return load_cpu_model(config, lambda *_: None)
