@@ -16,7 +16,6 @@ from tests.gpu.driver import small_config
 from tests.support.router_world import request
 from tests.support.worker_conversations import ANSWER, GREEDY, Answers, converse, world_of
 
-
 NAMES = ["qwen3next-q4_k_m", "qwen35moe-q4_k_m", "kimilinear-f16", "nemotronhmoe-f16"]
 
 
