@@ -191,7 +191,9 @@ class ModelLives:
             self._timer = None
         if when is not None:
             delay = max(0.0, when - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(delay, self.turn)
+            # An empty context, as in `task`: it fires for no one request.
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(delay, self.turn, context=contextvars.Context())
 
     def _begin(self, model: PooledModel) -> None:
         for ticket in model.tickets:

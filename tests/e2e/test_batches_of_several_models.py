@@ -133,8 +133,8 @@ def test_lines_give_way_to_a_request(server: Server, client: httpx.Client) -> No
     for name in "ab":
         assert client.post("/models/load", json={"model": name}).status_code == 200
     until(lambda: client.get("/metrics").text.count('state="loaded"} 1.0') == 2)
-    models = "ab" * 8
-    batch = create(client, models, tokens=1500, ignore_eos=True)
+    models = "ab" * 3
+    batch = create(client, models, tokens=1000, ignore_eos=True)
     until(lambda: sum(lines_of(client, name) > 0 for name in "ab") == 2)
     body = {"model": "c", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
     assert client.post(CHAT, json=body).status_code == 200
