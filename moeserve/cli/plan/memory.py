@@ -92,7 +92,8 @@ def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placemen
     if not placement.uses_gpu:
         drafts = draft_record_bytes(config, model, step_tokens)
         logits = cpu_logits_bytes(model, config.max_num_seqs)
-        return fixed + cpu_workspace_bytes(model, tokens) + logits + drafts
+        step_keys = KvLayout(model).step_key_bytes(tokens)
+        return fixed + cpu_workspace_bytes(model, tokens) + step_keys + logits + drafts
     rows = step_sizes(tokens)[-1]
     shared = _handoff_bytes(model, rows) if placement.shares_layers else 0
     cpu_stage = (
