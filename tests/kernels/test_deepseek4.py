@@ -27,6 +27,7 @@ from tests.support.deepseek4_model import (
     CHOSEN,
     HEAD_DIM,
     INDEX_DIM,
+    LONG_RATIO,
     WINDOW,
     YARN,
     logits,
@@ -127,7 +128,9 @@ def test_a_prefix_comes_back_with_its_pages_and_its_state(first: int, tmp_path: 
 def test_a_token_takes_the_bytes_of_its_entries(tmp_path: Path) -> None:
     shape = read_checked_shape(open_gguf(write_model(new_model(8), tmp_path / "m.gguf", Type.F16)))
     layout, key, index = KvLayout(shape), 2 * HEAD_DIM, 2 * INDEX_DIM
-    assert [layout.layer_bytes(layer) for layer in range(3)] == [0, key + index, key]
+    assert [layout.slot_bytes(layer) for layer in range(3)] == [0, key + index, key]
+    assert [layout.block(layer) for layer in range(3)] == [1, 4, LONG_RATIO]
+    assert [layout.layer_bytes(layer) for layer in range(3)] == [0, (key + index) // 4, key // LONG_RATIO]
     ring = (WINDOW + MOST_DRAFTS) * key
     assert [layout.ring_bytes(layer) for layer in range(3)] == [ring] * 3
     of_keys, of_index = 3 * HEAD_DIM, 3 * INDEX_DIM
