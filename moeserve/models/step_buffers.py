@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from moeserve.kernels.choice_rule import scores_of_choice
+from moeserve.kernels.choice_rule import stride_of_choice
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
 from moeserve.kernels.linear.integer_pieces import has_whole_super_blocks, partial_numbers
 from moeserve.models.attention import AttentionShape
@@ -260,7 +260,7 @@ def _indexer_buffers(
     indexer: IndexerShape | BlockIndexerShape, rows: int, length: int, wide: GpuFloat
 ) -> list[Buffer]:
     rule, has_weights = indexer.rule, isinstance(indexer, IndexerShape)
-    of_row = indexer.choices * scores_of_choice(length, rule)
+    of_row = indexer.choices * stride_of_choice(length, rule)
     # Keys with the heads' weights, whose queries have another input, or keys with queries.
     projected = indexer.dim + (indexer.num_heads if has_weights else indexer.q_width)
     return [
