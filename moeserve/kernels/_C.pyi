@@ -49,6 +49,7 @@ class Matrix:
     experts: int
     bytes: int
     integer: bool
+    ordered: bool
     address: int  # of the panels, or of the file's rows
     def set_order(self, order: Tensor) -> None:
         """int32 [experts, cols]: stored column j is column order[j] of the input, which is gathered so. Matrices that

@@ -17,6 +17,7 @@ from moeserve.kv.slot_kinds import spare_bytes
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.tier_sizes import default_ram_bytes
 from moeserve.kv.window_capacity import KvPools, divide
+from moeserve.models.cpu_step_buffers import int8_row_bytes
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import ModelSizes, Placement
@@ -105,9 +106,11 @@ def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placemen
 
 def _handoff_bytes(model: ModelShape, rows: int) -> int:
     """Returns the bytes of the memory that GPU and CPU share (kernels/handoff/region.py), of two layers: rows as int8
-    with scales, results as floats, routes. torch pins powers of two."""
-    needed = int(2 * rows * (5.5 * model.hidden_size + 12 * model.top_k))
-    return 1 << (needed - 1).bit_length()
+    with scales, or as floats if their columns are gathered, results as floats, routes. torch pins powers of two. And of
+    gathered rows, by route."""
+    columns = 0 if model.orders is None else model.orders.expert_columns
+    needed = int(2 * rows * ((8 if columns else 5.5) * model.hidden_size + 12 * model.top_k))
+    return (1 << (needed - 1).bit_length()) + rows * model.top_k * int8_row_bytes(columns)
 
 
 def _ram_tier(
