@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import orjson
 from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -27,6 +28,7 @@ from moeserve.httpserver import (
     responses,
     web,
 )
+from moeserve.httpserver.batches.queries import batch_store
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.mcp.servers import McpServers
 from moeserve.httpserver.observability.access import Access, AnswerCounts
@@ -36,6 +38,7 @@ from moeserve.httpserver.ollama.pulls import Pulls
 from moeserve.httpserver.transport.absent_paths import why_absent
 from moeserve.httpserver.transport.api_table import Api, ApiTable
 from moeserve.httpserver.transport.decompress import Decompress
+from moeserve.httpserver.transport.documented_route import whole_routes
 from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST, ApiError
 from moeserve.httpserver.transport.hosts import KnownHost, is_loopback
 from moeserve.httpserver.transport.keys import ApiKeys
@@ -99,8 +102,10 @@ class Application(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            complete(super().openapi(), self.apis, wants_key=self._wants_key, model=self._model)
-        assert self.openapi_schema is not None
+            routes = whole_routes(self.routes)
+            document = get_openapi(title=self.title, version=self.version, routes=routes)
+            complete(document, self.apis, wants_key=self._wants_key, model=self._model)
+            self.openapi_schema = document
         return self.openapi_schema
 
 
@@ -117,6 +122,7 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     app.state.unknown_fields = UnknownFields(service.config.unknown_fields, service.metrics.unknown_fields)
     app.state.mcp = McpServers(service.config.mcp_servers)
     app.state.pulls = Pulls(service.config.pull == "allow", DownloadedBeside(service))
+    app.state.batches = batch_store(service)
     answer_errors(app)
     # With pictures the bound on bodies does not depend on the context: a picture's size in bytes says nothing of its
     # tokens.

@@ -36,6 +36,7 @@ from tests.support.nightly import nightly_after
 from tests.support.served_answers import Told, load, lose_at, serve
 
 MOST = 4
+CROWDS = [(1, 0.7), (16, 0.0), (16, 0.7), (1, 0.0), (1, 1.5), (16, 1.5)]  # streams and their temperature
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 6}'
 
 
@@ -77,8 +78,7 @@ def plain(model: CpuModel) -> Runner:
     return build_cpu_runner(dataclasses.replace(model, config=config))
 
 
-@pytest.mark.parametrize("streams", [1, 16])
-@pytest.mark.parametrize("temperature", nightly_after(2, [0.7, 0.0, 1.5]))
+@pytest.mark.parametrize(("streams", "temperature"), nightly_after(2, CROWDS))
 def test_same_bits(runner: Runner, plain: Runner, streams: int, temperature: float) -> None:
     requests = asked(streams, runner.ready().vocab_size, temperature=temperature)
     expected, before = serve(plain, requests, 0)
