@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +15,16 @@ from moeserve.kernels.launch import first_launches
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest
 from moeserve.messages.steps import CONTINUES, Row
-from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_dummy_model, open_model
-from moeserve.models.registry import read_checked_shape
-from moeserve.models.sources.source import ModelSource
 from moeserve.router.core.policy.draft_length import DraftLength
 from moeserve.worker.drafts.drafter import Wanted
-from moeserve.worker.loading.gpu import load_plan
 from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s, StepLayout
 from tests.conftest import OWN_FIXTURES
 from tests.gpu.driver import Driver, small_config
+from tests.support.changed_header import with_number
 from tests.support.foreseen_drafts import Foreseen, asked, whole_texts
 from tests.support.model_header import qwen3moe, write_header
 from tests.support.served_answers import serve
@@ -62,9 +58,16 @@ def runner_of(model: Path, **options: object) -> Runner:
 RECURRENT = OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf"
 
 
-def first_layer(source: ModelSource) -> ModelShape:
-    shape = read_checked_shape(source)
-    return replace(shape, layers=shape.layers[:1])
+def two_layers(path: Path, to: Path) -> Path:
+    """Of a model of three recurrent layers and one that attends, the first and the last."""
+    data = path.read_bytes()
+    in_list = b".recurrent_layers", b".recurrent_unread"  # the interval counts instead
+    for name, other in ((b"blk.1.", b"blk.x."), (b"blk.3.", b"blk.1."), (b"blk.x.", b"blk.3."), in_list):
+        data = data.replace(name, other)
+    to.write_bytes(data)
+    for key in ("block_count", "full_attention_interval"):
+        with_number(to, to, key, 2)
+    return to
 
 
 class Given:
@@ -86,15 +89,19 @@ class Given:
         pass
 
 
-def test_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The states move by accepted drafts alone: a right draft and a wrong one, then a token that tells. Of the
-    model's first layer and with no more rows than needed, as the interpreter takes seconds for each."""
-    monkeypatch.setattr(load_plan, "read_checked_shape", first_layer)
+def test_recurrent_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states move by accepted drafts alone: a right draft and a wrong one, then a token that tells. With two layers
+    and no more rows than needed, as the interpreter takes seconds for each."""
+    path = two_layers(RECURRENT, tmp_path / "two.gguf")
+    source = open_model(path)
+    assert isinstance(source.tensors, dict)
+    for name in [name for name in source.tensors if name.startswith(("blk.2.", "blk.3."))]:
+        del source.tensors[name]
     config = small_config(
-        RECURRENT, threads=1, max_num_seqs=2, max_num_batched_tokens=4, max_model_len=16, max_total_tokens=64,
+        path, threads=1, max_num_seqs=2, max_num_batched_tokens=4, max_model_len=16, max_total_tokens=64,
         speculative_config=NGRAM, state_snapshot_budget=0.0,
     )  # fmt: skip
-    runner = load_gpu_runner(config, open_model(RECURRENT), lambda *_: None, torch.device(DEVICE), Start())
+    runner = load_gpu_runner(config, source, lambda *_: None, torch.device(DEVICE), Start())
     rows = runner._drafts
     assert rows is not None
     sampling = SamplingParams(max_tokens=8, temperature=0.0, logprobs=5)
