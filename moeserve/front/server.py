@@ -32,6 +32,7 @@ from moeserve.httpserver.transport.keys import ApiKeys
 from moeserve.processes.free_memory import available_bytes, limit_note
 from moeserve.processes.lifecycle import Process
 from moeserve.processes.listeners import Listeners, open_listeners, url_of
+from moeserve.processes.resident_memory import COMMON_BYTES, LIBRARIES_BYTES
 from moeserve.processes.silence import beat_interval
 
 SPARE_SHARE: Final = 0.05  # of the free memory: kept back from models by default
@@ -69,10 +70,11 @@ async def serve(process: Process) -> None:
 
 
 def _ram_budget(config: ServerConfig) -> int:
-    """Returns the bytes of RAM that all loaded models together may use."""
+    """Returns the bytes of RAM that all loaded models together may use, without what they share."""
     if config.models_memory is not None:
-        return int(config.models_memory * GIB)
-    return int(available_bytes() * (1 - SPARE_SHARE))
+        return max(0, int(config.models_memory * GIB) - COMMON_BYTES)
+    # The front has its memory already.
+    return max(0, int(available_bytes() * (1 - SPARE_SHARE)) - LIBRARIES_BYTES)
 
 
 class Server(uvicorn.Server):

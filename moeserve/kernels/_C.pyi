@@ -134,6 +134,7 @@ class DeltaHeads:
         kimi: bool,
         mamba2: bool = False,
         sigmoid: bool = False,
+        bound: float = 0.0,
     ) -> None: ...
 
 class Pool:
@@ -267,6 +268,17 @@ class Stream:
         first_sin: Tensor | None,
         index_keys: Tensor,
         heads: int,
+    ) -> None: ...
+    def index_pools(
+        self,
+        plan: AttentionPlan,
+        keys: Tensor,
+        gates: Tensor,
+        norm: Tensor,
+        bias: Tensor,
+        eps: float,
+        ape: Tensor,
+        index_keys: Tensor,
     ) -> None: ...
     def choose_keys(
         self, plan: AttentionPlan, q: Tensor, weights: Tensor | None, index_keys: Tensor, heads: int
@@ -428,11 +440,11 @@ class Stream:
     def inject(self, block: Tensor, weights: Tensor, n: int, x: Tensor) -> None: ...
     def read_streams(
         self,
-        products: Tensor,
+        products: Tensor | None,
         x: Tensor,
         rows: Tensor | None,
-        base: Tensor,
-        scale: Tensor,
+        base: Tensor | None,
+        scale: Tensor | None,
         eps: float,
         iterations: int,
         norm: Tensor,

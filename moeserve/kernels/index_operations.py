@@ -71,6 +71,27 @@ class IndexOperations(OperationQueue):
         )
         self._held.append((plan, q, keys, q_norm, k_norm, cos, sin, first_angles, kv))
 
+    def index_pools(
+        self,
+        plan: _C.AttentionPlan,
+        keys: torch.Tensor,
+        gates: torch.Tensor,
+        norm: torch.Tensor,
+        bias: torch.Tensor,
+        eps: float,
+        ape: torch.Tensor,
+        kv: KvLayer,
+    ) -> None:
+        """Stores the normalised keys and the gates of the plan's rows, and the index keys of the blocks that they
+        complete, as indexer/pools.py specifies. `kv.index_keys`: [slots, 1, 2 * dim].
+
+        plan: built with a rule that chooses, without local blocks. keys [n, dim], overwritten; gates [n, dim]; norm,
+        bias [dim]; ape [keys of a block, dim]. 32 divides `dim`.
+        """
+        assert kv.index_keys is not None
+        self._native.index_pools(plan, keys, gates, norm, bias, eps, ape, kv.index_keys)
+        self._held.append((plan, keys, gates, norm, bias, ape, kv))
+
     def choose_keys(
         self, plan: _C.AttentionPlan, q: torch.Tensor, weights: torch.Tensor | None, kv: KvLayer, heads: int
     ) -> None:
@@ -78,7 +99,8 @@ class IndexOperations(OperationQueue):
         indexer/reference.py or blocks.py, in float32 over the stored index keys.
 
         plan: built with a rule that chooses. Rows without more blocks than are chosen attend to all keys. q [n, heads
-        * dim], from `index_store` or `index_blocks`; weights [n, heads], None: all are 1.
+        * dim], from `index_store` or `index_blocks`, or as it is with `index_pools`; weights [n, heads], None: all are
+        1.
         """
         assert kv.index_keys is not None
         self._native.choose_keys(plan, q, weights, kv.index_keys, heads)

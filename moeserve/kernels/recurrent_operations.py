@@ -154,4 +154,5 @@ def _heads(heads: DeltaHeads | Mamba2Heads) -> _C.DeltaHeads:
         h.is_tiled,
         h.is_kimi,
         sigmoid=h.has_sigmoid_gate,
+        bound=h.decay_bound,
     )

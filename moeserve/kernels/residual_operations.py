@@ -58,10 +58,10 @@ class ResidualOperations(OperationQueue):
 
     def read_streams(
         self,
-        products: torch.Tensor,
+        products: torch.Tensor | None,
         x: torch.Tensor,
         rows: torch.Tensor | None,
-        mix: SinkhornMix,
+        mix: SinkhornMix | None,
         norm: torch.Tensor,
         norm_eps: float,
         n: int,
@@ -71,16 +71,16 @@ class ResidualOperations(OperationQueue):
         """y[i] = RMSNorm(a weighted sum of x[rows[i]]'s streams) * norm, as streams/sinkhorn.py specifies, quantised
         too where y has room. products: float32 [n, streams * (2 + streams)]; weights: [n, streams * (1 + streams)], to
         which go the weights of the block's output and the mix. Before the head weights is None, and products [n,
-        streams].
+        streams]; products and mix None: the mean of the streams is read.
         """
         self._native.read_streams(
             products,
             x,
             rows,
-            mix.base,
-            mix.scale,
-            mix.eps,
-            mix.iterations,
+            None if mix is None else mix.base,
+            None if mix is None else mix.scale,
+            0.0 if mix is None else mix.eps,
+            0 if mix is None else mix.iterations,
             norm,
             norm_eps,
             n,

@@ -175,6 +175,7 @@ def _cpu_indexer_buffers(shape: IndexerShape | BlockIndexerShape, rows: int) -> 
         Buffer("index_keys", (rows, shape.dim)),
         Buffer("index_weights", (rows, shape.num_heads if isinstance(shape, IndexerShape) else 0)),
         Buffer("index_queries", (rows, shape.q_width)),
+        Buffer("index_gates", (rows, shape.gate_width if isinstance(shape, IndexerShape) else 0)),
         Buffer("index_scores", (INDEX_SCORES,)),
         Buffer("chosen_keys", (rows, shape.choices * shape.rule.most_keys), "int32"),
     ]

@@ -11,23 +11,34 @@ from moeserve.models.sources.gguf import names as n
 @dataclass(frozen=True, slots=True)
 class IndexerShape:
     """DeepSeek Sparse Attention's indexer (https://arxiv.org/abs/2512.02556, section 2.1): kernels/indexer/reference.py
-    has the arithmetic. Queries with at most `top` keys attend to all."""
+    has the arithmetic. Queries with at most `top` keys attend to all. Or blocks of keys have pooled index keys, and are
+    chosen: kernels/indexer/pools.py."""
 
     num_heads: int
     dim: int  # of an index key and of a head's query, whose first numbers rotate: as many as attention's `rotary_dim`
-    top: int  # keys chosen for each query
+    top: int  # keys chosen for each query; blocks of `pooled` keys
     in_pairs: bool  # pairs of neighbours rotate, not halves
     eps: float = 1e-6  # of the keys' LayerNorm; Hugging Face's code has no setting for it
     keys_from: int | None = None  # the earlier layer whose choice is used (https://arxiv.org/abs/2603.12201)
+    pooled: int = 1  # keys of a block; above 1, nothing rotates
+
+    @property
+    def is_pooled(self) -> bool:
+        return self.pooled > 1
 
     @property
     def rule(self) -> ChoiceRule:
-        return ChoiceRule(self.top)
+        return ChoiceRule(self.top, self.pooled)
 
     @property
     def index_width(self) -> int:
-        """Numbers of the index key that a token stores in the KV cache."""
-        return self.dim if self.keys_from is None else 0
+        """Numbers that a token stores in the KV cache: its index key; with pooled ones a gate besides."""
+        return 0 if self.keys_from is not None else self.dim + self.gate_width
+
+    @property
+    def gate_width(self) -> int:
+        """Numbers of the gate that weighs a token's key in its block's index key; 0: there is none."""
+        return self.dim if self.is_pooled else 0
 
     @property
     def choices(self) -> int:  # of each query
@@ -41,7 +52,11 @@ class IndexerShape:
         """Returns the tensors by name within a layer, with row-major shapes."""
         if self.keys_from is not None:
             return {}
-        return {
+        of_pools = {
+            n.of_part(n.INDEX_POOLS.gate): (self.dim, hidden),
+            n.of_part(n.INDEX_POOLS.bias): (self.pooled, self.dim),
+        }
+        return (of_pools if self.is_pooled else {}) | {
             n.of_part(n.INDEXER_K): (self.dim, hidden),
             n.of_part(n.INDEXER_Q_B): (self.q_width, q_rank),
             n.of_part(n.INDEXER_PROJ): (self.num_heads, hidden),

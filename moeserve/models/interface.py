@@ -97,7 +97,8 @@ class ModelShape:
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: unchanged
     logit_scale: float = 1.0  # multiplies logits; merged into the last norm's weight on loading
-    rope_sections: tuple[int, int, int] | None = None  # RoPE frequencies: time, height, width (t h w t h w)
+    rope_sections: tuple[int, int, int] | None = None  # RoPE frequencies: time, height, width
+    sections_in_blocks: bool = False  # of `rope_sections`: t t h h w w; else interleaved, t h w t h w
     layer_input_width: int = 0  # width of the per-layer embeddings; 0: none
     spans_see_ahead: bool = False  # in windowed layers, rows of an embedding span see the whole span
     deep_layers: int = 0  # number of first layers whose output DeepStack adds embeddings to

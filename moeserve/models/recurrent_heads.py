@@ -29,7 +29,8 @@ def kimi_delta_heads(reader: ShapeReader, num_heads: int) -> DeltaHeads:
     """Returns the heads of Kimi Delta Attention; q, k and v all have `num_heads`. Raises ModelError."""
     dim = reader.integer("kda.head_dim", 1, 1024)
     taps = reader.integer("ssm.conv_kernel", 2, 16)
-    return DeltaHeads(num_heads, num_heads, dim, dim, taps, is_kimi=True)
+    bound = reader.number("kda.gate_lower_bound", -1e3, 0.0, default=0.0)
+    return DeltaHeads(num_heads, num_heads, dim, dim, taps, is_kimi=True, decay_bound=bound)
 
 
 def mamba2_shape(reader: ShapeReader, source: ModelSource, *, eps: float | None = None) -> Mamba2Shape:

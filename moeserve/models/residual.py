@@ -43,6 +43,7 @@ class SinkhornConnections:
     count: int
     iterations: int  # of Sinkhorn's algorithm
     eps: float
+    weighs_head: bool = True  # False: the head reads the streams' mean, in place of a weighted sum
 
     @property
     def added_values(self) -> int:
@@ -56,6 +57,8 @@ class SinkhornConnections:
 
     def tensors(self, hidden: int, block: str, *, injects: bool = True) -> dict[str, tuple[int, ...]]:
         """Returns the tensors of one block, without its norm: see `HyperConnections.tensors`."""
+        if not injects and not self.weighs_head:
+            return {}
         values, scales = (self.mix_values, 3) if injects else (self.count, 1)
         return {
             n.of_part(f"{block}_fn"): (values, self.count * hidden),

@@ -278,6 +278,7 @@ class ShapeReader:
         logit_scale: float = 1.0,
         rope_theta: float | None = None,
         rope_sections: tuple[int, int, int] | None = None,
+        sections_in_blocks: bool = False,
         layer_input_width: int = 0,
         spans_see_ahead: bool = False,
         rms_eps: float | None = None,
@@ -302,6 +303,7 @@ class ShapeReader:
             logit_softcap=logit_softcap,
             logit_scale=logit_scale,
             rope_sections=rope_sections,
+            sections_in_blocks=sections_in_blocks,
             layer_input_width=layer_input_width,
             spans_see_ahead=spans_see_ahead,
         )
@@ -309,14 +311,15 @@ class ShapeReader:
     def rms_eps(self, default: float | None = None) -> float:
         return self.number("attention.layer_norm_rms_epsilon", 1e-12, 1e-2, default=default)
 
-    def rope_sections(self, rotary_dim: int) -> tuple[int, int, int] | None:
-        """Reads ModelShape.rope_sections; None if the file has none."""
+    def rope_sections(self, rotary_dim: int, *, in_blocks: bool = False) -> tuple[int, int, int] | None:
+        """Reads ModelShape.rope_sections; None if the file has none. in_blocks: ModelShape.sections_in_blocks."""
         name = "rope.dimension_sections"
         key = self._key(name)
         if key not in self._metadata:
             return None
         time, height, width, *rest = self._metadata.require_ints(key, 4).tolist()
-        if time + height + width != rotary_dim // 2 or any(rest) or not time >= height >= width > 0:
+        is_ordered = min(time, height, width) > 0 if in_blocks else time >= height >= width > 0
+        if time + height + width != rotary_dim // 2 or any(rest) or not is_ordered:
             raise self.error(
                 name, f"is {[time, height, width, *rest]}, which {rotary_dim} dimensions do not have"
             )

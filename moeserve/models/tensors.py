@@ -218,9 +218,10 @@ def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int
             source.path,
             f"tensor {tensor.name!r} is of type {tensor.type.name}; numbers of experts are expected as I32",
         )
-    # Some converters write leading dimensions of size one for vectors and convolutions.
+    # Some converters write leading dimensions of size one for vectors and convolutions, others a column as a vector.
     ahead = len(tensor.shape) - len(dimensions) if 1 in dimensions[1:] else 0
-    if tensor.shape != (1,) * ahead + dimensions:
+    is_column = dimensions[1:] == (1,) and tensor.shape == dimensions[:1]
+    if tensor.shape != (1,) * ahead + dimensions and not is_column:
         raise ModelError(
             source.path,
             f"tensor {tensor.name!r} has shape {list(tensor.shape)} (outermost dimension first), "

@@ -25,7 +25,7 @@ from moeserve.visualserver.decode_protocol import (
     decode_request,
     encode,
 )
-from moeserve.visualserver.picture_size import SizeRule, StretchRule
+from moeserve.visualserver.picture_size import PadRule, SizeRule, StretchRule
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")  # of several frames the first
 # Other files that clients send, by bytes at a place.
@@ -91,7 +91,12 @@ def _resized(picture: Image.Image, rule: SizeRule) -> np.ndarray:
     rule.resized(picture.height, picture.width)  # before it is decoded
     turned = _rgb(ImageOps.exif_transpose(picture))
     height, width = rule.resized(turned.height, turned.width)
-    return np.asarray(turned.resize((width, height), Image.Resampling.BICUBIC))
+    if not isinstance(rule, PadRule):
+        return np.asarray(turned.resize((width, height), Image.Resampling.BICUBIC))
+    rows, columns = rule.drawn(turned.height, turned.width)
+    padded = np.zeros((height, width, 3), np.uint8)
+    padded[:rows, :columns] = np.asarray(turned.resize((columns, rows), Image.Resampling.BICUBIC))
+    return padded
 
 
 def _rgb(picture: Image.Image) -> Image.Image:

@@ -7,19 +7,24 @@ from typing import Final
 
 import msgspec
 
-MOST_ASPECT: Final = 200  # of the longer side to the shorter, in Qwen's processor
+MOST_ASPECT: Final = 200  # of the longer side to the shorter, in the processors of Qwen and GLM
 
 
 class StretchRule(msgspec.Struct, frozen=True, tag=True):
-    """Qwen's. Sides become multiples of `factor` pixels, and the area lies between the two bounds; the picture is
-    stretched, not padded."""
+    """Qwen's and GLM's. Sides become multiples of `factor` pixels, and the area lies between the two bounds. A picture
+    is stretched, not padded."""
 
     factor: int  # pixels: a token's side
     min_pixels: int
     max_pixels: int
+    # GLM's: a picture with a side shorter than `factor` is enlarged first, so that its sides' ratio stays.
+    enlarges_sides: bool = False
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """Height and width in pixels. Raises ValueError for a picture that is too narrow."""
+        if self.enlarges_sides and min(height, width) < self.factor:
+            scale = max(self.factor / height, self.factor / width)
+            height, width = int(height * scale), int(width * scale)
         if max(height, width) > MOST_ASPECT * min(height, width):
             raise ValueError(f"a picture's longer side may be at most {MOST_ASPECT} times its shorter side")
         sides = height, width
@@ -59,4 +64,27 @@ class LargestRule(msgspec.Struct, frozen=True, tag=True):
         return rows * self.factor, columns * self.factor
 
 
-SizeRule = StretchRule | LargestRule
+class PadRule(msgspec.Struct, frozen=True, tag=True):
+    """Kimi-K2.5's. A picture of more than `max_patches` patches, or with a side of more than `max_side`, is shrunk.
+    Black pixels on the right and below make its sides multiples of `factor`."""
+
+    factor: int  # pixels: a token's side
+    patch: int  # pixels a side
+    max_patches: int
+    max_side: int  # patches
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width in pixels, with what is added."""
+        rows, columns = (-(-side // self.factor) * self.factor for side in self.drawn(height, width))
+        return rows, columns
+
+    def drawn(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width in pixels of the picture itself."""
+        patches = max(1, height // self.patch) * max(1, width // self.patch)
+        longest = self.max_side * self.patch
+        scale = min(1.0, math.sqrt(self.max_patches / patches), longest / height, longest / width)
+        rows, columns = (min(max(1, int(side * scale)), longest) for side in (height, width))
+        return rows, columns
+
+
+SizeRule = StretchRule | LargestRule | PadRule

@@ -5,26 +5,64 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from moeserve.cli.command_line import demonstration_model
 from tests.support.process_memory import memory_of
-from tests.support.server import REPOSITORY, clean_environment, running_server
+from tests.support.server import REPOSITORY, Server, clean_environment, running_server
+
+pytestmark = [
+    pytest.mark.skipif(torch.version.cuda is not None, reason="measured for torch without CUDA's libraries"),
+    pytest.mark.slow,
+]
+POOL = ("--max-total-tokens", "4096")
 
 
-@pytest.mark.skipif(torch.version.cuda is not None, reason="measured for torch without CUDA's libraries")
-@pytest.mark.slow
-def test_memory(tiny_model: Path) -> None:
-    command = [sys.executable, "-m", "moeserve", "plan", "--model", str(tiny_model), "--json"]
+def planned(*flags: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "moeserve", "plan", *flags, *POOL, "--json"]
     said = subprocess.run(
         command, cwd=REPOSITORY, env=clean_environment(), capture_output=True, check=True, timeout=120
     )
-    memory = json.loads(said.stdout)["memory"]
-    with running_server(tiny_model) as server:
-        body = {"prompt": [7] * 1500, "max_tokens": 16, "ignore_eos": True}
-        used = server.post("/v1/completions", body)["usage"]["total_tokens"]
+    plan: dict[str, Any] = json.loads(said.stdout)
+    return plan
+
+
+def fill(server: Server, **fields: Any) -> None:
+    """The largest step, as many rows as may run at once, and all of the KV pool."""
+    server.post("/v1/completions", {"prompt": [7] * 1500, "max_tokens": 16, "ignore_eos": True, **fields})
+
+    def ask(place: int) -> None:
+        body = {"prompt": [8 + place] * 48, "max_tokens": 48, "ignore_eos": True, "logprobs": 2, **fields}
+        server.post("/v1/completions", body)
+
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(ask, range(32)))
+    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, **fields}
+    server.post("/v1/chat/completions", body)
+
+
+def test_memory(tiny_model: Path) -> None:
+    memory = planned("--model", str(tiny_model))["memory"]
+    with running_server(tiny_model, *POOL) as server:
+        fill(server)
         taken = memory_of(server)
-    kv = used * memory["ram_kv"] // memory["kv_tokens"]
-    assert memory["ram_start"] + kv == pytest.approx(taken, rel=0.05)
+    assert memory["ram_full"] == pytest.approx(taken, rel=0.03)
+
+
+def test_memory_of_several_models(tiny_model: Path, tmp_path: Path) -> None:
+    """The sum of the loaded models' needs, and what they share."""
+    models = [str(demonstration_model()), str(tiny_model)]
+    plan = planned(*models, "--ram", "4")
+    (tmp_path / "models.json").write_text(json.dumps([{"model": model} for model in models]))
+    flags = ["--models-file", str(tmp_path / "models.json"), "--models-memory", "4", *POOL]
+    with running_server(None, *flags) as server:
+        for model in plan["models"]:
+            fill(server, model=model["name"])
+        taken = memory_of(server)
+    wanted = plan["common_ram_bytes"] + sum(model["ram_bytes"] for model in plan["models"])
+    assert wanted == pytest.approx(taken, rel=0.03)

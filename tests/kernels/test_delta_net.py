@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -27,7 +27,9 @@ EPS = 1e-6
 GROUPED = DeltaHeads(key_heads=2, value_heads=6, key_dim=64, value_dim=96, conv_kernel=4)
 TILED = DeltaHeads(key_heads=2, value_heads=4, key_dim=32, value_dim=64, conv_kernel=3, is_tiled=True)
 KIMI = DeltaHeads(key_heads=3, value_heads=3, key_dim=64, value_dim=64, conv_kernel=4, is_kimi=True)
-FORMS = [pytest.param(GROUPED, id="grouped"), pytest.param(TILED, id="tiled"), pytest.param(KIMI, id="kimi")]
+BOUNDED = replace(KIMI, decay_bound=-5.0)
+FORMS = [pytest.param(GROUPED, id="grouped"), pytest.param(TILED, id="tiled"), pytest.param(KIMI, id="kimi"),
+         pytest.param(BOUNDED, id="bounded")]  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,9 @@ from tests.kernels.model_engine import Engine, Fixture, distance
 from tests.kernels.operations import COSTLY_ISAS, ISAS, stream_of
 from tests.support.hugging_face_model import INDEXED, INDEXED_FAMILIES, write_family
 
-SPARSE = [model for family in ("glmdsa", "minimaxm3", "qwen4exp") for model in family_models(family)]
+SPARSE = [
+    model for family in ("glmdsa", "minimaxm3", "qwen4exp", "glm5next") for model in family_models(family)
+]
 TOP = INDEXED["index_topk"]
 TOKENS = [(37 * i * i + 11 * i) % 4000 for i in range(150)]
 
@@ -42,8 +44,8 @@ def assert_chunks_change_nothing(model: Path, tokens: list[int]) -> None:
 @pytest.mark.parametrize("isa", COSTLY_ISAS)
 @pytest.mark.parametrize("model", SPARSE, ids=lambda model: model.stem)
 def test_no_further_from_the_truth_than_llama_cpp(model: Path, isa: str) -> None:
-    """A key more or less costs GLM-5 a median KL of 3e-2. Attending to all keys costs 1.3, MiniMax-M3 0.26 and
-    Flash-Next 9e-3."""
+    """A key more or less costs GLM-5 a median KL of 3e-2. Attending to all keys costs 1.3, MiniMax-M3 0.26,
+    Flash-Next 9e-3 and GLM-5.3-Flash 1.2e-2."""
     fixture, engine = Fixture.load(model, model.parent), Engine(stream_of(isa), model)
     top, theirs = top_of(engine), fixture.llama_cpp
     found = [

@@ -112,3 +112,13 @@ def test_a_head_reads_some_rows_of_streams_that_are_mixed(isa: str) -> None:
     stream_of(isa).wait()
     read = sinkhorn.read(products, x[rows.long()].view(2, STREAMS, 96), mix)
     assert nmse(y.f32, reference.norm(read, norm, EPS)) < 1e-11
+
+
+@each_isa
+def test_a_head_reads_the_mean_of_some_rows_streams(isa: str) -> None:
+    rows = torch.tensor([4, 0], dtype=torch.int32)
+    x, norm, y = torch.randn(5, STREAMS * 96), torch.rand(96) + 0.5, Activations(2, 96)
+    stream_of(isa).read_streams(None, x, rows, None, norm, EPS, 2, y, None)
+    stream_of(isa).wait()
+    mean = x[rows.long()].view(2, STREAMS, 96).double().mean(dim=1)
+    assert nmse(y.f32, reference.norm(mean, norm, EPS)) < 1e-11

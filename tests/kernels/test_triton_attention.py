@@ -321,8 +321,12 @@ def test_ends_are_for_windows() -> None:
         )
 
 
-def sectioned(angles: torch.Tensor, positions: torch.Tensor, height: int, width: int) -> torch.Tensor:
+def sectioned(
+    angles: torch.Tensor, positions: torch.Tensor, height: int, width: int, time: int
+) -> torch.Tensor:
     """The angles of rows with three positions [n, 3]: of each frequency, at its section's position."""
+    if time:
+        return angles.gather(0, positions[:, [0] * time + [1] * height + [2] * width])
     section = torch.arange(angles.shape[1]) % 3
     for number, count in ((1, height), (2, width)):
         section[3 * count :][section[3 * count :] == number] = 0
@@ -330,9 +334,9 @@ def sectioned(angles: torch.Tensor, positions: torch.Tensor, height: int, width:
 
 
 @pytest.mark.parametrize(
-    ("dim", "rotary", "height", "width"), [(32, 32, 5, 5), (48, 24, 4, 3), (64, 64, 11, 10)]
+    ("dim", "rotary", "height", "width", "time"), [(32, 32, 5, 5, 0), (48, 24, 4, 3, 0), (64, 32, 6, 6, 4)]
 )
-def test_rotation_in_sections(dim: int, rotary: int, height: int, width: int) -> None:
+def test_rotation_in_sections(dim: int, rotary: int, height: int, width: int, time: int) -> None:
     """By `rope_store` and within decode attention, as by angles of each row's own."""
     heads, kv_heads, lengths, requests, n = 4, 2, [40, 1, 29], [2, 0, 1], 3
     pool, g = make_pool(kv_heads, dim, 3, 60), torch.Generator().manual_seed(5)
@@ -341,14 +345,14 @@ def test_rotation_in_sections(dim: int, rotary: int, height: int, width: int) ->
     norms = torch.rand(2, dim, generator=g) + 0.5
     angles = torch.rand(60, rotary // 2, generator=g) * 6
     rotary_positions = torch.randint(0, 60, (n, 3), generator=g)
-    own = sectioned(angles, rotary_positions, height, width)
+    own = sectioned(angles, rotary_positions, height, width, time)
     assert not torch.equal(own, angles[rotary_positions[:, 0]])
     positions = torch.tensor(lengths) - 1
     slots = pool.table[torch.tensor(requests), positions]
     before = pool.on_device()
     q, k, v = (part.unflatten(1, (-1, dim)) for part in projected.split(widths, dim=1))
     q = reference_rope(q, k, v, *norms, 1e-6, own.cos(), own.sin(), slots, pool.keys, pool.values)
-    sections = SectionPositions(ints(rotary_positions), height, width)
+    sections = SectionPositions(ints(rotary_positions), height, width, time)
     tables = angles.cos().to(DEVICE), angles.sin().to(DEVICE)
     mine = projected.to(DEVICE).split(widths, dim=1)
 

@@ -14,9 +14,10 @@ from gguf import GGUFWriter
 from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import quantize
 
-from moeserve.models.sources.gguf import StringArray, open_gguf
+from moeserve.models.sources.gguf import open_gguf
 from tests.conftest import TINY_MODEL
 from tests.support.ggml_types import ggml_values
+from tests.support.gguf_entries import add_tokenizer
 
 HIDDEN, EXPERTS, TOP_K, WIDTH = 128, 8, 3, 32
 HEADS, HEAD_DIM, ROTARY, Q_RANK = 4, 128, 16, 64
@@ -151,22 +152,7 @@ def _add_settings(writer: GGUFWriter, model: Any, changed: dict[str, int]) -> No
     writer.add_array(key + "attention.compress_ratios", list(RATIOS))
     for kind in ("exp", "shexp"):
         writer.add_array(f"{key}swiglu_clamp_{kind}", [float(c.swiglu_limit)] * layers)
-    for name, value in open_gguf(TINY_MODEL).metadata.items():
-        if name.startswith("tokenizer."):
-            _add_entry(writer, name, value)
-
-
-def _add_entry(writer: GGUFWriter, name: str, value: object) -> None:
-    if isinstance(value, StringArray):
-        writer.add_array(name, list(value))
-    elif isinstance(value, np.ndarray):
-        writer.add_array(name, value.tolist())
-    elif isinstance(value, str):
-        writer.add_string(name, value)
-    elif isinstance(value, bool):
-        writer.add_bool(name, value)
-    elif isinstance(value, int):
-        writer.add_uint32(name, value)
+    add_tokenizer(writer)
 
 
 _LAYER = {

@@ -16,7 +16,8 @@ from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.tower_file import open_tower
-from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower, merge_order
+from moeserve.visualserver.towers.axial import merge_order
+from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.loading.cpu.load import build_cpu_runner
 from moeserve.worker.runner import Runner

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.tower_file import open_tower
-from moeserve.visualserver.towers.gemma4 import Gemma4Tower
-from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
+from moeserve.visualserver.towers.load import make_tower
 from moeserve.visualserver.towers.tower import CPU, SliceEnded, Tower, TowerMemoryError
 from tests.support.picture_fixture import (
     GEMMA_TOWER,
@@ -33,10 +31,7 @@ PIXELS = np.random.default_rng(4).integers(0, 256, (32, 48, 3), np.uint8)
 
 
 def tower_of(path: Path, dtype: torch.dtype) -> Tower:
-    file, shape = open_tower(path)
-    if isinstance(shape, Gemma4Shape):
-        return Gemma4Tower(file, shape, CPU, dtype)
-    return Qwen3VlTower(file, shape, CPU, dtype)
+    return make_tower(*open_tower(path), CPU, dtype)
 
 
 @pytest.mark.parametrize("name", PICTURES)

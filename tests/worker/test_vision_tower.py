@@ -16,7 +16,8 @@ from moeserve.visualserver.encoding_pace import EncodingPace
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.slices import Slices
 from moeserve.visualserver.tower_file import open_tower
-from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower, merge_order
+from moeserve.visualserver.towers.axial import merge_order
+from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
 from tests.support.picture_fixture import MODEL, PICTURES, TOWER, errors, picture_cases
 from tests.support.random_tower import QWEN36, write_random_tower
 

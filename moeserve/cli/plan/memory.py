@@ -1,7 +1,6 @@
 """Predicted memory: of all processes of a server (as PSS, shared pages counted once), and of the GPU.
 
-What the processes take beside weights and KV was measured (docs/explanation/planner.md): Python, its libraries, torch
-and the tokenizers built from the vocabulary, by httpserver, detokenizer and worker.
+What the processes take beside weights and KV was measured (`processes/resident_memory.py`).
 """
 
 from __future__ import annotations
@@ -26,11 +25,9 @@ from moeserve.placement.engine_memory import (
     cpu_workspace_bytes,
     draft_record_bytes,
 )
+from moeserve.processes.resident_memory import LIBRARIES_BYTES, SERVER_BYTES, VOCABULARY_BYTES
 from moeserve.worker.adapters.memory import AdapterMemory
 from moeserve.worker.loading.draft_model import DraftModel
-
-PROCESSES_BYTES = 384 << 20
-VOCABULARY_BYTES = 1550  # of each token
 
 
 def usable_gpu_bytes(config: ServerConfig, gpu: int) -> int:
@@ -91,7 +88,7 @@ class Memory:
 def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placement, step_tokens: int) -> int:
     """RAM of all processes beside weights and KV, once the largest step has run."""
     tokens = max(step_tokens, config.max_num_seqs)
-    fixed = PROCESSES_BYTES + VOCABULARY_BYTES * model.vocab_size
+    fixed = LIBRARIES_BYTES + SERVER_BYTES + VOCABULARY_BYTES * model.vocab_size
     if not placement.uses_gpu:
         drafts = draft_record_bytes(config, model, step_tokens)
         logits = cpu_logits_bytes(model, config.max_num_seqs)

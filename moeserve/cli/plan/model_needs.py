@@ -9,6 +9,7 @@ from moeserve.cli.plan.fit import Fit, fit_model
 from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.models.facts import facts_of
+from moeserve.processes.resident_memory import LIBRARIES_BYTES
 
 # The part of the models' memory that one model's KV pool and recurrent states get, where no option says it: loaded
 # models then leave room for each other.
@@ -17,21 +18,24 @@ ANY_RAM: Final = 1 << 60  # bytes; so much that nothing is refused for it
 
 
 def needs_of(config: ServerConfig, ram: int, gpu: int) -> dict[str, Any]:
-    """Bytes of RAM and of the GPU when all pools are full, those of the weights, and the options that keep the server
-    within them. Raises UserError for a model that cannot be served in so much."""
+    """Returns the model's bytes of RAM (beside `resident_memory.COMMON_BYTES`) and of the GPU when all pools are full,
+    the bytes of its weights, and the options that keep the server within them. `ram`: bytes that all models may take
+    together. Raises UserError for a model that cannot be served in so much."""
+    ram += LIBRARIES_BYTES  # part of a single model's plan
     gpu_there = gpu if gpu and config.device != "cpu" else None
     fitted = alone = fit_model(config, gpu_there, ANY_RAM)
     overrides: dict[str, Any] = {}
     if config.max_total_tokens is None and alone.memory.ram_start <= ram:
         # Half of what is free beside the weights becomes the KV pool (kv/capacity.py).
-        room = min(ram, alone.memory.ram_start + int(2 * POOL_SHARE * ram))
+        room = min(ram, alone.memory.ram_start + int(2 * POOL_SHARE * (ram - LIBRARIES_BYTES)))
         fitted = fit_model(config, gpu_there, room)
         overrides = _pinned(config, fitted)
         fitted = fit_model(dataclasses.replace(config, **overrides), gpu_there, ram)
     facts, memory = facts_of(fitted.source), fitted.memory
+    # Where the weights alone are too much, so much is said, and not what any pool would add.
+    needed = memory.ram_full if memory.ram_start <= ram else memory.ram_start
     return {
-        # Where the weights alone are too much, so much is said, and not what any pool would add.
-        "ram": memory.ram_full if memory.ram_start <= ram else memory.ram_start,
+        "ram": needed - LIBRARIES_BYTES,
         "gpu": memory.gpu if gpu_there is not None else 0,
         "weights": memory.ram_weights + memory.gpu_weights,
         "max_model_len": memory.max_model_len,

@@ -10,6 +10,7 @@ from typing import Any, Final
 from moeserve.cli.plan.model_needs import needs_of
 from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
+from moeserve.processes.resident_memory import COMMON_BYTES
 
 MOST_IN_SETS: Final = 12  # models: all sets of more are too many to look at
 
@@ -26,7 +27,7 @@ class ModelPlan:
 @dataclass(frozen=True)
 class SeveralModelsPlan:
     models: Sequence[ModelPlan]
-    ram: int  # bytes that they may take together
+    ram: int  # bytes that the server may take, COMMON_BYTES with it
     gpu: int
     disk: float  # bytes/s
 
@@ -49,14 +50,14 @@ class SeveralModelsPlan:
 
     def _fits(self, models: Sequence[ModelPlan]) -> bool:
         ram, gpu = sum(model.ram for model in models), sum(model.gpu for model in models)
-        return ram <= self.ram and (gpu <= self.gpu or gpu == 0)
+        return ram + COMMON_BYTES <= self.ram and (gpu <= self.gpu or gpu == 0)
 
 
 def plan_several(configs: Sequence[ServerConfig], ram: int, gpu: int, disk: float) -> SeveralModelsPlan:
-    """configs: resolved. ram, gpu: bytes that all models may take together. disk: bytes/s. Raises UserError."""
+    """configs: resolved. ram, gpu: bytes that the whole server may take. disk: bytes/s. Raises UserError."""
     models = []
     for config in configs:
-        needs = needs_of(config, ram, gpu)
+        needs = needs_of(config, max(0, ram - COMMON_BYTES), gpu)
         name = (config.served_model_name or "").split(",")[0]
         models.append(ModelPlan(name, needs["ram"], needs["gpu"], needs["max_model_len"], needs["weights"]))
     return SeveralModelsPlan(models, ram, gpu, disk)
@@ -65,6 +66,7 @@ def plan_several(configs: Sequence[ServerConfig], ram: int, gpu: int, disk: floa
 def as_json(plan: SeveralModelsPlan) -> dict[str, Any]:
     return {
         "ram_bytes": plan.ram,
+        "common_ram_bytes": COMMON_BYTES,
         "gpu_bytes": plan.gpu,
         "models": [
             {
@@ -93,6 +95,7 @@ def as_text(plan: SeveralModelsPlan) -> str:
         [
             *(line.rstrip() for line in lines),
             "",
+            f"All of them share {COMMON_BYTES / GIB:.2f} GiB of RAM: the front and the libraries.",
             f"Fit together in {where}: {'; or '.join(sets) if sets else 'none'}",
             *(f"Does not fit alone: {model.name}" for model in plan.too_large),
             f"Disk: {plan.disk / 1e9:g} GB/s (--disk-bandwidth); a model whose file is in the page cache is not read.",

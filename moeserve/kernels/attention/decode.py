@@ -171,7 +171,7 @@ def decode_kernel(
     Q_EPS: tl.constexpr, K_EPS: tl.constexpr, V_EPS: tl.constexpr, V_SCALE: tl.constexpr, WINDOW: tl.constexpr,
     SCALE: tl.constexpr, G: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, LEAST: tl.constexpr, FILL: tl.constexpr, LONG: tl.constexpr, BEHIND: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PDL: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TIME: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, KV heads, SPLITS). Row i attends to the slots table[req_slots[i], : positions[i] + 1].
 
@@ -185,8 +185,9 @@ def decode_kernel(
     equally long. A row whose splits would then exceed LONG blocks gets up to SPLITS, so that the launch does not
     wait for one long row among short ones. sinks float32 [HEADS], optional: an additional logit per head, counted
     by the first split. WINDOW: number of last positions that a row sees; 0: all. SCALE: multiplies scores, for
-    powers of two. BEHIND: the norms of heads come after RoPE. rotary, HEIGHT, WIDTH: see `section_positions`; None:
-    rows rotate by positions. ends int32 [n], optional, without k and with a WINDOW: row i sees the slots below ends[i].
+    powers of two. BEHIND: the norms of heads come after RoPE. rotary, HEIGHT, WIDTH, TIME: see `section_positions`;
+    None: rows rotate by positions. ends int32 [n], optional, without k and with a WINDOW: row i sees the slots below
+    ends[i].
     """
     if PDL:
         gdc_launch_dependents()
@@ -237,7 +238,7 @@ def decode_kernel(
         if rotary is None:
             angles = position.to(tl.int64) * (ROTARY // 2)
         else:
-            angles = section_positions(rotary + token * 3, HEIGHT, WIDTH, ROTARY, SIZE) * (ROTARY // 2)
+            angles = section_positions(rotary + token * 3, HEIGHT, WIDTH, TIME, ROTARY, SIZE) * (ROTARY // 2)
         own, other = rotation(None if BEHIND else q_norm, cos + angles, sin + angles, DIM, ROTARY, SIZE)
         own_k, other_k = rotation(None if BEHIND else k_norm, cos + angles, sin + angles, DIM, ROTARY, SIZE)
         if PDL:

@@ -238,6 +238,7 @@ def decode_attention(
         new is not None and new.norm_after,
         0 if new is None or new.sections is None else new.sections.height,
         0 if new is None or new.sections is None else new.sections.width,
+        0 if new is None or new.sections is None else new.sections.time,
         pdl(),
         num_warps=tile.warps,
         num_stages=tile.stages,

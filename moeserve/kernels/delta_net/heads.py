@@ -28,6 +28,8 @@ class DeltaHeads:
     # output's gate is a sigmoid, and key_heads equals value_heads.
     is_kimi: bool = False
     sigmoid_gate: bool = False  # the output's gate is a sigmoid instead of SiLU; Kimi's always is a sigmoid
+    # Kimi: below 0, the logarithm of a decay is this number times a sigmoid (GLM-5.3); 0: minus a softplus.
+    decay_bound: float = 0.0
 
     @property
     def has_sigmoid_gate(self) -> bool:

@@ -58,8 +58,12 @@ def delta_net(
     q = l2_normalize(q.unflatten(-1, (heads.key_heads, heads.key_dim)))[:, of_value_head]
     k = l2_normalize(k.unflatten(-1, (heads.key_heads, heads.key_dim)))[:, of_value_head]
     v = v.unflatten(-1, (heads.value_heads, heads.value_dim))
-    speed = F.softplus(a.double() + w.dt_bias.double()).unflatten(-1, (heads.value_heads, -1))
-    decay = (w.a.double()[:, None] * speed).exp()
+    gate_input = (a.double() + w.dt_bias.double()).unflatten(-1, (heads.value_heads, -1))
+    rate = w.a.double()[:, None]
+    if heads.decay_bound:
+        decay = (heads.decay_bound * (-rate * gate_input).sigmoid()).exp()
+    else:
+        decay = (rate * F.softplus(gate_input)).exp()
     o, delta = delta_rule(q * heads.key_dim**-0.5, k, v, decay, b.double().sigmoid(), state.delta)
     normed = o * torch.rsqrt(o.square().mean(dim=-1, keepdim=True) + eps) * w.norm.double()
     gate = F.sigmoid if heads.has_sigmoid_gate else F.silu

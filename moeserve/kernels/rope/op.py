@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -17,9 +17,10 @@ class SectionPositions:
     positions: Tensor  # int32 [n, 3]
     height: int  # number of frequencies that rotate by height: 1, 4, 7, ..
     width: int  # the same by width: 2, 5, 8, ..; all others rotate by time
+    time: int = 0  # not 0: the first ones rotate by time, the next by height, the last by width
 
     def part(self, rows: slice) -> SectionPositions:
-        return SectionPositions(self.positions[rows], self.height, self.width)
+        return replace(self, positions=self.positions[rows])
 
 
 def rope_store(
@@ -98,6 +99,7 @@ def rope_store(
         next_power_of_2(v_dim),
         0 if sections is None else sections.height,
         0 if sections is None else sections.width,
+        0 if sections is None else sections.time,
         pdl(),
         num_warps=4,
         launch_pdl=pdl(),

@@ -35,16 +35,25 @@ def rotation(weight, cos, sin, DIM: tl.constexpr, ROTARY: tl.constexpr, SIZE: tl
 
 @triton.jit
 def section_positions(
-    positions, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ROTARY: tl.constexpr, SIZE: tl.constexpr
+    positions,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TIME: tl.constexpr,
+    ROTARY: tl.constexpr,
+    SIZE: tl.constexpr,
 ):
     """Returns the position by which each dimension of a head rotates, int64 [1, SIZE]. positions: pointer to the row's
-    three; HEIGHT, WIDTH: numbers of frequencies of these sections, interleaved with time's (t h w t h w ..)."""
+    three; HEIGHT, WIDTH: numbers of frequencies of these sections. TIME: 0 if these are interleaved with time's (t h w
+    t h w ..), else the number of time's, which come first (t t h h w w)."""
     d = tl.arange(0, SIZE)[None, :]
     angle = tl.where(d < ROTARY // 2, d, d - ROTARY // 2)
-    section = angle % 3
-    section = tl.where(
-        (section == 1) & (angle >= 3 * HEIGHT) | (section == 2) & (angle >= 3 * WIDTH), 0, section
-    )
+    if TIME:
+        section = tl.where(angle < TIME, 0, tl.where(angle < TIME + HEIGHT, 1, 2))
+    else:
+        section = angle % 3
+        section = tl.where(
+            (section == 1) & (angle >= 3 * HEIGHT) | (section == 2) & (angle >= 3 * WIDTH), 0, section
+        )
     return tl.load(positions + section, d < ROTARY, 0).to(tl.int64)
 
 
@@ -100,7 +109,7 @@ def rope_store_kernel(
     DIM: tl.constexpr, V_DIM: tl.constexpr, ROTARY: tl.constexpr, Q_EPS: tl.constexpr, K_EPS: tl.constexpr,
     V_EPS: tl.constexpr, V_SCALE: tl.constexpr, Q_FULL: tl.constexpr, K_FULL: tl.constexpr, BEHIND: tl.constexpr,
     GROUP: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    PDL: tl.constexpr,
+    TIME: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program per token and KV head, with the HEADS / KV_HEADS query heads that read it. GROUP, SIZE and V_SIZE:
     powers of two that hold the group, a head, and its value of V_DIM. For a token with a negative slot, only q is
@@ -122,7 +131,7 @@ def rope_store_kernel(
     if rotary is None:
         rotates_by = position
     else:
-        rotates_by = section_positions(rotary + token * 3, HEIGHT, WIDTH, ROTARY, SIZE)
+        rotates_by = section_positions(rotary + token * 3, HEIGHT, WIDTH, TIME, ROTARY, SIZE)
     cos += rotates_by * (ROTARY // 2)
     sin += rotates_by * (ROTARY // 2)
     d = tl.arange(0, SIZE)[None, :]

@@ -50,6 +50,8 @@ def rope_tables(
 def section_of_frequencies(config: ModelShape, half: int) -> torch.Tensor:
     """Returns int64 [half]: for each frequency, which of a row's three M-RoPE positions (0 to 2) it rotates by."""
     assert config.rope_sections is not None
+    if config.sections_in_blocks:
+        return torch.arange(3).repeat_interleave(torch.tensor(config.rope_sections))
     sections = torch.zeros(half, dtype=torch.int64)
     for section in (1, 2):  # the remaining frequencies rotate by position 0, time
         sections[section : 3 * config.rope_sections[section] : 3] = section

@@ -1,4 +1,4 @@
-"""How to read folders of DeepSeek-V2, V3, Kimi-K2 and GLM-4.7-Flash: config.json and tensor names."""
+"""How to read folders of DeepSeek-V2, V3, Kimi-K2 and K2.5, and GLM-4.7-Flash: config.json and tensor names."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ CHOICE_BIAS = n.bias_of_part(n.EXP_PROBS_B)
 MAPPING = HuggingFaceMapping(
     model_type="deepseek_v3",
     other_model_types=(V2, "kimi_k2", "glm4_moe_lite"),
+    wrapped_in="kimi_k25",  # the published form, with vision
     keys=_KEYS
     | MOE_KEYS
     | GROUPED_ROUTER_KEYS

@@ -1,7 +1,8 @@
-"""GLM-4.5, GLM-4.5-Air, GLM-4.6 and 4.7 (https://arxiv.org/abs/2508.06471).
+"""GLM-4.5, GLM-4.5-Air, GLM-4.6 and 4.7 (https://arxiv.org/abs/2508.06471), and the text of GLM-4.5V and 4.6V.
 
 The first layers have no experts. The router has sigmoid scores with a choice bias; the shared expert is ungated.
-Half of each head rotates. The last layer in the file predicts a further token (MTP) and is not loaded.
+Half of each head rotates; with vision by three positions. The last layer in the file predicts a further token (MTP) and
+is not loaded.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def read_shape(source: ModelSource) -> ModelShape:
         LayerShape(attention, dense if dense and index < num_dense else moe, n.POST_ATTENTION_NORM)
         for index in range(reader.num_layers)
     )
-    return reader.model(layers)
+    sections = reader.rope_sections(attention.rotary_dim, in_blocks=True)
+    return reader.model(layers, rope_sections=sections, sections_in_blocks=sections is not None)
 
 
 FAMILY = ModelFamily(
@@ -67,6 +69,8 @@ FAMILY = ModelFamily(
     has_next_token_block=True,
     hugging_face=HuggingFaceMapping(
         model_type="glm4_moe",
+        other_model_types=("glm4v_moe_text",),
+        wrapped_in="glm4v_moe",  # GLM-4.5V and 4.6V, with vision
         keys=DECODER_KEYS
         | MOE_KEYS
         | GROUPED_ROUTER_KEYS
@@ -84,6 +88,8 @@ FAMILY = ModelFamily(
         experts=MOE_EXPERTS,
         optional=frozenset(DECODER_BIASES | DECODER_QK_NORMS | SHARED_EXPERTS),
         rotates_part=True,
+        rotates_in_sections=True,
+        sections_in_blocks=True,
         next_token=BEHIND_LAYERS,
         skipped_layers=("num_nextn_predict_layers", "num_mtp_layers"),
     ),

@@ -15,11 +15,14 @@ def load_indexer(
     """Loads the indexer of layer `index`, if it has one of its own."""
     if shape is None or shape.keys_from is not None:
         return None
+    gate = (n.INDEX_POOLS.gate,) if shape.is_pooled else ()
+    parts = (n.INDEXER_K, n.INDEXER_PROJ, *gate)
     return CpuIndexer(
-        inputs=LinearGroup([matrix(n.of_layer(index, part)) for part in (n.INDEXER_K, n.INDEXER_PROJ)]),
+        inputs=LinearGroup([matrix(n.of_layer(index, part)) for part in parts]),
         q_b=LinearGroup([matrix(n.of_layer(index, n.INDEXER_Q_B))]),
         k_norm=vector(n.of_layer(index, n.INDEXER_K_NORM)),
         k_bias=vector(n.bias_of_layer(index, n.INDEXER_K_NORM)),
+        ape=vector(n.of_layer(index, n.INDEX_POOLS.bias)) if shape.is_pooled else None,
     )
 
 

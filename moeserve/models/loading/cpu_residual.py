@@ -16,6 +16,7 @@ from moeserve.models.loading.cpu_weights import (
     CpuLayerNorm,
     CpuNgrams,
     CpuSinkhornMix,
+    CpuStreamMean,
     CpuStreamMix,
 )
 from moeserve.models.loading.table_rows import TableRows
@@ -41,6 +42,8 @@ def load_input(
     down = ("down",) if index is None else ("down", "inject")  # the head injects nothing
     if isinstance(shape.streams, SinkhornConnections):
         connections = shape.streams
+        if index is None and not connections.weighs_head:
+            return CpuStreamMean(vector(norm))
         return CpuSinkhornMix(
             ones=torch.ones(connections.count * shape.hidden_size),
             product=LinearGroup([matrix(name("fn"))]),
@@ -58,7 +61,7 @@ def load_input(
 
 def scaled(norm: CpuInput, factor: float) -> CpuInput:
     """Returns the norm with its weight multiplied by a factor."""
-    assert not isinstance(norm, (CpuStreamMix, CpuSinkhornMix))
+    assert not isinstance(norm, (CpuStreamMix, CpuSinkhornMix, CpuStreamMean))
     return CpuLayerNorm(norm.weight * factor) if isinstance(norm, CpuLayerNorm) else norm * factor
 
 

@@ -54,9 +54,16 @@ class CpuLayerNorm:
     weight: Tensor  # float32 [hidden]
 
 
+@dataclass(frozen=True, slots=True)
+class CpuStreamMean:
+    """The weights through which the head reads the mean of several streams."""
+
+    norm: Tensor  # float32 [hidden]
+
+
 # What computes a block's input from the residual: an RMS norm's weight, float32 [hidden], a LayerNorm, or a mix of
-# the streams.
-CpuInput = Tensor | CpuLayerNorm | CpuStreamMix | CpuSinkhornMix
+# the streams, or their mean.
+CpuInput = Tensor | CpuLayerNorm | CpuStreamMix | CpuSinkhornMix | CpuStreamMean
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +142,12 @@ class CpuAttention:
 class CpuIndexer:
     """The weights of an indexer: kernels/indexer/reference.py."""
 
-    inputs: LinearGroup  # [dim, hidden] of index keys, [heads, hidden] of the heads' weights
+    # [dim, hidden] of index keys, [heads, hidden] of the heads' weights; of pooled index keys [dim, hidden] of gates
+    inputs: LinearGroup
     q_b: LinearGroup  # [heads * dim, q_rank]
     k_norm: Tensor  # float32 [dim]
     k_bias: Tensor
+    ape: Tensor | None = None  # float32 [keys of a block, dim]: added to the gates of pooled index keys
 
 
 @dataclass(frozen=True, slots=True)

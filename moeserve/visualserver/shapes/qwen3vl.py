@@ -9,7 +9,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import StretchRule
-from moeserve.visualserver.shapes.shape import VISION, check_pixels
+from moeserve.visualserver.shapes.shape import VISION, PixelScale, check_pixels, position_side
 
 PROJECTOR: Final = "qwen3vl_merger"
 # The file has no bounds of a picture's size; llama.cpp assumes these for the projector.
@@ -49,6 +49,10 @@ class Qwen3VlShape:
         """Measured: 15,947 floats a patch with Qwen3.6's shape."""
         return self.merge**2 * (2 * self.ffn + 7 * self.hidden)
 
+    @property
+    def pixels(self) -> PixelScale:
+        return PixelScale((_HALF,) * 3, (_HALF,) * 3)
+
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
         most = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
         least = min(DEFAULT_MIN_TOKENS, most) if min_tokens is None else min_tokens
@@ -60,7 +64,7 @@ class Qwen3VlShape:
         return self.output * (1 + len(self.deep))
 
     def fits(self, text: ModelShape) -> bool:
-        return text.rope_sections is not None
+        return text.rope_sections is not None and not text.sections_in_blocks
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         h, joined = self.hidden, self.hidden * self.merge**2
@@ -116,16 +120,6 @@ def read_shape(file: TensorSource) -> Qwen3VlShape:
         patch=meta.require_int(VISION + "patch_size", 1, 64),
         merge=meta.require_int(VISION + "spatial_merge_size", 1, 8),
         output=meta.require_int(VISION + "projection_dim", 1, 1 << 16),
-        positions=_position_side(file),
+        positions=position_side(file),
         deep=tuple(layer for layer, each in enumerate(is_deep) if each),
     )
-
-
-def _position_side(file: TensorSource) -> int:
-    table = file.tensors.get("v.position_embd.weight")
-    side = 0 if table is None or len(table.shape) != 2 else round(table.shape[0] ** 0.5)
-    if table is None or side < 1 or side * side != table.shape[0]:
-        raise ModelError(
-            file.path, "v.position_embd.weight is no square table of positions; convert it again"
-        )
-    return side

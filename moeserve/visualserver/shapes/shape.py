@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from moeserve.models.errors import ModelError
@@ -11,6 +12,14 @@ from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import SizeRule
 
 VISION = "clip.vision."
+
+
+@dataclass(frozen=True, slots=True)
+class PixelScale:
+    """What a tower reads: a pixel, from 0 to 1, minus `mean`, divided by `deviation`; each by channel."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
 
 
 class TowerShape(Protocol):
@@ -82,3 +91,24 @@ def check_pixels(file: TensorSource, mean: float, deviation: float) -> None:
         key = VISION + name
         if any(each != value for each in file.metadata.require_floats(key, 3)):
             raise file.metadata.error(key, f"is not {value:g} for each channel")
+
+
+def read_pixel_scale(file: TensorSource) -> PixelScale:
+    """Raises ModelError if the file does not say how its pixels are scaled."""
+    mean, deviation = (file.metadata.require_floats(VISION + name, 3) for name in ("image_mean", "image_std"))
+    if not all(0.0 <= each <= 1.0 for each in mean):
+        raise file.metadata.error(VISION + "image_mean", "is not within 0 and 1 for each channel")
+    if not all(1e-3 <= each <= 1e3 for each in deviation):
+        raise file.metadata.error(VISION + "image_std", "is not within 0.001 and 1000 for each channel")
+    return PixelScale(tuple(map(float, mean)), tuple(map(float, deviation)))
+
+
+def position_side(file: TensorSource) -> int:
+    """Returns the side in patches of a square table of learned positions. Raises ModelError for another."""
+    table = file.tensors.get("v.position_embd.weight")
+    side = 0 if table is None or len(table.shape) != 2 else round(table.shape[0] ** 0.5)
+    if table is None or side < 1 or side * side != table.shape[0]:
+        raise ModelError(
+            file.path, "v.position_embd.weight is no square table of positions; convert it again"
+        )
+    return side

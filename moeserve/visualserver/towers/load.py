@@ -10,9 +10,14 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
+from moeserve.visualserver.shapes.glm4v import GlmShape
+from moeserve.visualserver.shapes.kimi_k25 import KimiShape
+from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.tower_file import AnyTowerShape
 from moeserve.visualserver.tower_memory import takes_gpu
 from moeserve.visualserver.towers.gemma4 import Gemma4Tower
+from moeserve.visualserver.towers.glm4v import GlmTower
+from moeserve.visualserver.towers.kimi_k25 import KimiTower
 from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
 from moeserve.visualserver.towers.tower import CPU, Tower, TowerMemoryError
 from moeserve.worker.loading.device import choose_device, gpu_obstacle, is_divided
@@ -48,11 +53,20 @@ def _warm_tower(
     return tower, tower.warm(tokens)
 
 
-def make_tower(file: TensorSource, shape: AnyTowerShape, device: torch.device = CPU) -> Tower:
-    """Loads the tower's weights to the device. Raises ModelError if a tensor is missing or unsupported."""
-    if isinstance(shape, Gemma4Shape):
-        return Gemma4Tower(file, shape, device)
-    return Qwen3VlTower(file, shape, device)
+def make_tower(
+    file: TensorSource, shape: AnyTowerShape, device: torch.device = CPU, dtype: torch.dtype | None = None
+) -> Tower:
+    """Loads the tower's weights to the device. dtype: of products; None: the device's. Raises ModelError if a tensor is
+    missing or unsupported."""
+    match shape:
+        case Gemma4Shape():
+            return Gemma4Tower(file, shape, device, dtype)
+        case GlmShape():
+            return GlmTower(file, shape, device, dtype)
+        case KimiShape():
+            return KimiTower(file, shape, device, dtype)
+        case Qwen3VlShape():
+            return Qwen3VlTower(file, shape, device, dtype)
 
 
 def _device(config: ServerConfig, shape: AnyTowerShape) -> torch.device:

@@ -43,6 +43,11 @@ class TowerWeights:
     def pop(self, name: str) -> Tensor:
         return self._weights.pop(name)
 
+    def reorder(self, name: str, order: Tensor) -> None:
+        """Gives the product `name` the rows `order` of its matrix and bias."""
+        for part in (name + ".weight", name + ".bias"):
+            self._weights[part] = self._weights[part][order]
+
     @property
     def is_narrow(self) -> bool:
         """Whether products have 16 bits."""

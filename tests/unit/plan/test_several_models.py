@@ -12,6 +12,7 @@ from moeserve.cli.main import main
 from moeserve.cli.plan.model_needs import POOL_SHARE
 from moeserve.cli.plan.several_models import ModelPlan, SeveralModelsPlan
 from moeserve.config.units import GIB
+from moeserve.processes.resident_memory import COMMON_BYTES
 from tests.support.plan_command import fails, run
 
 
@@ -26,12 +27,13 @@ def models(tmp_path: Path) -> list[str]:
 def test_the_sets_that_fit_and_what_a_load_reads(
     models: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown = run(capsys, *models, "--ram", "1.2", "--device", "cpu", "--disk-bandwidth", "0.5")
+    shown = run(capsys, *models, "--ram", "1.1", "--device", "cpu", "--disk-bandwidth", "0.5")
     assert shown["together"] == [["a", "b"], ["a", "c"], ["b", "c"]]
     assert shown["too_large"] == []
     for model in shown["models"]:
         assert model["read_seconds"] == model["weight_bytes"] / 0.5e9
-        assert 0.4 * GIB < model["ram_bytes"] < 0.4 * GIB + POOL_SHARE * 1.2 * GIB + (32 << 20)
+        room = 1.1 * GIB - shown["common_ram_bytes"]
+        assert 0.3 * GIB < model["ram_bytes"] < 0.3 * GIB + POOL_SHARE * room + (32 << 20)
 
 
 def test_one_that_does_not_fit_alone_is_named(models: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,11 +46,11 @@ def test_one_that_does_not_fit_alone_is_named(models: list[str], capsys: pytest.
 def test_only_the_largest_sets_are_shown() -> None:
     sizes = {"a": 1, "b": 2, "c": 3, "d": 9}
     models = [ModelPlan(name, size, 0, 1, 1) for name, size in sizes.items()]
-    plan = SeveralModelsPlan(models, 5, 0, 1.0)
+    plan = SeveralModelsPlan(models, 5 + COMMON_BYTES, 0, 1.0)
     assert plan.largest_sets == [("a", "b"), ("a", "c"), ("b", "c")]
     assert [model.name for model in plan.too_large] == ["d"]
     on_gpu = [ModelPlan(name, 1, size, 1, 1) for name, size in sizes.items()]
-    assert SeveralModelsPlan(on_gpu, 100, 4, 1.0).largest_sets == [("a", "b"), ("a", "c")]
+    assert SeveralModelsPlan(on_gpu, 100 + COMMON_BYTES, 4, 1.0).largest_sets == [("a", "b"), ("a", "c")]
 
 
 def test_models_are_named_before_the_flags(models: list[str], capsys: pytest.CaptureFixture[str]) -> None:

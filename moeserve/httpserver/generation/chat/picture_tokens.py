@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,27 +19,34 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 @dataclass(frozen=True, slots=True)
 class _Placeholders:
-    """The special tokens for pictures of one model family."""
+    """The text that stands for pictures in prompts of one model family. Its special tokens are in angle brackets."""
 
     before: str
-    each: str
+    each: str  # one special token, which is repeated
     behind: str
-    written: str  # the text by which chat templates show a picture
-    in_sections: bool  # a picture's rows rotate by time, row and column
+    in_sections: bool = False  # a picture's rows rotate by time, row and column
+    is_written_alone: bool = False  # chat templates write `each` without the text around it
 
     @property
-    def all(self) -> tuple[str, str, str]:
-        return self.before, self.each, self.behind
+    def whole(self) -> str:
+        return self.before + self.each + self.behind
+
+    @property
+    def written(self) -> str:
+        """The text by which chat templates show a picture."""
+        return self.each if self.is_written_alone else self.whole
+
+    def fits(self, tokenizer: TextTokenizer) -> bool:
+        """Returns whether the vocabulary has all special tokens."""
+        return all(len(tokenizer.encode(special)) == 1 for special in _SPECIAL.findall(self.whole))
 
 
-_QWEN: Final = _Placeholders(
-    "<|vision_start|>",
-    "<|image_pad|>",
-    "<|vision_end|>",
-    written="<|vision_start|><|image_pad|><|vision_end|>",
-    in_sections=True,
-)
-_GEMMA4: Final = _Placeholders("<|image>", "<|image|>", "<image|>", written="<|image|>", in_sections=False)
+_SPECIAL: Final = re.compile("<[^<>]+>")
+_QWEN: Final = _Placeholders("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", in_sections=True)
+_GEMMA4: Final = _Placeholders("<|image>", "<|image|>", "<image|>", is_written_alone=True)
+_KIMI: Final = _Placeholders("<|media_begin|>image<|media_content|>", "<|media_pad|>", "<|media_end|>")
+_GLM: Final = _Placeholders("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", in_sections=True)
+_FAMILIES: Final = (_QWEN, _GEMMA4, _KIMI, _GLM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +65,29 @@ NO_CHAT: Final = ChatTokens([])  # for plain prompts
 class PictureTokens:
     """The tokens around a picture, and the placeholder that stands for each of the picture's own tokens."""
 
-    before: int
+    before: list[int]
     each: int
-    behind: int
+    behind: list[int]
     of_family: _Placeholders
     text: PictureText
 
     @classmethod
     def of(cls, tokenizer: TextTokenizer, renderer: ChatRenderer) -> PictureTokens:
         """Finds the vocabulary's tokens for pictures. Raises ConfigError if it has none."""
-        for family in (_QWEN, _GEMMA4):
-            ids = [tokenizer.encode(text) for text in family.all]
-            if all(len(found) == 1 for found in ids):
-                before, each, behind = (found[0] for found in ids)
-                return cls(before, each, behind, family, PictureText.of(renderer, family.written))
-        raise ConfigError(
-            f"--mmproj: the model's vocabulary has neither {_QWEN.before} nor {_GEMMA4.before}; leave it out"
-        )
+        family = next((each for each in _FAMILIES if each.fits(tokenizer)), None)
+        if family is None:
+            known = ", ".join(each.each for each in _FAMILIES)
+            raise ConfigError(
+                f"--mmproj: the model's vocabulary has no tokens for pictures that are known ({known} and those around "
+                "them); leave it out"
+            )
+        before, [each], behind = map(tokenizer.encode, (family.before, family.each, family.behind))
+        return cls(before, each, behind, family, PictureText.of(renderer, family.written))
 
     def shown(self, pieces: Sequence[str]) -> str:
         """Returns the pieces as text, with one placeholder for each picture."""
-        placeholder = "".join(self.of_family.all)
         return "".join(
-            placeholder if at % 2 else part
+            self.of_family.whole if at % 2 else part
             for piece in pieces
             for at, part in enumerate(split_at_marks(piece))
         )
@@ -96,9 +104,9 @@ class PictureTokens:
             text.append(first)
             for mark, behind in zip(rest[::2], rest[1::2], strict=True):
                 picture = pictures[mark]
-                prompt.add_text([*_encoded(tokenizer, text, goes_on=bool(prompt.ids)), self.before])
+                prompt.add_text([*_encoded(tokenizer, text, goes_on=bool(prompt.ids)), *self.before])
                 prompt.add_picture(picture, self.each)
-                prompt.add_text([self.behind])
+                prompt.add_text(self.behind)
                 text = [behind]
         prompt.add_text(_encoded(tokenizer, text, goes_on=bool(prompt.ids)))
         return ChatTokens(prompt.ids, tuple(prompt.spans), tuple(pictures.values()))

@@ -131,6 +131,7 @@ struct Kernels {
   void (*mamba2_step)(float* state, int key_dim, const float* q, const float* k, const float* v, float decay,
                       float dt, float* out);
   void (*channel_decays)(float* a, const float* bias, float rate, int n);
+  void (*bounded_decays)(float* a, const float* bias, float rate, float bound, int n);
   // sum of a[i] * b[i], n % 16 == 0.
   float (*dot)(const float* a, const float* b, int n);
   // y += w * x, n % 16 == 0.

@@ -63,6 +63,7 @@ constexpr Kernels make_table() {
   k.delta_step = delta_step;
   k.delta_step_by_channel = delta_step_by_channel;
   k.channel_decays = channel_decays;
+  k.bounded_decays = bounded_decays;
   k.mamba2_step = mamba2_step;
   k.dot = dot;
   k.axpy = axpy;

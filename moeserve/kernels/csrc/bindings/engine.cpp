@@ -98,8 +98,9 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("most_rank", &LoraTable::most_rank)
       .def("set", &set_lora_pair, "adapter"_a, "expert"_a, "a"_a.none(), "b"_a.none());
   nb::class_<DeltaHeads>(m, "DeltaHeads")
-      .def(nb::init<int, int, int, int, int, bool, bool, bool, bool>(), "key_heads"_a, "value_heads"_a,
-           "key_dim"_a, "value_dim"_a, "taps"_a, "tiled"_a, "kimi"_a, "mamba2"_a = false, "sigmoid"_a = false)
+      .def(nb::init<int, int, int, int, int, bool, bool, bool, bool, float>(), "key_heads"_a, "value_heads"_a,
+           "key_dim"_a, "value_dim"_a, "taps"_a, "tiled"_a, "kimi"_a, "mamba2"_a = false, "sigmoid"_a = false,
+           "bound"_a = 0.0f)
       .def_prop_ro("state_values", &DeltaHeads::state_values);
   nb::class_<AttentionPlan>(m, "AttentionPlan")
       .def(nb::init<>())
@@ -177,6 +178,8 @@ void bind_engine(nb::module_& m) {
            "sin"_a, "positions"_a.none(), "slots"_a, "index_keys"_a, "n"_a, "heads"_a, "in_pairs"_a)
       .def("index_blocks", &Stream::index_blocks, "plan"_a, "q"_a, "keys"_a, "q_norm"_a, "k_norm"_a, "eps"_a,
            "cos"_a, "sin"_a, "first_cos"_a.none(), "first_sin"_a.none(), "index_keys"_a, "heads"_a)
+      .def("index_pools", &Stream::index_pools, "plan"_a, "keys"_a, "gates"_a, "norm"_a, "bias"_a, "eps"_a,
+           "ape"_a, "index_keys"_a)
       .def("choose_keys", &Stream::choose_keys, "plan"_a, "q"_a, "weights"_a.none(), "index_keys"_a,
            "heads"_a)
       .def("compressed_store", &Stream::compressed_store, "q"_a, "kv"_a, "norm"_a, "eps"_a, "cos"_a, "sin"_a,
@@ -213,8 +216,9 @@ void bind_engine(nb::module_& m) {
       .def("scaled_silu", &Stream::scaled_silu)
       .def("mix_streams", &Stream::mix_streams)
       .def("inject", &Stream::inject)
-      .def("read_streams", &Stream::read_streams, "products"_a, "x"_a, "rows"_a.none(), "base"_a, "scale"_a,
-           "eps"_a, "iterations"_a, "norm"_a, "norm_eps"_a, "n"_a, "y"_a, "weights"_a.none())
+      .def("read_streams", &Stream::read_streams, "products"_a.none(), "x"_a, "rows"_a.none(),
+           "base"_a.none(), "scale"_a.none(), "eps"_a, "iterations"_a, "norm"_a, "norm_eps"_a, "n"_a, "y"_a,
+           "weights"_a.none())
       .def("add_streams", &Stream::add_streams)
       .def("ngram_gate", &Stream::ngram_gate)
       .def("ngram_conv", &Stream::ngram_conv, "inputs"_a, "factors"_a, "value"_a, "conv"_a, "dilation"_a,

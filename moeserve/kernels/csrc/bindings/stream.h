@@ -107,6 +107,8 @@ class Stream {
                    Tensor positions, Tensor slots, Tensor index_keys, int n, int heads, bool in_pairs);
   void index_blocks(AttentionPlan& plan, Tensor q, Tensor keys, Tensor q_norm, Tensor k_norm, float eps,
                     Tensor cos, Tensor sin, Tensor first_cos, Tensor first_sin, Tensor index_keys, int heads);
+  void index_pools(AttentionPlan& plan, Tensor keys, Tensor gates, Tensor norm, Tensor bias, float eps,
+                   Tensor ape, Tensor index_keys);
   void choose_keys(AttentionPlan& plan, Tensor q, Tensor weights, Tensor index_keys, int heads);
   // stream_compressed.cpp
   void compressed_store(Tensor q, Tensor kv, Tensor norm, float eps, Tensor cos, Tensor sin, Tensor positions,

@@ -21,6 +21,18 @@ void check_chooses(const AttentionPlan& plan) {
   if (plan.choice.rule.top < 1) reject("plan", "one that was built with a number of keys to choose wanted");
 }
 
+// The slots of the rows' keys, and of the keys before in the block of a sequence's first row. Returns the end of the
+// longest sequence.
+int check_slots(const KeyChoice& choice, int pooled, int64_t slots) {
+  int positions = 0;
+  for (const KeyChoice::Rows& of : choice.sequences) {
+    const int first = std::max(0, of.position + 1 - pooled), end = of.position + of.count;
+    check_ids("KV slot", of.slots + first, end - first, slots);
+    positions = std::max(positions, end);
+  }
+  return positions;
+}
+
 }  // namespace
 
 void Stream::index_store(Tensor q, Tensor keys, Tensor norm, Tensor bias, float eps, Tensor cos, Tensor sin,
@@ -64,12 +76,7 @@ void Stream::index_blocks(AttentionPlan& plan, Tensor q, Tensor keys, Tensor q_n
   check_rotary(half, dim);
   const int64_t slots = tensor_arg(index_keys, "kv.index_keys", Element::kFloat16).rows;
   const int pooled = choice.rule.local > 0 ? 1 : choice.rule.block;
-  int positions = 0;
-  for (const KeyChoice::Rows& of : choice.sequences) {
-    const int first = std::max(0, of.position + 1 - pooled), end = of.position + of.count;
-    check_ids("KV slot", of.slots + first, end - first, slots);
-    positions = std::max(positions, end);
-  }
+  const int positions = check_slots(choice, pooled, slots);
   IndexBlocksOp op{};
   op.k = &kernels_;
   op.plan = &plan;
@@ -92,10 +99,36 @@ void Stream::index_blocks(AttentionPlan& plan, Tensor q, Tensor keys, Tensor q_n
   pool_.submit(op);
 }
 
-void Stream::choose_keys(AttentionPlan& plan, Tensor q, Tensor weights, Tensor index_keys, int heads) {
-  const int64_t dim = tensor_arg(index_keys, "kv.index_keys", Element::kFloat16).cols;
+void Stream::index_pools(AttentionPlan& plan, Tensor keys, Tensor gates, Tensor norm, Tensor bias, float eps,
+                         Tensor ape, Tensor index_keys) {
+  check_chooses(plan);
+  const KeyChoice& choice = plan.choice;
+  if (choice.rule.local > 0) reject("plan", "one without local blocks wanted");
+  const int64_t dim = tensor_arg(keys, "keys", Element::kFloat32).cols;
   check_index_dim(dim);
+  check_slots(choice, choice.rule.block, tensor_arg(index_keys, "kv.index_keys", Element::kFloat16).rows);
+  IndexPoolsOp op{};
+  op.k = &kernels_;
+  op.plan = &plan;
+  op.keys = rows_arg<float>(keys, "keys", plan.rows, dim);
+  op.gates = rows_arg<float>(gates, "gates", plan.rows, dim);
+  op.norm = sized_arg<float>(norm, "norm", dim);
+  op.bias = sized_arg<float>(bias, "bias", dim);
+  op.eps = eps;
+  op.ape = sized_arg<float>(ape, "ape", choice.rule.block * dim);
+  op.pool = rows_arg<uint16_t>(index_keys, "kv.index_keys", 0, 2 * dim);
+  op.dim = static_cast<int>(dim);
+  op.pooled = choice.rule.block;
+  pool_.submit(op);
+}
+
+void Stream::choose_keys(AttentionPlan& plan, Tensor q, Tensor weights, Tensor index_keys, int heads) {
   if (heads < 1) reject("heads", "at least one wanted");
+  const int64_t stride = tensor_arg(index_keys, "kv.index_keys", Element::kFloat16).cols;
+  // Slots of pooled index keys have gates besides.
+  const bool has_gates = tensor_arg(q, "q", Element::kFloat32).cols * 2 == heads * stride;
+  const int64_t dim = has_gates ? stride / 2 : stride;
+  check_index_dim(dim);
   check_chooses(plan);
   if (plan.choice.rule.by_head() && heads != plan.kv_heads)
     reject("heads", "as many as KV heads, which choose, wanted");
@@ -104,7 +137,8 @@ void Stream::choose_keys(AttentionPlan& plan, Tensor q, Tensor weights, Tensor i
   op.plan = &plan;
   op.q = rows_arg<float>(q, "q", plan.rows, heads * dim);
   op.weights = weights.is_none() ? nullptr : rows_arg<float>(weights, "weights", plan.rows, heads);
-  op.pool = rows_arg<uint16_t>(index_keys, "kv.index_keys", 0, dim);
+  op.pool = rows_arg<uint16_t>(index_keys, "kv.index_keys", 0, stride);
+  op.stride = stride;
   op.heads = heads;
   op.dim = static_cast<int>(dim);
   if (!plan.choice.groups.empty()) pool_.submit(op);

@@ -10,8 +10,8 @@ void Stream::latent_store(Tensor q, Tensor latent, Tensor norm, float eps, Tenso
                           const Activations& nope, Tensor queries) {
   const int64_t half = tensor_arg(cos, "cos", Element::kFloat32).cols, rotary = 2 * half;
   const int64_t rank = tensor_arg(norm, "norm", Element::kFloat32).size(), width = rank + rotary;
-  if (half < 16 || half % 16 != 0) {
-    reject("cos", "rows of a multiple of 16 wanted, not " + std::to_string(half));
+  if (half % 16 != 0) {
+    reject("cos", "rows of a multiple of 16, or of none, wanted, not " + std::to_string(half));
   }
   if (rank < 32 || rank % 32 != 0) reject("norm", "elements that 32 divides wanted");
   if (heads < 1 || nope.cols < 32 || nope.cols % 32 != 0) reject("nope", "columns that 32 divides wanted");

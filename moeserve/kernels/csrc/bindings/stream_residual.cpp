@@ -69,19 +69,23 @@ void Stream::read_streams(Tensor products, Tensor x, Tensor rows, Tensor base, T
   const TensorArg of_x = tensor_arg(x, "x", Element::kFloat32);
   const int streams = streams_of(of_x.cols, y.cols, "y");
   if (streams > kMostStreams) reject("x", "at most " + std::to_string(kMostStreams) + " streams wanted");
-  if (iterations < 1) reject("iterations", "at least one wanted");
   check_activations(y, "y", n, y.cols, false);
   const int num = weights.is_none() ? streams : streams * (2 + streams);
   ReadStreamsOp op{};
   op.k = &kernels_;
-  op.products = rows_arg<float>(products, "products", n, num);
+  if (products.is_none()) {
+    if (!weights.is_none()) reject("products", "those that `weights` are made from wanted");
+  } else {
+    if (iterations < 1) reject("iterations", "at least one wanted");
+    op.products = rows_arg<float>(products, "products", n, num);
+    const int scales = weights.is_none() ? 1 : 3;
+    op.mix = {sized_arg<float>(base, "base", num), sized_arg<float>(scale, "scale", scales), eps, iterations};
+  }
   op.x = rows_arg<float>(x, "x", rows.is_none() ? n : 0, of_x.cols);
   if (!rows.is_none()) {
     op.rows = rows_arg<int32_t>(rows, "rows", n, 1);
     check_ids("row", op.rows, n, of_x.rows);
   }
-  op.mix = {sized_arg<float>(base, "base", num), sized_arg<float>(scale, "scale", weights.is_none() ? 1 : 3),
-            eps, iterations};
   op.norm = sized_arg<float>(norm, "norm", y.cols);
   op.norm_eps = norm_eps;
   op.n = n;

@@ -21,6 +21,8 @@ void check_delta_heads(const DeltaHeads& h) {
     reject("heads", "as many key heads as value heads, and keys of at most 1024 wanted");
   }
   if (h.mamba2 && (h.kimi || h.tiled)) reject("heads", "one form wanted");
+  if (!(h.bound <= 0.0f) || (h.bound < 0.0f && !h.kimi))
+    reject("heads", "a bound of at most 0, of Kimi's decays, wanted");
 }
 
 // The consecutive records that hold the sequences' drafts.

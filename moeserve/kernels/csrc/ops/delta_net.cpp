@@ -69,7 +69,12 @@ void DeltaNetOp::make_gates(int sequence, int head) const {
     float* decays = decay(row, head);
     b[at] = 1.0f / (1.0f + std::exp(-b[at]));
     if (heads.kimi) {
-      k->channel_decays(decays, dt_bias + int64_t{head} * heads.key_dim, rate[head], heads.key_dim);
+      const float* bias = dt_bias + int64_t{head} * heads.key_dim;
+      if (heads.bound < 0.0f) {
+        k->bounded_decays(decays, bias, rate[head], heads.bound, heads.key_dim);
+      } else {
+        k->channel_decays(decays, bias, rate[head], heads.key_dim);
+      }
     } else {
       *decays = std::exp(rate[head] * softplus(*decays + dt_bias[head]));
     }

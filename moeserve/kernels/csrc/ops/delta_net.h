@@ -20,6 +20,7 @@ struct DeltaHeads {
   // itself, and q and k are not normalised.
   bool mamba2;
   bool sigmoid;  // the output's gate is a sigmoid in place of SiLU
+  float bound;   // Kimi: the least logarithm of a decay, which then is a sigmoid times it; 0: there is none
   int64_t channels() const { return int64_t{2} * key_heads * key_dim + int64_t{value_heads} * value_dim; }
   int64_t delta_values() const { return int64_t{value_heads} * key_dim * value_dim; }
   int decays_of_head() const { return kimi ? key_dim : 1; }

@@ -10,6 +10,8 @@ namespace {
 
 constexpr int kKeyBlock = 32;  // keys per score_block call
 
+}  // namespace
+
 void layer_norm(const float* x, const float* weight, const float* bias, float eps, int n, float* out) {
   double sum = 0.0, squares = 0.0;
   for (int i = 0; i < n; ++i) sum += x[i];
@@ -18,8 +20,6 @@ void layer_norm(const float* x, const float* weight, const float* bias, float ep
   const double inverse = 1.0 / std::sqrt(squares / n + eps);
   for (int i = 0; i < n; ++i) out[i] = static_cast<float>((x[i] - mean) * inverse) * weight[i] + bias[i];
 }
-
-}  // namespace
 
 // One thread's buffers, cut from its scratch.
 struct ChooseKeysOp::Buffers {
@@ -63,7 +63,7 @@ void IndexStoreOp::operator()(Team& team) const {
 
 // Scores `count` index keys, at most kKeyBlock, for the queries: [queries][32] in b.scored.
 void ChooseKeysOp::score_keys(const int32_t* slots, int count, int queries, const Buffers& b) const {
-  k->gather_keys(pool, dim, slots, count, dim, b.gathered);
+  k->gather_keys(pool, stride, slots, count, dim, b.gathered);
   Upcoming none{nullptr, 0};
   k->score_block(b.queries, queries, b.gathered, dim, b.scored, none);
 }

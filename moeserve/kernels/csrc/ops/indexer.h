@@ -10,6 +10,8 @@ namespace moeserve {
 
 constexpr int kMostIndexDim = 1024;  // numbers of an index key, at most
 
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int n, float* out);
+
 // Normalises and rotates the rows' index keys and stores them, and rotates their queries. The first `rotary` numbers of
 // a head rotate, as halves; pairs of neighbours are first moved half a rotary width apart.
 struct IndexStoreOp {
@@ -61,14 +63,36 @@ struct IndexBlocksOp {
   void complete(int64_t row, int position, const int32_t* slots) const;
 };
 
+// Stores what the index keys of a plan's blocks are made of, and the index key of each block that the rows complete: a
+// weighted mean of its normalised keys, in the first half of its last key's slot. A slot has a token's key and gate.
+struct IndexPoolsOp {
+  const Kernels* k;
+  const AttentionPlan* plan;
+  float* keys;         // [n, dim]; normalised in place
+  const float* gates;  // [n, dim]
+  const float* norm;   // [dim]: LayerNorm's weight and bias
+  const float* bias;
+  float eps;
+  const float* ape;  // [pooled, dim]: what is added to the gates, by place in the block
+  uint16_t* pool;    // [slots, 2 * dim] of this layer
+  int dim;
+  int pooled;  // keys of a block
+  void operator()(Team& team) const;
+
+ private:
+  void keep(int64_t row, int64_t slot, bool completes) const;
+  void complete(int64_t row, int position, const int32_t* slots) const;
+};
+
 // Scores the index keys of the plan's choosing rows, and writes the KV slots of the chosen keys to the plan's lists.
 struct ChooseKeysOp {
   const Kernels* k;
   AttentionPlan* plan;
   const float* q;        // [n, heads, dim], from IndexStoreOp
   const float* weights;  // [n, heads]; nullptr: all are 1
-  const uint16_t* pool;  // [slots, dim]
-  int heads, dim;        // of the queries; if each KV head chooses, as many
+  const uint16_t* pool;  // [slots, stride]: index keys are the first `dim` numbers
+  int64_t stride;
+  int heads, dim;  // of the queries; if each KV head chooses, as many
   void operator()(Team& team) const;
 
  private:

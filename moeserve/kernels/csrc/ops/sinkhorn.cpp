@@ -45,12 +45,13 @@ void ReadStreamsOp::operator()(Team& team) const {
   const int hidden = static_cast<int>(y.cols);
   const int num = weights == nullptr ? streams : streams * (2 + streams);
   team.for_units(n, [&](int64_t i) {
-    const float* product = products + i * num;
+    const float* product = products == nullptr ? nullptr : products + i * num;
     const float* row = x + (rows != nullptr ? rows[i] : i) * streams * hidden;
     float* out = y.f32 + i * hidden;
     std::fill(out, out + hidden, 0.0f);
     for (int s = 0; s < streams; ++s) {
-      const float before = sigmoid(product[s] * mix.scale[0] + mix.base[s]) + mix.eps;
+      const float before = products == nullptr ? 1.0f / static_cast<float>(streams)
+                                               : sigmoid(product[s] * mix.scale[0] + mix.base[s]) + mix.eps;
       k->axpy(before, row + s * hidden, hidden, out);
     }
     k->rms_norm(out, norm, norm_eps, hidden, out);

@@ -20,8 +20,9 @@ struct SinkhornMix {
 struct ReadStreamsOp {
   const Kernels* k;
   const float*
-      products;    // [n, streams * (2 + streams)] of the normalised residual; [n, streams] without `weights`
-  const float* x;  // [n, streams * y.cols]
+      products;  // [n, streams * (2 + streams)] of the normalised residual; [n, streams] without `weights`; or nullptr:
+                 // the mean of the streams is read, and `mix` is not
+  const float* x;       // [n, streams * y.cols]
   const int32_t* rows;  // [n], or nullptr: all in order
   SinkhornMix mix;
   const float* norm;  // [y.cols]

@@ -3,6 +3,7 @@
 Of latent attention:
     index key = rotated LayerNorm(attn_k(y));  index query = rotated attn_q_b(compressed q)
     score of a key = sum over the heads of proj(y) ReLU(query . key)
+    or index keys of blocks, which are pooled and do not rotate:  kernels/indexer/pools.py
 Of blocks:
     index key = rotated norm(k_proj(y));  index query = rotated norm(q_proj(y));  kernels/indexer/blocks.py
 """
@@ -21,7 +22,8 @@ def project_index(
     stream: CpuStream, w: CpuIndexer, y: Activations, q_a: Activations, n: int, space: IndexerWorkspace
 ) -> None:
     """Launches the indexer's products. y: norm(x); q_a: the compressed q, normalised."""
-    stream.linear(y, n, w.inputs, [space.keys, space.weights])
+    gates = [] if w.ape is None else [space.gates]
+    stream.linear(y, n, w.inputs, [space.keys, space.weights, *gates])
     stream.linear(q_a, n, w.q_b, [space.q])
 
 
@@ -36,6 +38,10 @@ def store_index(
 ) -> None:
     """Launches the storing of index keys in the KV cache, after `project_index`; then `CpuStream.choose_keys` can
     choose."""
+    if w.ape is not None:
+        plan = form.plans[shape.rule]
+        stream.index_pools(plan, space.keys, space.gates, w.k_norm, w.k_bias, shape.eps, w.ape, kv)
+        return
     stream.index_store(
         space.q, space.keys, w.k_norm, w.k_bias, shape.eps, form.cos, form.sin, batch.kv_slots, kv, batch.n,
         shape.num_heads, in_pairs=shape.in_pairs, positions=batch.positions,

@@ -12,7 +12,7 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.indexer import project_index, store_index
-from moeserve.models.blocks.cpu.residual import read_residual
+from moeserve.models.blocks.cpu.residual import add_product, read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuLatentAttention
@@ -83,4 +83,4 @@ def attend_latent(
     stream.linear_by_head(s.nope, n, w.k_b, s.queries)
     stream.attention(plan, s.queries.f32, kv, s.attended, form.heads)
     stream.linear_by_head(s.attended, n, w.v_b, form.attended)
-    stream.linear(form.attended, n, w.output, [space.x], add=True)
+    add_product(stream, form.attended, n, w.output, space)

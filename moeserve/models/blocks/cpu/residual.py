@@ -17,6 +17,7 @@ from moeserve.models.loading.cpu_weights import (
     CpuInput,
     CpuLayerNorm,
     CpuSinkhornMix,
+    CpuStreamMean,
     CpuStreamMix,
 )
 
@@ -43,6 +44,7 @@ def read_residual(stream: CpuStream, w: CpuInput, eps: float, n: int, space: Cpu
         _read_mixed(stream, w, eps, n, space, space.y, s.products, None, s.weights)
         return
     assert isinstance(space.streams, StreamsWorkspace)
+    assert isinstance(w, CpuStreamMix)
     _read_streams(stream, w, eps, n, space, space.y, [space.streams.weights], None)
 
 
@@ -57,6 +59,9 @@ def read_for_head(
         s = space.streams
         assert isinstance(s, SinkhornWorkspace)
         _read_mixed(stream, w, eps, len(rows), space, out, s.head_products, rows, None)
+        return
+    if isinstance(w, CpuStreamMean):
+        stream.read_streams(None, space.x, rows, None, w.norm, eps, len(rows), out, None)
         return
     _read_streams(stream, w, eps, len(rows), space, out, [], rows)
 

@@ -188,6 +188,8 @@ class IndexerWorkspace:
         # Of the heads; an indexer of blocks has none.
         self.weights = torch.empty(tokens, shape.num_heads if isinstance(shape, IndexerShape) else 0)
         self.q = torch.empty(tokens, shape.q_width)
+        # Of the tokens' index keys that are pooled.
+        self.gates = torch.empty(tokens, shape.gate_width if isinstance(shape, IndexerShape) else 0)
 
 
 class LatentExpertWorkspace:

@@ -17,8 +17,8 @@ class GpuForm:
     index: int  # number of this form among the model's
     cos: Tensor  # float32 [positions, rotary_dim / 2], as is sin: of all positions' angles
     sin: Tensor
-    # Numbers of frequencies that rotate by height and by width, where rows rotate by three positions; None: by one.
-    sections: tuple[int, int] | None
+    # height, width and time of `SectionPositions`, where rows rotate by three positions; None: by one.
+    sections: tuple[int, int, int] | None
 
 
 def forms_of(
@@ -26,7 +26,10 @@ def forms_of(
 ) -> dict[AttentionForm, GpuForm]:
     """length: number of positions. rope_factors: on the CPU, see `rope_tables`."""
     forms: dict[AttentionForm, GpuForm] = {}
-    sections = None if model.rope_sections is None else model.rope_sections[1:]
+    sections = None
+    if model.rope_sections is not None:
+        time, height, width = model.rope_sections
+        sections = height, width, time if model.sections_in_blocks else 0
     for index, form in enumerate(model.forms):
         cos, sin = (table.to(device) for table in rope_tables(model, length, form, rope_factors))
         forms[form] = GpuForm(index, cos, sin, sections)

@@ -147,6 +147,7 @@ COMPRESSORS = tuple(
     CompressorNames(*(f"{owner}_compressor_{part}" for part in ("kv", "gate", "ape", "norm")))
     for owner in ("attn", "indexer")
 )
+INDEX_POOLS = COMPRESSORS[1]  # of pooled index keys, which have a gate and biases alone
 FFN_GATE = "ffn_gate"  # in a layer without experts
 FFN_UP = "ffn_up"
 FFN_DOWN = "ffn_down"

@@ -145,21 +145,23 @@ def rope_of(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) 
         unknown -= mapping.rope_settings
     if mapping.rotates_in_sections:
         unknown -= {"mrope_section", "mrope_interleaved"}
-        values |= _sections(path, scaling)
+        values |= _sections(path, scaling, interleaved=not mapping.sections_in_blocks)
     if unknown:
         raise ModelError(path, f"{sorted(unknown)[0]!r} of rope_type {kind!r} is not supported")
     return values if kind == "default" else values | _scaling(path, kind, scaling)
 
 
-def _sections(path: Path, scaling: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns the sections of multi-section RoPE; they are interleaved in all supported families."""
+def _sections(path: Path, scaling: Mapping[str, Any], *, interleaved: bool) -> dict[str, MetadataValue]:
+    """Returns the sections of multi-section RoPE, whose order is the family's."""
     sections = scaling.get("mrope_section")
     if sections is None:
         return {}
     if not isinstance(sections, list) or [type(section) for section in sections] != [int] * 3:
         raise ModelError(path, f"'mrope_section' is {sections!r}; three numbers are expected")
-    if scaling.get("mrope_interleaved", True) is not True:
-        raise ModelError(path, "'mrope_interleaved' is not true; no other order is supported")
+    if scaling.get("mrope_interleaved", interleaved) is not interleaved:
+        raise ModelError(
+            path, f"'mrope_interleaved' is not {str(interleaved).lower()}; no other order is supported"
+        )
     return {_SECTIONS: np.array([*sections, 0], np.int32)}
 
 

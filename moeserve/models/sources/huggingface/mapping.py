@@ -85,6 +85,7 @@ class HuggingFaceMapping:
     # GGUF keys, without the architecture, that no config.json states.
     metadata: Mapping[str, bool] = field(default_factory=dict)
     rotates_in_sections: bool = False  # mrope_section; a text's positions are equal in all sections
+    sections_in_blocks: bool = False  # ModelShape.sections_in_blocks
     rotates_part: bool = False  # partial_rotary_factor or rotary_dim tells how much of each head
     # config.json's names for the number of next-token layers, which follow num_hidden_layers.
     skipped_layers: tuple[str, ...] = ()

@@ -28,6 +28,7 @@ _OTHERS = (  # prefixes of vision and sound tensors, and of the projections betw
     "vision_model.",
     "vision_tower.",
     "multi_modal_projector.",
+    "mm_projector.",
     "patch_merge_mlp.",
     "vit_large_projector.",
 )

@@ -130,3 +130,12 @@ void channel_decays(float* a, const float* bias, float rate, int n) {
     store_f(a + i, exp_f(mul(speed, softplus)));
   }
 }
+
+// a = exp(bound / (1 + exp(rate * (a + bias)))), n % 16 == 0: the logarithms of decays lie between bound and 0.
+void bounded_decays(float* a, const float* bias, float rate, float bound, int n) {
+  const VF one = set_f(1.0f), speed = set_f(rate), least = set_f(bound);
+  for (int i = 0; i < n; i += 16) {
+    const VF x = mul(speed, add(load_f(a + i), load_f(bias + i)));
+    store_f(a + i, exp_f(div(least, add(one, exp_f(x)))));
+  }
+}

@@ -1,0 +1,112 @@
+"""The tower of GLM-4.5V and GLM-4.6V (https://arxiv.org/abs/2507.01006), for still pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import ModelShape
+from moeserve.models.sources.source import TensorSource
+from moeserve.visualserver.picture_size import StretchRule
+from moeserve.visualserver.shapes.shape import VISION, PixelScale, position_side, read_pixel_scale
+
+PROJECTOR: Final = "glm4v"
+DEFAULT_MIN_TOKENS: Final = 8  # the publisher's, as 112 x 112 pixels of a video's two frames
+DEFAULT_MAX_TOKENS: Final = 4096  # llama.cpp's; the publisher's own is 6,144
+
+
+@dataclass(frozen=True, slots=True)
+class GlmShape:
+    """See `TowerShape`."""
+
+    hidden: int
+    heads: int
+    layers: int
+    merger_ffn: int  # of the network behind the layers, whose own feed-forwards have the width of `output`
+    patch: int  # pixels a side
+    merge: int  # patches a side of what becomes one token
+    output: int  # the text model's hidden size
+    positions: int  # a side of the learned table, in patches
+    eps: float  # of RMS norms
+    pixels: PixelScale
+
+    @property
+    def token_side(self) -> int:
+        """Pixels."""
+        return self.patch * self.merge
+
+    @property
+    def default_max_tokens(self) -> int:
+        return DEFAULT_MAX_TOKENS
+
+    @property
+    def token_floats(self) -> int:
+        return max(self.merge**2 * (3 * self.output + 7 * self.hidden), 3 * self.merger_ffn + 4 * self.output)
+
+    def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
+        most = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+        least = min(DEFAULT_MIN_TOKENS, most) if min_tokens is None else min_tokens
+        area = self.token_side**2
+        return StretchRule(self.token_side, least * area, most * area, enlarges_sides=True)
+
+    @property
+    def embedding_size(self) -> int:
+        return self.output
+
+    def fits(self, text: ModelShape) -> bool:
+        return text.rope_sections is not None and text.sections_in_blocks
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        h, out, patch = self.hidden, self.output, (self.hidden, 3, self.patch, self.patch)
+        shapes: dict[str, tuple[int, ...]] = {
+            "v.patch_embd.weight": patch,
+            "v.patch_embd.weight.1": patch,
+            "v.patch_embd.bias": (h,),
+            "v.norm_embd.weight": (h,),
+            "v.position_embd.weight": (self.positions**2, h),
+            "v.post_ln.weight": (h,),
+            "mm.patch_merger.weight": (out, h, self.merge, self.merge),
+            "mm.patch_merger.bias": (out,),
+            "mm.model.fc.weight": (out, out),
+            "mm.post_norm.weight": (out,),
+            "mm.post_norm.bias": (out,),
+            "mm.gate.weight": (self.merger_ffn, out),
+            "mm.up.weight": (self.merger_ffn, out),
+            "mm.down.weight": (out, self.merger_ffn),
+        }
+        for layer in range(self.layers):
+            at = f"v.blk.{layer}."
+            shapes |= {
+                f"{at}ln1.weight": (h,),
+                f"{at}ln2.weight": (h,),
+                f"{at}attn_qkv.weight": (3 * h, h),
+                f"{at}attn_out.weight": (h, h),
+                f"{at}ffn_gate.weight": (out, h),
+                f"{at}ffn_up.weight": (out, h),
+                f"{at}ffn_down.weight": (h, out),
+            }
+        return shapes
+
+
+def read_shape(file: TensorSource) -> GlmShape:
+    """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
+    meta = file.metadata
+    hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
+    heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
+    if hidden % (4 * heads):
+        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
+    return GlmShape(
+        hidden=hidden,
+        heads=heads,
+        layers=meta.require_int(VISION + "block_count", 1, 512),
+        merger_ffn=meta.require_int(VISION + "feed_forward_length", 1, 1 << 18),
+        patch=meta.require_int(VISION + "patch_size", 1, 64),
+        merge=meta.require_int(
+            VISION + "spatial_merge_size", 1, 8, default=2
+        ),  # llama.cpp's files have no key
+        output=meta.require_int(VISION + "projection_dim", 1, 1 << 16),
+        positions=position_side(file),
+        eps=meta.require_float(VISION + "attention.layer_norm_epsilon", 1e-12, 1e-2),
+        pixels=read_pixel_scale(file),
+    )

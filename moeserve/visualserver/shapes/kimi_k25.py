@@ -1,0 +1,112 @@
+"""MoonViT, the tower of Kimi-K2.5 (https://arxiv.org/abs/2602.02276), for still pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from moeserve.errors import ConfigError
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import ModelShape
+from moeserve.models.sources.source import TensorSource
+from moeserve.visualserver.picture_size import PadRule
+from moeserve.visualserver.shapes.shape import VISION, PixelScale, read_pixel_scale
+
+PROJECTOR: Final = "kimik25"
+DEFAULT_MAX_TOKENS: Final = 4096  # the publisher's 16,384 patches
+MOST_SIDE: Final = 512  # patches, in the publisher's processor
+POSITIONS: Final = "v.position_embd.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class KimiShape:
+    """See `TowerShape`."""
+
+    hidden: int
+    heads: int
+    layers: int
+    ffn: int
+    patch: int  # pixels a side
+    merge: int  # patches a side of what becomes one token
+    output: int  # the text model's hidden size
+    positions: tuple[int, int]  # rows and columns of the learned table, in patches
+    eps: float  # of LayerNorms
+    pixels: PixelScale
+
+    @property
+    def token_side(self) -> int:
+        """Pixels."""
+        return self.patch * self.merge
+
+    @property
+    def default_max_tokens(self) -> int:
+        return DEFAULT_MAX_TOKENS
+
+    @property
+    def token_floats(self) -> int:
+        return self.merge**2 * (2 * self.ffn + 7 * self.hidden)
+
+    def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> PadRule:
+        if min_tokens is not None:
+            raise ConfigError(
+                "--image-min-tokens: Kimi's pictures are shrunk to --image-max-tokens and never enlarged; leave it out"
+            )
+        most = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+        return PadRule(self.token_side, self.patch, most * self.merge**2, MOST_SIDE)
+
+    @property
+    def embedding_size(self) -> int:
+        return self.output
+
+    def fits(self, text: ModelShape) -> bool:
+        return text.latent is not None
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        h, joined = self.hidden, self.hidden * self.merge**2
+        shapes: dict[str, tuple[int, ...]] = {
+            "v.patch_embd.weight": (h, 3, self.patch, self.patch),
+            "v.patch_embd.bias": (h,),
+            POSITIONS: (*self.positions, h),
+        }
+        for name in ("v.post_ln", "mm.input_norm"):
+            shapes |= {f"{name}.weight": (h,), f"{name}.bias": (h,)}
+        products = {"mm.1": (joined, joined), "mm.2": (self.output, joined)}
+        for layer in range(self.layers):
+            at = f"v.blk.{layer}."
+            products |= {
+                f"{at}attn_qkv": (3 * h, h),
+                f"{at}attn_out": (h, h),
+                f"{at}ffn_up": (self.ffn, h),
+                f"{at}ffn_down": (h, self.ffn),
+            }
+            for name in ("ln1", "ln2"):
+                shapes |= {f"{at}{name}.weight": (h,), f"{at}{name}.bias": (h,)}
+        for name, (rows, columns) in products.items():
+            shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+        return shapes
+
+
+def read_shape(file: TensorSource) -> KimiShape:
+    """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
+    meta = file.metadata
+    hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
+    heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
+    if hidden % (4 * heads):
+        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
+    table = file.tensors.get(POSITIONS)
+    if table is None or len(table.shape) != 3:
+        raise ModelError(
+            file.path, f"{POSITIONS} is no table of positions by row and column; convert it again"
+        )
+    return KimiShape(
+        hidden=hidden,
+        heads=heads,
+        layers=meta.require_int(VISION + "block_count", 1, 512),
+        ffn=meta.require_int(VISION + "feed_forward_length", 1, 1 << 18),
+        patch=meta.require_int(VISION + "patch_size", 1, 64),
+        merge=meta.require_int(VISION + "projector.scale_factor", 1, 8),
+        output=meta.require_int(VISION + "projection_dim", 1, 1 << 16),
+        positions=(table.shape[0], table.shape[1]),
+        eps=meta.require_float(VISION + "attention.layer_norm_epsilon", 1e-12, 1e-2, default=1e-5),
+        pixels=read_pixel_scale(file),
+    )

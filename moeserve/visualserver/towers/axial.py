@@ -1,0 +1,106 @@
+"""What towers share whose patches lie in the order of tokens and whose heads rotate by row and column."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from moeserve.models.sources.source import TensorSource
+from moeserve.visualserver.shapes.shape import PixelScale, TowerShape
+from moeserve.visualserver.towers.tower import Tower
+
+ROPE_THETA: Final = 10000.0
+
+
+class AxialShape(TowerShape, Protocol):
+    @property
+    def heads(self) -> int: ...
+
+    @property
+    def merge(self) -> int:
+        """Patches a side of what becomes one token."""
+        ...
+
+    @property
+    def pixels(self) -> PixelScale: ...
+
+
+class AxialTower(Tower):
+    """All patches see each other. Heads rotate in split halves, of each half a quarter of the head by row and a quarter
+    by column."""
+
+    def __init__(
+        self,
+        source: TensorSource,
+        shape: AxialShape,
+        device: torch.device,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__(source, shape, device, dtype)
+        self._axes = shape
+        dims = shape.hidden // shape.heads // 4
+        self._inverse = ROPE_THETA ** (-torch.arange(dims, dtype=torch.float64, device=device) / dims)
+        deviation = torch.tensor(shape.pixels.deviation, dtype=torch.float64)
+        mean = torch.tensor(shape.pixels.mean, dtype=torch.float64)
+        self._scale = (255.0 * deviation).float().to(device)
+        self._shift = (mean / deviation).float().to(device)
+
+    def _patches_of(self, pixels: Tensor) -> Tensor:
+        """Returns float32 [patches, 3 * patch * patch], row by row: per patch, its numbers by channel, row and
+        column."""
+        side = self._axes.patch
+        rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
+        scaled = pixels.float() / self._scale - self._shift
+        return scaled.view(rows, side, columns, side, 3).permute(0, 2, 4, 1, 3).reshape(rows * columns, -1)
+
+    def _joined(self, x: Tensor) -> Tensor:
+        """The patches of a token, one after another: [tokens, merge * merge * hidden]."""
+        return x.view(-1, self._axes.hidden * self._axes.merge**2)
+
+    def _angles(self, columns: int, order: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin of a head's first half, float32 [patches, head / 2]: a quarter by row, a quarter by column."""
+        row, column = order // columns, order % columns
+        angles = torch.stack((row, column), 1).double()[:, :, None] * self._inverse
+        flat = angles.flatten(1)
+        return flat.cos().float(), flat.sin().float()
+
+    def _attend(self, at: str, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        n, heads = len(x), self._axes.heads
+        # With q, k and the last products of rounded inputs the error would be twice as large: 1e-3.
+        qkv = self.weights.product(at + "attn_qkv", x, is_exact=True)
+        qkv = qkv.view(n, 3, heads, -1).permute(1, 2, 0, 3)
+        q, k = _rotated(qkv[:2], cos, sin, self.weights.dtype)[:, None]
+        v = qkv[None, 2].to(self.weights.dtype)
+        mixed = functional.scaled_dot_product_attention(q, k, v)[0]
+        return self.weights.product(at + "attn_out", mixed.transpose(0, 1).reshape(n, -1))
+
+    def _layer_norm(self, name: str, x: Tensor, eps: float) -> Tensor:
+        w = self.weights
+        return functional.layer_norm(x, x.shape[-1:], w[name + ".weight"], w[name + ".bias"], eps)
+
+
+def merge_order(rows: int, columns: int, merge: int) -> Tensor:
+    """The patches, counted row by row, in the tower's order: those of a token follow one another."""
+    count = torch.arange(rows * columns)
+    return count.view(rows // merge, merge, columns // merge, merge).permute(0, 2, 1, 3).flatten()
+
+
+def bicubic_positions(table: Tensor, rows: int, columns: int) -> Tensor:
+    """Resamples a learned table [rows, columns, hidden] to the patches of a picture: [patches, hidden], row by row."""
+    grid = table.permute(2, 0, 1)[None]
+    found = functional.interpolate(grid, (rows, columns), mode="bicubic", align_corners=False)
+    return found[0].permute(1, 2, 0).reshape(rows * columns, -1)
+
+
+def _rotated(heads: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rotates heads, float32 [..., patches, dim], in split halves. Returns `dtype`, contiguous: rounded
+    as it is written, because on a GPU each further operation reads and writes all heads."""
+    a, b = heads.chunk(2, dim=-1)
+    out = torch.empty(heads.shape, dtype=dtype, device=heads.device)
+    first, second = out.chunk(2, dim=-1)
+    torch.addcmul(a * cos, b, sin, value=-1, out=first)
+    torch.addcmul(b * cos, a, sin, out=second)
+    return out

@@ -1,0 +1,69 @@
+"""MoonViT, the tower of Kimi-K2.5 (https://arxiv.org/abs/2602.02276), for still pictures.
+
+x = patches of pixels, times a matrix, + learned positions
+x += attention(LayerNorm(x))       all patches see each other; heads rotate by row and column
+x += down(gelu(up(LayerNorm(x))))
+tokens = fc2(gelu(fc1(merge x merge patches of LayerNorm(LayerNorm(x)), joined)))
+
+Time's positions and the mean over frames are videos'.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from moeserve.models.sources.source import TensorSource
+from moeserve.visualserver.shapes.kimi_k25 import POSITIONS, KimiShape
+from moeserve.visualserver.towers.axial import AxialTower, bicubic_positions, merge_order
+from moeserve.visualserver.towers.tower import CPU, SliceEnded
+
+
+class KimiTower(AxialTower):
+    """See `Tower`."""
+
+    def __init__(
+        self,
+        source: TensorSource,
+        shape: KimiShape,
+        device: torch.device = CPU,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(source, shape, device, dtype)
+        self.shape = shape
+        self._patches = self.weights.pop("v.patch_embd.weight").flatten(1)
+        self._table = self.weights.pop(POSITIONS)
+        order = rows_in_split_halves(shape.hidden, shape.heads).to(device)
+        for layer in range(shape.layers):
+            self.weights.reorder(f"v.blk.{layer}.attn_qkv", order)
+
+    def _tokens(self, pixels: Tensor, slice_ended: SliceEnded) -> Tensor:
+        shape, product = self.shape, self.weights.product
+        rows, columns = pixels.shape[0] // shape.patch, pixels.shape[1] // shape.patch
+        order = merge_order(rows, columns, shape.merge).to(self.device)
+        x = functional.linear(
+            self._patches_of(pixels)[order], self._patches, self.weights["v.patch_embd.bias"]
+        )
+        x += bicubic_positions(self._table, rows, columns)[order]
+        cos, sin = self._angles(columns, order)
+        for layer in range(shape.layers):
+            at = f"v.blk.{layer}."
+            x += self._attend(at, self._layer_norm(at + "ln1", x, shape.eps), cos, sin)
+            slice_ended((layer + 0.5) / shape.layers)
+            wide = product(at + "ffn_up", self._layer_norm(at + "ln2", x, shape.eps))
+            x += product(at + "ffn_down", functional.gelu(wide, approximate="tanh"))
+            if layer + 1 < shape.layers:
+                slice_ended((layer + 1) / shape.layers)
+        for name in ("v.post_ln", "mm.input_norm"):
+            x = self._layer_norm(name, x, shape.eps)
+        wide = functional.gelu(product("mm.1", self._joined(x), is_exact=True))
+        return product("mm.2", wide, is_exact=True)
+
+
+def rows_in_split_halves(hidden: int, heads: int) -> Tensor:
+    """Returns the file's row for each row of `AxialTower`'s q, k and v, int64 [3 * hidden]. In the file the first half
+    of each head of q and k rotates by column and the second by row, each number with its neighbour."""
+    count = torch.arange(hidden).view(heads, 2, -1, 2)  # [heads, column or row, frequency, pair]
+    q = count.flip(1).permute(0, 3, 1, 2).flatten()
+    return torch.cat([q, hidden + q, 2 * hidden + torch.arange(hidden)])

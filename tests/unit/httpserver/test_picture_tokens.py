@@ -1,0 +1,102 @@
+"""The tokens around pictures, by family: what a prompt gets, and what the publisher's template writes beside it."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+
+import pytest
+from gguf import GGUFWriter
+
+from moeserve.errors import ConfigError
+from moeserve.httpserver.generation.chat.picture_tokens import PictureTokens
+from moeserve.httpserver.generation.engine.picture_client import EncodedPicture
+from moeserve.httpserver.generation.request.pictures import Picture
+from moeserve.messages.pictures import PictureEncoded
+from moeserve.models.sources.gguf import open_gguf
+from moeserve.tokenizer import TextTokenizer
+from moeserve.tokenizer.renderer import ChatRenderer
+
+LETTERS = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 256), *range(256, 324))]
+CONTROL = 3
+# Kimi-K2.5's template shows a picture by these tokens and a line's end.
+KIMI = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+    "{% if part.type == 'image' %}<|media_begin|>image<|media_content|><|media_pad|><|media_end|>\n"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+)
+GLM = KIMI.replace(
+    "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>\n",
+    "<|begin_of_image|><|image|><|end_of_image|>",
+)
+
+
+def tokenizer_with(path: Path, special: list[str]) -> TextTokenizer:
+    """Bytes, and these."""
+    writer = GGUFWriter(path, "qwen3moe")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list([*LETTERS, "in", *special])
+    writer.add_token_types([1] * (len(LETTERS) + 1) + [CONTROL] * len(special))
+    writer.add_token_merges(["i n"])
+    writer.add_eos_token_id(len(LETTERS) + 1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return TextTokenizer.from_gguf(open_gguf(path))
+
+
+def tokens_of(tokenizer: TextTokenizer, template: str) -> PictureTokens:
+    renderer = ChatRenderer(template, {})
+    try:
+        return PictureTokens.of(tokenizer, renderer)
+    finally:
+        renderer.close()
+
+
+@pytest.mark.parametrize(
+    ("special", "template", "before", "each", "behind", "text_behind", "in_sections"),
+    [
+        (
+            ["<|media_begin|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"],
+            KIMI, "<|media_begin|>image<|media_content|>", "<|media_pad|>", "<|media_end|>", "\n", False,
+        ),
+        (
+            ["<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|image_pad|>"],
+            GLM, "<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "", True,
+        ),
+    ],
+    ids=["Kimi-K2.5", "GLM-4.6V"],
+)  # fmt: skip
+def test_a_prompt(
+    tmp_path: Path, special: list[str], template: str, before: str, each: str, behind: str, text_behind: str,
+    *, in_sections: bool,
+) -> None:  # fmt: skip
+    tokenizer = tokenizer_with(tmp_path / "vocabulary.gguf", special)
+    found = tokens_of(tokenizer, template)
+    assert found.text.behind == text_behind
+    assert not found.text.trims
+    mark = Picture(b"1").mark
+    (message,) = found.text.placed([{"role": "user", "content": f"Look: {mark}What?"}])
+    picture = EncodedPicture(PictureEncoded(1, 2, 3, bytes(32), "0a", 0.1, False), lambda handle: None)
+    prompt = found.encode(tokenizer, [message["content"]], {mark: picture})
+    head = [*tokenizer.encode("Look: "), *tokenizer.encode(before)]
+    (pad,) = tokenizer.encode(each)
+    assert prompt.ids == [
+        *head,
+        *[pad] * 6,
+        *tokenizer.encode(behind),
+        *tokenizer.encode(f"{text_behind}What?"),
+    ]
+    (span,) = prompt.spans
+    assert (span.start, span.count) == (len(head), 6)
+    first = len(head)
+    sections = array("i", [first] * 6 + [first] * 3 + [first + 1] * 3 + [first, first + 1, first + 2] * 2)
+    assert span.positions == (sections.tobytes() if in_sections else b"")
+    assert found.shown([f"a{mark}b"]) == f"a{before}{each}{behind}b"
+
+
+def test_a_vocabulary_with_some_of_the_tokens(tmp_path: Path) -> None:
+    tokenizer = tokenizer_with(tmp_path / "vocabulary.gguf", ["<|media_pad|>", "<|media_end|>"])
+    with pytest.raises(ConfigError, match="has no tokens for pictures that are known"):
+        tokens_of(tokenizer, KIMI)
