@@ -16,6 +16,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ def print_graphs(engine: GpuEngine, drafts: int) -> None:
         if replay is not None:
             name = "whole vocabulary" if panels is None else f"{len(panels)} panels"
             # Behind a chain's last link its rows stay where they are.
-            print(f"link, {name}: {gpu_ms(lambda r=replay: relink(chain, r)):6.3f} ms", flush=True)
+            print(f"link, {name}: {gpu_ms(partial(relink, chain, replay)):6.3f} ms", flush=True)
 
 
 def relink(chain: Any, replay: Callable[[], None]) -> None:

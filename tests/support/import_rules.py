@@ -249,6 +249,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kernels.delta_net.heads",
         "moeserve.models.attention",
         "moeserve.models.feed_forward",
+        "moeserve.models.head_shortlist",
         "moeserve.models.indexer",
         "moeserve.models.interface",
         "moeserve.models.latent",
