@@ -1,17 +1,14 @@
 """What a GPU's step with drafts by the model's own block is made of, for one request.
 
-    python -m benchmarks.family_file q36.gguf --shape qwen3.6-35b-a3b --layers 40 --header
-    python -m benchmarks.gpu.draft_step q36.gguf [--drafts 3] [--steps 64]
-
-First, by CUDA events, the GPU's time of each CUDA graph: of the layers for one row and for one row with its drafts, and
-of a link of the chain that drafts, with the whole vocabulary and with a shortlist. Then whole steps by wall clock,
-without drafts (each launched ahead) and with drafts that are all accepted or all rejected, and in the latter the host's
-milliseconds from one event to the next: tokens read, chain launched, layers launched, step finished.
+`python -m benchmarks.gpu.step_profile --drafts` prints it, of a header without weights. First whole steps by wall
+clock: without drafts, each launched ahead, and with drafts that are all accepted, 88% of them, and none, then the
+host's milliseconds from one event of a step to the next. Last, by CUDA events, the GPU's time of the CUDA graphs: of
+the layers for one row and for one row with its drafts, and of a link of the chain that drafts, with the whole
+vocabulary and with a shortlist.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections import defaultdict
@@ -102,19 +99,13 @@ class Timeline:
                 print(f"    {before:>16} -> {after:<16} {statistics.median(spans):6.3f} ms x {len(spans)}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("model")
-    parser.add_argument("--drafts", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=64)
-    options = parser.parse_args()
+def profile_drafts(model: str, drafts: int, steps: int = 64) -> None:
+    """drafts: of each step."""
     began = time.monotonic()
-    drafting = f'{{"method": "mtp", "num_speculative_tokens": {options.drafts}}}'
+    drafting = f'{{"method": "mtp", "num_speculative_tokens": {drafts}}}'
     arguments = [
-        "--model", options.model, "--load-format", "dummy", "--device", "cuda", "--batch", "1", "--acceptance", "1",
-        "--prompt", str(PROMPT), "--gen", str(room_of(4 * options.steps, options.drafts)), "--temperature", "1",
+        "--model", model, "--load-format", "dummy", "--device", "cuda", "--batch", "1", "--acceptance", "1",
+        "--prompt", str(PROMPT), "--gen", str(room_of(4 * steps, drafts)), "--temperature", "1",
         "--max-num-batched-tokens", str(PROMPT), "--speculative-config", drafting,
     ]  # fmt: skip
     config = bench._config(bench.command_parser().parse_args(arguments))
@@ -125,9 +116,9 @@ def main() -> None:
     driver = bench.EngineBench(runner, PROMPT, temperature=1.0)
     driver.prefill(1, PROMPT)
     driver.decode(1, PROMPT, 4)
-    ms = driver.decode(1, PROMPT + 4, options.steps) / options.steps * 1e3
+    ms = driver.decode(1, PROMPT + 4, steps) / steps * 1e3
     print(f"a step without drafts: {ms:.3f} ms", flush=True)
-    drafted = DraftedDecode(driver, runner, options.drafts)
+    drafted = DraftedDecode(driver, runner, drafts)
     timeline = Timeline()
     for right in (1.0, 0.88, 0.0):
         driver.prefill(1, PROMPT)
@@ -136,15 +127,11 @@ def main() -> None:
             timeline.watch(engine.next_token_chain, "launch", "chain launched")
             timeline.watch(engine._launcher, "launch", "layers launched")
             timeline.watch(runner, "finish", "step finished")
-        seconds, tokens = drafted.run(1, PROMPT, options.steps, right)
+        seconds, tokens = drafted.run(1, PROMPT, steps, right)
         each = seconds * 1e3 / tokens
         print(
             f"{right:.0%} right: {each:.3f} ms a token, {1e3 / each:.0f} tok/s, {ms / each:.2f} of none",
             flush=True,
         )
     timeline.print_medians()
-    print_graphs(engine, options.drafts)
-
-
-if __name__ == "__main__":
-    main()
+    print_graphs(engine, drafts)
