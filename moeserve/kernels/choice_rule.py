@@ -51,4 +51,38 @@ def scores_of_choice(length: int, rule: ChoiceRule) -> int:
     return -(-length // rule.block)
 
 
+# How programs of a GPU share the choice for one row (kernels/indexer/choice.py).
+FEW_SCORES = 4096  # one program chooses for rows of up to this number of blocks
+MOST_CANDIDATES = 8192
+MOST_PARTS = 128
+
+
+def candidates_of_choice(length: int, rule: ChoiceRule) -> int:
+    """Returns for how many candidates a shared choice has room, a power of two; 0 if one program chooses. From a sample
+    of 1,024 scores some 3,300 of 32,768 are candidates for 2,048."""
+    scores = scores_of_choice(length, rule)
+    if scores <= FEW_SCORES:
+        return 0
+    return FEW_SCORES if scores <= 1 << 15 else MOST_CANDIDATES
+
+
+def sample_of_choice(length: int, rule: ChoiceRule) -> int:
+    """Returns of how many scores a shared choice takes its candidates' bound, a power of two. The fewer of the highest
+    keys are in the sample, the more candidates are needed to have these with certainty."""
+    scores = scores_of_choice(length, rule)
+    return 1024 if scores <= 1 << 16 else 2048 if scores <= 1 << 18 else 4096
+
+
+def numbers_of_choice(length: int, rule: ChoiceRule) -> int:
+    """Returns `scores_of_choice`, rounded up to a multiple of 16."""
+    return -(-scores_of_choice(length, rule) // 16) * 16
+
+
+def stride_of_choice(length: int, rule: ChoiceRule) -> int:
+    """Returns how many numbers of 4 bytes a choice takes in a GPU's buffer of scores, a multiple of 16: its scores,
+    and behind them the candidates, the parts' counts and the least candidate, of 8 bytes each."""
+    candidates = candidates_of_choice(length, rule)
+    return numbers_of_choice(length, rule) + (2 * (candidates + MOST_PARTS + 8) if candidates else 0)
+
+
 ALL_KEYS = ChoiceRule()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moeserve.kernels.attention.reference import Sequence, attention
-from moeserve.kernels.choice_rule import ChoiceRule
+from moeserve.kernels.choice_rule import ChoiceRule, stride_of_choice
 from moeserve.kernels.indexer import op
 from moeserve.kernels.indexer.reference import choose_keys, index_scores
 from moeserve.kernels.latent.op import attend_chosen, decode_latent, decode_workspace
@@ -37,7 +37,7 @@ class Step:
         self.positions = ints([LENGTH - rows + row for row in range(rows)])
         self.keys, self.q = integers(2 * LENGTH, 1, DIM).half(), integers(rows, HEADS, DIM).half()
         self.weights = integers(rows, HEADS)
-        self.scores = torch.empty(rows * LENGTH, device="cuda")
+        self.scores = torch.empty(rows * stride_of_choice(LENGTH, RULE), device="cuda")
         self.chosen = torch.zeros(rows, 1, RULE.top, dtype=torch.int32, device="cuda")
         self.lasts, self.numbers = ints([0] * rows), torch.arange(rows, dtype=torch.int32, device="cuda")
 

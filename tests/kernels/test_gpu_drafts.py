@@ -59,7 +59,7 @@ RECURRENT = OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf"
 
 
 def two_layers(path: Path, to: Path) -> Path:
-    """Of a model of three recurrent layers and one that attends, the first and the last."""
+    """Writes the first and last layer of a model of three recurrent layers and one that attends."""
     data = path.read_bytes()
     in_list = b".recurrent_layers", b".recurrent_unread"  # the interval counts instead
     for name, other in ((b"blk.1.", b"blk.x."), (b"blk.3.", b"blk.1."), (b"blk.x.", b"blk.3."), in_list):

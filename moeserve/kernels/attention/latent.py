@@ -20,28 +20,15 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def combine(part_sums, part_stats, at, splits, ROWS: tl.constexpr, SIZE: tl.constexpr):
-    """Combines the partial results of `splits` splits, from part `at` on, into one normalised [ROWS, SIZE]."""
-    m, d = tl.arange(0, ROWS), tl.arange(0, SIZE)
-    acc = tl.zeros([ROWS, SIZE], tl.float32)
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    whole = tl.zeros([ROWS], tl.float32)
-    for j in range(splits):
-        part = (at + j) * ROWS + m
-        largest = tl.load(part_stats + part * 2, cache_modifier=".cg")
-        total = tl.load(part_stats + part * 2 + 1, cache_modifier=".cg")
-        sums = tl.load(part_sums + part[:, None] * SIZE + d[None, :], cache_modifier=".cg")
-        new = tl.maximum(top, largest)
-        shrink, share = tl.exp2(top - new), tl.exp2(largest - new)
-        acc = acc * shrink[:, None] + sums * share[:, None]
-        whole = whole * shrink + total * share
-        top = new
-    return acc / whole[:, None]
+def splits_of(end, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr):
+    """Returns the number of a row's splits, of up to `end` keys, and the keys of each."""
+    per = tl.maximum(tl.cdiv(tl.cdiv(end, BLOCK), SPLITS), LEAST) * BLOCK
+    return tl.cdiv(end, per), per
 
 
 @kernel
 def latent_attention_kernel(
-    q, rotated, keys, table, tiles, req_slots, positions, count, part_sums, part_stats, counters, out,
+    q, rotated, keys, table, tiles, req_slots, positions, count, part_sums, part_stats, out,
     TABLE_STRIDE: tl.constexpr, HEADS: tl.constexpr, RANK: tl.constexpr, ROTARY: tl.constexpr, G: tl.constexpr,
     ROWS: tl.constexpr, RANK_SIZE: tl.constexpr, ROTARY_SIZE: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
     LEAST: tl.constexpr, PDL: tl.constexpr,
@@ -51,9 +38,10 @@ def latent_attention_kernel(
     q [n, HEADS, RANK] and rotated [n, HEADS, ROTARY], scaled; keys [slots, RANK + ROTARY], of the same dtype; out
     [n, HEADS, RANK]. Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1]. With tiles
     int32 [tiles, 4] (first row, rows, its position, request slot), each row of a tile attends up to its own
-    position. part_sums [n, blocks, SPLITS, ROWS, RANK_SIZE] and part_stats [.., 2] float32: scratch; counters int32
-    [n, blocks]: zero before and after. LEAST: minimum of blocks of BLOCK keys per split. ROWS: a power of two that
-    holds a tile's rows times G; *_SIZE: powers of two that hold RANK and ROTARY.
+    position. A row of one split is stored in `out`; of others each split stores its unnormalised sum in part_sums
+    [n, blocks, SPLITS, ROWS, RANK_SIZE], its largest scores and the sums of its weights in part_stats [.., 2], float32,
+    for `combine_kernel`. LEAST: minimum of blocks of BLOCK keys per split. ROWS: a power of two that holds a tile's
+    rows times G; *_SIZE: powers of two that hold RANK and ROTARY.
     """
     if PDL:
         gdc_launch_dependents()
@@ -70,8 +58,7 @@ def latent_attention_kernel(
         row, rows, start, req_slot = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
     block, split = tl.program_id(1), tl.program_id(2)
     end = start + rows
-    per = tl.maximum(tl.cdiv(tl.cdiv(end, BLOCK), SPLITS), LEAST) * BLOCK
-    splits = tl.cdiv(end, per)
+    splits, per = splits_of(end, BLOCK, SPLITS, LEAST)
     if split >= splits:
         return
     m, d, e = tl.arange(0, ROWS), tl.arange(0, RANK_SIZE)[None, :], tl.arange(0, ROTARY_SIZE)[None, :]
@@ -112,9 +99,32 @@ def latent_attention_kernel(
         tl.store(part_sums + part[:, None] * RANK_SIZE + d, acc)
         tl.store(part_stats + part * 2, largest)
         tl.store(part_stats + part * 2 + 1, total)
-        tl.debug_barrier()  # all threads must have written before the counter says so
-        arrived = tl.atomic_add(counters + place, 1, sem="acq_rel")
-        if arrived == splits - 1:
-            tl.store(counters + place, 0)
-            result = combine(part_sums, part_stats, place * SPLITS, splits, ROWS, RANK_SIZE)
-            tl.store(to, result.to(out.dtype.element_ty), live & (d < RANK))
+
+
+@kernel
+def combine_kernel(
+    positions, count, part_sums, part_stats, out,
+    HEADS: tl.constexpr, RANK: tl.constexpr, G: tl.constexpr, RANK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, LEAST: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (n, HEADS, RANK_SIZE / COLUMNS). Combines the results of rows of several splits, all splits at once: the
+    last program of a block of G heads would read up to 2 MB of them for itself. Arguments as for
+    `latent_attention_kernel`, with ROWS of G."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    i, head = tl.program_id(0), tl.program_id(1)
+    if i >= tl.load(count):
+        return
+    splits, _ = splits_of(tl.load(positions + i) + 1, BLOCK, SPLITS, LEAST)
+    if splits == 1:
+        return
+    j, d = tl.arange(0, SPLITS), tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    row, there = i.to(tl.int64), j < splits
+    part = ((row * tl.cdiv(HEADS, G) + head // G) * SPLITS + j) * G + head % G
+    largest = tl.load(part_stats + part * 2, there, float("-inf"))
+    total = tl.load(part_stats + part * 2 + 1, there, 0.0)
+    sums = tl.load(part_sums + part[:, None] * RANK_SIZE + d[None, :], there[:, None], 0.0)
+    share = tl.exp2(largest - tl.max(largest, 0))
+    result = tl.sum(sums * share[:, None], 0) / tl.sum(total * share, 0)
+    tl.store(out + (row * HEADS + head) * RANK + d, result.to(out.dtype.element_ty), d < RANK)

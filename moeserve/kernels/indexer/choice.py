@@ -1,8 +1,13 @@
 """The choice of the blocks with the highest scores on a GPU, equal to `reference.choose_keys`.
 
-A program chooses for one row. Four passes over the bits of the scores, eight at a time, count how many scores have
-each value of these bits among those that can still be the lowest chosen score (radix selection). Another pass writes
-the blocks in the order of positions. The first pass reads the scores from memory, the others mostly from the cache.
+A score and its block make one number, its key: the order of keys is that of the scores, and of equal scores the first
+block's is higher. So all keys differ, and the TOP highest are those from some threshold on, which is found by halving
+an interval of keys and counting.
+
+One program holds the keys of a short row in registers. Of longer rows it holds candidates, to which several programs
+reduce the row: from a sample of the scores they take a bound that somewhat more than TOP keys reach (Floyd and Rivest's
+SELECT, https://doi.org/10.1145/360680.360691), count their keys from it on, and collect these in the order of
+positions. If too few or too many keys reach the bound, one program halves with all scores, a pass over them per step.
 """
 
 # mypy: ignore-errors
@@ -15,40 +20,68 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
 
-DIGITS = tl.constexpr(256)
-
 
 @triton.jit
-def load_ordered(scores, j, end):
-    """Returns the scores j < end as uint32 in the order of the numbers; -0 is 0."""
+def load_keys(scores, j, end, BITS: tl.constexpr):
+    """Returns the keys int64 of the scores j, whose last BITS bits hold j; -1 from `end` on. -0 is 0."""
     score = tl.load(scores + j, j < end, 0.0)
     bits = tl.where(score == 0.0, 0.0, score).to(tl.uint32, bitcast=True)
-    return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+    ordered = tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits | 0x80000000)
+    return tl.where(j < end, (ordered.to(tl.int64) << BITS) | ((1 << BITS) - 1 - j), -1)
 
 
 @triton.jit
-def lowest_chosen(scores, end, TOP: tl.constexpr, CHUNK: tl.constexpr):
-    """Returns the TOP-th highest of the scores below `end`, as `load_ordered` gives it, and how many scores equal to it
-    are chosen. `end` is above TOP."""
-    digit = tl.arange(0, DIGITS)
-    known, left = tl.full([], 0, tl.uint32), tl.full([], TOP, tl.int32)
-    for step in tl.static_range(4):
-        counts = tl.zeros([DIGITS], tl.int32)
-        for first in range(0, end, CHUNK):
-            j = first + tl.arange(0, CHUNK)
-            value = load_ordered(scores, j, end)
-            candidate = j < end
-            if step > 0:
-                candidate &= (value >> (32 - 8 * step)) == known
-            # Others count as 0, and are taken off again: so the histogram needs no mask.
-            bits = tl.where(candidate, ((value >> (24 - 8 * step)) & (DIGITS - 1)).to(tl.int32), 0)
-            others = CHUNK - tl.sum(candidate.to(tl.int32), 0)
-            counts += tl.histogram(bits, DIGITS) - tl.where(digit == 0, others, 0)
-        higher = tl.sum(counts, 0) - tl.cumsum(counts, 0)  # scores with a higher digit
-        is_it = (higher < left) & (higher + counts >= left)
-        known = (known << 8) | tl.sum(tl.where(is_it, digit, 0), 0).to(tl.uint32)
-        left -= tl.sum(tl.where(is_it, higher, 0), 0)
-    return known, left
+def halve(low, high, middle, reached, fewest, most):
+    """Returns the rest of an interval of thresholds, in which `reached` keys reach the middle; the middle alone if
+    these are `fewest` to `most`."""
+    new_high = tl.where(reached < fewest, middle - 1, tl.where(reached <= most, middle, high))
+    return tl.where(reached < fewest, low, middle), new_high
+
+
+@triton.jit
+def threshold(key, low, fewest, most):
+    """Returns a number, at least `low`, that `fewest` to `most` of the keys reach. At least `fewest` reach `low`."""
+    high = tl.max(key, 0)
+    while low < high:
+        middle = high - (high - low) // 2
+        low, high = halve(low, high, middle, tl.sum((key >= middle).to(tl.int32), 0), fewest, most)
+    return low
+
+
+@triton.jit
+def threshold_of_row(scores, end, top, BITS: tl.constexpr, CHUNK: tl.constexpr):
+    """Returns a number that `top` of the keys of a row's `end` scores reach, with a pass over them per step."""
+    low, high = tl.full([], 0, tl.int64), tl.full([], (1 << (32 + BITS)) - 1, tl.int64)
+    while low < high:
+        middle = high - (high - low) // 2
+        reached = count_keys(scores, 0, end, middle, BITS, CHUNK)
+        low, high = halve(low, high, middle, reached, top, top)
+    return low
+
+
+@triton.jit
+def count_keys(scores, first, end, low, BITS: tl.constexpr, CHUNK: tl.constexpr):
+    """Returns how many keys of the scores from `first` to `end` reach `low`."""
+    reached = tl.zeros([CHUNK], tl.int32)
+    for at in range(first, end, CHUNK):
+        reached += (load_keys(scores, at + tl.arange(0, CHUNK), end, BITS) >= low).to(tl.int32)
+    return tl.sum(reached, 0)
+
+
+@triton.jit
+def bound_of_sample(scores, end, TOP: tl.constexpr, SAMPLE: tl.constexpr, BITS: tl.constexpr):
+    """Returns a key that somewhat more than TOP of a row's keys reach, but for a sample that is far from the row.
+
+    The sample has one score of each of SAMPLE equal stretches, at a place in it that differs from stretch to stretch,
+    as scores may repeat with the text. TOP keys have r in the sample on average, with a deviation of sqrt(r) at most.
+    """
+    j = tl.arange(0, SAMPLE)
+    fraction = ((j * 40503) & 0xFFFF).to(tl.int64)  # 65536 times that of j times the golden ratio
+    at = (((j.to(tl.int64) << 16) | fraction) * end) // (SAMPLE << 16)
+    r = TOP * SAMPLE / end.to(tl.float32)
+    margin = 3.0 * tl.sqrt(r) + 3.0
+    fewest, most = (r + margin).to(tl.int32), (r + 1.25 * margin).to(tl.int32)
+    return threshold(load_keys(scores, at.to(tl.int32), end, BITS), tl.full([], 0, tl.int64), fewest, most)
 
 
 @triton.jit
@@ -59,18 +92,125 @@ def store_blocks(out, place, block, held, live, SLOTS: tl.constexpr):
         tl.store(out + place, block, live)
 
 
+@triton.jit
+def store_from(key, bound, written, out, held, SLOTS: tl.constexpr, BITS: tl.constexpr):
+    """Stores the blocks of the keys from `bound` on, behind those written. Returns the number of these."""
+    kept = key >= bound
+    place = written + tl.cumsum(kept.to(tl.int32), 0) - 1
+    store_blocks(out, place, (~key & ((1 << BITS) - 1)).to(tl.int32), held, kept, SLOTS)
+    return written + tl.sum(kept.to(tl.int32), 0)
+
+
+@triton.jit
+def store_highest(key, low, out, held, TOP: tl.constexpr, SLOTS: tl.constexpr, BITS: tl.constexpr):
+    """Stores the blocks of the TOP highest keys. As many reach `low`."""
+    store_from(key, threshold(key, tl.full([], 0, tl.int64) + low, TOP, TOP), 0, out, held, SLOTS, BITS)
+
+
+@triton.jit
+def load_candidates(room, found, SIZE: tl.constexpr):
+    return tl.load(room + tl.arange(0, SIZE), tl.arange(0, SIZE) < found, -1)
+
+
+@triton.jit
+def blocks_of_row(position, BLOCK: tl.constexpr, LOCAL: tl.constexpr):
+    """Returns how many blocks a row scores, and how many there are, by the `ChoiceRule`."""
+    blocks = position // BLOCK + 1
+    return tl.maximum(blocks - LOCAL, 0) if LOCAL > 0 else (position + 1) // BLOCK, blocks
+
+
+@triton.jit
+def part_of_row(scored, part, PARTS: tl.constexpr, CHUNK: tl.constexpr):
+    """Returns the first of a part's scores, and the end. All parts but the last one have whole chunks."""
+    size = tl.cdiv(tl.cdiv(scored, CHUNK), PARTS) * CHUNK
+    return part * size, tl.minimum(scored, (part + 1) * size)
+
+
+@triton.jit
+def load_counts(room, scored, part, PARTS: tl.constexpr, CANDIDATES: tl.constexpr, CHUNK: tl.constexpr):
+    """Returns the least candidate of a row, and the number of candidates before a part and in all of them."""
+    q = tl.arange(0, PARTS)
+    first, _ = part_of_row(scored, q, PARTS, CHUNK)
+    counts = tl.load(room + CANDIDATES + q, first < scored, 0).to(tl.int32)
+    return tl.load(room + CANDIDATES + PARTS), tl.sum(tl.where(q < part, counts, 0), 0), tl.sum(counts, 0)
+
+
+@kernel
+def count_kernel(
+    scores, scratch, positions, count, first_row,
+    STRIDE: tl.constexpr, SCORES: tl.constexpr, CHOICES: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
+    LOCAL: tl.constexpr, PARTS: tl.constexpr, CANDIDATES: tl.constexpr, SAMPLE: tl.constexpr, BITS: tl.constexpr,
+    CHUNK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows, CHOICES, PARTS). Each program writes how many of its keys are candidates, the first one of a row also
+    the least candidate. All keys are candidates if there are up to CANDIDATES. Arguments as for `choose_kernel`."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    i, choice, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = tl.load(first_row) + i
+    if row >= tl.load(count):
+        return
+    scored, _ = blocks_of_row(tl.load(positions + row), BLOCK, LOCAL)
+    first, last = part_of_row(scored, part, PARTS, CHUNK)
+    if (scored <= TOP) | (first >= scored):
+        return
+    line = i.to(tl.int64) * CHOICES + choice
+    mine, room = scores + line * STRIDE, scratch + (line * STRIDE + SCORES) // 2
+    low = tl.full([], 0, tl.int64)
+    if scored > CANDIDATES:
+        low = bound_of_sample(mine, scored, TOP, SAMPLE, BITS)
+    tl.store(room + CANDIDATES + part, count_keys(mine, first, last, low, BITS, CHUNK).to(tl.int64))
+    if part == 0:
+        tl.store(room + CANDIDATES + PARTS, low)
+
+
+@kernel
+def collect_kernel(
+    scores, scratch, positions, count, first_row,
+    STRIDE: tl.constexpr, SCORES: tl.constexpr, CHOICES: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr,
+    LOCAL: tl.constexpr, PARTS: tl.constexpr, CANDIDATES: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows, CHOICES, PARTS). Each program writes its candidates behind those of the parts before it. Arguments as
+    for `choose_kernel`."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    i, choice, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = tl.load(first_row) + i
+    if row >= tl.load(count):
+        return
+    scored, _ = blocks_of_row(tl.load(positions + row), BLOCK, LOCAL)
+    first, last = part_of_row(scored, part, PARTS, CHUNK)
+    if (scored <= TOP) | (first >= scored):
+        return
+    line = i.to(tl.int64) * CHOICES + choice
+    mine, room = scores + line * STRIDE, scratch + (line * STRIDE + SCORES) // 2
+    low, before, found = load_counts(room, scored, part, PARTS, CANDIDATES, CHUNK)
+    if found <= CANDIDATES:
+        for at in range(first, last, CHUNK):
+            key = load_keys(mine, at + tl.arange(0, CHUNK), last, BITS)
+            kept = key >= low
+            tl.store(room + before + tl.cumsum(kept.to(tl.int32), 0) - 1, key, kept)
+            before += tl.sum(kept.to(tl.int32), 0)
+
+
 @kernel
 def choose_kernel(
-    scores, table, req_slots, positions, count, first_row, chosen, lasts,
-    TABLE_STRIDE: tl.constexpr, SCORES_STRIDE: tl.constexpr, CHOICES: tl.constexpr, TOP: tl.constexpr,
-    BLOCK: tl.constexpr, LOCAL: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, CHUNK: tl.constexpr,
-    PDL: tl.constexpr,
+    scores, scratch, table, req_slots, positions, count, first_row, chosen, lasts,
+    TABLE_STRIDE: tl.constexpr, STRIDE: tl.constexpr, SCORES: tl.constexpr, CHOICES: tl.constexpr, TOP: tl.constexpr,
+    BLOCK: tl.constexpr, LOCAL: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr,
+    SIZE: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, CHOICES). Writes the blocks that rows first_row[0] + i < count[0] attend to, by the `ChoiceRule` of
     TOP, BLOCK and LOCAL, in the order of positions: int32 chosen [n, CHOICES, WIDTH]; SLOTS: their KV slots, with
     blocks of one key. lasts int32 [n]: the index of a row's own key among the keys of these blocks.
 
-    scores float32 [rows, CHOICES, SCORES_STRIDE] of the blocks before a row's tail, read if there are more than TOP.
+    scores float32 [rows, CHOICES, STRIDE]: SCORES of the blocks before a row's tail, read if there are more than TOP.
+    BITS: those of SCORES. scratch: None, with up to SIZE scores; else the same memory as int64. Then there are behind a
+    choice's scores up to SIZE candidates in the order of positions, from `collect_kernel`, and from `count_kernel`
+    their number in each of PARTS parts and the least one.
     """
     if PDL:
         gdc_launch_dependents()
@@ -80,30 +220,29 @@ def choose_kernel(
     if row >= tl.load(count):
         return
     position = tl.load(positions + row)
-    blocks = position // BLOCK + 1
-    scored = tl.maximum(blocks - LOCAL, 0) if LOCAL > 0 else (position + 1) // BLOCK
+    scored, blocks = blocks_of_row(position, BLOCK, LOCAL)
     held = table + tl.load(req_slots + row).to(tl.int64) * TABLE_STRIDE
     out = chosen + (row.to(tl.int64) * CHOICES + choice) * WIDTH
-    j = tl.arange(0, CHUNK)
-    taken = tl.minimum(scored, TOP)
+    j, taken, line = tl.arange(0, CHUNK), tl.minimum(scored, TOP), i.to(tl.int64) * CHOICES + choice
     if choice == 0:
         tl.store(lasts + row, taken * BLOCK + position - scored * BLOCK)
+    for first in range(scored, blocks, CHUNK):  # the tail
+        store_blocks(out, taken + first - scored + j, first + j, held, first + j < blocks, SLOTS)
+    mine = scores + line * STRIDE
     if scored <= TOP:
         for first in range(0, scored, CHUNK):
             store_blocks(out, first + j, first + j, held, first + j < scored, SLOTS)
+    elif scratch is None:
+        store_highest(load_keys(mine, tl.arange(0, SIZE), scored, BITS), 0, out, held, TOP, SLOTS, BITS)
     else:
-        mine = scores + (i.to(tl.int64) * CHOICES + choice) * SCORES_STRIDE
-        lowest, ties = lowest_chosen(mine, scored, TOP, CHUNK)
-        written = tl.full([], 0, tl.int32)
-        for first in range(0, scored, CHUNK):
-            value = load_ordered(mine, first + j, scored)
-            there = first + j < scored
-            tie = there & (value == lowest)
-            rank = tl.cumsum(tie.to(tl.int32), 0)
-            kept = (there & (value > lowest)) | (tie & (rank <= ties))
-            place = written + tl.cumsum(kept.to(tl.int32), 0) - 1
-            store_blocks(out, place, first + j, held, kept, SLOTS)
-            written += tl.sum(kept.to(tl.int32), 0)
-            ties -= tl.sum(tie.to(tl.int32), 0)
-    for first in range(scored, blocks, CHUNK):  # the tail
-        store_blocks(out, taken + first - scored + j, first + j, held, first + j < blocks, SLOTS)
+        room = scratch + (line * STRIDE + SCORES) // 2
+        low, _, found = load_counts(room, scored, 0, PARTS, SIZE, CHUNK)
+        if (found < TOP) | (found > SIZE):
+            bound, written = threshold_of_row(mine, scored, TOP, BITS, CHUNK), tl.full([], 0, tl.int32)
+            for first in range(0, scored, CHUNK):
+                key = load_keys(mine, first + j, scored, BITS)
+                written = store_from(key, bound, written, out, held, SLOTS, BITS)
+        elif found <= SIZE // 2:
+            store_highest(load_candidates(room, found, SIZE // 2), low, out, held, TOP, SLOTS, BITS)
+        else:
+            store_highest(load_candidates(room, found, SIZE), low, out, held, TOP, SLOTS, BITS)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from moeserve.kernels.attention.op import PROGRAMS
-from moeserve.kernels.choice_rule import ChoiceRule, scores_of_choice
+from moeserve.kernels.choice_rule import (
+    MOST_PARTS,
+    ChoiceRule,
+    candidates_of_choice,
+    numbers_of_choice,
+    sample_of_choice,
+    stride_of_choice,
+)
 from moeserve.kernels.indexer.blocks_triton import (
     block_index_kernel,
     block_maxima_kernel,
     complete_blocks_kernel,
 )
-from moeserve.kernels.indexer.choice import choose_kernel
+from moeserve.kernels.indexer.choice import choose_kernel, collect_kernel, count_kernel
 from moeserve.kernels.indexer.triton import index_scores_kernel, index_store_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.rope.op import rotary_dim
@@ -19,7 +27,9 @@ from moeserve.kernels.rope.op import rotary_dim
 HEADS_TOGETHER = 64  # index heads of a row that are multiplied with keys together, at most
 SHARING_ROWS = 16  # rows of a prompt that share a program's index keys
 SCORED_KEYS = 16384  # numbers of index keys that a program multiplies at once: 128 keys of 128
-CHOSEN_TOGETHER = 8192  # scores that a program reads at once
+CHOSEN_TOGETHER = 2048  # scores that one of several programs of a row reads at once
+SHARING_WARPS = 8
+SHARING_PROGRAMS = 264  # that share choices: two per multiprocessor of an H200
 
 
 def index_store(
@@ -91,7 +101,7 @@ def block_index_store(
 
 def rows_together(scores: Tensor, rows: int, of_row: int) -> int:
     """Returns how many of `rows` rows can be scored together: all, or a multiple of SHARING_ROWS, because a program
-    writes the scores of as many. scores: flat buffer; of_row: scores of a row's choices. Raises ValueError without
+    writes the scores of as many. scores: flat buffer; of_row: numbers of a row's choices. Raises ValueError without
     room for SHARING_ROWS rows."""
     fitting = len(scores) // of_row
     if fitting >= rows:
@@ -123,13 +133,13 @@ def score_keys(
 
     q float16 [n, heads, dim], from `index_store`; weights [n, heads], rows at any stride; index_keys float16 [slots,
     1, dim]; table int32 [requests, length]; req_slots, positions int32 [n]; first_row int32 [1]; rows: of
-    `rows_together`; scores flat float32: row i's are at i * `scores_of_choice`. are_prompts: neighbouring rows are
+    `rows_together`; scores flat float32: row i's are at i * `stride_of_choice`. are_prompts: neighbouring rows are
     mostly of one request.
     """
     _, heads, dim = q.shape
     size, together = max(16, next_power_of_2(dim)), max(16, min(HEADS_TOGETHER, next_power_of_2(heads)))
     keys, sharing = max(16, min(128, SCORED_KEYS // size)), SHARING_ROWS if are_prompts else 1
-    groups, of_row = -(-rows // sharing), scores_of_choice(table.stride(0), rule)
+    groups, of_row = -(-rows // sharing), stride_of_choice(table.stride(0), rule)
     index_scores_kernel(
         (groups, max(1, min(-(-of_row // keys), PROGRAMS // groups))), q, weights, index_keys, table, req_slots,
         positions, count, first_row, scores, 0 if weights is None else weights.stride(0), table.stride(0), of_row,
@@ -153,13 +163,13 @@ def score_blocks(
     are_prompts: bool,
 ) -> None:
     """Scores the blocks that each head of rows first_row[0] + i < count[0] chooses from, i < rows:
-    `blocks.block_scores` of a local rule. scores: choice c of row i is at (i * heads + c) * `scores_of_choice`. Other
+    `blocks.block_scores` of a local rule. scores: choice c of row i is at (i * heads + c) * `stride_of_choice`. Other
     arguments as for `score_keys`."""
     _, heads, dim = q.shape
     size, h = max(16, next_power_of_2(dim)), next_power_of_2(heads)
     sharing = max(1, min(SHARING_ROWS, HEADS_TOGETHER // h)) if are_prompts else 1
     keys = max(16, min(128, next_power_of_2(rule.block), SCORED_KEYS // size))
-    groups, of_row = -(-rows // sharing), scores_of_choice(table.stride(0), rule)
+    groups, of_row = -(-rows // sharing), stride_of_choice(table.stride(0), rule)
     block_maxima_kernel(
         (groups, max(1, min(of_row, PROGRAMS // groups))), q, index_keys, table, req_slots, positions, count, first_row,
         scores, table.stride(0), of_row, heads, dim, rule.top, rule.block, rule.local, size, h, max(16, sharing * h),
@@ -186,10 +196,29 @@ def choose(
     `rule.block` is 1; lasts int32 [n].
     """
     _, choices, width = chosen.shape
-    of_row = scores_of_choice(table.stride(0), rule)
-    chunk = min(CHOSEN_TOGETHER, max(256, next_power_of_2(of_row)))
+    length, stride, by = (
+        table.stride(0),
+        stride_of_choice(table.stride(0), rule),
+        (rule.top, rule.block, rule.local),
+    )
+    size, numbers, parts = candidates_of_choice(length, rule), numbers_of_choice(length, rule), 1
+    bits = numbers.bit_length()
+    step, scratch = (positions, count, first_row), None
+    if size:
+        parts, scratch = parts_of_choice(rows * choices, numbers), scores.view(torch.int64)
+        shared = (scores, scratch, *step, stride, numbers, choices, *by, parts, size)
+        grid, options = (rows, choices, parts), {"num_warps": SHARING_WARPS, "launch_pdl": pdl()}
+        count_kernel(grid, *shared, sample_of_choice(length, rule), bits, CHOSEN_TOGETHER, pdl(), **options)
+        collect_kernel(grid, *shared, bits, CHOSEN_TOGETHER, pdl(), **options)
+    size = size or max(256, next_power_of_2(numbers))
     choose_kernel(
-        (rows, choices), scores, table, req_slots, positions, count, first_row, chosen, lasts, table.stride(0), of_row,
-        choices, rule.top, rule.block, rule.local, width, rule.block == 1, chunk, pdl(), num_warps=max(4, chunk // 512),
+        (rows, choices), scores, scratch, table, req_slots, *step, chosen, lasts, length, stride, numbers, choices, *by,
+        width, rule.block == 1, parts, size, bits, min(size, CHOSEN_TOGETHER), pdl(), num_warps=max(4, size // 512),
         launch_pdl=pdl(),
     )  # fmt: skip
+
+
+def parts_of_choice(choices: int, scores: int) -> int:
+    """Returns how many programs share each of `choices` choices among up to `scores` scores, a power of two."""
+    parts = max(1, min(MOST_PARTS, SHARING_PROGRAMS // choices, -(-scores // CHOSEN_TOGETHER)))
+    return next_power_of_2(parts + 1) // 2

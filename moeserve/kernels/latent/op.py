@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeserve.kernels.attention.latent import latent_attention_kernel
+from moeserve.kernels.attention.latent import combine_kernel, latent_attention_kernel
 from moeserve.kernels.attention.op import DecodeWorkspace, prefill_tile, splits_that_fill, tile_tokens
 from moeserve.kernels.experts.op import method_for
 from moeserve.kernels.latent.triton import latent_store_kernel, norm_kernel
@@ -14,6 +14,10 @@ from moeserve.kernels.linear.op import RouteBlocks, run_gemm, weight_of
 
 # For decode: heads per program, which share a key's loads, and the tensor cores' tile.
 DECODE_HEADS, DECODE_KEYS, DECODE_WARPS = 16, 32, 4
+COMBINED, COMBINED_COLUMNS = (
+    8192,
+    64,
+)  # numbers of splits that a program combines at once, and the fewest of a split
 # Smallest batch whose products use several tile sizes; smaller ones use the smallest tile.
 FEWEST_TILED_ROWS = 17
 
@@ -162,38 +166,19 @@ def decode_latent(
     table int32 [requests, length]; workspace: `decode_workspace` for at least n rows; out [n, heads, rank]. least:
     smallest split, in multiples of DECODE_KEYS.
     """
-    n, heads, rank = q.shape
-    w = workspace
+    (n, heads, rank), rotary, w = q.shape, rotated.shape[2], workspace
+    blocks, size, splits = w.sums.shape[1], max(16, next_power_of_2(rank)), w.splits
     latent_attention_kernel(
-        (n, w.sums.shape[1], w.splits),
-        q,
-        rotated,
-        keys,
-        table,
-        None,
-        req_slots,
-        positions,
-        count,
-        w.sums,
-        w.stats,
-        w.counters,
-        out,
-        table.stride(0),
-        heads,
-        rank,
-        rotated.shape[2],
-        DECODE_HEADS,
-        DECODE_HEADS,
-        max(16, next_power_of_2(rank)),
-        max(16, next_power_of_2(rotated.shape[2])),
-        DECODE_KEYS,
-        w.splits,
-        least,
-        pdl(),
-        num_warps=DECODE_WARPS,
-        num_stages=2,
-        launch_pdl=pdl(),
-    )
+        (n, blocks, splits), q, rotated, keys, table, None, req_slots, positions, count, w.sums, w.stats, out,
+        table.stride(0), heads, rank, rotary, DECODE_HEADS, DECODE_HEADS, size, max(16, next_power_of_2(rotary)),
+        DECODE_KEYS, splits, least, pdl(), num_warps=DECODE_WARPS, num_stages=2, launch_pdl=pdl(),
+    )  # fmt: skip
+    if splits > 1:
+        columns = min(size, max(COMBINED_COLUMNS, COMBINED // splits))
+        combine_kernel(
+            (n, heads, size // columns), positions, count, w.sums, w.stats, out, heads, rank, DECODE_HEADS, size,
+            DECODE_KEYS, splits, least, columns, pdl(), num_warps=DECODE_WARPS, launch_pdl=pdl(),
+        )  # fmt: skip
 
 
 def prefill_latent(
@@ -239,7 +224,7 @@ def _attend_whole(
     together = min(heads, tile.rows)
     latent_attention_kernel(
         (programs, -(-heads // together), 1), q, rotated, keys, table, tiles, req_slots, positions, count, None, None,
-        None, out, table.stride(0), heads, rank, rotary, together, max(16, next_power_of_2(tokens * together)),
+        out, table.stride(0), heads, rank, rotary, together, max(16, next_power_of_2(tokens * together)),
         max(16, next_power_of_2(rank)), max(16, next_power_of_2(rotary)), tile.keys, 1, 1, pdl(),
         num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl(),
     )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.chosen_op import attend_blocks
 from moeserve.kernels.attention.op import DecodeWorkspace
-from moeserve.kernels.choice_rule import ChoiceRule, scores_of_choice
+from moeserve.kernels.choice_rule import ChoiceRule, stride_of_choice
 from moeserve.kernels.indexer import op
 from moeserve.kernels.latent import op as latent
 from moeserve.kernels.stream_operands import KvLayer
@@ -29,7 +29,7 @@ def indexer(n: int, kind: torch.dtype) -> None:
             q, keys[:, :dim], empty(dim), empty(dim), 1e-6, angles, angles, at, at, count, queries, pool,
             in_pairs=in_pairs,
         )  # fmt: skip
-    scores, chosen = empty(n * 128_000), empty(n, 1, rule.top, dtype=i32)
+    scores, chosen = empty(n * stride_of_choice(128_000, rule)), empty(n, 1, rule.top, dtype=i32)
     step = (table, at, at, count, at, n, rule)
     for are_prompts in (False, True):
         op.score_keys(queries, keys[:, dim:], pool, *step, scores, are_prompts=are_prompts)
@@ -60,7 +60,7 @@ def block_indexer(n: int, kind: torch.dtype) -> None:
         op.block_index_store(
             q, keys, norm, norm, 1e-6, angles, angles, table, at, at, at, count, rule, queries, pool
         )
-        scores = empty(n * choices * scores_of_choice(length, rule))
+        scores = empty(n * choices * stride_of_choice(length, rule))
         chosen, step = empty(n, choices, rule.most_blocks, dtype=i32), (table, at, at, count, at, n, rule)
         for are_prompts in (False, True):
             if rule.local:

@@ -13,7 +13,7 @@ DEPTHS = 3
 
 
 def drafts(n: int, kind: QuantType) -> None:
-    """Of the whole vocabulary, and of a shortlist."""
+    """Launches drafts from the whole vocabulary and from a shortlist."""
     vocab, cols, count = 70_000, 2048, empty(1, dtype=i32)
     logits, column = empty(n, vocab), empty(n, dtype=i32)
     planned, of_chain = empty(DEPTHS, n, dtype=i32), empty(DEPTHS, n, dtype=i32)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.choice_rule import scores_of_choice
+from moeserve.kernels.choice_rule import stride_of_choice
 from moeserve.kernels.indexer.op import (
     block_index_store,
     choose,
@@ -45,7 +45,7 @@ def choose_keys(
         space.q, keys, w.k_norm, w.k_bias, shape.eps, form.cos, form.sin, batch.positions, batch.kv_slots, count,
         space.queries, kv.index_keys, in_pairs=shape.in_pairs,
     )  # fmt: skip
-    together = rows_together(space.scores, s.rows, scores_of_choice(table.stride(0), shape.rule))
+    together = rows_together(space.scores, s.rows, stride_of_choice(table.stride(0), shape.rule))
     for first in range(0, s.rows, together):
         rows = min(together, s.rows - first)
         some = (table, batch.req_slots, batch.positions, count, space.row_numbers[first:], rows, shape.rule)
@@ -75,7 +75,7 @@ def choose_blocks(
         q, keys, w.q_norm, w.k_norm, eps, form.cos, form.sin, table, batch.req_slots, batch.positions, batch.kv_slots,
         count, rule, space.queries, kv.index_keys,
     )  # fmt: skip
-    together = rows_together(space.scores, s.rows, shape.choices * scores_of_choice(table.stride(0), rule))
+    together = rows_together(space.scores, s.rows, shape.choices * stride_of_choice(table.stride(0), rule))
     for first in range(0, s.rows, together):
         rows = min(together, s.rows - first)
         some = (table, batch.req_slots, batch.positions, count, space.row_numbers[first:], rows, rule)
