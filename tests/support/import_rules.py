@@ -391,6 +391,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.front.schedule": {"moeserve.front.memory"},
     "moeserve.front.config": {"moeserve.config", "moeserve.errors"},
     **{f"moeserve.front.{module}": FRONT_POOL for module in ("pooled_model", "lives", "pool")},
+    "moeserve.front.line_lease": FRONT_POOL | {"moeserve.front.pool"},
     "moeserve.front.model_launcher": FRAME | {"moeserve.launcher"},
     "moeserve.front.launch": FRAME | {"moeserve.front.config", "moeserve.launcher"},
     "moeserve.front": FRAME | {"moeserve.httpserver", "moeserve.launcher.child_process"},
