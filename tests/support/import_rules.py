@@ -273,6 +273,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kernels.pages",
         "moeserve.kernels.stream_operands",
         "moeserve.config.units",
+        "moeserve.messages.slot_kinds",  # what a slot's number says, to the router as to the worker
     },
     "moeserve.models.adapters": {
         "moeserve.errors",

@@ -86,7 +86,7 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "experts, few": [partial(experts, 16, Q4, Q6)],
     "experts, some": [partial(experts, 30, Q4, Q6)],
     "experts, 128 and 256": [partial(experts, 128, Q4, Q6), partial(experts, 256, Q4, Q3_K)],
-    "experts by integers": [partial(integers, 16), partial(integers, 128)],
+    "experts by integers": [partial(integers, 16), partial(integers, 128), partial(integers, 1024)],
     "experts by quads": [partial(quads, 256, Q4, Q6), partial(quads, 2048, Q6, Q4)],
     "experts, many": [partial(experts, 2000, Q4, Q6)],
     "experts and linear, unpacked": [
