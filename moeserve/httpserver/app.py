@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import orjson
 from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -36,6 +37,7 @@ from moeserve.httpserver.ollama.pulls import Pulls
 from moeserve.httpserver.transport.absent_paths import why_absent
 from moeserve.httpserver.transport.api_table import Api, ApiTable
 from moeserve.httpserver.transport.decompress import Decompress
+from moeserve.httpserver.transport.documented_route import whole_routes
 from moeserve.httpserver.transport.errors import CLIENT_CLOSED_REQUEST, ApiError
 from moeserve.httpserver.transport.hosts import KnownHost, is_loopback
 from moeserve.httpserver.transport.keys import ApiKeys
@@ -99,8 +101,10 @@ class Application(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            complete(super().openapi(), self.apis, wants_key=self._wants_key, model=self._model)
-        assert self.openapi_schema is not None
+            routes = whole_routes(self.routes)
+            document = get_openapi(title=self.title, version=self.version, routes=routes)
+            complete(document, self.apis, wants_key=self._wants_key, model=self._model)
+            self.openapi_schema = document
         return self.openapi_schema
 
 

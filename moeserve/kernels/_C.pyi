@@ -49,6 +49,7 @@ class Matrix:
     experts: int
     bytes: int
     integer: bool
+    ordered: bool
     address: int  # of the panels, or of the file's rows
     def set_order(self, order: Tensor) -> None:
         """int32 [experts, cols]: stored column j is column order[j] of the input, which is gathered so. Matrices that
@@ -105,16 +106,24 @@ class AttentionPlan:
 class CompressedPlan:
     attention: AttentionPlan
     def __init__(self) -> None: ...
+    @property
+    def key_rows(self) -> list[int]:
+        """Of each row of the step: the row of the layer's keys in which its key is stored."""
+
     def build(
         self,
         rows: npt.NDArray[np.int32],
         counts: npt.NDArray[np.int32],
         positions: npt.NDArray[np.int32],
         req_slots: npt.NDArray[np.int32],
+        state_slots: npt.NDArray[np.int32],
         slot_table: npt.NDArray[np.int32],
         window: int,
         ratio: int,
         top: int,
+        first_ring: int,
+        ring_rows: int,
+        num_rings: int,
         heads: int,
         parts: int,
         dim: int,
@@ -309,7 +318,7 @@ class Stream:
         cos: Tensor,
         sin: Tensor,
         positions: Tensor,
-        slots: Tensor,
+        plan: CompressedPlan,
         keys: Tensor,
         n: int,
         heads: int,
@@ -329,7 +338,6 @@ class Stream:
         positions: Tensor,
         slots: Tensor,
         entries: Tensor,
-        first: int,
         states: Tensor,
         first_state: int,
         row: Tensor,
@@ -354,6 +362,7 @@ class Stream:
     def choose_entries(
         self, plan: CompressedPlan, q: Tensor, weights: Tensor, index_keys: Tensor, heads: int
     ) -> None: ...
+    def keep_keys(self, plan: CompressedPlan, keys: Tensor) -> None: ...
     def rotate_back(
         self, x: Activations, n: int, heads: int, dim: int, cos: Tensor, sin: Tensor, positions: Tensor
     ) -> None: ...

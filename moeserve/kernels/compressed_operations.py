@@ -37,7 +37,7 @@ class CompressedOperations(OperationQueue):
         eps: float,
         scale: float,
         angles: RowAngles,
-        slots: torch.Tensor,
+        plan: _C.CompressedPlan,
         layer: KvLayer,
         n: int,
         heads: int,
@@ -45,12 +45,12 @@ class CompressedOperations(OperationQueue):
         index_q: torch.Tensor | None = None,
         index_heads: int = 0,
     ) -> None:
-        """Makes queries of q [n, heads * dim] in place, and stores the tokens' keys, made of kv [n, dim], at the
-        beginning of their slots. index_q [n, index_heads * any]: rotated in place."""
+        """Makes queries of q [n, heads * dim] in place, and stores the tokens' keys, made of kv [n, dim], where
+        the plan says. index_q [n, index_heads * any]: rotated in place."""
         self._native.compressed_store(
-            q, kv, norm, eps, *angles, slots, layer.keys, n, heads, scale, index_q, index_heads
+            q, kv, norm, eps, *angles, plan, layer.keys, n, heads, scale, index_q, index_heads
         )
-        self._held.append((q, kv, norm, angles, slots, layer, index_q))
+        self._held.append((q, kv, norm, angles, plan, layer, index_q))
 
     def compress(
         self,
@@ -61,20 +61,19 @@ class CompressedOperations(OperationQueue):
         angles: RowAngles,
         slots: torch.Tensor,
         entries: torch.Tensor,
-        first: int,
         state: StateLayer,
         sequences: StateSequences,
         n: int,
         pending: torch.Tensor | None = None,
     ) -> None:
         """Adds the tokens' kv and gate [n, width] to their sequences' states, and stores the entries of the blocks that
-        they complete, from number `first` on in the last token's row of `entries`, float16 [slots, 1, any]. kv is
-        overwritten. pending: float32 [records, pending_values], needed if rows have drafts. A token's entry does not
-        depend on how its sequence is divided into steps."""
+        they complete, each in the last token's row of `entries`, float16 [slots, 1, dim]. kv is overwritten.
+        pending: float32 [records, pending_values], needed if rows have drafts. A token's entry does not depend on how
+        its sequence is divided into steps."""
         s = sequences
         drafts, kept = (None, None) if s.drafts is None else (s.drafts.drafts, s.drafts.first)
         self._native.compress(
-            kv, gate, w.bias, w.norm, eps, *angles, slots, entries, first, state.states, state.first, s.row, s.count,
+            kv, gate, w.bias, w.norm, eps, *angles, slots, entries, state.states, state.first, s.row, s.count,
             s.slot, drafts, kept, pending, n,
         )  # fmt: skip
         self._held.append((kv, gate, w, angles, slots, entries, state, sequences, pending))
@@ -103,6 +102,11 @@ class CompressedOperations(OperationQueue):
         assert layer.index_keys is not None
         self._native.choose_entries(plan, q, weights, layer.index_keys, heads)
         self._held.append((plan, q, weights, layer))
+
+    def keep_keys(self, plan: _C.CompressedPlan, layer: KvLayer) -> None:
+        """Copies the step's keys that had no room in their sequences' rings to these, after attention."""
+        self._native.keep_keys(plan, layer.keys)
+        self._held.append((plan, layer))
 
     def rotate_back(self, x: Activations, n: int, heads: int, dim: int, angles: RowAngles) -> None:
         """Rotates attention's output back, in place, then writes the int8 form where x has one. x: [n * any, heads *

@@ -3,7 +3,7 @@ same cache layers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -40,6 +40,21 @@ class ThreadPlacement:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyRings:
+    """Where the keys of compressed attention's windows lie among a layer's keys: a ring of rows for each state slot, in
+    which position p has row p % rows. They follow the rows of KV slots, and are followed by rows for a step's keys."""
+
+    first: int  # row of state slot 0's ring
+    rows: int  # of a ring
+    num: int  # state slots
+
+    @property
+    def end(self) -> int:
+        """The first row behind the rings."""
+        return self.first + self.num * self.rows
+
+
+@dataclass(frozen=True, slots=True)
 class KvLayer:
     """One layer of the KV pool: [slots, kv_heads, head_dim] each (values may be narrower). float16, on a GPU also
     bfloat16; or int8 with a float16 scale per 32 numbers of a head; on a GPU also float8_e4m3fn with a scale per
@@ -51,14 +66,25 @@ class KvLayer:
     key_scales: torch.Tensor | None = None  # int8 keys: [slots, kv_heads, head_dim / 32]; float8: [.., 1]
     value_scales: torch.Tensor | None = None
     index_keys: torch.Tensor | None = None  # float16 [slots, 1, width], by which keys are chosen
+    # Compressed attention: rows of `keys` behind those of KV slots.
+    rings: KeyRings | None = field(default=None, kw_only=True)
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors with their own memory; latent attention's values have none."""
+        """The rows of KV slots, of the tensors with their own memory; latent attention's values have none."""
         is_view = self.keys.numel() > 0 and self.values.data_ptr() == self.keys.data_ptr()
         values = None if is_view else self.values
-        every = (self.keys, self.key_scales, values, self.value_scales, self.index_keys)
+        keys = self.keys if self.rings is None else self.keys[: self.rings.first]
+        every = (keys, self.key_scales, values, self.value_scales, self.index_keys)
         return [tensor for tensor in every if tensor is not None]
+
+    @property
+    def of_states(self) -> torch.Tensor | None:
+        """float32 [state slots, any]: the bytes of each state slot's ring; None without rings."""
+        if self.rings is None:
+            return None
+        rings = self.keys[self.rings.first : self.rings.end]
+        return rings.view(self.rings.num, -1).view(torch.float32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeserve.kernels.stream_operands import KvLayer
+from moeserve.kernels.stream_operands import KeyRings, KvLayer
 from moeserve.kv.layout import BFLOAT16, FLOAT16, FP8, KV_BLOCK, Q8_0, KvLayout
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.latent import LatentAttentionShape
@@ -31,10 +31,13 @@ class KvCache:
         *,
         zeroed: bool = False,
         num_window_slots: int = 0,
+        num_states: int = 0,
+        step_rows: int = 0,
     ) -> None:
         """zeroed: fill the cache with zeros. Needed where kernels read masked keys, because a leftover NaN would
         pass the mask. Without it, the operating system allocates RAM pages at first use, so an idle cache costs no
-        memory. num_window_slots: slots of the sliding-window layers' pool; 0: all layers share one pool."""
+        memory. num_window_slots: slots of the sliding-window layers' pool; 0: all layers share one pool. num_states,
+        step_rows: of compressed attention, the state slots, and the rows of the largest step."""
         allocate = torch.zeros if zeroed else torch.empty
         dtype = layout.dtype
 
@@ -57,10 +60,15 @@ class KvCache:
                 width = 0 if a is None else a.index_width
                 return allocate((slots, 1, width), dtype=torch.float16, device=device) if width else None
 
-            keys, index_keys = numbers(widths[0]), numbers_to_choose_by()
-            if isinstance(a, LatentAttentionShape | CompressedAttentionShape):
-                value_dim = a.rank if isinstance(a, LatentAttentionShape) else a.head_dim
-                return KvLayer(keys, keys[:, :, :value_dim], index_keys=index_keys)
+            index_keys = numbers_to_choose_by()
+            if isinstance(a, CompressedAttentionShape):
+                rings = KeyRings(slots if has_own else 0, a.ring_rows, num_states)
+                shape = (rings.end + step_rows, 1, a.head_dim)
+                entries = allocate(shape, dtype=TORCH_TYPES[dtype], device=device)
+                return KvLayer(entries, entries, index_keys=index_keys, rings=rings)
+            keys = numbers(widths[0])
+            if isinstance(a, LatentAttentionShape):
+                return KvLayer(keys, keys[:, :, : a.rank], index_keys=index_keys)
             of_layer = KvLayer(keys, numbers(widths[-1]), scale_of_each(), scale_of_each(), index_keys)
             if (
                 has_window_slots and has_own
@@ -71,6 +79,8 @@ class KvCache:
 
         # One entry per layer: keys and values [slots, kv_heads, width], and scales if the dtype has 8 bits. The tensors
         # are empty for a layer without attention and for one that reads another layer's KV. In latent attention: keys
-        # [slots, 1, rank + rotary_dim]; their first `rank` numbers are also the values. index_keys [slots, 1, width]
+        # [slots, 1, rank + rotary_dim]; their first `rank` numbers are also the values. In compressed attention: keys
+        # [rows, 1, head_dim], which are also the values: a row for each slot's entry, then the rings, then those of a
+        # step. index_keys [slots, 1, width]
         # in layers with an indexer of their own.
         self.layers = [kv_layer(layer) for layer in layers]

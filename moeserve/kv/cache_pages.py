@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.pages.reference import gather_pages, page_bytes, scatter_pages
-from moeserve.kernels.stream_operands import KvLayer
+from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.kv.host_blocks import HostPage
 
 Slots = npt.NDArray[np.int32]
@@ -29,6 +29,14 @@ def kv_tensors(layers: Iterable[KvLayer]) -> list[Tensor]:
     """Returns the tensors whose rows make up a KV page, in order: the first layer's keys, their scales if it has
     any, its values, their scales, then the next layer's keys."""
     return [tensor for layer in layers for tensor in layer.tensors]
+
+
+def state_tensors(states: Sequence[StateLayer], layers: Iterable[KvLayer]) -> list[Tensor]:
+    """Returns the tensors whose rows make up a sequence's state, in order; none without states."""
+    if not states:
+        return []
+    rings = (layer.of_states for layer in layers)
+    return [states[0].states, *(ring for ring in rings if ring is not None)]
 
 
 class CachePages:

@@ -51,8 +51,8 @@ _GPU_ONLY = {
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """The KV layout of one model. Per layer: keys and values, [slots, kv_heads, width] each. In latent attention:
-    one tensor [slots, 1, rank + rotary_dim]. In compressed attention: one [slots, 1, head_dim], or twice that where a
-    block's last token has its entry too. In layers with an indexer of their own also index keys, always float16."""
+    one tensor [slots, 1, rank + rotary_dim]. In compressed attention: one [slots, 1, head_dim] of entries; the keys of
+    windows are part of a sequence's state. In layers with an indexer of their own also index keys, always float16."""
 
     shape: ModelShape
     dtype: KvDtype = FLOAT16
@@ -84,7 +84,20 @@ class KvLayout:
     def state_bytes(self, layers: Iterable[int] | None = None) -> int:
         """Bytes of one sequence's recurrent state in `layers`; None: in all layers."""
         indices = range(self.num_layers) if layers is None else layers
-        return 4 * sum(self.state_values(index) for index in indices)
+        return sum(4 * self.state_values(index) + self.ring_bytes(index) for index in indices)
+
+    def ring_bytes(self, layer: int) -> int:
+        """Bytes of the keys of one sequence's last tokens in `layer`, in compressed attention."""
+        mixer = self.shape.loaded_layers[layer].mixer
+        if not isinstance(mixer, CompressedAttentionShape):
+            return 0
+        return mixer.ring_rows * FLOAT16.head_bytes(mixer.head_dim)
+
+    def step_key_bytes(self, rows: int) -> int:
+        """Bytes of a step's keys, up to `rows` of them, that are held before they go to sequences' states."""
+        mixers = (layer.mixer for layer in self.shape.loaded_layers)
+        dims = (mixer.head_dim for mixer in mixers if isinstance(mixer, CompressedAttentionShape))
+        return sum(rows * FLOAT16.head_bytes(dim) for dim in dims)
 
     def is_windowed(self, layer: int) -> bool:
         """True if the layer attends only to a window of the last tokens."""

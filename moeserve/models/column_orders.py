@@ -10,10 +10,11 @@ from moeserve.models.sources.source import ModelSource
 
 @dataclass(frozen=True, slots=True)
 class ColumnOrders:
-    """A model's orders. The CPU engine gathers a product's input in the order of its matrix."""
+    """A model's orders. A product's input is gathered in the order of its matrix."""
 
     num_columns: int  # of all orders together: an int32 each
     most_columns: int  # of one product's input, for each token or, of experts, for each of its routes
+    expert_columns: int  # the same of routed experts alone; 0: they have no orders
     moved_rows: frozenset[str]  # tensors whose rows are in the order of the next matrix's columns
 
 
@@ -24,4 +25,9 @@ def column_orders(source: ModelSource) -> ColumnOrders | None:
     if not ordered and not moved:
         return None
     columns = [0 if tensor.order is None else tensor.order.size for tensor in ordered]
-    return ColumnOrders(sum(columns), max((t.shape[-1] for t in ordered), default=0), moved)
+    return ColumnOrders(
+        sum(columns),
+        max((t.shape[-1] for t in ordered), default=0),
+        max((t.shape[-1] for t in ordered if len(t.shape) == 3), default=0),
+        moved,
+    )

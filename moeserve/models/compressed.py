@@ -9,6 +9,8 @@ from moeserve.models.latent import AttentionForm, head_parts
 from moeserve.models.sources.gguf import names as n
 
 PLACE_COLUMNS = 32  # of a draft's record, beside its products: csrc/ops/compressed.h
+# Rows of a ring beside the window's: a row's most drafts, whose keys are written before it is known which are kept.
+RING_DRAFTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +140,13 @@ class CompressedAttentionShape:
 
     @property
     def kv_widths(self) -> tuple[int, ...]:
-        """Widths of the vectors that a token stores in the KV cache: its key, and behind it the entry of a block that
-        ends with it."""
-        return ((2 if self.compressor is not None else 1) * self.head_dim,)
+        """Widths of the vectors that a token stores in the KV cache: the entry of a block that ends with it."""
+        return () if self.compressor is None else (self.head_dim,)
+
+    @property
+    def ring_rows(self) -> int:
+        """Keys of the last tokens that a sequence's state holds, as the layer's keys."""
+        return self.window + RING_DRAFTS
 
     @property
     def index_width(self) -> int:

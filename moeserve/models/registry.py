@@ -23,6 +23,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.exaonemoe.family import FAMILY as EXAONE_MOE
 from moeserve.models.gemma4moe.family import FAMILY as GEMMA4
 from moeserve.models.glm4moe.family import FAMILY as GLM4_MOE
+from moeserve.models.glm5next.family import EARLIER_FAMILY as GLM5_NEXT_EARLIER
 from moeserve.models.glm5next.family import FAMILY as GLM5_NEXT
 from moeserve.models.gptoss.family import FAMILY as GPT_OSS
 from moeserve.models.granitehybrid.family import FAMILY as GRANITE_HYBRID
@@ -98,6 +99,7 @@ _families: dict[str, ModelFamily] = {
         DEEPSEEK4,
         COHERE2_MOE,
         GLM5_NEXT,
+        GLM5_NEXT_EARLIER,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

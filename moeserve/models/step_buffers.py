@@ -16,6 +16,7 @@ from moeserve.kernels.choice_rule import stride_of_choice
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
 from moeserve.kernels.linear.integer_pieces import has_whole_super_blocks, partial_numbers
 from moeserve.models.attention import AttentionShape
+from moeserve.models.column_orders import ColumnOrders
 from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
@@ -216,6 +217,8 @@ def gpu_step_buffers(
         buffers += _ngram_buffers(model.ngrams, model.residual_width, hidden, rows, acts, wide)
     if model.unrouted_width:
         buffers += _activations("unrouted_h", rows, model.unrouted_width, acts, quantised=small)
+    if model.orders is not None:
+        buffers += _gathered_buffers(model.orders, rows, top_k, acts, quantised=small)
     if model.deep_layers:
         buffers.append(Buffer("deep", (rows, model.deep_layers * hidden)))  # DeepStack's additions
     if adapter_rank:
@@ -319,6 +322,14 @@ def _adapter_buffers(model: ModelShape, rows: int, rank: int, wide: GpuFloat) ->
         Buffer("adapter_shrunk", (rows * max(3, 2 * model.top_k) * rank,)),
         Buffer("adapter_gate_up", (rows * 2 * inner,), wide),
     ]
+
+
+def _gathered_buffers(
+    orders: ColumnOrders, rows: int, top_k: int, acts: str, *, quantised: bool
+) -> list[Buffer]:
+    """Returns the buffers for the input of one product, or of all routes' experts, in the order of their columns."""
+    numbers = rows * max(orders.most_columns, top_k * orders.expert_columns)
+    return _activations("gathered", 1, numbers, acts, quantised=quantised)
 
 
 def _dense_numbers(model: ModelShape, projected: int) -> int:

@@ -76,6 +76,7 @@ def gpu_reserved_bytes(
         + staging_bytes(config, KvLayout(shape).state_bytes())
         + gpu_draft_record_bytes(config, shape)
         + (0 if shape.next_token_layer is None else block_bytes())
+        + (0 if shape.orders is None else 4 * shape.orders.num_columns)
         + (of_cuda if on_cuda else 0)
     )
 

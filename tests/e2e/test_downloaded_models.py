@@ -90,7 +90,7 @@ def test_a_model_is_served_from_its_download_to_its_deletion(flags: list[str], t
             assert listed(client) == {"own", NAME}, "another front process knows it"
             assert chat(client, NAME).status_code == 200
 
-            body = {"model": NAME, "stream": True, "max_tokens": 1500, "ignore_eos": True, "prompt": "Once"}
+            body = {"model": NAME, "stream": True, "max_tokens": 300, "ignore_eos": True, "prompt": "Once"}
             with client.stream("POST", "/v1/completions", json=body) as running:
                 events = stream_events(running)
                 next(events)

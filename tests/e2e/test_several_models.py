@@ -24,6 +24,8 @@ from tests.support.server import Server, running_server, stream_events, title_of
 KEY = "k-1"
 PATIENCE_S = 120.0  # for a load on a busy machine
 CHAT = "/v1/chat/completions"
+# An answer that takes a second or two: what happens meanwhile is done within a tenth of one.
+ANSWER = {"stream": True, "max_tokens": 300, "ignore_eos": True, "prompt": "Once"}
 
 
 class Models:
@@ -206,13 +208,12 @@ def test_a_disconnect_reaches_the_model(models: Models) -> None:
 def test_one_that_is_killed_takes_no_other_with_it(models: Models) -> None:
     for name in "ab":
         assert models.chat(name).status_code == 200
-    body = {"model": "b", "stream": True, "max_tokens": 1500, "ignore_eos": True, "prompt": "Once"}
-    with models.client.stream("POST", "/v1/completions", json=body) as answer:
+    with models.client.stream("POST", "/v1/completions", json=ANSWER | {"model": "b"}) as answer:
         events = stream_events(answer)
         next(events)
         left = models.launcher("a").children(recursive=True)
         models.launcher("a").kill()
-        psutil.wait_procs(left, timeout=10)
+        psutil.wait_procs(left, timeout=PATIENCE_S)
         assert not any(process.is_running() for process in left), "its processes end with it"
         assert list(events)[-1]["choices"][0]["finish_reason"] == "length"
     models.until(lambda: models.states()["a"] == "unloaded")
@@ -335,7 +336,7 @@ def test_a_front_that_crashes_is_started_again(models: Models) -> None:
     (front,) = [one for one in models.server.processes() if title_of(one) == "moeserve: front"]
     servers = front.children(recursive=True)
     os.kill(front.pid, signal.SIGKILL)
-    psutil.wait_procs(servers, timeout=10)
+    psutil.wait_procs(servers, timeout=PATIENCE_S)
     assert not any(process.is_running() for process in servers), "no process holds the memory"
     assert models.chat(None).json()["model"] == "a", "whoever connects meanwhile waits"
 
@@ -349,7 +350,6 @@ def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
     with running_server(
         None, "--models-file", str(tmp_path / "models.yaml"), "--models-memory", "2"
     ) as server:
-        body = {"model": "b", "stream": True, "max_tokens": 1500, "ignore_eos": True, "prompt": "Once"}
         with httpx.Client(base_url=server.base_url, timeout=PATIENCE_S) as client:
             assert (
                 client.post(
@@ -357,14 +357,14 @@ def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
                 ).status_code
                 == 200
             )
-            with client.stream("POST", "/v1/completions", json=body) as answer:
+            with client.stream("POST", "/v1/completions", json=ANSWER | {"model": "b"}) as answer:
                 events = stream_events(answer)
                 next(events)
                 family = server.processes()
                 server.process.send_signal(signal.SIGTERM)
                 assert list(events)[-1]["choices"][0]["finish_reason"] == "length"
         assert server.process.wait(60) == 0
-        psutil.wait_procs(family, timeout=5)
+        psutil.wait_procs(family, timeout=PATIENCE_S)
         assert not [process for process in family if process.is_running()]
 
 

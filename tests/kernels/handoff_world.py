@@ -75,8 +75,10 @@ class HandGpu:
         weights: Tensor,
     ) -> None:
         n, slot = len(x), self.region.slots[layer % 2]
-        assert slot.q8 is not None
-        slot.q8[:n] = quantize(x).rows()
+        if slot.q8 is not None:
+            slot.q8[:n] = quantize(x).rows()
+        if slot.f32 is not None:
+            slot.f32[:n] = x
         slot.ids[:n], slot.weights[:n] = ids, weights
         self.raise_flag(layer, step, n if (ids >= 0).any() else 0)
 

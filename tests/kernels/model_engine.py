@@ -63,7 +63,8 @@ class Engine:
         self.stream = stream
         of_layers = None if slots is None else [slots] * c.num_layers
         weights = CpuLoader(stream, self.file, c, lambda *_: None, in_place, of_layers).load()
-        kv = KvCache(KvLayout(c, kv_dtype), MAX_TOKENS, range(len(c.loaded_layers))).layers
+        layers = range(len(c.loaded_layers))
+        kv = KvCache(KvLayout(c, kv_dtype), MAX_TOKENS, layers, num_states=2, step_rows=MAX_TOKENS).layers
         states = StateCache(KvLayout(c), 2, range(c.num_layers)).layers
         disk = None
         if has_experts_on_disk(weights.layers):
@@ -120,7 +121,7 @@ class Engine:
         one = [np.array([value], np.int32) for value in (s.row, s.count, s.position, 0)]
         self._table = s.slots.numpy()[None]  # the plan points into it
         self.model.begin(torch.tensor(tokens, dtype=torch.int32), previous=previous)
-        self.model.plan_attention(*one, self._table)
+        self.model.plan_attention(*one, self._table, state_slots=np.array([STATE_SLOT], np.int32))
         numbers, firsts = torch.arange(s.position, s.position + s.count, dtype=torch.int32), None
         if positions is not None:
             assert self.config.indexer is not None

@@ -9,7 +9,8 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
-from moeserve.kv.cache_pages import CachePages, Move, kv_tensors
+from moeserve.config.speculative import MOST_DRAFTS
+from moeserve.kv.cache_pages import CachePages, Move, kv_tensors, state_tensors
 from moeserve.kv.host_blocks import HostPage
 from moeserve.kv.layout import KvLayout
 from moeserve.models.errors import ModelError
@@ -22,7 +23,16 @@ from tests.gpu.driver import Driver, small_config
 from tests.kernels.model_engine import STATE_SLOT, Engine, Fixture, distance
 from tests.kernels.operations import COSTLY_ISAS, ISAS, stream_of
 from tests.support.changed_header import with_number
-from tests.support.deepseek4_model import CHOSEN, HEAD_DIM, INDEX_DIM, YARN, logits, new_model, write_model
+from tests.support.deepseek4_model import (
+    CHOSEN,
+    HEAD_DIM,
+    INDEX_DIM,
+    WINDOW,
+    YARN,
+    logits,
+    new_model,
+    write_model,
+)
 
 FIXTURES = family_models("deepseek4")
 # Of the median KL. F16: llama.cpp's on the fixture. Q8_0: found on seeds 8 and 9 (3.6e-3 to 6.7e-3), whose logits are
@@ -87,12 +97,14 @@ def test_a_worker_gives_a_row_the_same_bits_alone_and_in_a_crowd(tmp_path: Path)
 
 @pytest.mark.parametrize("first", [96, 97, 103])
 def test_a_prefix_comes_back_with_its_pages_and_its_state(first: int, tmp_path: Path) -> None:
-    """Pages hold keys, entries and index keys; the state holds the entries in progress. Without either, others."""
+    """Pages hold entries and index keys; the state holds the entries in progress and the window's keys. Without any of
+    them, others."""
     engine = Engine(stream_of(ISAS[-1]), write_model(new_model(8), tmp_path / "m.gguf", Type.F16))
     whole = engine.logits(TOKENS)
     engine.logits(TOKENS[:first])
-    states = engine.model._states[0].states
-    kept = states[STATE_SLOT].clone()
+    states = state_tensors(engine.model._states, engine.model._kv)
+    assert len(states) == 4
+    kept = [tensor[STATE_SLOT].clone() for tensor in states]
     slots = torch.randperm(512, generator=torch.Generator().manual_seed(len(TOKENS))).int()[:first].numpy()
     engine.logits(TOKENS)
     pages = CachePages(kv_tensors(engine.model._kv), len(slots))
@@ -100,23 +112,24 @@ def test_a_prefix_comes_back_with_its_pages_and_its_state(first: int, tmp_path: 
     pages.out([Move(slots, page)])
     engine.model.forget(slots.tolist())
 
-    def rest(*, with_state: bool) -> torch.Tensor:
-        engine.model.copy_states(torch.tensor([[-1, STATE_SLOT]], dtype=torch.int32))
-        engine.stream.wait()
-        if with_state:
-            states[STATE_SLOT] = kept
+    def rest(*with_states: int) -> torch.Tensor:
+        for i, tensor in enumerate(states):
+            tensor[STATE_SLOT] = kept[i] if i in with_states else 0
         return engine.logits(TOKENS, start=first, clears=False)
 
-    assert not torch.equal(rest(with_state=True), whole[first:])
+    assert not torch.equal(rest(0, 1, 2, 3), whole[first:])
     pages.into([Move(slots, page)], pages.mark())
-    assert torch.equal(rest(with_state=True), whole[first:])
-    assert not torch.equal(rest(with_state=False), whole[first:])
+    assert torch.equal(rest(0, 1, 2, 3), whole[first:])
+    for missing in range(4):
+        assert not torch.equal(rest(*({0, 1, 2, 3} - {missing})), whole[first:])
 
 
 def test_a_token_takes_the_bytes_of_its_entries(tmp_path: Path) -> None:
     shape = read_checked_shape(open_gguf(write_model(new_model(8), tmp_path / "m.gguf", Type.F16)))
     layout, key, index = KvLayout(shape), 2 * HEAD_DIM, 2 * INDEX_DIM
-    assert [layout.layer_bytes(layer) for layer in range(3)] == [key, 2 * key + index, 2 * key]
+    assert [layout.layer_bytes(layer) for layer in range(3)] == [0, key + index, key]
+    ring = (WINDOW + MOST_DRAFTS) * key
+    assert [layout.ring_bytes(layer) for layer in range(3)] == [ring] * 3
     of_keys, of_index = 3 * HEAD_DIM, 3 * INDEX_DIM
     assert [layout.state_values(layer) for layer in range(3)] == [0, 2 * (of_keys + of_index), of_keys]
 

@@ -15,7 +15,7 @@ from moeserve.kernels.quantize.reference import quantize, round_trip
 from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_products
 from moeserve.models.blocks.gpu.workspace import make_workspaces
 from moeserve.models.feed_forward import DenseFfnShape
-from moeserve.models.loading.gpu_weights import GpuExperts
+from moeserve.models.loading.gpu_weights import GpuExperts, GpuSharedExpert
 from tests.kernels.plane_tensors import GUARD, planes_of
 from tests.kernels.weights import Type, activations, nmse
 from tests.support.model_header import qwen3moe
@@ -51,7 +51,7 @@ def test_dense_products_are_a_mixture_of_one_expert(form: tuple[Activation, floa
         assert mine is not None
         mine.copy_(values)
     out = torch.full((4, HIDDEN), GUARD, device=DEVICE)
-    multiply_dense(w, s, counter(LIVE), out, form_of(*form))
+    multiply_dense(GpuSharedExpert(w, None), s, counter(LIVE), out, form_of(*form))
     matrices = (dequantize(m, 0).cpu()[None] for m in (w.gate, w.up, w.down))
     ids, weights = torch.zeros(LIVE, 1, dtype=torch.int32), torch.ones(LIVE, 1)
     expected = experts(

@@ -74,6 +74,18 @@ def test_eight_bits(tmp_path: Path) -> None:
     assert kl.median() < 2e-2
 
 
+def test_files_of_its_earlier_name(model: Any, path: Path, tmp_path: Path) -> None:
+    """As they are published: with a next-token block, which is skipped, and arrays that count it."""
+    kv_heads = [0, 0, 1, 1, 1]
+    earlier = write_model(
+        model, tmp_path / "m.gguf", Type.F16, architecture="glm5next", block_count=LAYERS + 1, nextn_predict_layers=1,
+        attention__head_count_kv=kv_heads, attention__indexer__types=[True] * 5,
+        swiglu_clamp_exp=[1.5] * 5, swiglu_clamp_shexp=[1.5] * 5, expert_shared_feed_forward_length=32,
+    )  # fmt: skip
+    found, expected = (Engine(stream_of(ISAS[-1]), each).logits(TOKENS) for each in (earlier, path))
+    assert torch.equal(found, expected)
+
+
 def test_chunks_and_threads_do_not_change_a_bit(path: Path) -> None:
     engine, other = Engine(stream_of(ISAS[-1]), path), Engine(stream_of(ISAS[-1], 3), path)
     whole = engine.logits(TOKENS)
@@ -149,6 +161,7 @@ def test_the_indexer_chooses(model: Any, path: Path, tmp_path: Path) -> None:
     [
         ({"attention__head_count_kv": [0, 0, 0, 0]}, "has no attention layer"),
         ({"kda__gate_lower_bound": 1.0}, "gate_lower_bound"),
+        ({"kda__gate_lower_bound": None}, "gate_lower_bound' is missing"),
         ({"rope__dimension_count": 32}, "rope.dimension_count"),
         ({"attention__indexer__kpool": 1}, "is 1; 2 to 4096"),
         ({"attention__indexer__top_k": 7}, "is 7; 8 to"),

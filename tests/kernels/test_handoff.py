@@ -75,6 +75,33 @@ def test_steps_are_answered_layer_by_layer(stream: CpuStream) -> None:
     h.close()
 
 
+@pytest.mark.parametrize("has_one_order", [True, False])
+def test_rows_are_gathered_in_the_order_of_the_experts_columns(
+    stream: CpuStream, has_one_order: bool
+) -> None:
+    """Beside a layer without an order, which reads its rows as integers."""
+    layers = [Layer.random(stream), Layer.random(stream, seed=10)]
+    g = torch.Generator().manual_seed(0)
+    of_gate, of_up = (torch.stack([torch.randperm(HIDDEN, generator=g) for _ in HERE]).int() for _ in "gu")
+    layers[0].experts.gate.set_order(of_gate)
+    layers[0].experts.up.set_order(of_gate if has_one_order else of_up)
+    h = handoff(stream, *layers)
+    gpu = HandGpu(h)
+    cases = []
+    for step, n in ((1, 5), (2, MAX_TOKENS)):
+        h.begin()
+        for i, layer in enumerate(layers):
+            x, (ids, weights) = activations("gaussian", n, HIDDEN, seed=i), local_routes(n, seed=i + step)
+            gpu.publish(i, step, x, ids, weights)
+            gpu.wait(i)
+            cases.append((gpu.result(i, n).clone(), layer, x, ids, weights))
+    stream.wait()
+    h.check()
+    for out, *case in cases:
+        assert torch.equal(out, alone(stream, *case))
+    h.close()
+
+
 @pytest.mark.parametrize("limit", [None, 0.5])
 @pytest.mark.parametrize("activation", ["silu", "swiglu_oai"])
 def test_experts_have_their_activation_and_biases(activation: Activation, limit: float | None) -> None:

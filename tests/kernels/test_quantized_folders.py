@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from moeserve.models.adapters.products import products_of
 from moeserve.models.cpu_step_buffers import cpu_step_buffers
 from moeserve.models.errors import ModelError
 from moeserve.models.loading.engine_types import check_gpu_types
+from moeserve.models.loading.gpu_orders import check_gpu_orders
 from moeserve.models.open import open_dummy_model, open_folder
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import names
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.step_buffers import gpu_step_buffers
 from moeserve.quantization.reference import dequantize
 from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of
@@ -336,9 +339,21 @@ def test_columns_in_another_order_are_counted_and_kept_from_what_cannot_take_the
 ) -> None:
     quantized, _ = write_pair(of_floats, tmp_path, BY_NAME["gptq-order"])
     source = open_folder(quantized)
-    with pytest.raises(ModelError, match=r"order of their activations .* only the CPU engine reads"):
-        check_gpu_types(source, source.tensors)
-    shape = read_shape(source)
+    check_gpu_orders(source, is_shared=False)
+    with pytest.raises(ModelError, match=r"order of their activations .* several GPUs do not divide"):
+        check_gpu_orders(source, is_shared=True)
+    up = source.tensors["blk.0.ffn_up_exps.weight"]
+    assert up.order is not None
+    source.tensors[up.name] = replace(up, order=up.order[::-1])
+    with pytest.raises(ModelError, match=r"ffn_gate_exps.weight' and .* different orders"):
+        check_gpu_orders(source, is_shared=False)
+    output = source.tensors["blk.0.attn_output.weight"]
+    source.tensors["output.weight"] = replace(output, name="output.weight")
+    with pytest.raises(
+        ModelError, match=r"'output.weight' has its columns .* only the CPU engine reads here"
+    ):
+        check_gpu_orders(source, is_shared=False)
+    shape = read_shape(open_folder(quantized))
     parts = products_of(shape, 0)
     assert names.ATTN_OUTPUT in parts
     assert names.FFN_GATE_INP in parts
@@ -353,6 +368,8 @@ def test_columns_in_another_order_are_counted_and_kept_from_what_cannot_take_the
     experts = 4 * 2 * 256  # of gate and up
     assert more["orders"] == 4 * (3 * 256 + 256 + experts)
     assert more["gathered"] == 16 * 2 * (256 + 256 // 2)
+    on_gpu = {b.name: b.nbytes for b in gpu_step_buffers(shape, 16, "bfloat16", float_weights=False)}
+    assert on_gpu["gathered"] == 2 * 16 * 2 * 256
 
 
 def test_a_gpu_takes_integers_and_refuses_trits_by_name(of_floats: Path, tmp_path: Path) -> None:

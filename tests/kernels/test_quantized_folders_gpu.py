@@ -1,23 +1,27 @@
-"""Folders of 8-bit floats and of NVFP4 on the GPU engine, under Triton's interpreter where there is no GPU."""
+"""Folders of 8-bit floats, of NVFP4 and in act-order on the GPU engine, or under Triton's interpreter."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from moeserve.models.open import open_folder
+from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
+from moeserve.worker.runner import Runner
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.model_engine import Engine
 from tests.kernels.operations import stream_of
 from tests.kernels.transformers_logits import TOKENS
 from tests.support.hugging_face_model import write_model
 from tests.support.quantized_folders import BY_NAME, quantize_folder
+from tests.support.random_promotions import RandomPolicy
 
 SIZES = {
     "max_num_seqs": 2,
@@ -33,23 +37,45 @@ PLACEMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow  # a minute of CPU time each
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("scheme", ["fp8-block", "nvfp4"])
-def test_the_gpu_computes_what_the_cpu_does(scheme: str, placement: str, tmp_path: Path) -> None:
-    """Small batches round activations to int8, larger ones keep floats; the CPU's are compared without rounding."""
+def write_folder(tmp_path: Path, scheme: str) -> torch.Tensor:
+    """Writes the folder `quantized`. Returns the log-probabilities of its own values, float32 [tokens, vocab]."""
     sizes = {"num_hidden_layers": 1, "hidden_size": 256, "moe_intermediate_size": 128, "num_experts": 4}
     write_model(tmp_path / "floats", torch.float32, **sizes)
     quantize_folder(tmp_path / "floats", tmp_path / "quantized", BY_NAME[scheme])
-    truth = Engine(stream_of("plain"), tmp_path / "floats").logits(TOKENS).log_softmax(-1)
-    config = small_config(tmp_path / "quantized", **(SIZES | PLACEMENTS[placement]))
-    source = open_folder(tmp_path / "quantized")
-    runner = load_gpu_runner(config, source, lambda *_: None, torch.device(DEVICE), Start())
+    return Engine(stream_of("plain"), tmp_path / "floats").logits(TOKENS).log_softmax(-1)
+
+
+def runner_of(folder: Path, placement: str) -> Runner:
+    config = small_config(folder, **(SIZES | PLACEMENTS[placement]))
+    return load_gpu_runner(config, open_folder(folder), lambda *_: None, torch.device(DEVICE), Start())
+
+
+def median_error(runner: Runner, truth: torch.Tensor, tokens: list[int], chunk: int) -> float:
+    found = Driver(runner).score(0, tokens, chunk)[: len(tokens) - 1]
+    errors = [
+        abs(a.logprob - truth[i, t].item()) for i, (a, t) in enumerate(zip(found, tokens[1:], strict=True))
+    ]
+    return torch.tensor(errors).median().item()
+
+
+@pytest.mark.slow  # a minute of CPU time each
+@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("scheme", ["fp8-block", "nvfp4", "gptq-order"])
+def test_the_gpu_computes_what_the_cpu_does(scheme: str, placement: str, tmp_path: Path) -> None:
+    """Small batches round activations to int8, larger ones keep floats; the CPU's are compared without rounding."""
+    truth = write_folder(tmp_path, scheme)
+    runner = runner_of(tmp_path / "quantized", placement)
     for chunk, most in ((5, 0.1), (20, 0.1 if placement == "half of the experts in RAM" else 2e-3)):
-        tokens = list(TOKENS[:chunk])
-        found = Driver(runner).score(0, tokens, chunk)[: chunk - 1]
-        errors = [
-            abs(a.logprob - truth[i, t].item())
-            for i, (a, t) in enumerate(zip(found, tokens[1:], strict=True))
-        ]
-        assert torch.tensor(errors).median() < most
+        assert median_error(runner, truth, list(TOKENS[:chunk]), chunk) < most
+
+
+@pytest.mark.slow
+def test_experts_that_move_keep_the_order_of_their_columns(tmp_path: Path) -> None:
+    truth = write_folder(tmp_path, "gptq-order")
+    runner = runner_of(tmp_path / "quantized", "half of the experts in RAM")
+    assert isinstance(runner.engine, GpuEngine)
+    cache = runner.engine.expert_cache
+    assert cache is not None
+    cache.policy = RandomPolicy(cache._maps.on_gpu.copy(), np.ones((1, 4), np.bool_))
+    assert median_error(runner, truth, list(TOKENS[:6]), 1) < 0.1
+    assert cache.totals.promotions > 0

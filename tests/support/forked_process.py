@@ -23,7 +23,7 @@ FIRST_FORK_S: Final = 60.0  # it waits for imports
 FORK_S: Final = 10.0
 
 _FORKS = get_context("forkserver")
-_FORKS.set_forkserver_preload(["moeserve.httpserver.server", "runpy"])
+_FORKS.set_forkserver_preload(["moeserve.httpserver.server", "tests.support.built_bodies", "runpy"])
 
 
 class ForkedProcess:

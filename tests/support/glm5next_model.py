@@ -100,11 +100,14 @@ def logits(model: Any, tokens: list[int]) -> torch.Tensor:
     return found
 
 
-def write_model(model: Any, path: Path, matrices: Type, **settings: Any) -> Path:
+def write_model(
+    model: Any, path: Path, matrices: Type, *, architecture: str = "glm5-next", **settings: Any
+) -> Path:
     """Writes `model`'s weights, with matrices of this type where its blocks fit their columns, and gives the model what
-    the file then holds, dequantised. settings: of the file in place of the model's, "." as "__"."""
-    writer = GGUFWriter(path, "glm5-next")
-    _add_settings(writer, model, {name.replace("__", "."): value for name, value in settings.items()})
+    the file then holds, dequantised. settings: of the file in place of the model's, "." as "__"; None: left out."""
+    writer = GGUFWriter(path, architecture)
+    changed = {name.replace("__", "."): value for name, value in settings.items()}
+    _add_settings(writer, model, architecture, changed)
     weights = model.state_dict()
     for name, (theirs, into, back) in _tensors(model).items():
         value = into(weights[theirs])
@@ -129,8 +132,8 @@ def _is_quantised(name: str, array: Array) -> bool:
     return array.ndim > 1 and not any(part in name for part in kept)
 
 
-def _add_settings(writer: GGUFWriter, model: Any, changed: dict[str, Any]) -> None:
-    c, key = model.config.text_config, "glm5-next."
+def _add_settings(writer: GGUFWriter, model: Any, architecture: str, changed: dict[str, Any]) -> None:
+    c, key = model.config.text_config, f"{architecture}."
     attends = [int(kind != "linear_attention") for kind in c.layer_types]
     settings: dict[str, Any] = {
         "block_count": c.num_hidden_layers, "context_length": c.max_position_embeddings,
@@ -141,6 +144,7 @@ def _add_settings(writer: GGUFWriter, model: Any, changed: dict[str, Any]) -> No
         "expert_weights_scale": c.routed_scaling_factor, "expert_weights_norm": True,
         "leading_dense_block_count": c.mlp_layer_types.count("dense"),
         "attention.layer_norm_rms_epsilon": c.rms_norm_eps, "attention.layer_norm_epsilon": 1e-6,
+        "kda.gate_lower_bound": c.linear_lower_bound or 0.0,
         "ssm.conv_kernel": c.linear_conv_kernel_dim, "kda.head_dim": c.linear_head_dim,
         "attention.q_lora_rank": c.q_lora_rank, "attention.kv_lora_rank": c.kv_lora_rank, "rope.dimension_count": 0,
         "attention.key_length": c.kv_lora_rank, "attention.value_length": c.kv_lora_rank,
@@ -152,9 +156,9 @@ def _add_settings(writer: GGUFWriter, model: Any, changed: dict[str, Any]) -> No
         "hyper_connection.epsilon": c.hc_eps,
         **{f"swiglu_clamp_{kind}": [float(c.swiglu_limit)] * c.num_hidden_layers for kind in ("exp", "shexp")},
     }  # fmt: skip
-    if c.linear_lower_bound is not None:
-        settings["kda.gate_lower_bound"] = c.linear_lower_bound
     for name, value in (settings | changed).items():
+        if value is None:
+            continue
         add: dict[type, Any] = {
             bool: writer.add_bool,
             int: writer.add_uint32,

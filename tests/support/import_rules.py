@@ -248,6 +248,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.step_buffers": {
         "moeserve.kernels.delta_net.heads",
         "moeserve.models.attention",
+        "moeserve.models.column_orders",
         "moeserve.models.feed_forward",
         "moeserve.models.indexer",
         "moeserve.models.interface",

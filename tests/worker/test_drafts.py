@@ -29,12 +29,14 @@ from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
 from moeserve.worker.sequences import Int32s, Sequences
+from tests.support.deepseek4_model import new_model, write_model
 from tests.support.foreseen_drafts import ANSWER, Foreseen, asked, whole_texts
 from tests.support.gemma_file import WINDOW, write_gemma
 from tests.support.nightly import nightly_after
 from tests.support.served_answers import Told, load, lose_at, serve
 
 MOST = 4
+CROWDS = [(1, 0.7), (16, 0.0), (16, 0.7), (1, 0.0), (1, 1.5), (16, 1.5)]  # streams and their temperature
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 6}'
 
 
@@ -45,7 +47,8 @@ def foresee(runner: Runner, texts: list[list[int]], right: float) -> None:
 
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
-# One that attends, one with recurrent state, and one with a pool of its own for windowed layers.
+# One that attends, one with recurrent state, and one with a pool of its own for windowed layers. Nightly runs add one
+# whose state has a window's keys.
 MODELS = {
     "qwen3moe": FIXTURES / "tiny-qwen3moe-q4_k_m.gguf",
     "qwen3next": FIXTURES / "tiny-qwen3next-q4_k_m.gguf",
@@ -53,10 +56,12 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest) -> CpuModel:
-    path = MODELS[request.param]
-    if not path.is_absolute():
+@pytest.fixture(scope="module", params=[*MODELS, pytest.param("deepseek4", marks=pytest.mark.slow)])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuModel:
+    path = MODELS.get(request.param, Path())
+    if request.param == "deepseek4":
+        path = write_model(new_model(8), tmp_path_factory.mktemp("model") / "deepseek4.gguf", Type.F16)
+    elif not path.is_absolute():
         path = request.getfixturevalue("wide_fixtures") / path
     return load(path, speculative_config=NGRAM)
 
@@ -73,8 +78,7 @@ def plain(model: CpuModel) -> Runner:
     return build_cpu_runner(dataclasses.replace(model, config=config))
 
 
-@pytest.mark.parametrize("streams", [1, 16])
-@pytest.mark.parametrize("temperature", nightly_after(2, [0.7, 0.0, 1.5]))
+@pytest.mark.parametrize(("streams", "temperature"), nightly_after(2, CROWDS))
 def test_same_bits(runner: Runner, plain: Runner, streams: int, temperature: float) -> None:
     requests = asked(streams, runner.ready().vocab_size, temperature=temperature)
     expected, before = serve(plain, requests, 0)
@@ -109,7 +113,8 @@ def test_tokens_sampled_at_once(runner: Runner, plain: Runner, monkeypatch: pyte
 def test_there_are_windows_and_states(model: CpuModel, runner: Runner) -> None:
     """What the other tests are about, as far as the models have it."""
     ready = runner.ready()
-    assert (ready.num_state_slots > 0) == ("qwen3next" in model.config.model)
+    has_states = any(name in model.config.model for name in ("qwen3next", "deepseek4"))
+    assert (ready.num_state_slots > 0) == has_states
     assert (ready.num_window_slots > 0) == ("gptoss" in model.config.model)
 
 

@@ -28,6 +28,7 @@ from tests.support.nightly import nightly_after
 from tests.support.served_answers import load, lose_at, serve
 
 MOST = 4
+CROWDS = [(1, 0.7), (16, 0.0), (16, 0.7), (1, 0.0), (1, 1.5), (16, 1.5)]  # streams and their temperature
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 MODEL = FIXTURES / "tiny-qwen2moe-q4_k_m.gguf"
 # All of the same vocabulary: the model itself, one with recurrent state, and one with windows and per-layer inputs.
@@ -72,8 +73,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize("streams", [1, 16])
-@pytest.mark.parametrize("temperature", nightly_after(2, [0.7, 0.0, 1.5]))
+@pytest.mark.parametrize(("streams", "temperature"), nightly_after(2, CROWDS))
 def test_same_bits(runner: Runner, plain: Runner, streams: int, temperature: float) -> None:
     requests = asked(streams, plain.ready().vocab_size, temperature=temperature)
     expected, _ = serve(plain, requests, 0)
@@ -180,7 +180,7 @@ def checked(runner: Runner) -> Iterator[Checked]:
 
 def test_drafts_depend_on_the_text_alone(runner: Runner, plain: Runner, checked: Checked) -> None:
     """With prompts in chunks, answers that are preempted, and a worker that is lost."""
-    requests = asked(12, plain.ready().vocab_size, temperature=0.7)
+    requests = asked(6, plain.ready().vocab_size, temperature=0.7)
     expected, _ = serve(plain, requests, 0)
     found, report = serve(runner, requests, MOST, lose_at(7), num_kv_slots=200, max_num_batched_tokens=60)
     assert found == expected

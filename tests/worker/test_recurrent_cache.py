@@ -8,21 +8,33 @@ from typing import Any
 
 import msgspec
 import pytest
+from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner, load_cpu_model
 from moeserve.worker.runner import Runner
 from tests.conftest import OWN_FIXTURES
 from tests.gpu.driver import small_config
+from tests.support import glm5next_model
+from tests.support.deepseek4_model import new_model, write_model
 from tests.support.router_world import request
 from tests.support.worker_conversations import ANSWER, GREEDY, Answers, converse, world_of
 
 
 @pytest.fixture(
-    scope="module", params=["qwen3next-q4_k_m", "qwen35moe-q4_k_m", "kimilinear-f16", "nemotronhmoe-f16"]
+    scope="module",
+    params=[
+        *("qwen3next-q4_k_m", "qwen35moe-q4_k_m", "kimilinear-f16", "nemotronhmoe-f16", "deepseek4"),
+        pytest.param("glm5next", marks=pytest.mark.slow),
+    ],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuModel:
     """With a disk tier, which its runners open one after the other."""
     path = OWN_FIXTURES / f"tiny-{request.param}.gguf"
+    if request.param == "deepseek4":  # its state has the window's keys, too
+        path = write_model(new_model(8), tmp_path_factory.mktemp("model") / "m.gguf", Type.F16)
+    if request.param == "glm5next":  # whose pages have what index keys are made of
+        made = glm5next_model.new_model(8)
+        path = glm5next_model.write_model(made, tmp_path_factory.mktemp("model") / "m.gguf", Type.F16)
     if not path.exists():
         path = request.getfixturevalue("wide_fixtures") / "families" / path.name
     folder = tmp_path_factory.mktemp("disk") / "tier"

@@ -16,6 +16,7 @@ from moeserve.kv.layout import KvLayout, check_cpu_reads
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.tier_sizes import default_ram_bytes
 from moeserve.kv.window_capacity import KvPools, divide
+from moeserve.models.cpu_step_buffers import int8_row_bytes
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import step_sizes
 from moeserve.placement import ModelSizes, Placement
@@ -92,7 +93,8 @@ def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placemen
     if not placement.uses_gpu:
         drafts = draft_record_bytes(config, model, step_tokens)
         logits = cpu_logits_bytes(model, config.max_num_seqs)
-        return fixed + cpu_workspace_bytes(model, tokens) + logits + drafts
+        step_keys = KvLayout(model).step_key_bytes(tokens)
+        return fixed + cpu_workspace_bytes(model, tokens) + step_keys + logits + drafts
     rows = step_sizes(tokens)[-1]
     shared = _handoff_bytes(model, rows) if placement.shares_layers else 0
     cpu_stage = (
@@ -103,9 +105,11 @@ def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placemen
 
 def _handoff_bytes(model: ModelShape, rows: int) -> int:
     """Returns the bytes of the memory that GPU and CPU share (kernels/handoff/region.py), of two layers: rows as int8
-    with scales, results as floats, routes. torch pins powers of two."""
-    needed = int(2 * rows * (5.5 * model.hidden_size + 12 * model.top_k))
-    return 1 << (needed - 1).bit_length()
+    with scales, or as floats if their columns are gathered, results as floats, routes. torch pins powers of two. And of
+    gathered rows, by route."""
+    columns = 0 if model.orders is None else model.orders.expert_columns
+    needed = int(2 * rows * ((8 if columns else 5.5) * model.hidden_size + 12 * model.top_k))
+    return (1 << (needed - 1).bit_length()) + rows * model.top_k * int8_row_bytes(columns)
 
 
 def _ram_tier(

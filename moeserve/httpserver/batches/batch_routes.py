@@ -13,11 +13,12 @@ from moeserve.httpserver.batches.records import Batch, new_id
 from moeserve.httpserver.batches.store import BatchStore, page
 from moeserve.httpserver.generation.request.caller import caller_of
 from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import JsonResponse
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=DocumentedRoute)
 
 
 @router.post(

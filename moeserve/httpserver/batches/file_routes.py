@@ -16,11 +16,12 @@ from moeserve.httpserver.batches.queries import bytes_of, limit_of, queries, sto
 from moeserve.httpserver.batches.records import StoredFile, new_id
 from moeserve.httpserver.batches.store import MAX_FILE_BYTES, BatchStore, page
 from moeserve.httpserver.generation.request.caller import caller_of
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.httpserver.transport.openapi import documented_form
 from moeserve.httpserver.transport.sse import JsonResponse
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=DocumentedRoute)
 
 MAX_FIELD_BYTES: Final = 1024
 MAX_UPLOAD_BYTES: Final = MAX_FILE_BYTES + (64 << 10)  # including the form's fields and boundaries

@@ -20,11 +20,12 @@ from moeserve.httpserver.batches.queries import bytes_of, limit_of, queries, sto
 from moeserve.httpserver.batches.records import Batch, new_id
 from moeserve.httpserver.batches.store import BatchStore, page
 from moeserve.httpserver.generation.request.caller import caller_of
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.errors import invalid
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import JsonResponse
 
-router = APIRouter(tags=["Anthropic"])
+router = APIRouter(tags=["Anthropic"], route_class=DocumentedRoute)
 
 PATH: Final = "/v1/messages/batches"
 WINDOW_S: Final = 86400

@@ -19,12 +19,13 @@ from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.lightllm.bodies import GenerateRequestBody
 from moeserve.httpserver.lightllm.objects import GenerateEvent, GenerateResponse, GenerateToken
 from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import EventStream, answer
 from moeserve.messages.schema import TextItem
 
-router = APIRouter(tags=["LightLLM"])
+router = APIRouter(tags=["LightLLM"], route_class=DocumentedRoute)
 
 
 @router.post(

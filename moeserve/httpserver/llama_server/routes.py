@@ -34,12 +34,13 @@ from moeserve.httpserver.llama_server.objects import (
 )
 from moeserve.httpserver.llama_server.text_limits import TextLimits
 from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import EventStream, JsonResponse, answer
 from moeserve.messages.schema import TextItem, Usage
 from moeserve.sampling.parameters import DEFAULTS
 
-router = APIRouter(tags=["llama-server"])
+router = APIRouter(tags=["llama-server"], route_class=DocumentedRoute)
 
 
 @router.post(

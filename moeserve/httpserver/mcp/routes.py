@@ -13,11 +13,12 @@ from moeserve.httpserver.mcp.bodies import (
 )
 from moeserve.httpserver.mcp.servers import McpServers
 from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.sse import JsonResponse, answer
 
-router = APIRouter(tags=["MCP"])
+router = APIRouter(tags=["MCP"], route_class=DocumentedRoute)
 
 
 @router.get("/v1/mcp/servers", responses={200: {"model": McpServerList}})

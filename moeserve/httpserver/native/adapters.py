@@ -10,11 +10,12 @@ from moeserve.httpserver.generation.engine.served_adapters import path_within
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.native.bodies import LoadAdapterRequest, UnloadAdapterRequest
 from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.models.adapters.modules import is_name
 
-router = APIRouter(tags=["Adapters"])
+router = APIRouter(tags=["Adapters"], route_class=DocumentedRoute)
 _TEXT: Final[dict[int | str, dict[str, Any]]] = {
     200: {"content": {"text/plain": {"schema": {"type": "string"}}}}
 }

@@ -7,10 +7,11 @@ from fastapi import APIRouter, Request, Response
 
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.native.objects import ExpertCacheTotals, Experts, ExpertsHeat
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.sse import JsonResponse, answer
 from moeserve.messages.steps import ExpertUse
 
-router = APIRouter(tags=["Experts"])
+router = APIRouter(tags=["Experts"], route_class=DocumentedRoute)
 
 
 @router.get("/v1/experts", responses={200: {"model": Experts}})

@@ -6,10 +6,11 @@ from fastapi import APIRouter, Request, Response
 
 from moeserve.httpserver.generation.engine.engine_state import Health
 from moeserve.httpserver.generation.service import service_of
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.errors import RETRY_AFTER_S
 from moeserve.httpserver.transport.sse import JsonResponse
 
-router = APIRouter(tags=["Status"])
+router = APIRouter(tags=["Status"], route_class=DocumentedRoute)
 
 
 @router.get("/health", responses={200: {"model": Health}, 503: {"model": Health}})

@@ -10,9 +10,10 @@ from moeserve import __version__
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.native.loads import loads_of
 from moeserve.httpserver.native.objects import Loads, ModelCard, ModelList, Version
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.sse import JsonResponse
 
-router = APIRouter(tags=["Status"])
+router = APIRouter(tags=["Status"], route_class=DocumentedRoute)
 
 
 @router.get("/version", responses={200: {"model": Version}})

@@ -17,12 +17,13 @@ from moeserve.httpserver.native.bodies import (
 )
 from moeserve.httpserver.native.objects import TokenizerInfo
 from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.errors import invalid
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.sse import JsonResponse, answer
 
-router = APIRouter(tags=["Tokenizer"])
+router = APIRouter(tags=["Tokenizer"], route_class=DocumentedRoute)
 
 
 @router.post(

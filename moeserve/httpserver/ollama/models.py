@@ -15,12 +15,13 @@ from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.ollama.bodies import ShowBody, served_name
 from moeserve.httpserver.ollama.objects import Details, Model, Models, OllamaVersion, RunningModels, Shown
 from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import JsonResponse
 from moeserve.models.facts import UNKNOWN, ModelFacts
 from moeserve.sampling.parameters import PARAMETERS
 
-router = APIRouter(tags=["Ollama"])
+router = APIRouter(tags=["Ollama"], route_class=DocumentedRoute)
 
 # Clients compare it with the version of Ollama that has the features they need: tools, thinking, schemas as formats,
 # logprobs.

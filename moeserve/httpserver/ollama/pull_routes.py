@@ -13,11 +13,12 @@ from moeserve.httpserver.ollama.bodies import DeleteBody, PullBody, served_name
 from moeserve.httpserver.ollama.objects import PullLine
 from moeserve.httpserver.ollama.pulls import Pulls
 from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.openapi import JSON_LINES, documented
 from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.sse import JsonLines, answer
 
-router = APIRouter(tags=["Ollama"])
+router = APIRouter(tags=["Ollama"], route_class=DocumentedRoute)
 
 
 @router.post(

@@ -21,12 +21,13 @@ from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.ollama.bodies import ChatBody, GenerateBody, served_name
 from moeserve.httpserver.ollama.objects import Call, ChatLine, ChatMessage, Figures, GenerateLine
 from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.openapi import JSON_LINES, documented
 from moeserve.httpserver.transport.sse import JsonLines, answer
 from moeserve.messages.schema import TextItem
 
-router = APIRouter(tags=["Ollama"])
+router = APIRouter(tags=["Ollama"], route_class=DocumentedRoute)
 
 _NS: Final = 1_000_000  # nanoseconds in a millisecond
 

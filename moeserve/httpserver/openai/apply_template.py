@@ -11,10 +11,11 @@ from moeserve.httpserver.generation.request.caller import caller_of
 from moeserve.httpserver.generation.service import service_of
 from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
 from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import JsonResponse
 
-router = APIRouter(tags=["llama-server"])
+router = APIRouter(tags=["llama-server"], route_class=DocumentedRoute)
 
 
 class AppliedTemplate(TypedDict):

@@ -32,13 +32,14 @@ from moeserve.httpserver.openai.objects import (
     CompletionLogprobs,
 )
 from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.refuse import request_id_of
 from moeserve.httpserver.transport.sse import EventStream, answer
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import TextItem
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=DocumentedRoute)
 
 
 @router.post(

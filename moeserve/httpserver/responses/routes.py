@@ -25,6 +25,7 @@ from moeserve.httpserver.responses.objects import (
 from moeserve.httpserver.responses.store import ResponseStore
 from moeserve.httpserver.responses.writer import new_id
 from moeserve.httpserver.transport.body import read_body
+from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import EventStream, JsonResponse, answer
@@ -35,7 +36,7 @@ BACKGROUND_HEADER: Final = "x-moeserve-background-response"
 
 RESPONSES: Final = "/v1/responses"
 
-router = APIRouter(tags=["OpenAI"])
+router = APIRouter(tags=["OpenAI"], route_class=DocumentedRoute)
 
 _MAX_LISTED: Final = 100
 

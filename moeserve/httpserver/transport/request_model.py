@@ -99,6 +99,7 @@ class RequestModel(BaseModel):
         allow_inf_nan=False,
         frozen=True,
         protected_namespaces=(),
+        defer_build=True,  # until the first such body: a tenth of the process's start
         json_schema_extra=lambda schema: schema.pop("additionalProperties", None),
     )
     elsewhere: ClassVar[Mapping[str, Elsewhere]] = {}

@@ -84,10 +84,10 @@ def up_kernel(
     x, x_codes, x_scales, codes, scales, supers, up_codes, up_scales, up_supers, bias, up_bias, experts, out, out_codes,
     out_scales,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, F_UP: tl.constexpr, FORM: tl.constexpr,
-    BY_ROUTE: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr, NB: tl.constexpr,
-    BK: tl.constexpr, PDL: tl.constexpr,
+    BY_ROUTE: tl.constexpr, TOP_K: tl.constexpr, X_TOP_K: tl.constexpr, STRIDE: tl.constexpr, BR: tl.constexpr,
+    NB: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Writes gated(W x[route // TOP_K], W_up x[route // TOP_K]) to row `route` of out [.., ROWS], or as int8 to
+    """Writes gated(W x[route // X_TOP_K], W_up x[route // X_TOP_K]) to row `route` of out [.., ROWS], or as int8 to
     out_codes and out_scales, with the matrices of experts[route]; nothing if that is negative. experts [..,
     TOP_K], rows STRIDE apart. bias, up_bias: [experts, ROWS], optional; BY_ROUTE: [routes, ROWS]. Grid (row
     tiles, routes)."""
@@ -105,7 +105,7 @@ def up_kernel(
     up_codes, up_scales, up_supers = expert_planes(up_codes, up_scales, up_supers, expert, ROWS, COLS, F_UP)
     first_row = tile * (BR * NB)
     r = tile_rows(first_row, ROWS, BR, NB)
-    token = (route // TOP_K).to(tl.int64)
+    token = (route // X_TOP_K).to(tl.int64)
     if x_codes is not None:
         x_codes += token * (COLS // 4)
         x_scales += token * (COLS // 32)

@@ -81,10 +81,12 @@ def small_batch_up(
     *,
     options: Gated = SILU,
     tile: GemvTile | None = None,
+    x_top_k: int | None = None,
 ) -> None:
     """h[i * top_k + j] = gated(gate(x[i]), up(x[i])) with expert ids[i, j], int32 [n, top_k]; negative: none.
 
-    ids may be columns of a wider tensor. h [n * top_k, ff], or its int8 form.
+    ids may be columns of a wider tensor. h [n * top_k, ff], or its int8 form. x_top_k: routes that share a row of x;
+    None: top_k. 1: x has a row for each route.
     """
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
     t = up_tile(g, u, len(ids)) if tile is None else tile
@@ -113,6 +115,7 @@ def small_batch_up(
         options.form,
         options.by_route,
         ids.shape[1],
+        ids.shape[1] if x_top_k is None else x_top_k,
         row_stride(ids),
         t.br,
         t.nb,

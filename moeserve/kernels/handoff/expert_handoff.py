@@ -95,7 +95,8 @@ class ExpertHandoff:
         self._device = torch.device(device)
         self._size = next_power_of_2(hidden)
         some = [e for e in layers if e is not None]
-        inputs = [m.integer for e in some for m in (e.gate, e.up)]
+        # Floats are gathered in the order of a matrix's columns, and rounded afterwards.
+        inputs = [m.integer and not m.ordered for e in some for m in (e.gate, e.up)]
         self._region = Region(
             len(layers),
             max_tokens,

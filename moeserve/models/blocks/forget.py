@@ -12,9 +12,9 @@ from moeserve.models.interface import ModelShape
 
 
 def clear_slots(layer: KvLayer, slots: list[int]) -> None:
-    """Zeroes these slots, if the layer has KV."""
-    if len(layer.keys):
-        for tensor in layer.tensors:
+    """Zeroes these slots, in the tensors that have rows for them."""
+    for tensor in layer.tensors:
+        if len(tensor):
             tensor.view(torch.uint8)[slots] = 0  # not every operation supports 8-bit dtypes
 
 

@@ -4,6 +4,9 @@ Three of four layers are Kimi Delta Attention, whose decays have a lower bound. 
 attention without positions, to the blocks of keys that an indexer chooses by pooled index keys. The residual has
 several streams that are mixed; the head reads their mean. First layers have no experts; then DeepSeek-V3's router with
 an ungated shared expert. Gates and up-projections of all feed-forwards are clamped.
+
+llama.cpp calls the architecture glm5-next. Files from before it had a name there say glm5next, with the same keys and
+tensors.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape
+from moeserve.models.glm5next.hugging_face import MAPPING
 from moeserve.models.indexer import IndexerShape
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.latent import LatentAttentionShape
@@ -48,7 +52,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 def _delta_net(reader: ShapeReader, num_heads: int) -> GatedDeltaNetShape:
     """The low-rank inputs of decays and output gates are as wide as a head."""
-    heads = kimi_delta_heads(reader, num_heads)
+    bound = reader.number("kda.gate_lower_bound", -1e3, 0.0)  # 0: there is none
+    heads = replace(kimi_delta_heads(reader, num_heads), decay_bound=bound)
     return GatedDeltaNetShape(heads, merged_gates=False, gate_rank=heads.key_dim)
 
 
@@ -125,4 +130,5 @@ def _clamped(
     return ffn if routed is None else replace(ffn, activation="clamped_silu", limit=routed)
 
 
-FAMILY = ModelFamily("glm5-next", read_shape)
+FAMILY = ModelFamily("glm5-next", read_shape, hugging_face=MAPPING)
+EARLIER_FAMILY = ModelFamily("glm5next", read_shape)

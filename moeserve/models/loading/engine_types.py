@@ -33,9 +33,3 @@ def check_gpu_types(source: ModelSource, names: Iterable[str]) -> None:
                 f"tensor {name!r} is of type {kind.name}, which only the CPU engine reads: run the model with "
                 "--device cpu",
             )
-        if source.tensors[name].order is not None:
-            raise ModelError(
-                source.path,
-                f"tensor {name!r} has its columns in the order of their activations (desc_act, actorder), which only "
-                "the CPU engine reads: run the model with --device cpu, or download a checkpoint without it",
-            )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Sequence
 from contextlib import closing
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +22,7 @@ from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
 from moeserve.models.loading.gpu_indexer import load_block_indexer, load_indexer
+from moeserve.models.loading.gpu_merged import load_merged, with_biases
 from moeserve.models.loading.gpu_next_token import load_next_token
 from moeserve.models.loading.gpu_residual import load_input, load_ngrams
 from moeserve.models.loading.gpu_weights import (
@@ -43,6 +43,7 @@ from moeserve.models.loading.gpu_weights import (
 )
 from moeserve.models.loading.head_order import bytes_in_halves, in_halves
 from moeserve.models.loading.mamba2 import mamba2_parameters
+from moeserve.models.loading.orders import SharedOrders
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import expert_map_of
 from moeserve.models.loading.upload import Upload
@@ -71,6 +72,7 @@ class GpuLoader:
         self._device = device
         self._progress = progress
         self._upload = Upload(device)
+        self._orders = SharedOrders(device)
         self._done = 0
         self._total = 0
 
@@ -184,7 +186,7 @@ class GpuLoader:
             else torch.zeros(rows, device=self._device)
             for part, rows in shape.input_parts
         ]
-        return _with_biases(merged, biases)
+        return with_biases(merged, biases)
 
     def _delta_net(self, index: int, shape: GatedDeltaNetShape) -> GpuDeltaNet:
         taps = shape.heads.conv_kernel
@@ -236,7 +238,7 @@ class GpuLoader:
         merged = self._merged(*(n.of_layer(index, part) for part in parts))
         if not has_bias:
             return merged
-        return _with_biases(merged, [self._vector(n.bias_of_layer(index, part)) for part in parts])
+        return with_biases(merged, [self._vector(n.bias_of_layer(index, part)) for part in parts])
 
     def _moe(self, index: int, shape: MoeShape, ids: Sequence[int]) -> GpuMoe:
         num_experts, shared = shape.num_experts, shape.shared
@@ -252,6 +254,7 @@ class GpuLoader:
             if shape.expert_scale
             else None,
             sandwich=self._sandwich(index) if is_sandwiched else None,
+            order=self._orders.of(self._source.tensors[expert_tensors(self._shape, index)[0]]),
         )
 
     def _sandwich(self, index: int) -> SandwichNorms:
@@ -284,7 +287,7 @@ class GpuLoader:
     def _dense_ffn(self, index: int, shape: DenseFfnShape) -> GpuDenseFfn:
         return GpuDenseFfn(
             self._ffn_norm(index),
-            GpuSharedExpert(self._unrouted(index, shape.parts), None),
+            self._unrouted(index, shape.parts),
             self._sandwich(index) if self._shape.loaded_layers[index].is_sandwiched else None,
         )
 
@@ -295,12 +298,16 @@ class GpuLoader:
 
     def _shared_expert(self, index: int, shape: SharedExpert) -> GpuSharedExpert:
         vector = self._vector(n.of_layer(index, n.FFN_GATE_INP_SHEXP)) if shape.is_gated else None
-        return GpuSharedExpert(self._unrouted(index, shape.parts), vector)
+        return self._unrouted(index, shape.parts, vector)
 
-    def _unrouted(self, index: int, parts: tuple[str, str, str]) -> GpuExperts:
+    def _unrouted(
+        self, index: int, parts: tuple[str, str, str], gate: Tensor | None = None
+    ) -> GpuSharedExpert:
         """Loads plain matrices as a single expert."""
-        *inputs, down = (self._planes(n.of_layer(index, part)) for part in dict.fromkeys(parts))
-        return GpuExperts(inputs[0], inputs[-1], down)  # the same matrix if there is no gate
+        names = [n.of_layer(index, part) for part in dict.fromkeys(parts)]
+        *inputs, down = (self._planes(name) for name in names)
+        experts = GpuExperts(inputs[0], inputs[-1], down)  # the same matrix if there is no gate
+        return GpuSharedExpert(experts, gate, self._orders.of(self._source.tensors[names[0]]))
 
     def _experts(self, index: int, ids: Sequence[int], *, has_bias: bool) -> GpuExperts:
         *inputs, down = (self._expert_planes(name, ids) for name in expert_tensors(self._shape, index))
@@ -311,23 +318,7 @@ class GpuLoader:
         return GpuExperts(gate, up, down, (of_gate, of_up, of_down))
 
     def _merged(self, *names: str) -> list[MergedLinear]:
-        """Merges matrices into as few launches as their types allow: neighbours of one type become one matrix; two
-        such matrices share a launch if both or neither are quantised."""
-        groups: list[list[str]] = []
-        for name in names:
-            if groups and self._source.tensors[groups[-1][0]].type == self._source.tensors[name].type:
-                groups[-1].append(name)
-            else:
-                groups.append([name])
-        matrices = [self._planes(*group) for group in groups]
-        merged: list[MergedLinear] = []
-        for matrix in matrices:
-            last = merged[-1] if merged else None
-            if last and last.second is None and last.first.quantised == matrix.quantised:
-                merged[-1] = MergedLinear(last.first, matrix)
-            else:
-                merged.append(MergedLinear(matrix))
-        return merged
+        return load_merged(self._source, self._orders, self._planes, names)
 
     def _planes(self, *names: str) -> Planes:
         """Loads matrices of one type, stacked."""
@@ -378,13 +369,6 @@ class GpuLoader:
         self._source.advise_done(name)
         self._done += self._source.tensors[name].nbytes
         self._progress("loading weights to the GPU", self._done, self._total)
-
-
-def _with_biases(merged: list[MergedLinear], biases: list[Tensor]) -> list[MergedLinear]:
-    """Returns the matrices with the biases of all their parts, in order."""
-    pieces = torch.cat(biases).split([matrix.rows for matrix in merged])
-    # Each part is copied to memory of its own, because kernels are compiled for aligned addresses.
-    return [replace(m, bias=piece.clone()) for m, piece in zip(merged, pieces, strict=True)]
 
 
 def _runs(ids: Sequence[int]) -> list[tuple[int, tuple[int, int]]]:

@@ -22,6 +22,8 @@ class MergedLinear:
     first: Planes
     second: Planes | None = None
     bias: Tensor | None = None  # float32 [rows]; None: nothing is added
+    # int32 [cols]: column j belongs to the input's column order[j]; None: to column j.
+    order: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -185,6 +187,7 @@ class GpuShortConv:
 class GpuSharedExpert:
     experts: GpuExperts  # one
     gate: Tensor | None  # [hidden]; None: its output is added unscaled
+    order: Tensor | None = None  # int32 [hidden], of gate and up: as MergedLinear.order
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +201,7 @@ class GpuMoe:
     choice_bias: Tensor | None = None  # [E]: added to scores for choosing experts only
     expert_scale: Tensor | None = None  # [E]: factors of the chosen experts' weights
     sandwich: SandwichNorms | None = None  # None: the layer is not sandwiched
+    order: Tensor | None = None  # int32 [E, hidden]: of each expert's gate and up, wherever it is
 
     @property
     def dense_bytes(self) -> int:

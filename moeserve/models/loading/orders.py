@@ -13,7 +13,9 @@ from moeserve.models.sources.gguf import TensorInfo
 class SharedOrders:
     """The orders of one model. Matrices over one input mostly have one order, whose input is then gathered once."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device | None = None) -> None:
+        """device: where the tensors are; None: in RAM."""
+        self._device = device or torch.device("cpu")
         self._found: dict[bytes, Tensor] = {}
 
     def of(self, tensor: TensorInfo) -> Tensor | None:
@@ -21,4 +23,6 @@ class SharedOrders:
         if tensor.order is None:
             return None
         key = hashlib.blake2b(tensor.order.tobytes()).digest()
-        return self._found.setdefault(key, torch.from_numpy(tensor.order.copy()))
+        if key not in self._found:
+            self._found[key] = torch.from_numpy(tensor.order.copy()).to(self._device)
+        return self._found[key]

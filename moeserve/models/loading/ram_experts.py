@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from moeserve.kernels.handoff import CpuExperts
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.engine_types import check_cpu_types
 from moeserve.models.loading.floats import read_floats
+from moeserve.models.loading.orders import SharedOrders
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.tensors import expert_bias_tensors, expert_tensors
@@ -60,6 +62,7 @@ def load_ram_experts(
     Raises ModelError for a type without CPU kernels, and MemoryError.
     """
     layers: list[CpuExperts | None] = []
+    orders = SharedOrders()
     total = sum(1 for ids in cpu_ids if ids)
     for index, ids in enumerate(cpu_ids, first_layer):
         if not ids:
@@ -69,7 +72,7 @@ def load_ram_experts(
         assert moe is not None
         names = expert_tensors(shape, index)
         check_cpu_types(source, names)
-        *inputs, down = (_pack(stream, source, name, ids) for name in names)
+        *inputs, down = (_pack(stream, source, name, ids, orders) for name in names)
         gate, up = inputs[0], inputs[-1]  # the same matrix if there are no gates
         expert_map = expert_map_of(ids, moe.num_experts, device)
         biases = _biases(source, index, ids) if moe.expert_bias else None
@@ -90,7 +93,9 @@ def _biases(source: ModelSource, layer: int, ids: Sequence[int]) -> tuple[Tensor
     return gate, up, down
 
 
-def _pack(stream: CpuStream, source: ModelSource, name: str, ids: Sequence[int]) -> Matrix:
+def _pack(
+    stream: CpuStream, source: ModelSource, name: str, ids: Sequence[int], orders: SharedOrders
+) -> Matrix:
     tensor = source.tensors[name]
     experts, rows, cols = tensor.shape
     data = source.data(name).reshape(experts, -1)
@@ -98,6 +103,7 @@ def _pack(stream: CpuStream, source: ModelSource, name: str, ids: Sequence[int])
         chosen = data[ids[0] : ids[-1] + 1]
     else:
         chosen = np.ascontiguousarray(data[list(ids)])
-    matrix = stream.pack(chosen, int(tensor.type), (len(ids), rows, cols))
+    mine = tensor if tensor.order is None else replace(tensor, order=tensor.order[list(ids)])
+    matrix = stream.pack(chosen, int(tensor.type), (len(ids), rows, cols), orders.of(mine))
     source.advise_done(name)
     return matrix

@@ -48,6 +48,11 @@ class TowerWeights:
         for part in (name + ".weight", name + ".bias"):
             self._weights[part] = self._weights[part][order]
 
+    def join(self, names: list[str], name: str) -> None:
+        """Makes one product `name` of several with the same input."""
+        for part in (".weight", ".bias"):
+            self._weights[name + part] = torch.cat([self._weights.pop(each + part) for each in names])
+
     @property
     def is_narrow(self) -> bool:
         """Whether products have 16 bits."""

@@ -37,7 +37,7 @@ class DraftModel:
     def buffer_bytes(self, rows: int, max_num_seqs: int) -> int:
         """Returns the bytes of its buffers for a step of `rows` rows, with the requests' states."""
         buffers = cpu_workspace_bytes(self.shape, rows) + cpu_logits_bytes(self.shape, max_num_seqs)
-        return buffers + self.state_bytes(max_num_seqs)
+        return buffers + self.layout.step_key_bytes(rows) + self.state_bytes(max_num_seqs)
 
 
 def open_draft_model(

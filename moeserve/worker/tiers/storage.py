@@ -15,7 +15,7 @@ from moeserve.config import ServerConfig
 from moeserve.config.units import GIB, MIB
 from moeserve.errors import ConfigError
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
-from moeserve.kv.cache_pages import CachePages, kv_tensors
+from moeserve.kv.cache_pages import CachePages, kv_tensors, state_tensors
 from moeserve.kv.device_pages import DevicePages, Staging
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.disk.fingerprint import KV_VERSION, Fingerprint
@@ -63,18 +63,18 @@ class PageTiersPlan:
         """Opens the tiers. states: empty if the model has no recurrent state. device: of both; None: RAM.
         pin_after_s: delay before the RAM tier allocates its memory, which blocks the GPU's launches. Raises
         ConfigError if the folder cannot be read."""
-        tensors, of_states = kv_tensors(layers), [states[0].states] if states else None
+        tensors, of_states = kv_tensors(layers), state_tensors(states, layers)
         state_pages: CachePages | None = None
         if device is None:
             pages = CachePages(tensors, PAGE_TOKENS)
-            state_pages = None if of_states is None else CachePages(of_states, 1)
+            state_pages = CachePages(of_states, 1) if of_states else None
         else:
-            state_bytes = 0 if of_states is None else CachePages(of_states, 1).page_bytes
+            state_bytes = CachePages(of_states, 1).page_bytes if of_states else 0
             page_bytes = CachePages(tensors, PAGE_TOKENS).page_bytes
             staging = Staging(device, max(page_bytes, state_bytes))
             pages = of_kv = DevicePages(tensors, PAGE_TOKENS, staging)
             of_kv.compile()
-            state_pages = None if of_states is None else DevicePages(of_states, 1, staging)
+            state_pages = DevicePages(of_states, 1, staging) if of_states else None
         is_gpu = device is not None and device.type == "cuda"
         write_bytes = GPU_WRITE_BYTES if is_gpu else CPU_WRITE_BYTES
         state_bytes = 0 if state_pages is None else state_pages.page_bytes

@@ -29,6 +29,7 @@ GLM = KIMI.replace(
     "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>\n",
     "<|begin_of_image|><|image|><|end_of_image|>",
 )
+MINIMAX = GLM.replace("<|begin_of_image|><|image|><|end_of_image|>", "]<]image[>[")
 
 
 def tokenizer_with(path: Path, special: list[str]) -> TextTokenizer:
@@ -65,8 +66,12 @@ def tokens_of(tokenizer: TextTokenizer, template: str) -> PictureTokens:
             ["<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "<|image_pad|>"],
             GLM, "<|begin_of_image|>", "<|image|>", "<|end_of_image|>", "", True,
         ),
+        (
+            ["]<]image[>[", "]<]start of image[>[", "]<]end of image[>["],
+            MINIMAX, "]<]start of image[>[", "]<]image[>[", "]<]end of image[>[", "", False,
+        ),
     ],
-    ids=["Kimi-K2.5", "GLM-4.6V"],
+    ids=["Kimi-K2.5", "GLM-4.6V", "MiniMax-M3"],
 )  # fmt: skip
 def test_a_prompt(
     tmp_path: Path, special: list[str], template: str, before: str, each: str, behind: str, text_behind: str,

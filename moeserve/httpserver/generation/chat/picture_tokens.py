@@ -41,12 +41,15 @@ class _Placeholders:
         return all(len(tokenizer.encode(special)) == 1 for special in _SPECIAL.findall(self.whole))
 
 
-_SPECIAL: Final = re.compile("<[^<>]+>")
+_SPECIAL: Final = re.compile(r"\]<\][^\[\]]+\[>\[|<[^<>]+>")  # MiniMax's, and all others
 _QWEN: Final = _Placeholders("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", in_sections=True)
 _GEMMA4: Final = _Placeholders("<|image>", "<|image|>", "<image|>", is_written_alone=True)
 _KIMI: Final = _Placeholders("<|media_begin|>image<|media_content|>", "<|media_pad|>", "<|media_end|>")
 _GLM: Final = _Placeholders("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", in_sections=True)
-_FAMILIES: Final = (_QWEN, _GEMMA4, _KIMI, _GLM)
+_MINIMAX: Final = _Placeholders(
+    "]<]start of image[>[", "]<]image[>[", "]<]end of image[>[", is_written_alone=True
+)
+_FAMILIES: Final = (_QWEN, _GEMMA4, _KIMI, _GLM, _MINIMAX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ void bind_engine(nb::module_& m) {
       .def_ro("experts", &Matrix::experts)
       .def_ro("bytes", &Matrix::bytes)
       .def_prop_ro("integer", &Matrix::integer)
+      .def_prop_ro("ordered", [](const Matrix& m) { return m.order != nullptr; })
       .def("set_order", &set_order, "order"_a, nb::keep_alive<1, 2>())
       .def_prop_ro("address", [](const Matrix& m) { return reinterpret_cast<Address>(m.begin()); });
   nb::class_<LinearGroup>(m, "LinearGroup")
@@ -183,13 +184,14 @@ void bind_engine(nb::module_& m) {
       .def("choose_keys", &Stream::choose_keys, "plan"_a, "q"_a, "weights"_a.none(), "index_keys"_a,
            "heads"_a)
       .def("compressed_store", &Stream::compressed_store, "q"_a, "kv"_a, "norm"_a, "eps"_a, "cos"_a, "sin"_a,
-           "positions"_a, "slots"_a, "keys"_a, "n"_a, "heads"_a, "scale"_a, "index_q"_a.none(),
+           "positions"_a, "plan"_a, "keys"_a, "n"_a, "heads"_a, "scale"_a, "index_q"_a.none(),
            "index_heads"_a)
       .def("compress", &Stream::compress, "kv"_a, "gate"_a, "bias"_a, "norm"_a, "eps"_a, "cos"_a, "sin"_a,
-           "positions"_a, "slots"_a, "entries"_a, "first"_a, "states"_a, "first_state"_a, "row"_a, "count"_a,
-           "slot"_a, "drafts"_a.none(), "kept"_a.none(), "pending"_a.none(), "n"_a)
+           "positions"_a, "slots"_a, "entries"_a, "states"_a, "first_state"_a, "row"_a, "count"_a, "slot"_a,
+           "drafts"_a.none(), "kept"_a.none(), "pending"_a.none(), "n"_a)
       .def("commit_compressed", &Stream::commit_compressed)
       .def("choose_entries", &Stream::choose_entries)
+      .def("keep_keys", &Stream::keep_keys)
       .def("rotate_back", &Stream::rotate_back)
       .def("linear_by_head", &Stream::linear_by_head, "x"_a, "n"_a, "weights"_a, "out"_a)
       .def("route", &Stream::route, "logits"_a, "n"_a, "ids"_a, "weights"_a, "scoring"_a, "normalize"_a,

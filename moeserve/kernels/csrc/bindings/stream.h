@@ -112,15 +112,15 @@ class Stream {
   void choose_keys(AttentionPlan& plan, Tensor q, Tensor weights, Tensor index_keys, int heads);
   // stream_compressed.cpp
   void compressed_store(Tensor q, Tensor kv, Tensor norm, float eps, Tensor cos, Tensor sin, Tensor positions,
-                        Tensor slots, Tensor keys, int n, int heads, float scale, Tensor index_q,
-                        int index_heads);
+                        const CompressedPlan& plan, Tensor keys, int n, int heads, float scale,
+                        Tensor index_q, int index_heads);
   void compress(Tensor kv, Tensor gate, Tensor bias, Tensor norm, float eps, Tensor cos, Tensor sin,
-                Tensor positions, Tensor slots, Tensor entries, int64_t first, Tensor states,
-                int64_t first_state, Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept,
-                Tensor pending, int n);
+                Tensor positions, Tensor slots, Tensor entries, Tensor states, int64_t first_state,
+                Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept, Tensor pending, int n);
   void commit_compressed(Tensor bias, int64_t dim, Tensor states, int64_t first_state, Tensor slot,
                          Tensor kept, Tensor accepted, Tensor pending);
   void choose_entries(CompressedPlan& plan, Tensor q, Tensor weights, Tensor index_keys, int heads);
+  void keep_keys(const CompressedPlan& plan, Tensor keys);
   void rotate_back(const Activations& x, int n, int heads, int dim, Tensor cos, Tensor sin, Tensor positions);
   // stream_states.cpp
   void delta_net(Tensor q, Tensor k, Tensor v, Tensor z, Tensor b, Tensor a, Tensor conv, Tensor rate,

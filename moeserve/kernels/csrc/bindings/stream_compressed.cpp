@@ -32,13 +32,14 @@ Compressor compressor_of(nanobind::handle bias, int64_t dim) {
 }  // namespace
 
 void Stream::compressed_store(Tensor q, Tensor kv, Tensor norm, float eps, Tensor cos, Tensor sin,
-                              Tensor positions, Tensor slots, Tensor keys, int n, int heads, float scale,
-                              Tensor index_q, int index_heads) {
+                              Tensor positions, const CompressedPlan& plan, Tensor keys, int n, int heads,
+                              float scale, Tensor index_q, int index_heads) {
   const int64_t dim = tensor_arg(norm, "norm", Element::kFloat32).size();
   const TensorArg pool = tensor_arg(keys, "kv.keys", Element::kFloat16);
   check_dim("norm", dim);
   if (heads < 1) reject("heads", "at least one wanted");
-  if (pool.cols != dim && pool.cols != 2 * dim) reject("kv.keys", "slots of one or two keys wanted");
+  if (pool.cols != dim) reject("kv.keys", "rows of one key wanted");
+  if (static_cast<int64_t>(plan.key_rows.size()) != n) reject("plan", "a plan of the step's rows wanted");
   CompressedStoreOp op{};
   op.k = &kernels_;
   op.q = rows_arg<float>(q, "q", n, heads * dim);
@@ -47,10 +48,9 @@ void Stream::compressed_store(Tensor q, Tensor kv, Tensor norm, float eps, Tenso
   op.eps = eps;
   op.scale = scale;
   op.angles = angles_of(cos, sin, positions, n, dim);
-  op.slots = rows_arg<int32_t>(slots, "slots", n, 1);
-  check_ids("KV slot", op.slots, n, pool.rows);
-  op.pool = static_cast<uint16_t*>(pool.data);
-  op.stride = pool.cols;
+  op.rows = plan.key_rows.data();
+  check_ids("key", op.rows, n, pool.rows);
+  op.keys = static_cast<uint16_t*>(pool.data);
   if (!index_q.is_none()) {
     const int64_t width = tensor_arg(index_q, "index_q", Element::kFloat32).cols;
     if (index_heads < 1 || width % index_heads != 0 || width / index_heads < op.angles.rotary) {
@@ -67,9 +67,9 @@ void Stream::compressed_store(Tensor q, Tensor kv, Tensor norm, float eps, Tenso
 }
 
 void Stream::compress(Tensor kv, Tensor gate, Tensor bias, Tensor norm, float eps, Tensor cos, Tensor sin,
-                      Tensor positions, Tensor slots, Tensor entries, int64_t first, Tensor states,
-                      int64_t first_state, Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept,
-                      Tensor pending, int n) {
+                      Tensor positions, Tensor slots, Tensor entries, Tensor states, int64_t first_state,
+                      Tensor row, Tensor count, Tensor slot, Tensor drafts, Tensor kept, Tensor pending,
+                      int n) {
   const int64_t dim = tensor_arg(norm, "norm", Element::kFloat32).size();
   const TensorArg all = tensor_arg(states, "states", Element::kFloat32);
   const TensorArg pool = tensor_arg(entries, "entries", Element::kFloat16);
@@ -82,11 +82,12 @@ void Stream::compress(Tensor kv, Tensor gate, Tensor bias, Tensor norm, float ep
   op.eps = eps;
   op.angles = angles_of(cos, sin, positions, n, dim);
   op.slots = rows_arg<int32_t>(slots, "slots", n, 1);
-  check_ids("KV slot", op.slots, n, pool.rows);
-  if (first < 0 || first + dim > pool.cols) reject("first", "the entry lies beside its slot");
+  for (int t = 0; t < n; ++t) {
+    if ((op.angles.positions[t] + 1) % op.of.ratio == 0)
+      check_ids("an entry's KV slot", op.slots + t, 1, pool.rows);
+  }
+  if (pool.cols != dim) reject("entries", "slots of one entry wanted");
   op.pool = static_cast<uint16_t*>(pool.data);
-  op.stride = pool.cols;
-  op.first = first;
   if (first_state < 0 || first_state + op.of.state_values() > all.cols) {
     reject("first", "the layer lies beside the states");
   }
@@ -133,6 +134,16 @@ void Stream::choose_entries(CompressedPlan& plan, Tensor q, Tensor weights, Tens
                            heads,
                            static_cast<int>(dim)};
   if (!plan.choice.groups.empty()) pool_.submit(op);
+}
+
+void Stream::keep_keys(const CompressedPlan& plan, Tensor keys) {
+  const TensorArg all = tensor_arg(keys, "kv.keys", Element::kFloat16);
+  for (const CompressedPlan::Copy& copy : plan.copies) {
+    check_ids("key", &copy.from, 1, all.rows);
+    check_ids("key", &copy.to, 1, all.rows);
+  }
+  if (plan.copies.empty()) return;
+  pool_.submit(KeepKeysOp{&plan, static_cast<uint16_t*>(all.data), static_cast<int>(all.cols)});
 }
 
 void Stream::rotate_back(const Activations& x, int n, int heads, int dim, Tensor cos, Tensor sin,

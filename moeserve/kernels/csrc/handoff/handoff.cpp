@@ -20,6 +20,8 @@ constexpr auto kDoze = std::chrono::microseconds(50), kSleep = std::chrono::micr
 
 constexpr int kFewExperts = 2;  // a work unit of one panel stays small with this many experts
 
+constexpr int kGatherPhases = 1;
+
 constexpr auto kPoisonPeriod = std::chrono::milliseconds(1);
 
 template <class T>
@@ -48,6 +50,8 @@ Handoff::Handoff(const Kernels* kernels, Pool& pool, std::vector<Layer> layers, 
     if (layers_[i].gate == nullptr) continue;
     cpu_layers_.push_back(static_cast<int>(i));
     parts_.fit(pool_, max_tokens_ * top_k_, layers_[i].down->rows);
+    if (layers_[i].gate->order != nullptr) gate_input_.fit(pool_, *layers_[i].gate, max_tokens_ * top_k_);
+    if (layers_[i].up->order != nullptr) up_input_.fit(pool_, *layers_[i].up, max_tokens_ * top_k_);
   }
 }
 
@@ -103,10 +107,30 @@ void Handoff::serve_layer(Team& team, uint32_t step, int place) {
   int phases = 0;
   Turn turn;
   if (prepare_in_time(team, step, place, number) && turns_.read(number, &turn) && turn.has_work != 0) {
-    phases = turn.op.compute(team, false);
+    phases = gather_inputs(team, turn.op);
+    phases += turn.op.compute(team, false);
     if (turns_.end(number)) answer(cpu_layers_[place]);
   }
-  team.skip_phases(ExpertsOp::kMostPhases - phases);
+  team.skip_phases(kGatherPhases + ExpertsOp::kMostPhases - phases);
+}
+
+// Gathers the rows of gate's and up's inputs. Returns its number of phases.
+int Handoff::gather_inputs(Team& team, const ExpertsOp& op) const {
+  if (op.gate_input.rows == 0 && op.up_input.rows == 0) return 0;
+  const int most = op.n * op.top_k;
+  const int32_t* routed = op.starts + op.gate->experts;
+  const GatherRoutesOp gate{
+      {op.k, op.y.f32, op.gate->order, most, op.gate_input}, op.ids, op.routes, routed, op.top_k};
+  const GatherRoutesOp up{
+      {op.k, op.y.f32, op.up->order, most, op.up_input}, op.ids, op.routes, routed, op.top_k};
+  const bool has_gate = op.gate_input.rows != 0;
+  const bool has_up = op.up_input.rows != 0 &&
+                      op.up_input.row(op.up->integer(), 0) != op.gate_input.row(op.gate->integer(), 0);
+  team.for_units(most, [&](int64_t i) {
+    if (has_gate) gate.row(team, i);
+    if (has_up) up.row(team, i);
+  });
+  return kGatherPhases;
 }
 
 // Waits until the turn is ready, and prepares it unless another thread does. Returns false after a failure.
@@ -181,6 +205,12 @@ Turn Handoff::prepare_rows(int layer, uint32_t rows) {
   reads_[layer].fetch_add(scratch_.active[0], std::memory_order_relaxed);
   turn.op.sums_at_once = scratch_.active[0] <= kFewExperts;
   turn.op.most_rows = max_tokens_;
+  const int routes = static_cast<int>(rows) * top_k_;
+  if (l.gate->order != nullptr) turn.op.gate_input = gate_input_.fit(pool_, *l.gate, routes);
+  if (l.up->order == l.gate->order && l.up->integer() == l.gate->integer())
+    turn.op.up_input = turn.op.gate_input;
+  else if (l.up->order != nullptr)
+    turn.op.up_input = up_input_.fit(pool_, *l.up, routes);
   return turn;
 }
 

@@ -31,6 +31,7 @@
 #include <thread>
 #include <vector>
 
+#include "ops/gather.h"
 #include "ops/ops.h"
 #include "turn.h"
 
@@ -89,6 +90,7 @@ class Handoff {
   bool is_asked(int layer, uint32_t step) const;
   Turn prepare(int layer, uint32_t step);
   Turn prepare_rows(int layer, uint32_t rows);
+  int gather_inputs(Team& team, const ExpertsOp& op) const;
   void answer(int layer);
   void watch();
   void answer_all();
@@ -104,6 +106,7 @@ class Handoff {
   const std::array<Slot, 2> slots_;
   const Scratch scratch_;
   Parts parts_;
+  Gathered gate_input_, up_input_;  // of matrices whose columns have an order
   const int max_tokens_, top_k_;
   const double timeout_s_;
 

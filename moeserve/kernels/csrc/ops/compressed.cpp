@@ -72,7 +72,7 @@ void CompressedStoreOp::operator()(Team& team) const {
     alignas(64) float key[kMostCompressedDim];
     k->rms_norm(kv + t * dim, norm, eps, dim, key);
     angles.rotate(key, dim, position);
-    k->to_half(key, dim, pool + slots[t] * stride);
+    k->to_half(key, dim, keys + int64_t{rows[t]} * dim);
     for (int h = 0; index_q != nullptr && h < index_heads; ++h) {
       angles.rotate(index_q + (t * index_heads + h) * index_dim, index_dim, position);
     }
@@ -132,7 +132,7 @@ void CompressOp::operator()(Team& team) const {
     alignas(64) float entry[kMostCompressedDim];
     k->rms_norm(kv + t * of.width(), norm, eps, of.dim, entry);
     angles.rotate(entry, of.dim, next - of.ratio);
-    k->to_half(entry, of.dim, pool + slots[t] * stride + first);
+    k->to_half(entry, of.dim, pool + int64_t{slots[t]} * of.dim);
   });
 }
 
@@ -185,7 +185,7 @@ void ChooseEntriesOp::choose(Team& team, const KeyChoice::Tile& tile, int row) c
                  choice.rule.top, chosen);
   int32_t* list = plan->chosen(tile.list + row);
   for (int i = 0; i < choice.rule.top; ++i) {
-    list[i] = 2 * tile.slots[(chosen[i] + 1) * choice.rule.block - 1] + 1;
+    list[i] = tile.slots[(chosen[i] + 1) * choice.rule.block - 1];
   }
 }
 
@@ -201,6 +201,14 @@ void ChooseEntriesOp::operator()(Team& team) const {
       if (row < tile.count) choose(team, tile, row);
     });
   }
+}
+
+void KeepKeysOp::operator()(Team& team) const {
+  team.last_phase();
+  team.for_units(static_cast<int64_t>(plan->copies.size()), [&](int64_t i) {
+    const CompressedPlan::Copy& copy = plan->copies[i];
+    std::copy_n(keys + int64_t{copy.from} * dim, dim, keys + int64_t{copy.to} * dim);
+  });
 }
 
 void RotateBackOp::operator()(Team& team) const {

@@ -28,10 +28,9 @@ struct CompressedStoreOp {
   const float* norm;  // [dim]
   float eps, scale;
   TailRotation angles;
-  const int32_t* slots;  // [n]
-  uint16_t* pool;        // [slots, stride]: a token's key is the first of its slot
-  int64_t stride;
-  float* index_q;  // [n, index_heads, index_dim], in place; or nullptr
+  const int32_t* rows;  // [n]: where the tokens' keys are stored
+  uint16_t* keys;       // [rows, dim]
+  float* index_q;       // [n, index_heads, index_dim], in place; or nullptr
   int n, heads, dim, index_heads, index_dim;
   void operator()(Team& team) const;
 };
@@ -68,9 +67,8 @@ struct CompressOp {
   float eps;
   TailRotation angles;
   const int32_t* slots;  // [n]
-  uint16_t* pool;        // [slots, stride]; an entry's numbers begin at `first`
-  int64_t stride, first;
-  float* states;  // this compressor's part of slot 0
+  uint16_t* pool;        // [slots, of.dim]: an entry is in the slot of its block's last token
+  float* states;         // this compressor's part of slot 0
   int64_t slot_values;
   StateSequences sequences;
   float* pending;  // [records, of.pending_values()]: drafts, which do not move the state
@@ -105,6 +103,14 @@ struct ChooseEntriesOp {
  private:
   void score(Team& team, const KeyChoice::Part& part) const;
   void choose(Team& team, const KeyChoice::Tile& tile, int row) const;
+};
+
+// Copies the plan's step keys to their rings.
+struct KeepKeysOp {
+  const CompressedPlan* plan;
+  uint16_t* keys;  // [rows, dim]
+  int dim;
+  void operator()(Team& team) const;
 };
 
 // Turns attention's output back by the angles of the row's position, which takes the entries' and tokens' own positions out

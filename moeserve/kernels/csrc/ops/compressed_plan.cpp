@@ -8,8 +8,9 @@ namespace moeserve {
 
 void CompressedPlan::build(const Sequences& s, const Options& options, int heads, int parts, int dim,
                            int threads) {
-  const int rows_of_slot = options.ratio > 0 ? 2 : 1;
   lists_.clear();
+  copies.clear();
+  key_rows.clear();
   chosen_.clear();
   offsets_.clear();
   choice.has_lists = false;
@@ -21,7 +22,12 @@ void CompressedPlan::build(const Sequences& s, const Options& options, int heads
         int64_t{s.position[i]} + s.count[i] > s.table_stride) {
       throw std::out_of_range("attention: sequence " + std::to_string(i) + " lies beside the slot table");
     }
+    if (s.state_slot[i] < 0 || s.state_slot[i] >= options.rings.num) {
+      throw std::out_of_range("attention: sequence " + std::to_string(i) + " has no state slot");
+    }
     rows = std::max(rows, s.row[i] + s.count[i]);
+    key_rows.resize(rows, 0);
+    keep_keys(s, options, i);
     const int32_t* slots = s.slot_table + s.req_slot[i] * s.table_stride;
     if (options.ratio > 0) choice.add({s.row[i], s.count[i], s.position[i], slots});
     for (int t = 0; t < s.count[i]; ++t) {
@@ -33,11 +39,9 @@ void CompressedPlan::build(const Sequences& s, const Options& options, int heads
         chosen_.push_back(offsets_.back());
         lists_.resize(lists_.size() + options.top, 0);  // valid rows at any time: late threads read them
       } else {
-        for (int e = 1; e <= entries; ++e) lists_.push_back(2 * slots[e * options.ratio - 1] + 1);
+        for (int e = 1; e <= entries; ++e) lists_.push_back(slots[e * options.ratio - 1]);
       }
-      for (int p = std::max(0, position - options.window + 1); p <= position; ++p) {
-        lists_.push_back(rows_of_slot * slots[p]);
-      }
+      add_window(s, options, i, position);
     }
   }
   choice.finish();
@@ -48,6 +52,29 @@ void CompressedPlan::build(const Sequences& s, const Options& options, int heads
     attention.tiles.push_back({row_of[i], 1, length - 1, length, lists_.data() + offsets_[i], nullptr});
   }
   attention.divide(threads);
+}
+
+// Chooses the rows of a sequence's new keys: in its ring, unless they would overwrite keys that its first rows still read.
+void CompressedPlan::keep_keys(const Sequences& s, const Options& options, int sequence) {
+  const CompressedPlan::Rings& rings = options.rings;
+  const int first = s.position[sequence], count = s.count[sequence], row = s.row[sequence];
+  const bool fits = count <= rings.rows - options.window + 1;
+  for (int t = 0; t < count; ++t) {
+    const int64_t in_ring = rings.row(s.state_slot[sequence], first + t);
+    key_rows[row + t] = static_cast<int32_t>(fits ? in_ring : rings.of_step(row + t));
+    if (!fits && t > count - options.window) {
+      copies.push_back({key_rows[row + t], static_cast<int32_t>(in_ring)});
+    }
+  }
+}
+
+// Adds the window of a row to its list.
+void CompressedPlan::add_window(const Sequences& s, const Options& options, int sequence, int position) {
+  const int first = s.position[sequence];
+  for (int p = std::max(0, position - options.window + 1); p <= position; ++p) {
+    lists_.push_back(p < first ? static_cast<int32_t>(options.rings.row(s.state_slot[sequence], p))
+                               : key_rows[s.row[sequence] + p - first]);
+  }
 }
 
 }  // namespace moeserve

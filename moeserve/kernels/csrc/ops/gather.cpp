@@ -22,13 +22,15 @@ void GatherOp::operator()(Team& team) const {
 }
 
 void GatherRoutesOp::operator()(Team& team) const {
-  const int64_t cols = gather.out.cols;
   team.last_phase();
-  team.for_units(gather.n, [&](int64_t i) {
-    if (i >= *routed) return;
-    const int route = routes[i];
-    gather_row(gather, team, gather.x + route / top_k * cols, gather.order + ids[route] * cols, i);
-  });
+  team.for_units(gather.n, [&](int64_t i) { row(team, i); });
+}
+
+void GatherRoutesOp::row(Team& team, int64_t i) const {
+  if (i >= *routed) return;
+  const int64_t cols = gather.out.cols;
+  const int route = routes[i];
+  gather_row(gather, team, gather.x + route / top_k * cols, gather.order + ids[route] * cols, i);
 }
 
 }  // namespace moeserve

@@ -27,6 +27,8 @@ struct GatherRoutesOp {
   int top_k;
   bool is_small() const { return gather.is_small(); }
   void operator()(Team& team) const;
+  // Gathers row i of h, if there are so many.
+  void row(Team& team, int64_t i) const;
 };
 
 // Activations in a matrix's order, in memory that grows on demand. Later operations may reuse it: they run in order.

@@ -1,13 +1,13 @@
 """Compressed attention on the pool's stream: x += output_b(output_a(rotated back(attention(q, keys and entries)))).
 
 q = q_b(norm(q_a(y))); keys and the compressors' inputs are products of y = norm(x). Each token is added to the entries
-in progress, which are a sequence's state; an entry that it completes is stored with its key, and the row attends to it
-already.
+in progress, which are a sequence's state like the keys of its window; an entry that it completes is stored in its KV
+slot, and the row attends to it already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from moeserve.kernels import _C
 from moeserve.kernels.compressed.plan import Int32s, build_compressed_plan
 from moeserve.kernels.compressed_operations import RowAngles
 from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.kernels.stream_operands import Heads, KvLayer, StateLayer
+from moeserve.kernels.stream_operands import Heads, KeyRings, KvLayer, StateLayer
 from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.residual import add_product, read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
@@ -30,12 +30,14 @@ PlanKey = tuple[int, int, int]  # window, tokens of a block, entries that are ch
 class CompressedPlans:
     """The attention plans of a step; layers that attend to the same rows share one."""
 
-    def __init__(self, model: ModelShape) -> None:
-        self._heads: dict[PlanKey, Heads] = {
-            _key(layer.mixer): heads_of(layer.mixer)
-            for layer in model.layers
-            if isinstance(layer.mixer, CompressedAttentionShape)
-        }
+    def __init__(self, model: ModelShape, kv: Sequence[KvLayer]) -> None:
+        self._heads: dict[PlanKey, Heads] = {}
+        self._rings: dict[PlanKey, KeyRings] = {}
+        for layer, of_layer in zip(model.loaded_layers, kv, strict=False):
+            if isinstance(layer.mixer, CompressedAttentionShape):
+                assert of_layer.rings is not None
+                self._heads[_key(layer.mixer)] = heads_of(layer.mixer)
+                self._rings[_key(layer.mixer)] = of_layer.rings
         self._plans: Mapping[PlanKey, _C.CompressedPlan] = {key: _C.CompressedPlan() for key in self._heads}
 
     def build(
@@ -44,31 +46,25 @@ class CompressedPlans:
         counts: Int32s,
         positions: Int32s,
         req_slots: Int32s,
+        state_slots: Int32s,
         slot_table: Int32s,
         threads: int,
     ) -> None:
-        """Plans the next step; arguments as for `build_attention_plan`."""
-        for (window, ratio, top), plan in self._plans.items():
+        """Plans the next step; arguments as for `build_compressed_plan`."""
+        columns = (rows, counts, positions, req_slots, state_slots)
+        for key, plan in self._plans.items():
+            window, ratio, top = key
             build_compressed_plan(
-                *(
-                    plan,
-                    rows,
-                    counts,
-                    positions,
-                    req_slots,
-                    slot_table,
-                    self._heads[window, ratio, top],
-                    threads,
-                ),
+                *(plan, *columns, slot_table, self._rings[key], self._heads[key], threads),
                 window=window,
                 ratio=ratio,
                 top=top,
             )
 
     @classmethod
-    def for_model(cls, model: ModelShape) -> CompressedPlans | None:
-        """Returns the plans; None if the model's attention is of another kind."""
-        return cls(model) if isinstance(model.heads, CompressedAttentionShape) else None
+    def for_model(cls, model: ModelShape, kv: Sequence[KvLayer]) -> CompressedPlans | None:
+        """Returns the plans; None if the model's attention is of another kind. kv: one per layer."""
+        return cls(model, kv) if isinstance(model.heads, CompressedAttentionShape) else None
 
     def of(self, shape: CompressedAttentionShape) -> _C.CompressedPlan:
         return self._plans[_key(shape)]
@@ -129,7 +125,7 @@ def attend_compressed(
     assert s is not None
     angles = RowAngles(form.cos, form.sin, batch.positions)
     stream.compressed_store(
-        space.q, s.kv, w.kv_norm, eps, shape.scale, angles, batch.kv_slots, kv, n, shape.num_heads,
+        space.q, s.kv, w.kv_norm, eps, shape.scale, angles, plan, kv, n, shape.num_heads,
         index_q=None if indexer is None else s.index_q,
         index_heads=0 if indexer is None else indexer.num_heads,
     )  # fmt: skip
@@ -138,10 +134,8 @@ def attend_compressed(
         assert s.index_q is not None
         assert s.index_weights is not None
         stream.choose_entries(plan, s.index_q, s.index_weights, kv, indexer.num_heads)
-    keys = kv.keys.view(
-        -1, 1, shape.head_dim
-    )  # a token's, then the entry that ends with it, where there are entries
-    stream.attention(plan.attention, space.q, KvLayer(keys, keys), s.attended, heads_of(shape), sinks=w.sinks)
+    stream.attention(plan.attention, space.q, kv, s.attended, heads_of(shape), sinks=w.sinks)
+    stream.keep_keys(plan, kv)
     stream.rotate_back(s.grouped, n, shape.num_heads, shape.head_dim, angles)
     stream.linear_by_head(s.grouped, n, w.output_a, space.widest_mixed)
     add_product(stream, space.widest_mixed, n, w.output_b, space)
@@ -161,14 +155,14 @@ def _compress(
 ) -> None:
     s, at = space.compressed, state.first
     assert s is not None
-    targets = [(kv.keys, shape.head_dim), (kv.index_keys, 0)]
+    targets = [kv.keys, kv.index_keys]
     records = records_of(shape, pending)
     for i, (compressor, (product, gate)) in enumerate(zip(shape.compressors, s.products(shape), strict=True)):
-        entries, first = targets[i]
+        entries = targets[i]
         assert entries is not None
         assert batch.states is not None
         stream.compress(
-            product, gate, w.compressors[i], eps, angles, batch.kv_slots, entries, first,
+            product, gate, w.compressors[i], eps, angles, batch.kv_slots, entries,
             StateLayer(state.states, at), batch.states, batch.n, records[i],
         )  # fmt: skip
         at += compressor.state_values

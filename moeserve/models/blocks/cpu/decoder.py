@@ -70,6 +70,7 @@ class CpuDecoder:
         self._stream = stream
         self._kv = kv
         self._states = states
+        self._rings = [rings for layer in kv if (rings := layer.of_states) is not None]
         logit_rows = 0 if weights.head is None else CPU_LOGIT_ROWS
         self._space = CpuWorkspace(
             shape, weights, max_tokens, logit_rows, pinned=pinned, has_adapters=adapters is not None
@@ -106,13 +107,16 @@ class CpuDecoder:
         slot_table: Int32s,
         window_table: Int32s | None = None,
         ends: Int32s | None = None,
+        state_slots: Int32s | None = None,
     ) -> None:
         """Plans the attention of the next `forward`, without launching it; arguments as for `build_attention_plan`.
-        window_table and ends apply to sliding-window layers only; None: slot_table, and causal attention."""
+        window_table and ends apply to sliding-window layers only; None: slot_table, and causal attention. state_slots:
+        of the sequences, int32; None: there are no states."""
         threads = self._stream.threads
         columns = (rows, counts, positions, req_slots)
         if self._layers.compressed is not None:
-            self._layers.compressed.build(*columns, slot_table, threads)
+            assert state_slots is not None
+            self._layers.compressed.build(*columns, state_slots, slot_table, threads)
             return
         for form in self._forms.values():
             for rule, plan in form.plans.items():
@@ -196,6 +200,9 @@ class CpuDecoder:
         """Launches copies between slots of recurrent state, before a step: see `CpuStream.copy_states`."""
         if self._states:
             self._stream.copy_states(self._states[0].states, pairs)
+        copies = pairs[pairs[:, 0] >= 0]  # a ring need not be zeroed: only keys that were written are read
+        for rings in self._rings if len(copies) else ():
+            self._stream.copy_states(rings, copies)
 
     def commit_states(self, slot: Tensor, first: Tensor, accepted: Tensor) -> None:
         """Launches the commit of accepted drafts, after a step with drafts: see `CpuStream.commit_states`."""

@@ -76,7 +76,7 @@ class CpuLayers:
         self._pending_ngrams = None if of_ngrams is None else torch.empty(of_ngrams.shape)
         # int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start-up.
         self.expert_counts = torch.zeros(len(self.weights), 2, shape.num_experts, dtype=torch.int64)
-        self.compressed = CompressedPlans.for_model(shape)
+        self.compressed = CompressedPlans.for_model(shape, kv)
         self.token_ids = torch.zeros(0, dtype=torch.int32)  # of the step; experts may be chosen by them
 
     def forward(self, index: int, batch: CpuBatch) -> None:

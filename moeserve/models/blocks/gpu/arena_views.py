@@ -44,3 +44,12 @@ def narrowed(rows: Tensor, count: int) -> Tensor:
     """Returns [n, count, ...], a contiguous view of the beginning of [n, m, ...], count <= m."""
     n, _, *rest = rows.shape
     return rows.view(-1)[: n * count * prod(rest)].view(n, count, *rest)
+
+
+def part_of(flat: GpuActivations, rows: int, cols: int) -> GpuActivations:
+    """Returns activations [rows, cols], a view of the beginning of [1, n], rows * cols <= n."""
+    x, codes, scales = (
+        None if part is None else narrowed(part, rows * width).view(rows, width)
+        for part, width in ((flat.x, cols), (flat.codes, cols), (flat.scales, cols // INT8_GROUP))
+    )
+    return GpuActivations(x, codes, scales)

@@ -14,7 +14,7 @@ from moeserve.kernels.linear.join_gated import gated_rows
 from moeserve.kernels.linear.op import gemv_tokens
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace
-from moeserve.models.loading.gpu_weights import GpuExperts, MergedLinear
+from moeserve.models.loading.gpu_weights import GpuExperts, GpuSharedExpert, MergedLinear
 
 
 def takes_dense_products(w: GpuExperts, s: GpuWorkspace) -> bool:
@@ -23,12 +23,15 @@ def takes_dense_products(w: GpuExperts, s: GpuWorkspace) -> bool:
     return s.dense_products is not None and is_gemv and w.gate.quantised == w.up.quantised
 
 
-def multiply_dense(w: GpuExperts, s: GpuWorkspace, count: Tensor, out: Tensor, form: GatedForm) -> None:
+def multiply_dense(
+    expert: GpuSharedExpert, s: GpuWorkspace, count: Tensor, out: Tensor, form: GatedForm
+) -> None:
     """Launches out [rows, hidden] = down(gated(gate y, up y)) with y from the workspace."""
+    w = expert.experts
     width = w.gate.rows
     assert s.dense_products is not None
     products = s.dense_products.view(-1)[: s.rows * 2 * width].view(s.rows, 2 * width)
-    multiply(MergedLinear(w.gate, w.up), s.y, count, products)
+    multiply(MergedLinear(w.gate, w.up, order=expert.order), s.y, count, products, s.dense)
     h = s.unrouted_h[width]
     h = GpuActivations(None, h.codes, h.scales) if w.down.quantised else GpuActivations(h.x, None, None)
     gated_rows(products, count, h, form)

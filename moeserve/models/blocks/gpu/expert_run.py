@@ -45,6 +45,8 @@ class ExpertRun(NamedTuple):
     parts: Tensor  # [rows, routes, hidden]: one part per route; for few rows [rows, 1, hidden]: their sum
     options: Gated
     adapters: ExpertAdapters | None
+    # y by route, in the order of the columns of gate and up; None: they have no order.
+    gathered: GpuActivations | None = None
 
     @property
     def _gate_and_up(self) -> tuple[list[Tensor], int, list[Tensor], int, int]:
@@ -56,19 +58,25 @@ class ExpertRun(NamedTuple):
     def _down(self) -> tuple[list[Tensor], int, int]:
         return plane_tensors(self.experts.down), int(self.experts.down.type), self.width
 
+    @property
+    def _input(self) -> tuple[GpuActivations, int]:
+        """What gate and up read, and how many routes share a row of it."""
+        return (self.y, self.ids.shape[1]) if self.gathered is None else (self.gathered, 1)
+
     def launch(self, s: GpuWorkspace, count: Tensor, *, adds: bool) -> None:
         """Launches the experts. adds: for few rows, add to the present contents of `parts`."""
         down, matrices, of_down = self.experts.down, self._gate_and_up, self._down
         bias = None if self.experts.biases is None else self.experts.biases[2]
         y, h, b, options = self.y, self.h, self.blocks, self.options
+        x, x_top_k = self._input
         if s.is_small_batch:
             h = GpuActivations(None, h.codes, h.scales) if down.quantised else GpuActivations(h.x, None, None)
             mine = None if self.adapters is None else self.adapters.of_routes(self.ids, None)
             if mine is not None:
                 options = mine.gated(y, self.width, options)
             small_batch_up(
-                y.x, y.codes, y.scales, *matrices, self.ids, h.x, h.codes, h.scales, options=options
-            )
+                x.x, x.codes, x.scales, *matrices, self.ids, h.x, h.codes, h.scales, options=options, x_top_k=x_top_k
+            )  # fmt: skip
             small_batch_down(
                 h.x, h.codes, h.scales, *of_down, self.ids, self.weights, count, self.parts[:, 0], adds=adds,
                 bias=bias,
@@ -76,7 +84,7 @@ class ExpertRun(NamedTuple):
             if mine is not None:
                 mine.add_down_sum(h, self.weights, self.parts[:, 0])
             return
-        assert y.x is not None
+        assert x.x is not None
         assert h.x is not None
         if self._takes_quads(s):
             self._launch_quads(s, count)
@@ -91,7 +99,7 @@ class ExpertRun(NamedTuple):
             options = mine.gated(y, self.width, options)
         if scratch is not None:
             routing = RouteBlocks(b.expert, b.routes)
-            large_batch_up(y.x, *matrices, routing, self.ids.shape[1], h.x, scratch, options=options)
+            large_batch_up(x.x, *matrices, routing, x_top_k, h.x, scratch, options=options)
             large_batch_down(h.x, *of_down, routing, self.parts, scratch, bias=bias)
         else:
             self._launch_up(s, count, options)
@@ -100,16 +108,18 @@ class ExpertRun(NamedTuple):
             mine.add_down(h, self.parts)
 
     def _launch_up(self, s: GpuWorkspace, count: Tensor, options: Gated) -> None:
-        gate, up, y, h, b = self.experts.gate, self.experts.up, self.y.x, self.h.x, self.blocks
-        assert y is not None
+        gate, up, h, b = self.experts.gate, self.experts.up, self.h.x, self.blocks
+        x, top_k = self._input
+        assert x.x is not None
         assert h is not None
-        top_k = self.ids.shape[1]
-        if s.integers is not None and b is s.blocks and has_gated_integers(gate, up, options):
-            integer_order(y, count, s.integers.x)
+        takes_integers = s.integers is not None and b is s.blocks and self.gathered is None
+        if takes_integers and has_gated_integers(gate, up, options):
+            assert s.integers is not None
+            integer_order(x.x, count, s.integers.x)
             routing = RouteBlocks(b.expert, b.routes)
             integers_up(s.integers.x, gate, up, routing, top_k, h, tile=s.integers.method.up)
             return
-        experts_up(y, *self._gate_and_up, b.expert, b.routes, top_k, h, options=options)
+        experts_up(x.x, *self._gate_and_up, b.expert, b.routes, top_k, h, options=options)
 
     def _launch_down(self, s: GpuWorkspace, count: Tensor, bias: Tensor | None) -> None:
         down, h, b = self.experts.down, self.h.x, self.blocks
@@ -130,12 +140,11 @@ class ExpertRun(NamedTuple):
 
     def _takes_quads(self, s: GpuWorkspace) -> bool:
         """Returns whether the products use quad order. Rows with adapters do not: adapters need the ordinary
-        layout."""
+        layout. Nor do gathered inputs: quad order has a row for each token."""
         is_routed = self.blocks is s.blocks  # `s.quads` has blocks for all experts
         e = self.experts
-        return (
-            s.quads is not None and is_routed and self.adapters is None and takes_quads(e.gate, e.up, e.down)
-        )
+        is_plain = self.adapters is None and self.gathered is None
+        return s.quads is not None and is_routed and is_plain and takes_quads(e.gate, e.up, e.down)
 
     def _launch_quads(self, s: GpuWorkspace, count: Tensor) -> None:
         e, q, h = self.experts, s.quads, self.h.x

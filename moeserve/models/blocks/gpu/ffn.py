@@ -26,6 +26,7 @@ from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_pr
 from moeserve.models.blocks.gpu.expert_run import ExpertRun, PendingSum, gated_product
 from moeserve.models.blocks.gpu.ffn_inputs import GpuFfnInputs
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
+from moeserve.models.blocks.gpu.linear import in_order
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters, LayerAdapters
 from moeserve.models.blocks.gpu.norms_behind import added_behind_norms
 from moeserve.models.blocks.gpu.residual import add_block
@@ -131,7 +132,7 @@ class GpuFfnBlock:
             changed = adapters is not None and adapters.change(names.FFN_PARTS)
             if takes_dense_products(ffn.expert.experts, s) and not changed:
                 out, form = self._routes(index, s).parts[:, 0], self._unrouted_gated(index).form
-                multiply_dense(ffn.expert.experts, s, count, out, form)
+                multiply_dense(ffn.expert, s, count, out, form)
             else:
                 self._add_unrouted(index, ffn.expert, s, count, adapters, names.FFN_PARTS)
         elif ffn is not None:
@@ -164,7 +165,8 @@ class GpuFfnBlock:
         if local is None:
             assert ffn.experts is not None
             mine = None if adapters is None else adapters.experts(names.EXPERT_PARTS)
-            self._run_experts(index, ffn.experts, ids, s, count, adapters=mine)
+            gathered = self._gathered(index, ffn, ids, s, count)
+            self._run_experts(index, ffn.experts, ids, s, count, adapters=mine, gathered=gathered)
         else:
             self._share_experts(index, ffn, local, s, count)
         if ffn.shared is not None:
@@ -315,14 +317,17 @@ class GpuFfnBlock:
             x = self.inputs.of_experts(index, s).x if self.inputs.has_own(index) else s.router_input
             assert x is not None
             self._handoff.publish(index, x, ids, routes.weights[:, :top_k], left, on_gpu=local_expert_ids)
+        is_here = moe.experts is not None or stream is not None
+        gathered = self._gathered(index, moe, ids, s, count) if is_here else None
         if moe.experts is not None:
-            self._run_experts(index, moe.experts, local_expert_ids, s, count)
+            self._run_experts(index, moe.experts, local_expert_ids, s, count, gathered=gathered)
         if stream is not None:
             # From here on a negative local_expert_ids means that the expert is neither on the GPU nor streamed.
             streamed_ids = routes.streamed_expert_ids[:, :top_k]
             select_streamed_routes(ids, stream.expert_map(index), streamed_ids, local_expert_ids)
             adds = moe.experts is not None
-            self._run_experts(index, stream.take(index), streamed_ids, s, count, adds=adds)
+            experts = stream.take(index)
+            self._run_experts(index, experts, streamed_ids, s, count, adds=adds, gathered=gathered)
         if pool_works:
             assert self._handoff is not None
             self._handoff.collect(index, s.pool_sum)
@@ -346,9 +351,18 @@ class GpuFfnBlock:
         h, part = s.unrouted_h[shape.unrouted_width], self._unrouted_part(index, s)
         run = ExpertRun(
             s.y, w.experts, self._hidden, shape.unrouted_width, ids, weights, h, s.unrouted_blocks, part,
-            self._unrouted_gated(index), mine,
+            self._unrouted_gated(index), mine, None if w.order is None else in_order(s.y, w.order, count, s.dense),
         )  # fmt: skip
         run.launch(s, count, adds=self._has_routed_parts(index) and self.inputs.part_norms(index) is None)
+
+    def _gathered(
+        self, index: int, moe: GpuMoe, ids: Tensor, s: GpuWorkspace, count: Tensor
+    ) -> GpuActivations | None:
+        """Launches the gathering of the experts' input by route; returns None if their columns have no order. ids:
+        the layer's, wherever the experts are."""
+        if moe.order is None:
+            return None
+        return in_order(self.inputs.of_experts(index, s), moe.order, count, s.dense, ids)
 
     def _run_experts(
         self,
@@ -360,13 +374,14 @@ class GpuFfnBlock:
         *,
         adds: bool = False,
         adapters: ExpertAdapters | None = None,
+        gathered: GpuActivations | None,
     ) -> None:
-        """Launches the experts for routes with an id that is not negative."""
+        """Launches the experts for routes with an id that is not negative. gathered: `_gathered`."""
         shape, routes = self._shapes[index].moe, self._routes(index, s)
         assert shape is not None
         parts = routes.parts if s.is_small_batch else routes.parts[:, : shape.top_k]
         run = ExpertRun(
             self.inputs.of_experts(index, s), experts, self._hidden, shape.width, local_expert_ids,
-            routes.weights[:, : shape.top_k], s.h, s.blocks, parts, gated_product(shape, experts), adapters,
+            routes.weights[:, : shape.top_k], s.h, s.blocks, parts, gated_product(shape, experts), adapters, gathered,
         )  # fmt: skip
         run.launch(s, count, adds=adds)

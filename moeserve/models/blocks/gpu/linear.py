@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.linear.gather_columns import gather_columns
 from moeserve.kernels.linear.integers import DenseIntegers, IntegerRows
 from moeserve.kernels.linear.large_batch import UnpackScratch, can_unpack, large_batch_linear
 from moeserve.kernels.linear.op import linear, weight_of
+from moeserve.models.blocks.gpu.arena_views import activations, part_of
 from moeserve.models.loading.gpu_weights import MergedLinear, plane_tensors
 
 
@@ -21,6 +23,8 @@ class DenseWorkspace:
 
     unpacked: UnpackScratch | None  # weights are unpacked into it if they fit
     integers: DenseIntegers | None  # for matrices that have them
+    # [1, n]: for inputs in the order of a matrix's columns; None: the model has no orders.
+    gathered: GpuActivations | None = None
 
 
 NO_WORKSPACE = DenseWorkspace(None, None)
@@ -30,11 +34,11 @@ def dense_workspace(
     views: dict[str, Tensor], unpacked: UnpackScratch | None, floats: torch.dtype
 ) -> DenseWorkspace:
     """views: the step's buffers. floats: dtype that the tensor cores multiply."""
+    gathered = activations(views, "gathered") if "gathered" in views else None
     if "integer_y" not in views or floats != torch.bfloat16:
-        return DenseWorkspace(unpacked, None)
-    return DenseWorkspace(
-        unpacked, DenseIntegers(integer_rows(views, "integer_y"), views["integer_partials"])
-    )
+        return DenseWorkspace(unpacked, None, gathered)
+    integers = DenseIntegers(integer_rows(views, "integer_y"), views["integer_partials"])
+    return DenseWorkspace(unpacked, integers, gathered)
 
 
 def integer_rows(views: dict[str, Tensor], name: str) -> IntegerRows:
@@ -50,7 +54,33 @@ def multiply(
     ordered: IntegerRows | None = None,
 ) -> None:
     """Launches out = x W^T + bias. out: [rows, weights.rows]. count: int32 [1], number of valid rows. ordered: x by
-    `DenseIntegers.order`, if that was launched before."""
+    `DenseIntegers.order`, if that was launched before; only for a matrix without a column order."""
+    if weights.order is not None:
+        x = in_order(x, weights.order, count, space)
+    _multiply(weights, x, count, out, space, ordered)
+
+
+def in_order(
+    x: GpuActivations, order: Tensor, count: Tensor, space: DenseWorkspace, ids: Tensor | None = None
+) -> GpuActivations:
+    """Launches the gathering of x's columns, by row or, with ids, by route: `gather_columns`. The result is valid until
+    the next call."""
+    assert x.x is not None
+    assert space.gathered is not None
+    rows, cols = x.x.shape
+    gathered = part_of(space.gathered, rows if ids is None else ids.numel(), cols)
+    gather_columns(x.x, order, count, gathered, ids)
+    return gathered
+
+
+def _multiply(
+    weights: MergedLinear,
+    x: GpuActivations,
+    count: Tensor,
+    out: Tensor,
+    space: DenseWorkspace,
+    ordered: IntegerRows | None,
+) -> None:
     first, second = weights.first, weights.second
     if takes_integers(weights, x, space):
         assert space.integers is not None
@@ -84,14 +114,19 @@ def multiply_all(
     n = rows_of(x)
     pieces: list[Tensor] = []
     at = 0
-    ordered = None
-    if space.integers is not None and any(takes_integers(matrix, x, space) for matrix in weights):
+    ordered, gathered, order = None, x, None
+    if space.integers is not None and any(m.order is None and takes_integers(m, x, space) for m in weights):
         assert x.x is not None
         ordered = space.integers.order(x.x, count)
     for matrix in weights:
+        if matrix.order is not None and matrix.order is not order:
+            gathered, order = in_order(x, matrix.order, count, space), matrix.order
         product = out[at : at + n * matrix.rows].view(n, matrix.rows)
         at += product.numel()
-        multiply(matrix, x, count, product, space, ordered)
+        if matrix.order is None:
+            _multiply(matrix, x, count, product, space, ordered)
+        else:
+            _multiply(matrix, gathered, count, product, space, None)
         column = 0
         while column < matrix.rows:
             width = widths[len(pieces)]

@@ -94,12 +94,11 @@ def made_tensors(
         return
     matrix = find_tensor(path, stored, name, 2)
     architecture = metadata.require_str("general.architecture")
-    heads, key, value, rotary = (
+    heads, key, value = (
         metadata.require_int(f"{architecture}.{suffix}", 1, 2048)
-        for suffix in (
-            "attention.head_count", "attention.key_length_mla", "attention.value_length_mla", "rope.dimension_count",
-        )
-    )  # fmt: skip
+        for suffix in ("attention.head_count", "attention.key_length_mla", "attention.value_length_mla")
+    )
+    rotary = metadata.require_int(f"{architecture}.rope.dimension_count", 0, 2048)
     rows, rank = matrix.shape
     nope = key - rotary
     if nope < 1 or rows != heads * (nope + value):

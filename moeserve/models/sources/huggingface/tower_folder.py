@@ -17,13 +17,15 @@ from .folder import CONFIG, read_config, weight_files
 from .json_files import read_json
 from .made_tensor import MadeTensor, values_made
 from .safetensors_file import StoredTensor, read_tensors
-from .towers import gemma4, glm4v, kimi_k25, qwen3vl
+from .towers import gemma4, glm4v, kimi_k25, minimax_m3, qwen3vl
 from .towers.family import Config, Made, TowerFamily
 
 VISION_CONFIG: Final = "vision_config"
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
 _IMAGES: Final = ("image_processor", "media_proc_cfg")  # keys under which some have the pixels' settings
-_FAMILIES: Final = (qwen3vl.FAMILY, gemma4.FAMILY, kimi_k25.FAMILY, glm4v.FAMILY)
+# Types of towers that say nothing: Kimi's, and MiniMax's, which is CLIP's. The model's own stands for them.
+_UNNAMED: Final = ("", "None", "clip_vision_model")
+_FAMILIES: Final = (qwen3vl.FAMILY, gemma4.FAMILY, kimi_k25.FAMILY, glm4v.FAMILY, minimax_m3.FAMILY)
 
 
 class TowerFolder:
@@ -58,7 +60,9 @@ def open_tower_folder(path: Path) -> TowerFolder:
     vision = config.get(VISION_CONFIG)
     if not isinstance(vision, dict):
         raise ModelError(path / CONFIG, f"has no {VISION_CONFIG!r}: this model has no vision tower")
-    kind = str(vision.get("model_type") or config.get("model_type"))
+    kind = str(vision.get("model_type"))
+    if kind in _UNNAMED:
+        kind = str(config.get("model_type"))
     family = next((each for each in _FAMILIES if kind.startswith(each.model_types)), None)
     if family is None:
         supported = ", ".join(each.name for each in _FAMILIES)
@@ -128,7 +132,8 @@ def _tensors(path: Path, family: TowerFamily, vision: Config) -> Made:
     for file in weight_files(path):
         for name, tensor in read_tensors(file)[1].items():
             prefix = next((each for each in family.prefixes if name.startswith(each)), None)
-            theirs = name if prefix is None else name.removeprefix(prefix)
+            is_whole = prefix is None or prefix in family.whole_names
+            theirs = name if is_whole else name.removeprefix(prefix or "")
             if prefix is not None and theirs not in family.skipped:
                 found = list(_made(theirs, tensor, family, vision))
                 if not found:

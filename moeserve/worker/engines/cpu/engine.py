@@ -60,6 +60,7 @@ def _batch(
         *(layout.offset, layout.count, layout.start, layout.req_slot, sequences.kv_slots),
         sequences.window_slots if sequences.has_window_slots else None,
         embedded.ends,
+        sequences.state_slots[layout.req_slot],
     )
     return CpuBatch(
         n=layout.n,

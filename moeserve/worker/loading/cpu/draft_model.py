@@ -54,7 +54,11 @@ def build_model_drafter(
         shape,
         loaded.weights,
         stream,
-        KvCache(layout, num_kv_slots, range(layout.num_layers)).layers,
+        KvCache(
+            *(layout, num_kv_slots, range(layout.num_layers)),
+            num_states=2 * max_num_seqs,
+            step_rows=most_rows,
+        ).layers,
         most_rows,
         max_model_len,
         states=StateCache(layout, 2 * max_num_seqs, range(shape.num_layers)).layers,

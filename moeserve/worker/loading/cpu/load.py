@@ -153,6 +153,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         adapters = read_adapters(checked, of_adapters)
         free = available_bytes() - of_adapters.resident - of_adapters.later - slots_bytes
         free -= draft_record_bytes(config, shape, tokens)
+        free -= layout.step_key_bytes(max(tokens, config.max_num_seqs))
         free -= 0 if small is None else small.state_bytes(config.max_num_seqs)
         states = state_slots(config, layout.state_bytes(), free)
         budget = KvMemoryBudget("memory", free - states.num_bytes, None, SHARE_OF_FREE_MEMORY)
@@ -186,7 +187,12 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     has_drafts = num_drafts(config) > 0
     constraints = Constraints(config.max_num_seqs, loaded.grammar.result, drafts=has_drafts)
     windows = capacity.num_window_slots
-    kv = KvCache(layout, capacity.num_slots, range(layout.num_layers), num_window_slots=windows).layers
+    kv = KvCache(
+        *(layout, capacity.num_slots, range(layout.num_layers)),
+        num_window_slots=windows,
+        num_states=loaded.state_slots,
+        step_rows=loaded.most_rows,
+    ).layers
     states = StateCache(layout, loaded.state_slots, range(shape.num_layers)).layers
     adapters = cpu_adapters(config, shape, loaded.adapters, loaded.most_rows)
     at_start = [AdapterAtStart(adapter.name, adapter.key, adapter.num_bytes) for adapter in loaded.adapters]

@@ -20,6 +20,7 @@ from moeserve.models.gpu_features import (
 )
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.engine_types import check_cpu_types, check_gpu_types
+from moeserve.models.loading.gpu_orders import check_gpu_orders
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.next_token import drafting_shape
 from moeserve.models.ranks.rank_share import RankShare
@@ -83,6 +84,7 @@ def plan_load(
     unloaded = unloaded_tensors(shape)  # the host reads their rows
     check_cpu_types(source, unloaded)
     check_gpu_types(source, source.tensors.keys() - unloaded)
+    check_gpu_orders(source, is_shared=ranks is not None)
     check_gpu_features(source, shape)
     refuse_records_of_drafts(config)
     check_gpu_drafts(config, shape)

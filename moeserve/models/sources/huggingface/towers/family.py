@@ -42,6 +42,7 @@ class TowerFamily:
     made: Callable[[str, StoredTensor, Config], Made] = nothing_made
     # Returns further metadata from config.json and vision_config.
     derived: Callable[[Config, Config], dict[str, MetadataValue]] = nothing_derived
+    whole_names: tuple[str, ...] = ()  # those of `prefixes` that `names` has
     skipped: frozenset[str] = field(
         default_factory=frozenset
     )  # tensors of vision_config's model that are not read

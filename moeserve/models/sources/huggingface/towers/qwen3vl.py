@@ -22,8 +22,14 @@ _MOST_LAYERS: Final = 512
 
 def patches_made(name: str, tensor: StoredTensor, vision: Config) -> Made:
     """Yields the matrices of both times of a patch."""
+    if name == _PATCH:
+        yield from split_times(tensor)
+
+
+def split_times(tensor: StoredTensor) -> Made:
+    """Yields the two matrices of [hidden, channel, time, row, column]."""
     shape = tensor.shape
-    if name == _PATCH and len(shape) == 5 and shape[2] == 2:
+    if len(shape) == 5 and shape[2] == 2:
         ours = (*shape[:2], *shape[3:])
         yield "v.patch_embd.weight", values_made(tensor, ours, lambda v: v[:, :, 0])
         yield "v.patch_embd.weight.1", values_made(tensor, ours, lambda v: v[:, :, 1])

@@ -1,0 +1,108 @@
+"""MiniMax-M3's tower (https://huggingface.co/MiniMaxAI/MiniMax-M3), for still pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import ModelShape
+from moeserve.models.sources.source import TensorSource
+from moeserve.visualserver.picture_size import StretchRule
+from moeserve.visualserver.shapes.shape import VISION, PixelScale, read_pixel_scale
+
+PROJECTOR: Final = "minimax_m3"
+DEFAULT_MIN_TOKENS: Final = 4  # the publisher's
+DEFAULT_MAX_TOKENS: Final = 576  # the publisher's 451,584 pixels
+QKV: Final = ("attn_q", "attn_k", "attn_v")
+
+
+@dataclass(frozen=True, slots=True)
+class MiniMaxShape:
+    """See `TowerShape`."""
+
+    hidden: int
+    heads: int
+    layers: int
+    ffn: int
+    patch: int  # pixels a side
+    merge: int  # patches a side of what becomes one token
+    output: int  # the text model's hidden size
+    inner: int  # width of the two networks behind the layers
+    eps: float  # of LayerNorms
+    pixels: PixelScale
+
+    @property
+    def token_side(self) -> int:
+        """Pixels."""
+        return self.patch * self.merge
+
+    @property
+    def default_max_tokens(self) -> int:
+        return DEFAULT_MAX_TOKENS
+
+    @property
+    def token_floats(self) -> int:
+        layers = 2 * self.ffn + 7 * self.hidden
+        return self.merge**2 * max(layers, 2 * self.inner + self.output + self.hidden)
+
+    def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
+        most = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+        least = min(DEFAULT_MIN_TOKENS, most) if min_tokens is None else min_tokens
+        area = self.token_side**2
+        return StretchRule(self.token_side, least * area, most * area)
+
+    @property
+    def embedding_size(self) -> int:
+        return self.output
+
+    def fits(self, text: ModelShape) -> bool:
+        return text.architecture == "minimax-m3"
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        h, patch = self.hidden, (self.hidden, 3, self.patch, self.patch)
+        shapes: dict[str, tuple[int, ...]] = {
+            "v.patch_embd.weight": patch,
+            "v.patch_embd.weight.1": patch,
+            "v.pre_ln.weight": (h,),
+            "v.pre_ln.bias": (h,),
+        }
+        products = {
+            "mm.1": (self.inner, h),
+            "mm.2": (self.output, self.inner),
+            "mm.merger.fc1": (self.inner, self.output * self.merge**2),
+            "mm.merger.fc2": (self.output, self.inner),
+        }
+        for layer in range(self.layers):
+            at = f"v.blk.{layer}."
+            products |= {f"{at}{name}": (h, h) for name in (*QKV, "attn_out")}
+            products |= {f"{at}ffn_up": (self.ffn, h), f"{at}ffn_down": (h, self.ffn)}
+            for name in ("ln1", "ln2"):
+                shapes |= {f"{at}{name}.weight": (h,), f"{at}{name}.bias": (h,)}
+        for name, (rows, columns) in products.items():
+            shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+        return shapes
+
+
+def read_shape(file: TensorSource) -> MiniMaxShape:
+    """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
+    meta = file.metadata
+    hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
+    heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
+    if hidden % (2 * heads) or hidden // heads < 6:
+        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
+    inner = file.tensors.get("mm.1.weight")
+    if inner is None or len(inner.shape) != 2:
+        raise ModelError(file.path, "mm.1.weight is no matrix; convert it again")
+    return MiniMaxShape(
+        hidden=hidden,
+        heads=heads,
+        layers=meta.require_int(VISION + "block_count", 1, 512),
+        ffn=meta.require_int(VISION + "feed_forward_length", 1, 1 << 18),
+        patch=meta.require_int(VISION + "patch_size", 1, 64),
+        merge=meta.require_int(VISION + "spatial_merge_size", 1, 8, default=2),
+        output=meta.require_int(VISION + "projection_dim", 1, 1 << 16),
+        inner=inner.shape[0],
+        eps=meta.require_float(VISION + "attention.layer_norm_epsilon", 1e-12, 1e-2, default=1e-5),
+        pixels=read_pixel_scale(file),
+    )
