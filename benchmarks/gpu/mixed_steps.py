@@ -53,8 +53,8 @@ class Mixed:
 
     def fill(self, seq: int, prompt: int, computed: int) -> None:
         """A prompt of random tokens, the first of them computed."""
-        from moeserve.cli.bench.drafts import slots_of
         from moeserve.messages.sampling import SamplingParams
+        from moeserve.messages.slot_kinds import slots_in_turn
         from moeserve.messages.steps import NewSeq, Row, StepPlan
 
         d = self._driver
@@ -66,21 +66,28 @@ class Mixed:
         copies = np.array([[-1, seq]], np.int32).tobytes() if state >= 0 else b""
         for start in range(0, computed, d._step_tokens):
             count = min(d._step_tokens, computed - start)
-            slots = slots_of(self._sequences, seq, start, count)
+            slots = slots_in_turn([], self._sequences, seq, start, count)
             row = Row(seq, start, count, slots, start + count == prompt, d._windows.take(seq, start, count))
             d.run(StepPlan(d.steps, new, [row], state_copies=copies))
             new, copies = [], b""
         self._positions[seq] = computed
 
     def step(self, rows: int, chunk: int) -> None:
-        from moeserve.cli.bench.drafts import slots_of
+        from moeserve.messages.slot_kinds import slots_in_turn
         from moeserve.messages.steps import Row, StepPlan
 
         d, n, made = self._driver, self._sequences, []
         for seq, count in [*((i, 1) for i in range(rows)), *([(n - 1, chunk)] if chunk else [])]:
             at = self._positions[seq]
             made.append(
-                Row(seq, at, count, slots_of(n, seq, at, count), count == 1, d._windows.take(seq, at, count))
+                Row(
+                    seq,
+                    at,
+                    count,
+                    slots_in_turn([], n, seq, at, count),
+                    count == 1,
+                    d._windows.take(seq, at, count),
+                )
             )
             self._positions[seq] += count
         d.run(StepPlan(d.steps, [], made))

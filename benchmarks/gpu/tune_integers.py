@@ -1,5 +1,5 @@
-"""Tiles of experts with weights as integers in float16, for tune.py: (routes per block, rows, warps, super-blocks at
-once, programs per multiprocessor, registers or 0)."""
+"""Tiles of experts with weights as integers in float16, for tune.py: (routes per block, warpgroups, super-blocks of
+a stage, stages)."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ import torch
 
 from benchmarks.gpu.layer import Q4
 from benchmarks.gpu.shape import SHAPE, random_planes
-from moeserve.kernels.experts.integers import IntegerTile, integers_down, integers_up
+from moeserve.kernels.experts.integers import integers_down, integers_up
 from moeserve.kernels.experts.op import align_routes, num_blocks
-from moeserve.kernels.linear.integers import IntegerRows, integer_order
+from moeserve.kernels.linear.integers import IntegerRows, IntegerTile, integer_order
 from moeserve.kernels.linear.op import RouteBlocks
 
 Launch = Callable[[int], None]
 TILES: dict[int, list[tuple[int, ...]]] = {  # by rows
-    16: [(8, 64, 4, 4, 2, 0), (8, 64, 4, 2, 3, 168), (8, 64, 4, 1, 4, 128), (8, 128, 4, 2, 2, 0)],
-    64: [(8, 64, 4, 4, 2, 0), (8, 64, 4, 2, 3, 168), (8, 64, 4, 1, 4, 128), (8, 128, 8, 4, 1, 0)],
-    128: [(16, 64, 4, 2, 3, 168), (16, 64, 4, 1, 4, 128), (16, 128, 8, 2, 1, 0), (16, 128, 8, 2, 2, 128)],
-    256: [(16, 128, 8, 2, 1, 0), (16, 128, 8, 1, 2, 128), (32, 128, 8, 2, 1, 0)],
+    16: [(8, 1, 2, 3), (8, 1, 2, 4), (8, 1, 1, 6), (8, 2, 2, 4)],
+    64: [(8, 1, 2, 3), (8, 1, 2, 4), (8, 1, 1, 6), (8, 2, 2, 4)],
+    128: [(16, 1, 2, 3), (16, 1, 1, 6), (16, 2, 2, 4), (16, 2, 1, 8)],
+    256: [(32, 1, 2, 2), (32, 1, 1, 4), (32, 2, 2, 3), (32, 2, 1, 6), (16, 1, 1, 6), (16, 2, 2, 4)],
+    512: [(32, 1, 1, 4), (32, 2, 2, 3), (32, 2, 1, 6), (64, 1, 1, 2), (64, 2, 1, 4)],
+    1024: [(32, 1, 1, 4), (32, 2, 2, 3), (32, 2, 1, 6), (64, 2, 1, 4), (128, 2, 1, 2)],
 }
 
 
 def integer_experts(part: str, n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     """part: "up" or "down"."""
-    s, (block, rows, warps, super_blocks, programs, registers) = SHAPE, tile
-    own = IntegerTile(rows, warps, super_blocks, programs, registers or None)
+    s, (block, warpgroups, super_blocks, stages) = SHAPE, tile
+    own = IntegerTile(warpgroups, super_blocks, stages)
     count = torch.tensor([n], dtype=torch.int32, device="cuda")
     ids = torch.rand(n, s.experts, device="cuda").topk(s.top_k, 1).indices.int().contiguous()
     blocks = num_blocks(n, s.top_k, s.experts, block)

@@ -25,7 +25,7 @@ OF_FRONT: Final = frozenset(
         *("ssl_certfile", "ssl_keyfile", "api_key", "api_key_file"),
         *("max_requests_per_key", "max_idle_connections_per_address", "drain_delay"),
         *("models_file", "models_memory", "model_idle_timeout", "model_load_timeout"),
-        *("log_level", "log_format", "pull", "mcp_servers"),
+        *("log_level", "log_format", "pull", "mcp_servers", "batch_dir", "batch_dir_gib"),
     }
 )
 # Options of one model, which mean nothing for all of them together: files, names, and sockets of its own.
@@ -41,8 +41,6 @@ OF_ONE_MODEL: Final = frozenset(
 NOT_WITH_SEVERAL: Final = frozenset(
     {
         "gpus",
-        # A batch does not say which model it is for.
-        *("batch_dir", "batch_dir_gib"),
         *("worker", "worker_ssl_certfile", "worker_ssl_keyfile", "worker_ssl_ca_certs"),
     }
 )
@@ -91,6 +89,7 @@ def resolved_front(common: ServerConfig) -> ServerConfig:
         common,
         api_key_file=_absolute(common.api_key_file),
         uds=_absolute(common.uds),
+        batch_dir=_absolute(common.batch_dir),
         ssl_certfile=_absolute(common.ssl_certfile),
         ssl_keyfile=_absolute(common.ssl_keyfile),
     )

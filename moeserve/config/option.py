@@ -14,6 +14,7 @@ ADAPTERS_FILE = "adapters.json"  # in the runtime directory
 ADAPTERS_FILE_ENV = ENV_PREFIX + "ADAPTERS_FILE"  # in an upgrade: the path of the first server's
 MODEL_PLACE_ENV = ENV_PREFIX + "MODEL_PLACE"  # of several models: the place in the list, for its launcher
 LOGGED_MODEL_ENV = ENV_PREFIX + "LOGGED_MODEL"  # of several models: the name that log lines have
+FRONT_SECRET_ENV = ENV_PREFIX + "FRONT_SECRET"  # of several models: by which a model's server knows its front
 PROCESS_VARIABLES = frozenset(
     {
         LISTENERS_ENV,
@@ -22,6 +23,7 @@ PROCESS_VARIABLES = frozenset(
         ADAPTERS_FILE_ENV,
         MODEL_PLACE_ENV,
         LOGGED_MODEL_ENV,
+        FRONT_SECRET_ENV,
     }
 )
 GROUPS = (

@@ -11,6 +11,8 @@ probes.py          health and metrics
 downloaded.py      the models that clients download and delete
 adapters.py        LoRA adapters that clients load and unload
 pool.py            the models as requests see them: found, waited for, leased
+line_lease.py      lines of batches lease models behind all requests
+batch_lines.py     passes a line of a batch to its model's server
 models_lock.py     one front at a time has models in memory
 lives.py           starts and stops the models' servers
 pooled_model.py    the front's record of one model

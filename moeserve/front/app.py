@@ -25,8 +25,10 @@ from moeserve.front.pooled_model import PooledModel
 from moeserve.front.relay import Relay
 from moeserve.front.requested_model import Asked, asked_in
 from moeserve.front.schedule import State
+from moeserve.httpserver import batches as batch_api
 from moeserve.httpserver import mcp, native, web
 from moeserve.httpserver.app import APIS, Application, answer_errors, defend, note_requests
+from moeserve.httpserver.batches.store import BatchStore
 from moeserve.httpserver.mcp.servers import McpServers
 from moeserve.httpserver.observability.shared_scrape import SharedScrape
 from moeserve.httpserver.ollama import pull_routes
@@ -58,8 +60,9 @@ class FrontApplication(FastAPI):
         metrics: FrontMetrics,
         downloaded: DownloadedModels,
         adapters: LoadedAdapters,
+        batches: BatchStore | None,
     ) -> None:
-        """`config`: the front's own configuration."""
+        """`config`: the front's own configuration. `batches`: None without --batch-dir."""
         super().__init__(title="moeserve", docs_url=None, redoc_url=None, openapi_url=None)
         # The routes of a model's server: the front knows the paths, the model's server answers them.
         self._routes = Application(APIS, wants_key=bool(keys), model=pool.models[0].name)
@@ -69,12 +72,14 @@ class FrontApplication(FastAPI):
         self.state.scrape = SharedScrape(metrics.render)
         self.state.unknown_fields = UnknownFields(config.unknown_fields, lambda route, count: None)
         self.state.mcp = McpServers(config.mcp_servers)
+        self.state.batches = batches
         self.state.pulls = Pulls(config.pull == "allow", downloaded)
         self.paths = set(self._routes.paths)
         self._pool = pool
         self._adapters = adapters
         self._relay = self.state.relay = Relay(pool, self.apis)
-        for router in (probes.router, lists.router, pull_routes.router, mcp.routes.router, web.pages.router):
+        own = (probes.router, lists.router, pull_routes.router, mcp.routes.router, web.pages.router)
+        for router in (*own, *batch_api.API.routers):
             self.include_router(router)
             self.paths |= {route.path for route in router.routes if isinstance(route, Route)}
         self.router.routes.append(Route("/openapi.json", self._routes.answer_document))

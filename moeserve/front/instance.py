@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import secrets
 import shutil
 import signal
 from collections.abc import Callable
@@ -17,7 +18,13 @@ import aiohttp
 import msgspec
 import orjson
 
-from moeserve.config import ADAPTERS_FILE_ENV, LOGGED_MODEL_ENV, MODEL_PLACE_ENV, to_json_dict
+from moeserve.config import (
+    ADAPTERS_FILE_ENV,
+    FRONT_SECRET_ENV,
+    LOGGED_MODEL_ENV,
+    MODEL_PLACE_ENV,
+    to_json_dict,
+)
 from moeserve.front.adapters import adapters_file
 from moeserve.front.model_launcher import CONFIG_FILE, FAILURE_FILE, SOCKET, folder_of
 from moeserve.front.needs import NeedsReader
@@ -35,16 +42,19 @@ log = logging.getLogger(__name__)
 
 
 class ServerInstance(Instance):
-    """A running server of one model. `session` connects to no other server."""
+    """A running server of one model. `session` connects to no other server, and `secret` shows it that the front
+    asks."""
 
     def __init__(self, model: PooledModel, paths: RuntimePaths) -> None:
         """Raises LoadFailed."""
         self._name = model.name
         self._folder = folder_of(paths.directory, model.place)
+        self.secret = secrets.token_hex(32)
         self._stop_s = model.served.config.shutdown_timeout + STOP_MARGIN_S
         try:
             self._prepare(model)
             variables = {MODEL_PLACE_ENV: str(model.place), LOGGED_MODEL_ENV: model.name}
+            variables[FRONT_SECRET_ENV] = self.secret
             variables[ADAPTERS_FILE_ENV] = str(adapters_file(paths.shared_directory, model))
             self._child = Child.spawn("model", MODULE, paths, variables=variables)
         except OSError as error:

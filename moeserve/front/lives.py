@@ -129,10 +129,11 @@ class ModelLives:
     def _scheduled(self) -> list[PooledModel]:
         for model in self.models:
             model.waiting_since = model.tickets[0].came if model.tickets else None
+            model.lines_since = model.line_tickets[0].came if model.line_tickets else None
         return self.models
 
     def _admit(self) -> bool:
-        """Gives loaded models their waiting requests. Returns whether any began."""
+        """Gives loaded models their waiting requests, and lines of batches. Returns whether any began."""
         begun = False
         for model in self.models:
             while model.state is State.LOADED and model.tickets and not model.is_unload_wanted:
@@ -144,12 +145,20 @@ class ModelLives:
                 model.running += 1
                 model.wait_seconds += self._clock() - ticket.came
                 ticket.future.set_result(model.instance)
+            while model.state is State.LOADED and model.line_tickets and not model.is_unload_wanted:
+                ticket = model.line_tickets.popleft()
+                if not ticket.future.done():
+                    assert model.instance is not None
+                    begun = True
+                    model.num_lines += 1
+                    ticket.future.set_result(model.instance)
         return begun
 
     def _take(self, moves: Moves) -> bool:
         """Carries out the moves. Returns whether there were any."""
         for model in moves.reopen:
             _pooled(model).state, model.makes_room = State.LOADED, False
+            _pooled(model).sends_lines_back.clear()
         for model in moves.close:
             model.makes_room = True
             _pooled(model).num_evictions += 1
@@ -160,6 +169,7 @@ class ModelLives:
                 self.stop(_pooled(model))
             else:
                 model.state = State.CLOSING
+                _pooled(model).sends_lines_back.set()
         for model in moves.load:
             self._begin(_pooled(model))
         self._stop_closed()
@@ -168,7 +178,7 @@ class ModelLives:
 
     def _stop_closed(self) -> None:
         for model in self.models:
-            if model.state is State.CLOSING and not model.running:
+            if model.state is State.CLOSING and not model.running and not model.num_lines:
                 self.stop(model)
 
     def stop(self, model: PooledModel) -> None:
@@ -181,7 +191,9 @@ class ModelLives:
             self._timer = None
         if when is not None:
             delay = max(0.0, when - self._clock())
-            self._timer = asyncio.get_running_loop().call_later(delay, self.turn)
+            # An empty context, as in `task`: it fires for no one request.
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(delay, self.turn, context=contextvars.Context())
 
     def _begin(self, model: PooledModel) -> None:
         for ticket in model.tickets:
@@ -190,6 +202,7 @@ class ModelLives:
         model.state, model.stage, model.fraction = State.LOADING, "", 0.0
         model.loaded_at = model.idle_since = self._clock()
         model.stopping.clear()
+        model.sends_lines_back.clear()
         model.life = self.task(self._live(model))
         used = self.memory_used()
         log.info("loading %s; with it the loaded models need %s", model.name, used.text())
@@ -207,7 +220,7 @@ class ModelLives:
                 await self._until_over(model, instance)
         finally:
             model.state = State.STOPPING
-            model.instance, model.running = None, 0
+            model.instance, model.running, model.num_lines = None, 0, 0
             try:
                 await instance.stop()
             finally:
@@ -215,7 +228,7 @@ class ModelLives:
                 model.loaded_at = self._clock()
                 if model.is_removed:
                     self.models.remove(model)
-                if model.tickets and not self.is_draining:
+                if (model.tickets or model.line_tickets) and not self.is_draining:
                     self.look_at_file(model)
                 self.turn()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, ProcessCollector, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
@@ -14,6 +14,7 @@ from moeserve.front.memory import Memory
 from moeserve.front.pool import ModelPool
 from moeserve.front.pooled_model import PooledModel
 from moeserve.front.schedule import State
+from moeserve.httpserver.batches.runner import BatchCounts
 from moeserve.messages.refusal import Refusal
 
 LABELS: Final = ("model_name",)
@@ -27,7 +28,7 @@ _COUNTERS: Final = {
 }
 
 
-class FrontMetrics:
+class FrontMetrics(BatchCounts):
     def __init__(self, pool: ModelPool) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry(auto_describe=False)
@@ -46,12 +47,30 @@ class FrontMetrics:
             registry=self._registry,
         )
         self._refused = {reason: refused.labels(reason) for reason in Refusal}
+        batch_requests = Counter(
+            "moeserve:front_batch_requests",
+            "Requests of batches that were answered, by outcome: succeeded or errored.",
+            ("outcome",),
+            registry=self._registry,
+        )
+        self._batch_requests = {one: batch_requests.labels(one) for one in ("succeeded", "errored")}
+        self._batch_requests_left = Gauge(
+            "moeserve:front_batch_requests_left",
+            "Requests of batches that are not answered yet.",
+            registry=self._registry,
+        )
 
     def answered(self, method: str, handler: str, status: int) -> None:
         self._answers.labels(method, handler, str(status)).inc()
 
     def refused(self, reason: Refusal) -> None:
         self._refused[reason].inc()
+
+    def batch_request(self, outcome: str) -> None:
+        self._batch_requests[outcome].inc()
+
+    def batch_requests_left(self, count: int) -> None:
+        self._batch_requests_left.set(count)
 
     def render(self) -> tuple[bytes, str]:
         """Returns the exposition text and its content type."""
@@ -75,6 +94,7 @@ class PoolCollector(Collector):
             "moeserve:model_swaps", "Loads that began, of all models.", value=self._pool.num_swaps
         )
         yield _gauge("running_requests", "Requests that the model's server has.", models, "running")
+        yield _gauge("running_lines", "Lines of batches that the model's server has.", models, "num_lines")
         yield _gauge(
             "last_load_seconds", "Seconds of the model's last load that worked.", models, "last_load_seconds"
         )

@@ -149,7 +149,7 @@ class ModelPool(ModelLives):
 
     async def acquire(self, model: PooledModel) -> Instance:
         """Does what `lease` does; the caller must call `release`."""
-        self._refuse_if_hopeless(model)
+        self.refuse_if_hopeless(model)
         if model.state is State.LOADED and not model.tickets and not model.is_unload_wanted:
             assert model.instance is not None
             model.running += 1
@@ -222,7 +222,7 @@ class ModelPool(ModelLives):
         ApiError if it cannot be loaded."""
         if again:
             model.retry_at = 0.0
-        self._refuse_if_hopeless(model)
+        self.refuse_if_hopeless(model)
         self.task(self._loaded_once(model))
 
     async def _loaded_once(self, model: PooledModel) -> None:
@@ -232,7 +232,7 @@ class ModelPool(ModelLives):
         except ApiError as error:
             log.warning("%s", error.message)
 
-    def _refuse_if_hopeless(self, model: PooledModel) -> None:
+    def refuse_if_hopeless(self, model: PooledModel) -> None:
         """Raises ApiError if waiting would not help."""
         if self.is_draining:
             raise shutting_down()

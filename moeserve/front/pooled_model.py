@@ -78,6 +78,9 @@ class PooledModel(ScheduledModel):
     fraction: float = 0.0
     loaded_at: float = 0.0  # when the last load began or ended
     tickets: deque[Ticket] = field(default_factory=deque)
+    line_tickets: deque[Ticket] = field(default_factory=deque)  # of lines of batches
+    # Set while lines must leave its server: it is about to end.
+    sends_lines_back: asyncio.Event = field(default_factory=asyncio.Event)
     num_loads: int = 0
     num_failures: int = 0
     num_evictions: int = 0  # ends to make room for others
@@ -120,10 +123,11 @@ class PooledModel(ScheduledModel):
         self.failure, self.retry_at, self.is_too_large = "", 0.0, False
 
     def refuse_waiting(self, error: ApiError) -> None:
-        while self.tickets:
-            ticket = self.tickets.popleft()
-            if not ticket.future.done():
-                ticket.future.set_exception(error)
+        for tickets in (self.tickets, self.line_tickets):
+            while tickets:
+                ticket = tickets.popleft()
+                if not ticket.future.done():
+                    ticket.future.set_exception(error)
 
     def cannot_be_loaded(self, now: float) -> ApiError:
         """Returns the error that says why: 400 if the model can never be loaded, 503 if it may be later."""
@@ -141,7 +145,7 @@ class PooledModel(ScheduledModel):
 
 @dataclass(eq=False)
 class Ticket:
-    """A request that waits for its model."""
+    """A request, or a line of a batch, that waits for its model."""
 
     future: asyncio.Future[Instance]
     came: float

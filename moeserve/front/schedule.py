@@ -6,13 +6,18 @@ loaded model's turn lasts at least MIN_TURN_S, and at least as long as its load 
 of the time. A model that must make room after its turn finishes its running answers; its new requests wait behind the
 other models' requests.
 
+Lines of batches come behind all requests. While a request waits, no model is loaded for them; else one is loaded where
+memory is free, or in the place of models without requests for LINES_PATIENCE_S. Models that lines use stay for
+LINES_TURN_S, so that batches for several models take turns.
+
 This bounds the wait: before a waiting model is loaded, each other model is loaded at most once, and a model that was
 loaded when the wait began is not loaded again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -23,6 +28,8 @@ MIN_TURN_S: Final = 5.0
 # Seconds that an idle model stays loaded within its turn: a client that sends one request after another would otherwise
 # cause a load for each.
 GRACE_S: Final = 1.0
+LINES_PATIENCE_S: Final = 30.0  # seconds that a model has had no request before it makes room for lines
+LINES_TURN_S: Final = 120.0  # seconds that a model with lines stays loaded while lines wait for another
 
 
 class State(StrEnum):
@@ -51,13 +58,20 @@ class ScheduledModel:
     idle_limit: float | None = None  # seconds without a request after which it is unloaded; None: never
     retry_at: float = 0.0  # after a failed load
     is_unload_wanted: bool = False  # a request has asked for it
+    num_lines: int = 0  # lines of batches at its server
+    lines_since: float | None = None  # when the oldest line that waits for the model came
+    lines_ended: float = 0.0  # the end of its last line
     makes_room: bool = False  # CLOSING to make room for others, not because it was idle or asked to
 
     @property
     def is_idle(self) -> bool:
-        """True if no request runs on it or waits for it. An idle model may be loading, if its clients have
-        disconnected."""
+        """True if no request runs on it or waits for it; lines of batches do not count. A model that is loading is idle
+        if its clients have disconnected."""
         return not self.running and self.waiting_since is None
+
+    @property
+    def has_lines(self) -> bool:
+        return bool(self.num_lines) or self.lines_since is not None
 
 
 @dataclass
@@ -90,8 +104,33 @@ def decide(models: Sequence[ScheduledModel], budget: Memory, now: float) -> Move
             free = free.minus(model.need)
             if model.state in (State.CLOSING, State.STOPPING) or model in moves.unload:
                 coming = coming.plus(model.need)
-    # Free once they have ended, minus the needs of models that have waited longer.
-    promised = free.plus(coming)
+    if waiting:
+        _load(moves, waiting, models, (free, free.plus(coming)), _stays_until, now, times)
+    else:
+        lines = [m for m in models if m.state is State.UNLOADED and m.lines_since is not None and m.need]
+        times += [m.retry_at for m in lines if m.retry_at > now]
+        lines = sorted((m for m in lines if m.retry_at <= now), key=lambda m: m.lines_since or 0.0)
+        closing = [m for m in models if m.state is State.CLOSING and m.makes_room]
+        moves.reopen = [m for m in closing if m.waiting_since is not None or not lines]
+        if not moves.reopen:
+            _load(moves, lines, models, (free, free.plus(coming)), _stays_for_lines, now, times)
+    moves.wake_at = min(times, default=None)
+    return moves
+
+
+def _load(
+    moves: Moves,
+    waiting: Iterable[ScheduledModel],
+    models: Sequence[ScheduledModel],
+    room: tuple[Memory, Memory],
+    stays_until: Callable[[ScheduledModel], float],
+    now: float,
+    times: list[float],
+) -> None:
+    """Adds the loads of models that wait, in their order, and the models that make room. room: what is free now, and
+    once the models that are about to end have ended. Adds the ends of turns to `times`."""
+    # promised: without the needs of models that have waited longer.
+    free, promised = room
     for model in waiting:
         assert model.need is not None
         if model.need.fits(free) and model.need.fits(promised):
@@ -99,16 +138,12 @@ def decide(models: Sequence[ScheduledModel], budget: Memory, now: float) -> Move
             free = free.minus(model.need)
         elif not model.need.fits(promised):
             taken = [*moves.close, *moves.unload]
-            victims = _victims(models, model.need.minus(promised), now, taken, times)
+            victims = _victims(models, model.need.minus(promised), stays_until, now, taken, times)
             if victims is None:
                 break  # the others wait behind it
             moves.close += victims
             promised = promised.plus(_sum(victims))
         promised = promised.minus(model.need)
-    if not waiting:
-        moves.reopen = [m for m in models if m.state is State.CLOSING and m.makes_room]
-    moves.wake_at = min(times, default=None)
-    return moves
 
 
 def _is_due(model: ScheduledModel, now: float, times: list[float]) -> bool:
@@ -116,9 +151,9 @@ def _is_due(model: ScheduledModel, now: float, times: list[float]) -> bool:
     will be to `times`."""
     if model.is_unload_wanted:
         return True
-    if not model.is_idle or model.is_pinned or model.idle_limit is None:
+    if not model.is_idle or model.has_lines or model.is_pinned or model.idle_limit is None:
         return False
-    due = model.idle_since + model.idle_limit
+    due = max(model.idle_since, model.lines_ended) + model.idle_limit
     if due > now:
         times.append(due)
     return due <= now
@@ -127,12 +162,13 @@ def _is_due(model: ScheduledModel, now: float, times: list[float]) -> bool:
 def _victims(
     models: Iterable[ScheduledModel],
     lacking: Memory,
+    stays_until: Callable[[ScheduledModel], float],
     now: float,
     taken: Collection[ScheduledModel],
     times: list[float],
 ) -> list[ScheduledModel] | None:
-    """Returns the models to unload so that `lacking` bytes become free, or None while too few can be. Adds the end of
-    the next turn to `times`."""
+    """Returns the models to unload so that `lacking` bytes become free, or None while too few can be. stays_until: the
+    time from which a model may be unloaded. Adds the end of the next turn to `times`."""
     candidates = [
         m
         for m in models
@@ -141,9 +177,9 @@ def _victims(
         and m.need is not None
         and m not in taken
     ]
-    may_go = [m for m in candidates if _stays_until(m) <= now]
-    times += [_stays_until(m) for m in candidates if _stays_until(m) > now]
-    idle = sorted((m for m in may_go if m.is_idle), key=lambda m: m.idle_since)
+    may_go = [m for m in candidates if stays_until(m) <= now]
+    times += [end for m in candidates if now < (end := stays_until(m)) < math.inf]
+    idle = sorted((m for m in may_go if m.is_idle), key=lambda m: (m.has_lines, m.idle_since))
     busy = sorted((m for m in may_go if not m.is_idle), key=lambda m: m.turn_ends)
     chosen: list[ScheduledModel] = []
     for model in (*idle, *busy):
@@ -164,6 +200,16 @@ def _stays_until(model: ScheduledModel) -> float:
     if model.state is State.LOADING:  # it is idle: its clients have disconnected
         return 0.0
     return min(model.turn_ends, model.idle_since + GRACE_S) if model.is_idle else model.turn_ends
+
+
+def _stays_for_lines(model: ScheduledModel) -> float:
+    """Returns the time from which the model may be unloaded for lines of batches that wait for another."""
+    if model.state is State.LOADING or not model.is_idle:
+        return math.inf
+    turn_ends = model.turn_ends + LINES_TURN_S
+    if not model.has_lines:
+        turn_ends = min(turn_ends, model.lines_ended + GRACE_S)  # its next line may be about to come
+    return max(model.idle_since + LINES_PATIENCE_S, turn_ends)
 
 
 def _sum(models: Iterable[ScheduledModel]) -> Memory:

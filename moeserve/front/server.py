@@ -17,6 +17,7 @@ from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.front.adapters import LoadedAdapters
 from moeserve.front.app import FrontApplication, FrontProbes
+from moeserve.front.batch_lines import FrontLines
 from moeserve.front.config import FrontConfig
 from moeserve.front.downloaded import DownloadedModels
 from moeserve.front.instance import Processes, ServerInstance
@@ -25,6 +26,8 @@ from moeserve.front.metrics import FrontMetrics
 from moeserve.front.models_lock import hold_models_lock
 from moeserve.front.needs import NeedsReader
 from moeserve.front.pool import ModelPool
+from moeserve.httpserver.batches import open_store
+from moeserve.httpserver.batches.runner import BatchRunner
 from moeserve.httpserver.probe_server import ProbeServer
 from moeserve.httpserver.transport.bounded_config import bounded_config
 from moeserve.httpserver.transport.hosts import is_loopback
@@ -88,13 +91,19 @@ class Server(uvicorn.Server):
         adapters: LoadedAdapters,
         reader: NeedsReader,
     ) -> None:
-        """Raises ConfigError for a bad file of API keys or a bad certificate."""
+        """Raises ConfigError for a bad file of API keys, a bad certificate or a --batch-dir that cannot be used."""
         self._pool = pool
         self._front = config
         self._reader = reader
         self._keys = ApiKeys.from_config(config)
         self._metrics = FrontMetrics(pool)
-        self._app = FrontApplication(pool, config, self._keys, self._metrics, downloaded, adapters)
+        store = open_store(config)
+        self._app = FrontApplication(pool, config, self._keys, self._metrics, downloaded, adapters, store)
+        self._batches: asyncio.Task[None] | None = None
+        self._runner: BatchRunner | None = None
+        if store is not None:
+            lines = FrontLines(pool, self._app.apis, self._keys, self._metrics, config.max_num_seqs)
+            self._runner = BatchRunner(lines, store)
         self._probes = ProbeServer(
             FrontProbes(self._app, config, self._metrics), lambda: pool.num_running > 0
         )
@@ -120,12 +129,18 @@ class Server(uvicorn.Server):
         loop.add_signal_handler(signal.SIGUSR1, self._leave)
         probing: asyncio.Task[None] | None = None
         beginning = asyncio.create_task(self._begin(process, listeners))
+        if self._runner is not None:
+            self._batches = asyncio.create_task(self._runner.run())
+            self._batches.add_done_callback(self._batches_ended)
         try:
             if listeners.health is not None:
                 probing = asyncio.create_task(self._probes.serve(sockets=[listeners.health]))
             await self.serve(sockets=[*listeners.api])
         finally:
             beginning.cancel()
+            if self._batches is not None:
+                self._batches.cancel()
+                await asyncio.wait((self._batches,))
             if self._beating is not None:
                 self._beating.cancel()
             await self._pool.close()
@@ -133,8 +148,9 @@ class Server(uvicorn.Server):
             if probing is not None:
                 await asyncio.wait((probing,))
             await asyncio.wait((beginning,))
-        if not beginning.cancelled() and (error := beginning.exception()) is not None:
-            raise error
+        for task in (beginning, self._batches):
+            if task is not None and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
 
     async def _begin(self, process: Process, listeners: Listeners) -> None:
         await self._listening.wait()
@@ -173,9 +189,20 @@ class Server(uvicorn.Server):
         if self._leaving is None:
             self._leaving = asyncio.create_task(self._hand_over())
 
+    def _stop_batches(self) -> None:
+        """Stops working on batches, without waiting for their open lines: the next server answers them."""
+        if self._batches is not None:
+            self._batches.cancel()
+
+    def _batches_ended(self, task: asyncio.Task[None]) -> None:
+        """Ends the server if its batches have failed: `run` raises the error."""
+        if not task.cancelled() and task.exception() is not None:
+            self.should_exit = self.force_exit = True
+
     async def _hand_over(self) -> None:
         log.info("another server takes the new connections; this one ends when its own have")
         self._app.state.pulls.close()
+        self._stop_batches()
         for server in self.servers:
             server.close()
         self._probes.should_exit = True
@@ -189,6 +216,7 @@ class Server(uvicorn.Server):
             log.info("not ready any more; requests are taken for %g s", self._front.drain_delay)
             await asyncio.sleep(self._front.drain_delay)
         self._app.state.pulls.close()
+        self._stop_batches()
         log.info("draining: no new requests")
         await self._pool.drain(self._front.shutdown_timeout)
         self.should_exit = True

@@ -28,6 +28,7 @@ from moeserve.httpserver import (
     responses,
     web,
 )
+from moeserve.httpserver.batches.queries import batch_store
 from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.mcp.servers import McpServers
 from moeserve.httpserver.observability.access import Access, AnswerCounts
@@ -121,6 +122,7 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     app.state.unknown_fields = UnknownFields(service.config.unknown_fields, service.metrics.unknown_fields)
     app.state.mcp = McpServers(service.config.mcp_servers)
     app.state.pulls = Pulls(service.config.pull == "allow", DownloadedBeside(service))
+    app.state.batches = batch_store(service)
     answer_errors(app)
     # With pictures the bound on bodies does not depend on the context: a picture's size in bytes says nothing of its
     # tokens.

@@ -19,6 +19,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.app import APIS, build_app, build_probe_app
 from moeserve.httpserver.batches.line_request import LineAnswerer
+from moeserve.httpserver.batches.model_lines import ModelLines
 from moeserve.httpserver.batches.queries import batch_store
 from moeserve.httpserver.batches.runner import BatchRunner
 from moeserve.httpserver.generation.chat.chat_formats import formats_of
@@ -138,7 +139,7 @@ class Server(uvicorn.Server):
         self._runner: BatchRunner | None = None
         if (store := batch_store(service)) is not None:
             answerer = LineAnswerer(app, apis.batched, apis.error_body)
-            self._runner = BatchRunner(service, store, answerer)
+            self._runner = BatchRunner(ModelLines(service, answerer), store)
         self._tasks: list[asyncio.Task[None]] = []
         self.probes = ProbeServer(build_probe_app(service), lambda: not service.engine.room.is_empty)
         self._probing: asyncio.Task[None] | None = None

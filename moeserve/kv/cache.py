@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from moeserve.kernels.stream_operands import KeyRings, KvLayer
 from moeserve.kv.layout import BFLOAT16, FLOAT16, FP8, KV_BLOCK, Q8_0, KvLayout
+from moeserve.kv.slot_kinds import rows_for
+from moeserve.messages.slot_kinds import SlotKind
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.latent import LatentAttentionShape
 
@@ -31,13 +35,15 @@ class KvCache:
         *,
         zeroed: bool = False,
         num_window_slots: int = 0,
+        kinds: Sequence[SlotKind] = (),
         num_states: int = 0,
         step_rows: int = 0,
     ) -> None:
         """zeroed: fill the cache with zeros. Needed where kernels read masked keys, because a leftover NaN would
         pass the mask. Without it, the operating system allocates RAM pages at first use, so an idle cache costs no
-        memory. num_window_slots: slots of the sliding-window layers' pool; 0: all layers share one pool. num_states,
-        step_rows: of compressed attention, the state slots, and the rows of the largest step."""
+        memory. num_window_slots: slots of the sliding-window layers' pool; 0: all layers share one pool. Of
+        compressed attention: kinds of slots, of which a layer has rows for its own (none: for all slots); num_states:
+        state slots; step_rows: rows of the largest step."""
         allocate = torch.zeros if zeroed else torch.empty
         dtype = layout.dtype
 
@@ -45,6 +51,9 @@ class KvCache:
             a = layout.shape.loaded_layers[layer].attention
             has_window_slots = num_window_slots > 0 and layout.is_windowed(layer)
             slots = num_window_slots if has_window_slots else num_slots
+            block = layout.block(layer) if kinds else 1
+            if block > 1:
+                slots = rows_for(kinds, block)
             has_own = a is not None and len(a.kv_widths) > 0
             rows = (slots, a.num_kv_heads) if a is not None and has_own else (0, 1)
             widths = a.kv_widths if a is not None and has_own else (KV_BLOCK,)
@@ -65,7 +74,7 @@ class KvCache:
                 rings = KeyRings(slots if has_own else 0, a.ring_rows, num_states)
                 shape = (rings.end + step_rows, 1, a.head_dim)
                 entries = allocate(shape, dtype=TORCH_TYPES[dtype], device=device)
-                return KvLayer(entries, entries, index_keys=index_keys, rings=rings)
+                return KvLayer(entries, entries, index_keys=index_keys, rings=rings, block=block)
             keys = numbers(widths[0])
             if isinstance(a, LatentAttentionShape):
                 return KvLayer(keys, keys[:, :, : a.rank], index_keys=index_keys)
@@ -80,7 +89,6 @@ class KvCache:
         # One entry per layer: keys and values [slots, kv_heads, width], and scales if the dtype has 8 bits. The tensors
         # are empty for a layer without attention and for one that reads another layer's KV. In latent attention: keys
         # [slots, 1, rank + rotary_dim]; their first `rank` numbers are also the values. In compressed attention: keys
-        # [rows, 1, head_dim], which are also the values: a row for each slot's entry, then the rings, then those of a
-        # step. index_keys [slots, 1, width]
-        # in layers with an indexer of their own.
+        # [rows, 1, head_dim], which are also the values: one for a slot with an entry, then the rings, then a step's.
+        # index_keys [slots, 1, width] in layers with an indexer of their own.
         self.layers = [kv_layer(layer) for layer in layers]

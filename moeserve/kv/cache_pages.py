@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -39,23 +39,36 @@ def state_tensors(states: Sequence[StateLayer], layers: Iterable[KvLayer]) -> li
     return [states[0].states, *(ring for ring in rings if ring is not None)]
 
 
+def kv_blocks(layers: Iterable[KvLayer]) -> list[int]:
+    """Returns of each of `kv_tensors` the tokens for which it has one row."""
+    return [layer.block for layer in layers for _ in layer.tensors]
+
+
 class CachePages:
     """Copies slots of the given tensors (their first dimension) to pages and back. A page holds the rows of its
     slots, one tensor after another. A copy may run beside steps that use other slots. Call `out` and `mark` only
     from the thread that executes steps; the other methods may be called from any thread."""
 
-    def __init__(self, tensors: Sequence[Tensor], page_slots: int) -> None:
+    def __init__(self, tensors: Sequence[Tensor], page_slots: int, blocks: Sequence[int] = ()) -> None:
+        """blocks: of each tensor, the tokens for which it has one row; empty: it has a row for each slot."""
         # Byte views [slots, bytes per slot]; the empty tensors of layers without attention are left out.
-        self._rows = [tensor.flatten(1).view(torch.uint8) for tensor in tensors if tensor.numel()]
+        every = zip(tensors, blocks or [1] * len(tensors), strict=True)
+        views = [(t.flatten(1).view(torch.uint8), block) for t, block in every if t.numel()]
+        self._rows = [view for view, block in views if block == 1]
+        self._entries = [(view, -(-page_slots // block)) for view, block in views if block > 1]
         self.page_slots = page_slots
-        self.page_bytes = page_bytes(self._rows, page_slots)
+        self._entries_at = page_bytes(self._rows, page_slots)
+        self.page_bytes = self._entries_at + sum(view.shape[1] * most for view, most in self._entries)
 
     def out(self, moves: Sequence[Move]) -> Wait:
         """Copies slots to pages, with the contents that they have before any work launched later. Returns a function
         that waits until the pages are filled."""
         for slots, page in moves:
             whole = page.buffer()
-            gather_pages(self._rows, index_of(slots), whole.view(1, -1))
+            gather_pages(self._rows, index_of(slots), whole[: self._entries_at].view(1, -1))
+            for view, index, part in self._parts_of_entries(slots, whole):
+                part.zero_()
+                torch.index_select(view, 0, index, out=part[: len(index)])
             page.fill(whole)
         return lambda: None
 
@@ -69,7 +82,18 @@ class CachePages:
     def into(self, moves: Sequence[Move], mark: object) -> None:
         """Copies pages to slots after the work launched before `mark`. Returns when the slots are filled."""
         for slots, page in moves:
-            scatter_pages(self._rows, index_of(slots), page.joined().view(1, -1))
+            whole = page.joined()
+            scatter_pages(self._rows, index_of(slots), whole[: self._entries_at].view(1, -1))
+            for view, index, part in self._parts_of_entries(slots, whole):
+                view.index_copy_(0, index, part[: len(index)])
+
+    def _parts_of_entries(self, slots: Slots, page: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yields (tensor, the page's slots that have rows in it, the part of the page for their rows)."""
+        at = self._entries_at
+        for view, most in self._entries:
+            size = most * view.shape[1]
+            yield view, index_of(slots[slots < len(view)]), page[at : at + size].view(most, -1)
+            at += size
 
 
 def index_of(slots: Slots) -> Tensor:

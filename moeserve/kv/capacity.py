@@ -10,7 +10,9 @@ from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
+from moeserve.kv.slot_kinds import entry_bytes, num_slot_numbers, slot_kinds
 from moeserve.kv.window_capacity import KvPools, divide, log_pools
+from moeserve.messages.slot_kinds import SlotKind
 
 # Default share of the memory left after the weights that the KV pool takes. The rest is for the operating system's page
 # cache and the other processes.
@@ -39,9 +41,17 @@ class KvCapacity:
     num_slots: int
     max_model_len: int
     num_window_slots: int = 0  # slots of the sliding-window layers' own pool; 0: all layers share one pool
+    kinds: tuple[SlotKind, ...] = ()  # of slots; empty: all are alike
+
+    @property
+    def num_slot_numbers(self) -> int:
+        """KV slots of all kinds together, of which num_slots are held at once."""
+        return num_slot_numbers(self.kinds, self.num_slots)
 
     def kv_bytes(self, layout: KvLayout) -> int:
         """Returns the bytes of all KV pools."""
+        if self.kinds:
+            return entry_bytes(layout, self.kinds) + self.num_slot_numbers * layout.beside_bytes
         windowed = layout.token_bytes(layout.windowed_layers) if self.num_window_slots else 0
         return self.num_slots * (layout.token_bytes() - windowed) + self.num_window_slots * windowed
 
@@ -97,7 +107,8 @@ def plan_capacity(
             wanted_len,
             context_length,
         )
-    return KvCapacity(slots, min(wanted_len, slots), pools.num_window_slots)
+    kinds = tuple(slot_kinds(layout, slots, config.max_num_seqs))
+    return KvCapacity(slots, min(wanted_len, slots), pools.num_window_slots, kinds)
 
 
 def _check_total(slots: int, window_slots: int, budget: KvMemoryBudget, layout: KvLayout) -> None:

@@ -63,8 +63,17 @@ class KvLayout:
         """Number of layers, including the layer that drafts, if there is one."""
         return len(self.shape.loaded_layers)
 
+    def block(self, layer: int) -> int:
+        """Tokens for which `layer` keeps one slot's numbers: those of a block with one entry, 1 without entries."""
+        mixer = self.shape.loaded_layers[layer].mixer
+        return max(1, mixer.ratio) if isinstance(mixer, CompressedAttentionShape) else 1
+
     def layer_bytes(self, layer: int) -> int:
-        """KV bytes of one token in `layer`."""
+        """KV bytes of one token in `layer`; of a block's entry, its share."""
+        return -(-self.slot_bytes(layer) // self.block(layer))
+
+    def slot_bytes(self, layer: int) -> int:
+        """KV bytes of one slot in `layer`, if it has room there."""
         attention = self.shape.loaded_layers[layer].attention
         if attention is None:
             return 0

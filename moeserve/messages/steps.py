@@ -14,6 +14,7 @@ from moeserve.messages.expert_disk import ExpertDiskCounts
 from moeserve.messages.pages import PageOrders, PageReport, Tier
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
+from moeserve.messages.slot_kinds import SlotKind
 from moeserve.messages.table_rows import TableRowCounts
 
 
@@ -54,6 +55,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     kv_write_bytes: int = 0  # of pages, copied out before a step whose decode rows would wait for more
     kv_tiers: list[Tier] = []  # the fastest first
     state_bytes: int = 0  # of one slot of recurrent state
+    # Of a pool whose slots are not alike; num_kv_slots is the number of tokens that it holds together.
+    kv_slot_kinds: list[SlotKind] = []
     measured_steps: list[MeasuredStep] = []
     start_seconds: dict[str, float] = {}  # of the worker's start, by phase; empty: on a CPU
     adapters: dict[str, str] = {}  # LoRA adapters of --lora-modules: the key of each name

@@ -17,6 +17,7 @@ from moeserve.kernels.delta_net.heads import DELTA_CHUNK
 from moeserve.kernels.linear.integer_pieces import has_whole_super_blocks, partial_numbers
 from moeserve.models.attention import AttentionShape
 from moeserve.models.column_orders import ColumnOrders
+from moeserve.models.head_shortlist import most_panels
 from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
@@ -50,7 +51,7 @@ UNPACK_ROUTES = 192  # average routes per expert from which unpacking its weight
 QUAD_ROWS = range(129, 2049)
 # Steps of this number of rows multiply experts with weights as integers in float16, if the matrices' types allow it
 # (kernels/experts/integers.py; docs/results/gpu-kernels.md).
-INTEGER_ROWS = range(9, 129)
+INTEGER_ROWS = range(9, 1025)
 # Drafts per step in models with recurrent state: 64 KB each in each of Qwen3.6-35B-A3B's 30 recurrent layers.
 MOST_STATE_DRAFTS = 64
 NEXT_TOKEN_ROWS = 512  # rows whose keys and values the next-token block computes together
@@ -110,7 +111,14 @@ def next_token_bytes(
     hidden, chain = model.hidden_size, min(step_sizes(max_num_seqs)[-1], CHAIN_ROWS)
     states = step_sizes(max_tokens)[-1] + max_num_seqs + 1 + chain
     inputs = sum(_activation_bytes(size, 2 * hidden, floats) for size in step_sizes(rows))
-    return max(arenas) + 4 * hidden * states + 8 * hidden * rows + inputs + 4 * chain * (7 + 3 * drafts)
+    chain_bytes = 4 * chain_numbers(chain, drafts, most_panels(model.vocab_size)) + 8 * chain * drafts
+    return max(arenas) + 4 * hidden * states + 8 * hidden * rows + inputs + chain_bytes
+
+
+def chain_numbers(rows: int, depths: int, panels: int) -> int:
+    """Returns how many int32s are uploaded for a chain of `depths` drafts: nine and the KV slots for each of `rows`
+    rows, and a shortlist's panels. See `ChainColumns`."""
+    return rows * (9 + depths) + panels
 
 
 def _activation_bytes(rows: int, cols: int, floats: GpuFloat) -> int:

@@ -63,6 +63,7 @@ def limits(config: ServerConfig, ready: WorkerReady) -> Limits:
         page_write_bytes=ready.kv_write_bytes,
         tiers=tuple(ready.kv_tiers),
         state_bytes=ready.state_bytes,
+        slot_kinds=tuple(ready.kv_slot_kinds),
         num_window_slots=ready.num_window_slots,
         window=ready.window,
         snapshot_spacing=_spacing(ready, beside_answers),

@@ -9,6 +9,7 @@ from moeserve.cli.bench.window_slots import WindowSlots
 from moeserve.cli.command_line import resolve
 from moeserve.config import ServerConfig
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
+from moeserve.messages.slot_kinds import first_slots, kind_of
 from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
 from moeserve.worker.runner import Runner
 
@@ -34,7 +35,15 @@ class Driver:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         ready = runner.ready()
-        self._free = np.random.default_rng(0).permutation(ready.num_kv_slots).astype(np.int32).tolist()
+        self._kinds = ready.kv_slot_kinds
+        rng, counts = (
+            np.random.default_rng(0),
+            [*(kind.num_slots for kind in self._kinds), ready.num_kv_slots],
+        )
+        self._free = [
+            (first + rng.permutation(count)).tolist()
+            for first, count in zip(first_slots(self._kinds), counts, strict=True)
+        ]
         self._has_states = ready.num_state_slots > 0
         self._held: dict[int, list[int]] = {}
         self._windows = WindowSlots(ready)
@@ -47,15 +56,16 @@ class Driver:
         return NewSeq(slot, packed, len(tokens), b"", sampling, state_slot=state_slot)
 
     def free(self, slot: int) -> None:
-        self._free += self._held.pop(slot, [])
+        for position, freed in enumerate(self._held.pop(slot, [])):
+            self._free[kind_of(self._kinds, position)].append(freed)
 
     def adopt(self, slot: int, kv_slots: list[int]) -> None:
         """A request begins with another's KV."""
         self._held[slot] = kv_slots
 
-    def take(self) -> int:
+    def take(self, position: int = 0) -> int:
         """A free KV slot."""
-        return int(self._free.pop(0))
+        return int(self._free[kind_of(self._kinds, position)].pop(0))
 
     def slots(self, slot: int) -> list[int]:
         """The KV slots of a request, by position."""
@@ -64,7 +74,7 @@ class Driver:
     def row(self, slot: int, count: int, *, sample: bool) -> Row:
         """The next `count` positions."""
         held = self._held.setdefault(slot, [])
-        taken = [self.take() for _ in range(count)]
+        taken = [self.take(position) for position in range(len(held), len(held) + count)]
         held += taken
         start = len(held) - count
         in_window = self._windows.take(slot, start, count)

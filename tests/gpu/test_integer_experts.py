@@ -7,7 +7,7 @@ import torch
 
 from moeserve.kernels import launch
 from moeserve.kernels.experts.integers import has_gated_integers, integer_method, integers_down, integers_up
-from moeserve.kernels.experts.op import align_routes, method_for, num_blocks
+from moeserve.kernels.experts.op import align_routes, num_blocks
 from moeserve.kernels.experts.reference import activate
 from moeserve.kernels.linear.integers import IntegerRows, has_integers, integer_order
 from moeserve.kernels.linear.op import SILU, Gated, RouteBlocks
@@ -33,17 +33,17 @@ def rows(n: int, cols: int) -> IntegerRows:
 
 
 @pytest.mark.parametrize(("hidden", "ff"), [(512, 256), (2048, 768), (256, 1280), (768, 200)])
-@pytest.mark.parametrize(("n", "live"), [(16, 9), (64, 64), (128, 100)])
+@pytest.mark.parametrize(("n", "live"), [(16, 9), (64, 64), (128, 100), (256, 200), (1024, 700)])
 def test_products(n: int, live: int, hidden: int, ff: int) -> None:
     """Some routes are elsewhere, the last rows are not there, numbers differ by 10^6, and parts are columns of a wider
-    tensor. An expert has up to 60 rows, so that it has several blocks."""
+    tensor. Experts have more rows than a block."""
     gate, up = (planes_of(Type.Q4_K, EXPERTS, ff, hidden) for _ in range(2))
     g = torch.Generator().manual_seed(n + hidden)
     x = torch.randn(n, hidden, generator=g) * 10.0 ** torch.randint(-3, 4, (n, 1), generator=g)
     x = x.bfloat16().cuda()
     ids = random_ids(n, EXPERTS, TOP_K, seed=n)
     ids[0, -1] = -1
-    block = method_for(n).block
+    block = integer_method(n).block
     blocks = num_blocks(n, TOP_K, EXPERTS, block)
     routing = RouteBlocks(
         torch.empty(blocks, dtype=torch.int32, device="cuda"),

@@ -10,9 +10,12 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.config.speculative import MOST_DRAFTS
+from moeserve.kv.cache import KvCache
 from moeserve.kv.cache_pages import CachePages, Move, kv_tensors, state_tensors
+from moeserve.kv.capacity import KvMemoryBudget, plan_capacity
 from moeserve.kv.host_blocks import HostPage
 from moeserve.kv.layout import KvLayout
+from moeserve.kv.slot_kinds import spare_bytes
 from moeserve.models.errors import ModelError
 from moeserve.models.gpu_features import check_gpu_features
 from moeserve.models.registry import read_checked_shape
@@ -27,6 +30,7 @@ from tests.support.deepseek4_model import (
     CHOSEN,
     HEAD_DIM,
     INDEX_DIM,
+    LONG_RATIO,
     WINDOW,
     YARN,
     logits,
@@ -127,7 +131,9 @@ def test_a_prefix_comes_back_with_its_pages_and_its_state(first: int, tmp_path: 
 def test_a_token_takes_the_bytes_of_its_entries(tmp_path: Path) -> None:
     shape = read_checked_shape(open_gguf(write_model(new_model(8), tmp_path / "m.gguf", Type.F16)))
     layout, key, index = KvLayout(shape), 2 * HEAD_DIM, 2 * INDEX_DIM
-    assert [layout.layer_bytes(layer) for layer in range(3)] == [0, key + index, key]
+    assert [layout.slot_bytes(layer) for layer in range(3)] == [0, key + index, key]
+    assert [layout.block(layer) for layer in range(3)] == [1, 4, LONG_RATIO]
+    assert [layout.layer_bytes(layer) for layer in range(3)] == [0, (key + index) // 4, key // LONG_RATIO]
     ring = (WINDOW + MOST_DRAFTS) * key
     assert [layout.ring_bytes(layer) for layer in range(3)] == [ring] * 3
     of_keys, of_index = 3 * HEAD_DIM, 3 * INDEX_DIM
@@ -178,3 +184,25 @@ def test_the_indexer_chooses(tmp_path: Path) -> None:
     same = 4 * (CHOSEN + 1) - 1
     assert torch.equal(chosen[:same], found[:same])
     assert not torch.equal(chosen[same:], found[same:])
+
+
+def test_the_pool_takes_the_bytes_that_are_planned(tmp_path: Path) -> None:
+    """Entries of their blocks and spare slots; rings by state slot, and a step's keys."""
+    path = write_model(new_model(8), tmp_path / "m.gguf", Type.F16)
+    config = small_config(path, max_num_seqs=4, max_total_tokens=4096)
+    layout = KvLayout(read_checked_shape(open_gguf(path)))
+    budget = KvMemoryBudget("memory", 1 << 30, None)
+    capacity = plan_capacity(config, layout, [budget], 64)
+    layers = KvCache(
+        layout, capacity.num_slots, range(3), kinds=capacity.kinds, num_states=5, step_rows=64
+    ).layers
+    of_slots = sum(tensor.nbytes for tensor in kv_tensors(layers))
+    assert of_slots == capacity.kv_bytes(layout)
+    most = 4096 * layout.token_bytes() + spare_bytes(layout, 4)
+    assert 0.98 * most < of_slots <= most
+    rings = sum(rings.nbytes for layer in layers if (rings := layer.of_states) is not None)
+    assert rings == 5 * sum(map(layout.ring_bytes, range(3)))
+    every = sum(
+        layer.keys.nbytes + (0 if layer.index_keys is None else layer.index_keys.nbytes) for layer in layers
+    )
+    assert every == of_slots + rings + layout.step_key_bytes(64)

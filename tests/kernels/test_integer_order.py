@@ -10,15 +10,16 @@ from moeserve.kernels.linear.integers import IntegerRows, integer_order
 
 
 def columns(cols: int) -> torch.Tensor:
-    """Which column is at each place: for each word its four lanes, which have a part each, and of that the words' low
-    nibbles, then the high ones. Odd lanes have the other K block of two."""
+    """Which column is at each place: for each word its low nibbles, then the high ones; of those the word's even bytes
+    (in pairs, of the four parts in turn), then the odd ones."""
     order = []
     for k_block in range(cols // 128):
         for word in range(4):
-            for part in range(4):
-                own = k_block ^ (part & 1)
-                for nibble in range(2):
-                    order += [own * 128 + (2 * part + nibble) * 16 + 4 * word + byte for byte in (0, 2, 1, 3)]
+            for nibble in range(2):
+                for odd in range(2):
+                    for part in range(4):
+                        first = k_block * 128 + (2 * part + nibble) * 16 + 4 * word
+                        order += [first + odd, first + 2 + odd]
     return torch.tensor(order)
 
 

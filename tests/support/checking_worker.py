@@ -8,6 +8,7 @@ from array import array
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from moeserve.kv.slot_kinds import num_slot_numbers
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import CONTINUES, Accepted, Fork, NewSeq, Row, Sampled, StepPlan, StepResult
 from moeserve.router.core.limits import Limits
@@ -78,7 +79,8 @@ class CheckingWorker:
         self.script: dict[int, list[int]] = {}
         self.bound: dict[int, Bound] = {}
         # Lists: numpy takes longer for tables as short as a random life's.
-        self.kv = [UNREADABLE] * limits.num_kv_slots  # slot -> the prefix that it ends
+        num_slots = num_slot_numbers(limits.slot_kinds, limits.num_kv_slots)
+        self.kv = [UNREADABLE] * num_slots  # slot -> the prefix that it ends
         self.window_kv = [UNREADABLE] * limits.num_window_slots
         self.written: list[int] = []  # every slot that a row has written, in that order
         self.states: dict[int, int] = {}  # state slot -> the prefix that it has consumed
@@ -293,7 +295,8 @@ class CheckingWorker:
         req_slots = [row.req_slot for row in plan.rows]
         assert len(req_slots) <= self.limits.max_num_seqs
         _check_distinct(req_slots, self.limits.max_num_seqs)
-        _check_distinct(ints(b"".join(row.kv_slots for row in plan.rows)), self.limits.num_kv_slots)
+        count = num_slot_numbers(self.limits.slot_kinds, self.limits.num_kv_slots)
+        _check_distinct(ints(b"".join(row.kv_slots for row in plan.rows)), count)
         _check_distinct(ints(b"".join(row.window_slots for row in plan.rows)), self.limits.num_window_slots)
 
 

@@ -250,6 +250,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.attention",
         "moeserve.models.column_orders",
         "moeserve.models.feed_forward",
+        "moeserve.models.head_shortlist",
         "moeserve.models.indexer",
         "moeserve.models.interface",
         "moeserve.models.latent",
@@ -273,6 +274,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.kernels.pages",
         "moeserve.kernels.stream_operands",
         "moeserve.config.units",
+        "moeserve.messages.slot_kinds",  # what a slot's number says, to the router as to the worker
     },
     "moeserve.models.adapters": {
         "moeserve.errors",
@@ -389,6 +391,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.front.schedule": {"moeserve.front.memory"},
     "moeserve.front.config": {"moeserve.config", "moeserve.errors"},
     **{f"moeserve.front.{module}": FRONT_POOL for module in ("pooled_model", "lives", "pool")},
+    "moeserve.front.line_lease": FRONT_POOL | {"moeserve.front.pool"},
     "moeserve.front.model_launcher": FRAME | {"moeserve.launcher"},
     "moeserve.front.launch": FRAME | {"moeserve.front.config", "moeserve.launcher"},
     "moeserve.front": FRAME | {"moeserve.httpserver", "moeserve.launcher.child_process"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from moeserve.messages.schema import (
     TokensItem,
     TokensOut,
 )
+from moeserve.messages.slot_kinds import first_slots, kind_of
 from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.router.core.kv_memory import KvMemory
 from moeserve.router.core.limits import Limits
@@ -133,10 +135,21 @@ class World:
         if plan is not None:
             assert not self.dead
             assert not self.lost
+            self._check_kinds(plan)
             self.in_flight.append(plan)
             assert len(self.in_flight) <= MAX_PLANS_IN_FLIGHT
         self._read()
         return plan
+
+    def _check_kinds(self, plan: StepPlan) -> None:
+        """Each slot has room for what its position ends."""
+        kinds = self.limits.slot_kinds
+        firsts = first_slots(kinds)
+        for row in plan.rows if kinds else ():
+            start = max(row.start, 0)
+            for position, slot in enumerate(array("i", row.kv_slots), start):
+                if row.start >= 0:
+                    assert bisect_right(firsts, slot) - 1 == kind_of(kinds, position)
 
     def result(self) -> None:
         """The worker finishes its oldest plan."""

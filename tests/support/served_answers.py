@@ -51,6 +51,7 @@ def serve(
     ready = runner.ready()
     usual = {
         "num_kv_slots": ready.num_kv_slots,
+        "slot_kinds": tuple(ready.kv_slot_kinds),
         "max_num_seqs": ready.max_num_seqs,
         "max_model_len": ready.max_model_len,
         "max_num_batched_tokens": 256,

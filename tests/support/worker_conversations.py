@@ -24,6 +24,7 @@ def world_of(runner: Runner, **limits: Any) -> World:
     ready = runner.ready()
     usual: dict[str, Any] = {
         "num_kv_slots": ready.num_kv_slots,
+        "slot_kinds": tuple(ready.kv_slot_kinds),
         "max_num_seqs": ready.max_num_seqs,
         "max_model_len": ready.max_model_len,
         "max_num_batched_tokens": 64,

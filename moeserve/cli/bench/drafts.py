@@ -11,12 +11,10 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from moeserve.cli.bench.engine_figures import Figure, Timed
 from moeserve.cli.workload.options import real
 from moeserve.errors import ConfigError
+from moeserve.messages.slot_kinds import slots_in_turn
 from moeserve.messages.steps import CONTINUES, Row, StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -64,7 +62,8 @@ class DraftedDecode:
         drafts that are accepted. Returns the seconds, and the tokens of all sequences together."""
         self._runner.force_acceptance(right)
         room = room_of(gen, self._drafts)
-        granted = [slots_of(batch, seq, first, room) for seq in range(batch)]
+        kinds = self._runner.ready().kv_slot_kinds
+        granted = [slots_in_turn(kinds, batch, seq, first, room) for seq in range(batch)]
         lengths = [first + 1] * batch
         for step in range(WARM_STEPS):
             self._step(lengths, granted if step == 0 else [b""] * batch, first + room)
@@ -81,12 +80,6 @@ class DraftedDecode:
         result = self._bench.run(StepPlan(self._bench.steps, [], rows))
         for seq, sampled in enumerate(result.sampled):
             lengths[seq] += 1 + (0 if sampled.accepted is None else len(sampled.accepted.token_ids))
-
-
-def slots_of(batch: int, seq: int, start: int, count: int) -> bytes:
-    """Returns KV slots that interleave the sequences token by token, as in a server that decodes them together."""
-    slots: npt.NDArray[np.int32] = np.arange(start, start + count, dtype=np.int32) * np.int32(batch)
-    return (slots + np.int32(seq)).tobytes()
 
 
 def room_of(gen: int, drafts: int) -> int:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-from moeserve.cli.bench.drafts import DraftedDecode, add_acceptance, room_of, slots_of
+from moeserve.cli.bench.drafts import DraftedDecode, add_acceptance, room_of
 from moeserve.cli.bench.engine_figures import HEADER, CacheFigure, Figure, Timed, where_experts_are
 from moeserve.cli.bench.plans_in_turn import run_in_turn
 from moeserve.cli.bench.results import Measured, results_of, write_results
@@ -32,6 +32,7 @@ from moeserve.cli.workload.options import real, whole
 from moeserve.config import ServerConfig, num_drafts
 from moeserve.errors import ConfigError, UserError
 from moeserve.messages.sampling import SamplingParams
+from moeserve.messages.slot_kinds import slots_in_turn
 from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
 from moeserve.placement.expert_cache.replay import SETTLING_STEPS
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace, read_trace
@@ -143,7 +144,7 @@ class EngineBench:
             zeroed = np.array([[-1, seq]], np.int32).tobytes() if has_states else b""
             for start in range(0, prompt, self._step_tokens):
                 count = min(self._step_tokens, prompt - start)
-                slots = slots_of(batch, seq, start, count)
+                slots = slots_in_turn(ready.kv_slot_kinds, batch, seq, start, count)
                 in_window = self._windows.take(seq, start, count)
                 row = Row(seq, start, count, slots, start + count == prompt, in_window)
                 yield StepPlan(self.steps, new, [row], state_copies=zeroed)
@@ -175,12 +176,13 @@ class EngineBench:
 
     def decode_plan(self, batch: int, position: int) -> StepPlan:
         """Returns a plan that decodes one token of each sequence at `position`."""
+        kinds = self._runner.ready().kv_slot_kinds
         rows = [
             Row(
                 seq,
                 position,
                 1,
-                slots_of(batch, seq, position, 1),
+                slots_in_turn(kinds, batch, seq, position, 1),
                 True,
                 self._windows.take(seq, position, 1),
             )

@@ -33,6 +33,7 @@ from moeserve.cli.workload.options import whole
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.messages.sampling import SamplingParams
+from moeserve.messages.slot_kinds import SlotCounter, slots_in_turn
 from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
 from moeserve.messages.worker import Worker
 from moeserve.placement.step_tokens import MOST_ON_GPU, ON_CPU
@@ -64,7 +65,7 @@ class StepBench:
         # Prompt lengths in tokens, by sequence.
         self._prompt = [long_prompt] + [SHORT_PROMPT] * (num_seqs - 1)
         self._computed = [0] * num_seqs  # computed positions, by sequence
-        self._num_slots = 0
+        self._slots = SlotCounter(runner.ready().kv_slot_kinds)
         self._windows = WindowSlots(runner.ready())
         self._num_steps = 0
         self._random = np.random.default_rng(0)
@@ -116,25 +117,23 @@ class StepBench:
         start = self._computed[seq]
         self._computed[seq] += count
         samples = self._computed[seq] == self._prompt[seq]
-        return Row(seq, start, count, self._slots(count), samples, self._windows.take(seq, start, count))
+        return Row(
+            seq, start, count, self._slots.take(start, count), samples, self._windows.take(seq, start, count)
+        )
 
     def _decode(self, seqs: range) -> list[Row]:
         rows = []
         for seq in seqs:
             at = self._computed[seq]
-            rows.append(Row(seq, at, 1, self._slots(1), True, self._windows.take(seq, at, 1)))
+            rows.append(Row(seq, at, 1, self._slots.take(at, 1), True, self._windows.take(seq, at, 1)))
             self._computed[seq] += 1
         return rows
 
-    def _slots(self, count: int) -> bytes:
-        self._num_slots += count
-        return np.arange(self._num_slots - count, self._num_slots, dtype=np.int32).tobytes()
-
     def _together(self, prompts: int) -> None:
         """Computes several complete new prompts in one step. Their KV overwrites the long prompt's."""
-        rows = []
+        rows, counter = [], SlotCounter(self._runner.ready().kv_slot_kinds)
         for seq in range(1, 1 + prompts):
-            slots = np.arange((seq - 1) * TOGETHER, seq * TOGETHER, dtype=np.int32).tobytes()
+            slots = counter.take(0, TOGETHER)
             rows.append(Row(seq, 0, TOGETHER, slots, True, self._windows.take(seq, 0, TOGETHER)))
         plan = self._plan(rows, [self._new(row.req_slot, TOGETHER) for row in rows])
         self.samples.append(_sample(plan, self._runner.step(plan)))
@@ -145,7 +144,7 @@ class StepBench:
         each = self._long_prompt // batch
         new, rows = [], []
         for seq in range(batch):
-            prefix = np.arange(seq * each, (seq + 1) * each, dtype=np.int32).tobytes()
+            prefix = slots_in_turn(self._runner.ready().kv_slot_kinds, batch, seq, 0, each)
             new.append(self._new(seq, each + 1, prefix, self._windows.take_last(seq, each)))
             self._computed[seq] = each
             rows += self._decode(range(seq, seq + 1))

@@ -13,6 +13,7 @@ from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.kv.layout import KvLayout, check_cpu_reads
+from moeserve.kv.slot_kinds import spare_bytes
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.tier_sizes import default_ram_bytes
 from moeserve.kv.window_capacity import KvPools, divide
@@ -93,7 +94,7 @@ def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placemen
     if not placement.uses_gpu:
         drafts = draft_record_bytes(config, model, step_tokens)
         logits = cpu_logits_bytes(model, config.max_num_seqs)
-        step_keys = KvLayout(model).step_key_bytes(tokens)
+        step_keys = KvLayout(model).step_key_bytes(tokens) + spare_bytes(KvLayout(model), config.max_num_seqs)
         return fixed + cpu_workspace_bytes(model, tokens) + step_keys + logits + drafts
     rows = step_sizes(tokens)[-1]
     shared = _handoff_bytes(model, rows) if placement.shares_layers else 0

@@ -13,11 +13,15 @@ from moeserve.httpserver.batches.store import BatchStore
 from moeserve.httpserver.transport.api_table import Api, ApiState
 
 
-def _open_store(config: ServerConfig) -> ApiState:
-    """Opens the store for --batch-dir. Raises ConfigError."""
+def open_store(config: ServerConfig) -> BatchStore | None:
+    """Returns the store for --batch-dir; None without. Raises ConfigError."""
     if config.batch_dir is None:
-        return NoBatches()
+        return None
     return BatchStore(Path(config.batch_dir), int(config.batch_dir_gib * GIB))
+
+
+def _open_state(config: ServerConfig) -> ApiState:
+    return open_store(config) or NoBatches()
 
 
 API = Api(
@@ -25,5 +29,5 @@ API = Api(
     routers=(file_routes.router, batch_routes.router, message_batch_routes.router),
     bodies=(UploadFileForm, CreateBatchRequest, CreateMessageBatchRequest),
     uploads={"/v1/files": MAX_UPLOAD_BYTES, message_batch_routes.PATH: MAX_BATCH_BYTES},
-    open_state=_open_store,
+    open_state=_open_state,
 )

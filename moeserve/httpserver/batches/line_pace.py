@@ -52,6 +52,10 @@ class LinePace:
         self._charge(advance)
         return self._metered(line, advance)
 
+    def add(self, seconds: float) -> None:
+        """Adds the time that another process's event loop has spent on a line."""
+        self._charge(seconds * (1.0 + ELSEWHERE))
+
     async def _metered(self, line: Coroutine[Any, Any, T], advance: float) -> T:
         spent = 0.0
 

@@ -30,6 +30,20 @@ class Answered:
     body: bytes  # JSON
     request_id: str
     retry_after: int | None = None  # seconds; set if the server could not take the request now
+    seconds_elsewhere: float = 0.0  # that another process's event loop has spent on it
+
+
+def new_request_id() -> str:
+    return f"req_{secrets.token_hex(16)}"
+
+
+def failed(
+    error_body: Callable[[str, ApiError, str], Mapping[str, Any]], path: str, error: ApiError, request_id: str
+) -> Answered:
+    """Returns the answer to a line that ended in an error. error_body: `ApiTable.error_body`."""
+    body = orjson.dumps(error_body(path, error, request_id))
+    wait = (error.retry_after or 1) if error.status == 503 else None
+    return Answered(error.status, body, request_id, wait)
 
 
 @dataclass
@@ -42,7 +56,7 @@ class LineAnswerer:
 
     async def answer(self, path: str, body: Mapping[str, Any], tenant: str, owner: str) -> Answered:
         """Answers one request. tenant, owner: those of the batch's API key, as in `RequestState`."""
-        request_id = f"req_{secrets.token_hex(16)}"
+        request_id = new_request_id()
         request = self._request(path, orjson.dumps(body), request_id, tenant, owner)
         try:
             if body.get("stream"):
@@ -61,9 +75,7 @@ class LineAnswerer:
         return Answered(200, answer, request_id)
 
     def _failed(self, path: str, error: ApiError, request_id: str) -> Answered:
-        body = orjson.dumps(self.error_body(path, error, request_id))
-        wait = (error.retry_after or 1) if error.status == 503 else None
-        return Answered(error.status, body, request_id, wait)
+        return failed(self.error_body, path, error, request_id)
 
     def _request(self, path: str, body: bytes, request_id: str, tenant: str, owner: str) -> Request:
         scope: dict[str, Any] = {

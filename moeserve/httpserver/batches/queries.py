@@ -6,7 +6,7 @@ from fastapi import Request, Response
 from starlette.responses import FileResponse
 
 from moeserve.httpserver.batches.store import BatchStore
-from moeserve.httpserver.generation.service import Service, service_of
+from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.transport.errors import ApiError, invalid
 
 API_NAME = "batches"
@@ -21,7 +21,7 @@ class NoBatches:
 
 def store_of(request: Request) -> BatchStore:
     """Returns the store. Raises ApiError 404 without --batch-dir, and 503 while the folder is not ready."""
-    store = batch_store(service_of(request))
+    store: BatchStore | None = request.app.state.batches
     if store is None:
         message = (
             "files and batches are off: the server keeps them on its disk, in a folder that --batch-dir names"

@@ -12,17 +12,19 @@ import asyncio
 import contextlib
 import logging
 import time
+from abc import abstractmethod
 from collections import deque
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
 
 from moeserve.httpserver.batches.batch_in_progress import BatchInProgress
 from moeserve.httpserver.batches.input_lines import Line
 from moeserve.httpserver.batches.line_pace import LinePace
-from moeserve.httpserver.batches.line_request import Answered, LineAnswerer
+from moeserve.httpserver.batches.line_request import Answered
 from moeserve.httpserver.batches.outcomes import Kind, Outcome
 from moeserve.httpserver.batches.store import BatchStore
-from moeserve.httpserver.generation.service import Service
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.keys import ApiKeys
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +36,46 @@ MOST_WAIT_S: Final = 10  # longest wait before a line that the server could not 
 DISK_WAIT_S: Final = 5.0  # wait before a result is written again after the disk was full
 
 
+class BatchCounts(Protocol):
+    """Where requests of batches are counted."""
+
+    @abstractmethod
+    def batch_request(self, outcome: str) -> None: ...
+
+    @abstractmethod
+    def batch_requests_left(self, count: int) -> None: ...
+
+
+class BatchServer(Protocol):
+    """The server around the runner: one model's, or the front of several."""
+
+    keys: ApiKeys | None
+    counts: BatchCounts
+    most_at_once: int  # lines
+
+    @property
+    @abstractmethod
+    def is_busy(self) -> bool:
+        """True while other answers are in progress."""
+
+    @property
+    @abstractmethod
+    def knows_its_models(self) -> bool: ...
+
+    @abstractmethod
+    def has_model(self, name: str) -> bool: ...
+
+    @abstractmethod
+    async def answer(self, path: str, body: Mapping[str, Any], tenant: str, owner: str) -> Answered:
+        """Answers one line as its route does. tenant, owner: those of the batch's API key, as in `RequestState`."""
+
+
 class BatchRunner:
-    def __init__(self, service: Service, store: BatchStore, answerer: LineAnswerer) -> None:
-        self._service = service
+    def __init__(self, server: BatchServer, store: BatchStore) -> None:
+        self._server = server
         self._store = store
-        self._answerer = answerer
-        self._pace = LinePace(lambda: not service.engine.room.is_empty)
-        self._most = min(service.config.max_num_seqs, MOST_AT_ONCE)
+        self._pace = LinePace(lambda: server.is_busy)
+        self._most = min(server.most_at_once, MOST_AT_ONCE)
         self._running: dict[str, BatchInProgress] = {}  # by id, in the order of creation
         self._lines: dict[asyncio.Task[None], BatchInProgress] = {}
         self._asking: set[asyncio.Task[None]] = set()  # the tasks in `_lines` that have no outcome yet
@@ -87,7 +122,7 @@ class BatchRunner:
             log.error("batches wait, because their folder failed: %s", error)
             return
         left = sum(len(running.pending) + running.num_open for running in self._running.values())
-        self._service.metrics.batch_requests_left(left)
+        self._server.counts.batch_requests_left(left)
         while self._may_begin() and (found := self._next()) is not None:
             running, line = found
             task = asyncio.create_task(self._pace.begin(self._answer(running, line)))
@@ -102,9 +137,9 @@ class BatchRunner:
         for batch in list(self._store.batches.values()):
             if batch.is_ended or batch.id in self._running:
                 continue
-            if self._service.engine.state.ready is None:
-                return  # the models that the server has are not known yet
-            running = await BatchInProgress.begin(self._store, batch, self._service.has_model)
+            if not self._server.knows_its_models:
+                return
+            running = await BatchInProgress.begin(self._store, batch, self._server.has_model)
             if running is not None:
                 self._running[batch.id] = running
                 if batch.owner not in self._turns:
@@ -162,7 +197,7 @@ class BatchRunner:
             if self._is_stopping:
                 return  # the line has no result: the next server answers it again
             await asyncio.sleep(DISK_WAIT_S)
-        self._service.metrics.batch_request(outcome.kind)
+        self._server.counts.batch_request(outcome.kind)
 
     async def _is_kept(self, running: BatchInProgress, outcome: Outcome) -> bool:
         try:
@@ -179,7 +214,8 @@ class BatchRunner:
             tenant = self._tenant_of(batch.owner)
             answered = None
             if tenant is not None:
-                answered = await self._answerer.answer(batch.endpoint, body, tenant, batch.owner)
+                answered = await self._server.answer(batch.endpoint, body, tenant, batch.owner)
+                self._pace.add(answered.seconds_elsewhere)
             if answered is not None and answered.retry_after is None:
                 return _outcome_of(line, answered)
             wait = MOST_WAIT_S if answered is None else min(answered.retry_after or 1, MOST_WAIT_S)
@@ -188,7 +224,7 @@ class BatchRunner:
     def _tenant_of(self, owner: str) -> str | None:
         """Returns the tenant of an API key's owner; None if the server no longer knows the key: its batches then wait
         until the key is back, or expire."""
-        keys = self._service.keys
+        keys = self._server.keys
         if not owner or not keys:
             return "" if not owner and not keys else None
         return keys.name_of_owner(owner)

@@ -8,45 +8,46 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from moeserve.kernels.launch import multiprocessors, pdl
-from moeserve.kernels.linear.integers import IntegerRows, has_integers, integer_words
+from moeserve.kernels.experts.op import num_blocks
+from moeserve.kernels.linear.integers import IntegerRows, IntegerTile, has_integers, launch
 from moeserve.kernels.linear.op import SILU, Gated, RouteBlocks
 from moeserve.kernels.planes import Planes
 
 
 @dataclass(frozen=True, slots=True)
-class IntegerTile:
-    rows: int  # of all matrices of a program
-    warps: int
-    super_blocks: int  # copied at once: 1, 2 or 4
-    programs: int  # per multiprocessor
-    registers: int | None  # of a thread, at most
-
-
-@dataclass(frozen=True, slots=True)
 class IntegerMethod:
-    """The tiles for a step of some size."""
+    """The method for a step of some size."""
 
+    block: int  # routes per block
     up: IntegerTile
     down: IntegerTile
 
 
 def integer_method(tokens: int) -> IntegerMethod:
-    """Returns the tiles for a padded number of rows; measured (docs/results/gpu-kernels.md)."""
+    """Returns the method for a padded number of rows; measured (docs/results/gpu-kernels.md)."""
     if tokens <= 64:
-        return IntegerMethod(IntegerTile(64, 4, 4, 2, None), IntegerTile(64, 4, 1, 4, 128))
-    return IntegerMethod(IntegerTile(64, 4, 2, 3, 168), IntegerTile(64, 4, 1, 4, 128))
+        return IntegerMethod(8, IntegerTile(1, 2, 3), IntegerTile(1, 2, 3))
+    if tokens <= 128:
+        return IntegerMethod(16, IntegerTile(2, 2, 4), IntegerTile(1, 2, 3))
+    return IntegerMethod(32, IntegerTile(2, 2, 3), IntegerTile(1, 1, 4))
 
 
-@dataclass(frozen=True, slots=True)
 class IntegerWorkspace:
-    """Buffers for the inputs of gate and up, and of down."""
+    """Buffers for steps of up to `tokens` rows."""
 
-    x: IntegerRows  # of a step's rows
-    h: IntegerRows  # of its routes
-    method: IntegerMethod
+    def __init__(self, tokens: int, top_k: int, experts: int, x: IntegerRows, h: IntegerRows) -> None:
+        """x: memory for the inputs of gate and up, one per row; h: for those of down, one per route."""
+        self.x, self.h = x, h
+        self.method = integer_method(tokens)
+        blocks = num_blocks(tokens, top_k, experts, self.method.block)
+        device = x.x.device
+        self.routing = RouteBlocks(
+            torch.empty(blocks, dtype=torch.int32, device=device),
+            torch.empty(blocks, self.method.block, dtype=torch.int32, device=device),
+        )
 
 
 def has_gated_integers(gate: Planes, up: Planes, options: Gated) -> bool:
@@ -67,7 +68,7 @@ def integers_up(
 ) -> None:
     """h[route] = silu(gate(x[route // top_k])) * up(x[route // top_k]) for every route in the blocks. h [n * top_k,
     ff]."""
-    _launch(x, integer_words(gate), integer_words(up), gate, routing, top_k, top_k, h, tile)
+    launch(x, gate, up, routing, h, tile=tile, top_k=top_k, parts=top_k)
 
 
 def integers_down(
@@ -79,26 +80,4 @@ def integers_down(
     per_token = parts.stride(0) // hidden
     if parts.stride() != (per_token * hidden, hidden, 1):
         raise ValueError(f"parts of strides {parts.stride()} are no columns of contiguous ones")
-    _launch(h, integer_words(down), (None, None, None), down, routing, top_k, per_token, parts, tile)
-
-
-def _launch(
-    x: IntegerRows,
-    words: tuple[Tensor, Tensor, Tensor],
-    up_words: tuple[Tensor, Tensor, Tensor] | tuple[None, None, None],
-    planes: Planes,
-    routing: RouteBlocks,
-    top_k: int,
-    parts: int,
-    out: Tensor,
-    tile: IntegerTile,
-) -> None:
-    # Gluon's module is imported where its kernels run.
-    from moeserve.kernels.linear.integer_gemm import integer_gemm
-
-    integer_gemm(
-        (tile.programs * multiprocessors(),), x.x, x.sums, x.factors, *words, *up_words, routing.expert,
-        routing.routes, out, None, None, planes.rows, planes.cols, top_k, parts, len(routing.expert), 1, tile.rows,
-        routing.routes.shape[1], tile.warps, tile.super_blocks, pdl(), num_warps=tile.warps, maxnreg=tile.registers,
-        launch_pdl=pdl(),
-    )  # fmt: skip
+    launch(h, down, None, routing, parts, tile=tile, top_k=top_k, parts=per_token)

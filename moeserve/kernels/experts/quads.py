@@ -82,11 +82,21 @@ class QuadWorkspace:
         self.routes = torch.empty(blocks, block, dtype=torch.int32, device=x.device)
 
 
-def quad_order(x: Tensor, count: Tensor, out: Tensor) -> None:
-    """out[i] = x[i] in the order of linear/quad_order.py, for i < count[0]. Both [n, cols]."""
+def quad_order(x: Tensor, count: Tensor, out: Tensor, top_k: int = 1) -> None:
+    """out[i] = x[i] in the order of linear/quad_order.py, for i < count[0] * top_k. Both [n, cols]."""
     n, cols = x.shape
     quad_order_kernel(
-        (n, -(-cols // 1024)), x, count, out, cols, K_BLOCKS, 1024, pdl(), num_warps=4, launch_pdl=pdl()
+        (n, -(-cols // 1024)),
+        x,
+        count,
+        out,
+        cols,
+        top_k,
+        K_BLOCKS,
+        1024,
+        pdl(),
+        num_warps=4,
+        launch_pdl=pdl(),
     )
 
 

@@ -1,5 +1,7 @@
-"""What integer_gemm.py copies to shared memory: which blocks there are, pointers to a piece's first super-blocks, and
-the copies of some of them.
+"""The copying warpgroup of integer_gemm.py: fetches the super-blocks of all pieces ahead of those that multiply.
+
+Codes come by the tensor memory accelerator (TMA), in boxes of 32 rows; scales and activations, whose rows are too
+short for it or lie apart, by each thread.
 """
 
 # mypy: ignore-errors
@@ -9,20 +11,16 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from moeserve.kernels.linear.integer_layouts import (
-    code_copies,
-    power_of_two,
-    row_copies,
-    token_copies,
-)
+from moeserve.kernels.linear.integer_layouts import power_of_two, row_copies, token_copies
 
 
 @gluon.jit
-def count_blocks(block_expert, BLOCKS: gl.constexpr, WARPS: gl.constexpr):
+def count_blocks(block_expert, BLOCKS: gl.constexpr):
     """Returns how many of BLOCKS blocks have an expert; these come first."""
-    SIZE: gl.constexpr = power_of_two(BLOCKS, 32 * WARPS)
-    layout: gl.constexpr = gl.BlockedLayout([SIZE // (32 * WARPS)], [32], [WARPS], [0])
+    SIZE: gl.constexpr = power_of_two(BLOCKS, 128)
+    layout: gl.constexpr = gl.BlockedLayout([SIZE // 128], [32], [4], [0])
     i = gl.arange(0, SIZE, layout=layout)
     return gl.sum((gl.load(block_expert + i, i < BLOCKS, -1) >= 0).to(gl.int32), 0)
 
@@ -35,18 +33,11 @@ def routes_of(block_routes, block, layout: gl.constexpr):
 
 @gluon.jit
 def row_pointers(
-    matrix,
-    second,
-    expert,
-    first,
-    layout: gl.constexpr,
-    WORDS: gl.constexpr,
-    ROWS: gl.constexpr,
-    R: gl.constexpr,
-):
-    """Returns pointers [R] to rows `first` on of an expert's matrix, WORDS apart; with a second matrix eight of the
+    matrix, second, expert, first, layout: gl.constexpr, WORDS: gl.constexpr, ROWS: gl.constexpr
+):  # fmt: skip
+    """Returns pointers [64] to rows `first` on of an expert's matrix, WORDS apart; with a second matrix eight of the
     first and eight of the second in turn. Rows beyond ROWS are the last."""
-    r = gl.arange(0, R, layout=layout)
+    r = gl.arange(0, 64, layout=layout)
     at = matrix + expert * (ROWS * WORDS)
     if second is None:
         row = gl.minimum(first + r, ROWS - 1)
@@ -57,30 +48,12 @@ def row_pointers(
 
 
 @gluon.jit
-def code_pointers(
-    codes, up_codes, expert, first, COLS: gl.constexpr, ROWS: gl.constexpr, R: gl.constexpr, WARPS: gl.constexpr,
-    BLOCKS: gl.constexpr,
-):  # fmt: skip
-    """Returns pointers [R, 4, 2 * BLOCKS, 4] to the rows' first words."""
-    layout: gl.constexpr = code_copies(R, WARPS, 2 * BLOCKS)
-    in_row: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, layout)))
-    in_part: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, layout)))
-    in_block: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, layout)))
-    in_word: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, layout)))
-    at = row_pointers(codes, up_codes, expert, first, in_row, COLS // 8, ROWS, R)[:, None, None, None]
-    at = at + gl.arange(0, 4, layout=in_part)[None, :, None, None] * (COLS // 32)
-    at = at + gl.arange(0, 2 * BLOCKS, layout=in_block)[None, None, :, None] * 4
-    return at + gl.arange(0, 4, layout=in_word)[None, None, None, :]
-
-
-@gluon.jit
 def word_pointers(
-    matrix, second, expert, first, COUNT: gl.constexpr, WORDS: gl.constexpr, ROWS: gl.constexpr, R: gl.constexpr,
-    WARPS: gl.constexpr,
+    matrix, second, expert, first, COUNT: gl.constexpr, WORDS: gl.constexpr, ROWS: gl.constexpr
 ):  # fmt: skip
-    """Returns pointers [R, COUNT] to the first of a row's WORDS words."""
-    layout: gl.constexpr = row_copies(R, WARPS, COUNT)
-    at = row_pointers(matrix, second, expert, first, gl.SliceLayout(1, layout), WORDS, ROWS, R)
+    """Returns pointers [64, COUNT] to the first of a row's WORDS words."""
+    layout: gl.constexpr = row_copies(COUNT)
+    at = row_pointers(matrix, second, expert, first, gl.SliceLayout(1, layout), WORDS, ROWS)
     return at[:, None] + gl.arange(0, COUNT, layout=gl.SliceLayout(0, layout))[None, :]
 
 
@@ -94,65 +67,84 @@ def token_pointers(x, routes, ROW: gl.constexpr, TOP_K: gl.constexpr, layout: gl
 
 
 @gluon.jit
-def pointers_of(
-    x, sums, codes, scales, supers, up_codes, up_scales, up_supers, expert, x_routes, sum_routes, first,
-    super_block, ROWS: gl.constexpr, COLS: gl.constexpr, TOP_K: gl.constexpr, R: gl.constexpr, TOKENS: gl.constexpr,
-    WARPS: gl.constexpr, BLOCKS: gl.constexpr,
-):  # fmt: skip
-    """Returns pointers to BLOCKS super-blocks, from `super_block` on: codes [R, 4, 2 * BLOCKS, 4] and scales
-    [R, 4 * BLOCKS] int32, supers [R, BLOCKS], x [TOKENS, 256], sums [TOKENS, 16]; and which of x's and sums' tokens
-    exist."""
-    SUPERS: gl.constexpr = COLS // 256
-    code_at = code_pointers(codes, up_codes, expert, first, COLS, ROWS, R, WARPS, BLOCKS)
-    scale_at = word_pointers(scales, up_scales, expert, first, 4 * BLOCKS, SUPERS * 4, ROWS, R, WARPS)
-    super_at = word_pointers(supers, up_supers, expert, first, BLOCKS, SUPERS, ROWS, R, WARPS)
-    x_at, live = token_pointers(x, x_routes, COLS, TOP_K, token_copies(TOKENS, WARPS, 256))
-    sum_at, live_sums = token_pointers(sums, sum_routes, SUPERS * 16, TOP_K, token_copies(TOKENS, WARPS, 16))
-    code_at, scale_at, super_at = (
-        code_at + super_block * 8,
-        scale_at + super_block * 4,
-        super_at + super_block,
-    )
-    return code_at, scale_at, super_at, x_at + super_block * 256, sum_at + super_block * 16, live, live_sums
+def copy_words(smem, at, first, END: gl.constexpr):
+    """Starts the copy of words `first` on of 64 rows; from END on they become zero. at: pointers to the rows' first."""
+    COUNT: gl.constexpr = at.shape[1]
+    if END % COUNT == 0:
+        async_copy.async_copy_global_to_shared(smem, at + first)
+    else:
+        word = gl.arange(0, COUNT, layout=gl.SliceLayout(0, at.type.layout))
+        async_copy.async_copy_global_to_shared(smem, at + first, mask=(first + word < END)[None, :])
 
 
 @gluon.jit
-def existing(pointers, DIM: gl.constexpr, first, END: gl.constexpr):
-    """Which of `pointers`, from `first` on along dimension 1, or 2 of four, are below END."""
-    layout: gl.constexpr = pointers.type.layout
-    if DIM == 1:
-        one: gl.constexpr = gl.SliceLayout(0, layout)
-        mask = (first + gl.arange(0, pointers.shape[1], layout=one) < END)[None, :]
-    else:
-        two: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, layout)))
-        mask = (first + gl.arange(0, pointers.shape[2], layout=two) < END)[None, None, :, None]
-    return mask
-
-
-@gluon.jit
-def copy_stage(
-    codes, scales, supers, x, sums, code_smem, scale_smem, super_smem, x_smem, sum_smem, live, live_sums, n, stage,
-    BLOCKS: gl.constexpr, COLS: gl.constexpr,
+def copy_ahead(
+    x, sums, codes, scales, supers, up_codes, up_scales, up_supers, block_expert, block_routes, pieces,
+    code_smem, scale_smem, super_smem, x_smem, sum_smem, full, empty,
+    ROWS: gl.constexpr, COLS: gl.constexpr, OF_TOKEN: gl.constexpr, SPLIT: gl.constexpr, TOKENS: gl.constexpr,
+    BLOCKS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
-    """Starts the copies of super-blocks n * BLOCKS on, BLOCKS of them; those beyond the last become zero."""
+    """Copies each piece's super-blocks, BLOCKS of them a stage, as stages become free. The other arguments as in
+    `integer_gemm_kernel`. A stage's barrier `full` counts every thread, plus one for TMA's bytes."""
+    OWN: gl.constexpr = 64 if up_codes is None else 32
+    TILES: gl.constexpr = (ROWS + OWN * GROUPS - 1) // (OWN * GROUPS)
     SUPERS: gl.constexpr = COLS // 256
-    if SUPERS % BLOCKS == 0:
-        async_copy.async_copy_global_to_shared(code_smem.index(stage), codes + n * (8 * BLOCKS))
-        async_copy.async_copy_global_to_shared(scale_smem.index(stage), scales + n * (4 * BLOCKS))
-        async_copy.async_copy_global_to_shared(super_smem.index(stage), supers + n * BLOCKS)
-    else:
-        there = existing(codes, 2, n * (2 * BLOCKS), COLS // 128)
-        async_copy.async_copy_global_to_shared(code_smem.index(stage), codes + n * (8 * BLOCKS), mask=there)
-        there = existing(scales, 1, n * (4 * BLOCKS), COLS // 64)
-        async_copy.async_copy_global_to_shared(scale_smem.index(stage), scales + n * (4 * BLOCKS), mask=there)
-        there = existing(supers, 1, n * BLOCKS, SUPERS)
-        async_copy.async_copy_global_to_shared(super_smem.index(stage), supers + n * BLOCKS, mask=there)
-    for i in gl.static_range(BLOCKS):
-        block = n * BLOCKS + i
-        there = block < SUPERS
-        async_copy.async_copy_global_to_shared(
-            x_smem.index(stage * BLOCKS + i), x + block * 256, mask=live & there
-        )
-        async_copy.async_copy_global_to_shared(
-            sum_smem.index(stage * BLOCKS + i), sums + block * 16, mask=live_sums & there
-        )
+    OF_PIECE: gl.constexpr = SUPERS // SPLIT
+    STEPS: gl.constexpr = (OF_PIECE + BLOCKS - 1) // BLOCKS
+    x_layout: gl.constexpr = token_copies(TOKENS, 256)
+    sum_layout: gl.constexpr = token_copies(TOKENS, 16)
+    n = 0
+    piece = gl.program_id(0)
+    # What the next piece's pointers need is read during this piece. Beyond the last: that one again.
+    block = gl.minimum(piece, pieces - 1) // (TILES * SPLIT)
+    expert = gl.load(block_expert + block).to(gl.int64)
+    x_routes = routes_of(block_routes, block, x_layout)
+    sum_routes = routes_of(block_routes, block, sum_layout)
+    while piece < pieces:
+        first = piece // SPLIT % TILES * (OWN * GROUPS)
+        super_block = piece % SPLIT * OF_PIECE
+        scale_at = word_pointers(scales, up_scales, expert, first, 4 * BLOCKS, SUPERS * 4, ROWS)
+        super_at = word_pointers(supers, up_supers, expert, first, BLOCKS, SUPERS, ROWS)
+        if GROUPS == 2:
+            more_scales = word_pointers(scales, up_scales, expert, first + OWN, 4 * BLOCKS, SUPERS * 4, ROWS)
+            more_supers = word_pointers(supers, up_supers, expert, first + OWN, BLOCKS, SUPERS, ROWS)
+        x_at, live = token_pointers(x, x_routes, COLS, OF_TOKEN, x_layout)
+        sum_at, live_sums = token_pointers(sums, sum_routes, SUPERS * 16, OF_TOKEN, sum_layout)
+        row = (expert * ROWS + first).to(gl.int32) * 4
+        piece += gl.num_programs(0)
+        block = gl.minimum(piece, pieces - 1) // (TILES * SPLIT)
+        expert = gl.load(block_expert + block).to(gl.int64)
+        x_routes = routes_of(block_routes, block, x_layout)
+        sum_routes = routes_of(block_routes, block, sum_layout)
+        for k in range(STEPS):
+            stage = n % STAGES
+            at = full.index(stage)
+            own = super_block + k * BLOCKS
+            mbarrier.wait(empty.index(stage), ((n // STAGES) & 1) ^ 1)
+            mbarrier.expect(at, GROUPS * 2 * 128 * 8 * BLOCKS * 4)
+            for g in gl.static_range(GROUPS):
+                box = 2 * (stage * GROUPS + g)
+                if up_codes is None:
+                    tma.async_copy_global_to_shared(codes, [row + g * 256, own * 8], at, code_smem.index(box))
+                    tma.async_copy_global_to_shared(
+                        codes, [row + g * 256 + 128, own * 8], at, code_smem.index(box + 1)
+                    )
+                else:
+                    tma.async_copy_global_to_shared(codes, [row + g * 128, own * 8], at, code_smem.index(box))
+                    tma.async_copy_global_to_shared(
+                        up_codes, [row + g * 128, own * 8], at, code_smem.index(box + 1)
+                    )
+            copy_words(scale_smem.index(stage * GROUPS), scale_at, own * 4, SUPERS * 4)
+            copy_words(super_smem.index(stage * GROUPS), super_at, own, SUPERS)
+            if GROUPS == 2:
+                copy_words(scale_smem.index(stage * GROUPS + 1), more_scales, own * 4, SUPERS * 4)
+                copy_words(super_smem.index(stage * GROUPS + 1), more_supers, own, SUPERS)
+            for i in gl.static_range(BLOCKS):
+                is_there = own + i < SUPERS
+                x_to, sum_to = x_smem.index(stage * BLOCKS + i), sum_smem.index(stage * BLOCKS + i)
+                async_copy.async_copy_global_to_shared(x_to, x_at + (own + i) * 256, mask=live & is_there)
+                async_copy.async_copy_global_to_shared(
+                    sum_to, sum_at + (own + i) * 16, mask=live_sums & is_there
+                )
+            async_copy.mbarrier_arrive(at, increment_count=False)
+            n += 1

@@ -4,9 +4,8 @@ a row's factor.
 A row is multiplied by the power of two that brings its largest magnitude to 512 .. 1023, so that float16 neither
 overflows nor loses more than 2^-34 of that magnitude; `factor` undoes it.
 
-A quad's lane t takes the activations of part t, whose codes it has, 8 at once: place w * 32 + t * 8 + h * 4 + i of a K
-block of 128 columns is column (2 t + h) * 16 + w * 4 + (0, 2, 1, 3)[i], for odd t of the neighbouring K block (of a
-super-block's two), by which lanes that read codes at once use different banks of shared memory.
+A quad's lane t has the codes of part t. Place w * 32 + h * 16 + i * 8 + t * 2 + j of a K block of 128 columns is column
+(2 t + h) * 16 + w * 4 + 2 j + i: the two nibbles' columns of a word are 16 apart (h), its bytes' next to each other.
 """
 
 # mypy: ignore-errors
@@ -24,10 +23,8 @@ from moeserve.kernels.launch import kernel
 def columns_at(place):
     """Returns the columns of a row at the given places."""
     p = place % 128
-    w, t, h, i = p // 32, p // 8 % 4, p // 4 % 2, p % 4
-    column = (t * 2 + h) * 16 + w * 4 + i % 2 * 2 + i // 2
-    neighbour = (1 - place // 128 % 2 * 2) * 128
-    return place - p + column + t % 2 * neighbour
+    w, h, i, t, j = p // 32, p // 16 % 2, p // 8 % 2, p // 2 % 4, p % 2
+    return place - p + (t * 2 + h) * 16 + w * 4 + j * 2 + i
 
 
 @triton.jit

@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moeserve.kernels.launch import next_power_of_2, pdl, warpgroups
+from moeserve.kernels.launch import multiprocessors, next_power_of_2, pdl, warpgroups
 from moeserve.kernels.linear.integer_order import integer_order_kernel
 from moeserve.kernels.linear.integer_pieces import (
     MOST_PIECES,
-    PIECE_ROWS,
     PIECE_TOKENS,
     SUPER_BLOCKS,
     has_whole_super_blocks,
@@ -25,6 +24,23 @@ from moeserve.kernels.linear.op import RouteBlocks
 from moeserve.kernels.planes import Planes
 from moeserve.quantization import Scale
 from moeserve.quantization.quant_type import SUPER_BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerTile:
+    warpgroups: int  # 1 or 2, each with 64 rows
+    super_blocks: int  # of a stage: 1 or 2
+    stages: int
+
+    @property
+    def programs(self) -> int:
+        """Per multiprocessor."""
+        return 2 // self.warpgroups
+
+    @property
+    def registers(self) -> tuple[int, int, int]:
+        """Registers of a thread: on average, of a second multiplying warpgroup, of the copying one."""
+        return (128, 0, 80) if self.warpgroups == 1 else (168, 224, 56)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +70,37 @@ def integer_order(x: Tensor, count: Tensor, rows: IntegerRows, top_k: int = 1) -
     )  # fmt: skip
 
 
-def integer_words(planes: Planes) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns codes, scales and supers as the kernel takes them."""
-    return planes.codes.view(torch.int32), planes.scales, planes.supers
+def launch(
+    x: IntegerRows,
+    first: Planes,
+    second: Planes | None,
+    routing: RouteBlocks,
+    out: Tensor,
+    *,
+    tile: IntegerTile,
+    top_k: int = 1,
+    parts: int = 1,
+    split: int = 1,
+    partials: Tensor | None = None,
+    counters: Tensor | None = None,
+) -> None:
+    """Launches `integer_gemm_kernel`, whose arguments these are. partials and counters: where split > 1."""
+    # Gluon's modules are imported where its kernels run.
+    from moeserve.kernels.linear.code_boxes import code_boxes
+    from moeserve.kernels.linear.integer_gemm import integer_gemm
+
+    def words(planes: Planes) -> tuple[object, Tensor, Tensor]:
+        boxes = code_boxes(planes.codes.view(torch.int32), planes.cols, tile.super_blocks)
+        return boxes, planes.scales, planes.supers
+
+    blocks, block = routing.routes.shape
+    registers, multiplying, copying = tile.registers
+    integer_gemm(
+        (tile.programs * multiprocessors(),), x.x, x.sums, x.factors, *words(first),
+        *((None, None, None) if second is None else words(second)), routing.expert, routing.routes, out, partials,
+        counters, first.rows, first.cols, top_k, parts, blocks, split, block, tile.super_blocks, tile.stages,
+        tile.warpgroups, multiplying, copying, pdl(), num_warps=4, maxnreg=registers, launch_pdl=pdl(),
+    )  # fmt: skip
 
 
 class DenseIntegers:
@@ -90,16 +134,10 @@ class DenseIntegers:
 
     def multiply(self, x: IntegerRows, planes: Planes, out: Tensor) -> None:
         """Launches out = x W^T for a matrix with integers. out [rows, planes.rows], floats."""
-        # Gluon's module is imported where its kernels run.
-        from moeserve.kernels.linear.integer_gemm import integer_gemm
-
-        routing, warps = self._routing, PIECE_ROWS // 16
+        routing = self._routing
         blocks, block = routing.routes.shape
         split = pieces_by_columns(planes.rows, planes.cols // SUPER_BLOCK, blocks)
-        pieces = -(-planes.rows // PIECE_ROWS) * blocks * split
-        partials, counters = (None, None) if split == 1 else (self._partials, self._counters)
-        integer_gemm(
-            (pieces,), x.x, x.sums, x.factors, *integer_words(planes), None, None, None, routing.expert,
-            routing.routes, out, partials, counters, planes.rows, planes.cols, 1, 1, blocks, split, PIECE_ROWS, block,
-            warps, SUPER_BLOCKS, pdl(), num_warps=warps, launch_pdl=pdl(),
+        tile = IntegerTile(1, SUPER_BLOCKS, 2 if block == PIECE_TOKENS else 3)
+        launch(
+            x, planes, None, routing, out, tile=tile, split=split, partials=self._partials, counters=self._counters
         )  # fmt: skip

@@ -30,14 +30,14 @@ def quad_columns(place, KB: tl.constexpr):
 
 @kernel
 def quad_order_kernel(
-    x, count, out, COLS: tl.constexpr, KB: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
-    """out[i] = x[i] in quad order, [n, COLS] each, for i < count[0]. Grid (n, blocks of BLOCK columns)."""
+    x, count, out, COLS: tl.constexpr, TOP_K: tl.constexpr, KB: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """out[i] = x[i] in quad order, [n, COLS] each, for i < count[0] * TOP_K. Grid (n, blocks of BLOCK columns)."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     i = tl.program_id(0)
     place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    there = (place < COLS) & (i < tl.load(count))
+    there = (place < COLS) & (i < tl.load(count) * TOP_K)
     row = i.to(tl.int64) * COLS
     tl.store(out + row + place, tl.load(x + row + quad_columns(place, KB), there, 0.0), there)

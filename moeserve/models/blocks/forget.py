@@ -14,6 +14,8 @@ from moeserve.models.interface import ModelShape
 def clear_slots(layer: KvLayer, slots: list[int]) -> None:
     """Zeroes these slots, in the tensors that have rows for them."""
     for tensor in layer.tensors:
+        if layer.block > 1:
+            slots = [slot for slot in slots if slot < len(tensor)]
         if len(tensor):
             tensor.view(torch.uint8)[slots] = 0  # not every operation supports 8-bit dtypes
 

@@ -58,7 +58,7 @@ class KvMemory(SequenceMemory):
         tiers = _tier_sizes(limits)
         self._is_recurrent = limits.num_state_slots > 0
         has_windows = limits.num_window_slots > 0
-        self._pool = TokenPool(limits.num_kv_slots)
+        self._pool = TokenPool(limits.num_kv_slots, limits.slot_kinds)
         self._spans = EmbeddingNumbers(self._cached_tokens)
         self._log = None
         if limits.event_block_size is not None:
@@ -142,17 +142,17 @@ class KvMemory(SequenceMemory):
         if self._windows is not None:
             self._windows.attach(request, self._tree.num_matched(namespace, tokens))
 
-    def _take(self, count: int) -> array[int]:
-        """Allocates `count` slots, evicting cached prefixes if needed. Raises PoolExhausted for more than
+    def _take(self, positions: Sequence[int]) -> array[int]:
+        """Allocates a slot for each position, evicting cached prefixes if needed. Raises PoolExhausted for more than
         `available`."""
-        lacking = count - self._pool.num_free
-        if lacking > 0:
+        while (lacking := self._pool.lacking(positions)) and self._tree.num_idle:
             self._pool.free(self._tree.evict(lacking))
             self._reclaim()
-        return self._pool.alloc(count)
+        return self._pool.alloc(positions)
 
     def grant(self, request: HeldSequence, count: int) -> RowSlots:
-        taken = self._take(count)
+        start = len(request.slots)
+        taken = self._take(range(start, start + count))
         request.slots.extend(taken)
         in_window = b""
         if self._windows is not None:
@@ -162,7 +162,7 @@ class KvMemory(SequenceMemory):
         return RowSlots(taken.tobytes(), in_window)
 
     def grant_each(self, requests: Sequence[HeldSequence]) -> Iterable[tuple[bytes, bytes]]:
-        taken = self._take(len(requests))
+        taken = self._take([len(request.slots) for request in requests])
         for request, slot in zip(requests, taken, strict=True):
             request.slots.append(slot)
         windows = None
@@ -175,7 +175,7 @@ class KvMemory(SequenceMemory):
     def grant_beams(self, request: HeldSequence) -> tuple[list[Fork], Iterable[tuple[bytes, bytes]]]:
         assert request.beams is not None
         count = len(request.beams.rows)
-        taken = self._take(count)
+        taken = self._take([request.beams.position] * count)
         windows = None if self._windows is None else self._windows.take(count)
         return request.beams.plan(taken, windows), _packed(taken, windows)
 

@@ -8,6 +8,7 @@ from moeserve.messages.pages import Tier
 from moeserve.messages.prompt_embeddings import fault_of
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.schema import GenerateRequest, RequestError
+from moeserve.messages.slot_kinds import SlotKind
 from moeserve.router.core.memory.snapshot_points import DEFAULT_SPACING, SnapshotSpacing
 from moeserve.router.core.request import INT32_BYTES
 
@@ -22,7 +23,7 @@ PROMPTS_FIRST = 1.0  # the prefill share at which each step takes as many prompt
 class Limits:
     """Limits from the configuration and the worker, in tokens, slots or requests."""
 
-    num_kv_slots: int
+    num_kv_slots: int  # tokens that the KV pool holds
     max_num_seqs: int
     max_model_len: int
     max_num_batched_tokens: int
@@ -39,6 +40,7 @@ class Limits:
     num_state_slots: int = 0  # slots of recurrent state; 0: the model has none
     num_window_slots: int = 0  # slots of the windowed layers' own KV pool; 0: all layers share one pool
     window: int = 0  # tokens that a windowed layer attends to
+    slot_kinds: tuple[SlotKind, ...] = ()  # of the KV pool; empty: all slots are alike
     page_tokens: int = 0  # tokens per page of the tiers; 0: there are no tiers
     page_bytes: int = 1
     # bytes that may be copied out before a step with decode rows, which wait for it

@@ -57,6 +57,7 @@ def ready_message(
         num_experts=layout.shape.num_experts,
         experts_per_token=layout.shape.top_k,
         num_state_slots=num_state_slots,
+        kv_slot_kinds=list(capacity.kinds),
         num_window_slots=capacity.num_window_slots,
         window=layout.window if capacity.num_window_slots else 0,
         kv_page_tokens=0 if pages is None else pages.page_tokens,

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from moeserve.messages.sampling import SamplingParams
+from moeserve.messages.slot_kinds import SlotCounter
 from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.models.errors import ModelError
 from moeserve.worker.runner import Runner
@@ -29,7 +30,7 @@ def check_logits(runner: Runner, path: Path) -> None:
     sampling = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     has_state = ready.num_state_slots > 0
     seq = NewSeq(0, tokens.tobytes(), n, b"", sampling, state_slot=0 if has_state else -1)
-    slots = np.arange(n, dtype=np.int32).tobytes()
+    slots = SlotCounter(ready.kv_slot_kinds).take(0, n)
     row = Row(0, 0, n, slots, True, slots if ready.num_window_slots else b"")
     result = runner.rehearse(StepPlan(0, [seq], [row], ZEROED if has_state else b""))
     if result.failed_rows:

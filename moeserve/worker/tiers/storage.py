@@ -15,7 +15,7 @@ from moeserve.config import ServerConfig
 from moeserve.config.units import GIB, MIB
 from moeserve.errors import ConfigError
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
-from moeserve.kv.cache_pages import CachePages, kv_tensors, state_tensors
+from moeserve.kv.cache_pages import CachePages, kv_blocks, kv_tensors, state_tensors
 from moeserve.kv.device_pages import DevicePages, Staging
 from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.disk.fingerprint import KV_VERSION, Fingerprint
@@ -66,7 +66,7 @@ class PageTiersPlan:
         tensors, of_states = kv_tensors(layers), state_tensors(states, layers)
         state_pages: CachePages | None = None
         if device is None:
-            pages = CachePages(tensors, PAGE_TOKENS)
+            pages = CachePages(tensors, PAGE_TOKENS, kv_blocks(layers))
             state_pages = CachePages(of_states, 1) if of_states else None
         else:
             state_bytes = CachePages(of_states, 1).page_bytes if of_states else 0

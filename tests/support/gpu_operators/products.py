@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.experts.integers import integer_method, integers_down, integers_up
+from moeserve.kernels.experts.integers import IntegerWorkspace, integers_down, integers_up
 from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
 from moeserve.kernels.experts.quads import QuadWorkspace, quad_order, quads_down, quads_up
@@ -216,16 +216,15 @@ def quads(n: int, kind: QuantType, down: QuantType) -> None:
 
 def integers(n: int) -> None:
     hidden, ff, num, top_k = 512, 768, 128, 8
-    method, count = integer_method(n), empty(1, dtype=i32)
-    room = BlockWorkspace(n, top_k, num, "meta")
-    routing = op.RouteBlocks(room.expert, room.routes)
+    count = empty(1, dtype=i32)
     gate, down = empty_planes(Q4, (num, ff, hidden), "meta"), empty_planes(Q4, (num, hidden, ff), "meta")
     x, h = _integer_rows(n, hidden), _integer_rows(n * top_k, ff)
+    s = IntegerWorkspace(n, top_k, num, x, h)
     out = empty(n * top_k, ff, dtype=torch.bfloat16)
     integer_order(empty(n, hidden, dtype=torch.bfloat16), count, x)
-    integers_up(x, gate, gate, routing, top_k, out, tile=method.up)
+    integers_up(x, gate, gate, s.routing, top_k, out, tile=s.method.up)
     integer_order(out, count, h, top_k)
-    integers_down(h, down, routing, empty(n, top_k, hidden), tile=method.down)
+    integers_down(h, down, s.routing, empty(n, top_k, hidden), tile=s.method.down)
     if n in DENSE_INTEGER_ROWS:
         dense = DenseIntegers(_integer_rows(n, hidden), empty(partial_numbers(n)))
         y = dense.order(empty(n, hidden, dtype=torch.bfloat16), count)

@@ -77,6 +77,12 @@ def test_a_list_in_json_does_as_well_and_adds_to_the_command_lines(folder: Path)
     assert [model.name for model in found.models] == ["a", "c"]
 
 
+def test_batches_are_the_fronts(folder: Path) -> None:
+    found = front(str(folder / "a.gguf"), str(folder / "b.gguf"), "--batch-dir", str(folder / "batches"))
+    assert found.common.batch_dir == str(folder / "batches")
+    assert [model.config.batch_dir for model in found.models] == [None, None], "one process has the folder"
+
+
 def test_written_and_read_again(folder: Path) -> None:
     found = front(str(folder / "a.gguf"), str(folder / "b.gguf"), "--models-memory", "3")
     found.write(folder)

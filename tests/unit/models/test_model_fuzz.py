@@ -45,7 +45,7 @@ def test_an_error_is_short_and_no_terminals_command(tmp_path: Path) -> None:
 def test_so_is_one_of_a_folders_model_type(tmp_path: Path, model_type: object) -> None:
     config = base_files()["config.json"] | {"model_type": model_type}
     mappings = [f.hugging_face for f in FAMILIES.values() if f.hugging_face is not None]
-    types = [name for mapping in mappings for name in mapping.model_types]
+    types = dict.fromkeys(name for mapping in mappings for name in mapping.model_types)
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=f"is not supported; supported are {', '.join(types)}$") as caught:
         open_model(tmp_path)

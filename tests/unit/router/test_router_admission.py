@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from moeserve.messages.slot_kinds import SlotKind
 from moeserve.router.core.batch.admission import peak_tokens
 from moeserve.router.core.batch.output_history import PRIOR, WINDOW, OutputHistory
 from moeserve.router.core.memory.token_pool import PoolExhausted, TokenPool
@@ -68,22 +69,41 @@ def test_history_forgets_the_oldest() -> None:
 
 def test_pool_hands_out_each_slot_once_and_ascending() -> None:
     pool = TokenPool(8)
-    first = pool.alloc(3)
-    second = pool.alloc(5)
+    first = pool.alloc(range(3))
+    second = pool.alloc(range(5))
     assert first.tolist() == [0, 1, 2]
     assert second.tolist() == [3, 4, 5, 6, 7]
     with pytest.raises(PoolExhausted):
-        pool.alloc(1)
+        pool.alloc([7])
     pool.check([first, second])
     pool.free(first)
     assert pool.num_free == 3
-    assert pool.alloc(0).tolist() == []
-    assert sorted(pool.alloc(3)) == [0, 1, 2]
+    assert pool.alloc([]).tolist() == []
+    assert sorted(pool.alloc(range(3))) == [0, 1, 2]
+
+
+def test_slots_of_a_kind_go_to_the_ends_of_its_blocks() -> None:
+    """Slots 0 and 1 have room for blocks of 8 and 2, slots 2 to 5 for blocks of 2; the others for none."""
+    pool = TokenPool(12, [SlotKind(8, 2), SlotKind(2, 4)])
+    first = pool.alloc(range(8))
+    assert first.tolist() == [6, 2, 7, 3, 8, 4, 9, 0]
+    assert pool.lacking([1, 3]) == 1
+    with pytest.raises(PoolExhausted):
+        pool.alloc([1, 3])
+    assert pool.alloc([5, 15]).tolist() == [5, 1]
+    assert pool.num_free == 2
+    pool.free(first[:2])
+    assert pool.num_free == 4
+    assert pool.alloc([1]).tolist() == [2]
+    assert pool.lacking(range(20, 25)) == 2
+    pool.check([first[2:], array("i", [5, 1, 2])])
+    with pytest.raises(AssertionError, match=r"\[2\]"):
+        pool.check([first[2:], array("i", [5, 1])])
 
 
 def test_pool_check_finds_a_leak_and_a_double_owner() -> None:
     pool = TokenPool(4)
-    held = pool.alloc(2)
+    held = pool.alloc(range(2))
     with pytest.raises(AssertionError, match=r"\[0, 1\]"):
         pool.check([])
     pool.free(array("i", held[:1]))

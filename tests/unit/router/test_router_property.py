@@ -9,12 +9,14 @@ replaced, and sometimes the server's end.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moeserve.kv.slot_kinds import SPARE_SLOTS, kinds_of_blocks
 from moeserve.messages.pages import TierCounts
 from moeserve.messages.schema import RequestError
 from moeserve.router.core.limits import Limits
@@ -60,7 +62,9 @@ def crowded_life(
     recurrent: bool = False,
     tiers: VirtualTiers | None = None,
     max_drafts: int = 0,
+    blocks: tuple[int, ...] = (),
 ) -> World:
+    """blocks: the KV pool's slots are of kinds for blocks of these numbers of tokens."""
     rng = random.Random(seed)
     more: dict[str, Any] = recurrent_limits(random.Random(-seed)) if recurrent else {}
     if tiers is not None:
@@ -81,6 +85,8 @@ def crowded_life(
         max_drafts=max_drafts,
         **more,
     )
+    spare = SPARE_SLOTS * limits.max_num_seqs
+    limits = replace(limits, slot_kinds=tuple(kinds_of_blocks(blocks, limits.num_kv_slots, spare)))
     tenants = rng.choice([[""], ["a", "b"], ["greedy", "greedy", "greedy", "light", "other"]])
     try:
         return live(
@@ -140,6 +146,25 @@ def test_crowded_lives_with_drafts(seeds: range) -> None:
     wrong = [report.draft_tokens - report.accepted_draft_tokens for report in reports]
     # Steps' random times say that they do not pay, and an account bounds them.
     assert sum(count > 5 for count in wrong) > 0.4 * len(seeds)
+
+
+@CROWDED
+def test_crowded_lives_with_slots_by_kind(seeds: range) -> None:
+    """No slot of a kind is ever lacking for a running request; the world asserts that each is of its position's."""
+    reports = []
+    for seed in seeds:
+        tiers = tiers_of(seed, 0.02) if seed % 3 == 0 else None
+        life = crowded_life(
+            seed,
+            0.4 * (seed % 4 == 0),
+            recurrent=seed % 5 > 0,
+            max_drafts=seed % 3,
+            tiers=tiers,
+            blocks=(2, 8) if seed % 2 else (3, 4),
+        )
+        reports.append(life.scheduler.load_report())
+    assert sum(report.preemptions > 0 for report in reports) > 0.1 * len(seeds)
+    assert sum(report.cached_tokens > 0 for report in reports) > 0.4 * len(seeds)
 
 
 def tiers_of(seed: int, faults: float) -> VirtualTiers:

@@ -10,6 +10,7 @@ import pytest
 from moeserve.cli.bench.steps import StepBench
 from moeserve.cli.simulate.fit import fit, relative_errors
 from moeserve.cli.simulate.step_time import StepLoad, load_of
+from moeserve.messages.slot_kinds import SlotKind
 from moeserve.messages.steps import Row, StepPlan
 
 DECODE = ([1, 8, 64, 128, 256], [1.7, 4.9, 12.4, 15.0, 22.0])  # rows, milliseconds
@@ -38,6 +39,7 @@ class Ready:
     vocab_size: int = 1000
     num_window_slots: int = 0
     window: int = 0
+    kv_slot_kinds: tuple[SlotKind, ...] = ()
 
 
 class FormulaWorker:

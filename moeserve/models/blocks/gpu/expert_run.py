@@ -86,6 +86,9 @@ class ExpertRun(NamedTuple):
             return
         assert x.x is not None
         assert h.x is not None
+        if self._takes_integers(s):
+            self._launch_integers(s, count, bias)
+            return
         if self._takes_quads(s):
             self._launch_quads(s, count)
             return
@@ -93,7 +96,7 @@ class ExpertRun(NamedTuple):
         if self._looks_up(s):
             assert s.books is not None
             b, scratch = s.books
-        align_routes(self.ids, count, self.experts.gate.experts, b.expert, b.routes)
+        self._align(RouteBlocks(b.expert, b.routes), count)
         mine = None if self.adapters is None else self.adapters.of_routes(self.ids, b)
         if mine is not None:
             options = mine.gated(y, self.width, options)
@@ -102,34 +105,50 @@ class ExpertRun(NamedTuple):
             large_batch_up(x.x, *matrices, routing, x_top_k, h.x, scratch, options=options)
             large_batch_down(h.x, *of_down, routing, self.parts, scratch, bias=bias)
         else:
-            self._launch_up(s, count, options)
-            self._launch_down(s, count, bias)
+            experts_up(x.x, *matrices, b.expert, b.routes, x_top_k, h.x, options=options)
+            experts_down(h.x, *of_down, b.expert, b.routes, count, self.parts, bias=bias)
         if mine is not None:
             mine.add_down(h, self.parts)
 
-    def _launch_up(self, s: GpuWorkspace, count: Tensor, options: Gated) -> None:
-        gate, up, h, b = self.experts.gate, self.experts.up, self.h.x, self.blocks
-        x, top_k = self._input
-        assert x.x is not None
-        assert h is not None
-        takes_integers = s.integers is not None and b is s.blocks and self.gathered is None
-        if takes_integers and has_gated_integers(gate, up, options):
-            assert s.integers is not None
-            integer_order(x.x, count, s.integers.x)
-            routing = RouteBlocks(b.expert, b.routes)
-            integers_up(s.integers.x, gate, up, routing, top_k, h, tile=s.integers.method.up)
-            return
-        experts_up(x.x, *self._gate_and_up, b.expert, b.routes, top_k, h, options=options)
+    def _takes_integers(self, s: GpuWorkspace) -> bool:
+        """Returns whether gate and up have weights as integers. Rows with adapters and gathered inputs do not, as for
+        quads."""
+        is_routed = self.blocks is s.blocks  # `s.integers` has blocks for all experts
+        is_plain = self.adapters is None and self.gathered is None
+        gate, up = self.experts.gate, self.experts.up
+        return (
+            s.integers is not None and is_routed and is_plain and has_gated_integers(gate, up, self.options)
+        )
 
-    def _launch_down(self, s: GpuWorkspace, count: Tensor, bias: Tensor | None) -> None:
-        down, h, b = self.experts.down, self.h.x, self.blocks
+    def _launch_integers(self, s: GpuWorkspace, count: Tensor, bias: Tensor | None) -> None:
+        e, w, h, b, top_k = self.experts, s.integers, self.h.x, self.blocks, self.ids.shape[1]
+        assert w is not None
         assert h is not None
-        if s.integers is not None and b is s.blocks and bias is None and has_integers(down):
-            integer_order(h, count, s.integers.h, self.ids.shape[1])
-            routing = RouteBlocks(b.expert, b.routes)
-            integers_down(s.integers.h, down, routing, self.parts, tile=s.integers.method.down)
+        assert self.y.x is not None
+        self._align(w.routing, count)
+        integer_order(self.y.x, count, w.x)
+        integers_up(w.x, e.gate, e.up, w.routing, top_k, h, tile=w.method.up)
+        if bias is None and has_integers(e.down):
+            integer_order(h, count, w.h, top_k)
+            integers_down(w.h, e.down, w.routing, self.parts, tile=w.method.down)
             return
-        experts_down(h, *self._down, b.expert, b.routes, count, self.parts, bias=bias)
+        quads = s.quads if takes_quads(e.down) else None
+        routing = (
+            RouteBlocks(b.expert, b.routes) if quads is None else RouteBlocks(quads.expert, quads.routes)
+        )
+        if routing.routes.shape == w.routing.routes.shape:
+            routing = w.routing
+        else:
+            self._align(routing, count)
+        if quads is not None:
+            ordered = w.h.x.view(h.dtype).view(-1)[: h.numel()].view(h.shape)
+            quad_order(h, count, ordered, top_k)
+            quads_down(ordered, *self._down, routing, self.parts, tile=quads.method.down, bias=bias)
+        else:
+            experts_down(h, *self._down, routing.expert, routing.routes, count, self.parts, bias=bias)
+
+    def _align(self, routing: RouteBlocks, count: Tensor) -> None:
+        align_routes(self.ids, count, self.experts.gate.experts, routing.expert, routing.routes)
 
     def _looks_up(self, s: GpuWorkspace) -> bool:
         """Returns whether the weights are unpacked before the products although the step is small, because they are
@@ -153,7 +172,7 @@ class ExpertRun(NamedTuple):
         assert self.y.x is not None
         bias = None if e.biases is None else e.biases[2]
         routing, top_k = RouteBlocks(q.expert, q.routes), self.ids.shape[1]
-        align_routes(self.ids, count, e.gate.experts, q.expert, q.routes)
+        self._align(routing, count)
         quad_order(self.y.x, count, q.x)
         quads_up(
             q.x, plane_tensors(e.gate), int(e.gate.type), plane_tensors(e.up), int(e.up.type), self.hidden, routing,

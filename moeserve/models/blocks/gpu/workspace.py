@@ -15,7 +15,7 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.op import DecodeWorkspace
 from moeserve.kernels.delta_net.op import StepSequences
-from moeserve.kernels.experts.integers import IntegerWorkspace, integer_method
+from moeserve.kernels.experts.integers import IntegerWorkspace
 from moeserve.kernels.experts.op import BlockWorkspace
 from moeserve.kernels.experts.quads import QuadWorkspace
 from moeserve.kernels.latent.op import decode_workspace
@@ -233,7 +233,11 @@ class GpuWorkspace:
         # For experts whose types have integers in float16; None: likewise.
         self.integers = (
             IntegerWorkspace(
-                integer_rows(views, "integer_x"), integer_rows(views, "integer_h"), integer_method(rows)
+                rows,
+                shape.top_k,
+                experts_here,
+                integer_rows(views, "integer_x"),
+                integer_rows(views, "integer_h"),
             )
             if "integer_x" in views and floats == torch.bfloat16 and shape.num_experts
             else None

@@ -36,7 +36,7 @@ class WindowPool:
 
     def alloc(self, count: int) -> array[int]:
         """Allocates `count` slots for one request. Raises PoolExhausted and allocates none if too few are free."""
-        slots = self._pool.alloc(count)
+        slots = self._pool.alloc(range(count))
         for slot in slots:
             self._requests[slot] = 1
         return slots

@@ -65,7 +65,7 @@ class PageLoader:
         sizes: TierSizes,
         tree: RadixCache,
         states: StateMemory | None,
-        take: Callable[[int], array[int]],
+        take: Callable[[Sequence[int]], array[int]],
         free: Callable[[array[int]], None],
         available: Callable[[], int],
         rates: LoadRates,
@@ -185,7 +185,8 @@ class PageLoader:
             if job.num_answered == job.num_ordered:
                 self._stop(job)  # other requests need the pool
             return False
-        slots = self._take(count * step)
+        first = job.start + job.num_ordered * step
+        slots = self._take(range(first, first + count * step))
         for index in range(count):
             key = self._ordered(job, tier)
             orders.append(PageCopy(key, slots[index * step : (index + 1) * step].tobytes()))

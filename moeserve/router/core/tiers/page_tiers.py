@@ -10,7 +10,7 @@ continue only at the end of a page whose state is in a tier, too.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from moeserve.messages.pages import PageOrders, PageReport, Tier, TierCounts, TierNews
@@ -45,7 +45,7 @@ class PageTiers:
         sizes: TierSizes,
         tree: RadixCache,
         states: StateMemory | None,
-        take: Callable[[int], array[int]],
+        take: Callable[[Sequence[int]], array[int]],
         free: Callable[[array[int]], None],
         available: Callable[[], int],
         totals: LoadReport,

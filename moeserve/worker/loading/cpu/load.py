@@ -13,6 +13,7 @@ from moeserve.grammar.engine import GrammarEngine
 from moeserve.kv.cache import KvCache
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
+from moeserve.kv.slot_kinds import spare_bytes
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.states import StateCache
 from moeserve.models.adapters.adapter import Adapter
@@ -153,7 +154,9 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         adapters = read_adapters(checked, of_adapters)
         free = available_bytes() - of_adapters.resident - of_adapters.later - slots_bytes
         free -= draft_record_bytes(config, shape, tokens)
-        free -= layout.step_key_bytes(max(tokens, config.max_num_seqs))
+        free -= spare_bytes(layout, config.max_num_seqs) + layout.step_key_bytes(
+            max(tokens, config.max_num_seqs)
+        )
         free -= 0 if small is None else small.state_bytes(config.max_num_seqs)
         states = state_slots(config, layout.state_bytes(), free)
         budget = KvMemoryBudget("memory", free - states.num_bytes, None, SHARE_OF_FREE_MEMORY)
@@ -190,6 +193,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
     kv = KvCache(
         *(layout, capacity.num_slots, range(layout.num_layers)),
         num_window_slots=windows,
+        kinds=capacity.kinds,
         num_states=loaded.state_slots,
         step_rows=loaded.most_rows,
     ).layers
@@ -226,7 +230,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
             most_rows=loaded.most_rows,
             max_model_len=capacity.max_model_len,
             max_num_seqs=config.max_num_seqs,
-            num_kv_slots=capacity.num_slots,
+            num_kv_slots=capacity.num_slot_numbers,
             reading=reading,
         )
     ready = ready_message(
@@ -251,7 +255,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         drafting_of(
             config, engine, model.next_token, constraints, small_model=small_drafter, reading=reading
         ),
-        None if disk is None else DiskExperts(disk.native, capacity.num_slots, loaded.state_slots),
+        None if disk is None else DiskExperts(disk.native, capacity.num_slot_numbers, loaded.state_slots),
         None if loaded.weights.ngrams is None else loaded.weights.ngrams.table,
     )
 

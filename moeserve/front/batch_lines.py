@@ -1,0 +1,94 @@
+"""FrontLines: the front as `BatchRunner` sees it. A line of a batch goes to the server of the model that it names.
+
+Lines lease models behind all requests (`line_lease.py`). A line whose model must make room, or whose server is lost, is
+answered later: it has no result until its whole answer is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+import orjson
+from yarl import URL
+
+from moeserve.front.instance import ServerInstance
+from moeserve.front.line_lease import lease_for_line
+from moeserve.front.metrics import FrontMetrics
+from moeserve.front.pool import ModelPool
+from moeserve.front.pooled_model import PooledModel
+from moeserve.httpserver.batches.front_lines import PATH, SECRET_HEADER, LineAnswer
+from moeserve.httpserver.batches.line_request import Answered, failed, new_request_id
+from moeserve.httpserver.batches.runner import BatchServer
+from moeserve.httpserver.transport.api_table import ApiTable
+from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.keys import ApiKeys
+
+_LOST: Final = "the model's server was lost while it had the line"
+_SENT_BACK: Final = "the model makes room for another"
+
+
+class FrontLines(BatchServer):
+    def __init__(
+        self, pool: ModelPool, apis: ApiTable, keys: ApiKeys, metrics: FrontMetrics, most_at_once: int
+    ) -> None:
+        self.keys = keys
+        self.counts = metrics
+        self.most_at_once = most_at_once
+        self._pool = pool
+        self._apis = apis
+
+    @property
+    def is_busy(self) -> bool:
+        return self._pool.num_running > 0
+
+    @property
+    def knows_its_models(self) -> bool:
+        return True
+
+    def has_model(self, name: str) -> bool:
+        return self._pool.has(name)
+
+    async def answer(self, path: str, body: Mapping[str, Any], tenant: str, owner: str) -> Answered:
+        named = body.get("model")
+        try:
+            # What is no text is refused by the first model's server.
+            model = self._pool.find(named if isinstance(named, str) and named else None)
+            async with lease_for_line(self._pool, model) as instance:
+                assert isinstance(instance, ServerInstance)
+                url = URL(f"http://localhost{PATH}").with_query(path=path, tenant=tenant, owner=owner)
+                return await _unless_sent_back(model, _ask(instance, url, orjson.dumps(body)))
+        except ApiError as error:
+            return failed(self._apis.error_body, path, error, new_request_id())
+
+
+async def _ask(instance: ServerInstance, url: URL, body: bytes) -> Answered:
+    """Raises ApiError 503 if the server cannot answer now."""
+    headers = {SECRET_HEADER: instance.secret, "content-type": "application/json"}
+    try:
+        async with instance.session.post(url, data=body, headers=headers) as answer:
+            said = await answer.read()
+            if answer.status != 200:
+                raise ApiError(503, f"the model's server refused a line with a {answer.status}")
+        return msgspec.json.decode(said, type=LineAnswer).as_answered()
+    except (aiohttp.ClientError, OSError, msgspec.DecodeError) as error:
+        raise ApiError(503, f"{_LOST}: {error}") from error
+
+
+async def _unless_sent_back(model: PooledModel, asking: Any) -> Answered:
+    """Raises ApiError 503 if the model must make room first."""
+    working = asyncio.ensure_future(asking)
+    leaving = asyncio.ensure_future(model.sends_lines_back.wait())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            answered: Answered = working.result()
+            return answered
+        raise ApiError(503, _SENT_BACK)
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.wait((working, leaving))

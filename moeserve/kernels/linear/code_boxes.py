@@ -1,0 +1,26 @@
+"""Descriptors with which the tensor memory accelerator (TMA) copies codes of 4 bits into shared memory."""
+
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from functools import cache
+
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from moeserve.kernels.linear.integer_layouts import box_layout
+
+
+def code_boxes(codes: Tensor, cols: int, super_blocks: int) -> TensorDescriptor:
+    """Describes boxes of 32 rows, with all four parts, of `super_blocks` super-blocks. codes: int32 [.., rows, cols /
+    8], contiguous."""
+    return TensorDescriptor.from_tensor(
+        codes.view(-1, cols // 32), [128, 8 * super_blocks], _layout(super_blocks)
+    )
+
+
+@cache
+def _layout(super_blocks: int) -> gl.NVMMASharedLayout:
+    return box_layout(super_blocks)
