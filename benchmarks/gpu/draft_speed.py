@@ -38,6 +38,7 @@ from tests.support.launched_ahead import LaunchedAhead
 from tests.support.router_world import World, request
 
 PROMPT = 24  # tokens
+MOST_BATCHED = 512  # tokens of a step
 
 
 class AnyTokens:
@@ -68,6 +69,7 @@ def agree(runner: Runner, right: Callable[[], float], *, is_block: bool) -> None
     def sample_at_once(logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce | None:
         found = chosen_by(logits, slots, ahead)
         assert found is not None
+        rows.take_late()
         drafts = table[slots, np.array([lengths[slot] for slot in slots.tolist()]) + ahead]
         wrong = np.where(found.tokens == drafts, drafts ^ 1, found.tokens)
         return found._replace(tokens=np.where(rng.random(len(slots)) < right(), drafts, wrong))
@@ -136,7 +138,7 @@ class Side:
                 break
             world.result()
         # Neither the steps that have prompts, nor those where a quarter of the requests have ended.
-        steps = self._results[-(-streams * PROMPT // 512) + 1 :]
+        steps = self._results[-(-streams * PROMPT // MOST_BATCHED) + 1 :]
         steps = [step for step in steps if len(step[1].sampled) >= 0.75 * streams]
         entries = [one.accepted for _, result in steps for one in result.sampled]
         tokens = sum(1 + (len(one.token_ids) if one else 0) for one in entries)
@@ -163,6 +165,7 @@ def run(args: argparse.Namespace) -> None:
     common: dict[str, object] = {
         "load_format": "dummy", "device": "cuda", "max_num_seqs": most, "max_model_len": 512,
         "max_total_tokens": 512 * most, "state_snapshot_budget": 0.0,
+        "max_num_batched_tokens": min(PROMPT * most, MOST_BATCHED),
         "num_gpu_experts": args.num_gpu_experts, "gpu_prefill_token_threshold": 1 << 20,
     }  # fmt: skip
     drafts = json.dumps({"method": "mtp" if args.block else "ngram", "num_speculative_tokens": args.drafts})

@@ -3,6 +3,7 @@
     python -m benchmarks.gpu.step_profile 30b.gguf --rows 1,64,256      # a header suffices: family_file
     python -m benchmarks.gpu.step_profile 30b.gguf --chunks 256,512,1024 --rows 16 --context 4000
     python -m benchmarks.gpu.step_profile gpt-oss.gguf --chunks 0 --rows 1,8 --context 64 --weights
+    python -m benchmarks.gpu.step_profile qwen3.6.gguf --drafts 3   # by the model's own block: draft_step.py
 
 Kernels are launched one after another, without programmatic dependent launch: with it a kernel's time holds its wait
 for the one before. With --chunks, of prompt tokens beside the decode rows, they are launched as a server launches them
@@ -55,7 +56,13 @@ def main() -> None:
     parser.add_argument("--pdl", action="store_true", help="with programmatic dependent launch")
     parser.add_argument("--chunks", help="prompt tokens of a step beside the rows; 0: decode rows alone")
     parser.add_argument("--weights", action="store_true", help="with --chunks: the file has weights")
+    parser.add_argument("--drafts", type=int, help="what a step with this number of drafts is made of")
     options = parser.parse_args()
+    if options.drafts is not None:
+        from benchmarks.gpu.draft_step import profile_drafts  # kernels as a server launches them
+
+        profile_drafts(options.model, options.drafts)
+        return
     if options.chunks is not None:
         beside = [int(part) for part in options.rows.split(",")]
         chunks = [int(part) for part in options.chunks.split(",") if part != "0"]

@@ -17,6 +17,7 @@ from moeserve.kernels.delta_net.heads import DELTA_CHUNK
 from moeserve.kernels.linear.integer_pieces import has_whole_super_blocks, partial_numbers
 from moeserve.models.attention import AttentionShape
 from moeserve.models.column_orders import ColumnOrders
+from moeserve.models.head_shortlist import most_panels
 from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
@@ -110,7 +111,14 @@ def next_token_bytes(
     hidden, chain = model.hidden_size, min(step_sizes(max_num_seqs)[-1], CHAIN_ROWS)
     states = step_sizes(max_tokens)[-1] + max_num_seqs + 1 + chain
     inputs = sum(_activation_bytes(size, 2 * hidden, floats) for size in step_sizes(rows))
-    return max(arenas) + 4 * hidden * states + 8 * hidden * rows + inputs + 4 * chain * (7 + 3 * drafts)
+    chain_bytes = 4 * chain_numbers(chain, drafts, most_panels(model.vocab_size)) + 8 * chain * drafts
+    return max(arenas) + 4 * hidden * states + 8 * hidden * rows + inputs + chain_bytes
+
+
+def chain_numbers(rows: int, depths: int, panels: int) -> int:
+    """Returns how many int32s are uploaded for a chain of `depths` drafts: nine and the KV slots for each of `rows`
+    rows, and a shortlist's panels. See `ChainColumns`."""
+    return rows * (9 + depths) + panels
 
 
 def _activation_bytes(rows: int, cols: int, floats: GpuFloat) -> int:

@@ -99,7 +99,7 @@ class Runner:
         self._drafts: DraftRows | None = None
         if drafting is not None:
             drafter = drafting.drafter(self._sequences)
-            self._drafts = DraftRows(self._sequences, drafter, drafting.reading, drafting.most)
+            self._drafts = DraftRows(self._sequences, drafter, drafting.reading, drafting.most, drafting.late)
             self._drafting_engine = drafting.engine
             self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder
@@ -115,7 +115,7 @@ class Runner:
     def force_acceptance(self, right: float) -> None:
         """For benchmarks: from now on this share of drafts is accepted, whatever is sampled. Needs drafts."""
         assert self._drafts is not None
-        self._runs.force(ForcedAcceptance(self._drafting_engine, self._sequences, self._drafts.length, right))
+        self._runs.force(ForcedAcceptance(self._drafting_engine, self._sequences, self._drafts, right))
 
     def ready(self) -> WorkerReady:
         return self._ready
@@ -198,6 +198,10 @@ class Runner:
             compute_ms = (ended - step.started) * 1e3
             before, after = (step.launched - step.started) * 1e3, max(compute_ms - device_ms, 0.0)
             draft_wait_ms = max(before - step.draft_ms, 0.0) + after
+            late_ms = None if self._drafts is None else self._drafts.late_ms
+            if late_ms is not None:  # the GPU drafts while the host launches the step
+                draft_wait_ms = step.draft_ms + max(before - step.draft_ms - late_ms, 0.0) + after
+                step.draft_ms = late_ms
         self._step_ended, self._under_way = ended, None
         if step.compiled:
             log.warning(

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.launch import first_launches
+from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest
+from moeserve.messages.steps import CONTINUES, Row
 from moeserve.models.open import open_dummy_model, open_model
 from moeserve.router.core.policy.draft_length import DraftLength
+from moeserve.worker.drafts.drafter import Wanted
 from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
+from moeserve.worker.sequences import Int32s, StepLayout
 from tests.conftest import OWN_FIXTURES
-from tests.gpu.driver import small_config
+from tests.gpu.driver import Driver, small_config
+from tests.support.changed_header import with_number
 from tests.support.foreseen_drafts import Foreseen, asked, whole_texts
 from tests.support.model_header import qwen3moe, write_header
 from tests.support.served_answers import serve
@@ -51,15 +58,70 @@ def runner_of(model: Path, **options: object) -> Runner:
 RECURRENT = OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf"
 
 
-def test_recurrent_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The states move by accepted drafts alone."""
+def two_layers(path: Path, to: Path) -> Path:
+    """Writes the first and last layer of a model of three recurrent layers and one that attends."""
+    data = path.read_bytes()
+    in_list = b".recurrent_layers", b".recurrent_unread"  # the interval counts instead
+    for name, other in ((b"blk.1.", b"blk.x."), (b"blk.3.", b"blk.1."), (b"blk.x.", b"blk.3."), in_list):
+        data = data.replace(name, other)
+    to.write_bytes(data)
+    for key in ("block_count", "full_attention_interval"):
+        with_number(to, to, key, 2)
+    return to
+
+
+class Given:
+    """A drafter of these drafts, one after another, and of none at first."""
+
+    def __init__(self, drafts: list[list[int]]) -> None:
+        self._drafts = drafts
+
+    def bind(self, slot: int, namespace: str) -> None:
+        pass
+
+    def catch_up(self) -> None:
+        pass
+
+    def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
+        return [np.array(self._drafts.pop(0), np.int32) for _ in wanted]
+
+    def computed(self, layout: StepLayout, accepted: Int32s) -> None:
+        pass
+
+
+def test_recurrent_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states move by accepted drafts alone: a right draft and a wrong one, then a token that tells. With two layers
+    and no more rows than needed, as the interpreter takes seconds for each."""
+    path = two_layers(RECURRENT, tmp_path / "two.gguf")
+    source = open_model(path)
+    assert isinstance(source.tensors, dict)
+    for name in [name for name in source.tensors if name.startswith(("blk.2.", "blk.3."))]:
+        del source.tensors[name]
     config = small_config(
-        RECURRENT, threads=1, max_num_seqs=2, max_num_batched_tokens=8, max_model_len=64, max_total_tokens=256,
+        path, threads=1, max_num_seqs=2, max_num_batched_tokens=4, max_model_len=16, max_total_tokens=64,
         speculative_config=NGRAM, state_snapshot_budget=0.0,
     )  # fmt: skip
-    runner = load_gpu_runner(config, open_model(RECURRENT), lambda *_: None, torch.device(DEVICE), Start())
-    requests = asked(1, runner.ready().vocab_size, length=6, max_tokens=ANSWER, temperature=1.0)
-    compare(runner, requests, monkeypatch)
+    runner = load_gpu_runner(config, source, lambda *_: None, torch.device(DEVICE), Start())
+    rows = runner._drafts
+    assert rows is not None
+    sampling = SamplingParams(max_tokens=8, temperature=0.0, logprobs=5)
+    plain, drafted = Driver(runner), Driver(runner)
+    expected = [plain.step([plain.new(0, [9], sampling)], [plain.row(0, 1, sample=True)])]
+    expected += [plain.step([], [plain.row(0, 1, sample=True)]) for _ in range(3)]
+    answer = [result.sampled[0].token_id for result in expected]
+    given = Given([[answer[1], answer[2] ^ 1], []])
+    monkeypatch.setattr(rows, "_drafter", given)
+    drafted.step([drafted.new(1, [9], sampling)], [drafted.row(1, 1, sample=True)])
+    granted = drafted.row(1, 3, sample=True).kv_slots
+    found = drafted.step([], [Row(1, CONTINUES, 3, granted, True)]).sampled[0]
+    assert found.accepted is not None
+    assert (found.token_id, found.accepted.token_ids) == (answer[1], answer[2:3])
+    last = drafted.step([], [Row(1, CONTINUES, 1, b"", True)]).sampled[0]
+    true = expected[3].sampled[0].logprob
+    assert last.logprob is not None
+    assert true is not None
+    assert last.logprob.top_ids == true.top_ids
+    assert last.logprob.top_logprobs == pytest.approx(true.top_logprobs, abs=1e-3)
 
 
 CASES = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +21,12 @@ from moeserve.models.next_token import with_next_token_block
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_checked_shape
 from moeserve.router.core.policy.draft_length import DraftLength
-from moeserve.worker.drafts.drafter import Wanted
 from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
 from moeserve.worker.engines.gpu.next_token_chain import ChainStart, NextTokenChain
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.loading.gpu.load import load_gpu_runner
 from moeserve.worker.loading.start import Start
-from moeserve.worker.sequences import Int32s, StepLayout
+from moeserve.worker.runner import Runner
 from tests.gpu.driver import small_config
 from tests.kernels.model_engine import distance
 from tests.support.foreseen_drafts import Foreseen, asked, whole_texts
@@ -143,54 +141,74 @@ def on_the_cpu(path: Path, text: list[int]) -> list[int]:
     return drafts
 
 
-class Noted:
-    """The block's drafts are noted; verified are foreseen ones, some of them right."""
+class Planted:
+    """The block's drafts are noted, and others planted in their place, some of them right and some unlikely: on the
+    device, where the step that verifies them takes them from."""
 
-    def __init__(self, inner: GpuNextTokenDrafter, verified: Foreseen, tokens: Int32s) -> None:
-        self._inner, self._verified, self._tokens = inner, verified, tokens
+    def __init__(self, runner: Runner, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+        rows = runner._drafts
+        assert rows is not None
+        drafter = rows._drafter._second
+        assert isinstance(drafter, GpuNextTokenDrafter)
+        self._chain, self._tokens, self._length = drafter._chain, runner._sequences.tokens, rows.length
+        self._foreseen, self._launch = Foreseen(self._tokens, texts, 0.7), self._chain.launch
+        self._rng = np.random.default_rng(1)
         self.noted: list[tuple[list[int], list[int]]] = []  # texts, and the drafts behind them
+        monkeypatch.setattr(self._chain, "launch", self.launch)
 
-    def bind(self, slot: int, namespace: str) -> None:
-        self._inner.bind(slot, namespace)
+    def launch(self, start: ChainStart) -> None:
+        self._launch(start)
+        drafts, _ = self._chain.found()
+        outputs, depths = self._chain._block.chain.outputs, len(drafts)
+        for at, (slot, most) in enumerate(zip(start.req_slots.tolist(), start.most.tolist(), strict=True)):
+            length = self._length[slot]
+            self.noted.append((self._tokens[slot, :length].tolist(), drafts[:most, at].tolist()))
+            planted = np.full(depths, 5, np.int32)
+            right = self._foreseen._draft(slot, length, most)
+            planted[: len(right)] = right
+            likely = self._rng.random(depths) < 0.8
+            outputs[0, :depths, at] = torch.from_numpy(planted).to(DEV).view(torch.float32)
+            outputs[1, :depths, at] = torch.from_numpy(np.where(likely, 0.9, 0.1).astype(np.float32)).to(DEV)
+        self._chain._found.copy_(outputs)
 
-    def catch_up(self) -> None:
-        self._inner.catch_up()
 
-    def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
-        for one, draft in zip(wanted, self._inner.draft(wanted), strict=True):
-            if len(draft):
-                self.noted.append((self._tokens[one.slot, : one.length].tolist(), draft.tolist()))
-        return self._verified.draft(wanted)
-
-    def computed(self, layout: StepLayout, accepted: Int32s) -> None:
-        self._inner.computed(layout, accepted)
-
-
-def test_an_engine(wide_fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer is the one without drafts, and behind right drafts and wrong ones the block drafts what the CPU's
-    does."""
-    path = wide_fixtures / f"{MODELS['glm4moe']}.gguf"
+def engine_of(path: Path, **options: object) -> Runner:
     config = small_config(
         path, threads=1, max_num_seqs=2, max_num_batched_tokens=8, max_model_len=32, max_total_tokens=64,
-        speculative_config=f'{{"method": "mtp", "num_speculative_tokens": {DEPTHS}}}',
+        speculative_config=f'{{"method": "mtp", "num_speculative_tokens": {DEPTHS}}}', **options,
     )  # fmt: skip
-    runner = load_gpu_runner(config, open_model(path), lambda *_: None, DEV, Start())
-    assert runner._drafts is not None
-    inner, tokens = runner._drafts._drafter._second, runner._sequences.tokens
-    assert isinstance(inner, GpuNextTokenDrafter)
-    inner._least = 0.0  # the tiny model is never sure
-    requests = asked(1, runner.ready().vocab_size, length=5, max_tokens=6, temperature=1.0)
-    expected, _ = serve(runner, requests, 0, max_num_batched_tokens=8)
-    verified = Foreseen(tokens, whole_texts(requests, expected), 0.7)
-    runner._drafts._drafter = shown = Noted(inner, verified, tokens)
+    return load_gpu_runner(config, open_model(path), lambda *_: None, DEV, Start())
+
+
+def always_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         DraftLength,
         "choose",
         lambda self, records, *_: ([DEPTHS] * len(records), float(DEPTHS * len(records))),
     )
+
+
+def test_an_engine(wide_fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is the one without drafts, and behind right, wrong and unlikely drafts the block drafts what the CPU's
+    does. The step that verifies drafts is launched before the host knows them."""
+    path = wide_fixtures / f"{MODELS['glm4moe']}.gguf"
+    runner = engine_of(path)
+    requests = asked(1, runner.ready().vocab_size, length=5, max_tokens=8, temperature=1.0)
+    expected, _ = serve(runner, requests, 0, max_num_batched_tokens=8)
+    planted = Planted(runner, whole_texts(requests, expected), monkeypatch)
+    always_draft(monkeypatch)
+    placed: list[list[int]] = []
+    place = GpuNextTokenBlock.place_drafts
+
+    def noted(self: GpuNextTokenBlock, ids: torch.Tensor, count: torch.Tensor) -> None:
+        place(self, ids, count)
+        placed.append(ids[: int(count[0])].tolist())
+
+    monkeypatch.setattr(GpuNextTokenBlock, "place_drafts", noted)
     found, report = serve(runner, requests, DEPTHS, max_num_batched_tokens=8)
     assert [answer.tokens for answer in found.values()] == [answer.tokens for answer in expected.values()]
     assert 0 < report.accepted_draft_tokens < report.draft_tokens
-    assert len(shown.noted) > 2
-    for text, draft in shown.noted:
+    assert len(placed) == len(planted.noted) > 2
+    assert sum(len(ids) - 1 for ids in placed) == report.draft_tokens < DEPTHS * len(placed)
+    for text, draft in planted.noted:
         assert draft == on_the_cpu(path, text)[: len(draft)]

@@ -6,12 +6,18 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
+from moeserve.kernels._C import PANEL_ROWS
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.linear.op import weight_of
+from moeserve.kernels.linear.panel_gemv import multiply_panels
+from moeserve.kernels.linear.reference import linear as reference
 from moeserve.kernels.next_token.op import (
     BlockPlaces,
     ChainRows,
     Chosen,
     JoinNorms,
     KeptStates,
+    ScoredPanels,
     StepStates,
     block_places,
     draft_of,
@@ -19,8 +25,13 @@ from moeserve.kernels.next_token.op import (
     join_step,
     keep_rows,
     keep_step,
+    place_drafts,
 )
 from moeserve.kernels.next_token.reference import joined_rows, states_before
+from moeserve.kernels.planes import dequantize
+from moeserve.kernels.quantize.reference import quantize, round_trip
+from tests.kernels.plane_tensors import GUARD, planes_of, tensors
+from tests.kernels.weights import Type, activations, nmse
 
 HIDDEN, EPS = 96, 1e-6
 DEV = torch.device(DEVICE)
@@ -97,3 +108,44 @@ def test_chain(vocab: int) -> None:
     assert chain.positions.tolist() == [11, 20, 31, 40]
     assert chain.kv_slots.tolist() == [101, 200, 301, 400]
     assert chain.drafts[:, 3].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("cols", [256, 2048])
+def test_a_shortlist(cols: int) -> None:
+    """The scored panels' logits and no others; the likeliest token by its number in the vocabulary."""
+    vocab, live = 5 * PANEL_ROWS - 7, 2
+    p, x = planes_of(Type.Q6_K, vocab, cols), activations("gaussian", 3, cols)
+    q = quantize(x.float().cpu())
+    scored = ScoredPanels(ints([0, 3, 4, 1]), counter(3))
+    logits = torch.full((3, vocab), GUARD, device=DEV)
+    final = GpuActivations(None, q.codes.to(DEV), q.scales.to(DEV))
+    weight = weight_of(tensors(p), int(p.type), cols)
+    multiply_panels(final, weight, scored.panels, scored.count, counter(live), logits)
+    tokens = [*range(PANEL_ROWS), *range(3 * PANEL_ROWS, vocab)]
+    expected = reference(round_trip(x), dequantize(p, 0).cpu())[:live, tokens]
+    assert nmse(logits[:live, : len(tokens)].cpu(), expected) < 1e-12
+    assert (logits[:live, len(tokens) :] == GUARD).all()
+    assert (logits[live:] == GUARD).all()
+    chain = ChainRows(
+        *(ints([0] * 4) for _ in range(5)), *ints([[[0] * 4]] * 2), torch.zeros(1, 4, device=DEV)
+    )
+    draft_of(logits, counter(live), Chosen(4, DEV), chain, scored)
+    assert chain.drafts[0, :live].tolist() == [tokens[at] for at in expected.argmax(dim=1).tolist()]
+    likely = expected.softmax(dim=1).max(dim=1).values.float()
+    torch.testing.assert_close(chain.probabilities[0, :live].cpu(), likely, rtol=1e-4, atol=0.0)
+
+
+def test_drafts_of_a_step() -> None:
+    """Placeholders become drafts, and rows from the first unlikely one on are left out, however likely those behind."""
+    chain = ChainRows(
+        *(ints([0] * 4) for _ in range(5)), ints([[0] * 4] * 3), ints([[50, 9, 9, 9], [60, 9, 9, 9], [70, 9, 9, 9]]),
+        torch.tensor([[0.9], [0.4], [0.8]], device=DEV).repeat(1, 4),
+    )  # fmt: skip
+    for least, rows in ((0.3, 4), (0.5, 2), (0.95, 1)):
+        ids, count = ints([7, -1, -5, -9, 0, 0, 0, 0]), counter(4)
+        place_drafts(ids, count, chain, torch.tensor([least], device=DEV))
+        assert ids.tolist() == [7, 50, 60, 70, 0, 0, 0, 0]
+        assert count.tolist() == [rows]
+    ids, count = ints([7, -1, 3, 3]), counter(2)  # one draft, and padding
+    place_drafts(ids, count, chain, torch.tensor([0.5], device=DEV))
+    assert (ids.tolist(), count.tolist()) == ([7, 50, 3, 3], [2])

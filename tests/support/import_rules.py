@@ -250,6 +250,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.attention",
         "moeserve.models.column_orders",
         "moeserve.models.feed_forward",
+        "moeserve.models.head_shortlist",
         "moeserve.models.indexer",
         "moeserve.models.interface",
         "moeserve.models.latent",

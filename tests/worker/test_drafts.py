@@ -140,7 +140,7 @@ PARAMETERS = {
 @pytest.mark.parametrize("sampling", PARAMETERS.values(), ids=PARAMETERS)
 @pytest.mark.parametrize("temperature", nightly_after(1, [0.9, 0.0]))
 def test_parameters(runner: Runner, plain: Runner, sampling: dict[str, Any], temperature: float) -> None:
-    requests = asked(4, runner.ready().vocab_size, temperature=temperature, **sampling)
+    requests = asked(2, runner.ready().vocab_size, temperature=temperature, **sampling)
     expected, _ = serve(plain, requests, 0)
     foresee(runner, whole_texts(requests, expected), 0.8)
     found, report = serve(runner, requests, MOST)

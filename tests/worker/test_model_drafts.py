@@ -110,7 +110,7 @@ PARAMETERS = {
 
 @pytest.mark.parametrize("sampling", PARAMETERS.values(), ids=PARAMETERS)
 def test_parameters(runner: Runner, plain: Runner, sampling: dict[str, Any]) -> None:
-    requests = asked(4, plain.ready().vocab_size, temperature=0.9, **sampling)
+    requests = asked(2, plain.ready().vocab_size, temperature=0.9, **sampling)
     expected, _ = serve(plain, requests, 0)
     found, report = serve(runner, requests, MOST)
     assert found == expected

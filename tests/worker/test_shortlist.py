@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from moeserve.worker.drafts.shortlist import KEEP, LEAST_COVERAGE, LEAST_VOCABULARY, Shortlist
+from moeserve.models.head_shortlist import LEAST_VOCABULARY
+from moeserve.worker.drafts.shortlist import KEEP, LEAST_COVERAGE, Shortlist
 from moeserve.worker.sequences import Int32s
 
 FREQUENT, PANELS = 64, 40  # ids; panels of the vocabulary

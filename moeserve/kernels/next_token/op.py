@@ -8,6 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from moeserve.kernels._C import PANEL_ROWS
 from moeserve.kernels.launch import next_power_of_2
 from moeserve.kernels.next_token.triton import (
     advance_kernel,
@@ -15,6 +16,7 @@ from moeserve.kernels.next_token.triton import (
     keep_rows_kernel,
     keep_step_kernel,
     likeliest_kernel,
+    place_drafts_kernel,
     places_kernel,
 )
 
@@ -143,26 +145,40 @@ class ChainRows:
     probabilities: Tensor
 
 
-def draft_of(logits: Tensor, count: Tensor, chosen: Chosen, rows: ChainRows) -> None:
+@dataclass(frozen=True, slots=True)
+class ScoredPanels:
+    """The part of the vocabulary that is scored for a draft."""
+
+    panels: Tensor  # int32 [most], ascending: panels of PANEL_ROWS tokens
+    count: Tensor  # int32 [1]: valid panels
+
+
+def draft_of(
+    logits: Tensor, count: Tensor, chosen: Chosen, rows: ChainRows, scored: ScoredPanels | None = None
+) -> None:
     """Chooses each row's likeliest token as its next draft, and makes it the row's next input: for i < count[0].
-    logits float32 [n, vocab]."""
+    logits float32 [n, vocab], whose first columns are those of `scored`; None: of the whole vocabulary."""
     n, vocab = logits.shape
-    span = -(-vocab // (PARTS * LOGITS_BLOCK)) * LOGITS_BLOCK
+    most = vocab if scored is None else min(vocab, len(scored.panels) * PANEL_ROWS)
+    span = -(-most // (PARTS * LOGITS_BLOCK)) * LOGITS_BLOCK
+    of_panels = (None, None) if scored is None else (scored.panels, scored.count)
     likeliest_kernel(
-        (n, PARTS),
-        logits,
-        count,
-        chosen.best,
-        chosen.ids,
-        chosen.sums,
-        vocab,
-        PARTS,
-        span,
-        LOGITS_BLOCK,
-        num_warps=4,
-    )
+        (n, PARTS), logits, count, *of_panels, chosen.best, chosen.ids, chosen.sums, vocab, PARTS, span, LOGITS_BLOCK,
+        PANEL_ROWS, num_warps=4,
+    )  # fmt: skip
     advance_kernel(
         (n,), chosen.best, chosen.ids, chosen.sums, count, rows.depth, rows.most, rows.planned_slots, rows.token_ids,
         rows.positions, rows.kv_slots, rows.drafts, rows.probabilities, PARTS, PARTS, rows.drafts.stride(0),
         num_warps=1,
     )  # fmt: skip
+
+
+def place_drafts(ids: Tensor, count: Tensor, rows: ChainRows, least: Tensor) -> None:
+    """Completes a step of one request whose last rows verify drafts that the host does not know.
+
+    A placeholder -1 - i in ids becomes the i-th number of `rows.drafts`, and count[0] is lowered to the rows before the
+    first draft that is less likely than least[0]. ids int32 [n], count int32 [1], least float32 [1]."""
+    depths = len(rows.drafts)
+    place_drafts_kernel(
+        (1,), ids, count, rows.drafts, rows.probabilities, least, next_power_of_2(1 + depths), num_warps=1
+    )

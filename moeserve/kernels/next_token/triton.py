@@ -104,21 +104,31 @@ def keep_rows_kernel(
 
 @kernel
 def likeliest_kernel(
-    logits, count, best, ids, sums, VOCAB: tl.constexpr, PARTS: tl.constexpr, SPAN: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits, count, panels, num_panels, best, ids, sums, VOCAB: tl.constexpr, PARTS: tl.constexpr, SPAN: tl.constexpr,
+    BLOCK: tl.constexpr, PANEL: tl.constexpr,
 ):  # fmt: skip
     """Grid (n, PARTS). Of each row's logits float32 [VOCAB] from part * SPAN on: the highest, its id (the lowest, if
-    several are equal), and the sum of exp(logit - highest). best, sums float32, ids int32 [n, PARTS]."""
+    several are equal), and the sum of exp(logit - highest). best, sums float32, ids int32 [n, PARTS].
+
+    panels, num_panels: the shortlist that the logits are of, ascending, as in `panel_gemv_kernel`; None: the whole
+    vocabulary."""
     i, part = tl.program_id(0), tl.program_id(1)
     if i >= tl.load(count):
         return
+    valid = VOCAB
+    if panels is not None:
+        valid = tl.load(num_panels) * PANEL
     highest, at, total = -float("inf"), 0, 0.0
     for first in range(0, SPAN, BLOCK):
         c = part * SPAN + first + tl.arange(0, BLOCK)
-        x = tl.load(logits + i.to(tl.int64) * VOCAB + c, c < VOCAB, -float("inf"))
+        token = c
+        if panels is not None:
+            token = tl.load(panels + c // PANEL, c < valid, 0) * PANEL + c % PANEL
+        there = (c < valid) & (token < VOCAB)
+        x = tl.load(logits + i.to(tl.int64) * VOCAB + c, there, -float("inf"))
         top = tl.max(x, 0)
         if top > highest:
-            at = tl.min(tl.where(x == top, c, VOCAB), 0)
+            at = tl.min(tl.where(there & (x == top), token, VOCAB), 0)
             total = total * tl.exp(highest - top)
             highest = top
         # a part behind the vocabulary has no finite logit
@@ -157,3 +167,17 @@ def advance_kernel(
     if before + 1 < tl.load(most + i):
         tl.store(positions + i, tl.load(positions + i) + 1)
         tl.store(kv_slots + i, tl.load(planned_slots + (before + 1) * STRIDE + i))
+
+
+@kernel
+def place_drafts_kernel(ids, count, drafts, probabilities, least, BLOCK: tl.constexpr):
+    """Grid (1). Replaces each placeholder -1 - i in ids int32 [count[0]], at most BLOCK, by drafts[i]; and lowers the
+    count to end before the first draft whose probability is below least[0]. The drafts are a step's last rows, of one
+    request. drafts int32, probabilities float32, least float32 [1]."""
+    row, n = tl.arange(0, BLOCK), tl.load(count)
+    id = tl.load(ids + row, row < n, 0)
+    is_late = id < 0
+    place = tl.where(is_late, -1 - id, 0)
+    tl.store(ids + row, tl.load(drafts + place, is_late, 0), is_late)
+    is_unlikely = is_late & (tl.load(probabilities + place, is_late, 1.0) < tl.load(least))
+    tl.store(count, tl.minimum(n, tl.min(tl.where(is_unlikely, row, BLOCK), 0)))

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from moeserve.messages.steps import CONTINUES, NewSeq, Row
-from moeserve.worker.drafts.drafter import Drafter, Reading, Wanted
+from moeserve.worker.drafts.drafter import Drafter, LateDrafts, Reading, Wanted
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
@@ -19,13 +19,21 @@ class DraftRows:
     """
 
     def __init__(
-        self, sequences: Sequences, drafter: Drafter, reading: Reading, most: int | None = None
+        self,
+        sequences: Sequences,
+        drafter: Drafter,
+        reading: Reading,
+        most: int | None = None,
+        late: LateDrafts | None = None,
     ) -> None:
-        """reading: the drafter's notes of what it reads. most: drafts of a step; None: as many as the router grants."""
+        """reading: the drafter's notes of what it reads. most: drafts of a step; None: as many as the router grants.
+        late: the drafter's notes of drafts that it is still computing; None: it never is."""
         self._sequences = sequences
         self._drafter = drafter
         self._reading = reading
         self._most = most
+        self._late = LateDrafts() if late is None else late
+        self._num_late = 0  # placeholders
         num_slots = len(sequences.num_prompt)
         self._granted = [0] * num_slots
         self.length = [0] * num_slots
@@ -44,7 +52,8 @@ class DraftRows:
     def place(self, rows: list[Row], *, is_awaited: bool = False) -> tuple[list[Row], list[int]]:
         """Drafts tokens for the rows with start CONTINUES and replaces that start by their position, which only the
         worker knows. Returns the completed rows and the number of drafts of each; the draft tokens are written to the
-        requests' token tables. is_awaited: the last tokens are still being sampled, so no row gets drafts."""
+        requests' token tables, or placeholders for them, for which `take_late` waits. is_awaited: the last tokens are
+        still being sampled, so no row gets drafts."""
         continuing = [at for at, row in enumerate(rows) if row.start == CONTINUES]
         placed, drafted = list(rows), [0] * len(rows)
         wanted = [self._grant(rows[at]) for at in continuing]
@@ -55,6 +64,7 @@ class DraftRows:
         if any(one.most > 0 for one in wanted):
             self._drafter.catch_up()  # needed with or without drafts
         self._reading.ms, self._reading.unread = 0.0, set()
+        self._late.slot, self._late.is_allowed = None, len(rows) == 1
         began = time.perf_counter()
         drafts = self._drafter.draft(wanted)
         self.read_ms = self._reading.ms
@@ -63,6 +73,23 @@ class DraftRows:
         for at, draft in zip(continuing, drafts, strict=True):
             placed[at], drafted[at] = self._place(rows[at], draft)
         return placed, drafted
+
+    def take_late(self) -> int | None:
+        """Waits for the step's late drafts, if any, and writes them to the request's token table. Returns how many are
+        to be verified; None: none were late. A second call does the same."""
+        slot = self._late.slot
+        if slot is None:
+            return None
+        draft, length = self._late.read(), self.length[slot]
+        room = self._sequences.tokens[slot, length : length + self._num_late]
+        room[:] = 0
+        room[: len(draft)] = draft
+        return len(draft)
+
+    @property
+    def late_ms(self) -> float | None:
+        """Milliseconds that the step's late drafts took the GPU, after `take_late`; None: none were late."""
+        return None if self._late.slot is None else self._late.ms()
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
         """Updates the progress after a step was sampled. accepted: int32 [rows], accepted drafts per row."""
@@ -83,8 +110,9 @@ class DraftRows:
     def _place(self, row: Row, draft: Int32s) -> tuple[Row, int]:
         slot, sequences = row.req_slot, self._sequences
         length = self.length[slot]
-        is_span = draft < 0  # the same tokens were followed by an embedding span earlier
-        if is_span.any():
+        if slot == self._late.slot:
+            self._num_late = len(draft)
+        elif (is_span := draft < 0).any():  # the same tokens were followed by an embedding span earlier
             draft = draft[: int(is_span.argmax())]
         num = len(draft)
         sequences.tokens[slot, length : length + num] = draft

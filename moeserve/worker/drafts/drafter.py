@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
@@ -27,6 +27,17 @@ class Reading:
 
     ms: float = 0.0
     unread: set[int] = field(default_factory=set)  # request slots whose texts are not read to their end
+
+
+@dataclass(slots=True)
+class LateDrafts:
+    """Drafts that a GPU is still computing when the host launches the step that verifies them: their tokens are
+    placeholders, as those of `Sequences.expect`. `DraftRows` resets this for each step; the drafter writes it."""
+
+    is_allowed: bool = False  # the step has no row beside the drafts' one
+    slot: int | None = None  # request slot; None: no drafts are late
+    read: Callable[[], Int32s] = lambda: NO_DRAFT  # waits for the drafts, and returns those that are verified
+    ms: Callable[[], float] = lambda: 0.0  # that they took the GPU, after `read`
 
 
 class Drafter(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from moeserve.worker.drafts.drafter import Drafter, Reading
+from moeserve.worker.drafts.drafter import Drafter, LateDrafts, Reading
 from moeserve.worker.drafts.run_sampler import DraftingEngine
 from moeserve.worker.sequences import Sequences
 
@@ -15,3 +15,4 @@ class Drafting(NamedTuple):
     drafter: Callable[[Sequences], Drafter]  # builds the drafter from the runner's record of requests
     reading: Reading  # of texts, by a drafting model
     most: int | None = None  # drafts of a step; None: as many as the router grants
+    late: LateDrafts | None = None  # drafts that a GPU computes meanwhile; None: there are none

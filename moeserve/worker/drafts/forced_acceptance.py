@@ -3,12 +3,11 @@ is right."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from torch import Tensor
 
 from moeserve.messages.sampling import TokenLogprob
+from moeserve.worker.drafts.draft_rows import DraftRows
 from moeserve.worker.drafts.run_sampler import DraftSampling
 from moeserve.worker.engines.engine import SampledAtOnce, TokenMasks
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
@@ -18,13 +17,10 @@ class ForcedAcceptance:
     """What `RunSampler` needs of an engine, with other tokens: the share `right` of the drafts whose predecessors were
     accepted is accepted."""
 
-    def __init__(
-        self, engine: DraftSampling, sequences: Sequences, lengths: Sequence[int], right: float
-    ) -> None:
-        """lengths: known tokens of each request slot; the next one to be sampled has this position."""
+    def __init__(self, engine: DraftSampling, sequences: Sequences, rows: DraftRows, right: float) -> None:
         self._engine = engine
         self._sequences = sequences
-        self._lengths = lengths
+        self._rows = rows
         self._right = right
         self._random = np.random.default_rng(0)
 
@@ -53,8 +49,9 @@ class ForcedAcceptance:
     def _judged(self, tokens: Int32s, slots: Int32s, ahead: Int32s) -> Int32s:
         """Returns the drafts themselves where they are to be right, and any other tokens elsewhere. Behind a row's last
         draft its token table has a token of an earlier draft, which is as good as any."""
+        self._rows.take_late()
         table = self._sequences.tokens
-        positions = np.array([self._lengths[slot] for slot in slots.tolist()], np.int32) + ahead
+        positions = np.array([self._rows.length[slot] for slot in slots.tolist()], np.int32) + ahead
         drafts = table[slots, np.minimum(positions, table.shape[1] - 1)]
         others = np.where(tokens == drafts, np.maximum(tokens - 1, 0) + (tokens == 0), tokens)
         is_right = self._random.random(len(slots)) < self._right

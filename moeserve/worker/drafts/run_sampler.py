@@ -124,15 +124,23 @@ class RunSampler:
         if self._constraints.are_free(group.slot):
             at_once = self._engine.sample_at_once(logits, *_by_round(group, deep))
             if at_once is not None:
-                return self._keep(group, deep, at_once)
-        return self._sample_rounds(group, deep, logits, computed_s, found)
+                return self._keep(self._with_late_drafts(group), deep, at_once)
+        group = self._with_late_drafts(group)
+        return self._sample_rounds(group, deep[: int(group.depth.max())], logits, computed_s, found)
+
+    def _with_late_drafts(self, group: _Group) -> _Group:
+        """Waits for late drafts, which are of the step's only row. Returns the group without unlikely ones."""
+        count = self._rows.take_late()
+        return group if count is None else group._replace(depth=group.depth * 0 + 1 + count)
 
     def _keep(self, group: _Group, deep: Sequence[Int32s], found: SampledAtOnce) -> list[Sampled]:
         """Keeps of the tokens sampled at all positions those that `_sample_rounds` would return. Done in one pass,
         as a GPU idles meanwhile."""
         places: list[list[int]] = [[] for _ in group.row]  # tokens of each row
+        depth = group.depth.tolist()
         for place, row in enumerate(np.concatenate(deep).tolist()):
-            places[row].append(place)
+            if len(places[row]) < depth[row]:
+                places[row].append(place)
         tokens, table = found.tokens.tolist(), self._sequences.tokens
         runs = entries(found.tokens[: len(places)], found.logprobs[: len(places)], {}, ())
         taken = np.zeros(len(places), np.int32)

@@ -17,10 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from moeserve.kernels._C import PANEL_ROWS
+from moeserve.models.head_shortlist import frequent_tokens
 from moeserve.worker.sequences import Int32s
 
-LEAST_VOCABULARY: Final = 1 << 15  # smaller vocabularies are scored whole
-FREQUENT: Final = 8  # the first 1/8 of the vocabulary is always scored
 LEAST_COVERAGE: Final = 0.8
 KEEP: Final = 0.98  # decay of the coverage per token
 _NEVER: Final = -1
@@ -31,8 +30,7 @@ class Shortlist:
         """tokens: int32 [request slots, positions]. frequent: ids below it are always scored, a multiple of
         PANEL_ROWS; None: derived from the vocabulary's size. At most as many other tokens are scored."""
         if frequent is None:
-            share = -(-vocab_size // (FREQUENT * PANEL_ROWS)) * PANEL_ROWS
-            frequent = vocab_size if vocab_size < LEAST_VOCABULARY else share
+            frequent = frequent_tokens(vocab_size)
         self._tokens = tokens
         self._first = frequent // PANEL_ROWS  # first panel beyond the frequent ones
         panels = -(-vocab_size // PANEL_ROWS)

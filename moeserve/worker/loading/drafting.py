@@ -9,7 +9,7 @@ from moeserve.config import ServerConfig, drafts_of, num_drafts
 from moeserve.errors import ConfigError
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
 from moeserve.worker.constraints.slot_guides import Constraints
-from moeserve.worker.drafts.drafter import Drafter, Reading
+from moeserve.worker.drafts.drafter import Drafter, LateDrafts, Reading
 from moeserve.worker.drafts.drafting import Drafting
 from moeserve.worker.drafts.made_drafter import make_drafter
 from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY
@@ -26,10 +26,12 @@ def drafting_of(
     small_model: Callable[[Sequences], Drafter] | None = None,
     reading: Reading | None = None,
     most: int | None = None,
+    late: LateDrafts | None = None,
 ) -> Drafting | None:
     """Returns the drafting parts; None if drafts are off. block: the model's next-token block; None if the model has
     none on this device. small_model: makes the drafter of --speculative-model, which notes in `reading` what it
-    reads. most: drafts of a step; None: as many as the router grants."""
+    reads. most: drafts of a step; None: as many as the router grants. late: where small_model's drafter notes drafts
+    that a GPU is still computing."""
     drafts = drafts_of(config)
     if drafts is None:
         return None
@@ -42,7 +44,7 @@ def drafting_of(
         small_model=small_model,
         least_probability=least_probability(config),
     )
-    return Drafting(engine, drafter, Reading() if reading is None else reading, most)
+    return Drafting(engine, drafter, Reading() if reading is None else reading, most, late)
 
 
 def least_probability(config: ServerConfig) -> float:

@@ -46,6 +46,7 @@ from tests.support.gpu_operators.attention import (
     wide_attention,
 )
 from tests.support.gpu_operators.indexer import block_indexer, indexer
+from tests.support.gpu_operators.next_token import drafts
 from tests.support.gpu_operators.products import (
     adapters,
     exact,
@@ -170,6 +171,7 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "indexer, many": [partial(indexer, 200, torch.bfloat16)],
     "latent attention, many": [partial(latent_attention, 200, torch.bfloat16)],
     "sampling": [partial(sampling, 2)],
+    "drafts": [partial(drafts, 1, Q6), partial(drafts, 4, Q8_0), partial(drafts, 2, BF16)],
     "pointwise": [pointwise_kernels],
     "piecewise attention": [partial(piecewise, torch.bfloat16, 128)],
     "piecewise attention, wide": [partial(piecewise, torch.float16, 256)],

@@ -2,13 +2,14 @@
 
 `take_step` is a part of each step: it computes the keys and values of the step's rows, whose tokens are all known, and
 keeps each request's last hidden state. `link` computes one draft of each row of a chain; its token is the row's next
-input, so that a chain needs the host only at its end. Both launch only, so a CUDA graph can capture them.
+input, so that a chain needs no host. `place_drafts` hands the drafts to the step that verifies them. All launch only,
+so a CUDA graph can capture them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.latent.op import norm_rows
+from moeserve.kernels.linear.op import gemv_tokens, weight_of
+from moeserve.kernels.linear.panel_gemv import multiply_panels
 from moeserve.kernels.linear.softcap import softcap
 from moeserve.kernels.next_token.op import (
     BlockPlaces,
@@ -23,6 +26,7 @@ from moeserve.kernels.next_token.op import (
     Chosen,
     JoinNorms,
     KeptStates,
+    ScoredPanels,
     StepStates,
     block_places,
     draft_of,
@@ -30,6 +34,7 @@ from moeserve.kernels.next_token.op import (
     join_step,
     keep_rows,
     keep_step,
+    place_drafts,
 )
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
@@ -39,6 +44,7 @@ from moeserve.models.blocks.gpu.layers import GpuLayers
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, make_workspaces
+from moeserve.models.head_shortlist import most_panels
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm
 from moeserve.models.loading.gpu_weights import GpuWeights, has_float_weights, plane_tensors
@@ -46,6 +52,7 @@ from moeserve.models.step_buffers import (
     CHAIN_ROWS,
     NEXT_TOKEN_ROWS,
     SMALL_BATCH_ROWS,
+    chain_numbers,
     next_token_shape,
     step_sizes,
 )
@@ -53,21 +60,45 @@ from moeserve.models.step_buffers import (
 ALIGN = 4  # int32s: kernels are compiled for aligned addresses
 
 
+@dataclass(frozen=True, slots=True)
+class ChainColumns:
+    """Views of what is uploaded for a chain: int32 [width] each, but planned_slots [depths, width] and panels."""
+
+    token_ids: Tensor
+    positions: Tensor
+    kv_slots: Tensor
+    depth: Tensor
+    most: Tensor
+    req_slots: Tensor
+    count: Tensor  # first value: valid rows
+    num_panels: Tensor  # first value: of the shortlist
+    least: Tensor  # first value, as float32: probability from which drafts are verified
+    planned_slots: Tensor  # KV slots of the tokens' positions, by depth
+    panels: Tensor  # the shortlist's
+
+
 class ChainInputs:
     """The rows of a chain, as one buffer that is uploaded by one copy, and its outputs."""
 
-    def __init__(self, rows: int, depths: int, device: torch.device) -> None:
-        width = -(-rows // ALIGN) * ALIGN
-        self.width, self.depths = width, depths
-        # token ids, positions, KV slots, depth, most, request slots, count; then the planned KV slots by depth
-        self.columns = torch.zeros(7 + depths, width, dtype=torch.int32, device=device)
-        token_ids, positions, kv_slots, depth, most, self.req_slots, count = self.columns[:7]
-        self.count = count[:1]
-        self.outputs = torch.zeros(2, depths, width, device=device)
+    def __init__(self, rows: int, depths: int, panels: int, device: torch.device) -> None:
+        """panels: most of a shortlist."""
+        self.width, self.depths, self._panels = -(-rows // ALIGN) * ALIGN, depths, panels
+        self.buffer = torch.zeros(chain_numbers(self.width, depths, panels), dtype=torch.int32, device=device)
+        c = self.columns(self.buffer)
+        self.req_slots, self.count, self.least = c.req_slots, c.count[:1], c.least[:1].view(torch.float32)
+        self.scored = ScoredPanels(c.panels, c.num_panels[:1])
+        self.outputs = torch.zeros(2, depths, self.width, device=device)
         drafts = self.outputs[0].view(torch.int32)
         self.rows = ChainRows(
-            *(token_ids, positions, kv_slots, depth, most, self.columns[7:], drafts, self.outputs[1])
+            *(c.token_ids, c.positions, c.kv_slots, c.depth, c.most, c.planned_slots, drafts, self.outputs[1])
         )
+
+    def columns(self, buffer: Tensor) -> ChainColumns:
+        """Returns the views of a buffer like this one's."""
+        rows = buffer[: len(buffer) - self._panels].view(-1, self.width)
+        ids, positions, kv_slots, depth, most, req_slots, count, num_panels, least = rows[: -self.depths]
+        of_rows = ids, positions, kv_slots, depth, most, req_slots, count, num_panels, least
+        return ChainColumns(*of_rows, rows[-self.depths :], buffer[len(buffer) - self._panels :])
 
 
 class GpuNextTokenBlock:
@@ -125,7 +156,7 @@ class GpuNextTokenBlock:
         self.chain_sizes = [
             size for size in step_sizes(min(len(slots_ahead) - 1, CHAIN_ROWS)) if size in self._spaces
         ]
-        self.chain = ChainInputs(self.chain_sizes[-1], depths, device)
+        self.chain = ChainInputs(self.chain_sizes[-1], depths, most_panels(shape.vocab_size), device)
         self._chain_states = torch.zeros(self.chain_sizes[-1], hidden, device=device)
         self._chosen = Chosen(self.chain_sizes[-1], device)
 
@@ -172,8 +203,14 @@ class GpuNextTokenBlock:
         """Launches the first link's states, of uploaded `chain` columns with up to `size` rows. Not part of a graph."""
         torch.index_select(self._kept.states, 0, self.chain.req_slots[:size], out=self._chain_states[:size])
 
-    def link(self, size: int) -> None:
-        """Launches the next draft of each of up to `size` rows."""
+    def takes_shortlist(self, size: int) -> bool:
+        """Returns whether links of this size can score a part of the vocabulary."""
+        head = self._head
+        is_gemv = size <= gemv_tokens(head.rows) and head.second is None and head.bias is None
+        return is_gemv and len(self.chain.scored.panels) > 0
+
+    def link(self, size: int, *, of_shortlist: bool = False) -> None:
+        """Launches the next draft of each of up to `size` rows. of_shortlist: scores only the panels of `chain`."""
         c, s = self.chain, self._spaces[size]
         rows, count = c.rows, c.count
         ids, positions, kv_slots = rows.token_ids[:size], rows.positions[:size], rows.kv_slots[:size]
@@ -185,7 +222,12 @@ class GpuNextTokenBlock:
         self._layers.forward(0, batch, s)
         head, by_quads = self._heads[size]
         self._ffn.add_and_norm(0, s, self._w.head_norm, count, head.final, self._all_rows[:size])
-        if by_quads is None:
+        scored = c.scored if of_shortlist else None
+        if scored is not None:
+            first = self._head.first
+            weight = weight_of(plane_tensors(first), int(first.type), first.cols)
+            multiply_panels(head.final, weight, scored.panels, scored.count, count, head.logits)
+        elif by_quads is None:
             multiply(self._head, head.final, count, head.logits)
         else:
             by_quads(self._head, head.final, count, head.logits)
@@ -193,7 +235,11 @@ class GpuNextTokenBlock:
             softcap(head.logits, self._shape.logit_softcap)
         assert head.final.x is not None
         states.copy_(head.final.x)
-        draft_of(head.logits, count, self._chosen, rows)
+        draft_of(head.logits, count, self._chosen, rows, scored)
+
+    def place_drafts(self, ids: Tensor, count: Tensor) -> None:
+        """Launches the last chain's drafts as a step's tokens; see `kernels.next_token.op.place_drafts`."""
+        place_drafts(ids, count, self.chain.rows, self.chain.least)
 
     def logits(self, size: int) -> Tensor:
         """The last link's logits: float32 [size, vocab]."""
@@ -209,6 +255,10 @@ class GpuNextTokenBlock:
         x = self._inputs[s.rows]
         norm_rows(self._joined[: s.rows], None, 0.0, count, x.x, x.codes, x.scales)
         multiply(self._w.projection, x, count, s.x, s.dense)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._shape.vocab_size
 
     @property
     def nbytes(self) -> int:

@@ -118,6 +118,9 @@ class GpuEngine:
             self.micro_batches = MicroBatches(
                 model, self._inputs, make_inputs, chunk_tiles, max_num_seqs, self.facts
             )
+        # Drafts by the model's next-token block; None: it has none, or it must not draft.
+        block = model.next_token
+        self.next_token_chain = None if block is None else NextTokenChain(block, model.device, max_num_seqs)
         self._launcher = StepLauncher(
             model,
             self._inputs,
@@ -128,11 +131,8 @@ class GpuEngine:
             from_first,
             self._done.wait,
             expert_cache,
+            self.next_token_chain,
         )
-        # Drafts by the model's next-token block; None: it has none, or it must not draft.
-        self.next_token_chain: NextTokenChain | None = None
-        if model.next_token is not None:
-            self.next_token_chain = NextTokenChain(model.next_token, model.device, max_num_seqs)
         kernels = KernelLaunches(model, self._inputs, self._sampler, chunk_tiles, self.facts, self._drafted)
         self.warm_up = WarmUp(
             *(self._graphs, kernels.launch_all, self.facts, self.micro_batches, expert_cache),

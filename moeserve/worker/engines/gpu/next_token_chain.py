@@ -1,4 +1,8 @@
-"""Chains of drafts by the next-token block: one upload, one CUDA graph a draft, one wait at the end."""
+"""Chains of drafts by the next-token block: one upload, one CUDA graph a draft, no wait between them.
+
+`draft` waits for the drafts. Between `launch` and `found` the host may launch the step that verifies them: `place` puts
+them there on the device, as the step's tokens.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from moeserve.models.blocks.gpu.next_token import GpuNextTokenBlock
 from moeserve.worker.engines.gpu.steps.cuda_graphs import CudaGraphs, Launches
 from moeserve.worker.engines.gpu.steps.pinned import pinned_copy
 from moeserve.worker.engines.gpu.steps.step_path import padded_size
 from moeserve.worker.sequences import Int32s
-
-_ROW_COLUMNS = 7  # of `ChainInputs.columns`, before the planned slots
 
 
 class ChainStart(NamedTuple):
@@ -26,45 +29,65 @@ class ChainStart(NamedTuple):
     req_slots: Int32s
     most: Int32s  # drafts of each
     kv_slots: Int32s  # [depths, n]: of the tokens' positions, by depth
+    panels: Int32s | None = None  # of the vocabulary, ascending, that are scored; None: all
+    least: npt.NDArray[np.float32] | float = 0.0  # [n]: the probability from which drafts are verified
 
 
 class NextTokenChain:
-    """Owns the graphs, by the number of rows. Single-threaded, as the engine is."""
+    """Owns the graphs, by the number of rows and whether they read a shortlist. Single-threaded, as the engine is."""
 
     def __init__(self, block: GpuNextTokenBlock, device: torch.device, most_requests: int) -> None:
         self._block = block
         self._device = device
         self._most_requests = most_requests
         self._graphs = CudaGraphs(device)
-        self._links: dict[int, Launches] = {}
+        self._links: dict[tuple[int, bool], Launches] = {}
         chain = block.chain
         is_gpu = device.type == "cuda"
-        self._pinned = torch.zeros(chain.columns.shape, dtype=torch.int32, pin_memory=is_gpu)
-        self._host: Int32s = self._pinned.numpy()
+        self._pinned = torch.zeros(chain.buffer.shape, dtype=torch.int32, pin_memory=is_gpu)
+        self._host = chain.columns(self._pinned)
         self._found = torch.zeros(chain.outputs.shape, pin_memory=is_gpu)
-        self._end = torch.cuda.Event() if is_gpu else None
+        self._shape = 0, 0  # of the last launch: depths, rows
+        self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(2 * is_gpu)]
 
     @property
     def most_rows(self) -> int:
         """Requests for which one chain drafts."""
         return self._block.chain_sizes[-1]
 
+    @property
+    def width(self) -> int:
+        """Numbers from a request's draft to its next one, for `place`."""
+        return self._block.chain.width
+
+    @property
+    def vocab_size(self) -> int:
+        return self._block.vocab_size
+
     # ---------------------------------------------------------------- before the first step
 
     def compile(self) -> None:
         """Compiles a chain's kernels. Inside `compile_ahead`, where nothing is executed."""
-        for size in self._block.chain_sizes:
-            self._block.link(size)
+        for size, of_shortlist in self._kinds():
+            self._block.link(size, of_shortlist=of_shortlist)
         self.keep(*np.zeros((3, 1), np.int32))
+        self.place(self._block.chain.rows.token_ids, self._block.chain.count)
 
     def capture(self) -> None:
-        """Captures a graph for each number of rows, in rows that are no request's."""
+        """Captures the graphs, in rows that are no request's."""
         self._clear()
-        for size in self._block.chain_sizes:
-            self._links[size] = self._graphs.capture(partial(self._block.link, size), self._clear)
+        for size, of_shortlist in self._kinds():
+            link = partial(self._block.link, size, of_shortlist=of_shortlist)
+            self._links[size, of_shortlist] = self._graphs.capture(link, self._clear)
+
+    def _kinds(self) -> list[tuple[int, bool]]:
+        sizes = self._block.chain_sizes
+        return [(size, False) for size in sizes] + [
+            (size, True) for size in sizes if self._block.takes_shortlist(size)
+        ]
 
     def _clear(self) -> None:
-        self._block.chain.columns.zero_()
+        self._block.chain.buffer.zero_()
 
     # ---------------------------------------------------------------- between steps
 
@@ -79,27 +102,59 @@ class NextTokenChain:
         self._block.keep_rows(pinned_copy(chosen, self._device), len(slots))
 
     def draft(self, start: ChainStart) -> tuple[Int32s, npt.NDArray[np.float32]]:
-        """Returns tokens and their probabilities, [depths, n] each; those behind a row's `most` are invalid. Waits for
-        the device."""
+        """`launch` and `found`."""
+        self.launch(start)
+        return self.found()
+
+    def launch(self, start: ChainStart) -> None:
+        """Launches a chain. Before the next one call `found`."""
         n, depths = len(start.token_ids), int(start.most.max())
         size, host = padded_size(n, self._block.chain_sizes), self._host
-        host[:_ROW_COLUMNS] = 0
-        token_ids, positions, kv_slots, _, most, req_slots, count = host[:_ROW_COLUMNS, :n]
-        token_ids[:], positions[:], kv_slots[:] = start.token_ids, start.positions, start.kv_slots[0]
-        most[:], req_slots[:] = start.most, start.req_slots
-        count[0] = n
-        host[_ROW_COLUMNS : _ROW_COLUMNS + depths, :n] = start.kv_slots[:depths]
-        self._block.chain.columns.copy_(self._pinned, non_blocking=True)
+        self._pinned.zero_()
+        for column, values in (
+            (host.token_ids, start.token_ids),
+            (host.positions, start.positions),
+            (host.kv_slots, start.kv_slots[0]),
+            (host.most, start.most),
+            (host.req_slots, start.req_slots),
+        ):
+            column.numpy()[:n] = values
+        host.count[0] = n
+        host.least.view(torch.float32).numpy()[:n] = start.least
+        host.planned_slots.numpy()[:depths, :n] = start.kv_slots[:depths]
+        of_shortlist = start.panels is not None and self._block.takes_shortlist(size)
+        if of_shortlist and start.panels is not None:
+            host.num_panels[0] = len(start.panels)
+            host.panels.numpy()[: len(start.panels)] = start.panels
+        self._mark(0)
+        self._block.chain.buffer.copy_(self._pinned, non_blocking=True)
         self._block.begin(size)
-        link = self._links[size]
+        link = self._links[size, of_shortlist]
         for _ in range(depths):
             link()
         self._found.copy_(self._block.chain.outputs, non_blocking=True)
-        self._wait()
+        self._mark(1)
+        self._shape = depths, n
+
+    def place(self, ids: Tensor, count: Tensor) -> None:
+        """Launches: in a step of one request, placeholders -1 - i become the launched chain's drafts, and rows from its
+        first unlikely draft on are left out. i: `width` times the draft's depth. ids int32 [n], count int32 [1]."""
+        self._block.place_drafts(ids, count)
+
+    def found(self) -> tuple[Int32s, npt.NDArray[np.float32]]:
+        """Waits for the launched chain. Returns tokens and their probabilities, [depths, n] each; those behind a row's
+        `most` are invalid."""
+        if self._ends:
+            self._ends[1].synchronize()
+        depths, n = self._shape
         drafts, probabilities = self._found.numpy()[:, :depths, :n]
         return drafts.view(np.int32).copy(), probabilities.copy()
 
-    def _wait(self) -> None:
-        if self._end is not None:
-            self._end.record()
-            self._end.synchronize()
+    @property
+    def ms(self) -> float:
+        """Milliseconds that the last chain took the GPU, after `found`; 0: unknown."""
+        return float(self._ends[0].elapsed_time(self._ends[1])) if self._ends else 0.0
+
+    def _mark(self, end: int) -> None:
+        if self._ends:
+            self._ends[end].record()

@@ -13,6 +13,7 @@ from moeserve.kernels.collectives.all_reduce import FromFirst
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.observer import LayerObserver
 from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
+from moeserve.worker.engines.gpu.next_token_chain import NextTokenChain
 from moeserve.worker.engines.gpu.steps.cuda_graphs import Launches
 from moeserve.worker.engines.gpu.steps.graph_steps import GraphSteps
 from moeserve.worker.engines.gpu.steps.micro_batches import MicroBatches, TilesOf
@@ -37,9 +38,11 @@ class StepLauncher:
         from_first: FromFirst | None,
         until_ended: Callable[[], None],
         expert_cache: ExpertCache | None,
+        chain: NextTokenChain | None = None,
     ) -> None:
         """inputs: by step size. tiles_of: tiles of prompt chunks, see `GpuEngine`. sampled, from_first: see
-        `StepInputs.copy`. until_ended: waits for the running step. expert_cache: None if experts do not move."""
+        `StepInputs.copy`. until_ended: waits for the running step. expert_cache: None if experts do not move.
+        chain: of drafts by the model's own block; None: it has none."""
         self._model = model
         self._inputs = inputs
         self._graphs = graphs
@@ -48,6 +51,7 @@ class StepLauncher:
         self._sampled, self._from_first = sampled, from_first
         self._until_ended = until_ended
         self.expert_cache = expert_cache
+        self._place_drafts = None if chain is None else chain.place
 
     def launch(
         self,
@@ -117,7 +121,9 @@ class StepLauncher:
     def _copy(
         self, inputs: StepInputs, layout: StepLayout, sequences: Sequences, embedded: EmbeddedStep | None
     ) -> None:
-        inputs.copy(self._sampled, self._from_first)
+        # No step awaits both drafts and the tokens of the step before.
+        has_drafts = layout.drafted is not None and bool(layout.drafted.any())
+        inputs.copy(self._sampled, self._from_first, self._place_drafts if has_drafts else None)
         if embedded is not None and embedded.spans:
             self._model.place_embeddings(inputs.size, embedded.rows)
         ngrams = self._model.shape.ngrams

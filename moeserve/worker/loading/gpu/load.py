@@ -34,7 +34,7 @@ from moeserve.processes.free_memory import available_bytes
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
-from moeserve.worker.drafts.drafter import Drafter
+from moeserve.worker.drafts.drafter import Drafter, LateDrafts
 from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
 from moeserve.worker.engines.gpu.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu.engine import GpuEngine
@@ -87,6 +87,7 @@ def load_gpu_runner(
     for a bad file, ConfigError if the GPU's memory does not suffice."""
     constraints = gpu_constraints(config, source, start.inherited.grammar)
     loaded = load_gpu_engine(config, source, on_progress, device, start, forced_rows, spans=spans)
+    late = LateDrafts()
     return Runner(
         loaded.engine,
         loaded.ready,
@@ -96,18 +97,24 @@ def load_gpu_runner(
         loaded.adapters,
         drafting_of(
             *(config, loaded.engine, None, constraints),
-            small_model=_block_drafter(loaded.engine, least_probability(config)),
+            small_model=_block_drafter(loaded.engine, least_probability(config), late),
             most=loaded.most_drafts,
+            late=late,
         ),
         table=loaded.table,
     )
 
 
-def _block_drafter(engine: GpuEngine, least: float) -> Callable[[Sequences], Drafter] | None:
+def _block_drafter(
+    engine: GpuEngine, least: float, late: LateDrafts
+) -> Callable[[Sequences], Drafter] | None:
     """Returns what makes the drafter of the model's own block; None if that does not draft. least: probability
-    of its drafts."""
+    of its drafts. late: where it notes drafts that a step need not wait for."""
     chain = engine.next_token_chain
-    return None if chain is None else lambda sequences: GpuNextTokenDrafter(sequences, chain, least)
+    if chain is None:
+        return None
+    # If the host must know a step's tokens, it waits for the drafts.
+    return lambda sequences: GpuNextTokenDrafter(sequences, chain, least, late if engine.runs_ahead else None)
 
 
 def gpu_constraints(

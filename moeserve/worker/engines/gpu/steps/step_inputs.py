@@ -3,6 +3,7 @@ Placeholders for tokens that are still being sampled are filled in on the device
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -26,6 +27,8 @@ from moeserve.worker.engines.gpu.steps.step_columns import (
 from moeserve.worker.engines.gpu.steps.step_path import StepPath, sequences_alone
 from moeserve.worker.engines.request_embeddings import EmbeddedStep
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout, first_drafts
+
+PlaceDrafts = Callable[[Tensor, Tensor], None]
 
 
 class StepInputs:
@@ -210,13 +213,21 @@ class StepInputs:
 
     # ---------------------------------------------------------------- on the device
 
-    def copy(self, sampled: Tensor | None = None, from_first: FromFirst | None = None) -> None:
+    def copy(
+        self,
+        sampled: Tensor | None = None,
+        from_first: FromFirst | None = None,
+        place_drafts: PlaceDrafts | None = None,
+    ) -> None:
         """Launches the copy to the device. sampled: int32, tokens of the previous step, if some are awaited
-        (`Sequences.expect`). from_first: broadcasts them from the first of several GPUs."""
+        (`Sequences.expect`). from_first: broadcasts them from the first of several GPUs. place_drafts: called instead
+        with token ids and count, if the awaited tokens are drafts."""
         self._buffer.copy_(self._pinned, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
-        if self._awaits_tokens:
+        if self._awaits_tokens and place_drafts is not None:
+            place_drafts(self.token_ids, _number(self._device.num_rows, 0))
+        elif self._awaits_tokens:
             assert sampled is not None
             if from_first is not None:
                 from_first(sampled)

@@ -1,0 +1,27 @@
+"""The kernels of a next-token block's drafts."""
+
+from __future__ import annotations
+
+from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.linear.op import weight_of
+from moeserve.kernels.linear.panel_gemv import multiply_panels
+from moeserve.kernels.next_token.op import ChainRows, Chosen, ScoredPanels, draft_of, place_drafts
+from moeserve.quantization.quant_type import QuantType
+from tests.support.gpu_operators.tensors import both, empty, i32, weight
+
+DEPTHS = 3
+
+
+def drafts(n: int, kind: QuantType) -> None:
+    """Launches drafts from the whole vocabulary and from a shortlist."""
+    vocab, cols, count = 70_000, 2048, empty(1, dtype=i32)
+    logits, column = empty(n, vocab), empty(n, dtype=i32)
+    planned, of_chain = empty(DEPTHS, n, dtype=i32), empty(DEPTHS, n, dtype=i32)
+    chain = ChainRows(column, column, column, column, column, planned, of_chain, empty(DEPTHS, n))
+    chosen = Chosen(n, logits.device)
+    scored = ScoredPanels(empty(1000, dtype=i32), count)
+    head = weight_of(weight(kind, vocab, cols), int(kind), cols)
+    multiply_panels(GpuActivations(*both(n, cols)), head, scored.panels, scored.count, count, logits)
+    draft_of(logits, count, chosen, chain)
+    draft_of(logits, count, chosen, chain, scored)
+    place_drafts(column, count, chain, empty(1))
