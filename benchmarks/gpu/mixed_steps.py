@@ -53,8 +53,8 @@ class Mixed:
 
     def fill(self, seq: int, prompt: int, computed: int) -> None:
         """A prompt of random tokens, the first of them computed."""
+        from moeserve.kv.driven_slots import slots_in_turn
         from moeserve.messages.sampling import SamplingParams
-        from moeserve.messages.slot_kinds import slots_in_turn
         from moeserve.messages.steps import NewSeq, Row, StepPlan
 
         d = self._driver
@@ -73,7 +73,7 @@ class Mixed:
         self._positions[seq] = computed
 
     def step(self, rows: int, chunk: int) -> None:
-        from moeserve.messages.slot_kinds import slots_in_turn
+        from moeserve.kv.driven_slots import slots_in_turn
         from moeserve.messages.steps import Row, StepPlan
 
         d, n, made = self._driver, self._sequences, []

@@ -67,6 +67,8 @@ class FrontLines(BatchServer):
 
 async def _ask(instance: ServerInstance, url: URL, body: bytes) -> Answered:
     """Raises ApiError 503 if the server cannot answer now."""
+    if instance.session.closed:  # the server has ended since the lease began
+        raise ApiError(503, _LOST)
     headers = {SECRET_HEADER: instance.secret, "content-type": "application/json"}
     try:
         async with instance.session.post(url, data=body, headers=headers) as answer:

@@ -147,6 +147,8 @@ class _Exchange:
 
     async def _relay(self, instance: ServerInstance) -> None:
         """Raises _NotReached; ApiError where the server is lost before its answer has begun."""
+        if instance.session.closed:  # the server has ended since the lease began
+            raise _NotReached
         request = instance.session.request(
             self._scope["method"],
             _url_of(self._scope),

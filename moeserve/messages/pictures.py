@@ -19,7 +19,7 @@ class EncodePicture(msgspec.Struct, frozen=True, tag=True):
 
 
 class PictureEncoded(msgspec.Struct, frozen=True, tag=True):
-    """visual server -> httpserver. The file of `handle` (`processes/embedding_files.py`) is httpserver's to remove."""
+    """visual server -> httpserver. httpserver removes the files of `parts` (`processes/embedding_files.py`)."""
 
     id: int
     rows: int  # tokens: the picture has rows x columns of them
@@ -28,6 +28,14 @@ class PictureEncoded(msgspec.Struct, frozen=True, tag=True):
     handle: str
     seconds: float  # taken to decode and encode it
     is_cached: bool  # it was encoded before
+    # sha256 and handle of each tile behind the first, of a picture in tiles. The last one is the whole picture, which
+    # rows and columns leave out.
+    more: tuple[tuple[bytes, str], ...] = ()
+
+    @property
+    def parts(self) -> tuple[tuple[bytes, str], ...]:
+        """sha256 and handle of each tile; of a picture without tiles its own."""
+        return (self.sha256, self.handle), *self.more
 
 
 class PictureRefused(msgspec.Struct, frozen=True, tag=True):

@@ -60,7 +60,8 @@ CHAIN_ROWS = 64  # requests for which it drafts together
 # Room for LEAST_SCORED_ROWS rows at least.
 GPU_INDEX_SCORES = 1 << 25
 LEAST_SCORED_ROWS = 16
-DENSE_INTEGER_ROWS = range(9, UNPACK_DENSE_ROWS + 1)  # and attention's matrices
+# And attention's matrices (whole steps of 128 rows 1.014 times as fast, of 256 within 0.4%).
+DENSE_INTEGER_ROWS = range(9, 129)
 INT8_GROUP = 32  # columns that share a scale of int8 activations
 
 

@@ -25,7 +25,7 @@ from moeserve.visualserver.decode_protocol import (
     decode_request,
     encode,
 )
-from moeserve.visualserver.picture_size import PadRule, SizeRule, StretchRule
+from moeserve.visualserver.picture_size import PadRule, SizeRule, StretchRule, TileRule
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")  # of several frames the first
 # Other files that clients send, by bytes at a place.
@@ -91,12 +91,15 @@ def _resized(picture: Image.Image, rule: SizeRule) -> np.ndarray:
     rule.resized(picture.height, picture.width)  # before it is decoded
     turned = _rgb(ImageOps.exif_transpose(picture))
     height, width = rule.resized(turned.height, turned.width)
-    if not isinstance(rule, PadRule):
+    if not isinstance(rule, PadRule | TileRule):
         return np.asarray(turned.resize((width, height), Image.Resampling.BICUBIC))
+    sampling = Image.Resampling.BILINEAR if isinstance(rule, TileRule) else Image.Resampling.BICUBIC
     rows, columns = rule.drawn(turned.height, turned.width)
-    padded = np.zeros((height, width, 3), np.uint8)
-    padded[:rows, :columns] = np.asarray(turned.resize((columns, rows), Image.Resampling.BICUBIC))
-    return padded
+    canvas = np.zeros((height, width, 3), np.uint8)
+    canvas[:rows, :columns] = np.asarray(turned.resize((columns, rows), sampling))
+    if isinstance(rule, TileRule) and height > rule.tile:
+        canvas[-rule.tile :, : rule.tile] = np.asarray(turned.resize((rule.tile, rule.tile), sampling))
+    return canvas
 
 
 def _rgb(picture: Image.Image) -> Image.Image:

@@ -8,10 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    rows: int  # tokens
+    rows: int  # tokens; of a picture in tiles see `PictureEncoded.more`
     columns: int
     data: bytes  # float32 [rows * columns, hidden]
-    sha256: bytes  # of `data`
+    sha256: bytes  # of the first tile's part of `data`
+    tiles: int = 1  # which have equal parts of `data`
+
+    @property
+    def parts(self) -> list[memoryview]:
+        """The tiles' embeddings."""
+        size = len(self.data) // self.tiles
+        return [memoryview(self.data)[start : start + size] for start in range(0, len(self.data), size)]
 
 
 class EmbeddingCache:

@@ -15,7 +15,7 @@ from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRef
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.visualserver.embedding_cache import EmbeddingCache, Embeddings
 from moeserve.visualserver.picture_decoder import PictureDecoder, PictureError
-from moeserve.visualserver.picture_size import SizeRule
+from moeserve.visualserver.picture_size import SizeRule, TileRule, tiles_of
 from moeserve.visualserver.slices import Slices
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class PictureEncoder:
             if found is None:
                 found = self._encode(picture.data, rule)
                 self._cache.put(key, found)
-            handle = self._files.write(found.data)
+            handle, *handles = [self._files.write(part) for part in found.parts]
         except PictureError as error:
             return PictureRefused(picture.id, 400, str(error))
         except UserError as error:
@@ -70,11 +70,20 @@ class PictureEncoder:
             log.error("the embeddings of a picture cannot be written: %s", error)
             return PictureRefused(picture.id, 503, f"cannot be encoded: {error.strerror}")
         seconds = time.monotonic() - began
-        return PictureEncoded(picture.id, found.rows, found.columns, found.sha256, handle, seconds, is_cached)
+        more = tuple(
+            (sha256(part).digest(), name) for part, name in zip(found.parts[1:], handles, strict=True)
+        )
+        sizes = found.rows, found.columns
+        return PictureEncoded(picture.id, *sizes, found.sha256, handle, seconds, is_cached, more)
 
     def _encode(self, data: bytes, rule: SizeRule) -> Embeddings:
         pixels = self._decoder.decode(data, rule)
         with self._slices.picture():
             rows = self._tower.encode(pixels, self._slices.ended).tobytes()
         height, width = pixels.shape[:2]
-        return Embeddings(height // rule.factor, width // rule.factor, rows, sha256(rows).digest())
+        if not isinstance(rule, TileRule):
+            return Embeddings(height // rule.factor, width // rule.factor, rows, sha256(rows).digest())
+        tiles = len(tiles_of(pixels, rule.tile))
+        first = sha256(memoryview(rows)[: len(rows) // tiles]).digest()
+        below = rule.tile if tiles > 1 else 0  # the whole picture's
+        return Embeddings((height - below) // rule.factor, width // rule.factor, rows, first, tiles)

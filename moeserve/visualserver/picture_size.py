@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 MOST_ASPECT: Final = 200  # of the longer side to the shorter, in the processors of Qwen and GLM
 
@@ -87,4 +89,59 @@ class PadRule(msgspec.Struct, frozen=True, tag=True):
         return rows, columns
 
 
-SizeRule = StretchRule | LargestRule | PadRule
+class TileRule(msgspec.Struct, frozen=True, tag=True):
+    """Llama 4's. A picture is shrunk, or enlarged to a tile's side at most, onto a canvas of square tiles: the one that
+    shrinks it least, of these the smallest. Where there are several tiles, the whole picture is one more: it lies below
+    them on the left."""
+
+    factor: int  # pixels: a token's side
+    tile: int  # pixels a side
+    max_tiles: int
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of tiles."""
+        found = list(self._grids())
+        # float32, as the publisher compares them.
+        sides = np.array(found, np.float32) * self.tile / np.array([height, width], np.float32)
+        scales = sides.min(1)
+        enlarging = scales[scales >= 1]
+        best = enlarging.min() if len(enlarging) else scales.max()
+        return min((found[at] for at in np.flatnonzero(scales == best)), key=math.prod)
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width in pixels of all tiles, see `tiles_of`."""
+        rows, columns = self.grid(height, width)
+        return (rows + (rows * columns > 1)) * self.tile, columns * self.tile
+
+    def drawn(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width in pixels of the picture on the canvas."""
+        rows, columns = (
+            min(max(side, self.tile), count * self.tile)
+            for side, count in zip((height, width), self.grid(height, width), strict=True)
+        )
+        if columns / width < rows / height:
+            return max(1, min(math.floor(height * (columns / width)), rows)), columns
+        return rows, max(1, min(math.floor(width * (rows / height)), columns))
+
+    def _grids(self) -> Iterator[tuple[int, int]]:
+        """All rows and columns, in the publisher's order: by ratio, of the largest number of tiles with it."""
+        ratios: dict[float, list[tuple[int, int]]] = {}
+        for count in range(self.max_tiles, 0, -1):
+            for rows in range(1, count + 1):
+                if count % rows == 0:
+                    ratios.setdefault(rows / (count // rows), []).append((rows, count // rows))
+        for grids in ratios.values():
+            yield from grids
+
+
+def tiles_of(pixels: Any, side: int) -> list[Any]:
+    """Returns the tiles of what `TileRule.resized` says, row by row, and the whole picture's last. pixels: an array or
+    tensor [height, width, 3]."""
+    height, width = pixels.shape[:2]
+    if height == side:
+        return [pixels]
+    starts = ((row, column) for row in range(0, height - side, side) for column in range(0, width, side))
+    return [pixels[row : row + side, column : column + side] for row, column in (*starts, (height - side, 0))]
+
+
+SizeRule = StretchRule | LargestRule | PadRule | TileRule

@@ -10,23 +10,25 @@ from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.models.sources.huggingface import open_tower_folder
 from moeserve.models.sources.source import TensorSource
-from moeserve.visualserver.shapes import gemma4, glm4v, kimi_k25, minimax_m3, qwen3vl
+from moeserve.visualserver.shapes import gemma4, glm4v, kimi_k25, llama_4, minimax_m3, qwen3vl
 from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
 from moeserve.visualserver.shapes.glm4v import GlmShape
 from moeserve.visualserver.shapes.kimi_k25 import KimiShape
+from moeserve.visualserver.shapes.llama_4 import LlamaShape
 from moeserve.visualserver.shapes.minimax_m3 import MiniMaxShape
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.shapes.shape import VISION, check_tensors
 
 MOST_TOKENS: Final = 16384
 
-AnyTowerShape = Qwen3VlShape | Gemma4Shape | KimiShape | GlmShape | MiniMaxShape
+AnyTowerShape = Qwen3VlShape | Gemma4Shape | KimiShape | GlmShape | MiniMaxShape | LlamaShape
 _READERS: Final[Mapping[str, Callable[[TensorSource], AnyTowerShape]]] = {
     qwen3vl.PROJECTOR: qwen3vl.read_shape,
     gemma4.PROJECTOR: gemma4.read_shape,
     kimi_k25.PROJECTOR: kimi_k25.read_shape,
     glm4v.PROJECTOR: glm4v.read_shape,
     minimax_m3.PROJECTOR: minimax_m3.read_shape,
+    llama_4.PROJECTOR: llama_4.read_shape,
 }
 
 

@@ -31,7 +31,7 @@ def products(n: int, widest: int) -> DenseIntegers:
 
 
 @pytest.mark.parametrize(("rows", "cols"), [(5120, 2048), (2048, 4096), (200, 768), (64, 512), (1000, 256)])
-@pytest.mark.parametrize(("n", "live"), [(16, 9), (32, 32), (64, 50)])
+@pytest.mark.parametrize(("n", "live"), [(16, 9), (32, 32), (64, 50), (128, 100)])
 def test_product(n: int, live: int, rows: int, cols: int) -> None:
     """Three times, because counters must be 0 again; numbers differ by 10^6, and the widest input is wider."""
     matrix = planes_of(Type.Q4_K, 1, rows, cols)

@@ -193,7 +193,7 @@ def test_an_engine(wide_fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None
     does. The step that verifies drafts is launched before the host knows them."""
     path = wide_fixtures / f"{MODELS['glm4moe']}.gguf"
     runner = engine_of(path)
-    requests = asked(1, runner.ready().vocab_size, length=5, max_tokens=6, temperature=1.0)
+    requests = asked(1, runner.ready().vocab_size, length=5, max_tokens=8, temperature=1.0)
     expected, _ = serve(runner, requests, 0, max_num_batched_tokens=8)
     planted = Planted(runner, whole_texts(requests, expected), monkeypatch)
     always_draft(monkeypatch)

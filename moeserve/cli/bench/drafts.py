@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from moeserve.cli.bench.engine_figures import Figure, Timed
 from moeserve.cli.workload.options import real
 from moeserve.errors import ConfigError
-from moeserve.messages.slot_kinds import slots_in_turn
+from moeserve.kv.driven_slots import slots_in_turn
 from moeserve.messages.steps import CONTINUES, Row, StepPlan, StepResult
 
 if TYPE_CHECKING:

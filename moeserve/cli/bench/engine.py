@@ -31,8 +31,8 @@ from moeserve.cli.command_line import add_shared_options, read_options, resolve
 from moeserve.cli.workload.options import real, whole
 from moeserve.config import ServerConfig, num_drafts
 from moeserve.errors import ConfigError, UserError
+from moeserve.kv.driven_slots import slots_in_turn
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.slot_kinds import slots_in_turn
 from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
 from moeserve.placement.expert_cache.replay import SETTLING_STEPS
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace, read_trace

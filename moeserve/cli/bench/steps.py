@@ -32,8 +32,8 @@ from moeserve.cli.simulate.step_time import StepTime, load_of, write_step_time
 from moeserve.cli.workload.options import whole
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
+from moeserve.kv.driven_slots import SlotCounter, slots_in_turn
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.slot_kinds import SlotCounter, slots_in_turn
 from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
 from moeserve.messages.worker import Worker
 from moeserve.placement.step_tokens import MOST_ON_GPU, ON_CPU

@@ -213,7 +213,7 @@ def choose(
     size = size or max(256, next_power_of_2(numbers))
     choose_kernel(
         (rows, choices), scores, scratch, table, req_slots, *step, chosen, lasts, length, stride, numbers, choices, *by,
-        width, rule.block == 1, parts, size, bits, min(size, CHOSEN_TOGETHER), pdl(), num_warps=max(4, size // 512),
+        width, rule.block == 1, parts, size, bits, min(size, CHOSEN_TOGETHER), pdl(), num_warps=max(1, size // 512),
         launch_pdl=pdl(),
     )  # fmt: skip
 

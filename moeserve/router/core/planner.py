@@ -89,14 +89,15 @@ class Planner:
         # A step that compiled kernels is not representative.
         of_drafts = result.draft_ms + result.draft_wait_ms + result.draft_read_ms
         ms = 0.0 if result.kernels_compiled else result.compute_ms - of_drafts
-        if scheduled.draft_tokens and (allowed := self._observe_drafts(scheduled, result)):
+        allowed = self._observe_drafts(scheduled, result) if scheduled.draft_tokens else 0
+        if allowed and not result.kernels_compiled:
             self._drafts.observe_time(allowed, result.draft_ms, result.draft_wait_ms)
         if scheduled.prompt_tokens and scheduled.num_decode and ms > 0.0:
             self._pace.corrected(scheduled.expected_ms, ms, scheduled.protected_share)
         if scheduled.has_background and ms > 0.0:
             self.background.corrected(scheduled.expected_ms, ms)
         self._cost.observe(scheduled.shape, ms)
-        if self._limits.max_drafts:
+        if self._limits.max_drafts and not result.kernels_compiled:
             made = [entry.accepted for entry in result.sampled if entry.accepted is not None]
             drafted, right = sum(one.drafted for one in made), sum(len(one.token_ids) for one in made)
             rows, context = scheduled.num_decode, scheduled.shape.decode_context

@@ -88,6 +88,13 @@ def merge_order(rows: int, columns: int, merge: int) -> Tensor:
     return count.view(rows // merge, merge, columns // merge, merge).permute(0, 2, 1, 3).flatten()
 
 
+def pairs_in_split_halves(hidden: int, heads: int) -> Tensor:
+    """Returns the file's row for each row of `AxialTower`'s q and k, int64 [hidden]. In the file the first half of each
+    head rotates by column and the second by row, each number with its neighbour."""
+    count = torch.arange(hidden).view(heads, 2, -1, 2)  # [heads, column or row, frequency, pair]
+    return count.flip(1).permute(0, 3, 1, 2).flatten()
+
+
 def bicubic_positions(table: Tensor, rows: int, columns: int) -> Tensor:
     """Resamples a learned table [rows, columns, hidden] to the patches of a picture: [patches, hidden], row by row."""
     grid = table.permute(2, 0, 1)[None]

@@ -16,7 +16,12 @@ from torch.nn import functional
 
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.kimi_k25 import POSITIONS, KimiShape
-from moeserve.visualserver.towers.axial import AxialTower, bicubic_positions, merge_order
+from moeserve.visualserver.towers.axial import (
+    AxialTower,
+    bicubic_positions,
+    merge_order,
+    pairs_in_split_halves,
+)
 from moeserve.visualserver.towers.tower import CPU, SliceEnded
 
 
@@ -34,7 +39,8 @@ class KimiTower(AxialTower):
         self.shape = shape
         self._patches = self.weights.pop("v.patch_embd.weight").flatten(1)
         self._table = self.weights.pop(POSITIONS)
-        order = rows_in_split_halves(shape.hidden, shape.heads).to(device)
+        q = pairs_in_split_halves(shape.hidden, shape.heads)
+        order = torch.cat([q, shape.hidden + q, 2 * shape.hidden + torch.arange(shape.hidden)]).to(device)
         for layer in range(shape.layers):
             self.weights.reorder(f"v.blk.{layer}.attn_qkv", order)
 
@@ -59,11 +65,3 @@ class KimiTower(AxialTower):
             x = self._layer_norm(name, x, shape.eps)
         wide = functional.gelu(product("mm.1", self._joined(x), is_exact=True))
         return product("mm.2", wide, is_exact=True)
-
-
-def rows_in_split_halves(hidden: int, heads: int) -> Tensor:
-    """Returns the file's row for each row of `AxialTower`'s q, k and v, int64 [3 * hidden]. In the file the first half
-    of each head of q and k rotates by column and the second by row, each number with its neighbour."""
-    count = torch.arange(hidden).view(heads, 2, -1, 2)  # [heads, column or row, frequency, pair]
-    q = count.flip(1).permute(0, 3, 1, 2).flatten()
-    return torch.cat([q, hidden + q, 2 * hidden + torch.arange(hidden)])

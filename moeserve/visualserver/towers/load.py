@@ -12,6 +12,7 @@ from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
 from moeserve.visualserver.shapes.glm4v import GlmShape
 from moeserve.visualserver.shapes.kimi_k25 import KimiShape
+from moeserve.visualserver.shapes.llama_4 import LlamaShape
 from moeserve.visualserver.shapes.minimax_m3 import MiniMaxShape
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.tower_file import AnyTowerShape
@@ -19,6 +20,7 @@ from moeserve.visualserver.tower_memory import takes_gpu
 from moeserve.visualserver.towers.gemma4 import Gemma4Tower
 from moeserve.visualserver.towers.glm4v import GlmTower
 from moeserve.visualserver.towers.kimi_k25 import KimiTower
+from moeserve.visualserver.towers.llama_4 import LlamaTower
 from moeserve.visualserver.towers.minimax_m3 import MiniMaxTower
 from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
 from moeserve.visualserver.towers.tower import CPU, Tower, TowerMemoryError
@@ -67,6 +69,8 @@ def make_tower(
             return GlmTower(file, shape, device, dtype)
         case KimiShape():
             return KimiTower(file, shape, device, dtype)
+        case LlamaShape():
+            return LlamaTower(file, shape, device, dtype)
         case MiniMaxShape():
             return MiniMaxTower(file, shape, device, dtype)
         case Qwen3VlShape():

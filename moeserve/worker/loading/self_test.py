@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from moeserve.kv.driven_slots import SlotCounter
 from moeserve.messages.sampling import SamplingParams
-from moeserve.messages.slot_kinds import SlotCounter
 from moeserve.messages.steps import NewSeq, Row, StepPlan
 from moeserve.models.errors import ModelError
 from moeserve.worker.runner import Runner

@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from moeserve.config import ServerConfig
 from moeserve.httpserver.app import build_app
+from moeserve.httpserver.batches.queries import API_NAME as BATCHES
 from moeserve.httpserver.generation.engine.engine_state import EngineState
 from moeserve.httpserver.observability.metrics import Metrics
 
@@ -31,6 +32,7 @@ def app(metrics: Metrics) -> FastAPI:
         config=ServerConfig(),
         metrics=metrics,
         engine=SimpleNamespace(tracer=None, state=EngineState()),
+        api_states={BATCHES: None},
         model_name="a-model",
     )
     app = build_app(service)

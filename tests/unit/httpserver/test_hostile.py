@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 
 from moeserve.config import ServerConfig
 from moeserve.httpserver.app import APIS, build_app
+from moeserve.httpserver.batches.queries import API_NAME as BATCHES
 from moeserve.httpserver.generation.chat.chat_tools import arguments_for_template
 from moeserve.httpserver.generation.engine import open_generations
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
@@ -267,7 +268,9 @@ def test_only_names_that_are_ours_are_answered(host: str, answered: bool) -> Non
 def test_where_a_hosts_name_matters(settings: dict[str, Any], status: int) -> None:
     config = ServerConfig(**settings)
     engine: Any = types.SimpleNamespace(tracer=None, state=EngineState(True, ready=READY))
-    service: Any = types.SimpleNamespace(config=config, metrics=Metrics("m"), engine=engine, model_name="m")
+    service: Any = types.SimpleNamespace(
+        config=config, metrics=Metrics("m"), engine=engine, model_name="m", api_states={BATCHES: None}
+    )
     client = TestClient(build_app(service), base_url="http://evil.example")
     assert client.get("/health").status_code == status
 

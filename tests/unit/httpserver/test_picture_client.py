@@ -60,7 +60,7 @@ def test_pictures_whose_clients_have_left(tmp_path: Path, is_lost: bool) -> None
         return await last
 
     picture = asyncio.run(run())
-    assert [path.name for path in (tmp_path / "spans").iterdir()] == [picture.handle]
+    assert [path.name for path in (tmp_path / "spans").iterdir()] == [picture.parts[0][1]]
 
 
 async def settle() -> None:

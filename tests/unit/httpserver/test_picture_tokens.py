@@ -101,6 +101,31 @@ def test_a_prompt(
     assert found.shown([f"a{mark}b"]) == f"a{before}{each}{behind}b"
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 3), (3, 1)])
+def test_tiles(tmp_path: Path, rows: int, columns: int) -> None:
+    """As Llama 4's processor: each row of tiles ends with a separator, and the whole picture comes last."""
+    special = ["<|image_start|>", "<|image_end|>", "<|image|>", "<|patch|>", "<|tile_x_separator|>"]
+    tokenizer = tokenizer_with(tmp_path / "vocabulary.gguf", [*special, "<|tile_y_separator|>"])
+    found = tokens_of(tokenizer, MINIMAX.replace("]<]image[>[", "<|image|>"))
+    tiles = rows * columns + (rows * columns > 1)
+    more = tuple((bytes([number] * 32), f"{number:02x}") for number in range(1, tiles))
+    message = PictureEncoded(1, 2 * rows, 2 * columns, bytes(32), "00", 0.1, False, more)
+    removed: list[str] = []
+    picture = EncodedPicture(message, removed.append)
+    mark = Picture(b"1").mark
+    prompt = found.encode(tokenizer, [f"a{mark}b"], {mark: picture})
+    row = "<|tile_x_separator|>".join(["<|patch|>" * 4] * columns) + "<|tile_y_separator|>"
+    text = f"a<|image_start|>{row * rows if tiles > 1 else ''}<|image|>{'<|patch|>' * 4}<|image_end|>b"
+    assert prompt.ids == tokenizer.encode(text)
+    assert [span.handle for span in prompt.spans] == ["00", *(handle for _, handle in more)]
+    assert [span.sha256[0] for span in prompt.spans] == [*range(tiles)]
+    (patch,) = tokenizer.encode("<|patch|>")
+    assert all(prompt.ids[span.start : span.end] == [patch] * 4 for span in prompt.spans)
+    assert sum(token == patch for token in prompt.ids) == 4 * tiles
+    del picture, prompt
+    assert sorted(removed) == [f"{number:02x}" for number in range(tiles)]
+
+
 def test_a_vocabulary_with_some_of_the_tokens(tmp_path: Path) -> None:
     tokenizer = tokenizer_with(tmp_path / "vocabulary.gguf", ["<|media_pad|>", "<|media_end|>"])
     with pytest.raises(ConfigError, match="has no tokens for pictures that are known"):

@@ -125,6 +125,27 @@ def test_a_step_that_waits_for_the_host() -> None:
     assert chosen(lengths, [record_of(0.3)]) == [0]
 
 
+def test_a_slow_first_step_does_not_end_drafting() -> None:
+    """As a GPU's first chain is: it takes a hundred times as long as those after it."""
+    cost = StepCost()
+    for _ in range(8):
+        for rows in (1, 2, 3, 4, 8):
+            cost.observe(StepShape(rows, 100, 0, 0, 0), waits_for_weights(rows))
+    lengths, record = DraftLength(cost), DraftRecord()
+    without, waited = cost.decode_ms(1, 100), 0
+    lengths.finished(1, 0, 0, 100, 0.0)
+    for draft_ms in [100.0 * without] + [0.1 * without] * (LEARNING - 1):
+        while (counts := chosen(lengths, [record])) == [0]:
+            lengths.finished(1, 0, 0, 100, 0.0)
+            waited += 1
+        assert counts == [1]
+        lengths.observe(record, 1, 1, 1)
+        lengths.observe_time(1, draft_ms)
+        lengths.finished(1, 1, 1, 100, draft_ms)
+    assert waited <= 100
+    assert chosen(lengths, [record])[0] > 1
+
+
 def test_trials_are_rarer_where_a_step_waits_for_them() -> None:
     """With four requests a trial that takes three quarters of a step costs as much as three rows."""
 

@@ -7,8 +7,9 @@ from array import array
 import numpy as np
 import pytest
 
+from moeserve.kv.driven_slots import SlotCounter, slots_in_turn
 from moeserve.kv.slot_kinds import SPARE_SLOTS, kinds_of_blocks, num_slot_numbers, rows_for
-from moeserve.messages.slot_kinds import SlotCounter, SlotKind, slots_in_turn
+from moeserve.messages.slot_kinds import SlotKind
 from moeserve.router.core.limits import Limits
 from moeserve.router.core.memory.token_pool import PoolExhausted
 from tests.support.router_world import World, request

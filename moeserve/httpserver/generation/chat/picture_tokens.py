@@ -6,7 +6,8 @@ import re
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from math import isqrt
+from typing import Final, NamedTuple
 
 from moeserve.errors import ConfigError
 from moeserve.httpserver.generation.chat.picture_text import PictureText
@@ -17,6 +18,14 @@ from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 
+class _Tiles(NamedTuple):
+    """The special tokens of pictures in tiles."""
+
+    beside: str  # between the tiles of a row
+    below: str  # behind a row
+    whole: str  # before the tile of the whole picture
+
+
 @dataclass(frozen=True, slots=True)
 class _Placeholders:
     """The text that stands for pictures in prompts of one model family. Its special tokens are in angle brackets."""
@@ -25,7 +34,8 @@ class _Placeholders:
     each: str  # one special token, which is repeated
     behind: str
     in_sections: bool = False  # a picture's rows rotate by time, row and column
-    is_written_alone: bool = False  # chat templates write `each` without the text around it
+    alone: str = ""  # what chat templates write in place of it all
+    tiles: _Tiles | None = None
 
     @property
     def whole(self) -> str:
@@ -34,22 +44,30 @@ class _Placeholders:
     @property
     def written(self) -> str:
         """The text by which chat templates show a picture."""
-        return self.each if self.is_written_alone else self.whole
+        return self.alone or self.whole
 
     def fits(self, tokenizer: TextTokenizer) -> bool:
         """Returns whether the vocabulary has all special tokens."""
-        return all(len(tokenizer.encode(special)) == 1 for special in _SPECIAL.findall(self.whole))
+        specials = _SPECIAL.findall(self.whole) + ([] if self.tiles is None else [*self.tiles])
+        return all(len(tokenizer.encode(special)) == 1 for special in specials)
 
 
 _SPECIAL: Final = re.compile(r"\]<\][^\[\]]+\[>\[|<[^<>]+>")  # MiniMax's, and all others
 _QWEN: Final = _Placeholders("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", in_sections=True)
-_GEMMA4: Final = _Placeholders("<|image>", "<|image|>", "<image|>", is_written_alone=True)
+_GEMMA4: Final = _Placeholders("<|image>", "<|image|>", "<image|>", alone="<|image|>")
 _KIMI: Final = _Placeholders("<|media_begin|>image<|media_content|>", "<|media_pad|>", "<|media_end|>")
 _GLM: Final = _Placeholders("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", in_sections=True)
 _MINIMAX: Final = _Placeholders(
-    "]<]start of image[>[", "]<]image[>[", "]<]end of image[>[", is_written_alone=True
+    "]<]start of image[>[", "]<]image[>[", "]<]end of image[>[", alone="]<]image[>["
 )
-_FAMILIES: Final = (_QWEN, _GEMMA4, _KIMI, _GLM, _MINIMAX)
+_LLAMA: Final = _Placeholders(
+    "<|image_start|>",
+    "<|patch|>",
+    "<|image_end|>",
+    alone="<|image|>",
+    tiles=_Tiles("<|tile_x_separator|>", "<|tile_y_separator|>", "<|image|>"),
+)
+_FAMILIES: Final = (_QWEN, _GEMMA4, _KIMI, _GLM, _MINIMAX, _LLAMA)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +89,9 @@ class PictureTokens:
     before: list[int]
     each: int
     behind: list[int]
+    beside: list[int]  # between tiles; as the next two empty without
+    below: list[int]
+    whole: list[int]
     of_family: _Placeholders
     text: PictureText
 
@@ -85,7 +106,9 @@ class PictureTokens:
                 "them); leave it out"
             )
         before, [each], behind = map(tokenizer.encode, (family.before, family.each, family.behind))
-        return cls(before, each, behind, family, PictureText.of(renderer, family.written))
+        beside, below, whole = map(tokenizer.encode, family.tiles or ("", "", ""))
+        text = PictureText.of(renderer, family.written)
+        return cls(before, each, behind, beside, below, whole, family, text)
 
     def shown(self, pieces: Sequence[str]) -> str:
         """Returns the pieces as text, with one placeholder for each picture."""
@@ -108,11 +131,25 @@ class PictureTokens:
             for mark, behind in zip(rest[::2], rest[1::2], strict=True):
                 picture = pictures[mark]
                 prompt.add_text([*_encoded(tokenizer, text, goes_on=bool(prompt.ids)), *self.before])
-                prompt.add_picture(picture, self.each)
+                if self.of_family.tiles is None:
+                    prompt.add_picture(picture, self.each)
+                else:
+                    self._add_tiles(prompt, picture)
                 prompt.add_text(self.behind)
                 text = [behind]
         prompt.add_text(_encoded(tokenizer, text, goes_on=bool(prompt.ids)))
         return ChatTokens(prompt.ids, tuple(prompt.spans), tuple(pictures.values()))
+
+    def _add_tiles(self, prompt: _Prompt, picture: EncodedPicture) -> None:
+        """Adds the tiles of a picture row by row, and the whole picture behind them."""
+        *tiles, whole = picture.parts
+        area = picture.rows * picture.columns // max(1, len(tiles))
+        for number, tile in enumerate(tiles, 1):
+            prompt.add_tile(tile, area, self.each)
+            is_last = number % (picture.columns // isqrt(area)) == 0
+            prompt.add_text(self.below if is_last else self.beside)
+        prompt.add_text(self.whole)
+        prompt.add_tile(whole, area, self.each)
 
 
 def _encoded(tokenizer: TextTokenizer, parts: list[str], *, goes_on: bool) -> list[int]:
@@ -136,9 +173,15 @@ class _Prompt:
         """Adds a picture's rows."""
         start, count = len(self.ids), picture.rows * picture.columns
         positions = self._positions(picture) if self.in_sections else b""
-        self.spans.append(EmbeddingSpan(start, count, picture.sha256, picture.handle, positions))
+        [(digest, handle)] = picture.parts
+        self.spans.append(EmbeddingSpan(start, count, digest, handle, positions))
         self.ids += [each] * count
         self.position += max(picture.rows, picture.columns)
+
+    def add_tile(self, part: tuple[bytes, str], count: int, each: int) -> None:
+        """Adds a tile's rows, which rotate like tokens."""
+        self.spans.append(EmbeddingSpan(len(self.ids), count, *part))
+        self.add_text([each] * count)
 
     def _positions(self, picture: EncodedPicture) -> bytes:
         """Returns `EmbeddingSpan.positions`: every row has the same time position; row and column positions count from

@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 
 class EncodedPicture:
-    """A picture's embeddings. Their file exists as long as this object."""
+    """A picture's embeddings. Their files exist as long as this object."""
 
     def __init__(self, found: PictureEncoded, remove: Callable[[str], None]) -> None:
         self.rows = found.rows  # tokens
         self.columns = found.columns
-        self.sha256 = found.sha256
-        self.handle = found.handle
-        weakref.finalize(self, remove, found.handle)
+        self.parts = found.parts
+        for _, handle in found.parts:
+            weakref.finalize(self, remove, handle)
 
 
 class _Asked:
@@ -115,7 +115,8 @@ class PictureClient:
             and turn.exception() is None
             and isinstance(answer := turn.result(), PictureEncoded)
         ):
-            self._remove(answer.handle)
+            for _, handle in answer.parts:
+                self._remove(handle)
 
     def _remove(self, handle: str) -> None:
         self._held.discard(handle)
@@ -125,10 +126,11 @@ class PictureClient:
         asked = self._asked
         if asked is not None and asked.message.id == message.id and not asked.answer.done():
             if isinstance(message, PictureEncoded):
-                self._held.add(message.handle)
+                self._held.update(handle for _, handle in message.parts)
             asked.answer.set_result(message)
         elif isinstance(message, PictureEncoded):  # from a visual server that has been lost since
-            self._files.remove(message.handle)
+            for _, handle in message.parts:
+                self._files.remove(handle)
 
     async def lost(self, *, by_itself: bool) -> None:
         """Handles the end of a visual server, which is being replaced. Removes the file that it may have written

@@ -31,9 +31,9 @@ from moeserve.models.blocks.gpu.workspace import (
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.loading.gpu_weights import GpuLatentAttention, plane_tensors
 
-# Smallest split of a row's chosen keys, in multiples of the keys that are processed at once: combining the results of
-# smaller ones takes longer than they save.
-LEAST_SPLIT = 4
+# Smallest split of a row's chosen keys, in multiples of the keys that are processed at once: with 64 keys attention of
+# one row takes 17 us, with 128 it takes 23 (docs/results/gpu-kernels.md).
+LEAST_SPLIT = 2
 
 
 class GpuLatentAttentionBlock:

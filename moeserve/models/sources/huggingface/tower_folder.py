@@ -17,7 +17,7 @@ from .folder import CONFIG, read_config, weight_files
 from .json_files import read_json
 from .made_tensor import MadeTensor, values_made
 from .safetensors_file import StoredTensor, read_tensors
-from .towers import gemma4, glm4v, kimi_k25, minimax_m3, qwen3vl
+from .towers import gemma4, glm4v, kimi_k25, llama_4, minimax_m3, qwen3vl
 from .towers.family import Config, Made, TowerFamily
 
 VISION_CONFIG: Final = "vision_config"
@@ -25,7 +25,14 @@ _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
 _IMAGES: Final = ("image_processor", "media_proc_cfg")  # keys under which some have the pixels' settings
 # Types of towers that say nothing: Kimi's, and MiniMax's, which is CLIP's. The model's own stands for them.
 _UNNAMED: Final = ("", "None", "clip_vision_model")
-_FAMILIES: Final = (qwen3vl.FAMILY, gemma4.FAMILY, kimi_k25.FAMILY, glm4v.FAMILY, minimax_m3.FAMILY)
+_FAMILIES: Final = (
+    qwen3vl.FAMILY,
+    gemma4.FAMILY,
+    kimi_k25.FAMILY,
+    glm4v.FAMILY,
+    minimax_m3.FAMILY,
+    llama_4.FAMILY,
+)
 
 
 class TowerFolder:

@@ -23,7 +23,9 @@ KEEP = 0.9  # decay of the moving averages per value
 PRIOR = 2.0  # weight, in outcomes, of all requests' average beside a request's own
 FIRST_GUESS = 0.7  # assumed share of right drafts before any is verified
 MARGIN = 1.1  # factor by which the value must exceed the cost, as both are estimates
-LEARNING = 4  # rows with drafts before which one request a step has one draft
+# Rows with drafts before which one request a step has one draft. As the first of them may be slow once, their drafting
+# counts as the least of them, and the account pays at most a step's time for each.
+LEARNING = 4
 TRIED_EVERY = 64  # after right drafts, one in this many rows without drafts is a trial
 TRIED_LEAST = 1024  # the longest interval between trials
 NUMBERS = 32  # candidate numbers of drafts compared per step
@@ -37,6 +39,7 @@ class DraftLength:
         self._draft_ms = 0.0  # milliseconds of drafting per allowed draft
         self._wait_ms = 0.0  # milliseconds that a GPU waits for the host in a step with drafts
         self._num_observed = 0
+        self._num_timed = 0  # steps of which the time of drafting is known
         self._account = DraftAccount()
         self._reading = DraftAccount(MOST_STEPS_READING)  # of texts, by a drafting model
         self._has_read = False  # whether a drafting model has spent time on reading
@@ -109,6 +112,8 @@ class DraftLength:
             return
         added = self._cost.decode_ms(rows + drafted, context) - without + ms
         lost = added - accepted * without / rows
+        if self._num_observed <= LEARNING:
+            lost = min(lost, without)
         self._has_read = self._has_read or read_ms > 0.0
         self._account.passed(rows, without, lost)
         self._reading.passed(rows, without, read_ms + min(lost, 0.0))
@@ -117,10 +122,14 @@ class DraftLength:
         """draft_ms: milliseconds that the worker spent on drafting for rows with `allowed` drafts in total; wait_ms:
         for which a GPU waited for the host."""
         each = draft_ms / allowed
-        kept = KEEP if self._draft_ms else 0.0
-        self._draft_ms = kept * self._draft_ms + (1.0 - kept) * each
-        kept = KEEP if self._wait_ms else 0.0
-        self._wait_ms = kept * self._wait_ms + (1.0 - kept) * wait_ms
+        self._num_timed += 1
+        if self._num_timed == 1:
+            self._draft_ms, self._wait_ms = each, wait_ms
+        elif self._num_timed <= LEARNING:
+            self._draft_ms, self._wait_ms = min(self._draft_ms, each), min(self._wait_ms, wait_ms)
+        else:
+            self._draft_ms = KEEP * self._draft_ms + (1.0 - KEEP) * each
+            self._wait_ms = KEEP * self._wait_ms + (1.0 - KEEP) * wait_ms
 
     def _is_time_to_try(self, lengths: Sequence[int], budget: int, patience: float) -> bool:
         """patience: multiple of the usual interval to wait."""

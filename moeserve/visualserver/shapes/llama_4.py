@@ -1,0 +1,127 @@
+"""Llama 4's tower (https://ai.meta.com/blog/llama-4-multimodal-intelligence/), which reads square tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from moeserve.errors import ConfigError
+from moeserve.models.errors import ModelError
+from moeserve.models.interface import ModelShape
+from moeserve.models.sources.huggingface.towers.llama_4 import PROJECTOR as _PROJECTOR
+from moeserve.models.sources.source import TensorSource
+from moeserve.visualserver.picture_size import TileRule
+from moeserve.visualserver.shapes.shape import VISION, PixelScale, read_pixel_scale
+
+PROJECTOR: Final = _PROJECTOR
+MOST_TILES: Final = 16  # beside that of the whole picture, in the publisher's processor
+QKV: Final = ("attn_q", "attn_k", "attn_v")
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaShape:
+    """See `TowerShape`."""
+
+    hidden: int
+    heads: int
+    layers: int
+    ffn: int
+    patch: int  # pixels a side
+    merge: int  # patches a side of what becomes one token
+    tile: int  # pixels a side
+    output: int  # the text model's hidden size
+    adapter: tuple[int, int]  # widths of the network between the layers and the last product
+    eps: float  # of LayerNorms
+    pixels: PixelScale
+
+    @property
+    def token_side(self) -> int:
+        """Pixels."""
+        return self.patch * self.merge
+
+    @property
+    def tile_tokens(self) -> int:
+        return (self.tile // self.token_side) ** 2
+
+    @property
+    def default_max_tokens(self) -> int:
+        return (MOST_TILES + 1) * self.tile_tokens
+
+    @property
+    def token_floats(self) -> int:
+        return self.merge**2 * (2 * self.ffn + 7 * self.hidden)
+
+    def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> TileRule:
+        if min_tokens is not None:
+            raise ConfigError("--image-min-tokens: Llama 4's pictures have a number of tiles; leave it out")
+        most = self.default_max_tokens if max_tokens is None else max_tokens
+        if most < self.tile_tokens:
+            raise ConfigError(
+                f"--image-max-tokens: a tile of Llama 4 has {self.tile_tokens} tokens; raise it to that at least"
+            )
+        return TileRule(self.token_side, self.tile, max(1, min(MOST_TILES, most // self.tile_tokens - 1)))
+
+    @property
+    def embedding_size(self) -> int:
+        return self.output
+
+    def fits(self, text: ModelShape) -> bool:
+        return text.architecture == PROJECTOR  # of both the name
+
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        h, (wide, narrow) = self.hidden, self.adapter
+        shapes: dict[str, tuple[int, ...]] = {
+            "v.patch_embd.weight": (h, 3 * self.patch**2),
+            "v.class_embd": (h,),
+            "v.position_embd.weight": ((self.tile // self.patch) ** 2 + 1, h),
+            "mm.model.mlp.1.weight": (wide, h * self.merge**2),
+            "mm.model.mlp.2.weight": (narrow, wide),
+            "mm.model.fc.weight": (self.output, narrow),
+        }
+        norms = ["v.pre_ln", "v.post_ln"]
+        for layer in range(self.layers):
+            at = f"v.blk.{layer}."
+            norms += [at + "ln1", at + "ln2"]
+            products = {f"{at}{name}": (h, h) for name in (*QKV, "attn_out")}
+            products |= {f"{at}ffn_up": (self.ffn, h), f"{at}ffn_down": (h, self.ffn)}
+            for name, (rows, columns) in products.items():
+                shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+        for name in norms:
+            shapes |= {f"{name}.weight": (h,), f"{name}.bias": (h,)}
+        return shapes
+
+
+def read_shape(file: TensorSource) -> LlamaShape:
+    """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
+    meta = file.metadata
+    hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
+    heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
+    if hidden % (4 * heads):
+        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
+    patch = meta.require_int(VISION + "patch_size", 1, 64)
+    merge = meta.require_int(VISION + "projector.scale_factor", 1, 8)
+    tile = meta.require_int(VISION + "image_size", 1, 2048)
+    if tile % (patch * merge):
+        raise ModelError(
+            file.path, f"tiles of {tile} pixels do not hold whole tokens of {patch * merge}; convert it again"
+        )
+    return LlamaShape(
+        hidden=hidden,
+        heads=heads,
+        layers=meta.require_int(VISION + "block_count", 1, 512),
+        ffn=meta.require_int(VISION + "feed_forward_length", 1, 1 << 18),
+        patch=patch,
+        merge=merge,
+        tile=tile,
+        output=meta.require_int(VISION + "projection_dim", 1, 1 << 16),
+        adapter=(_rows(file, "mm.model.mlp.1.weight"), _rows(file, "mm.model.mlp.2.weight")),
+        eps=meta.require_float(VISION + "attention.layer_norm_epsilon", 1e-12, 1e-2),
+        pixels=read_pixel_scale(file),
+    )
+
+
+def _rows(file: TensorSource, name: str) -> int:
+    tensor = file.tensors.get(name)
+    if tensor is None or len(tensor.shape) != 2:
+        raise ModelError(file.path, f"{name} is no matrix; convert it again")
+    return tensor.shape[0]
