@@ -85,6 +85,12 @@ def _with_zeros(name: str, parts: npt.NDArray[np.uint8]) -> npt.NDArray[np.float
     zeros, codes = parts[:, 2:3].astype(np.float32), parts[:, 3:]
     if name.startswith("INT8"):
         numbers = codes.view(np.int8).astype(np.float32) + 128
-    else:
+    elif name.startswith("INT4"):
         numbers = np.stack([codes % 16, codes // 16], axis=-1).reshape(len(parts), -1).astype(np.float32)
+    else:  # two bits of each column, of INT3 then the third of each
+        low = codes if name.startswith("INT2") else codes[:, : codes.shape[1] * 2 // 3]
+        numbers = np.stack([low >> 2 * i & 3 for i in range(4)], axis=-1).reshape(len(parts), -1)
+        if name.startswith("INT3"):
+            numbers = numbers + 4 * np.unpackbits(codes[:, low.shape[1] :], axis=1, bitorder="little")
+        numbers = numbers.astype(np.float32)
     return scales * (numbers - zeros)
