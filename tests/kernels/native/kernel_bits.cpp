@@ -101,7 +101,7 @@ void print_rowwise(const Kernels& k) {
     using In = const float*;
     two("rms_norm", [&](In a, In b, float* o) { k.rms_norm(a, b, 1e-6f, n, o); });
     two("silu_mul", [&](In a, In b, float* o) { k.silu_mul(a, b, n, o); });
-    two("clamped_silu_mul", [&](In a, In b, float* o) { k.clamped_silu_mul(a, b, n, 7.0f, o); });
+    two("clamped_silu_mul", [&](In a, In b, float* o) { k.clamped_silu_mul(a, b, n, 7.0f, 5.0f, o); });
     two("swiglu_oai", [&](In a, In b, float* o) { k.swiglu_oai(a, b, n, 7.0f, 1.702f, o); });
     two("gelu_mul", [&](In a, In b, float* o) { k.gelu_mul(a, b, n, o); });
     two("relu_mul", [&](In a, In b, float* o) { k.relu_mul(a, b, n, o); });
