@@ -68,7 +68,7 @@ class KvLayer:
     index_keys: torch.Tensor | None = None  # float16 [slots, 1, width], by which keys are chosen
     # Compressed attention: rows of `keys` behind those of KV slots.
     rings: KeyRings | None = field(default=None, kw_only=True)
-    # Above 1: only slots of positions that end a block of so many tokens have rows, as the slots' numbers say.
+    # Tokens of a block. Above 1 only the slot of a block's last token has rows; a slot's number says which it is.
     block: int = field(default=1, kw_only=True)
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from moeserve.quantization.quant_type import SUPER_BLOCK
 
-# A program's rows of the matrix, of activations at most, and super-blocks at once: of the tiles measured, at most 8%
-# behind the fastest for each of six products (docs/results/gpu-kernels.md).
+# A piece's rows of the matrix, of activations at most, and super-blocks at once. Measured with the kernel before
+# warpgroups: at most 8% behind the fastest tile for each of six products (docs/results/gpu-kernels.md).
 PIECE_ROWS, PIECE_TOKENS, SUPER_BLOCKS = 64, 32, 2
 MOST_PIECES = 256  # a product of fewer pieces is divided by columns too, into up to this number
 MOST_SPLITS = 8

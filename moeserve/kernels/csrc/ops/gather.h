@@ -27,7 +27,7 @@ struct GatherRoutesOp {
   int top_k;
   bool is_small() const { return gather.is_small(); }
   void operator()(Team& team) const;
-  // Gathers row i of h, if there are so many.
+  // Gathers row i of h, if h has that row.
   void row(Team& team, int64_t i) const;
 };
 

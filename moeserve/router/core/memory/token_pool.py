@@ -18,8 +18,8 @@ class TokenPool:
     """KV slots for `num_slots` tokens, each slot free or owned by exactly one caller. A slot holds the keys and values
     of one token in every layer. `alloc` and `free` copy blocks of int32: O(count).
 
-    With kinds, a slot's number says for which positions it has room. There are so many of each kind that running
-    requests never lack one while fewer than num_slots tokens are held; the prefix cache may.
+    With kinds, a slot's number says for which positions it has room. Each kind has enough slots for running requests,
+    whatever their positions, while fewer than num_slots tokens are held; the prefix cache may lack one.
     """
 
     __slots__ = ("_firsts", "_free", "_kinds", "_num_used", "num_slots")
