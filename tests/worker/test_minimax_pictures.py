@@ -16,10 +16,10 @@ from moeserve.models.registry import read_checked_shape
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.visualserver.picture_size import StretchRule
 from moeserve.visualserver.tower_file import open_tower
-from moeserve.visualserver.towers.axial import merge_order
 from moeserve.visualserver.towers.load import make_tower
 from moeserve.worker.loading.cpu.load import build_cpu_runner
 from tests.support.minimax_model import DEVIATION, IMAGE, MEAN, MERGE, PATCH, write_model
+from tests.support.picture_patches import processed
 from tests.support.served_answers import load
 from tests.support.span_steps import distance, span_logits, span_of
 from tests.support.transformers_source import function_of
@@ -38,13 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 def theirs() -> dict[str, Any]:
     """The picture as transformers' processor gives it."""
-    scaled = (torch.from_numpy(PIXELS) / 255 - torch.tensor(MEAN)) / torch.tensor(DEVIATION)
-    rows, columns = PIXELS.shape[0] // PATCH, PIXELS.shape[1] // PATCH
-    patches = (
-        scaled.view(rows, PATCH, columns, PATCH, 3).permute(0, 2, 4, 1, 3).reshape(rows * columns, 3, 1, -1)
-    )
-    twice = patches[merge_order(rows, columns, MERGE)].expand(-1, -1, 2, -1).reshape(rows * columns, -1)
-    return {"pixel_values": twice, "image_grid_thw": torch.tensor([[1, rows, columns]])}
+    return processed(PIXELS, MEAN, DEVIATION, PATCH, MERGE)
 
 
 def test_the_tower_and_the_logits_behind_a_picture(model: tuple[Any, Path], tmp_path: Path) -> None:

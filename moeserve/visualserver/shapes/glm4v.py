@@ -9,7 +9,13 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import StretchRule
-from moeserve.visualserver.shapes.shape import VISION, PixelScale, position_side, read_pixel_scale
+from moeserve.visualserver.shapes.shape import (
+    VISION,
+    PixelScale,
+    position_side,
+    read_pixel_scale,
+    stretch_rule,
+)
 
 PROJECTOR: Final = "glm4v"
 DEFAULT_MIN_TOKENS: Final = 8  # the publisher's, as 112 x 112 pixels of a video's two frames
@@ -45,10 +51,8 @@ class GlmShape:
         return max(self.merge**2 * (3 * self.output + 7 * self.hidden), 3 * self.merger_ffn + 4 * self.output)
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
-        most = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
-        least = min(DEFAULT_MIN_TOKENS, most) if min_tokens is None else min_tokens
-        area = self.token_side**2
-        return StretchRule(self.token_side, least * area, most * area, enlarges_sides=True)
+        default = (DEFAULT_MIN_TOKENS, DEFAULT_MAX_TOKENS)
+        return stretch_rule(self.token_side, (min_tokens, max_tokens), default, enlarges_sides=True)
 
     @property
     def embedding_size(self) -> int:

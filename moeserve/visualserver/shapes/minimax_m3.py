@@ -9,7 +9,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import StretchRule
-from moeserve.visualserver.shapes.shape import VISION, PixelScale, read_pixel_scale
+from moeserve.visualserver.shapes.shape import VISION, PixelScale, read_pixel_scale, stretch_rule
 
 PROJECTOR: Final = "minimax_m3"
 DEFAULT_MIN_TOKENS: Final = 4  # the publisher's
@@ -47,10 +47,8 @@ class MiniMaxShape:
         return self.merge**2 * max(layers, 2 * self.inner + self.output + self.hidden)
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
-        most = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
-        least = min(DEFAULT_MIN_TOKENS, most) if min_tokens is None else min_tokens
-        area = self.token_side**2
-        return StretchRule(self.token_side, least * area, most * area)
+        default = (DEFAULT_MIN_TOKENS, DEFAULT_MAX_TOKENS)
+        return stretch_rule(self.token_side, (min_tokens, max_tokens), default)
 
     @property
     def embedding_size(self) -> int:

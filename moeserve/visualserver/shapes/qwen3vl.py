@@ -9,7 +9,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import StretchRule
-from moeserve.visualserver.shapes.shape import VISION, PixelScale, check_pixels, position_side
+from moeserve.visualserver.shapes.shape import VISION, PixelScale, check_pixels, position_side, stretch_rule
 
 PROJECTOR: Final = "qwen3vl_merger"
 # The file has no bounds of a picture's size; llama.cpp assumes these for the projector.
@@ -54,10 +54,8 @@ class Qwen3VlShape:
         return PixelScale((_HALF,) * 3, (_HALF,) * 3)
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
-        most = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
-        least = min(DEFAULT_MIN_TOKENS, most) if min_tokens is None else min_tokens
-        area = self.token_side**2
-        return StretchRule(self.token_side, least * area, most * area)
+        default = (DEFAULT_MIN_TOKENS, DEFAULT_MAX_TOKENS)
+        return stretch_rule(self.token_side, (min_tokens, max_tokens), default)
 
     @property
     def embedding_size(self) -> int:

@@ -9,7 +9,7 @@ from typing import Protocol
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
-from moeserve.visualserver.picture_size import SizeRule
+from moeserve.visualserver.picture_size import SizeRule, StretchRule
 
 VISION = "clip.vision."
 
@@ -70,6 +70,22 @@ class TowerShape(Protocol):
     def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Every tensor that the tower must have by name, row-major."""
         ...
+
+
+def stretch_rule(
+    token_side: int,
+    given: tuple[int | None, int | None],
+    default: tuple[int, int],
+    *,
+    enlarges_sides: bool = False,
+) -> StretchRule:
+    """Returns the rule for pictures of the given least and most tokens; None: the default's. A default least gives way
+    to a smaller most."""
+    min_tokens, max_tokens = given
+    most = default[1] if max_tokens is None else max_tokens
+    least = min(default[0], most) if min_tokens is None else min_tokens
+    area = token_side**2
+    return StretchRule(token_side, least * area, most * area, enlarges_sides=enlarges_sides)
 
 
 def check_tensors(file: TensorSource, shape: TowerShape) -> None:

@@ -48,6 +48,12 @@ class AxialTower(Tower):
         self._scale = (255.0 * deviation).float().to(device)
         self._shift = (mean / deviation).float().to(device)
 
+    def _still_patches(self) -> Tensor:
+        """Takes the patches' matrices of two times out of the weights and returns their sum, [hidden, 3 * patch *
+        patch]: a still picture is the same at both."""
+        later = self.weights.pop("v.patch_embd.weight.1")
+        return (self.weights.pop("v.patch_embd.weight") + later).flatten(1)
+
     def _patches_of(self, pixels: Tensor) -> Tensor:
         """Returns float32 [patches, 3 * patch * patch], row by row: per patch, its numbers by channel, row and
         column."""

@@ -37,9 +37,7 @@ class GlmTower(AxialTower):
     ) -> None:
         super().__init__(source, shape, device, dtype)
         self.shape = shape
-        # A still picture is the same at both times of a patch.
-        later = self.weights.pop("v.patch_embd.weight.1")
-        self._patches = (self.weights.pop("v.patch_embd.weight") + later).flatten(1)
+        self._patches = self._still_patches()
         self._table = self.weights.pop("v.position_embd.weight").view(shape.positions, shape.positions, -1)
         # A row of a token's joined patches has them one after another, not channel by channel.
         merger = self.weights.pop("mm.patch_merger.weight").permute(0, 2, 3, 1)

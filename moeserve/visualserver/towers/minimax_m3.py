@@ -33,9 +33,7 @@ class MiniMaxTower(AxialTower):
     ) -> None:
         super().__init__(source, shape, device, dtype)
         self.shape = shape
-        # A still picture is the same at both times of a patch.
-        later = self.weights.pop("v.patch_embd.weight.1")
-        self._patches = (self.weights.pop("v.patch_embd.weight") + later).flatten(1)
+        self._patches = self._still_patches()
         dim = shape.hidden // shape.heads
         self._pairs = dim // 3 // 2  # of each axis
         exponents = torch.arange(self._pairs, dtype=torch.float64, device=device) / self._pairs

@@ -35,9 +35,7 @@ class Qwen3VlTower(AxialTower):
     ) -> None:
         super().__init__(source, shape, device, dtype)
         self.shape = shape
-        # A still picture is the same at both times of a patch.
-        later = self.weights.pop("v.patch_embd.weight.1")
-        self._patches = (self.weights.pop("v.patch_embd.weight") + later).flatten(1)
+        self._patches = self._still_patches()
 
     def _tokens(self, pixels: Tensor, slice_ended: SliceEnded) -> Tensor:
         """A row has the embedding, then what each layer of DeepStack has for the text model's layers."""

@@ -35,16 +35,7 @@ void IndexBlocksOp::complete(int64_t row, int position, const int32_t* slots) co
 }
 
 void IndexBlocksOp::operator()(Team& team) const {
-  const KeyChoice& choice = plan->choice;
-  const auto n = static_cast<int64_t>(choice.sequence_of.size());
-  const auto for_rows = [&](const auto& each) {
-    team.for_units(n, [&](int64_t row) {
-      if (choice.sequence_of[row] < 0) return;
-      const KeyChoice::Rows& of = choice.sequences[choice.sequence_of[row]];
-      const int position = of.position + static_cast<int>(row) - of.row;
-      each(row, position, of.slots, (position + 1) % pooled == 0);
-    });
-  };
+  const auto for_rows = [&](const auto& each) { plan->choice.for_rows(team, pooled, each); };
   if (pooled == 1) team.last_phase();
   for_rows([&](int64_t row, int position, const int32_t* slots, bool completes) {
     prepare_queries(row, position);

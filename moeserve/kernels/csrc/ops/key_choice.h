@@ -75,6 +75,17 @@ struct KeyChoice {
   // After the last sequence: allocates lists and scores. Lists are valid slots at any time: late threads read them.
   void finish();
 
+  // Calls each(row, position, slots, whether the row completes a block of `pooled` positions) for the sequences' rows.
+  template <class Team, class Each>
+  void for_rows(Team& team, int pooled, const Each& each) const {
+    team.for_units(static_cast<int64_t>(sequence_of.size()), [&](int64_t row) {
+      if (sequence_of[row] < 0) return;
+      const Rows& of = sequences[sequence_of[row]];
+      const int position = of.position + static_cast<int>(row) - of.row;
+      each(row, position, of.slots, (position + 1) % pooled == 0);
+    });
+  }
+
   // Blocks per unit of work.
   int segment_blocks() const { return rule.local > 0 ? std::max(1, kSegment / rule.block) : kSegment; }
 

@@ -111,14 +111,9 @@ class ExpertRun(NamedTuple):
             mine.add_down(h, self.parts)
 
     def _takes_integers(self, s: GpuWorkspace) -> bool:
-        """Returns whether gate and up have weights as integers. Rows with adapters and gathered inputs do not, as for
-        quads."""
-        is_routed = self.blocks is s.blocks  # `s.integers` has blocks for all experts
-        is_plain = self.adapters is None and self.gathered is None
+        """Returns whether gate and up have weights as integers."""
         gate, up = self.experts.gate, self.experts.up
-        return (
-            s.integers is not None and is_routed and is_plain and has_gated_integers(gate, up, self.options)
-        )
+        return s.integers is not None and self._is_plain(s) and has_gated_integers(gate, up, self.options)
 
     def _launch_integers(self, s: GpuWorkspace, count: Tensor, bias: Tensor | None) -> None:
         e, w, h, b, top_k = self.experts, s.integers, self.h.x, self.blocks, self.ids.shape[1]
@@ -158,12 +153,15 @@ class ExpertRun(NamedTuple):
         return s.books is not None and is_routed and any(p.type.codebook is not None for p in planes)
 
     def _takes_quads(self, s: GpuWorkspace) -> bool:
-        """Returns whether the products use quad order. Rows with adapters do not: adapters need the ordinary
-        layout. Nor do gathered inputs: quad order has a row for each token."""
-        is_routed = self.blocks is s.blocks  # `s.quads` has blocks for all experts
+        """Returns whether the products use quad order."""
         e = self.experts
-        is_plain = self.adapters is None and self.gathered is None
-        return s.quads is not None and is_routed and is_plain and takes_quads(e.gate, e.up, e.down)
+        return s.quads is not None and self._is_plain(s) and takes_quads(e.gate, e.up, e.down)
+
+    def _is_plain(self, s: GpuWorkspace) -> bool:
+        """Returns whether the products may take activations in an order of their own. Rows with adapters do not:
+        adapters need the ordinary layout. Nor do gathered inputs: such orders have a row for each token."""
+        is_routed = self.blocks is s.blocks  # `s.integers` and `s.quads` have blocks for all experts
+        return is_routed and self.adapters is None and self.gathered is None
 
     def _launch_quads(self, s: GpuWorkspace, count: Tensor) -> None:
         e, q, h = self.experts, s.quads, self.h.x
