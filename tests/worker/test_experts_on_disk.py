@@ -210,8 +210,9 @@ def test_a_truncated_file_ends_the_rows_that_needed_it(model: Path) -> None:
     assert tokens(prompts_of(disk)) == tokens(prompts_of(plain))
 
 
-def test_a_thousand_faults_bring_no_wrong_token(tmp_path: Path) -> None:
-    library = tmp_path / "faulty_reads.so"
+@pytest.fixture(scope="module")
+def on_faulty_disk(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    library = tmp_path_factory.mktemp("library") / "faulty_reads.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, FAULTY_READS, "-ldl"], check=True)
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.on_faulty_disk", str(TINY_MODEL), str(ram_for(5)), "1000"],
@@ -221,8 +222,19 @@ def test_a_thousand_faults_bring_no_wrong_token(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert min(found[kind] for kind in ("eio", "cut", "delayed", "failed", "right")) > 0, found
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_thousand_faults_bring_no_wrong_token(on_faulty_disk: dict[str, int]) -> None:
+    kinds = ("eio", "cut", "delayed", "failed", "right")
+    assert min(on_faulty_disk[kind] for kind in kinds) > 0, on_faulty_disk
+
+
+def test_a_slow_disk_reads_no_guesses_and_a_fast_one_does(on_faulty_disk: dict[str, int]) -> None:
+    # A thread that loses its core for long makes a guess look cheap now and then.
+    assert on_faulty_disk["slow_guessed"] <= 1.2 * on_faulty_disk["slow_plain"]
+    assert on_faulty_disk["fast_guessed"] > on_faulty_disk["fast_plain"]
 
 
 def test_a_file_that_was_replaced_is_not_read(model: Path) -> None:

@@ -91,17 +91,16 @@ void run_from_disk(const ExpertsOp& op, int32_t* ids, const nb::object& disk) {
   const int layer = nb::cast<int>(disk.attr("layer"));
   if (experts.experts_of(layer) != num_experts_arg(disk, 0)) reject("disk", "another number of experts");
   const nb::object ahead = disk.attr("ahead");
-  const int32_t* ahead_ids = nullptr;
-  int ahead_layer = 0, count = 0;
+  Guess guess;
   if (!ahead.is_none()) {
     const TensorArg a = tensor_arg(ahead, "disk.ahead", Element::kInt32);
-    ahead_ids = rows_arg<int32_t>(ahead, "disk.ahead", op.n, a.cols);
-    count = static_cast<int>(op.n * a.cols);
-    ahead_layer = nb::cast<int>(disk.attr("ahead_layer"));
-    experts.experts_of(ahead_layer);  // throws for a layer that is none
+    guess.ids = rows_arg<int32_t>(ahead, "disk.ahead", op.n, a.cols);
+    guess.count = static_cast<int>(op.n * a.cols);
+    guess.layer = nb::cast<int>(disk.attr("ahead_layer"));
+    experts.experts_of(guess.layer);  // throws for a layer that is none
   }
   const nb::gil_scoped_release release;
-  experts.run(op, layer, ids, ahead_layer, ahead_ids, count);
+  experts.run(op, layer, ids, guess);
 }
 
 std::unique_ptr<Matrix> Stream::slots(int type, int64_t rows, int64_t cols, int64_t count) {
@@ -124,6 +123,12 @@ void bind_disk_experts(nb::module_& m) {
       .def("take_failures", &DiskExperts::take_failures)
       .def("counts", &DiskExperts::counts)
       .def_prop_ro("is_direct", &DiskExperts::is_direct);
+  nb::class_<ReadAhead>(m, "ReadAhead")
+      .def(nb::init<int>(), "layers"_a)
+      .def("pause_begins", &ReadAhead::pause_begins, "layer"_a, "now"_a)
+      .def("pause_ends", &ReadAhead::pause_ends, "layer"_a, "now"_a)
+      .def("guessed", &ReadAhead::guessed, "count"_a, "right"_a)
+      .def("bytes_worth_reading", &ReadAhead::bytes_worth_reading, "layer"_a, "rate"_a, "piece"_a);
 }
 
 }  // namespace moeserve

@@ -286,6 +286,9 @@ struct Wave {
   int count = -1;         // -1: all
   float* sums = nullptr;  // [n, hidden]; nullptr: this is the only wave
   bool is_first = true, is_last = true;
+  // Two waves of a step of few routes, in any order of the experts: the first computes only the products, the second also
+  // adds up those of both, in ascending order of the experts.
+  bool only_products = false, adds_all = false;
 };
 
 // x[t] = (or +=) sum over t's experts of weight * down(activation(gate(y), up(y))); the usual activation is silu(gate)
@@ -326,6 +329,8 @@ struct ExpertsOp {
   Activations gate_input = {}, up_input = {};
   static constexpr int kMostParts = 512;
   static constexpr int kMostPhases = 3;  // without adapters
+  // Whether products are kept by route, so that waves can be in any order of the experts.
+  bool keeps_parts() const { return n * top_k <= kMostParts && !sums_at_once; }
   // After sort_routes() of the same operation.
   void operator()(Team& team) const { compute(team, true); }
 
