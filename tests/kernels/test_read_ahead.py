@@ -37,7 +37,7 @@ class Disk:
 
 
 def seconds_of(rate: float, pause: float, right: float, guesses: str) -> float:
-    """The time of STEPS tokens. pause: between a layer's reads and the next layer's request. right: the share of guesses
+    """The time of STEPS tokens. pause: between a layer's reads and the next layer's request. right: share of guesses
     that are asked for. guesses: "none", "all", or "measured"."""
     ahead, disk, rng = _C.ReadAhead(LAYERS), Disk(rate), random.Random(1)
     for _ in range(STEPS):

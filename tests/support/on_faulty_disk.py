@@ -1,6 +1,6 @@
-"""Runs steps with experts on a disk with faults (faulty_reads.c, preloaded), and asserts that no token is wrong; then on a
-slow disk without faults, with and without guesses. Prints what happened as JSON. Arguments: a GGUF file, GiB of RAM for
-experts, and the least number of faults."""
+"""Runs steps with experts on a disk with faults (faulty_reads.c, preloaded), and asserts that no token is wrong. Then
+runs steps on a slow disk without faults, with and without guesses. Prints what happened as JSON. Arguments: a GGUF
+file, GiB of RAM for experts, and the number of faults."""
 
 from __future__ import annotations
 

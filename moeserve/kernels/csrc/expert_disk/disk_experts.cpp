@@ -78,7 +78,7 @@ void DiskExperts::bring_pinned() {
     if (missing.empty()) continue;
     const std::string& error = layers_[i].experts[missing[0]].error;
     throw std::system_error(EIO, std::generic_category(),
-                            "expert " + std::to_string(missing[0]) + " of layer " + std::to_string(i) + ": " +
+                            name_of(static_cast<int>(i), missing[0]) + ": " +
                                 (error.empty() ? "no read has ended in time" : error));
   }
 }
@@ -94,6 +94,41 @@ DiskCounts DiskExperts::counts() {
   DiskCounts now = counts_;
   now.busy_us = reader_->busy_us();
   return now;
+}
+
+std::string DiskExperts::name_of(int index, int expert) const {
+  const DiskLayer& of = layers_[index].of;
+  const int number = of.in_file.empty() ? expert : of.in_file[expert];
+  return "expert " + std::to_string(number) + " of layer " + std::to_string(index);
+}
+
+int DiskExperts::most_operations(int index) const {
+  const Layer& layer = layers_.at(index);
+  const size_t free = layer.free_slots - layer.free_slots / 2;  // of the others some may be held
+  const size_t each = std::max<size_t>(1, free / 2);
+  return std::max<int>(2, static_cast<int>((layer.of.experts + each - 1) / each));
+}
+
+void DiskExperts::reserve(int tokens) {
+  int64_t most = 0;
+  for (const Layer& layer : layers_) {
+    if (layer.of.experts > 0) most = std::max(most, layer.of.parts[2].slots->rows);
+  }
+  sums_.resize(std::max(sums_.size(), static_cast<size_t>(tokens * most)));
+}
+
+void DiskExperts::mark_holdable(int index, uint8_t* marks) {
+  const std::lock_guard lock(mutex_);
+  const Layer& layer = layers_.at(index);
+  std::vector<std::pair<float, int>> ready;
+  for (int e = 0; e < layer.of.experts; ++e) {
+    const bool moves = layer.experts[e].state == State::kReady && !layer.is_pinned[e] && !layer.is_held[e];
+    marks[e] = layer.is_pinned[e];
+    if (moves) ready.emplace_back(-policy_.score(index, e), e);
+  }
+  const size_t most = std::min(ready.size(), layer.free_slots / 2 - layer.held_slots);
+  std::partial_sort(ready.begin(), ready.begin() + static_cast<ptrdiff_t>(most), ready.end());
+  for (size_t i = 0; i < most; ++i) marks[ready[i].second] = 1;
 }
 
 int DiskExperts::hold(int index, int expert) {
@@ -208,6 +243,7 @@ int DiskExperts::take_slot(int index, int expert, bool urgent) {
 void DiskExperts::start(int index, int expert, int slot, bool urgent) {
   Layer& layer = layers_[index];
   std::vector<DiskPiece> pieces;
+  const int64_t number = layer.of.in_file.empty() ? expert : layer.of.in_file[expert];
   for (size_t i = 0; i < layer.of.parts.size(); ++i) {
     const DiskPart& part = layer.of.parts[i];
     if (i == 1 && part.slots == layer.of.parts[0].slots) continue;  // experts without a gate
@@ -217,7 +253,7 @@ void DiskExperts::start(int index, int expert, int slot, bool urgent) {
     for (int64_t panel = 0; panel < m.panels; panel += each) {
       const int64_t row = panel * kPanelRows, panels = std::min(each, m.panels - panel);
       const int64_t rows = std::min(panels * kPanelRows, m.rows - row);
-      pieces.push_back({index, expert, part.file, part.offset + expert * part.stride + row * stride,
+      pieces.push_back({index, expert, part.file, part.offset + number * part.stride + row * stride,
                         rows * stride, &m, slot, panel, panels});
     }
   }

@@ -38,6 +38,8 @@ struct DiskPart {
 
 struct DiskLayer {
   int experts = 0;  // 0: the layer's experts are not on disk
+  // The number in the file of each expert; empty: its own.
+  std::vector<int32_t> in_file{};
   std::array<DiskPart, 3> parts{};
   std::vector<int32_t> pinned{};  // experts that are read at the start and stay; fewer than slots
 };
@@ -52,7 +54,7 @@ struct DiskCounts {
   int64_t errors = 0;  // experts that could not be read
 };
 
-// What a layer needs of its experts, and how much of it is prepared: a range of `need`.
+// A range of `DiskRun::need`.
 struct NeedRange {
   size_t begin, end;
 };
@@ -99,6 +101,10 @@ class DiskExperts {
 
   int experts_of(int layer) const { return layers_.at(layer).of.experts; }
   size_t layers() const { return layers_.size(); }
+  // The most operations that a layer's experts take in a step.
+  int most_operations(int layer) const;
+  // Allocates what steps of `tokens` tokens need, for who computes while nothing waits for the pool.
+  void reserve(int tokens);
   // (row of the step, why) of each token since the last call.
   std::vector<std::pair<int, std::string>> take_failures();
   DiskCounts counts();
@@ -108,6 +114,8 @@ class DiskExperts {
   // slot; -1: the expert is not ready, or half of the layer's slots are held.
   int hold(int layer, int expert);
   void release(int layer, int expert);
+  // Marks [experts_of(layer)] those that can be held now, all at once: the ones with the highest scores.
+  void mark_holdable(int layer, uint8_t* marks);
 
  private:
   enum class State : uint8_t { kAbsent, kLoading, kReady };
@@ -143,6 +151,7 @@ class DiskExperts {
   void start(int index, int expert, int slot, bool urgent);
   void keep_slots(Layer& layer, const std::vector<int32_t>& need, NeedRange surely);
   void end_read(Layer& layer, Expert& expert);
+  std::string name_of(int index, int expert) const;
 
   void bring_pinned();
   void look_ahead(int index, const Guess& guess);

@@ -213,8 +213,7 @@ void DiskExperts::fail_tokens(int index, const ExpertsOp& op, int32_t* ids,
   for (int i = 0; i < op.n * op.top_k; ++i) {
     if (ids[i] < 0 || !std::binary_search(missing.begin(), missing.end(), ids[i])) continue;
     const std::string& error = layer.experts[ids[i]].error;
-    failed_.try_emplace(i / op.top_k, "expert " + std::to_string(ids[i]) + " of layer " +
-                                          std::to_string(index) + " could not be read from disk: " +
+    failed_.try_emplace(i / op.top_k, name_of(index, ids[i]) + " could not be read from disk: " +
                                           (error.empty() ? "no read has ended in time" : error));
   }
   counts_.errors += static_cast<int64_t>(missing.size());

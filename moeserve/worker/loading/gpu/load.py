@@ -36,6 +36,7 @@ from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.drafter import Drafter, LateDrafts
 from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
+from moeserve.worker.engines.disk_experts import DiskExperts
 from moeserve.worker.engines.gpu.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.measure.kept import kept_measurements
@@ -71,6 +72,7 @@ class LoadedGpuEngine:
     share: RankShare | None = None  # None: this GPU has the whole model
     table: TableRows | None = None  # of n-gram embeddings; None: the model has none
     most_drafts: int | None = None  # of a step; None: as many as the router grants
+    disk: DiskExperts | None = None  # None: all experts are in memory
 
 
 def load_gpu_runner(
@@ -101,7 +103,8 @@ def load_gpu_runner(
             most=loaded.most_drafts,
             late=late,
         ),
-        table=loaded.table,
+        loaded.disk,
+        loaded.table,
     )
 
 
@@ -179,7 +182,12 @@ def load_gpu_engine(
     )
     resident = None if weights.adapters is None else weights.adapters.resident
     most = gpu_state_drafts(plan.shape, config.max_num_seqs, num_drafts(config)) or None
-    return LoadedGpuEngine(engine, ready, plan.recorder, pages, resident, plan.share, weights.table, most)
+    in_ram, disk = weights.in_ram, None
+    if in_ram is not None and in_ram.experts is not None and in_ram.experts.disk is not None:
+        disk = DiskExperts(in_ram.experts.disk, capacity.num_slot_numbers, buffers.state_slots)
+    return LoadedGpuEngine(
+        engine, ready, plan.recorder, pages, resident, plan.share, weights.table, most, disk
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +374,7 @@ def _handoff(experts: RamExperts, shape: ModelShape, max_tokens: int, device: to
         shape.top_k,
         device,
         timeout_s=HANG_SECONDS,
+        disk=experts.disk,
     )
 
 
