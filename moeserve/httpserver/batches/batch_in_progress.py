@@ -72,12 +72,25 @@ class BatchInProgress:
         body: dict[str, Any] = request["body"]
         return body
 
+    def is_suspect(self, line: Line) -> bool:
+        """Returns whether a server has ended while it had the line."""
+        return line.custom_id in self.batch.losses
+
+    async def add_loss(self, line: Line) -> int:
+        """Counts a server that has ended while it had the line, on the disk too: a later server of ours counts on.
+        Returns the line's count. Raises ApiError."""
+        losses = self.batch.losses
+        losses[line.custom_id] = losses.get(line.custom_id, 0) + 1
+        await self._store.save(self.batch)
+        return losses[line.custom_id]
+
     async def keep(self, outcome: Outcome) -> None:
         """Stores a result; returns when it is on the disk. Raises OSError."""
         line = line_of(self.batch.style, outcome)
         journal = self._errors if is_error_line(self.batch.style, outcome) else self._output
         await journal.append(line)
         self.tally.add(outcome)
+        self.batch.losses.pop(outcome.custom_id, None)
         self._store.grew(self.batch, len(line) + 1)
 
     async def give_up(self, kind: Kind) -> None:
