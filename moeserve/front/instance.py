@@ -153,7 +153,6 @@ class ServerInstance(Instance):
         await asyncio.to_thread(self._child.close)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-
     async def _disconnect(self) -> None:
         """Ends the answers that a server has not finished, and closes the session."""
         deadline = time.monotonic() + LAST_BYTES_S
@@ -171,8 +170,9 @@ class ServerInstance(Instance):
 def _noted_in(answers: weakref.WeakSet[aiohttp.ClientResponse]) -> type[aiohttp.ClientResponse]:
     class Noted(aiohttp.ClientResponse):
         async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+            started = await super().start(connection)
             answers.add(self)
-            return await super().start(connection)
+            return started
 
     return Noted
 

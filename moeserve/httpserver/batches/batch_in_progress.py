@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from moeserve.httpserver.batches.journal import Journal, recover
 from moeserve.httpserver.batches.outcomes import Kind, Outcome, Tally, is_error_line, line_of
 from moeserve.httpserver.batches.records import Batch, LineError, StoredFile
 from moeserve.httpserver.batches.store import RETENTION_S, BatchStore
+from moeserve.httpserver.transport.errors import ApiError
 
 GIVEN_UP_AT_ONCE: Final = 256  # lines
 
@@ -29,6 +31,8 @@ class BatchInProgress:
         self.num_open = 0  # lines being answered; written by the runner
         self.takes_no_more = False  # True if the batch is cancelled or late; written by the runner
         self._store = store
+        self._saving = asyncio.Lock()
+        self._has_unsaved_losses = False
         self._file = file
         path = store.folder.path
         self._output = Journal(path / batch.output)
@@ -81,8 +85,15 @@ class BatchInProgress:
         Returns the line's count. Raises ApiError."""
         losses = self.batch.losses
         losses[line.custom_id] = losses.get(line.custom_id, 0) + 1
-        await self._store.save(self.batch)
+        self._has_unsaved_losses = True
+        await self._save_losses()
         return losses[line.custom_id]
+
+    async def _save_losses(self) -> None:
+        async with self._saving:
+            if self._has_unsaved_losses:
+                await self._store.save(self.batch)
+                self._has_unsaved_losses = False
 
     async def keep(self, outcome: Outcome) -> None:
         """Stores a result; returns when it is on the disk. Raises OSError."""
@@ -118,6 +129,8 @@ class BatchInProgress:
         self._store.tallies.pop(batch.id, None)
 
     async def close(self) -> None:
+        with contextlib.suppress(ApiError):  # a full disk; the count of a line is lower then
+            await self._save_losses()
         await self._output.close()
         if self._errors is not self._output:
             await self._errors.close()

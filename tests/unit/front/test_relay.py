@@ -1,4 +1,4 @@
-"""A request whose model's server ends before its answer's first output is sent to the next server. Over real sockets."""
+"""A request whose server ends before its answer's first output is sent to the next server. Over real sockets."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tests.support.socket_models import EVENTS, Life, SocketInstance, SocketMode
 ANSWER = b'data: {"text": "hello"}\n\n'
 WHOLE = Life(EVENTS + chunk(ANSWER) + b"0\r\n\r\n", ends=False)
 COMMENT = b": at work\n\n"
+STREAM = Asked(streams_events=True)
 BODY = b'{"model": "a", "stream": true}'
 
 
@@ -50,7 +51,7 @@ class Client:
 def relayed(
     folder: Path,
     *lives: Life,
-    asked: Asked = Asked(streams_events=True),
+    asked: Asked = STREAM,
     before: Callable[[ModelPool, SocketModels], Any] | None = None,
     **options: bool,
 ) -> tuple[Client, SocketModels, ModelPool]:
