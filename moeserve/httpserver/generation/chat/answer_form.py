@@ -56,7 +56,8 @@ def form_of(
     constraint = _grammar(tools, given, formats)
     call = _call_tokens(constraint, formats)
     stops = _call_end(tools, constraint, formats)
-    if wanted.budget and formats.thinking is None:
+    reads_effort = wanted.effort is not None and bool(formats.efforts.levels)
+    if wanted.budget and formats.thinking is None and not reads_effort:
         raise invalid(wanted.param, "this model has no reasoning to limit (see --reasoning-parser)")
     thinking: Thinking | None = None  # sent to the worker if a budget or a grammar depends on it
     is_asked = wanted.budget is not None or constraint is not None

@@ -17,6 +17,7 @@ from moeserve.errors import ConfigError
 from moeserve.grammar.spec import ArgumentTags, CallForm, Piece
 from moeserve.httpserver.generation.chat import template_input
 from moeserve.httpserver.generation.chat.channels import Channels
+from moeserve.httpserver.generation.chat.template_efforts import TemplateEfforts, efforts_of
 from moeserve.httpserver.generation.chat.template_probe import shapes_of
 from moeserve.httpserver.generation.chat.template_shape import Conversation, Shapes, TemplateShape
 from moeserve.httpserver.generation.chat.thinking_tokens import ThinkingTokens
@@ -43,6 +44,9 @@ class ChatFormats:
     call_end: int | None = None  # ends one call; None if that takes several tokens
     channels: Channels | None = None  # gpt-oss's format, in place of all the others
     shapes: Shapes = field(default_factory=Shapes)  # the template's shapes
+    efforts: TemplateEfforts = field(
+        default_factory=TemplateEfforts
+    )  # the template's words of reasoning effort
 
     @property
     def calls_tools(self) -> bool:
@@ -91,7 +95,8 @@ class ChatFormats:
         return is_plain_json and not template_input.shows_tools(template)
 
     def probed(self, renderer: ChatRenderer) -> ChatFormats:
-        """Returns the formats completed with the template's shapes. Logs once what the template cannot show."""
+        """Returns the formats completed with the template's shapes and efforts. Logs once what the template cannot
+        show."""
 
         def render(messages: Conversation, tools: list[dict[str, Any]] | None, shape: TemplateShape) -> str:
             formats = replace(self, shapes=Shapes(shape, shape))
@@ -103,7 +108,9 @@ class ChatFormats:
         shapes, missed = shapes_of(render)
         if missed:
             log.info("the chat template does not show as they come: %s", "; ".join(missed))
-        return replace(self, shapes=shapes)
+        example = [{"role": "user", "content": "Hi"}]
+        efforts = efforts_of(renderer.source, lambda kwargs: renderer.render_now(example, kwargs=kwargs))
+        return replace(self, shapes=shapes, efforts=efforts)
 
 
 def formats_of(config: ServerConfig, tokenizer: TextTokenizer, *templates: str) -> ChatFormats:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.chat.picture_tokens import ChatTokens
+from moeserve.httpserver.generation.chat.template_efforts import SWITCHES, VARIABLE
 from moeserve.httpserver.generation.chat.thinking_tokens import template_effort
 from moeserve.httpserver.generation.engine.picture_client import PictureClient
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
 from moeserve.httpserver.transport.errors import invalid
 from moeserve.messages.pictures import MOST_PICTURES
-
-# Template variables that switch reasoning; the second is DeepSeek's.
-_SWITCHES: Final = ("enable_thinking", "thinking")
 
 
 async def encode(
@@ -58,12 +56,15 @@ async def render(text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt) 
 
 def _template_kwargs(prompt: ChatPrompt, formats: ChatFormats) -> dict[str, Any]:
     kwargs = dict(prompt.template_kwargs)
-    if formats.channels is not None:
-        effort = template_effort(prompt.thinking)
-        return kwargs if effort is None else {"reasoning_effort": effort} | kwargs
+    has_channels = formats.channels is not None
+    effort = template_effort(prompt.thinking) if has_channels else formats.efforts.word(prompt.thinking)
+    if effort is not None:
+        kwargs = {VARIABLE: effort} | kwargs
+    if has_channels:
+        return kwargs
     if prompt.thinking.is_enabled is not None:
-        kwargs |= dict.fromkeys(_SWITCHES, prompt.thinking.is_enabled)
-    is_enabled = kwargs.get(_SWITCHES[0])
+        kwargs |= dict.fromkeys(SWITCHES, prompt.thinking.is_enabled)
+    is_enabled = kwargs.get(SWITCHES[0])
     if formats.thinking is not None and isinstance(is_enabled, bool):
         tags = formats.thinking.tags
         own = {tags.mode: "enabled" if is_enabled else "disabled", tags.switch: is_enabled}
