@@ -1,8 +1,9 @@
-"""FrontLines: the front as `BatchRunner` sees it. A line of a batch goes to the server of the model that it names.
+"""FrontLines: the front's interface for `BatchRunner`. A line of a batch goes to the server of the model that the line
+names.
 
-Lines lease models behind all requests (`line_lease.py`). A line whose model must make room, or whose server is lost, is
-answered later: it has no result until its whole answer is there. A line whose server is lost while it has the line may
-be the cause: the batch's runner tries it MOST_LOSSES times.
+Lines lease models after all requests (`line_lease.py`). A line gets a result only when its answer is complete, so a
+line whose model must make room, or whose server is lost, is answered again later. A line may be the reason that its
+server is lost, so the batch's runner tries it at most MOST_LOSSES times.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class FrontLines(BatchServer):
     async def answer(self, path: str, body: Mapping[str, Any], tenant: str, owner: str) -> Answered:
         named = body.get("model")
         try:
-            # What is no text is refused by the first model's server.
+            # A name that is not a text is left to the first model's server, which refuses it.
             model = self._pool.find(named if isinstance(named, str) and named else None)
             async with lease_for_line(self._pool, model) as instance:
                 assert isinstance(instance, ServerInstance)

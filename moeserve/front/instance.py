@@ -1,4 +1,4 @@
-"""One model's server as the front sees it: a process that it starts and stops, and a Unix socket."""
+"""One model's server, from the front's side: a process that the front starts and stops, and a Unix socket."""
 
 from __future__ import annotations
 
@@ -37,17 +37,18 @@ from moeserve.processes.runtime_paths import RuntimePaths
 
 MODULE: Final = "moeserve.front.model_launcher"
 LOOK_S: Final = 0.05  # between two requests for a load's progress
-ANSWER_S: Final = 5.0  # until such a request must be answered
+ANSWER_S: Final = 5.0  # within which such a request must be answered
 LAST_BYTES_S: Final = 1.0  # for what a server has sent before its end to be read
 MAX_FAILURE_BYTES: Final = 4096
-STOP_MARGIN_S: Final = 25.0  # for a launcher to stop its processes, beyond the requests' own time
+# Time for a launcher to stop its processes, in addition to the requests' own time.
+STOP_MARGIN_S: Final = 25.0
 
 log = logging.getLogger(__name__)
 
 
 class ServerInstance(Instance):
-    """A running server of one model. `session` connects to no other server, and `secret` shows it that the front
-    asks."""
+    """A running server of one model. `session` connects only to this server. `secret` proves to the server that a
+    request comes from the front."""
 
     def __init__(self, model: PooledModel, paths: RuntimePaths) -> None:
         """Raises LoadFailed."""
@@ -69,7 +70,8 @@ class ServerInstance(Instance):
         self._connect(self._folder / SOCKET)
 
     def _connect(self, socket: Path) -> None:
-        # Closed after each answer: else the next request could be sent on a connection that the server closes as idle.
+        # Each connection is closed after its answer. Otherwise the next request could be sent on a connection that the
+        # server is closing as idle.
         connector = aiohttp.UnixConnector(str(socket), limit=0, force_close=True)
         self._answers: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
         self.session = aiohttp.ClientSession(
@@ -125,7 +127,7 @@ class ServerInstance(Instance):
         return self._cause()
 
     def _cause(self) -> str:
-        """Returns the first error that its launcher logged, else how the process ended."""
+        """Returns the first error that the launcher logged; without one, a text that says how the process ended."""
         return self._said() or self._child.cause_of_death()
 
     def _said(self) -> str:
@@ -178,7 +180,7 @@ def _noted_in(answers: weakref.WeakSet[aiohttp.ClientResponse]) -> type[aiohttp.
 
 
 class Processes:
-    """Starts real processes for the pool (`Surroundings`)."""
+    """Starts the processes for the pool: implements `Surroundings`."""
 
     def __init__(self, paths: RuntimePaths, reader: NeedsReader) -> None:
         self._paths = paths

@@ -1,12 +1,12 @@
-"""Passes a request to its model's server, and the answer back, piece by piece as it comes.
+"""Passes a request to its model's server, and passes the answer back piece by piece.
 
 The front has checked the request (`app.py`) before anything here runs. When a client disconnects, its request ends at
 the model's server too.
 
 If that server is lost before the answer's first output, the request waits for the model's next server and is sent to
 that one, as if it had just come: the client has seen nothing of the first attempt, so the second may draw another seed.
-A server that is lost in the middle of an answer ends a stream with an error in its API's shape; for any other answer
-the connection is cut, so that no client takes a part for the whole.
+If the server is lost in the middle of an answer, a stream ends with an error in its API's shape. For any other answer
+the connection is cut, so that no client takes the part for the whole answer.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from moeserve.httpserver.transport.sse import ClientGone, send_part, unless_gone
 MOST_SENDINGS: Final = 3
 # A header of answers: how long the request waited for its model.
 LOAD_SECONDS: Final = b"x-moeserve-load-seconds"
-FIRST_LOOK_S: Final = 0.5  # at a response that is made in the background
+FIRST_LOOK_S: Final = 0.5  # before the first look at a response that is made in the background
 MAX_LOOK_S: Final = 8.0  # between two looks at it
 # Headers that belong to one connection, or that the front sets itself.
 _NOT_SENT_ON: Final = frozenset(
@@ -79,8 +79,8 @@ class Relay:
         *,
         is_repeatable: bool = True,
     ) -> None:
-        """Answers a request, and loads its model first if needed. is_repeatable: it may be sent again if its server is
-        lost. Raises ApiError if that fails before the answer has begun."""
+        """Answers a request, after loading its model if needed. is_repeatable: the request may be sent again if its
+        server is lost. Raises ApiError for a failure before the answer has begun."""
         exchange = _Exchange(self._pool, self._apis, scope, send, model, body)
         exchange.most_sendings = MOST_SENDINGS if is_repeatable else 1
         if asked.streams_events:
@@ -94,13 +94,13 @@ class Relay:
     async def answer_if_loaded(
         self, scope: Scope, receive: Receive, send: Send, model: PooledModel, body: bytes = b""
     ) -> None:
-        """Answers a question about a model, which does not load it. Raises ApiError."""
+        """Answers a question about a model without loading the model. Raises ApiError."""
         exchange = _Exchange(self._pool, self._apis, scope, send, model, body)
         with contextlib.suppress(ClientGone):
             await unless_gone(receive, exchange.run_if_loaded())
 
     async def has(self, scope: Scope, model: PooledModel) -> bool:
-        """Whether the model's server answers a GET of this path with anything but 404."""
+        """Returns whether the model's server answers a GET of this path with a status other than 404."""
         try:
             async with self._pool.lease_loaded(model) as instance:
                 assert isinstance(instance, ServerInstance)
@@ -193,7 +193,7 @@ class _Exchange:
             await self._pass_back(answer, waited)
 
     async def _until_background_ends(self, instance: ServerInstance, response_id: str) -> None:
-        """Returns when a response that is made in the background has ended, or its server has."""
+        """Returns when a response that is made in the background has ended, or when its server has ended."""
         headers = [pair for pair in _headers_on(self._scope) if not pair[0].startswith("content-")]
         url = f"http://localhost{RESPONSES}/{response_id}"
         pause = FIRST_LOOK_S
@@ -244,7 +244,7 @@ class _Exchange:
             await self.early.fail(self._error_body(self._lost()))
 
     async def _end_cut(self, content_type: str, error: Exception) -> None:
-        """Ends an answer whose server was lost in its middle."""
+        """Ends an answer whose server was lost in the middle of the answer."""
         log.warning("an answer of %s was cut: %s", self._model.name, error)
         body = self._error_body(self._lost())
         if content_type == "text/event-stream":

@@ -29,7 +29,8 @@ class BatchInProgress:
         self.tally = tally
         self.pending = deque(line for line in lines if line.custom_id not in tally.done)
         self.num_open = 0  # lines being answered; written by the runner
-        self.takes_no_more = False  # True if the batch is cancelled or late; written by the runner
+        # No more lines begin, because the batch is cancelled or late; written by the runner.
+        self.takes_no_more = False
         self._store = store
         self._saving = asyncio.Lock()
         self._has_unsaved_losses = False

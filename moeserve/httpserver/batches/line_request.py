@@ -1,5 +1,4 @@
-"""Answers one line of a batch through the route that a client would have called, with the same checks and the same
-answer."""
+"""Answers one line of a batch through the route that a client would call, with the same checks and the same answer."""
 
 from __future__ import annotations
 
@@ -56,7 +55,7 @@ class LineAnswerer:
     error_body: Callable[[str, ApiError, str], Mapping[str, Any]]  # `ApiTable.error_body`
 
     async def answer(self, path: str, body: Mapping[str, Any], tenant: str, owner: str) -> Answered:
-        """Answers one request. tenant, owner: those of the batch's API key, as in `RequestState`."""
+        """Answers one request. tenant, owner: the tenant and the owner of the batch's API key (see `RequestState`)."""
         request_id = new_request_id()
         request = self._request(path, orjson.dumps(body), request_id, tenant, owner)
         try:
