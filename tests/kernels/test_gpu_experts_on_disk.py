@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
+from gguf.constants import GGMLQuantizationType as Type
+
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
-from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.expert_disk import ExpertDiskCounts
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.steps import StepResult
@@ -30,29 +31,36 @@ from tests.gpu.driver import Driver, small_config
 from tests.support.model_header import qwen3moe, write_header, write_weights
 from tests.support.random_promotions import RandomPolicy
 
+pytestmark = pytest.mark.slow  # a minute and a half of CPU time under the interpreter
+
 LAYERS, EXPERTS, TOP_K = 2, 8, 2
 ON_GPU = 2  # of a layer
 GREEDY = SamplingParams(max_tokens=1 << 20, temperature=0.0)
 PROMPT = [3, 1, 4, 1, 5]
-STEPS = 40 if DEVICE == "cuda" else 4
+STEPS = 40 if DEVICE == "cuda" else 3
+
+
+def kind_of(name: str, layers: int) -> Type:
+    """A type that the interpreter is quick with."""
+    return Type.F32 if "ffn_gate_inp" in name else Type.Q8_0
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "small.gguf"
     shape = qwen3moe(
-        hidden_size=256,
+        hidden_size=64,
         num_layers=LAYERS,
         num_heads=2,
         num_kv_heads=1,
-        head_dim=128,
+        head_dim=64,
         num_experts=EXPERTS,
         top_k=TOP_K,
-        expert_width=256,
+        expert_width=64,
         context_length=64,
         vocab_size=64,
     )
-    write_header(path, shape)
+    write_header(path, shape, kind_of)
     write_weights(path)
     return path
 
@@ -111,13 +119,12 @@ def test_promotions_come_from_ram_and_change_no_token(cached: Runner, expected: 
     cache, driver = cached.engine.expert_cache, Driver(cached)
     assert cache is not None
     cache.policy = PromotesWhatRamHas(cache._maps.on_gpu)
-    for _ in range(2 if DEVICE == "cpu" else 20):
+    for _ in range(1 if DEVICE == "cpu" else 20):
         driver.free(0)
         results = answer(driver)
         assert tokens(results) == expected
         assert not any(result.failed_rows for result in results)
     assert cache.totals.promotions >= LAYERS
-    assert cache.totals != ExpertCacheCounts()
 
 
 class PromotesWhatRamHas(RandomPolicy):

@@ -390,5 +390,6 @@ def _device(placement: Placement, device: torch.device, in_ram: InRam | None, nu
         here = f"the last {len(placement.gpu_layers)} of {layers} layers and {here}"
     elif placement.begins_in_ram:
         here = f"all but the embedding and {here}"
-    stream = in_ram.stream
-    return f"{device.type} ({name} with {here}, the others in RAM: {stream.isa}, {stream.threads} threads)"
+    stream, has_disk = in_ram.stream, in_ram.experts is not None and in_ram.experts.disk is not None
+    there = "RAM and on disk" if has_disk else "RAM"
+    return f"{device.type} ({name} with {here}, the others in {there}: {stream.isa}, {stream.threads} threads)"
