@@ -1,4 +1,5 @@
-"""DSML, the calls of DeepSeek-V3.2 and V4, any number in a block. V3.2's block is `function_calls`, V4's `tool_calls`:
+"""DSML: the calls of DeepSeek-V3.2 and V4. A block holds any number of calls; V3.2 names it `function_calls`, V4
+`tool_calls`:
 
 <｜DSML｜tool_calls>
 <｜DSML｜invoke name="name">
@@ -21,7 +22,8 @@ from .tool_calls import CallTags
 from .value_end import TaggedSyntax
 
 MARK: Final = "｜DSML｜"  # a token
-_NAMES: Final = ("tool_calls", "function_calls", "toolcalls", "tool_call", "toolcall", "calls")  # of blocks
+# Names of blocks.
+_NAMES: Final = ("tool_calls", "function_calls", "toolcalls", "tool_call", "toolcall", "calls")
 _INVOKE: Final = f"<{MARK}invoke"
 
 SYNTAX: Final = TaggedSyntax(
@@ -65,7 +67,7 @@ def _guided(block: str, before_arguments: str, behind: str, in_tags: GuidedTags 
 
 
 def guided(block: str) -> GuidedCalls:
-    """Returns the form with the arguments as one JSON object."""
+    """Returns the form that a grammar enforces, with the arguments as one JSON object."""
     return _guided(block, '">\n', "\n" + SYNTAX.close, None)
 
 

@@ -1,5 +1,5 @@
-"""Gemma 4's calls, one after another. Their arguments are close to JSON, but keys have no quotes, and strings stand
-between tags without escapes:
+"""Gemma 4's calls, one after another. The arguments are JSON without quotes around keys; strings stand between tags,
+without escapes:
 
 <|tool_call>call:name{key:<|"|>text<|"|>,other:{list:[1,true,null]}}<tool_call|>
 

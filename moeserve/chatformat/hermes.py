@@ -24,7 +24,8 @@ _FENCES: Final = ("```json", "```")  # Markdown's, around the JSON
 _NAMES: Final = ("name", "tool_name", "tool", "function")  # keys of a call's name
 _ARGUMENTS: Final = ("arguments", "parameters", "args", "input")
 
-# The usual beginning, up to the arguments' brace: arguments are then streamed. Other calls are yielded when complete.
+# The usual beginning of a call, up to the arguments' opening brace. The arguments of such a call are streamed; other
+# calls are yielded when they are complete.
 _STRING: Final = r'"(?:[^"\\]|\\.)*"'
 _HEAD: Final = re.compile(
     rf'\s*\{{\s*(?:"tool_call_id"\s*:\s*(?:{_STRING}|\d+)\s*,\s*)?'
@@ -34,7 +35,7 @@ _ARGUMENTS_DEPTH: Final = 2
 
 
 class HermesBody(RecordingBody):
-    """Reads from after the opening tag to the end of the JSON object. See `tool_calls.CallBody`."""
+    """Reads a call from the end of its opening tag to the end of its JSON object. See `tool_calls.CallBody`."""
 
     def __init__(self, index: int, tags: CallTags = TAGS) -> None:
         super().__init__(index)
@@ -43,7 +44,7 @@ class HermesBody(RecordingBody):
         self._in_json = False
         self._fence = ""  # the beginning of a Markdown fence before the JSON
         self._in_arguments = False
-        self._decided = False  # whether the arguments are streamed has been decided
+        self._decided = False  # it is known whether the arguments are streamed
 
     def finish(self, events: list[Event]) -> bool:
         if not self._json.end():

@@ -42,7 +42,7 @@ class Status(Enum):
 @dataclass(frozen=True, slots=True)
 class Dialect:
     quotes: tuple[str, ...] = ('"', "'")
-    raw_quote: str = ""  # one of `quotes`: a tag; strings between two of it have no escapes
+    raw_quote: str = ""  # one of `quotes`: a tag that begins and ends strings without escapes
     colons: str = ":"
     is_bare: bool = False  # keys and one-word strings may lack quotes
 
@@ -60,12 +60,12 @@ class _Expect(Enum):
     STRING = auto()
     ESCAPE = auto()
     HEX = auto()
-    STRING_END = auto()  # after a quote: it ends the string if JSON syntax follows
+    STRING_END = auto()  # after a quote, which ends the string if JSON syntax follows
     WORD = auto()  # an unquoted word: a number, true, false, null
 
 
 class JsonReader:
-    """Reads one object. `push` takes one character at a time, and nothing after DONE or BROKEN."""
+    """Reads one object. `push` takes one character at a time, and must not be called after DONE or BROKEN."""
 
     def __init__(self, dialect: Dialect = JSON, brackets: str = "{") -> None:
         """brackets: the characters with which the text may begin; "(" begins the arguments of a Python call, read as an
@@ -93,7 +93,7 @@ class JsonReader:
 
     @property
     def can_end(self) -> bool:
-        """Returns whether the object could end here with its closing brackets."""
+        """Returns whether closing brackets alone would complete the object here."""
         match self._expect:
             case _Expect.COMMA_OR_END | _Expect.VALUE_OR_END | _Expect.KEY_OR_END:
                 return bool(self._open)
@@ -104,7 +104,7 @@ class JsonReader:
         return False
 
     def end(self) -> str:
-        """Returns the JSON that ends the object here; `can_end` must be true."""
+        """Returns the JSON that ends the object here. `can_end` must be true."""
         self.shown = ""
         if self._expect is _Expect.WORD:
             self._end_word()
@@ -116,8 +116,8 @@ class JsonReader:
         return self.shown + closing
 
     def cut_off(self) -> str | None:
-        """Returns the JSON that completes an object cut off here: it closes a string and all brackets. None within a
-        word or key, and where a value is missing."""
+        """Returns the JSON that completes an object that was cut off here: the end of an open string, and all closing
+        brackets. Returns None if a word or key is incomplete or a value is missing."""
         self.shown = ""
         if not self._is_key and self._expect in (_Expect.STRING, _Expect.ESCAPE, _Expect.HEX):
             self._show('"')

@@ -1,4 +1,5 @@
-"""MiniMax-M3's calls, any number in a block. A special token, the mark, comes before each tag; here it is `|`:
+"""MiniMax-M3's calls. A block holds any number of them. A special token, the mark, precedes each tag; here it is shown
+as `|`:
 
 |<tool_call>
 |<invoke name="name">|<key>value|</key>|<list>|<item>1|</item>|<item>2|</item>|</list>|<object>|<key>x|</key>|</object>
@@ -62,8 +63,8 @@ class Element:
 
 
 class MiniMaxM3Body(RecordingBody):
-    """Reads from after the opening tag, or from the next call's `<invoke>`, to `</invoke>`. See
-    `tool_calls.CallBody`."""
+    """Reads a call from the end of its opening tag, or from its `<invoke>` if another call precedes it, to `</invoke>`.
+    See `tool_calls.CallBody`."""
 
     def __init__(self, index: int, schemas: Schemas) -> None:
         super().__init__(index)

@@ -31,7 +31,7 @@ def named_head(text: str) -> TagHead | None:
 
 
 def plain_head(text: str) -> TagHead | None:
-    """Reads a tag that has nothing but a name. Returns None if it has none."""
+    """Reads a tag that has only a name. Returns None for a tag without a name."""
     name = text.strip()
     return TagHead(name) if name else None
 
