@@ -29,6 +29,7 @@ from moeserve.models.tensors import has_experts_in_file
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.disk_tier import place_in_tiers
 from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES, gpu_reserved_bytes
+from moeserve.placement.gpu_compressed import check_compressed_placed, check_gpu_compressed
 from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.options import (
     placement_options,
@@ -80,6 +81,7 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     if gpu is not None:
         model = gpu_drafting_shape(model)
         check_gpu_drafts(config, model)
+        check_gpu_compressed(config, model)
     small = open_draft_model(config, source, has_tensors=False)
     layout = layout_of(config, model, None if small is None else small.layout)
     sizes = ModelSizes.of(source.tensors, layout)
@@ -117,6 +119,7 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
         in_file = has_experts_in_file(source, model)
         placement = place_in_tiers(config, sizes, model, options, room, free, in_file=in_file)
         check_drafts_placed(config, model, placement)
+        check_compressed_placed(model, placement)
         disk = fit_beneath_gpu(model, sizes, placement)
     if gpu is None:
         free = ram - processes_bytes(config, model, placement, in_a_step)
