@@ -44,6 +44,7 @@ from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.engines.request_embeddings import RequestEmbeddings
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.loading.drafting import drafting_of, least_probability
+from moeserve.worker.loading.gpu.device_description import describe_device
 from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan, plan_load
 from moeserve.worker.loading.gpu.load_weights import InRam, LoadedWeights, load_weights
 from moeserve.worker.loading.gpu.moving_experts import MovingExperts
@@ -276,7 +277,7 @@ def _make_engine(
         model,
         buffers.tables,
         config.max_num_seqs,
-        _device(placement, device, weights.in_ram, 1 if ranks is None else ranks.num_ranks),
+        describe_device(placement, device, weights.in_ram, 1 if ranks is None else ranks.num_ranks),
         experts,
         buffers.cpu_stage,
         moving.cache(weights.on_gpu, placement, model),
@@ -387,20 +388,3 @@ def _handoff(experts: RamExperts, shape: ModelShape, max_tokens: int, device: to
         timeout_s=HANG_SECONDS,
         disk=experts.disk,
     )
-
-
-def _device(placement: Placement, device: torch.device, in_ram: InRam | None, num_gpus: int) -> str:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Triton's interpreter"
-    if num_gpus > 1:
-        name = f"{num_gpus} x {name}"
-    if in_ram is None:
-        return f"{device.type} ({name})"
-    layers = len(placement.layers)
-    here = f"{placement.num_gpu_experts} of {sum(of.num_experts for of in placement.layers)} experts"
-    if placement.layers_in_ram:
-        here = f"the last {len(placement.gpu_layers)} of {layers} layers and {here}"
-    elif placement.begins_in_ram:
-        here = f"all but the embedding and {here}"
-    stream, has_disk = in_ram.stream, in_ram.experts is not None and in_ram.experts.disk is not None
-    there = "RAM and on disk" if has_disk else "RAM"
-    return f"{device.type} ({name} with {here}, the others in {there}: {stream.isa}, {stream.threads} threads)"
