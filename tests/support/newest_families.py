@@ -40,17 +40,6 @@ NEWEST: dict[str, tuple[str, str, dict[str, Any]]] = {
             "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "pad_token_id": 0, "bos_token_id": 0,
         },
     ),
-    "bailing_hybrid": (
-        "BailingHybridConfig",
-        "BailingHybridForCausalLM",
-        LATENT
-        | {
-            "num_hidden_layers": 4, "intermediate_size": 224, "n_shared_experts": 2, "num_local_experts": 8,
-            "head_dim": 64, "layer_group_size": 2, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
-            "routed_scaling_factor": 2.5, "pad_token_id": 0, "eos_token_id": 1, "rope_theta": 6e6,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 6e6},
-        },
-    ),
     "mistral4": (
         "Mistral4Config",
         "Mistral4ForCausalLM",
@@ -143,7 +132,7 @@ def round_attended(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> N
     if module.__name__.endswith("kimi_linear"):
         _round_latents(model)
         return
-    if module.__name__.endswith(("mistral4", "bailing_hybrid")):
+    if module.__name__.endswith("mistral4"):
         round_kv(model, monkeypatch)
         return
     functions: Any = module.ALL_ATTENTION_FUNCTIONS

@@ -18,6 +18,7 @@ MODELS = {
     "hyv3": "next/tiny-hyv3-f16",
     "glm4moe": "families/tiny-glm4moe-f16",
     "glmdsa": "next/tiny-glmdsa-f16",
+    "bailing3": "next/tiny-bailing3-f16",
 }
 
 
