@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 
 from moeserve.models.errors import ModelError
-from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface import latent
@@ -22,7 +21,6 @@ from moeserve.models.sources.huggingface.layer_settings import (
     limits,
     number,
 )
-from moeserve.models.sources.huggingface.made_tensor import MadeTensor, rows_made
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_KEYS,
     DENSE_FFN,
@@ -33,8 +31,7 @@ from moeserve.models.sources.huggingface.mapping import (
     HuggingFaceMapping,
 )
 from moeserve.models.sources.huggingface.next_token_names import NextTokenNames
-from moeserve.models.sources.huggingface.remade import Remade, made_by, stored_as, together
-from moeserve.models.sources.huggingface.safetensors_file import StoredTensor
+from moeserve.models.sources.huggingface.remade import Remade, made_by, named_by_kind, stored_as, together
 
 LINEAR: Final = "linear_attention"
 _UNDER: Final = "attention."
@@ -85,17 +82,6 @@ def _limits(path: Path, config: Mapping[str, Any], name: str, layers: int) -> Me
     given = config.get(name)
     padded = [*given, *[None] * layers][:layers] if isinstance(given, list) else given
     return limits(path, {name: padded}, name, layers)
-
-
-def _gates(
-    path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
-) -> Iterator[tuple[str, MadeTensor]]:
-    """Yields the matrix of a layer's gates, which has another name in a GGUF where the layer attends."""
-    del path, metadata
-    tensor = stored.pop(f"{prefix}{_UNDER}g_proj.weight", None)
-    if tensor is not None:
-        part = n.SSM_G_A if f"{prefix}{_UNDER}A_log" in stored else n.ATTN_GATE
-        yield n.of_part(part), rows_made(tensor, tensor.shape, lambda rows: rows)
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
@@ -200,7 +186,9 @@ MAPPING: Final = HuggingFaceMapping(
     experts=MOE_EXPERTS,
     optional=frozenset(MIXERS | SHARED_EXPERTS) | {CHOICE_BIAS},
     made=together(
-        _gates,
+        named_by_kind(
+            f"{_UNDER}g_proj.weight", f"{_UNDER}A_log", n.of_part(n.SSM_G_A), n.of_part(n.ATTN_GATE)
+        ),
         partial(latent.made_tensors, under=_UNDER),
         _MADE,
         stored_as({n.of_part(n.ATTN_OUTPUT): f"{_UNDER}o_proj.weight"}),  # published so where a layer recurs
