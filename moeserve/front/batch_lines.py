@@ -1,7 +1,8 @@
-"""FrontLines: the front as `BatchRunner` sees it. A line of a batch goes to the server of the model that it names.
+"""FrontLines: the front's interface for `BatchRunner`. A line of a batch goes to the server of the model that the line
+names.
 
-Lines lease models behind all requests (`line_lease.py`). A line whose model must make room, or whose server is lost, is
-answered later: it has no result until its whole answer is there.
+Lines lease models after all requests (`line_lease.py`). A line gets a result only when its answer is complete, so a
+line whose model must make room, or whose server is lost, is answered again later.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class FrontLines(BatchServer):
     async def answer(self, path: str, body: Mapping[str, Any], tenant: str, owner: str) -> Answered:
         named = body.get("model")
         try:
-            # What is no text is refused by the first model's server.
+            # A name that is not a text is left to the first model's server, which refuses it.
             model = self._pool.find(named if isinstance(named, str) and named else None)
             async with lease_for_line(self._pool, model) as instance:
                 assert isinstance(instance, ServerInstance)

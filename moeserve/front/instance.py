@@ -1,4 +1,4 @@
-"""One model's server as the front sees it: a process that it starts and stops, and a Unix socket."""
+"""One model's server, from the front's side: a process that the front starts and stops, and a Unix socket."""
 
 from __future__ import annotations
 
@@ -34,16 +34,17 @@ from moeserve.processes.runtime_paths import RuntimePaths
 
 MODULE: Final = "moeserve.front.model_launcher"
 LOOK_S: Final = 0.05  # between two requests for a load's progress
-ANSWER_S: Final = 5.0  # until such a request must be answered
+ANSWER_S: Final = 5.0  # within which such a request must be answered
 MAX_FAILURE_BYTES: Final = 4096
-STOP_MARGIN_S: Final = 25.0  # for a launcher to stop its processes, beyond the requests' own time
+# Time for a launcher to stop its processes, in addition to the requests' own time.
+STOP_MARGIN_S: Final = 25.0
 
 log = logging.getLogger(__name__)
 
 
 class ServerInstance(Instance):
-    """A running server of one model. `session` connects to no other server, and `secret` shows it that the front
-    asks."""
+    """A running server of one model. `session` connects only to this server. `secret` proves to the server that a
+    request comes from the front."""
 
     def __init__(self, model: PooledModel, paths: RuntimePaths) -> None:
         """Raises LoadFailed."""
@@ -62,7 +63,8 @@ class ServerInstance(Instance):
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._child.descriptor, self._on_end)
-        # Closed after each answer: else the next request could be sent on a connection that the server closes as idle.
+        # Each connection is closed after its answer. Otherwise the next request could be sent on a connection that the
+        # server is closing as idle.
         connector = aiohttp.UnixConnector(str(self._folder / SOCKET), limit=0, force_close=True)
         self.session = aiohttp.ClientSession(
             connector=connector,
@@ -116,7 +118,7 @@ class ServerInstance(Instance):
         return self._cause()
 
     def _cause(self) -> str:
-        """Returns the first error that its launcher logged, else how the process ended."""
+        """Returns the first error that the launcher logged; without one, a text that says how the process ended."""
         try:
             with (self._folder / FAILURE_FILE).open("rb") as file:
                 said = file.read(MAX_FAILURE_BYTES).decode(errors="replace").strip()
@@ -144,7 +146,7 @@ class ServerInstance(Instance):
 
 
 class Processes:
-    """Starts real processes for the pool (`Surroundings`)."""
+    """Starts the processes for the pool: implements `Surroundings`."""
 
     def __init__(self, paths: RuntimePaths, reader: NeedsReader) -> None:
         self._paths = paths

@@ -1,8 +1,8 @@
-"""Passes a request to its model's server, and the answer back, piece by piece as it comes.
+"""Passes a request to its model's server, and passes the answer back piece by piece.
 
 The front has checked the request (`app.py`) before anything here runs. When a client disconnects, its request ends at
 the model's server too. If that server is lost in the middle of an answer, a stream ends with an error in its API's
-shape; for any other answer the connection is cut, so that no client takes a part for the whole.
+shape. For any other answer the connection is cut, so that no client takes the part for the whole answer.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from moeserve.httpserver.transport.refuse import note_refusal
 from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.sse import ClientGone, send_part, unless_gone
 
-ATTEMPTS: Final = 3  # if the model's server ends before it has taken the request
+ATTEMPTS: Final = 3  # made in all if the model's server ends before it has taken the request
 # A header of answers: how long the request waited for its model.
 LOAD_SECONDS: Final = b"x-moeserve-load-seconds"
-FIRST_LOOK_S: Final = 0.5  # at a response that is made in the background
+FIRST_LOOK_S: Final = 0.5  # before the first look at a response that is made in the background
 MAX_LOOK_S: Final = 8.0  # between two looks at it
 # Headers that belong to one connection, or that the front sets itself.
 _NOT_SENT_ON: Final = frozenset(
@@ -63,7 +63,7 @@ class Relay:
     async def answer(
         self, scope: Scope, receive: Receive, send: Send, model: PooledModel, asked: Asked, body: bytes
     ) -> None:
-        """Answers a request, and loads its model first if needed. Raises ApiError if that fails before the answer has
+        """Answers a request, after loading its model if needed. Raises ApiError for a failure before the answer has
         begun."""
         exchange = _Exchange(self._pool, self._apis, scope, send, model, body)
         if asked.streams_events:
@@ -77,13 +77,13 @@ class Relay:
     async def answer_if_loaded(
         self, scope: Scope, receive: Receive, send: Send, model: PooledModel, body: bytes = b""
     ) -> None:
-        """Answers a question about a model, which does not load it. Raises ApiError."""
+        """Answers a question about a model without loading the model. Raises ApiError."""
         exchange = _Exchange(self._pool, self._apis, scope, send, model, body)
         with contextlib.suppress(ClientGone):
             await unless_gone(receive, exchange.run_if_loaded())
 
     async def has(self, scope: Scope, model: PooledModel) -> bool:
-        """Whether the model's server answers a GET of this path with anything but 404."""
+        """Returns whether the model's server answers a GET of this path with a status other than 404."""
         try:
             async with self._pool.lease_loaded(model) as instance:
                 assert isinstance(instance, ServerInstance)
@@ -146,7 +146,7 @@ class _Exchange:
                 raise self._lost() from None
 
     async def _relay(self, instance: ServerInstance) -> None:
-        """Raises _NotReached; ApiError where the server is lost before its answer has begun."""
+        """Raises _NotReached, or ApiError if the server is lost before its answer has begun."""
         if instance.session.closed:  # the server has ended since the lease began
             raise _NotReached
         request = instance.session.request(
@@ -169,7 +169,7 @@ class _Exchange:
             await self._pass_back(answer, waited)
 
     async def _until_background_ends(self, instance: ServerInstance, response_id: str) -> None:
-        """Returns when a response that is made in the background has ended, or its server has."""
+        """Returns when a response that is made in the background has ended, or when its server has ended."""
         headers = [pair for pair in _headers_on(self._scope) if not pair[0].startswith("content-")]
         url = f"http://localhost{RESPONSES}/{response_id}"
         pause = FIRST_LOOK_S
@@ -208,7 +208,7 @@ class _Exchange:
             await self.early.fail(self._error_body(self._lost()))
 
     async def _end_cut(self, content_type: str, error: Exception) -> None:
-        """Ends an answer whose server was lost in its middle."""
+        """Ends an answer whose server was lost in the middle of the answer."""
         log.warning("an answer of %s was cut: %s", self._model.name, error)
         body = self._error_body(self._lost())
         if content_type == "text/event-stream":

@@ -27,7 +27,8 @@ class BatchInProgress:
         self.tally = tally
         self.pending = deque(line for line in lines if line.custom_id not in tally.done)
         self.num_open = 0  # lines being answered; written by the runner
-        self.takes_no_more = False  # True if the batch is cancelled or late; written by the runner
+        # No more lines begin, because the batch is cancelled or late; written by the runner.
+        self.takes_no_more = False
         self._store = store
         self._file = file
         path = store.folder.path

@@ -64,7 +64,7 @@ class Batch(msgspec.Struct, kw_only=True):
     ended_at: int | None = None
     total: int = 0
     counts: dict[str, int] = {}  # number of requests by `outcomes.Kind`, once the batch has ended
-    # Ids of its future result files; the client sees them when the files exist.
+    # Ids of the batch's future result files; the client sees an id when the file exists.
     output_file_id: str
     error_file_id: str
     has_output: bool = False

@@ -1,5 +1,5 @@
-"""BatchRunner answers the lines of all batches in the background, at most as many at once as the engine has request
-slots.
+"""BatchRunner answers the lines of all batches in the background. It answers at most as many lines at once as the
+engine has request slots.
 
 Batches of different API keys take turns, line by line; batches of the same key are answered one after another. For the
 router each line is a background request, so other requests come first. A line is done when its result is on the disk;
@@ -67,7 +67,8 @@ class BatchServer(Protocol):
 
     @abstractmethod
     async def answer(self, path: str, body: Mapping[str, Any], tenant: str, owner: str) -> Answered:
-        """Answers one line as its route does. tenant, owner: those of the batch's API key, as in `RequestState`."""
+        """Answers one line as its route does. tenant, owner: the tenant and the owner of the batch's API key (see
+        `RequestState`)."""
 
 
 class BatchRunner:
@@ -85,7 +86,7 @@ class BatchRunner:
         self._swept_at = time.monotonic()
 
     async def run(self) -> None:
-        """Runs until it is cancelled; then releases the folder for another server. Raises ConfigError, OSError."""
+        """Runs until it is cancelled, and then releases the folder for another server. Raises ConfigError, OSError."""
         store = self._store
         try:
             while not await asyncio.to_thread(store.open):
@@ -182,7 +183,7 @@ class BatchRunner:
         self._wake.set()
 
     async def _answer(self, running: BatchInProgress, line: Line) -> None:
-        """Answers a line and stores its result. If it is cancelled earlier, the line is pending again."""
+        """Answers a line and stores its result. If the call is cancelled before that, the line is pending again."""
         task = asyncio.current_task()
         assert task is not None
         self._asking.add(task)
@@ -222,8 +223,8 @@ class BatchRunner:
             await asyncio.sleep(wait)
 
     def _tenant_of(self, owner: str) -> str | None:
-        """Returns the tenant of an API key's owner; None if the server no longer knows the key: its batches then wait
-        until the key is back, or expire."""
+        """Returns the tenant of an API key's owner. Returns None if the server no longer knows the key; the key's
+        batches then wait until the key is back, or expire."""
         keys = self._server.keys
         if not owner or not keys:
             return "" if not owner and not keys else None

@@ -1,4 +1,4 @@
-"""A conversation as the chat template writes it, and as token ids."""
+"""A conversation's prompt: as text that the chat template writes, and as token ids."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from moeserve.messages.pictures import MOST_PICTURES
 async def encode(
     text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt, client: PictureClient | None
 ) -> ChatTokens:
-    """Returns the conversation as token ids: at most about `limit` of them, not counting pictures. Raises ApiError 400,
-    and 503 if no picture can be encoded now. client: None if the model does not see pictures."""
+    """Returns the conversation as token ids. Raises ApiError: 400 for more than about `limit` tokens without pictures,
+    503 if no picture can be encoded now. client: None if the model does not see pictures."""
     pieces = await render(text, limit, asked, prompt)
     if not prompt.pictures:
         return ChatTokens(await text.encode_chat(pieces))
@@ -34,7 +34,7 @@ async def encode(
 
 
 async def render(text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt) -> list[str]:
-    """Returns the conversation as the chat template writes it: see `ModelText.render_chat`. Raises ApiError 400."""
+    """Returns the text that the chat template writes: see `ModelText.render_chat`. Raises ApiError 400."""
     if prompt.pictures and text.pictures is None:
         message = "has a picture, and this server sees none: it runs without a vision tower (--mmproj)"
         raise invalid(asked.prompt_param, message)
