@@ -100,7 +100,7 @@ class Trunk:
 pytestmark = pytest.mark.slow  # minutes in the interpreter
 
 
-@pytest.mark.parametrize("name", ["glm4moe", "glmdsa"])
+@pytest.mark.parametrize("name", ["glm4moe", "glmdsa", "bailing3"])
 def test_logits_and_chains(name: str, wide_fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where keys and values are stored a few rows at a time; and a request whose text is cached up to a page."""
     path = wide_fixtures / f"{MODELS[name]}.gguf"
