@@ -148,7 +148,8 @@ class FrontApplication(FastAPI):
             self._adapters.look()  # the names are known before the client has the answer
             await send(message)
 
-        await self._relay.answer(scope, receive, send_when_known, model, asked, body)
+        # Not sent again: an adapter that is loaded twice is an error.
+        await self._relay.answer(scope, receive, send_when_known, model, asked, body, is_repeatable=False)
 
     def _unload(self, model: PooledModel) -> None:
         """Unloads the model. As in Ollama, it is not an error if the model is not loaded."""

@@ -22,7 +22,10 @@ LOAD_DEADLINE_S: Final = 3600.0  # after which a server that is neither ready no
 FIRST_BACKOFF_S: Final = 5.0  # wait after a failed load; doubles with each further failure in a row
 MAX_BACKOFF_S: Final = 300.0
 MAX_DOUBLINGS: Final = 10
-SHORT_LIFE_S: Final = 30.0  # a server that ends by itself this soon after its load counts as a failed load
+SHORT_LIFE_S: Final = 30.0  # a server that ends by itself this soon after its load has crashed
+# Crashes in a row that count as a failed load. After fewer the waiting requests get the next server at once: a kill is
+# rarely the model's fault.
+MOST_CRASHES: Final = 2
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +247,10 @@ class ModelLives:
                 return False
             loading.result()
         except LoadFailed as error:
-            self._failed(model, str(error))
+            if error.is_crash:
+                self._crashed(model, f"its server ended during its load: {error}")
+            else:
+                self._failed(model, str(error))
             return False
         if model.stopping.is_set():  # it was given up at the same moment
             return False
@@ -266,7 +272,19 @@ class ModelLives:
             cause = ended.result()
             log.error("the server of %s has ended: %s", model.name, cause)
             if self._clock() - model.loaded_at < SHORT_LIFE_S:
-                self._failed(model, f"its server has ended soon after its load: {cause}")
+                self._crashed(model, f"its server has ended soon after its load: {cause}")
+            else:
+                model.crashes = 0
+        elif self._clock() - model.loaded_at >= SHORT_LIFE_S:
+            model.crashes = 0
+
+    def _crashed(self, model: PooledModel, reason: str) -> None:
+        model.crashes += 1
+        if model.crashes >= MOST_CRASHES:
+            model.failures = model.crashes - MOST_CRASHES
+            self._failed(model, reason)
+        else:
+            log.error("%s: %s; it is loaded again at once if requests wait", model.name, reason)
 
     async def _happens(self, model: PooledModel, event: asyncio.Task[Any], deadline_s: float | None) -> bool:
         """Waits until `event` is set or the model must stop. Returns whether `event` is set."""

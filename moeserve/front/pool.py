@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Final
 
 from moeserve.front.config import ServedModel
 from moeserve.front.lives import ModelLives
@@ -18,6 +19,9 @@ from moeserve.front.pooled_model import Instance, PooledModel, Surroundings, Tic
 from moeserve.front.schedule import State
 from moeserve.httpserver.transport.errors import ApiError, shutting_down
 from moeserve.messages.refusal import Refusal
+
+NOTICE_S: Final = 2.0  # for the end of a process to be noticed behind that of its connections
+NOTICE_LOOK_S: Final = 0.01
 
 log = logging.getLogger(__name__)
 
@@ -178,6 +182,13 @@ class ModelPool(ModelLives):
             if ticket in model.tickets:
                 model.tickets.remove(ticket)
                 self.turn()
+
+    async def until_noticed(self, model: PooledModel, instance: Instance) -> None:
+        """Waits until the pool has seen that a server has ended, at most NOTICE_S: a model's own launcher replaces a
+        part of its server without that."""
+        deadline = self.now + NOTICE_S
+        while model.instance is instance and self.now < deadline:
+            await asyncio.sleep(NOTICE_LOOK_S)
 
     def hold(self, model: PooledModel, instance: Instance, work: Awaitable[None]) -> None:
         """Counts `work` as a running request of the model's server until `work` has ended. Call it within a lease."""

@@ -19,6 +19,11 @@ from moeserve.messages.refusal import Refusal
 class LoadFailed(Exception):
     """A model cannot be loaded; the message is the reason, for clients and the log."""
 
+    def __init__(self, reason: str, *, is_crash: bool = False) -> None:
+        """is_crash: its server ended without saying why."""
+        super().__init__(reason)
+        self.is_crash = is_crash
+
 
 class Instance(Protocol):
     """One model's running server."""
@@ -71,6 +76,7 @@ class PooledModel(ScheduledModel):
     signature: Any = None  # of the file whose needs are known
     failure: str = ""  # why the last load, or reading the file, failed
     failures: int = 0  # in a row
+    crashes: int = 0  # in a row: servers that ended by themselves during their load or soon after it
     is_too_large: bool = False  # the model needs more than the memory of all models together
     is_removed: bool = False  # requests can no longer name the model
     instance: Instance | None = None
@@ -85,6 +91,7 @@ class PooledModel(ScheduledModel):
     num_failures: int = 0
     num_evictions: int = 0  # times that it was unloaded to make room for others
     num_losses: int = 0  # times that its server ended by itself
+    num_sent_again: int = 0  # requests of lost servers, without output, that its next server got
     load_seconds: float = 0.0  # of all loads that worked
     last_load_seconds: float = 0.0
     wait_seconds: float = 0.0  # of all requests that waited for a load

@@ -29,7 +29,8 @@ class Answered:
     body: bytes  # JSON
     request_id: str
     retry_after: int | None = None  # seconds; set if the server could not take the request now
-    seconds_elsewhere: float = 0.0  # that another process's event loop has spent on the line
+    seconds_elsewhere: float = 0.0  # that another process's event loop has spent on it
+    is_lost: bool = False  # its server has ended meanwhile; `body` is the error if that happens too often
 
 
 def new_request_id() -> str:

@@ -70,6 +70,7 @@ class Batch(msgspec.Struct, kw_only=True):
     has_output: bool = False
     has_errors: bool = False
     output_expires_after: int | None = None  # seconds
+    losses: dict[str, int] = {}  # how often a server has ended over a line without a result, by its custom_id
     errors: list[LineError] = []
     metadata: dict[str, Any] | None = None
 

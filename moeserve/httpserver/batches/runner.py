@@ -4,6 +4,9 @@ engine has request slots.
 Batches of different API keys take turns, line by line; batches of the same key are answered one after another. For the
 router each line is a background request, so other requests come first. A line is done when its result is on the disk;
 after a crash, the next server answers all other lines again.
+
+A line over which its model's server ends is tried MOST_LOSSES times. Those that were in flight beside it are tried
+again one after another, so that only the line that ends servers reaches that count.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ LOCK_INTERVAL_S: Final = 0.5
 TICK_S: Final = 1.0  # interval of checks for expired and late batches
 SWEEP_S: Final = 600.0
 MOST_WAIT_S: Final = 10  # longest wait before a line that the server could not take is sent again
+MOST_LOSSES: Final = 3  # servers that may end over a line; then the line fails
 DISK_WAIT_S: Final = 5.0  # wait before a result is written again after the disk was full
 
 
@@ -84,6 +88,7 @@ class BatchRunner:
         self._turns: deque[str] = deque()  # owners, the next one first
         self._wake = asyncio.Event()
         self._swept_at = time.monotonic()
+        self._trying = asyncio.Lock()  # held by the line that may be the cause of a server's end
 
     async def run(self) -> None:
         """Runs until it is cancelled, and then releases the folder for another server. Raises ConfigError, OSError."""
@@ -215,8 +220,12 @@ class BatchRunner:
             tenant = self._tenant_of(batch.owner)
             answered = None
             if tenant is not None:
-                answered = await self._server.answer(batch.endpoint, body, tenant, batch.owner)
+                alone = self._trying if running.is_suspect(line) else contextlib.nullcontext()
+                async with alone:
+                    answered = await self._server.answer(batch.endpoint, body, tenant, batch.owner)
                 self._pace.add(answered.seconds_elsewhere)
+            if answered is not None and answered.is_lost and await running.add_loss(line) < MOST_LOSSES:
+                continue
             if answered is not None and answered.retry_after is None:
                 return _outcome_of(line, answered)
             wait = MOST_WAIT_S if answered is None else min(answered.retry_after or 1, MOST_WAIT_S)

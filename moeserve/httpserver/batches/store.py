@@ -38,6 +38,7 @@ class BatchStore:
         self.changed: Callable[[], None] = lambda: None  # set by the runner: tells it that there is work
         self._max_bytes = max_bytes
         self._bytes = Counter[str]()  # by owner
+        self._saving = asyncio.Lock()  # a record is written by one thread at a time
 
     def open(self) -> bool:
         """Locks and reads the folder. Returns False if another server uses it. Raises ConfigError, OSError."""
@@ -154,10 +155,14 @@ class BatchStore:
 
     async def save(self, batch: Batch) -> None:
         """Writes a batch's state to disk. Raises ApiError 500."""
-        await self.on_disk(self.folder.write, "batches", batch)
+        await asyncio.shield(asyncio.create_task(self._write(batch)))
         if batch.id not in self.batches:
             self._bytes[batch.owner] += self._bytes_of(batch)
         self.batches[batch.id] = batch
+
+    async def _write(self, batch: Batch) -> None:
+        async with self._saving:
+            await self.on_disk(self.folder.write, "batches", batch)
 
     async def delete_batch(self, batch: Batch) -> None:
         """Deletes an ended message batch, with its requests and results. Raises ApiError."""
