@@ -22,6 +22,14 @@ MODELS = {
 }
 
 
+def model_of(name: str, fixtures: Path) -> Path:
+    """Skips the test where a file of a later set of fixtures is not there."""
+    path = fixtures / f"{MODELS[name]}.gguf"
+    if not path.exists():
+        pytest.skip(f"there is no {path}")
+    return path
+
+
 class Drafting:
     """A sequence of the trunk, and the block's rows of it."""
 
