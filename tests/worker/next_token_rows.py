@@ -23,8 +23,8 @@ MODELS = {
 
 
 def model_of(name: str, fixtures: Path) -> Path:
-    """Skips the test where a file of a later set of fixtures is not there."""
-    path = fixtures / f"{MODELS[name]}.gguf"
+    """Skips the test where a file of a later set of fixtures is not there. name: of MODELS, or a path."""
+    path = fixtures / f"{MODELS.get(name, name)}.gguf"
     if not path.exists():
         pytest.skip(f"there is no {path}")
     return path
