@@ -22,10 +22,12 @@ from moeserve.kernels.latent.op import decode_workspace
 from moeserve.kernels.linear.large_batch import BLOCK, FEW_BLOCK, UnpackScratch
 from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.gpu.arena_views import activations, narrowed, spare, views_of
+from moeserve.models.blocks.gpu.compressed_workspace import compressed_workspace
 from moeserve.models.blocks.gpu.latent_workspace import IndexerWorkspace, LatentWorkspace
 from moeserve.models.blocks.gpu.linear import dense_workspace, integer_rows
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
-from moeserve.models.blocks.gpu.residual_workspace import NgramWorkspace, StreamsWorkspace
+from moeserve.models.blocks.gpu.residual_workspace import NgramWorkspace, streams_workspace
+from moeserve.models.buffers import GpuFloat
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
@@ -33,7 +35,6 @@ from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.step_buffers import (
     SMALL_BATCH_ROWS,
-    GpuFloat,
     gpu_arena_bytes,
     gpu_step_buffers,
     step_sizes,
@@ -184,7 +185,7 @@ class GpuWorkspace:
         self.x = views["x"]
         self.deep = views.get("deep")  # [rows, deep_layers * hidden]; None without DeepStack
         # None: the residual is one vector.
-        self.streams = None if shape.streams is None else StreamsWorkspace(views, shape.streams)
+        self.streams = None if shape.streams is None else streams_workspace(views, shape.streams)
         self.ngrams = NgramWorkspace(views) if shape.ngrams is not None else None
         self.y = activations(views, "y")
         self.projected = views["projected"]
@@ -200,6 +201,7 @@ class GpuWorkspace:
         }
         self.latent = None if shape.latent is None else LatentWorkspace(views, shape.latent, rows)
         self.indexer = None if shape.indexer is None else IndexerWorkspace(views, shape.indexer, rows)
+        self.compressed = compressed_workspace(views, shape, rows)
         recurrence = shape.recurrence
         self.delta = DeltaWorkspace(views, recurrence) if isinstance(recurrence, GatedDeltaNetShape) else None
         self.mamba2 = Mamba2Workspace(views, recurrence) if isinstance(recurrence, Mamba2Shape) else None
