@@ -7,8 +7,11 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+from moeserve.kernels.stream_operands import DiskLayer
 from moeserve.messages.steps import StepResult
 from moeserve.models.blocks.cpu import disk_experts
 from moeserve.worker.loading.cpu.load import load_cpu_runner
@@ -59,16 +62,27 @@ def run(model: Path, expert_ram: float, least: int) -> dict[str, int]:
 def bytes_read(model: Path, expert_ram: float, *, guessed: bool, rate: int) -> int:
     """By one stream's tokens, on a disk of `rate` bytes per second (0: as it is)."""
     most, disk_experts.MOST_GUESSED_TOKENS = disk_experts.MOST_GUESSED_TOKENS, 8 if guessed else 0
+    layer_of = disk_experts.CpuDiskExperts.layer
+
+    def slow_layer(*args: Any) -> DiskLayer | None:
+        time.sleep(3e-3)
+        return layer_of(*args)
+
+    if not rate:  # a large model's layer takes as long
+        disk_experts.CpuDiskExperts.layer = slow_layer  # type: ignore[method-assign]
     driver = Driver(load_cpu_runner(small_config(model, threads=2, expert_ram=expert_ram), lambda *_: None))
     driver.step([driver.new(0, [1, 2, 3], GREEDY)], [driver.row(0, 3, sample=True)])
+    for _ in range(TOKENS):  # the pauses between layers become known
+        driver.step([], [driver.row(0, 1, sample=True)])
     ctypes.CDLL(None).faulty_reads_throttle(rate)
     read = 0
-    for _ in range(TOKENS if rate else 8 * TOKENS):
+    for _ in range(TOKENS if rate else 3 * TOKENS):
         disk = driver.step([], [driver.row(0, 1, sample=True)]).expert_disk
         assert disk is not None
         read += disk.bytes
     ctypes.CDLL(None).faulty_reads_throttle(0)
     disk_experts.MOST_GUESSED_TOKENS = most
+    disk_experts.CpuDiskExperts.layer = layer_of  # type: ignore[method-assign]
     return read
 
 

@@ -235,7 +235,7 @@ def test_a_thousand_faults_bring_no_wrong_token(on_faulty_disk: dict[str, int]) 
 
 def test_a_slow_disk_reads_no_guesses_and_a_fast_one_does(on_faulty_disk: dict[str, int]) -> None:
     # A thread that loses its core for long makes a guess look cheap now and then.
-    assert on_faulty_disk["slow_guessed"] <= 1.2 * on_faulty_disk["slow_plain"]
+    assert on_faulty_disk["slow_guessed"] <= 1.3 * on_faulty_disk["slow_plain"]
     assert on_faulty_disk["fast_guessed"] > on_faulty_disk["fast_plain"]
 
 

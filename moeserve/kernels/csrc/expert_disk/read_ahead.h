@@ -26,9 +26,10 @@ class ReadAhead {
     if (pause.began < 0) return;
     const double seconds = now - pause.began;
     pause.began = -1;
-    // A thread that loses its core makes a pause many times as long; such a one counts as twice the mean.
-    if (pause.mean < 0) pause.mean = seconds;
-    pause.mean += kNewest * (std::min(seconds, 2 * pause.mean) - pause.mean);
+    // A thread that loses its core makes a pause many times as long. So the estimate falls fast and rises slowly.
+    if (pause.usual < 0) pause.usual = seconds;
+    const double longer = std::min(seconds, 2 * pause.usual) - pause.usual;
+    pause.usual += longer * (longer < 0 ? kFalls : kRises);
   }
   // Of guessed experts that RAM did not have, `right` were asked for. They need not have been read.
   void guessed(int64_t count, int64_t right) {
@@ -40,7 +41,7 @@ class ReadAhead {
   // The bytes of guesses to be read in the pause behind a layer, if the disk reads `rate` bytes per second, in reads of
   // `piece` bytes; 0: none. Without a measured rate or pause: none.
   int64_t bytes_worth_reading(int layer, double rate, int64_t piece) const {
-    const double pause = pauses_[layer].mean;
+    const double pause = pauses_[layer].usual;
     if (rate <= 0 || pause <= 0) return 0;
     const double bytes = rate * pause, wrong = 1 - right_ / guessed_;
     if (bytes >= static_cast<double>(piece)) return static_cast<int64_t>(bytes);
@@ -48,10 +49,10 @@ class ReadAhead {
   }
 
  private:
-  static constexpr double kNewest = 0.2;        // weight of the newest pause in the mean
-  static constexpr double kMostGuesses = 1024;  // older ones count half
+  static constexpr double kFalls = 0.2, kRises = 0.02;  // weights of the newest pause
+  static constexpr double kMostGuesses = 1024;          // older ones count half
   struct Pause {
-    double began = -1, mean = -1;
+    double began = -1, usual = -1;
   };
   std::vector<Pause> pauses_;       // by layer
   double guessed_ = 2, right_ = 1;  // until more is known, every second guess is right
