@@ -115,8 +115,6 @@ def test_what_a_gpu_does_not_do_is_refused_by_name(tmp_path: Path) -> None:
         load(path, speculative_config=drafts)
     with pytest.raises(ConfigError, match="no RAM tier for models with compressed"):
         load(path, kv_ram=1)
-    with pytest.raises(ConfigError, match="the first 2 layers would be in RAM"):
-        load(path, n_gpu_layers=1)
 
 
 def test_the_plan_counts_spare_slots_and_a_steps_keys(
