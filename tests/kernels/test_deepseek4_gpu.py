@@ -13,6 +13,7 @@ from moeserve.errors import ConfigError
 from moeserve.kernels.stream_operands import KeyRings, KvLayer, StateLayer
 from moeserve.kv.layout import KvLayout
 from moeserve.kv.slot_kinds import spare_bytes
+from moeserve.kv.states import StateCache
 from moeserve.models.blocks.gpu.state_slots import StateSlots
 from moeserve.models.errors import ModelError
 from moeserve.models.gpu_features import check_gpu_features
@@ -91,6 +92,13 @@ def test_a_state_s_window_moves_with_it() -> None:
     slots.copy([(2, 0), (-1, 1)])
     assert states.tolist() == [[4, 5], [0, 0], [4, 5]]
     assert keys[:, 0, 0].tolist() == [*range(8), *range(16, 20), *range(12, 16), *range(16, 20)]
+
+
+def test_layers_of_windows_alone_keep_states_of_no_values(tmp_path: Path) -> None:
+    """As the first ones do in RAM, beside a GPU: their rings are found by state slot."""
+    shape = read_checked_shape(open_model(write_model(new_model(8), tmp_path / "m.gguf", Type.F16)))
+    (layer,) = StateCache(KvLayout(shape), 2, range(1)).layers
+    assert layer.states.shape == (2, 0)
 
 
 def test_an_expert_that_is_not_there_is_refused(tmp_path: Path) -> None:
