@@ -146,6 +146,7 @@ def _cpu_latent_buffers(shape: LatentAttentionShape, rows: int) -> list[Buffer]:
         Buffer("q_a", (rows, shape.q_rank)),
         Buffer("latent_q", (rows, shape.q_rows)),
         Buffer("latent", (rows, shape.head_dim)),
+        Buffer("latent_gate", (rows, shape.gate_width)),
         Buffer("queries", (rows, shape.q_width)),
         *(buffer for pair in pairs for buffer in pair),
     ]

@@ -12,16 +12,12 @@ from moeserve.models.errors import ModelError
 from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
-from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
 # Feature name → test whether a layer has it.
 _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
     "layers that attend to an earlier one's keys": lambda layer: _has(layer, lambda a: a.kv_from is not None),
-    "decays with a lower bound": lambda layer: (
-        isinstance(layer.mixer, GatedDeltaNetShape) and layer.mixer.heads.decay_bound < 0
-    ),
     "latent attention without rotated numbers": lambda layer: (
         isinstance(layer.mixer, LatentAttentionShape) and layer.mixer.rotary_dim == 0
     ),

@@ -245,7 +245,9 @@ def _delta_net_buffers(delta_net: GatedDeltaNetShape, rows: int, wide: GpuFloat)
     heads = delta_net.heads
     mixed = Buffer("delta_mixed", (rows, heads.channels), wide)  # q, k and v after the convolution
     if heads.is_kimi:
-        widths = {"delta_qkv": heads.channels, "delta_a": heads.decays, "delta_z": heads.value_width}
+        widths = {"delta_qkv": heads.channels}
+        if delta_net.gate_rank:
+            widths |= {"delta_a": heads.decays, "delta_z": heads.value_width}
         return [mixed, *(Buffer(name, (rows, width), wide) for name, width in widths.items())]
     if rows <= SMALL_BATCH_ROWS:
         return [mixed]

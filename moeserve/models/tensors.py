@@ -244,5 +244,6 @@ def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int
 def next_token_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Returns the tensors of the next-token block, besides those of its layer."""
     hidden, index = shape.hidden_size, shape.num_layers
-    parts: dict[str, tuple[int, ...]] = {n.of_layer(index, norm): (hidden,) for norm in n.NEXTN_NORMS}
+    norms = (n.NEXTN_ENORM, n.NEXTN_HNORM, shape.next_token_norm)
+    parts: dict[str, tuple[int, ...]] = {n.of_layer(index, norm): (hidden,) for norm in norms}
     return parts | {n.of_layer(index, n.NEXTN_EH_PROJ): (hidden, 2 * hidden)}

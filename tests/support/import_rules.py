@@ -27,6 +27,7 @@ MODEL_FILES = {
     "moeserve.models.buffers",
     "moeserve.models.feed_forward",
     "moeserve.models.interface",
+    "moeserve.models.clamped_ffns",
     "moeserve.models.column_orders",
     "moeserve.models.compressed",
     "moeserve.models.compressed_buffers",
@@ -83,6 +84,7 @@ READERS = {
     "moeserve.quantization",
 }
 FAMILY_NEEDS = READERS | {
+    "moeserve.models.clamped_ffns",
     "moeserve.models.compressed",
     "moeserve.models.indexer",
     "moeserve.models.attention",
@@ -192,6 +194,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.short_conv",
         "moeserve.models.sources.gguf",
     },
+    "moeserve.models.clamped_ffns": {"moeserve.models.feed_forward", "moeserve.models.shape_reader"},
     "moeserve.models.recurrent_heads": {
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.mamba2.heads",

@@ -200,7 +200,7 @@ class GpuLoader:
             inputs=self._linear(index, *(part for part, _ in shape.input_parts), has_bias=False),
             gates=[self._linear(index, part, has_bias=False)[0] for part, _ in shape.gate_parts],
             conv=conv.t().contiguous(),
-            rate=self._vector(n.in_layer(index, n.SSM_A)).view(-1),
+            rate=self._vector(n.in_layer(index, n.SSM_A)).view(-1) * (-1 if shape.has_positive_rate else 1),
             dt_bias=self._vector(n.bias_of_layer(index, n.SSM_DT)),
             output_norm=self._vector(n.of_layer(index, n.SSM_NORM)),
             output=self._linear(index, shape.output_part, has_bias=False)[0],

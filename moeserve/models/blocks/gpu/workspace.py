@@ -114,13 +114,19 @@ class AttentionWorkspace(NamedTuple):
     mixed_decode: DecodeWorkspace  # in steps with prompts
 
 
+class GateProducts(NamedTuple):
+    """Buffers of the second products of Kimi Delta Attention's decays and output gates."""
+
+    low_rank: GpuActivations  # low-rank input of a, then of z
+    a: Tensor  # [rows, decays]
+    z: Tensor  # [rows, value_width]
+
+
 class KimiDeltaWorkspace(NamedTuple):
     """Additional buffers of Kimi Delta Attention."""
 
     qkv: Tensor  # [rows, channels]
-    low_rank: GpuActivations  # low-rank input of a, then of z
-    a: Tensor  # [rows, decays]
-    z: Tensor  # [rows, value_width]
+    second: GateProducts | None  # None: a and z have one product each
 
 
 class DeltaWorkspace:
@@ -131,8 +137,12 @@ class DeltaWorkspace:
         self.inverse = views.get("delta_inverse")
         self.kimi = None
         if shape.heads.is_kimi:
-            low_rank = activations(views, "delta_low_rank")
-            self.kimi = KimiDeltaWorkspace(views["delta_qkv"], low_rank, views["delta_a"], views["delta_z"])
+            second = None
+            if shape.gate_rank:
+                second = GateProducts(
+                    activations(views, "delta_low_rank"), views["delta_a"], views["delta_z"]
+                )
+            self.kimi = KimiDeltaWorkspace(views["delta_qkv"], second)
         self.out = activations(views, "attended", shape.heads.value_width)
 
 
