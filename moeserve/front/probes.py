@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Literal
 
 from fastapi import APIRouter, Request, Response
@@ -53,16 +52,16 @@ def pool_of(request: Request) -> ModelPool:
 @router.get("/health", responses={200: {"model": FrontHealth}, 503: {"model": FrontHealth}})
 async def health(request: Request) -> Response:
     """200 while requests are taken, with or without loaded models; 503 in a drain, or if no model can be loaded."""
-    return _answer(health_of(pool_of(request)), ("ok", "waiting"))
+    return _answer(health_of(pool_of(request)), frozenset({"ok", "waiting"}))
 
 
 @router.get("/health/ready", responses={200: {"model": FrontHealth}, 503: {"model": FrontHealth}})
 async def ready(request: Request) -> Response:
     """As /health, but 503 also while the server before this one must end first, in an upgrade."""
-    return _answer(health_of(pool_of(request)), ("ok",))
+    return _answer(health_of(pool_of(request)), frozenset({"ok"}))
 
 
-def _answer(body: FrontHealth, good: Collection[FrontStatus]) -> Response:
+def _answer(body: FrontHealth, good: frozenset[str]) -> Response:
     if body["status"] in good:
         return JsonResponse(body)
     return JsonResponse(body, status_code=503, headers={"retry-after": RETRY_AFTER_S})

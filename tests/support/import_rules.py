@@ -409,6 +409,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.launcher.exit_codes": set(),
     # What decides is pure; what answers knows of HTTP; the launchers know the launcher.
     "moeserve.front.memory": {"moeserve.config.units"},
+    "moeserve.front.gpus": {"moeserve.front.memory"},
     "moeserve.front.schedule": {"moeserve.front.memory"},
     "moeserve.front.config": {"moeserve.config", "moeserve.errors"},
     **{f"moeserve.front.{module}": FRONT_POOL for module in ("pooled_model", "lives", "pool")},
