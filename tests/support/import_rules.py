@@ -103,7 +103,10 @@ FAMILY_NEEDS = READERS | {
 
 # The models of a front, without processes and HTTP.
 FRONT_POOL = {
-    *(f"moeserve.front.{module}" for module in ("config", "lives", "memory", "pooled_model", "schedule")),
+    *(
+        f"moeserve.front.{module}"
+        for module in ("config", "gpus", "lives", "memory", "pooled_model", "schedule")
+    ),
     "moeserve.httpserver.transport.errors",
     "moeserve.messages.refusal",
 }
