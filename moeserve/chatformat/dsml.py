@@ -1,4 +1,5 @@
-"""DSML, the calls of DeepSeek-V3.2 and V4, any number in a block. V3.2's block is `function_calls`, V4's `tool_calls`:
+"""DSML: the calls of DeepSeek-V3.2 and V4. A block holds any number of calls; V3.2 names it `function_calls`, V4
+`tool_calls`:
 
 <｜DSML｜tool_calls>
 <｜DSML｜invoke name="name">
@@ -26,7 +27,8 @@ from .value_end import TaggedSyntax
 from .values import Schemas
 
 MARK: Final = "｜DSML｜"  # a token
-_NAMES: Final = ("tool_calls", "function_calls", "toolcalls", "tool_call", "toolcall", "calls")  # of blocks
+# Names of blocks.
+_NAMES: Final = ("tool_calls", "function_calls", "toolcalls", "tool_call", "toolcall", "calls")
 _INVOKE: Final = f"<{MARK}invoke"
 
 SYNTAX: Final = TaggedSyntax(
@@ -70,7 +72,7 @@ def _guided(block: str, before_arguments: str, behind: str, in_tags: GuidedTags 
 
 
 def guided(block: str) -> GuidedCalls:
-    """Returns the form with the arguments as one JSON object."""
+    """Returns the form that a grammar enforces, with the arguments as one JSON object."""
     return _guided(block, '">\n', "\n" + SYNTAX.close, None)
 
 
@@ -88,7 +90,7 @@ def own_calls(block: str) -> GuidedCalls:
 
 
 class DsmlBody(TaggedBody):
-    """Reads arguments in tags, or as one JSON object after the name's tag."""
+    """Reads a call whose arguments stand in tags, or are one JSON object after the name's tag."""
 
     def __init__(self, index: int, schemas: Schemas, tags: CallTags, is_guided: bool = False) -> None:
         super().__init__(index, schemas, SYNTAX, tags, is_guided)

@@ -1,4 +1,5 @@
-"""The table of all tool-call formats, except gpt-oss's, whose format covers whole answers (`harmony.py`)."""
+"""The table of the tool-call formats. gpt-oss's is not in it, because that format covers whole answers
+(`harmony.py`)."""
 
 from __future__ import annotations
 
@@ -32,15 +33,15 @@ from .tool_calls import CallBody, CallTags, ToolCallParser
 from .value_end import TaggedSyntax
 from .values import Schemas
 
-NewBody = Callable[[int], CallBody]  # from a call's index
+NewBody = Callable[[int], CallBody]  # makes the reader of a call from the call's index
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How a model writes calls."""
 
-    name: str  # as --tool-call-parser has it
-    marks: tuple[str, ...]  # texts by which a chat template is recognised as of this format
+    name: str  # a value of --tool-call-parser
+    marks: tuple[str, ...]  # a chat template with all of these texts has this format
     tags: CallTags
     call_end: str  # the tag that ends one call
     body: Callable[
@@ -48,17 +49,17 @@ class ToolFormat:
     ]  # makes a body maker from the tools' schemas and whether a grammar enforces `own_calls`
     guided: GuidedCalls  # the form of calls in JSON that a grammar enforces
     guided_body: NewBody | None = None  # makes readers of `guided` calls; None: as `body`
-    takes_text_arguments: bool = False  # its templates take a call's arguments as text, not as an object
+    takes_text_arguments: bool = False  # the chat templates take a call's arguments as text, not as an object
     inner_words: tuple[str, ...] = ()  # tags within `tags`
-    opening: str = ""  # a token of the opening tag that is in no other text, if it is not the whole tag
+    opening: str = ""  # a token that occurs only in the opening tag; "": the whole tag is such a token
     # Makes a call's id from its tool's name and its number in the conversation; None: the client's id is used.
     call_id: Callable[[str, int], str] | None = None
-    # The same with the model's own tags around arguments; `body` reads them.
+    # The form with the model's own tags around arguments; `body` reads it.
     own_calls: GuidedCalls | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Returns the tags, which are control tokens in some models."""
+        """Returns all tags of the format. Some models have them as control tokens."""
         every = (*self.tags.openings, self.tags.close, *self.tags.ends, *self.inner_words)
         return tuple(word for word in dict.fromkeys(every) if word)
 
@@ -96,7 +97,7 @@ def _dsml(name: str, block: str) -> ToolFormat:
         in_json = partial(hermes.HermesBody, tags=tags)
         return tagged if is_guided else partial(EitherBody, tagged=tagged, in_json=in_json)
 
-    # The templates write a tag in parts.
+    # The templates concatenate a tag from parts.
     marks = (dsml.MARK, f"{block}>")
     return ToolFormat(
         name,
@@ -117,7 +118,7 @@ def _minimax_m3(schemas: Schemas, is_guided: bool) -> NewBody:
 
 
 def _untyped(body: NewBody) -> Callable[[Schemas, bool], NewBody]:
-    """Ignores the schemas: for formats with JSON arguments, whose types need no schema."""
+    """Returns a body maker that ignores the schemas. JSON arguments need no schema to have types."""
     return lambda schemas, is_guided: body
 
 
@@ -173,7 +174,7 @@ def _mistral(name: str, marks: tuple[str, ...], guided: GuidedCalls) -> ToolForm
     )
 
 
-_ALL: Final = (  # a template with the marks of several formats gets the first one
+_ALL: Final = (  # a template with the marks of several formats gets the first of these formats
     _dsml("deepseek_v4", "tool_calls"),
     _dsml("deepseek_v32", "function_calls"),
     ToolFormat(
@@ -255,7 +256,7 @@ TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {one.name: one for one in _ALL}
 
 
 def tool_format(template: str) -> ToolFormat | None:
-    """Returns the format of calls in a chat template; None if there is none or it is unknown."""
+    """Returns the format of calls that a chat template asks for; None if it asks for none or an unknown one."""
     return next((one for one in _ALL if all(mark in template for mark in one.marks)), None)
 
 

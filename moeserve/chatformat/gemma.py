@@ -1,5 +1,5 @@
-"""Gemma 4's calls, one after another. Their arguments are close to JSON, but keys have no quotes, and strings stand
-between tags without escapes:
+"""Gemma 4's calls, one after another. The arguments are JSON without quotes around keys; strings stand between tags,
+without escapes:
 
 <|tool_call>call:name{key:<|"|>text<|"|>,other:{list:[1,true,null]}}<tool_call|>
 
@@ -26,7 +26,7 @@ _HEAD: Final = re.compile(r"\s*(?:call\s*:)?\s*([\w.:-]+)\s*")
 
 
 class GemmaBody(NamedCallBody):
-    """Reads from after the opening tag to the last brace."""
+    """Reads a call from the end of its opening tag to its last brace."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index, _HEAD, CallJson((TAGS.close, TAGS.open), _DIALECT), "{")

@@ -6,8 +6,8 @@
     <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{"key": "value"}<|call|>
     <|start|>assistant<|channel|>final<|message|>text<|return|>
 
-(Without the line ends.) A call's recipient may also come before its channel. The tags are control tokens, which the
-detokenizer must keep in the text.
+A real answer has no line ends between messages. A call's recipient may also come before its channel. The tags are
+control tokens, which the detokenizer must keep in the text.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SEPARATOR: Final = "\n\n"  # between the texts of two messages
 
 class _Stage(Enum):
     HEADER = auto()
-    CALL_START = auto()  # after a call's header: white space, then `{`
+    CALL_START = auto()  # after a call's header: reads white space, then `{`
     CALL = auto()
     CONTENT = auto()
 
@@ -68,8 +68,8 @@ class HarmonyParser:
         self._call_text: list[str] = []  # text after the call's header
         self._json = CallJson(_BREAKS)
         self._num_calls = 0
-        self._after_call = False  # white space after a call belongs to the format
-        self._is_new = True  # nothing of this message has been shown
+        self._after_call = False  # a call has just ended: white space after it belongs to the format
+        self._is_new = True  # no part of this message has been shown
         self._shown: set[type[Text | Reasoning]] = set()
         self.push(prompt_end)
         self._shown.clear()
@@ -87,14 +87,15 @@ class HarmonyParser:
         return False
 
     def push(self, text: str) -> list[Event]:
-        """Returns the events of more text; neighbouring pieces of one kind are joined."""
+        """Takes more text. Returns its events, with neighbouring pieces of one kind joined."""
         events: list[Event] = []
         for char in text:
             self._push(char, events)
         return joined(events)
 
     def finish(self, ended_by: str | None = None) -> list[Event]:
-        """See `AnswerParser`. A header without a message yields nothing, unless it is a call's."""
+        """Ends the text as `AnswerParser.finish` does. A header without a message yields no event, unless it is the
+        header of a call."""
         events: list[Event] = []
         if self._stage is _Stage.CALL:
             if ended_by is not None and self._json.end():
@@ -154,7 +155,7 @@ class HarmonyParser:
             self._read_call(char, events)
         elif char.isspace():
             self._call_text.append(char)
-        else:  # a tool with arguments that are not JSON, which no request offers
+        else:  # a tool whose arguments are not JSON; no request offers such a tool
             text = [*self._call_text, char]
             self._call_text = []
             self._stage = _Stage.CONTENT

@@ -16,9 +16,10 @@ from .tool_calls import CallTags
 
 # `ends`: models close one bracket too many. `following`: Granite 3.1 writes a list.
 TAGS: Final = CallTags("<tool_call>", "</tool_call>", following=",", ends=("}", "]"))
-_BEFORE: Final = frozenset("[,; \t\r\n")  # may come before the JSON
+_BEFORE: Final = frozenset("[,; \t\r\n")  # characters that may come before the JSON
 
-# The usual beginning, up to the arguments' brace: arguments are then streamed. Other calls are yielded when complete.
+# The usual beginning of a call, up to the arguments' opening brace. The arguments of such a call are streamed; other
+# calls are yielded when they are complete.
 _STRING: Final = r'"(?:[^"\\]|\\.)*"'
 _HEAD: Final = re.compile(
     rf'\s*\{{\s*(?:"tool_call_id"\s*:\s*(?:{_STRING}|\d+)\s*,\s*)?'
@@ -28,7 +29,7 @@ _ARGUMENTS_DEPTH: Final = 2
 
 
 class HermesBody(RecordingBody):
-    """Reads from after the opening tag to the end of the JSON object. See `tool_calls.CallBody`."""
+    """Reads a call from the end of its opening tag to the end of its JSON object. See `tool_calls.CallBody`."""
 
     def __init__(self, index: int, tags: CallTags = TAGS) -> None:
         super().__init__(index)
@@ -36,7 +37,7 @@ class HermesBody(RecordingBody):
         self._call: list[str] = []  # the call's JSON
         self._in_json = False
         self._in_arguments = False
-        self._decided = False  # whether the arguments are streamed has been decided
+        self._decided = False  # it is known whether the arguments are streamed
 
     def finish(self, events: list[Event]) -> bool:
         if not self._json.end():
@@ -82,7 +83,7 @@ class HermesBody(RecordingBody):
             try:
                 call = json.loads("".join(self._call))
                 name, text = call.get("name", call.get("tool_name")), to_json(_arguments_of(call))
-            except (ValueError, RecursionError):  # too long a number, too deep nesting
+            except (ValueError, RecursionError):  # a number too long, or brackets nested too deep
                 return self._broken(self._json.unread)
             if not isinstance(name, str) or text[0] != "{" or not is_unicode(name):
                 return self._broken(self._json.unread)

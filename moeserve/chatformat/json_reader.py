@@ -1,8 +1,8 @@
 """Reads a JSON object as models write it, character by character, and writes it as valid JSON (RFC 8259).
 
-Valid JSON is unchanged. Accepted too, if unambiguous: raw line ends and tabs in strings, unknown escapes, unescaped
-quotes in strings if no JSON syntax follows them, a comma before a closing bracket, and Python's single quotes, True,
-False and None. A Dialect accepts more.
+Valid JSON is not changed. The reader also accepts, if the meaning is clear: raw line ends and tabs in strings, unknown
+escapes, unescaped quotes in strings if no JSON syntax follows them, a comma before a closing bracket, and Python's
+single quotes, True, False and None. A Dialect accepts more.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _WORDS: Final = {word: json for json in ("true", "false", "null") for word in (j
     "None": "null"
 }
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_MAX_WORD: Final = 4096  # characters of a number
-_MAX_DEPTH: Final = 256  # of brackets: clients cannot parse deeper nesting
+_MAX_WORD: Final = 4096  # the most characters of a number
+_MAX_DEPTH: Final = 256  # the most open brackets: clients cannot parse deeper nesting
 _CLOSING: Final = {"{": "}", "[": "]", "(": ")"}
 _AS_JSON: Final = {
     "(": "{",
     ")": "}",
-}  # parentheses, not JSON: the arguments of a Python call
+}  # parentheses are not JSON: they enclose the arguments of a Python call
 
 
 class Status(Enum):
@@ -39,7 +39,7 @@ class Status(Enum):
 @dataclass(frozen=True, slots=True)
 class Dialect:
     quotes: tuple[str, ...] = ('"', "'")
-    raw_quote: str = ""  # one of `quotes`: a tag; strings between two of it have no escapes
+    raw_quote: str = ""  # one of `quotes`: a tag that begins and ends strings without escapes
     colons: str = ":"
     is_bare: bool = False  # keys and one-word strings may lack quotes
 
@@ -57,12 +57,12 @@ class _Expect(Enum):
     STRING = auto()
     ESCAPE = auto()
     HEX = auto()
-    STRING_END = auto()  # after a quote: it ends the string if JSON syntax follows
+    STRING_END = auto()  # after a quote, which ends the string if JSON syntax follows
     WORD = auto()  # an unquoted word: a number, true, false, null
 
 
 class JsonReader:
-    """Reads one object. `push` takes one character at a time, and nothing after DONE or BROKEN."""
+    """Reads one object. `push` takes one character at a time, and must not be called after DONE or BROKEN."""
 
     def __init__(self, dialect: Dialect = JSON, brackets: str = "{") -> None:
         """brackets: the characters with which the text may begin; "(" begins the arguments of a Python call, read as an
@@ -72,7 +72,7 @@ class JsonReader:
         self._open: list[str] = []  # open brackets
         self._expect = _Expect.VALUE
         self._is_key = False
-        self._quote = ""  # of the string
+        self._quote = ""  # the quote that began the string
         # Characters read but not yet written. White space alone is not held.
         self._comma = ""  # a comma and the white space after it
         self._held = ""
@@ -89,7 +89,7 @@ class JsonReader:
 
     @property
     def can_end(self) -> bool:
-        """Returns whether the object could end here with its closing brackets."""
+        """Returns whether closing brackets alone would complete the object here."""
         match self._expect:
             case _Expect.COMMA_OR_END | _Expect.VALUE_OR_END | _Expect.KEY_OR_END:
                 return bool(self._open)
@@ -100,7 +100,7 @@ class JsonReader:
         return False
 
     def end(self) -> str:
-        """Returns the JSON that ends the object here; `can_end` must be true."""
+        """Returns the JSON that ends the object here. `can_end` must be true."""
         self.shown = ""
         if self._expect is _Expect.WORD:
             self._end_word()
@@ -112,8 +112,8 @@ class JsonReader:
         return self.shown + closing
 
     def cut_off(self) -> str | None:
-        """Returns the JSON that completes an object cut off here: it closes a string and all brackets. None within a
-        word or key, and where a value is missing."""
+        """Returns the JSON that completes an object that was cut off here: the end of an open string, and all closing
+        brackets. Returns None if a word or key is incomplete or a value is missing."""
         self.shown = ""
         if not self._is_key and self._expect in (_Expect.STRING, _Expect.ESCAPE, _Expect.HEX):
             self._show('"')

@@ -1,4 +1,4 @@
-"""MiniMax-M2's calls, any number in a block:
+"""MiniMax-M2's calls. A block holds any number of them:
 
 <minimax:tool_call>
 <invoke name="name">

@@ -1,11 +1,13 @@
-"""MiniMax-M3's calls, any number in a block. A special token, the mark, comes before each tag; here it is `|`:
+"""MiniMax-M3's calls. A block holds any number of them. A special token, the mark, precedes each tag; here it is shown
+as `|`:
 
 |<tool_call>
 |<invoke name="name">|<key>value|</key>|<list>|<item>1|</item>|<item>2|</item>|</list>|<object>|<key>x|</key>|</object>
 |</invoke>
 |</tool_call>
 
-The tags inside `<invoke>` are argument names. Values are plain text, objects nested tags, and lists `<item>` tags.
+The tags inside `<invoke>` are argument names. A value is plain text, an object is nested tags, and a list is `<item>`
+tags.
 """
 
 from __future__ import annotations
@@ -60,8 +62,8 @@ class Element:
 
 
 class MiniMaxM3Body(RecordingBody):
-    """Reads from after the opening tag, or from the next call's `<invoke>`, to `</invoke>`. See
-    `tool_calls.CallBody`."""
+    """Reads a call from the end of its opening tag, or from its `<invoke>` if another call precedes it, to `</invoke>`.
+    See `tool_calls.CallBody`."""
 
     def __init__(self, index: int, schemas: Schemas) -> None:
         super().__init__(index)
@@ -119,7 +121,7 @@ class MiniMaxM3Body(RecordingBody):
         return Status.GOING
 
     def _text_of_value(self, text: str, events: list[Event]) -> Status:
-        """Handles text: it belongs to a value; elsewhere only white space is allowed."""
+        """Handles text. It belongs to the open value; outside of values, only white space is allowed."""
         if not self._open or self._open[-1].children:
             return Status.GOING if text.isspace() else self._broken(text + self._held)
         element = self._open[-1]

@@ -1,4 +1,4 @@
-"""A call of a name, then its arguments as JSON or nearly so, with whose last bracket it ends."""
+"""A call that is a name and then arguments close to JSON; it ends with the last bracket of the arguments."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .json_reader import Status
 
 
 class NamedCallBody(RecordingBody):
-    """Reads from where the name begins to the end of the arguments. See `tool_calls.CallBody`."""
+    """Reads a call from the beginning of its name to the end of its arguments. See `tool_calls.CallBody`."""
 
     def __init__(self, index: int, head: re.Pattern[str], arguments: CallJson, bracket: str) -> None:
-        """head: matches what stands before the arguments, with the name as group 1. bracket: the arguments' first
+        """head: matches the text before the arguments, with the name as group 1. bracket: the arguments' first
         character."""
         super().__init__(index)
         self._head = head

@@ -20,9 +20,9 @@ class SeparatedSyntax:
     separator: str
     close: str
     others: tuple[str, ...]  # other tags that may follow the JSON
-    # Precedes the JSON, after a line with the name, in the form where `separator` follows the tool's kind.
+    # Precedes the JSON in the form that has `separator` after the tool's kind, and then a line with the name.
     fence: str = ""
-    # Extracts the name from the text in its place; "" if there is none.
+    # Extracts the name from the text before `separator`; "" if that text has no name.
     name_of: Callable[[str], str] = str.strip
     needs_separator: bool = True  # False: `{` may follow the name directly
 
@@ -30,14 +30,14 @@ class SeparatedSyntax:
 class _Stage(Enum):
     OPENING = auto()
     HEAD = auto()  # up to the separator
-    FORM = auto()  # `{` comes, or a line with the name begins
+    FORM = auto()  # expects `{`, or a line with the name
     NAME = auto()
     FENCE = auto()
     ARGUMENTS = auto()
 
 
 class SeparatedBody(RecordingBody):
-    """Reads from after the block's tag to the end of the JSON object. See `tool_calls.CallBody`."""
+    """Reads a call from the end of the block's tag to the end of the JSON object. See `tool_calls.CallBody`."""
 
     def __init__(self, index: int, syntax: SeparatedSyntax) -> None:
         super().__init__(index)

@@ -21,13 +21,14 @@ class TagHead:
 
 
 def plain_head(text: str) -> TagHead | None:
-    """Reads a tag that has nothing but a name. Returns None if it has none."""
+    """Reads a tag that has only a name. Returns None for a tag without a name."""
     name = text.strip()
     return TagHead(name) if name else None
 
 
 def attributes_head(text: str) -> TagHead | None:
-    """Reads `name="key" string="true"` in either order. Returns None if there is no name, or anything else."""
+    """Reads `name="key" string="true"` in either order. Returns None if the name is missing or the tag has other
+    text."""
     found: dict[str, str] = {}
     at = 0
     while (match := _ATTRIBUTE.match(text, at)) is not None and match[1] not in found:

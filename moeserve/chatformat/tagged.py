@@ -1,4 +1,4 @@
-"""The inside of a call with arguments as plain text in tags: the name, then keys and values alternately.
+"""The inside of a call whose arguments are plain text in tags: the name, then keys and values alternately.
 
 A `TaggedSyntax` describes each model's variant. A tag that a model omits is implied by the next one: see
 `value_end.py`.
@@ -34,7 +34,7 @@ class _Stage(Enum):
 
 
 class TaggedBody(RecordingBody):
-    """Reads from after the opening tag to the call's end. See `tool_calls.CallBody`."""
+    """Reads a call from the end of its opening tag to its end. See `tool_calls.CallBody`."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class TaggedBody(RecordingBody):
         self._stage = _Stage.OPENING if syntax.name_open else _Stage.NAME
         self._name = ""
         self._keys: list[str] = []
-        self._key_is_string: bool | None = None  # what the last key's tag says of its value
+        self._key_is_string: bool | None = None  # the last key's tag says that its value is a string
         self._value = ValueReader(frozenset(), False)
         self._value_end: ValueEnd | None = None
 
@@ -100,7 +100,7 @@ class TaggedBody(RecordingBody):
     # ---- the parts of the format
 
     def _tag(self, char: str, then: Mapping[str, Callable[[], Status]]) -> Status:
-        """Reads white space and one of the tags that are the keys of `then`."""
+        """Reads white space and one of the tags in `then`, which maps each tag to the stage after it."""
         if not self._held and char.isspace():
             return Status.GOING
         held = self._held + char
@@ -184,7 +184,7 @@ class TaggedBody(RecordingBody):
         return self._end_value(events) if has_ended else Status.GOING
 
     def _again(self, text: str, events: list[Event]) -> Status:
-        """Reads text again that a part of the call has left unread."""
+        """Reads text that a part of the call left unread."""
         for at, char in enumerate(text, 1):
             status = self._push(char, events)
             if status is not Status.GOING:
@@ -205,7 +205,8 @@ class TaggedBody(RecordingBody):
         return self._end(events) if head.is_empty else self._go(_Stage.BETWEEN)
 
     def _announce(self, stage: _Stage, events: list[Event], tag: str) -> Status:
-        """Yields the call's start when the first tag after the name has come: until then the text may not be a call."""
+        """Yields the call's start once the first tag after the name has come: without that tag the text may not be a
+        call."""
         if not self.announced:
             self.announced = True
             self._behind = len(tag)

@@ -16,7 +16,7 @@ class CallTags:
     """The tags around tool calls. A CallBody reads the text from after `open` to the end of its call."""
 
     open: str
-    close: str  # ends what `open` began
+    close: str  # ends the text that `open` began
     other_opens: tuple[str, ...] = ()  # other spellings of `open`
     bare: str = ""  # also begins a call, without `open`; the body reads it too
     following: str = ""  # begins another call before `close`; the body reads it too
@@ -38,8 +38,7 @@ class CallBody(Protocol):
 
     @property
     def unread(self) -> str:
-        """Returns, after DONE or BROKEN, the end of the text that is not part of the call and must be read as something
-        else."""
+        """After DONE or BROKEN: returns the end of the text, which is not part of the call and must be read again."""
         ...
 
     @property
@@ -55,8 +54,8 @@ class CallBody(Protocol):
     def push(self, char: str, events: list[Event]) -> Status: ...
 
     def finish(self, events: list[Event]) -> bool:
-        """Ends the answer. Returns whether the call lacked only closing tags or brackets; these are then added to the
-        events."""
+        """Ends the answer. If the call lacks only closing tags or brackets, adds its last events to `events` and
+        returns True."""
         ...
 
 
@@ -69,8 +68,8 @@ class _Stage(Enum):
 class ToolCallParser:
     """Parses text into Text and Call events. White space around calls belongs to the format.
 
-    A call that is malformed before its name is known becomes text; one that turns out malformed later becomes a
-    CallBroken; reading continues after it. A complete call needs no closing tag.
+    A call that is malformed before its name is known becomes text. A call that turns out malformed later becomes a
+    CallBroken. Reading continues after either. A complete call needs no closing tag.
     """
 
     def __init__(self, body: Callable[[int], CallBody], tags: CallTags) -> None:
@@ -83,7 +82,7 @@ class ToolCallParser:
         self._closings = (tags.close, *tags.ends, *following)
         self._stage = _Stage.TEXT
         self._body: CallBody | None = None
-        # The text before the body: white space, and the tag unless the body reads it.
+        # The text before the body: white space, and the opening tag unless the body reads the tag.
         self._opening = ""
         self._num_calls = 0
         self._space: list[
@@ -107,7 +106,7 @@ class ToolCallParser:
         return events
 
     def finish(self, ended_by: str | None = None) -> list[Event]:
-        """Ends the text: see `AnswerParser`."""
+        """Ends the text as `AnswerParser.finish` does."""
         events: list[Event] = []
         if self._stage is _Stage.CALL and ended_by:
             self._push(ended_by, events)
@@ -177,7 +176,7 @@ class ToolCallParser:
         self._push(unread, events)
 
     def _closing(self, char: str, events: list[Event]) -> None:
-        """Reads white space and tags that belong to the call; anything else is text again."""
+        """Reads white space and tags that belong to the call. The first other character begins text."""
         self._after_call = True
         if char.isspace() and not self._held:
             self._space.append(char)
@@ -208,7 +207,7 @@ class ToolCallParser:
             events.append(Text(raw))
 
     def _show(self, text: str, events: list[Event]) -> None:
-        """Yields the text, after the white space that was held unless that follows a call."""
+        """Yields the text. Held white space comes first, unless it follows a call."""
         shown = text if self._after_call else "".join(self._space) + text
         self._forget()
         if shown:

@@ -20,18 +20,19 @@ _JSON_TYPES: Final[Mapping[type, tuple[str, ...]]] = {
 }
 _STRING: Final = frozenset({"string"})
 _ANY: Final = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
-_MAX_REFERENCES: Final = 8  # consecutive `$ref`s followed
+_MAX_REFERENCES: Final = 8  # the most consecutive `$ref`s that are followed
 
 Schema = Mapping[str, Any]
 Schemas = Mapping[str, Schema]  # the schemas of the tools' arguments, by tool name
 
 
 class ValueReader:
-    """Reads one argument's text: strings are yielded as they come, other values when complete."""
+    """Reads one argument's text. A string is yielded as it comes, any other value when it is complete."""
 
     def __init__(self, types: frozenset[str], trims_line_end: bool, is_string: bool | None = None) -> None:
         """types: JSON types that the schema allows; empty: unknown. trims_line_end: the line end before the value
-        belongs to the format. is_string: what the format says of the value, as text or JSON; None: nothing."""
+        belongs to the format. is_string: whether the format marks the value as text (True) or JSON (False); None: it
+        does not say."""
         if is_string and (not types or "string" in types):
             types = _STRING
         self._is_json = is_string is False
@@ -92,7 +93,7 @@ def types_of(schema: Any, root: Mapping[str, Any], references: int = 0) -> froze
 
 
 def referred(reference: Any, root: Mapping[str, Any]) -> Any:
-    """Resolves a reference such as `#/$defs/name` within the schema; None for any other."""
+    """Resolves a reference such as `#/$defs/name` within the schema. Returns None for a reference of any other form."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     found: Any = root
@@ -130,15 +131,15 @@ def _options(schema: Any, root: Schema, references: int = 0) -> Iterator[Schema]
 
 
 def value_of_text(text: str, types: frozenset[str]) -> Any:
-    """Returns the value of an element's text, of one of the types. Without types, numbers, true and false are read as
-    such, and any other text is a string."""
+    """Converts an element's text to a value of one of the types. Without types, numbers, true and false are converted,
+    and any other text is a string."""
     if types:
         return json.loads(_typed(text, types)) if not types <= {"string"} else text
     return json.loads(_typed(text, frozenset({"number", "integer", "boolean"})))
 
 
 def _typed(text: str, types: frozenset[str]) -> str:
-    """Returns the text's value as JSON, of one of the types; a string if it fits no type."""
+    """Converts the text to JSON of one of the types; to a string if it fits no type."""
     word = text.strip()
     try:
         value = _WORDS[word] if word in _WORDS else _loaded(word)
@@ -152,7 +153,7 @@ def _typed(text: str, types: frozenset[str]) -> str:
 
 
 def _json_string(text: str) -> str | None:
-    """Returns a string in JSON's notation in valid Unicode; None if the text is none."""
+    """Returns the text if it is a JSON string, in valid Unicode; else None."""
     try:
         value = json.loads(text) if text.lstrip().startswith('"') else None
     except ValueError:

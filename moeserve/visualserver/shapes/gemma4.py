@@ -1,4 +1,4 @@
-"""Gemma 4's tower (https://ai.google.dev/gemma/docs/core), as 26B-A4B and 31B have it, and the smaller one of E2B and
+"""Gemma 4's tower (https://ai.google.dev/gemma/docs/core): that of 26B-A4B and 31B, and the smaller one of E2B and
 E4B."""
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from moeserve.visualserver.shapes.shape import VISION, check_pixels
 
 PROJECTOR: Final = "gemma4v"
 DEFAULT_MAX_TOKENS: Final = 280  # transformers' `max_soft_tokens`; the file has none
-POOLED: Final = 3  # patches a side of what becomes one token, where the file does not say
+POOLED: Final = 3  # patches a side of one token, if the file does not say
 
 PRODUCTS: Final = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
-# What the inputs and outputs of a layer's products are clamped to, in the towers of E2B and E4B.
+# The bounds to which the inputs and outputs of a layer's products are clamped, in the towers of E2B and E4B.
 BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
-# What is subtracted from a token, and what it is multiplied by then, in the tower of the others.
+# A vector that is subtracted from each token, and one by which the difference is multiplied, in the tower of 26B-A4B
+# and 31B.
 STANDARD: Final = ("v.std_bias", "v.std_scale")
 
 
@@ -35,7 +36,7 @@ class Gemma4Shape:
     patch: int  # pixels a side
     merge: int  # patches a side of what becomes one token
     output: int  # the text model's hidden size
-    positions: int  # of each learned table, by column and by row
+    positions: int  # rows of each learned table; one table is by column and one by row
     eps: float  # of RMS norms
     is_standardized: bool
     is_clamped: bool

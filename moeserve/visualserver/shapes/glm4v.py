@@ -29,7 +29,8 @@ class GlmShape:
     hidden: int
     heads: int
     layers: int
-    merger_ffn: int  # of the network behind the layers, whose own feed-forwards have the width of `output`
+    # Width of the network behind the layers; the layers' feed-forwards have the width `output`.
+    merger_ffn: int
     patch: int  # pixels a side
     merge: int  # patches a side of what becomes one token
     output: int  # the text model's hidden size

@@ -14,7 +14,7 @@ from moeserve.visualserver.picture_size import TileRule
 from moeserve.visualserver.shapes.shape import VISION, PixelScale, read_pixel_scale
 
 PROJECTOR: Final = _PROJECTOR
-MOST_TILES: Final = 16  # beside that of the whole picture, in the publisher's processor
+MOST_TILES: Final = 16  # in addition to the whole picture's tile, in the publisher's processor
 QKV: Final = ("attn_q", "attn_k", "attn_v")
 
 
@@ -66,7 +66,7 @@ class LlamaShape:
         return self.output
 
     def fits(self, text: ModelShape) -> bool:
-        return text.architecture == PROJECTOR  # of both the name
+        return text.architecture == PROJECTOR  # both have this name
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         h, (wide, narrow) = self.hidden, self.adapter

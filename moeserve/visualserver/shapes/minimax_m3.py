@@ -28,7 +28,7 @@ class MiniMaxShape:
     patch: int  # pixels a side
     merge: int  # patches a side of what becomes one token
     output: int  # the text model's hidden size
-    inner: int  # width of the two networks behind the layers
+    inner: int  # inner width of the two networks behind the layers
     eps: float  # of LayerNorms
     pixels: PixelScale
 

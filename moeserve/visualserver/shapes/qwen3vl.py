@@ -12,7 +12,7 @@ from moeserve.visualserver.picture_size import StretchRule
 from moeserve.visualserver.shapes.shape import VISION, PixelScale, check_pixels, position_side, stretch_rule
 
 PROJECTOR: Final = "qwen3vl_merger"
-# The file has no bounds of a picture's size; llama.cpp assumes these for the projector.
+# The file has no bounds of a picture's size. llama.cpp assumes these bounds for the projector.
 DEFAULT_MIN_TOKENS: Final = 8
 DEFAULT_MAX_TOKENS: Final = 4096
 
@@ -33,7 +33,7 @@ class Qwen3VlShape:
     positions: int  # a side of the learned table, in patches
     deep: tuple[
         int, ...
-    ] = ()  # layers whose outputs are merged, too, for the text model's first layers (DeepStack)
+    ] = ()  # layers whose outputs also become tokens, for the text model's first layers (DeepStack)
 
     @property
     def token_side(self) -> int:

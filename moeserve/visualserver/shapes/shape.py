@@ -1,4 +1,4 @@
-"""What the visual server and the memory plan ask of a tower's shape, whichever tower it is."""
+"""The interface of a tower's shape, for the visual server and the memory plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VISION = "clip.vision."
 
 @dataclass(frozen=True, slots=True)
 class PixelScale:
-    """What a tower reads: a pixel, from 0 to 1, minus `mean`, divided by `deviation`; each by channel."""
+    """The input of a tower: (pixel - mean) / deviation, by channel, for pixels from 0 to 1."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
@@ -45,30 +45,30 @@ class TowerShape(Protocol):
 
     @property
     def default_max_tokens(self) -> int:
-        """The most tokens of a picture where --image-max-tokens does not say."""
+        """The most tokens of a picture without --image-max-tokens."""
         ...
 
     @property
     def token_side(self) -> int:
-        """Pixels a side of what becomes one token."""
+        """Pixels a side of the square that becomes one token."""
         ...
 
     @property
     def token_floats(self) -> int:
-        """Floats that a token's patches have in memory at once while they are encoded."""
+        """Floats of memory per token while a picture is encoded."""
         ...
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> SizeRule:
-        """The sizes of pictures of `min_tokens` to `max_tokens` tokens; None: the projector's default. Raises
-        ConfigError for bounds that the projector does not have."""
+        """Returns the rule for pictures of `min_tokens` to `max_tokens` tokens; None stands for the projector's
+        default. Raises ConfigError for a bound that the projector does not support."""
         ...
 
     def fits(self, text: ModelShape) -> bool:
-        """Whether the tower is for models of this architecture."""
+        """Returns whether the tower is for models of this architecture."""
         ...
 
     def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor that the tower must have by name, row-major."""
+        """Returns the row-major shape of every tensor that the tower must have, by name."""
         ...
 
 
@@ -79,8 +79,8 @@ def stretch_rule(
     *,
     enlarges_sides: bool = False,
 ) -> StretchRule:
-    """Returns the rule for pictures of the given least and most tokens; None: the default's. A default least gives way
-    to a smaller most."""
+    """Returns the rule for pictures of the given least and most tokens; None stands for the default. If the given most
+    is below the default least, it replaces that least."""
     min_tokens, max_tokens = given
     most = default[1] if max_tokens is None else max_tokens
     least = min(default[0], most) if min_tokens is None else min_tokens
@@ -102,7 +102,7 @@ def check_tensors(file: TensorSource, shape: TowerShape) -> None:
 
 
 def check_pixels(file: TensorSource, mean: float, deviation: float) -> None:
-    """Raises ModelError unless the file brings pixels, from 0 to 1, to this mean and deviation in each channel."""
+    """Raises ModelError unless the file scales pixels with this mean and deviation in each channel."""
     for name, value in (("image_mean", mean), ("image_std", deviation)):
         key = VISION + name
         if any(each != value for each in file.metadata.require_floats(key, 3)):

@@ -18,9 +18,9 @@ from moeserve.httpserver.generation.request.asked import ChatPrompt, GrammarCons
 class AnswerReading:
     prompt: ChatPrompt
     formats: ChatFormats
-    stop_token_ids: tuple[int, ...]  # the client's own
+    stop_token_ids: tuple[int, ...]  # the client's stop tokens
     constraint: GrammarConstraint | None = None
-    calls_end_reasoning: bool = False  # a call of the constraint does
+    calls_end_reasoning: bool = False  # a call that the grammar enforces ends the reasoning
     thinking: ThinkingState = "closed"  # the state at the prompt's end
     begun: str = ""  # gpt-oss only: text of a message that the prompt has begun
 
