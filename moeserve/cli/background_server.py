@@ -41,7 +41,7 @@ SERVER_OPTIONS: Final = ("model", "host", "port", "api_key", "max_model_len", "s
 class FoundServer(NamedTuple):
     url: str
     model: ServedModel
-    # Starts it again where it is the command's own and has ended; returns whether it runs anew. Raises UserError where it
+    # Starts it again where it is the command's own and has ended; returns whether it runs anew. Raises UserError if it
     # does not start.
     revive: Callable[[], bool] = lambda: False
 
@@ -50,9 +50,9 @@ class FoundServer(NamedTuple):
 def server_for(
     config: ServerConfig, given: dict[str, str | list[str] | None], *, needs_model: bool = True
 ) -> Iterator[FoundServer]:
-    """A server that runs, or one that runs as long as the block. `given`: the server's flags as they were given, for one
-    that has to be started. needs_model: no server is started without a model, rather than one with the demonstration
-    model. Raises UserError."""
+    """A server that runs, or one that runs as long as the block. `given`: the server's flags as they were given, for
+    one that has to be started. needs_model: no server is started without a model, rather than one with the
+    demonstration model. Raises UserError."""
     url, key = url_of(config), next(iter(config.api_key), None)
     try:
         model = running_model(url, key, config.model)
@@ -113,7 +113,11 @@ class _OwnServer:
         self._log.seek(0)
         self._log.truncate()
         self._process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
         )
         if not wait_until_ready(self._url, self._process):
             raise UserError(f"the server did not start:\n{_last_lines(self._log)}")
