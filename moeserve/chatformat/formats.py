@@ -67,8 +67,8 @@ class ToolFormat:
         """Returns a parser of calls. guided: "json" or "own" if a grammar enforces calls in the form `guided` or
         `own_calls`."""
         if guided == "json" and self.guided_body is not None:
-            return ToolCallParser(self.guided_body, CallTags(self.tags.open, self.tags.close))
-        return ToolCallParser(self.body(schemas, guided == "own"), self.tags)
+            return ToolCallParser(self.guided_body, CallTags(self.tags.open, self.tags.close), schemas)
+        return ToolCallParser(self.body(schemas, guided == "own"), self.tags, schemas)
 
 
 def _tagged(
@@ -77,12 +77,22 @@ def _tagged(
     call_end = syntax.close if tags.following else tags.close
 
     def body(schemas: Schemas, is_guided: bool) -> NewBody:
-        tagged = partial(TaggedBody, schemas=schemas, syntax=syntax, tags=tags, is_guided=is_guided)
-        in_json = partial(hermes.HermesBody, tags=tags)
-        return tagged if is_guided else partial(EitherBody, tagged=tagged, in_json=in_json)
+        tagged: NewBody = partial(TaggedBody, schemas=schemas, syntax=syntax, tags=tags, is_guided=is_guided)
+        if is_guided:
+            return tagged
+        if not syntax.name_open:
+            tagged = _or_function_tags(schemas, tags, tagged)
+        return partial(EitherBody, tagged=tagged, in_json=partial(hermes.HermesBody, tags=tags))
 
     guided = hermes_between(tags)
     return ToolFormat(name, marks, tags, call_end, body, guided, hermes.HermesBody, own_calls=own_calls)
+
+
+def _or_function_tags(schemas: Schemas, tags: CallTags, body: NewBody) -> NewBody:
+    """Returns a body maker that reads Qwen3-Coder's tags too. Models of formats with the same outer tags write them:
+    Qwen3's for one, which were trained on both."""
+    in_tags = partial(TaggedBody, schemas=schemas, syntax=qwen3_coder.SYNTAX, tags=tags)
+    return partial(EitherBody, tagged=body, in_json=in_tags, begins_json="<")
 
 
 def _hunyuan3(name: str, marks: tuple[str, ...], suffix: str) -> ToolFormat:
@@ -93,7 +103,7 @@ def _dsml(name: str, block: str) -> ToolFormat:
     tags = dsml.tags(block)
 
     def body(schemas: Schemas, is_guided: bool) -> NewBody:
-        tagged = partial(dsml.DsmlBody, schemas=schemas, tags=tags, is_guided=is_guided)
+        tagged = partial(TaggedBody, schemas=schemas, syntax=dsml.SYNTAX, tags=tags, is_guided=is_guided)
         in_json = partial(hermes.HermesBody, tags=tags)
         return tagged if is_guided else partial(EitherBody, tagged=tagged, in_json=in_json)
 
@@ -232,7 +242,7 @@ _ALL: Final = (  # a template with the marks of several formats gets the first o
     _tagged("glm45", (glm.SYNTAX.key_open,), glm.TAGS, glm.SYNTAX, glm.OWN_CALLS),
     _tagged(
         "qwen3_coder",
-        (qwen3_coder.SYNTAX.name_open,),
+        (qwen3_coder.TAGS.bare,),
         qwen3_coder.TAGS,
         qwen3_coder.SYNTAX,
         qwen3_coder.OWN_CALLS,
@@ -248,8 +258,9 @@ _ALL: Final = (  # a template with the marks of several formats gets the first o
         (hermes.TAGS.open,),
         hermes.TAGS,
         hermes.TAGS.close,
-        _untyped(hermes.HermesBody),
+        lambda schemas, is_guided: _or_function_tags(schemas, hermes.TAGS, hermes.HermesBody),
         hermes_between(hermes.TAGS),
+        guided_body=hermes.HermesBody,
     ),
 )
 TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {one.name: one for one in _ALL}

@@ -13,12 +13,14 @@ control tokens, which the detokenizer must keep in the text.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from enum import Enum, auto
 from typing import Final
 
 from .call_json import CallJson
 from .events import CallArguments, CallBroken, CallEnd, CallStart, Event, Reasoning, Text
 from .json_reader import Status
+from .offered_names import offered_name
 from .output import joined
 
 START: Final = "<|start|>"
@@ -38,8 +40,8 @@ _ENDS: Final = (END, CALL, RETURN)
 _BREAKS: Final = (*_ENDS, START, CHANNEL)
 _ROLE: Final = "assistant"
 # The part of a header before its first tag.
-_ROLE_PART: Final = re.compile(r"(?:assistant)?\s*(?:t|to|to=\S*\s*)?")
-_RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
+_ROLE_PART: Final = re.compile(r"(?:assistant)?\s*(?:t|to|to=\s?\S*\s*)?")
+_RECIPIENT: Final = re.compile(r"\bto=\s?([^\s<]+)")
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _SEPARATOR: Final = "\n\n"  # between the texts of two messages
 
@@ -55,10 +57,17 @@ class HarmonyParser:
     """Parses an answer into events. Text that does not have the format, and malformed calls, become plain text (see
     `tool_calls.ToolCallParser`)."""
 
-    def __init__(self, prompt_end: str, reads_calls: bool, separates_reasoning: bool = True) -> None:
+    def __init__(
+        self,
+        prompt_end: str,
+        reads_calls: bool,
+        separates_reasoning: bool = True,
+        offered: Collection[str] = (),
+    ) -> None:
         """prompt_end: the prompt from its last `<|start|>` on, which the answer continues. reads_calls,
-        separates_reasoning: False leaves calls or reasoning in the text."""
+        separates_reasoning: False leaves calls or reasoning in the text. offered: the tools' names."""
         self._reads_calls = reads_calls
+        self._offered = offered
         self._separates_reasoning = separates_reasoning
         self._stage = _Stage.HEADER
         self._header = ""
@@ -138,7 +147,7 @@ class HarmonyParser:
         channels, recipient = _CHANNEL.findall(self._header), _RECIPIENT.search(self._header)
         self._begin_content(is_reasoning=channels[-1:] == [ANALYSIS] and self._separates_reasoning)
         if recipient is not None and self._reads_calls:
-            self._tool = recipient[1].removeprefix(TOOLS)
+            self._tool = offered_name(recipient[1].removeprefix(TOOLS), self._offered)
             self._stage = _Stage.CALL_START
 
     def _begin_content(self, is_reasoning: bool) -> None:

@@ -58,8 +58,11 @@ class SeparatedBody(RecordingBody):
 
     def _push(self, char: str, events: list[Event]) -> Status:
         match self._stage:
-            case _Stage.OPENING:
+            case _Stage.OPENING if self._held or char.isspace() or char == self._syntax.open[0]:
                 return self._tag(char, self._syntax.open, _Stage.HEAD)
+            case _Stage.OPENING:  # models omit the tag before the name
+                self._stage = _Stage.HEAD
+                return self._head(char, events)
             case _Stage.HEAD:
                 return self._head(char, events)
             case _Stage.FORM | _Stage.FENCE if char == "{" and not self._held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ _JSON_TYPES: Final[Mapping[type, tuple[str, ...]]] = {
     type(None): ("null",),
 }
 _STRING: Final = frozenset({"string"})
+_FENCED: Final = re.compile(r"```(?:json)?\n(.*)\n```", re.DOTALL)
 _ANY: Final = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _MAX_REFERENCES: Final = 8  # the most consecutive `$ref`s that are followed
 
@@ -139,10 +141,13 @@ def value_of_text(text: str, types: frozenset[str]) -> Any:
 
 
 def _typed(text: str, types: frozenset[str]) -> str:
-    """Converts the text to JSON of one of the types; to a string if it fits no type."""
-    word = text.strip()
+    """Returns the text's value as JSON, of one of the types; a string if it fits no type."""
+    word = _without_fence(text.strip())
     try:
         value = _WORDS[word] if word in _WORDS else _loaded(word)
+        if isinstance(value, str) and not types & _STRING and value != text:
+            inner = _typed(value, types)  # the value in quotes
+            return to_json(text) if inner.startswith('"') else inner
         if "integer" in types and "number" not in types and isinstance(value, float) and value.is_integer():
             value = int(value)  # 5.0
         if types & set(_JSON_TYPES.get(type(value), ())):
@@ -161,11 +166,20 @@ def _json_string(text: str) -> str | None:
     return to_json(value) if isinstance(value, str) else None
 
 
+def _without_fence(text: str) -> str:
+    """Returns the content of a Markdown code block; any other text unchanged."""
+    match = _FENCED.fullmatch(text)
+    return text if match is None else match[1]
+
+
 def _loaded(text: str) -> Any:
-    """Parses JSON, or a list or dict in Python's syntax. Raises ValueError."""
+    """Parses JSON, or a value in Python's syntax. Raises ValueError."""
     try:
         return json.loads(text)
     except ValueError:
+        written = as_json(f"[{text}]")
+        if written is not None and len(values := json.loads(written)) == 1:
+            return values[0]
         written = as_json(text)
         if written is None:
             raise

@@ -11,7 +11,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import LargestRule
-from moeserve.visualserver.shapes.shape import VISION, check_pixels
+from moeserve.visualserver.shapes.shape import VISION, TowerSizes, check_pixels, read_sizes
 
 PROJECTOR: Final = "gemma4v"
 DEFAULT_MAX_TOKENS: Final = 280  # transformers' `max_soft_tokens`; the file has none
@@ -25,26 +25,15 @@ BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
 STANDARD: Final = ("v.std_bias", "v.std_scale")
 
 
-@dataclass(frozen=True, slots=True)
-class Gemma4Shape:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma4Shape(TowerSizes):
     """See `TowerShape`."""
 
-    hidden: int
-    heads: int
-    layers: int
     ffn: int
-    patch: int  # pixels a side
-    merge: int  # patches a side of what becomes one token
-    output: int  # the text model's hidden size
     positions: int  # rows of each learned table; one table is by column and one by row
     eps: float  # of RMS norms
     is_standardized: bool
     is_clamped: bool
-
-    @property
-    def token_side(self) -> int:
-        """Pixels."""
-        return self.patch * self.merge
 
     @property
     def default_max_tokens(self) -> int:
@@ -62,10 +51,6 @@ class Gemma4Shape:
             )
         most = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
         return LargestRule(self.token_side, most, min(most, self.positions // self.merge))
-
-    @property
-    def embedding_size(self) -> int:
-        return self.output
 
     def fits(self, text: ModelShape) -> bool:
         return text.architecture == "gemma4"
@@ -95,19 +80,11 @@ def read_shape(file: TensorSource) -> Gemma4Shape:
     """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
     meta = file.metadata
     check_pixels(file, 0.0, 1.0)
-    hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
-    heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
-    if hidden % (4 * heads):
-        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
     merge = meta.require_int(VISION + "projector.scale_factor", 1, 8, default=POOLED)
     return Gemma4Shape(
-        hidden=hidden,
-        heads=heads,
-        layers=meta.require_int(VISION + "block_count", 1, 512),
+        **read_sizes(file),
         ffn=meta.require_int(VISION + "feed_forward_length", 1, 1 << 18),
-        patch=meta.require_int(VISION + "patch_size", 1, 64),
         merge=merge,
-        output=meta.require_int(VISION + "projection_dim", 1, 1 << 16),
         positions=_num_positions(file, merge),
         eps=meta.require_float(VISION + "attention.layer_norm_epsilon", 1e-12, 1e-2),
         is_standardized=any(name in file.tensors for name in STANDARD),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
@@ -72,6 +72,53 @@ class TowerShape(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerSizes:
+    """The sizes that all towers have: the base of the shapes. See `TowerShape`."""
+
+    hidden: int
+    heads: int
+    layers: int
+    patch: int  # pixels a side
+    merge: int  # patches a side of the square that becomes one token
+    output: int  # the text model's hidden size
+
+    @property
+    def token_side(self) -> int:
+        return self.patch * self.merge
+
+    @property
+    def embedding_size(self) -> int:
+        return self.output
+
+
+class FileSizes(TypedDict):
+    """The fields of `TowerSizes` that all files have under the same keys."""
+
+    hidden: int
+    heads: int
+    layers: int
+    patch: int
+    output: int
+
+
+def read_sizes(file: TensorSource, parts: int = 4, least_head: int = 1) -> FileSizes:
+    """Reads the sizes. A head has a multiple of `parts` dimensions, and at least `least_head`. Raises ModelError if a
+    size is missing or unsupported."""
+    meta = file.metadata
+    hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
+    heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
+    if hidden % (parts * heads) or hidden // heads < least_head:
+        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
+    return {
+        "hidden": hidden,
+        "heads": heads,
+        "layers": meta.require_int(VISION + "block_count", 1, 512),
+        "patch": meta.require_int(VISION + "patch_size", 1, 64),
+        "output": meta.require_int(VISION + "projection_dim", 1, 1 << 16),
+    }
+
+
 def stretch_rule(
     token_side: int,
     given: tuple[int | None, int | None],
@@ -128,3 +175,11 @@ def position_side(file: TensorSource) -> int:
             file.path, "v.position_embd.weight is no square table of positions; convert it again"
         )
     return side
+
+
+def matrix_rows(file: TensorSource, name: str) -> int:
+    """Returns a matrix's number of rows. Raises ModelError if the tensor is missing or not a matrix."""
+    tensor = file.tensors.get(name)
+    if tensor is None or len(tensor.shape) != 2:
+        raise ModelError(file.path, f"{name} is no matrix; convert it again")
+    return tensor.shape[0]

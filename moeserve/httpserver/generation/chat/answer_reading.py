@@ -36,7 +36,8 @@ class AnswerReading:
         formats, tools = self.formats, self.prompt.tools
         if formats.channels is not None:
             separates = formats.channels.separates_reasoning and self.prompt.separate_reasoning
-            return HarmonyParser(self.begun, tools.may_call, separates)
+            names = {tool.name for tool in tools.callable}
+            return HarmonyParser(self.begun, tools.may_call, separates, names)
         reasoning = None
         if formats.thinking is not None and self.thinking != "closed" and self.prompt.separate_reasoning:
             reasoning = ReasoningParser(self.thinking == "open", formats.thinking.tags)
