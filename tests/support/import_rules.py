@@ -24,16 +24,20 @@ MODEL_FILES = {
     "moeserve.models.sources.source",
     "moeserve.models.gpu_features",
     "moeserve.models.attention",
+    "moeserve.models.buffers",
     "moeserve.models.feed_forward",
     "moeserve.models.interface",
+    "moeserve.models.clamped_ffns",
     "moeserve.models.column_orders",
     "moeserve.models.compressed",
+    "moeserve.models.compressed_buffers",
     "moeserve.models.indexer",
     "moeserve.models.latent",
     "moeserve.models.mamba2",
     "moeserve.models.recurrence",
     "moeserve.models.recurrent_heads",
     "moeserve.models.residual",
+    "moeserve.models.residual_buffers",
     "moeserve.models.rope_scaling",
     "moeserve.models.neutral_settings",
     "moeserve.models.open",
@@ -80,6 +84,7 @@ READERS = {
     "moeserve.quantization",
 }
 FAMILY_NEEDS = READERS | {
+    "moeserve.models.clamped_ffns",
     "moeserve.models.compressed",
     "moeserve.models.indexer",
     "moeserve.models.attention",
@@ -98,7 +103,10 @@ FAMILY_NEEDS = READERS | {
 
 # The models of a front, without processes and HTTP.
 FRONT_POOL = {
-    *(f"moeserve.front.{module}" for module in ("config", "lives", "memory", "pooled_model", "schedule")),
+    *(
+        f"moeserve.front.{module}"
+        for module in ("config", "gpus", "lives", "memory", "pooled_model", "schedule")
+    ),
     "moeserve.httpserver.transport.errors",
     "moeserve.messages.refusal",
 }
@@ -189,6 +197,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.short_conv",
         "moeserve.models.sources.gguf",
     },
+    "moeserve.models.clamped_ffns": {"moeserve.models.feed_forward", "moeserve.models.shape_reader"},
     "moeserve.models.recurrent_heads": {
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.mamba2.heads",
@@ -231,7 +240,16 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.gguf",
         "moeserve.models.sources.source",
     },
+    "moeserve.models.buffers": set(),
+    "moeserve.models.compressed_buffers": {
+        "moeserve.kernels.choice_rule",
+        "moeserve.models.buffers",
+        "moeserve.models.compressed",
+        "moeserve.models.interface",
+    },
+    "moeserve.models.residual_buffers": {"moeserve.models.buffers", "moeserve.models.residual"},
     "moeserve.models.cpu_step_buffers": {
+        "moeserve.models.buffers",
         "moeserve.models.column_orders",
         "moeserve.models.compressed",
         "moeserve.models.indexer",
@@ -243,9 +261,11 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.recurrence",
         "moeserve.models.residual",
         "moeserve.models.short_conv",
-        "moeserve.models.step_buffers",
     },
     "moeserve.models.step_buffers": {
+        "moeserve.models.buffers",
+        "moeserve.models.compressed_buffers",
+        "moeserve.models.residual_buffers",
         "moeserve.kernels.delta_net.heads",
         "moeserve.models.attention",
         "moeserve.models.column_orders",
@@ -303,10 +323,14 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.ranks.rank_share",
         "moeserve.models.residual",
         "moeserve.models.tensors",
+        "moeserve.models.buffers",
+        "moeserve.models.compressed",
+        "moeserve.models.latent",
         "moeserve.models.cpu_step_buffers",
         "moeserve.models.step_buffers",
         "moeserve.kv.capacity",
         "moeserve.kv.layout",
+        "moeserve.kv.slot_kinds",
         "moeserve.kv.state_capacity",
         "moeserve.kv.window_capacity",
         "moeserve.kv.tier_sizes",
@@ -388,6 +412,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.launcher.exit_codes": set(),
     # What decides is pure; what answers knows of HTTP; the launchers know the launcher.
     "moeserve.front.memory": {"moeserve.config.units"},
+    "moeserve.front.gpus": {"moeserve.front.memory"},
     "moeserve.front.schedule": {"moeserve.front.memory"},
     "moeserve.front.config": {"moeserve.config", "moeserve.errors"},
     **{f"moeserve.front.{module}": FRONT_POOL for module in ("pooled_model", "lives", "pool")},

@@ -13,7 +13,7 @@ from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.kv.layout import KvLayout, check_cpu_reads
-from moeserve.kv.slot_kinds import spare_bytes
+from moeserve.kv.slot_kinds import slot_kinds, spare_bytes
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.tier_sizes import default_ram_bytes
 from moeserve.kv.window_capacity import KvPools, divide
@@ -94,14 +94,20 @@ def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placemen
     if not placement.uses_gpu:
         drafts = draft_record_bytes(config, model, step_tokens)
         logits = cpu_logits_bytes(model, config.max_num_seqs)
-        step_keys = KvLayout(model).step_key_bytes(tokens) + spare_bytes(KvLayout(model), config.max_num_seqs)
-        return fixed + cpu_workspace_bytes(model, tokens) + step_keys + logits + drafts
+        return fixed + _cpu_step_bytes(config, model, tokens) + logits + drafts
     rows = step_sizes(tokens)[-1]
     shared = _handoff_bytes(model, rows) if placement.shares_layers else 0
     cpu_stage = (
-        cpu_workspace_bytes(model, rows) if placement.layers_in_ram else 4 * rows * model.residual_width
+        _cpu_step_bytes(config, model, rows) if placement.layers_in_ram else 4 * rows * model.residual_width
     )
     return fixed + CUDA_LIBRARIES_BYTES + shared + (cpu_stage if placement.begins_in_ram else 0)
+
+
+def _cpu_step_bytes(config: ServerConfig, model: ModelShape, rows: int) -> int:
+    """Returns the bytes of a CPU's step buffers, and of keys and slots beside those that are counted by token."""
+    layout = KvLayout(model)
+    keys = layout.step_key_bytes(rows) + spare_bytes(layout, config.max_num_seqs)
+    return cpu_workspace_bytes(model, rows) + keys
 
 
 def _handoff_bytes(model: ModelShape, rows: int) -> int:
@@ -215,7 +221,8 @@ def predict(
         ram_adapters=adapters.resident,
         ram_later_adapters=adapters.later,
         ram_tier=_ram_tier(
-            *(config, placement, gpu_kv, free - ram_kv), has_window_pool=pools.num_window_slots > 0
+            *(config, placement, gpu_kv, free - ram_kv),
+            has_window_pool=pools.num_window_slots > 0 or len(slot_kinds(layout, 1, 1)) > 0,
         ),
         gpu_weights=placement.gpu_weight_bytes,
         gpu_kv=gpu_kv,
