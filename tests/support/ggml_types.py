@@ -55,7 +55,9 @@ def _e4m3(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
     would mean."""
     codes = octets.astype(np.int32)
     exponents, fractions = codes >> 3 & 15, codes & 7
-    magnitudes = np.ldexp(np.where(exponents, 8 + fractions, fractions), np.maximum(exponents, 1) - 10)
+    magnitudes: npt.NDArray[np.float64] = np.ldexp(
+        np.where(exponents, 8 + fractions, fractions), np.maximum(exponents, 1) - 10
+    )
     return np.where(codes < 128, magnitudes, -magnitudes).astype(np.float32)
 
 
