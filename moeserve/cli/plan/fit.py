@@ -29,7 +29,7 @@ from moeserve.models.tensors import has_experts_in_file
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.disk_tier import place_in_tiers
 from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES, gpu_reserved_bytes
-from moeserve.placement.gpu_compressed import check_compressed_placed, check_gpu_compressed
+from moeserve.placement.gpu_compressed import check_gpu_compressed
 from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.options import (
     placement_options,
@@ -119,7 +119,6 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
         in_file = has_experts_in_file(source, model)
         placement = place_in_tiers(config, sizes, model, options, room, free, in_file=in_file)
         check_drafts_placed(config, model, placement)
-        check_compressed_placed(model, placement)
         disk = fit_beneath_gpu(model, sizes, placement)
     if gpu is None:
         free = ram - processes_bytes(config, model, placement, in_a_step)
