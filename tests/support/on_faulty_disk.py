@@ -69,7 +69,7 @@ def bytes_read(model: Path, expert_ram: float, *, guessed: bool, rate: int) -> i
         return layer_of(*args)
 
     if not rate:  # a large model's layer takes as long
-        disk_experts.CpuDiskExperts.layer = slow_layer  # type: ignore[method-assign]
+        disk_experts.CpuDiskExperts.layer = slow_layer  # type: ignore[assignment, method-assign]
     driver = Driver(load_cpu_runner(small_config(model, threads=2, expert_ram=expert_ram), lambda *_: None))
     driver.step([driver.new(0, [1, 2, 3], GREEDY)], [driver.row(0, 3, sample=True)])
     for _ in range(TOKENS):  # the pauses between layers become known

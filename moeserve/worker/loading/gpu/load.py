@@ -27,7 +27,6 @@ from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import gpu_state_drafts, step_sizes
-from moeserve.placement import Placement
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.free_memory import available_bytes
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -46,7 +45,7 @@ from moeserve.worker.loading.drafting import drafting_of, least_probability
 from moeserve.worker.loading.gpu.cpu_layers import kv_budgets, make_cpu_stage
 from moeserve.worker.loading.gpu.device_description import describe_device
 from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan, plan_load
-from moeserve.worker.loading.gpu.load_weights import InRam, LoadedWeights, load_weights
+from moeserve.worker.loading.gpu.load_weights import LoadedWeights, load_weights
 from moeserve.worker.loading.gpu.moving_experts import MovingExperts
 from moeserve.worker.loading.gpu.start_steps import start_steps
 from moeserve.worker.loading.ready import ready_message
