@@ -29,15 +29,18 @@ def test_compiles_for_a_consumers_gpu(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_prompts_attend_by_warpgroups_on_hopper_alone() -> None:
-    assert prefill_kernels("attention", 90) == {"warpgroup_prefill_kernel"}
-    assert prefill_kernels("attention", 89) == {"prefill_kernel"}
-    assert prefill_kernels("attention of q8_0 keys", 90) == {"prefill_kernel"}
+def test_attention_by_warpgroups_on_hopper_alone() -> None:
+    assert attention_kernels("attention", 90) == {
+        "warpgroup_prefill_kernel",
+        "shared_decode_kernel",
+    }
+    assert attention_kernels("attention", 89) == {"prefill_kernel", "decode_kernel"}
+    assert attention_kernels("attention of q8_0 keys", 90) == {"prefill_kernel", "decode_kernel"}
 
 
-def prefill_kernels(name: str, capability: int) -> set[str]:
+def attention_kernels(name: str, capability: int) -> set[str]:
     names = {line.split()[0] for line in compile_calls(name, capability).splitlines()}
-    return {name for name in names if "prefill" in name}
+    return {name for name in names if "prefill" in name or "decode" in name}
 
 
 @pytest.mark.slow
