@@ -44,7 +44,7 @@ class DecodeWorkspace:
         results = partial_results(heads // kv_heads, dim)
         needed = max(of_splits, math.prod(results))
         if room is None or len(room.memory) < needed:
-            self.memory = torch.empty(needed, device=device)
+            self.memory: Tensor = torch.empty(needed, device=device)
         else:
             self.memory = room.memory
         self.sums: Tensor = self.memory[:of_splits].view(*parts, size)
