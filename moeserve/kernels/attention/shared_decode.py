@@ -74,11 +74,9 @@ def load_slots(held, block, tokens, layout: gl.constexpr, BLOCK: gl.constexpr):
 def copy_ahead(
     keys, values, table, req_slots, positions, count, row, h, block, units, k_smem, v_smem, full, empty,
     IS_NEW: gl.constexpr, TABLE_STRIDE: gl.constexpr, KV_HEADS: gl.constexpr, DIM: gl.constexpr,
-    WINDOW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+    WINDOW: gl.constexpr, BLOCK: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """The copying warpgroup: copies `units` blocks, from block `block` of this row and head on."""
-    if PDL and not IS_NEW:
-        gdc_wait()
     chunks: gl.constexpr = DIM // 8  # of 16 bytes
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // chunks, chunks], [COPY_WARPS, 1], [1, 0])
     of_rows: gl.constexpr = gl.SliceLayout(1, layout)
@@ -274,8 +272,11 @@ def shared_decode_kernel(
     part_stats [programs, 2, H, 2]: a program's partial results, of the row and head it begins with and of the one it
     ends with, of which TOGETHER are combined at once. counters int32 [rows, KV_HEADS]: 0 before and after. COPYING:
     registers of a thread that copies."""
+    IS_NEW: gl.constexpr = k is not None
     if PDL:
         gdc_launch_dependents()
+        if not IS_NEW:
+            gdc_wait()
     dtype: gl.constexpr = keys.dtype.element_ty
     of_pool: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK, DIM], dtype)
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK, DIM], of_pool)
@@ -289,7 +290,6 @@ def shared_decode_kernel(
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=COPY_THREADS)
         mbarrier.init(empty.index(i), count=1)
-    IS_NEW: gl.constexpr = k is not None
     rows = gl.arange(0, ROWS, layout=gl.BlockedLayout([1], [32], [4], [0]))
     is_row = rows < gl.load(count)
     tokens, _ = tokens_in_pool(gl.load(positions + rows, is_row, 0), 1 if IS_NEW else 0, WINDOW)
@@ -304,6 +304,9 @@ def shared_decode_kernel(
     blocks = gl.maximum(gl.min(gl.where(is_behind, 1 << 30, until), 0) - before, 1)
     h = (unit - before * KV_HEADS) // blocks
     block = (unit - before * KV_HEADS) % blocks
+    # The last reduction's result is read from shared memory, where the arguments of the copying warpgroup are written
+    # next, without a barrier of Triton's (3.6) between.
+    gl.thread_barrier()
     gl.warp_specialize([
         (attend, (
             q, k, v, q_norm, k_norm, cos, sin, rotary, keys, values, sinks, positions, slots, part_sums, part_stats,
@@ -314,7 +317,7 @@ def shared_decode_kernel(
         )),
         (copy_ahead, (
             keys, values, table, req_slots, positions, count, row, h, block, units, k_smem, v_smem, full, empty,
-            IS_NEW, TABLE_STRIDE, KV_HEADS, DIM, WINDOW, BLOCK, STAGES, PDL,
+            IS_NEW, TABLE_STRIDE, KV_HEADS, DIM, WINDOW, BLOCK, STAGES,
         )),
     ], [COPY_WARPS], [COPYING])  # fmt: skip
 

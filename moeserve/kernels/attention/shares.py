@@ -10,7 +10,8 @@ from moeserve.kernels.attention.new_tokens import NewTokens
 from moeserve.kernels.launch import multiprocessors, next_power_of_2, pdl, warpgroups
 from moeserve.kernels.rope.op import rotary_dim
 
-MAX_ROWS = 1024  # each program looks at all rows' lengths
+# Each program looks at all rows' lengths. Two sizes of this look, so that few kernels are compiled.
+FEW_ROWS, MAX_ROWS = 256, 1024
 MAX_GROUP = 16  # query heads per KV head
 
 
@@ -124,7 +125,7 @@ def attend_in_shares(
         0 if sections is None else sections.height,
         0 if sections is None else sections.width,
         0 if sections is None else sections.time,
-        next_power_of_2(n),
+        FEW_ROWS if n <= FEW_ROWS else MAX_ROWS,
         heads_at_once(width // dim // kv_heads),
         tile.keys,
         tile.stages,
