@@ -19,6 +19,7 @@ from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.idle_connections import IdleConnections
 from moeserve.httpserver.transport.sliced_connection import SlicedHttpProtocol
 from moeserve.httpserver.transport.sse import JsonResponse
+from moeserve.httpserver.transport.turns import CONNECTION_S
 from moeserve.messages.refusal import Refusal
 
 # The most bytes of the request line and headers. Trailers and chunk extensions have the same bound.
@@ -297,6 +298,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
+        self._turns.charge(self, CONNECTION_S)  # of the one that comes in its place
         self.linger()
 
 

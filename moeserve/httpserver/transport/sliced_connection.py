@@ -16,8 +16,16 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from moeserve.httpserver.transport.held_input import HeldInput
-from moeserve.httpserver.transport.turns import BYTE_S, READ_S, Account, Need, Turns
+from moeserve.httpserver.transport.held_input import HEAD_SLICE, HeldInput
+from moeserve.httpserver.transport.turns import (
+    BYTE_S,
+    CONNECTION_S,
+    PARSED_BYTE_S,
+    READ_S,
+    Account,
+    Need,
+    Turns,
+)
 
 HELD_BYTES: Final = 64 << 10  # bytes kept of requests after the one being answered
 LINGER_S: Final = 5.0  # how long the rest of an unread body is received and dropped
@@ -54,6 +62,8 @@ class SlicedHttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = FlowControl(self)  # type: ignore[arg-type]  # pauses and resumes reading through this object
+        # Refused requests on new connections wait for it, heads and probes do not.
+        self._turns.charge(self, CONNECTION_S, Need.BEGIN)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._turns.forget(self)
@@ -108,6 +118,11 @@ class SlicedHttpProtocol(HttpToolsProtocol):
         if not self._waits_to_begin:
             return Need.PARSE
         return Need.PROBE if self.url.startswith(PROBES) else Need.BEGIN
+
+    @property
+    def expected_s(self) -> float:
+        is_head = self.need is Need.PARSE and not self._is_arriving
+        return min(len(self._held), HEAD_SLICE) * PARSED_BYTE_S if is_head else 0.0
 
     def take_turn(self) -> bool:
         """Parses a slice, or begins the request whose head has been parsed. Asks for another turn if there is more to

@@ -34,6 +34,8 @@ SHARE: Final = 0.1  # of the thread's time, for strangers while answers are unde
 BURST_S: Final = 0.05  # the most unused share that is saved up while there are no strangers
 # The most debt after a costly request. At the rate SHARE it is paid in a fifth of a second.
 MAX_DEBT_S: Final = 0.02
+# The most debt of a need whose turns are all cheap: at its third of SHARE it is paid in 90 ms.
+MAX_CHEAP_DEBT_S: Final = 0.003
 # The shortest wait for debt to be paid: a shorter one might be rounded to nothing.
 LEAST_WAIT_S: Final = 0.0002
 # The seconds of turns after which the loop does its other work. Strangers get half of these seconds.
@@ -42,6 +44,8 @@ MOST_BEGUN: Final = 8  # requests begun before the loop does its other work; at 
 SLACK: Final = 64  # entries of closed connections that a queue may keep
 READ_S: Final = 20e-6  # estimated cost in seconds of a socket read, and of each byte of it
 BYTE_S: Final = 0.2e-9
+PARSED_BYTE_S: Final = 20e-9  # estimated cost in seconds of parsing a byte of a head, at most
+CONNECTION_S: Final = 250e-6  # estimated cost in seconds of accepting a connection and closing it
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -106,6 +110,11 @@ class Waiting(Protocol):
     @abstractmethod
     def need(self) -> Need: ...
 
+    @property
+    @abstractmethod
+    def expected_s(self) -> float:
+        """Returns the estimated cost of its next turn in seconds, as far as it is known before."""
+
     @abstractmethod
     def take_turn(self) -> bool:
         """Takes its turn, and asks again if there is more to do. Returns whether a request has begun."""
@@ -113,6 +122,8 @@ class Waiting(Protocol):
 
 class _FairQueue:
     """The waiting strangers that have one need, ordered by the due time of their next turn.
+
+    Of turns that are due at the same time the cheapest comes first: a small head is not kept waiting by large ones.
 
     The queue's clock is the due time of the last turn that was given. The time that a connection uses in a turn delays
     the due time of its next turn; a connection that has not asked for a while is due at once. The clock also advances
@@ -123,8 +134,10 @@ class _FairQueue:
         self.used = 0.0  # seconds of the thread's time, in all turns
         self.debt = 0.0  # seconds used beyond this queue's third of strangers' share
         self._need = need
+        self._max_debt = MAX_DEBT_S if need is Need.BEGIN else MAX_CHEAP_DEBT_S
         self._clock = 0.0
-        self._heap: list[tuple[float, int, Waiting]] = []
+        # When the turn is expected to end; the entry's place; the connection; when the turn is due.
+        self._heap: list[tuple[float, int, Waiting, float]] = []
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -132,17 +145,17 @@ class _FairQueue:
     def add(self, place: int, connection: Waiting) -> None:
         dues = connection.account.due
         due = dues[self._need] = max(dues[self._need], self._clock)
-        heapq.heappush(self._heap, (due, place, connection))
+        heapq.heappush(self._heap, (due + connection.expected_s, place, connection, due))
 
     def pop(self) -> tuple[int, Waiting]:
         """Returns the place and the connection whose turn it is. Raises IndexError if none waits."""
-        due, place, connection = heapq.heappop(self._heap)
+        _, place, connection, due = heapq.heappop(self._heap)
         self._clock = max(self._clock, due)
         return place, connection
 
     def charge(self, seconds: float) -> None:
         self.used += seconds
-        self.debt = min(self.debt + seconds, MAX_DEBT_S)
+        self.debt = min(self.debt + seconds, self._max_debt)
         self._clock += seconds / (4 * max(1, len(self._heap)))
 
     def drop_left(self, asking: Mapping[Waiting, int]) -> None:
@@ -207,7 +220,10 @@ class Turns:
         for queue in self._strangers.values():
             queue.drop_left(self._asking)
 
-    def charge(self, connection: Waiting, seconds: float) -> None:
+    def charge(self, connection: Waiting, seconds: float, need: Need | None = None) -> None:
+        """Charges the connection for seconds of the thread's time. need: what they were for; None: its last turn's."""
+        if need is not None:
+            connection.account.need = need
         strangers = connection.account.charge(seconds)
         if strangers:
             # The passed time, including this turn's, reduces the debt before this turn's cost is added.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -34,10 +35,14 @@ class Client:
         name: str = "",
         need: Need = Need.BEGIN,
         has_key: bool = False,
+        expected_s: float = 0.0,
+        reconnects: bool = False,
     ) -> None:
         self.account = Account()
         self.name = name
         self.need = need
+        self.expected_s = expected_s
+        self._reconnects = reconnects
         self._has_key = has_key
         self.turns: Turns | None = None  # to ask again
         self._served, self._cost = served, cost
@@ -49,8 +54,11 @@ class Client:
             self.account.admit()
         CLOCK.spend(self._cost)
         self.account.end_request()
+        again = copy.copy(self) if self._reconnects else self
+        if self._reconnects:
+            again.account = Account()
         if self.turns is not None:
-            self.turns.ask(self)
+            self.turns.ask(again)
         return True
 
 
@@ -146,6 +154,47 @@ def test_a_head_and_a_probe_do_not_wait_until_the_excess_of_others_is_paid(need:
         return CLOCK.now - begun
 
     assert CLOCK.run(play()) < 0.05
+
+
+def test_a_small_head_does_not_wait_for_large_ones_of_new_connections() -> None:
+    """A connection that is closed behind its refusal, and comes again, has used up nothing either."""
+
+    async def play() -> float:
+        served: list[Client] = []
+        mine = Turns()
+        for _ in range(80):
+            large = Client(served, 0.0005, need=Need.PARSE, expected_s=0.0003, reconnects=True)
+            large.turns = mine
+            mine.ask(large)
+        while len(served) < 200:
+            await asyncio.sleep(0.01)
+        small = Client(served, 0.0001, need=Need.PARSE, expected_s=2e-6)
+        begun = CLOCK.now
+        mine.ask(small)
+        while small not in served:
+            await asyncio.sleep(0.001)
+        assert len(served) < 1000
+        return CLOCK.now - begun
+
+    assert CLOCK.run(play()) < 0.1
+
+
+@pytest.mark.parametrize("need", [Need.PARSE, Need.PROBE])
+def test_what_others_have_read_delays_a_head_or_a_probe_by_a_tenth_of_a_second(need: Need) -> None:
+    async def play() -> float:
+        served: list[Client] = []
+        mine = Turns()
+        others = [Client(served, 0.0, need=need) for _ in range(80)]
+        for other in others:
+            mine.charge(other, 0.001, need)
+        client = Client(served, 0.0, need=need)
+        begun = CLOCK.now
+        mine.ask(client)
+        while client not in served:
+            await asyncio.sleep(0.001)
+        return CLOCK.now - begun
+
+    assert CLOCK.run(play()) < 0.1
 
 
 def test_probes_have_no_more_than_their_part_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
