@@ -124,12 +124,20 @@ def test_like_the_portable_kernel(monkeypatch: pytest.MonkeyPatch, step: Step) -
         assert all(map(torch.equal, inputs.attend(True), first))
 
 
+def test_steps_of_few_rows_keep_the_portable_kernel() -> None:
+    """Where the next kernel loads weights meanwhile, for which these programs leave no room."""
+    pool = torch.empty(4, 4, 128, dtype=torch.float16, device="cuda")
+    taken = [n for n in range(1, 12) if takes_shares(8, pool, pool, None, n, sees_ahead=False)]
+    assert taken == [1, 9, 10, 11]
+
+
 def test_keys_behind_a_row_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """NaN there, which would pass a weight of zero, stays another request's."""
     monkeypatch.setattr(launch, "WARPGROUPS", None)
-    inputs = Inputs(Step([70, 1000]))
+    inputs = Inputs(Step([70, 1000, *[5] * 8]))
     inputs.table[inputs.requests[0], 70:] = inputs.table[inputs.requests[1], 0]
     inputs.pools[:, inputs.table[inputs.requests[1], 0].long()] = torch.nan
     out = inputs.attend(True)[0]
     assert not out[0].isnan().any()
     assert out[1].isnan().any()
+    assert not out[2:].isnan().any()
