@@ -110,7 +110,7 @@ test-clients: $(VENV)/.installed-test
 		@tanstack/ai @tanstack/ai-openai
 	npm install --silent --prefix $(CLIENTS)/promptfoo promptfoo
 	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/test_client_docs.py tests/e2e/test_real_clients.py \
-		tests/e2e/test_picture_clients.py \
+		tests/e2e/test_launched_agents.py tests/e2e/test_picture_clients.py \
 		tests/e2e/test_open_webui.py tests/e2e/test_evaluators.py tests/e2e/test_mcp_library.py
 
 test-replicas: $(VENV)/.installed-test
