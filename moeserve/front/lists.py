@@ -117,6 +117,7 @@ def _card(request: Request, model: PooledModel, name: str) -> dict[str, Any]:
         "memory_bytes": None
         if model.need is None
         else {"ram": model.need.ram, "gpu": model.need.gpu},  # as planned
+        "gpus": list(model.gpus),
     }
 
 

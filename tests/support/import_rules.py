@@ -103,7 +103,10 @@ FAMILY_NEEDS = READERS | {
 
 # The models of a front, without processes and HTTP.
 FRONT_POOL = {
-    *(f"moeserve.front.{module}" for module in ("config", "lives", "memory", "pooled_model", "schedule")),
+    *(
+        f"moeserve.front.{module}"
+        for module in ("config", "gpus", "lives", "memory", "pooled_model", "schedule")
+    ),
     "moeserve.httpserver.transport.errors",
     "moeserve.messages.refusal",
 }
@@ -409,6 +412,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.launcher.exit_codes": set(),
     # What decides is pure; what answers knows of HTTP; the launchers know the launcher.
     "moeserve.front.memory": {"moeserve.config.units"},
+    "moeserve.front.gpus": {"moeserve.front.memory"},
     "moeserve.front.schedule": {"moeserve.front.memory"},
     "moeserve.front.config": {"moeserve.config", "moeserve.errors"},
     **{f"moeserve.front.{module}": FRONT_POOL for module in ("pooled_model", "lives", "pool")},

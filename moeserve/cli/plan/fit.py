@@ -27,7 +27,7 @@ from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES, gpu_reserved_bytes
-from moeserve.placement.gpu_compressed import check_compressed_placed, check_gpu_compressed
+from moeserve.placement.gpu_compressed import check_gpu_compressed
 from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.options import (
     placement_options,
@@ -113,7 +113,6 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     placement = with_expert_cache(place(sizes, first, room), sizes, config, ram)
     if gpu is not None:
         check_drafts_placed(config, model, placement)
-        check_compressed_placed(model, placement)
     disk = None
     if gpu is None:
         free = ram - processes_bytes(config, model, placement, in_a_step)

@@ -198,7 +198,7 @@ class CpuDecoder:
 
     def copy_states(self, pairs: Tensor) -> None:
         """Launches copies between slots of recurrent state, before a step: see `CpuStream.copy_states`."""
-        if self._states:
+        if self._states and self._states[0].states.shape[1]:  # windows alone have no values
             self._stream.copy_states(self._states[0].states, pairs)
         copies = pairs[pairs[:, 0] >= 0]  # a ring need not be zeroed: only keys that were written are read
         for rings in self._rings if len(copies) else ():

@@ -14,11 +14,10 @@ from moeserve.grammar.engine import GrammarEngine
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.kv.cache import KvCache
-from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
+from moeserve.kv.capacity import KvCapacity, plan_capacity
 from moeserve.kv.layout import KvLayout
 from moeserve.kv.states import StateCache
 from moeserve.messages.steps import WorkerReady
-from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.blocks.gpu.lora import GpuAdapterMatrices
 from moeserve.models.interface import ModelShape
@@ -43,6 +42,7 @@ from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.engines.request_embeddings import RequestEmbeddings
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.loading.drafting import drafting_of, least_probability
+from moeserve.worker.loading.gpu.cpu_layers import kv_budgets, make_cpu_stage
 from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan, plan_load
 from moeserve.worker.loading.gpu.load_weights import InRam, LoadedWeights, load_weights
 from moeserve.worker.loading.gpu.moving_experts import MovingExperts
@@ -204,12 +204,13 @@ def _make_buffers(
     ranks: RankGroup | None,
 ) -> _Buffers:
     placement, layout = plan.placement, plan.layout
-    capacity = plan_capacity(config, layout, _kv_budgets(placement, layout), plan.max_tokens)
+    budgets = kv_budgets(config, placement, layout, step_sizes(plan.max_tokens)[-1])
+    capacity = plan_capacity(config, layout, budgets, plan.max_tokens)
     state_slots = placement.state_slots
     if ranks is not None:
         capacity = KvCapacity(ranks.least(capacity.num_slots), ranks.least(capacity.max_model_len))
         state_slots = ranks.least(state_slots)
-    cpu_stage = _cpu_stage(weights.in_ram, layout, placement, capacity, plan.max_tokens, device)
+    cpu_stage = make_cpu_stage(weights.in_ram, layout, placement, capacity, plan.max_tokens, device)
     windows = capacity.num_window_slots
     tables = SlotTables.empty(
         config.max_num_seqs + 1, capacity.max_model_len, device, has_windows=windows > 0
@@ -331,41 +332,6 @@ def _open_tiers(
         in_ram = ram_tier_bytes(config, pool_bytes, available_bytes(), has_window_pool=has_window_pool)
     tiers = plan_tiers(config, plan.directory, in_ram, plan.source, plan.layout, "gpu")
     return None if tiers is None else tiers.open(buffers.kv, buffers.states, device, pin_after_s=pin_after)
-
-
-def _kv_budgets(placement: Placement, layout: KvLayout) -> list[KvMemoryBudget]:
-    """Returns one budget per device, because a token's KV is where its layers are."""
-    assert placement.kv_bytes is not None
-    in_ram = placement.layers_in_ram
-    on_gpu = range(in_ram, len(layout.shape.loaded_layers))
-    budgets = [KvMemoryBudget("GPU memory", placement.kv_bytes, on_gpu)]
-    if in_ram:
-        free = available_bytes() - placement.state_slots * layout.state_bytes(range(in_ram))
-        budgets.append(KvMemoryBudget("memory", free, range(in_ram), SHARE_OF_FREE_MEMORY))
-    return budgets
-
-
-def _cpu_stage(
-    in_ram: InRam | None,
-    layout: KvLayout,
-    placement: Placement,
-    capacity: KvCapacity,
-    max_tokens: int,
-    device: torch.device,
-) -> CpuStage | None:
-    if in_ram is None or in_ram.cpu_stage is None:
-        return None
-    model = CpuDecoder(
-        layout.shape,
-        in_ram.cpu_stage,
-        in_ram.stream,
-        KvCache(layout, capacity.num_slots, range(placement.layers_in_ram)).layers,
-        step_sizes(max_tokens)[-1],
-        capacity.max_model_len,
-        states=StateCache(layout, placement.state_slots, range(placement.layers_in_ram)).layers,
-        pinned=device.type == "cuda",
-    )
-    return CpuStage(in_ram.stream, model)
 
 
 def _handoff(experts: RamExperts, shape: ModelShape, max_tokens: int, device: torch.device) -> ExpertHandoff:
