@@ -197,7 +197,11 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.short_conv",
         "moeserve.models.sources.gguf",
     },
-    "moeserve.models.clamped_ffns": {"moeserve.models.feed_forward", "moeserve.models.shape_reader"},
+    "moeserve.models.clamped_ffns": {
+        "moeserve.models.feed_forward",
+        "moeserve.models.interface",
+        "moeserve.models.shape_reader",
+    },
     "moeserve.models.recurrent_heads": {
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.mamba2.heads",

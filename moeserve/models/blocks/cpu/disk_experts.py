@@ -1,7 +1,8 @@
-"""A decoder's experts on disk: which layers have some, and the guess of the next layer's.
+"""A decoder's experts on disk: the layers that have such experts, and the guess of the experts that the next layer
+chooses.
 
-A layer's router applied to the state before the layer ahead of it chooses mostly the experts that it will choose
-itself. The guess decides only what is read ahead.
+The next layer's router is applied one layer early. It chooses mostly the experts that it will choose in its own layer.
+The guess decides only which experts are read ahead.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_weights import CpuLayer, ExpertsOnDisk, GatedExperts
 from moeserve.models.sources.experts_in_file import FileVersion
 
-# Tokens of a step up to which the next layer's experts are guessed: more tokens use most experts anyway.
+# The most tokens of a step for which the next layer's experts are guessed. More tokens use most of the experts anyway.
 MOST_GUESSED_TOKENS = 8
 
 
@@ -35,8 +36,9 @@ class CpuDiskExperts:
         reading: Reading,
         pinned: Sequence[Iterable[int]] | None = None,
     ) -> None:
-        """layers: the model's, of which some have experts on disk. pinned: by layer, experts that stay in RAM; None: no
-        expert does. Raises ModelError for a file that cannot be opened or read, or is not the one that was loaded."""
+        """layers: the model's layers; some have experts on disk. pinned: by layer, the experts that stay in RAM; None:
+        no expert does. Raises ModelError for a file that cannot be opened or read, or is not the one that was
+        loaded."""
         self._stream = stream
         self._shapes, self._layers, self._eps = shape.loaded_layers, layers, shape.rms_eps
         found = [_experts_on_disk(layer) for layer in layers]
@@ -64,7 +66,7 @@ class CpuDiskExperts:
         assert shape is not None
         norm = w.norm if w.parts is None else w.parts.router_input
         if not isinstance(norm, torch.Tensor):
-            return None  # of several streams: no guess is made yet
+            return None  # for a residual of several streams no guess is made
         self._stream.norm(space.x, norm, self._eps, n, self._y)
         self._stream.linear(self._y, n, w.router, [self._logits])
         self._stream.route(self._logits, n, self._routing, shape.router, bias=w.choice_bias)
