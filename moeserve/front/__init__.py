@@ -7,6 +7,7 @@ requested_model.py finds the model that a request is for
 relay.py           passes a request to its model's server, and the answer back
 early_answer.py    the beginning of an answer while its model is loaded
 lists.py           the lists of models, and their loading and unloading by request
+model_events.py    llama-server's stream of the models' states
 probes.py          health and metrics
 downloaded.py      the models that clients download and delete
 adapters.py        LoRA adapters that clients load and unload

@@ -21,6 +21,7 @@ GPU_BYTES = 80 * UNIT
 class Script:
     need: int = 1  # in units
     gpus: int = 0  # which it takes whole
+    look_s: float = 0.01  # at its file
     load_s: float = 2.0
     stop_s: float = 0.1
     failure: str = ""  # of the load
@@ -72,8 +73,8 @@ class ScriptedModels:
 
     async def measure(self, model: PooledModel) -> Needs:
         self.measured.append(model.name)
-        await asyncio.sleep(0.01)
         script = self.scripts[model.name]
+        await asyncio.sleep(script.look_s)
         if script.file_error:
             raise LoadFailed(script.file_error)
         each = (GPU_BYTES,) * script.gpus
