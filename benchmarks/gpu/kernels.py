@@ -14,7 +14,9 @@ from benchmarks.gpu.layer import Q4, Q6, LayerWorkspace, product, sums_of
 from benchmarks.gpu.prefill import batch_of as prefill_batch
 from benchmarks.gpu.shape import SHAPE, random_planes, report, seconds, tensors
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention, prefill_attention
+from moeserve.kernels.attention.new_tokens import NewTokens
+from moeserve.kernels.attention.op import decode_attention, prefill_attention
+from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.experts.op import align_routes, experts_down, experts_up
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.norm.op import add_norm
@@ -163,8 +165,7 @@ def attention_decode(n: int, length: int) -> None:
     def launch(i: int) -> None:
         keys, values = pools[i % len(pools)]
         decode_attention(
-            q, new, keys, values, table, rows, positions, count, workspace.sums, workspace.stats, workspace.counters,
-            out.x, None, None, fill=workspace.fill,
+            q, new, keys, values, table, rows, positions, count, workspace, out.x, None, None,
         )  # fmt: skip
 
     bytes = 2.0 * slots * s.kv_heads * s.dim * 2

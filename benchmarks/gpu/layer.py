@@ -9,7 +9,9 @@ from torch import Tensor
 
 from benchmarks.gpu.shape import SHAPE, Shape, random_planes, tensors
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention, prefill_attention
+from moeserve.kernels.attention.new_tokens import NewTokens
+from moeserve.kernels.attention.op import decode_attention, prefill_attention
+from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
 from moeserve.kernels.experts.quads import QuadWorkspace, quad_order, quads_down, quads_up
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
@@ -131,8 +133,8 @@ def attention_block(
         assert d is not None
         new = NewTokens(k, v, w.q_norm, w.k_norm, s.eps, batch.cos, batch.sin, batch.slots)
         decode_attention(
-            q, new, keys, values, batch.table, batch.req_slots, batch.positions, r.count, d.sums, d.stats, d.counters,
-            a.x, a.codes, a.scales, fill=d.fill,
+            q, new, keys, values, batch.table, batch.req_slots, batch.positions, r.count, d, a.x, a.codes,
+            a.scales,
         )  # fmt: skip
     else:
         assert a.x is not None

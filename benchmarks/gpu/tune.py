@@ -23,6 +23,8 @@ from benchmarks.gpu.tune_integers import TILES, integer_experts
 from moeserve.kernels import launch as kernels
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention import op as attention
+from moeserve.kernels.attention.new_tokens import NewTokens
+from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.experts.op import align_routes, num_blocks
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.linear.op import (
@@ -142,8 +144,9 @@ def experts_down(kind: QuantType, n: int, tile: tuple[int, ...]) -> tuple[Launch
 
 
 def decode_attention(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
-    """tile: the context's length, then a DecodeTile."""
-    s, length = SHAPE, tile[0]
+    """tile: the context's length; then a DecodeTile, or nothing for Hopper's equal shares."""
+    s, (length, *portable) = SHAPE, tile
+    kernels.WARPGROUPS = not portable
     slots = n * length
     pools = [torch.randn(2, slots, s.kv_heads, s.dim, device="cuda").half() for _ in range(2)]
     table = torch.arange(slots, dtype=torch.int32, device="cuda").view(n, length)
@@ -152,16 +155,16 @@ def decode_attention(n: int, tile: tuple[int, ...]) -> tuple[Launch, float]:
     fused = torch.randn(n, (s.heads + 2 * s.kv_heads) * s.dim, device="cuda")
     q, k, v = fused.split([s.heads * s.dim, s.kv_heads * s.dim, s.kv_heads * s.dim], dim=1)
     ones, angles = torch.ones(s.dim, device="cuda"), torch.rand(length, s.dim // 2, device="cuda")
-    new = attention.NewTokens(k, v, ones, ones, s.eps, angles.cos(), angles.sin(), table[:, -1].contiguous())
-    workspace = attention.DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, "cuda")
+    new = NewTokens(k, v, ones, ones, s.eps, angles.cos(), angles.sin(), table[:, -1].contiguous())
+    workspace = DecodeWorkspace(n, s.heads, s.kv_heads, s.dim, "cuda")
     out, count = torch.empty(n, s.heads * s.dim, device="cuda"), counter(n)
 
     def launch(i: int) -> None:
-        attention.DECODE[128] = attention.DecodeTile(*tile[1:])
+        if portable:
+            attention.DECODE[128] = attention.DecodeTile(*portable)
         keys, values = pools[i % 2]
         attention.decode_attention(
-            q, new, keys, values, table, rows, positions, count, workspace.sums, workspace.stats, workspace.counters,
-            out, None, None, fill=workspace.fill,
+            q, new, keys, values, table, rows, positions, count, workspace, out, None, None,
         )  # fmt: skip
 
     return launch, pools[0].nbytes
@@ -365,6 +368,8 @@ def _all_cases() -> Iterator[Case]:
     for n, length in ((1, 256), (8, 4096)):
         for rest in [(64, 1, 4, 2), (128, 1, 4, 2), (64, 4, 4, 3)]:
             yield "decode_attention", n, (length, *rest)
+    for n, length in ((1, 256), (1, 32_000), (8, 4096), (16, 8000), (64, 256), (256, 256)):
+        yield "decode_attention", n, (length,)
     for n, start in ((512, 4000), (1000, 4000), (2048, 0), (8192, 0), (8192, 24_000)):
         for name, (_, portable) in PREFILL.items():
             for variant in ((1,), (0,), *((1, *tile) for tile in portable)):

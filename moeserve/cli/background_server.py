@@ -11,11 +11,11 @@ import sys
 import tempfile
 import time
 import urllib.error
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 from moeserve.cli.command_line import flag_name
 from moeserve.cli.running_server import (
@@ -38,13 +38,21 @@ END_S: Final = 60.0  # within which a server that is told to stop has ended
 SERVER_OPTIONS: Final = ("model", "host", "port", "api_key", "max_model_len", "ssl_certfile", "ssl_keyfile")
 
 
+class FoundServer(NamedTuple):
+    url: str
+    model: ServedModel
+    # Starts it again where it is the command's own and has ended; returns whether it runs anew. Raises UserError if it
+    # does not start.
+    revive: Callable[[], bool] = lambda: False
+
+
 @contextmanager
 def server_for(
     config: ServerConfig, given: dict[str, str | list[str] | None], *, needs_model: bool = True
-) -> Iterator[tuple[str, ServedModel]]:
-    """The address of a server, and its model. `given`: the server's flags as they were given, for one that has to be
-    started. needs_model: no server is started without a model, rather than one with the demonstration model. Raises
-    UserError."""
+) -> Iterator[FoundServer]:
+    """A server that runs, or one that runs as long as the block. `given`: the server's flags as they were given, for
+    one that has to be started. needs_model: no server is started without a model, rather than one with the
+    demonstration model. Raises UserError."""
     url, key = url_of(config), next(iter(config.api_key), None)
     try:
         model = running_model(url, key, config.model)
@@ -52,16 +60,14 @@ def server_for(
         if needs_model and not config.model:
             raise
     else:
-        yield url, model
+        yield FoundServer(url, model)
         return
     _download(config.model)
     if sys.stderr.isatty():
         served = config.model or "the small demonstration model, which can do a few things only"
         print(f"no server runs at {url}; starting one, for this command, with {served}", file=sys.stderr)
-    with _started(given) as (server, log):
-        if not wait_until_ready(url, server):
-            raise UserError(f"the server did not start:\n{_last_lines(log)}")
-        yield url, models_at(url, key)[0]
+    with _own_server(url, given) as server:
+        yield FoundServer(url, models_at(url, key)[0], server.revive)
 
 
 def running_model(url: str, key: str | None, name: str, *, any_owner: bool = False) -> ServedModel:
@@ -95,10 +101,50 @@ def _wanted(url: str, served: list[ServedModel], model: str) -> ServedModel:
     )
 
 
+class _OwnServer:
+    """A server in a session of its own, which Ctrl-C does not reach."""
+
+    def __init__(self, url: str, command: Sequence[str], log: IO[bytes]) -> None:
+        self._url, self._command, self._log = url, command, log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it is ready. Raises UserError."""
+        self._log.seek(0)
+        self._log.truncate()
+        self._process = subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,
+        )
+        if not wait_until_ready(self._url, self._process):
+            raise UserError(f"the server did not start:\n{_last_lines(self._log)}")
+
+    def revive(self) -> bool:
+        if self._process is None or self._process.poll() is None:
+            return False
+        if sys.stderr.isatty():
+            print("the server has ended; starting it again", file=sys.stderr)
+        self.start()
+        return True
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
 @contextmanager
-def _started(given: dict[str, str | list[str] | None]) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """A server in a session of its own, which Ctrl-C does not reach. It ends with the block, also where the terminal
-    goes or SIGTERM comes."""
+def _own_server(url: str, given: dict[str, str | list[str] | None]) -> Iterator[_OwnServer]:
+    """A server that is ready, and ends with the block, also where the terminal goes or SIGTERM comes. Raises
+    UserError."""
     command = [sys.executable, "-m", "moeserve", "serve"]
     for name, value in given.items():
         for text in [value] if isinstance(value, str) else value or []:
@@ -106,18 +152,12 @@ def _started(given: dict[str, str | list[str] | None]) -> Iterator[tuple[subproc
     ends = (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, _end) for number in ends}
     with tempfile.TemporaryFile(prefix="moeserve-log-") as log:
-        server = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+        server = _OwnServer(url, command, log)
         try:
-            yield server, log
+            server.start()
+            yield server
         finally:
-            server.terminate()
-            try:
-                server.wait(END_S)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+            server.stop()
             for number, handler in before.items():
                 signal.signal(number, handler)
 

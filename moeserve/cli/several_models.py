@@ -35,12 +35,6 @@ OF_ONE_MODEL: Final = frozenset(
         *("expert_heat", "placement_rules", "debug_dump", "debug_dump_steps"),
         *("record_routing_trace", "record_routing_tokens"),
         *("kv_events_endpoint", "kv_events_replay_endpoint", "kv_events_topic"),
-    }
-)
-# Not yet with several models: they are on other machines, or take several GPUs whole.
-NOT_WITH_SEVERAL: Final = frozenset(
-    {
-        "gpus",
         *("worker", "worker_ssl_certfile", "worker_ssl_keyfile", "worker_ssl_ca_certs"),
     }
 )
@@ -106,11 +100,9 @@ def _without(environment: Mapping[str, str], names: frozenset[str]) -> dict[str,
 
 def _check_common(common: ServerConfig) -> None:
     defaults = ServerConfig()
-    for name in sorted(OF_ONE_MODEL | NOT_WITH_SEVERAL):
+    for name in sorted(OF_ONE_MODEL):
         if getattr(common, name) == getattr(defaults, name):
             continue
-        if name in NOT_WITH_SEVERAL:
-            raise ConfigError(f"{flag_name(name)}: does not work with several models yet")
         raise ConfigError(f"{flag_name(name)}: is for one model; write it to that model in --models-file")
 
 
@@ -176,8 +168,6 @@ def _text_of(key: str, value: Any) -> tuple[str, str | list[str]]:
         raise ConfigError(f"{key}: there is no such option")
     if name in OF_FRONT:
         raise ConfigError(f"{key}: is for the whole server; give {flag_name(name)} on the command line")
-    if name in NOT_WITH_SEVERAL:
-        raise ConfigError(f"{key}: does not work with several models yet")
     if isinstance(options[name].default, tuple):
         return name, [_scalar(key, one) for one in (value if isinstance(value, list) else [value])]
     return name, _scalar(key, value)

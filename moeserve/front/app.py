@@ -17,7 +17,7 @@ from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from moeserve.config import ServerConfig
-from moeserve.front import lists, probes
+from moeserve.front import lists, model_events, probes
 from moeserve.front.adapters import LOAD, UNLOAD, LoadedAdapters
 from moeserve.front.downloaded import DownloadedModels
 from moeserve.front.metrics import FrontMetrics
@@ -80,7 +80,14 @@ class FrontApplication(FastAPI):
         self._pool = pool
         self._adapters = adapters
         self._relay = self.state.relay = Relay(pool, self.apis)
-        own = (probes.router, lists.router, pull_routes.router, mcp.routes.router, web.pages.router)
+        own = (
+            probes.router,
+            lists.router,
+            model_events.router,
+            pull_routes.router,
+            mcp.routes.router,
+            web.pages.router,
+        )
         for router in (*own, *batch_api.API.routers):
             self.include_router(router)
             self.paths |= {route.path for route in router.routes if isinstance(route, Route)}

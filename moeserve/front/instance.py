@@ -29,6 +29,7 @@ from moeserve.config import (
     to_json_dict,
 )
 from moeserve.front.adapters import adapters_file
+from moeserve.front.gpus import visible_gpus
 from moeserve.front.model_launcher import CONFIG_FILE, FAILURE_FILE, SOCKET, folder_of
 from moeserve.front.needs import NeedsReader
 from moeserve.front.pooled_model import Instance, LoadFailed, Needs, PooledModel
@@ -60,6 +61,7 @@ class ServerInstance(Instance):
             self._prepare(model)
             variables = {MODEL_PLACE_ENV: str(model.place), LOGGED_MODEL_ENV: model.name}
             variables[FRONT_SECRET_ENV] = self.secret
+            variables |= visible_gpus(os.environ, model.gpus)
             variables[ADAPTERS_FILE_ENV] = str(adapters_file(paths.shared_directory, model))
             self._child = Child.spawn("model", MODULE, paths, variables=variables)
         except OSError as error:
@@ -94,6 +96,8 @@ class ServerInstance(Instance):
         config = dataclasses.replace(
             model.served.config, uds=str(self._folder / SOCKET), **model.needs.overrides
         )
+        if model.gpus:  # it sees no others
+            config = dataclasses.replace(config, gpus=str(len(model.gpus)))
         path = self._folder / CONFIG_FILE
         path.touch(0o600)
         path.write_bytes(msgspec.json.encode(to_json_dict(config)))

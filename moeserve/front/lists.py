@@ -13,6 +13,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from moeserve import __version__
+from moeserve.front.model_events import LLAMA_STATES
 from moeserve.front.pooled_model import PooledModel
 from moeserve.front.probes import pool_of
 from moeserve.front.requested_model import asked_in
@@ -22,15 +23,6 @@ from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.sse import JsonResponse
 
 router = APIRouter(tags=["Status"])
-
-# The states by llama-server's names. A model that is being stopped counts as loaded until its processes have ended.
-_LLAMA_STATES = {
-    State.UNLOADED: "unloaded",
-    State.LOADING: "loading",
-    State.LOADED: "loaded",
-    State.CLOSING: "loaded",
-    State.STOPPING: "loaded",
-}
 
 
 @router.get("/v1/models")
@@ -89,7 +81,7 @@ def _card(request: Request, model: PooledModel, name: str) -> dict[str, Any]:
     most = model.served.config.max_model_len if model.needs is None else model.needs.max_model_len
     own, *_ = model.served.names
     is_adapter = name in model.served.adapters or name in model.adapters
-    status: dict[str, Any] = {"value": _LLAMA_STATES[model.state]}
+    status: dict[str, Any] = {"value": LLAMA_STATES[model.state]}
     if model.failure and model.state is State.UNLOADED:
         status |= {"failed": True, "reason": model.failure}
     if model.state is State.LOADING:
@@ -117,6 +109,7 @@ def _card(request: Request, model: PooledModel, name: str) -> dict[str, Any]:
         "memory_bytes": None
         if model.need is None
         else {"ram": model.need.ram, "gpu": model.need.gpu},  # as planned
+        "gpus": list(model.gpus),
     }
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
+from moeserve.front.gpus import GpuUse, choose_gpus, on_gpus
 from moeserve.front.memory import Memory
 from moeserve.front.pooled_model import Instance, LoadFailed, Needs, PooledModel, Surroundings
 from moeserve.front.schedule import MIN_TURN_S, Moves, ScheduledModel, State, decide
@@ -74,6 +75,8 @@ class ModelLives:
         ):
             model.need = model.needs = None  # the model cannot be loaded before its needs are known
             self.task(self.measure(model))
+        elif model.state is State.UNLOADED and model.needs is not None and model.has_one_waiting:
+            model.need = self._placed(model, model.needs)  # where it is free now
 
     async def measure(self, model: PooledModel) -> None:
         await self.may_load.wait()
@@ -93,12 +96,23 @@ class ModelLives:
             except LoadFailed as error:
                 self._failed(model, str(error))
                 return
-        self.budget = Memory(self.budget.ram, max(self.budget.gpu, needs.gpu_there))
-        if needs.memory.fits(self.room_beside_pinned(model)):
-            model.needs, model.need, model.failure, model.is_too_large = needs, needs.memory, "", False
+        self.budget = Memory(self.budget.ram, self.budget.gpus or needs.gpus_there)
+        need = self._placed(model, needs)
+        if need.fits(self.room_beside_pinned(model)):
+            model.needs, model.need, model.failure, model.is_too_large = needs, need, "", False
         else:
-            self._is_too_large(model, needs)
+            self._is_too_large(model, need)
         self.turn()
+
+    def _placed(self, model: PooledModel, needs: Needs) -> Memory:
+        """Chooses the model's GPUs, and returns its memory on them."""
+        others = [
+            GpuUse(other.need, other.state is not State.UNLOADED, not other.is_idle)
+            for other in self.models
+            if other is not model and other.need is not None
+        ]
+        model.gpus = choose_gpus(len(needs.gpus), needs.gpu_choices, others)
+        return on_gpus(needs.memory.ram, needs.gpus, model.gpus)
 
     def room_beside_pinned(self, model: PooledModel) -> Memory:
         room = self.budget
@@ -107,12 +121,12 @@ class ModelLives:
                 room = room.minus(other.need)
         return room
 
-    def _is_too_large(self, model: PooledModel, needs: Needs) -> None:
+    def _is_too_large(self, model: PooledModel, need: Memory) -> None:
         model.is_too_large = True
         room = self.room_beside_pinned(model)
         pinned = "" if room == self.budget else " beside the pinned models"
         model.failure = (
-            f"it needs {needs.memory.text()}, and {room.text()} can be had{pinned}: raise --models-memory, or lower "
+            f"it needs {need.text()}, and {room.text()} can be had{pinned}: raise --models-memory, or lower "
             "its --max-model-len or --max-total-tokens"
         )
         log.error("%s: %s", model.name, model.failure)

@@ -1,7 +1,8 @@
-"""Amounts of RAM and of GPU memory, which models share."""
+"""Bytes of RAM and of each GPU's memory, which models share."""
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import NamedTuple
 
 from moeserve.config.units import GIB
@@ -9,17 +10,29 @@ from moeserve.config.units import GIB
 
 class Memory(NamedTuple):
     ram: int  # bytes
-    gpu: int = 0  # bytes
+    gpus: tuple[int, ...] = ()  # bytes by GPU number; GPUs beyond the last have 0
+
+    @property
+    def gpu(self) -> int:
+        """Returns the bytes of all GPUs together."""
+        return sum(self.gpus)
 
     def plus(self, other: Memory) -> Memory:
-        return Memory(self.ram + other.ram, self.gpu + other.gpu)
+        pairs = zip_longest(self.gpus, other.gpus, fillvalue=0)
+        return Memory(self.ram + other.ram, tuple(mine + its for mine, its in pairs))
 
     def minus(self, other: Memory) -> Memory:
-        return Memory(self.ram - other.ram, self.gpu - other.gpu)
+        pairs = zip_longest(self.gpus, other.gpus, fillvalue=0)
+        return Memory(self.ram - other.ram, tuple(mine - its for mine, its in pairs))
 
     def fits(self, room: Memory) -> bool:
-        return self.ram <= room.ram and (self.gpu <= room.gpu or self.gpu == 0)
+        pairs = zip_longest(self.gpus, room.gpus, fillvalue=0)
+        return self.ram <= room.ram and all(mine <= its or mine == 0 for mine, its in pairs)
 
     def text(self) -> str:
-        gpu = f" and {self.gpu / GIB:.2f} GiB of GPU memory" if self.gpu else ""
+        taken = {place: size for place, size in enumerate(self.gpus) if size}
+        if list(taken) in ([], [0]):
+            gpu = f" and {self.gpu / GIB:.2f} GiB of GPU memory" if self.gpu else ""
+        else:
+            gpu = "".join(f" and {size / GIB:.2f} GiB of GPU {place}" for place, size in taken.items())
         return f"{self.ram / GIB:.2f} GiB of RAM{gpu}"

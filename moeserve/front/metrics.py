@@ -161,3 +161,6 @@ def _gauge(name: str, text: str, models: Iterable[PooledModel], attribute: str) 
 def _add(metric: GaugeMetricFamily, labels: list[str], memory: Memory) -> None:
     metric.add_metric([*labels, "ram"], memory.ram)
     metric.add_metric([*labels, "gpu"], memory.gpu)
+    if len(memory.gpus) > 1:
+        for number, size in enumerate(memory.gpus):
+            metric.add_metric([*labels, f"gpu{number}"], size)

@@ -26,12 +26,12 @@ class NeedsReader:
 
     def __init__(self, ram: int) -> None:
         """ram: bytes that all models together may take; may be set again before the first read."""
-        self.gpu: int | None = None  # bytes; None until the first answer
+        self.gpus: list[int] | None = None  # bytes of each; None until the first answer
         self.ram = ram
 
     async def read(self, config: ServerConfig) -> Needs:
         """Returns the needs of the model with this configuration of its own server. Raises LoadFailed."""
-        gpu = "ask" if self.gpu is None else str(self.gpu)
+        gpu = "ask" if self.gpus is None else ",".join(map(str, self.gpus))
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", MODULE, str(self.ram), gpu),
             stdin=asyncio.subprocess.PIPE,
@@ -53,14 +53,16 @@ class NeedsReader:
         return self._taken(json.loads(said))
 
     def _taken(self, answer: dict[str, Any]) -> Needs:
-        if self.gpu is None:
-            self.gpu = answer.get("gpu_there")
+        if self.gpus is None:
+            self.gpus = answer.get("gpus_there")
         if "error" in answer:
             raise LoadFailed(answer["error"])
         return Needs(
-            Memory(answer["ram"], answer["gpu"]),
+            Memory(answer["ram"]),
+            tuple(answer["gpus"]),
+            tuple(answer["gpu_choices"]),
             answer["max_model_len"],
             answer["overrides"],
             answer["facts"],
-            self.gpu or 0,
+            tuple(self.gpus or ()),
         )

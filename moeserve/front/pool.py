@@ -276,6 +276,10 @@ class ModelPool(ModelLives):
 
     # ------------------------------------------------------------ the end
 
+    @property
+    def is_ending(self) -> bool:
+        return self.is_draining or self._is_leaving
+
     def leave(self) -> None:
         """Unloads each model as soon as it has no requests. Another server takes the new requests and needs the
         memory."""

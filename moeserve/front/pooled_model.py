@@ -44,11 +44,13 @@ class Instance(Protocol):
 
 @dataclass(frozen=True)
 class Needs:
-    memory: Memory
+    memory: Memory  # RAM; and on no GPU
+    gpus: tuple[int, ...] = ()  # bytes of each GPU that it takes; empty: it runs on the CPU
+    gpu_choices: tuple[int, ...] = ()  # numbers of the GPUs that these may be
     max_model_len: int | None = None  # tokens of a request
     overrides: dict[str, Any] = field(default_factory=dict)  # options that keep the model within that memory
     facts: dict[str, str] = field(default_factory=dict)  # architecture, size, quantization
-    gpu_there: int = 0  # bytes of GPU memory that the models may share
+    gpus_there: tuple[int, ...] = ()  # bytes of each GPU's memory that the models may share, by number
 
 
 class Surroundings(Protocol):
@@ -71,6 +73,7 @@ class Surroundings(Protocol):
 class PooledModel(ScheduledModel):
     served: ServedModel = None  # type: ignore[assignment]  # required, but a field after defaults must have one
     place: int = 0
+    gpus: tuple[int, ...] = ()  # numbers of its GPUs
     needs: Needs | None = None
     adapters: tuple[str, ...] = ()  # names of LoRA adapters that clients have loaded
     signature: Any = None  # of the file whose needs are known
@@ -103,6 +106,10 @@ class PooledModel(ScheduledModel):
     def names(self) -> tuple[str, ...]:
         """Returns all names that requests may use now: the model's name first."""
         return (*self.served.names, *self.adapters)
+
+    @property
+    def has_one_waiting(self) -> bool:
+        return len(self.tickets) + len(self.line_tickets) == 1
 
     def tell(self, stage: str, fraction: float) -> None:
         """Notes the load's progress."""

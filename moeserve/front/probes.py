@@ -19,19 +19,25 @@ from moeserve.httpserver.transport.sse import JsonResponse
 router = APIRouter(tags=["Status"])
 
 
-class FrontHealth(TypedDict):
-    """The answer of /health. status `failed`: no model can be loaded. models: each model's state, or `failed` if the
-    model's last load failed."""
+FrontStatus = Literal["ok", "waiting", "draining", "failed"]
 
-    status: Literal["ok", "draining", "failed"]
+
+class FrontHealth(TypedDict):
+    """The answer of /health. status `failed`: no model can be loaded; `waiting`: requests are taken, and wait until the
+    server before this one has ended, which has models in memory. models: each model's state, or `failed` if the model's
+    last load failed."""
+
+    status: FrontStatus
     models: dict[str, str]
 
 
 def health_of(pool: ModelPool) -> FrontHealth:
     failed = [model for model in pool.listed if model.failure and model.state is State.UNLOADED]
-    status: Literal["ok", "draining", "failed"] = "ok"
+    status: FrontStatus = "ok"
     if pool.is_draining:
         status = "draining"
+    elif not pool.may_load.is_set():
+        status = "waiting"
     elif len(failed) == len(pool.listed):
         status = "failed"
     states = {model.name: "failed" if model in failed else str(model.state) for model in pool.listed}
@@ -44,11 +50,19 @@ def pool_of(request: Request) -> ModelPool:
 
 
 @router.get("/health", responses={200: {"model": FrontHealth}, 503: {"model": FrontHealth}})
-@router.get("/health/ready", responses={200: {"model": FrontHealth}, 503: {"model": FrontHealth}})
 async def health(request: Request) -> Response:
     """200 while requests are taken, with or without loaded models; 503 in a drain, or if no model can be loaded."""
-    body = health_of(pool_of(request))
-    if body["status"] == "ok":
+    return _answer(health_of(pool_of(request)), frozenset({"ok", "waiting"}))
+
+
+@router.get("/health/ready", responses={200: {"model": FrontHealth}, 503: {"model": FrontHealth}})
+async def ready(request: Request) -> Response:
+    """As /health, but 503 also while the server before this one must end first, in an upgrade."""
+    return _answer(health_of(pool_of(request)), frozenset({"ok"}))
+
+
+def _answer(body: FrontHealth, good: frozenset[str]) -> Response:
+    if body["status"] in good:
         return JsonResponse(body)
     return JsonResponse(body, status_code=503, headers={"retry-after": RETRY_AFTER_S})
 

@@ -95,7 +95,7 @@ def decide(models: Sequence[ScheduledModel], budget: Memory, now: float) -> Move
     for model in models:
         if model.state is State.LOADED and _is_due(model, now, times):
             moves.unload.append(model)
-    waiting = [m for m in models if m.state is State.UNLOADED and m.waiting_since is not None and m.need]
+    waiting = [m for m in models if m.state is State.UNLOADED and m.waiting_since is not None]
     times += [m.retry_at for m in waiting if m.retry_at > now]
     waiting = sorted((m for m in waiting if m.retry_at <= now), key=lambda m: m.waiting_since or 0.0)
     free = budget  # memory that no model holds
@@ -133,12 +133,17 @@ def _load(
     `times`."""
     # promised: the free memory minus the needs of models that have waited longer.
     free, promised = room
+    is_one_unknown = False
     for model in waiting:
-        assert model.need is not None
+        if model.need is None:  # its file is being looked at: it is not overtaken for that
+            is_one_unknown = True
+            continue
         if model.need.fits(free) and model.need.fits(promised):
             moves.load.append(model)
             free = free.minus(model.need)
         elif not model.need.fits(promised):
+            if is_one_unknown:
+                break
             taken = [*moves.close, *moves.unload]
             victims = _victims(models, model.need.minus(promised), stays_until, now, taken, times)
             if victims is None:

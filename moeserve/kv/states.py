@@ -29,8 +29,9 @@ class StateCache:
         sizes = [layout.state_values(layer) for layer in layers]
         allocate = torch.zeros if zeroed else torch.empty
         self.states = allocate(num_slots, sum(sizes), device=device)
-        # Per layer, the offset of its values in a slot; an attention layer has none. Empty for a model without
-        # recurrent layers.
+        # Per layer, the offset of its values in a slot; an attention layer has none. Empty if these layers keep neither
+        # a state of a sequence, nor keys that are part of it.
+        has_states = any(sizes) or any(layout.ring_bytes(layer) for layer in layers)
         self.layers = [
-            StateLayer(self.states, sum(sizes[:index])) for index in range(len(sizes)) if any(sizes)
+            StateLayer(self.states, sum(sizes[:index])) for index in range(len(sizes)) if has_states
         ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape
+from moeserve.models.interface import LayerShape
 from moeserve.models.shape_reader import ShapeReader
 
 
@@ -15,6 +16,14 @@ def clamped(
     """Returns the layers' feed-forwards with the limits that the file has, if it has any. Raises ModelError."""
     routed, shared = (reader.layer_limits(f"swiglu_clamp_{kind}") for kind in ("exp", "shexp"))
     return [_clamped(*each) for each in zip(feed_forwards, routed, shared, strict=True)]
+
+
+def clamped_next_token(reader: ShapeReader, layer: LayerShape) -> LayerShape:
+    """Returns the next-token block's layer with its own limits in place of those of `layer`. Raises ModelError."""
+    if layer.ffn is None:
+        return layer
+    routed, shared = (reader.next_token_limit(f"swiglu_clamp_{kind}") for kind in ("exp", "shexp"))
+    return replace(layer, ffn=_clamped(layer.ffn, routed, shared))
 
 
 def _clamped(

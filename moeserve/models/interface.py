@@ -255,3 +255,5 @@ class ModelFamily:
     read_shape: Callable[[ModelSource], ModelShape]  # reads and range-checks the metadata; raises ModelError
     hugging_face: HuggingFaceMapping | None = None  # None: only GGUF files can be read
     has_next_token_block: bool = False  # in some files, its layer like the last that attends: next_token.py
+    # Changes that layer to the block's, where the two differ; raises ModelError.
+    next_token_layer: Callable[[ModelSource, LayerShape], LayerShape] | None = None

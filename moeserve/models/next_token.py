@@ -48,6 +48,9 @@ def with_next_token_block(shape: ModelShape, source: ModelSource) -> ModelShape:
             '--speculative-config {"method": "ngram", "num_speculative_tokens": 4}',
         )
     layer = next(layer for layer in reversed(shape.layers) if layer.attention is not None)
+    own = FAMILIES[source.architecture].next_token_layer
+    if own is not None:
+        layer = own(source, layer)
     drafting = replace(
         shape, next_token_layer=_with_own_indexer(layer), num_skipped_layers=max(shape.num_skipped_layers, 1)
     )

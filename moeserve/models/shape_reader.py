@@ -68,10 +68,17 @@ class ShapeReader:
 
     def layer_limits(self, suffix: str) -> list[float | None]:
         """Reads a limit per layer; None for layers where it is 0, and for all layers if the key is missing."""
+        return self._limits(suffix)[: self.num_layers]
+
+    def next_token_limit(self, suffix: str) -> float | None:
+        """Reads the limit of the first next-token layer, where the key counts such layers; None otherwise."""
+        return next(iter(self._limits(suffix)[self.num_layers :]), None)
+
+    def _limits(self, suffix: str) -> list[float | None]:
         if self._key(suffix) not in self._metadata:
             return [None] * self.num_layers
         found = self._metadata.require_floats(self._key(suffix), self._entries(suffix))
-        values = [float(each) for each in found[: self.num_layers]]
+        values = [float(each) for each in found]
         self._check_range(suffix, values, 0.0, 1e6)
         return [value or None for value in values]
 

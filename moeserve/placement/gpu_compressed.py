@@ -7,7 +7,6 @@ from moeserve.config import ServerConfig, num_drafts
 from moeserve.errors import ConfigError
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.interface import ModelShape
-from moeserve.placement.placement import Placement
 
 WHERE = "for models with compressed attention on a GPU so far"
 
@@ -22,13 +21,3 @@ def check_gpu_compressed(config: ServerConfig, shape: ModelShape) -> None:
         raise ConfigError(f"--kv-disk: there is no disk tier {WHERE}; leave it out, or say --device cpu")
     if config.kv_ram:
         raise ConfigError(f"--kv-ram: there is no RAM tier {WHERE}; leave it out")
-
-
-def check_compressed_placed(shape: ModelShape, placement: Placement) -> None:
-    """Raises ConfigError if whole layers are in RAM."""
-    if isinstance(shape.heads, CompressedAttentionShape) and placement.layers_in_ram:
-        raise ConfigError(
-            f"the first {placement.layers_in_ram} layers would be in RAM, which is not done {WHERE}; leave them "
-            "more GPU memory (--num-gpu-experts 0 has all experts in RAM, --max-total-tokens and --max-model-len bound "
-            "the KV pool), or say --device cpu"
-        )

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import FilePayload, Locator, Page, expect
 
 from tests.browser.conftest import ask
-from tests.support.http_harness import HttpServer, http_server, say, silence, tokens_of
+from tests.support.http_harness import HttpServer, http_server, say, silence, tokens_of, within
 
 
 @pytest.fixture(scope="module")
@@ -160,20 +160,41 @@ def test_the_list_of_conversations(page: Page, server: HttpServer, tmp_path: Pat
     expect(answers(page)).to_have_text("About Cats")
 
 
-def test_another_conversation_ends_an_answer_and_keeps_it(page: Page, server: HttpServer) -> None:
+def test_an_answer_goes_on_while_another_conversation_is_shown(page: Page, server: HttpServer) -> None:
+    """And that one can be asked meanwhile. A conversation that is deleted takes its answer with it."""
     page.goto(server.url)
-    server.answer = say("one")
-    ask(page, "First")
-    page.get_by_role("button", name="New chat").click()
     server.answer = silence
-    page.get_by_label("Your message").fill("Second")
+    page.get_by_label("Your message").fill("First")
+    page.keyboard.press("Enter")
+    expect(chats(page)).to_have_text(["First …answering"])
+    page.get_by_role("button", name="New chat").click()
+    server.answer = say("two")
+    ask(page, "Second")
+    expect(answers(page)).to_have_text("two")
+    expect(chats(page)).to_have_text(["Second", "First …answering"])
+    act(page, "First", "Rename")
+    page.get_by_label("Name of the conversation").fill("Long")
+    page.keyboard.press("Enter")
+    asked = [one for one in server.requests if "First" in server.tokenizer.decode(tokens_of(one))]
+    say("one")(server, asked[-1])
+    expect(page.locator("#notice")).to_contain_text("“Long”: The answer is complete.")
+    expect(chats(page)).to_have_text(["Second", "Long"])
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(answers(page)).to_have_text("one")
+    answered(page)
+    server.answer = silence
+    page.get_by_label("Your message").fill("Third")
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     chats(page).last.click()
-    expect(answers(page)).to_have_text("one")
+    expect(answers(page)).to_have_text("two")
+    answered(page)
     chats(page).first.click()
-    expect(page.locator(".words")).to_have_text("Second")
-    expect(page.locator(".figures")).to_have_text("stopped")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    chats(page).last.click()
+    act(page, "Long", "Delete")
+    expect(chats(page)).to_have_text(["Second"])
+    assert within(10, lambda: len(server.aborted) == 1)
 
 
 @pytest.mark.slow

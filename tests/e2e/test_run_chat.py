@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -11,10 +12,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from moeserve.cli.run.history import FILE
 from moeserve.cli.run.line_reader import PROMPT
+from tests.support.http_harness import within
 from tests.support.scripted_model import chat_template, write_scripted_model
 from tests.support.server import REPOSITORY, Server, clean_environment, imports_from, running_server
 from tests.support.terminal import CTRL_C, CTRL_D, PATIENCE_S, Terminal
@@ -29,6 +32,11 @@ SUM, FACT = "What is 27 + 15?", "Mia has a red ball.\rWhat does Mia have?"
 def demonstration() -> Iterator[Server]:
     with running_server(None) as running:
         yield running
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def command(*arguments: str) -> list[str]:
@@ -188,7 +196,9 @@ def test_a_models_escape_sequences_do_not_reach_the_terminal(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("leaves", [CTRL_D, None], ids=["by Ctrl-D", "by closing the terminal"])
-def test_a_server_is_started_and_ends_with_the_chat(tmp_path: Path, leaves: str | None) -> None:
+def test_a_server_is_started_again_if_it_is_killed_and_ends_with_the_chat(
+    tmp_path: Path, leaves: str | None
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with Terminal(command("--port", str(port), *GREEDY), environment(tmp_path)) as terminal:
@@ -197,6 +207,14 @@ def test_a_server_is_started_and_ends_with_the_chat(tmp_path: Path, leaves: str 
         )
         terminal.wait_for(PROMPT)
         ask(terminal, SUM, "27 + 15 = 42")
+        if leaves == CTRL_D:
+            (own,) = psutil.Process(terminal.process.pid).children()
+            os.killpg(own.pid, signal.SIGKILL)
+            assert within(PATIENCE_S, lambda: not listens(port))
+            enter(terminal, SUM)
+            terminal.wait_for("the server has ended; starting it again\r\n")
+            terminal.wait_for("27 + 15 = 42\r\n")
+            terminal.wait_for(PROMPT)
         if leaves is None:
             terminal.hang_up()
             assert terminal.process.wait(PATIENCE_S) == 128 + signal.SIGHUP

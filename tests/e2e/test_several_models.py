@@ -231,6 +231,7 @@ def test_one_that_is_killed_takes_no_other_with_it(models: Models) -> None:
 def test_what_cannot_be_had_says_why_and_touches_nothing(models: Models) -> None:
     for name in "ab":
         assert models.chat(name).status_code == 200
+    launchers = {name: models.launcher(name).pid for name in "ab"}
     large = models.chat("large")
     assert large.status_code == 400
     assert "needs " in large.json()["error"]["message"]
@@ -245,6 +246,7 @@ def test_what_cannot_be_had_says_why_and_touches_nothing(models: Models) -> None
     assert vanished.status_code == 503
     assert "vanishing.gguf" in vanished.json()["error"]["message"]
     assert models.states()["a"] == models.states()["b"] == "loaded"
+    assert {name: models.launcher(name).pid for name in "ab"} == launchers, "and not loaded again"
     status = {card["id"]: card["status"] for card in models.client.get("/models").json()["data"]}
     assert status["broken"]["failed"]
     assert status["vanishing"]["failed"]
@@ -268,9 +270,19 @@ def test_keep_alive_and_ps_mean_what_they_say(models: Models) -> None:
     running = {one["name"]: one for one in models.client.get("/api/ps").json()["models"]}
     assert not running["a"]["expires_at"].startswith("2318")
     assert running["a"]["size"] > 100 << 20
+    assert running["a"].keys() >= {"name", "model", "size", "size_vram", "digest", "details", "expires_at"}
+    forever = {"model": "a", "prompt": "Hi", "stream": False, "keep_alive": -1, "options": {"num_predict": 1}}
+    assert models.client.post("/api/generate", json=forever).json()["done"]
+    (running_a,) = [one for one in models.client.get("/api/ps").json()["models"] if one["name"] == "a"]
+    assert running_a["expires_at"].startswith("2318")
     said = models.client.post("/api/generate", json={"model": "a", "keep_alive": 0, "stream": False}).json()
     assert said["done_reason"] == "unload"
     models.until(lambda: models.states()["a"] == "unloaded")
+    # Open WebUI and scripts unload by a chat without messages, also what is not loaded.
+    said = models.client.post("/api/chat", json={"model": "a", "messages": [], "keep_alive": "0s"}).json()
+    assert (said["done_reason"], said["message"]["content"]) == ("unload", "")
+    (card,) = [one for one in models.client.get("/models").json()["data"] if one["id"] == "a"]
+    assert card["status"] == {"value": "unloaded"}, "an unload is no failure (llama.cpp#23257)"
     assert models.client.post("/models/unload", json={"model": "a"}).status_code == 400
     assert models.client.post("/models/load", json={"model": "a"}).json() == {"success": True}
     models.until(lambda: models.states()["a"] == "loaded")

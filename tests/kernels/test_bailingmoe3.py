@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moeserve.models.errors import ModelError
+from moeserve.models.next_token import with_next_token_block
 from moeserve.models.open import open_folder, open_model
 from moeserve.models.registry import read_checked_shape
 from moeserve.worker.loading.cpu.load import load_cpu_runner
@@ -22,6 +23,7 @@ from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of
 from tests.support.folder_as_gguf import write_gguf
 from tests.support.hugging_face_model import write_family
+from tests.support.next_token_folder import NextTokenFolder
 
 TOKENS = [(37 * i * i + 11 * i) % 600 for i in range(40)]
 
@@ -113,6 +115,17 @@ def test_limits_of_late_layers(folder: Path, tmp_path: Path) -> None:
     assert not torch.allclose(found, expected, atol=1e-3)
     write_gguf(folder, tmp_path / "same.gguf")
     assert torch.equal(logits_of(tmp_path / "same.gguf"), found)
+
+
+def test_limits_of_the_next_token_block(tmp_path: Path) -> None:
+    """Its own, not those of the last layer, which it is like otherwise."""
+    folder = NextTokenFolder(tmp_path, "bailing_hybrid", num_nextn_predict_layers=1).path
+    for listed, limit in (([0.0, 0.0, 0.0, 7.0], None), ([0.0, 0.0, 0.0, 7.0, 5.0], 5.0)):
+        configure(folder, expert_swiglu_limit_list=listed)
+        source = open_folder(folder)
+        shape = with_next_token_block(read_checked_shape(source), source)
+        moes = [layer.moe for layer in shape.loaded_layers[3:] if layer.moe is not None]
+        assert [moe.limit for moe in moes] == [7.0, limit]
 
 
 def test_a_worker_gives_a_row_the_same_bits_alone_and_in_a_crowd(folder: Path) -> None:

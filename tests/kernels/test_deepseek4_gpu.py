@@ -13,6 +13,7 @@ from moeserve.errors import ConfigError
 from moeserve.kernels.stream_operands import KeyRings, KvLayer, StateLayer
 from moeserve.kv.layout import KvLayout
 from moeserve.kv.slot_kinds import spare_bytes
+from moeserve.kv.states import StateCache
 from moeserve.models.blocks.gpu.state_slots import StateSlots
 from moeserve.models.errors import ModelError
 from moeserve.models.gpu_features import check_gpu_features
@@ -93,6 +94,13 @@ def test_a_state_s_window_moves_with_it() -> None:
     assert keys[:, 0, 0].tolist() == [*range(8), *range(16, 20), *range(12, 16), *range(16, 20)]
 
 
+def test_layers_of_windows_alone_keep_states_of_no_values(tmp_path: Path) -> None:
+    """As the first ones do in RAM, beside a GPU: their rings are found by state slot."""
+    shape = read_checked_shape(open_model(write_model(new_model(8), tmp_path / "m.gguf", Type.F16)))
+    (layer,) = StateCache(KvLayout(shape), 2, range(1)).layers
+    assert layer.states.shape == (2, 0)
+
+
 def test_an_expert_that_is_not_there_is_refused(tmp_path: Path) -> None:
     """A kernel would read beside the router's logits."""
     model = new_model(8)
@@ -115,8 +123,6 @@ def test_what_a_gpu_does_not_do_is_refused_by_name(tmp_path: Path) -> None:
         load(path, speculative_config=drafts)
     with pytest.raises(ConfigError, match="no RAM tier for models with compressed"):
         load(path, kv_ram=1)
-    with pytest.raises(ConfigError, match="the first 2 layers would be in RAM"):
-        load(path, n_gpu_layers=1)
 
 
 def test_the_plan_counts_spare_slots_and_a_steps_keys(

@@ -53,7 +53,6 @@ CASES += [
     for model in family_models(file.partition("-")[0])
     if model.stem == f"tiny-{file}"
     for name in (DENSE if file.startswith("qwen3-") else PLACEMENTS.keys() - {"two dense layers on the GPU"})
-    if not (file.startswith("deepseek4") and "n_gpu_layers" in PLACEMENTS[name])  # refused
 ]
 
 

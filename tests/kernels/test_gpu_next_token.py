@@ -31,7 +31,7 @@ from tests.gpu.driver import small_config
 from tests.kernels.model_engine import distance
 from tests.support.foreseen_drafts import Foreseen, asked, whole_texts
 from tests.support.served_answers import serve
-from tests.worker.next_token_rows import MODELS, Drafting, model_of
+from tests.worker.next_token_rows import Drafting, model_of
 
 LENGTH, REQUESTS, DEPTHS = 16, 4, 2
 DEV = torch.device(DEVICE)
@@ -100,7 +100,7 @@ class Trunk:
 pytestmark = pytest.mark.slow  # minutes in the interpreter
 
 
-@pytest.mark.parametrize("name", ["glm4moe", "glmdsa", "bailing3"])
+@pytest.mark.parametrize("name", ["glm4moe", "glmdsa"])
 def test_logits_and_chains(name: str, wide_fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where keys and values are stored a few rows at a time; and a request whose text is cached up to a page."""
     path = model_of(name, wide_fixtures)
@@ -188,10 +188,11 @@ def always_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_an_engine(wide_fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["glm4moe", "bailing3"])
+def test_an_engine(name: str, wide_fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer is the one without drafts, and behind right, wrong and unlikely drafts the block drafts what the CPU's
     does. The step that verifies drafts is launched before the host knows them."""
-    path = wide_fixtures / f"{MODELS['glm4moe']}.gguf"
+    path = model_of(name, wide_fixtures)
     runner = engine_of(path)
     requests = asked(1, runner.ready().vocab_size, length=5, max_tokens=8, temperature=1.0)
     expected, _ = serve(runner, requests, 0, max_num_batched_tokens=8)

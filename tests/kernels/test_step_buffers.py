@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from moeserve.kernels.stream_operands import Activations
 from moeserve.models.blocks.cpu.workspace import (
     DeltaWorkspace,
     LatentExpertWorkspace,
+    LatentWorkspace,
     Mamba2Workspace,
     ShortConvWorkspace,
 )
@@ -20,8 +22,10 @@ from moeserve.models.blocks.gpu.workspace import make_workspaces
 from moeserve.models.buffers import Buffer, arena_bytes
 from moeserve.models.cpu_step_buffers import cpu_step_buffers
 from moeserve.models.interface import ModelShape
+from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.open import open_model
+from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.registry import read_shape
 from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.step_buffers import gpu_arena_bytes, gpu_step_buffers, step_sizes
@@ -63,6 +67,29 @@ def test_the_workspaces_of_kimi_delta_attention() -> None:
     names = ("delta", "ssm_f_b", "ssm_g_b")
     planned = [buffer for buffer in cpu_step_buffers(shape, 16) if buffer.name.startswith(names)]
     assert sum(x.nbytes for x in own) == sum(buffer.nbytes for buffer in planned)
+
+
+def test_the_workspaces_of_gates_with_one_matrix_each() -> None:
+    """As in Ling 3: of Kimi Delta Attention's decays and outputs, and of latent attention's heads."""
+    shape = read_shape(open_model(OWN_FIXTURES / "tiny-kimilinear-f16.gguf"))
+    layers = (
+        replace(layer, mixer=replace(layer.mixer, gate_rank=0))
+        if isinstance(layer.mixer, GatedDeltaNetShape)
+        else replace(layer, mixer=replace(layer.mixer, has_head_gate=True))
+        for layer in shape.layers
+        if isinstance(layer.mixer, GatedDeltaNetShape | LatentAttentionShape)
+    )
+    shape = replace(shape, layers=tuple(layers))
+    for max_tokens in (16, 300):
+        assert_planned(shape, max_tokens, float_weights=False)
+    assert isinstance(shape.recurrence, GatedDeltaNetShape)
+    assert shape.latent is not None
+    delta = DeltaWorkspace(shape.recurrence, 16, Activations(16, shape.mixed_width))
+    latent = LatentWorkspace(shape.latent, 16)
+    assert latent.gate is not None
+    planned = {buffer.name: buffer.nbytes for buffer in cpu_step_buffers(shape, 16)}
+    assert sum(x.nbytes for x in [*delta.inputs, *delta.gates]) == planned["delta"]
+    assert latent.gate.nbytes == planned["latent_gate"] > 0
 
 
 def test_the_workspaces_of_mamba_2() -> None:

@@ -10,14 +10,10 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.op import (
-    DecodeWorkspace,
-    NewTokens,
-    decode_attention,
-    prefill_attention,
-    prefill_tiles,
-)
+from moeserve.kernels.attention.new_tokens import NewTokens
+from moeserve.kernels.attention.op import decode_attention, prefill_attention, prefill_tiles
 from moeserve.kernels.attention.reference import Sequence, attention
+from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.rope.op import SectionPositions, rope_store
 from moeserve.kernels.rope.reference import rope_store as reference_rope
@@ -60,8 +56,7 @@ def test_decode(heads: int, kv_heads: int, dim: int, splits: int) -> None:
         Sequence(i, 1, n - 1, pool.table[r]) for i, (n, r) in enumerate(zip(lengths, requests, strict=True))
     ]
     expected = attention(q[:4], pool.keys, pool.values, sequences)
-    room = DecodeWorkspace(5, heads, kv_heads, dim, DEVICE)
-    room.sums, room.stats = room.sums[:, :, :splits], room.stats[:, :, :splits]
+    room = DecodeWorkspace(5, heads, kv_heads, dim, DEVICE, splits)
     out = GpuActivations.empty(5, heads * dim, DEVICE, dtype=torch.float32, quantised=dim % 32 == 0)
     assert out.x is not None
     out.x.fill_(GUARD)
@@ -69,7 +64,7 @@ def test_decode(heads: int, kv_heads: int, dim: int, splits: int) -> None:
         decode_attention(
             q.flatten(1).to(DEVICE), None, *pool.on_device(), ints([*requests, 0]),
             ints([*(n - 1 for n in lengths), 0]), counter(4),
-            room.sums.contiguous(), room.stats.contiguous(), room.counters, out.x, out.codes, out.scales,
+            room, out.x, out.codes, out.scales,
         )  # fmt: skip
         assert nmse(out.x[:4].cpu(), expected) < 1e-6  # weights of float16
         assert (out.x[4] == GUARD).all()
@@ -101,7 +96,7 @@ def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int, splits: int, 
     )  # fmt: skip
     sequences = [Sequence(i, 1, lengths[i] - 1, pool.table[r]) for i, r in enumerate(requests)]
     expected = attention(q, pool.keys, pool.values, sequences)
-    room = DecodeWorkspace(n + 1, heads, kv_heads, dim, DEVICE)
+    room = DecodeWorkspace(n + 1, heads, kv_heads, dim, DEVICE, splits)
     out = torch.full((n + 1, heads * dim), GUARD, device=DEVICE)
     mine, mine_k, mine_v = fused.to(DEVICE).split(widths, dim=1)
     new = NewTokens(
@@ -110,7 +105,7 @@ def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int, splits: int, 
     )  # fmt: skip
     decode_attention(
         mine, new, keys, values, table, ints([*requests, 0]), ints([*positions.tolist(), 5]), counter(n),
-        room.sums[:, :, :splits].contiguous(), room.stats[:, :, :splits].contiguous(), room.counters, out, None, None,
+        room, out, None, None,
     )  # fmt: skip
     assert nmse(out[:n].cpu(), expected) < 1e-6
     assert (out[n] == GUARD).all()
@@ -137,12 +132,11 @@ def test_decode_variants(window: int, has_sinks: bool, scale: float | None, spli
     mine = {"window": window, "sinks": None if sinks is None else sinks.to(DEVICE), "scale": scale}
     sequences = [Sequence(i, 1, lengths[i] - 1, pool.table[r]) for i, r in enumerate(requests)]
     positions = torch.tensor(lengths) - 1
-    room = DecodeWorkspace(n, heads, kv_heads, dim, DEVICE)
-    parts = (room.sums[:, :, :splits].contiguous(), room.stats[:, :, :splits].contiguous(), room.counters)
+    room = DecodeWorkspace(n, heads, kv_heads, dim, DEVICE, splits)
     out = torch.full((n, heads * dim), GUARD, device=DEVICE)
     where = (ints(requests), ints(positions), counter(n))
     decode_attention(
-        q.flatten(1).to(DEVICE), None, *pool.on_device(), *where, *parts, out, None, None, **mine
+        q.flatten(1).to(DEVICE), None, *pool.on_device(), *where, room, out, None, None, **mine
     )  # fmt: skip
     # What the scale leaves to be done, where q was multiplied by 1/sqrt(dim).
     rest = 1.0 if scale is None else scale * dim**0.5
@@ -171,7 +165,7 @@ def test_decode_variants(window: int, has_sinks: bool, scale: float | None, spli
         angles.sin().to(DEVICE),
         ints(slots),
     )
-    decode_attention(projected.to(DEVICE), new, keys, values, table, *where, *parts, out, None, None, **mine)
+    decode_attention(projected.to(DEVICE), new, keys, values, table, *where, room, out, None, None, **mine)
     expected = attention(rotated, pool.keys, pool.values, sequences, window=window, sinks=sinks)
     assert nmse(out.cpu(), expected) < 1e-6
     assert nmse(keys.cpu(), pool.keys.double()) < 1e-8
@@ -187,7 +181,7 @@ def test_a_norm_of_all_heads_is_not_fused() -> None:
     new = NewTokens(row, row, weight, weight, 1e-6, angles, angles, ints([0]))
     with pytest.raises(ValueError, match="rope_store"):
         decode_attention(
-            row, new, *pool.on_device(), ints([0]), ints([0]), counter(1), room.sums, room.stats, room.counters,
+            row, new, *pool.on_device(), ints([0]), ints([0]), counter(1), room,
             row.clone(), None, None,
         )  # fmt: skip
 
@@ -198,11 +192,12 @@ def test_a_long_row_is_split_among_short_ones() -> None:
     pool, q = make_pool(kv_heads, dim, 2, 1300), queries(2, heads, dim)
     sequences = [Sequence(i, 1, n - 1, pool.table[i]) for i, n in enumerate(lengths)]
     room = DecodeWorkspace(2, heads, kv_heads, dim, DEVICE, 4)
+    room.fill = 1  # full without splits
     room.stats.fill_(GUARD)
     out = torch.full((2, heads * dim), GUARD, device=DEVICE)
     decode_attention(
         q.flatten(1).to(DEVICE), None, *pool.on_device(), ints([0, 1]), ints([n - 1 for n in lengths]), counter(2),
-        room.sums, room.stats, room.counters, out, None, None, fill=1,
+        room, out, None, None,
     )  # fmt: skip
     assert nmse(out.cpu(), attention(q, pool.keys, pool.values, sequences)) < 1e-6
     parts = (room.stats[:, 0, :, 0, 0] != GUARD).sum(1)  # of the first head
@@ -322,7 +317,7 @@ def test_rows_that_see_ahead(chunks: list[Seeing], window: int) -> None:
     out = torch.full((len(rows), heads * dim), GUARD, device=DEVICE)
     decode_attention(
         q[rows].flatten(1).to(DEVICE), None, *pool.on_device(), ints(requests), ints(positions),
-        counter(len(rows)), room.sums, room.stats, room.counters, out, None, None,
+        counter(len(rows)), room, out, None, None,
         window=window, ends=ends[rows].to(DEVICE),
     )  # fmt: skip
     assert nmse(out.cpu(), expected[rows]) < 1e-6
@@ -385,8 +380,7 @@ def test_rotation_in_sections(dim: int, rotary: int, height: int, width: int, ti
     room = DecodeWorkspace(n, heads, kv_heads, dim, DEVICE, 1)
     out = torch.full((n, heads * dim), GUARD, device=DEVICE)
     decode_attention(
-        mine[0], new, keys, values, table, ints(requests), ints(positions), counter(n), room.sums, room.stats,
-        room.counters, out, None, None,
+        mine[0], new, keys, values, table, ints(requests), ints(positions), counter(n), room, out, None, None,
     )  # fmt: skip
     sequences = [Sequence(i, 1, lengths[i] - 1, pool.table[r]) for i, r in enumerate(requests)]
     assert nmse(out.cpu(), attention(q, pool.keys, pool.values, sequences)) < 1e-6

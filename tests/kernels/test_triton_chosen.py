@@ -8,8 +8,8 @@ import torch
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.chosen_op import attend_blocks
-from moeserve.kernels.attention.op import DecodeWorkspace
 from moeserve.kernels.attention.reference import Sequence, attention
+from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.stream_operands import KvLayer
 from tests.kernels.weights import nmse

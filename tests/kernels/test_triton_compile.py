@@ -14,7 +14,10 @@ from tests.support.uninterpreted import run_uninterpreted
 @pytest.mark.slow  # 90 s of one core together
 @pytest.mark.parametrize("name", CALLS)
 def test_compiles(name: str) -> None:
-    assert "_kernel" in compile_calls(name)
+    """Also with a barrier before the arguments of other warpgroups."""
+    kernels = compile_calls(name)
+    assert "_kernel" in kernels
+    assert {line.split()[-1] for line in kernels.splitlines()} == {"0"}
 
 
 # Operators of training, fp8, which is refused there, and what is for Hopper alone are for other GPUs.
@@ -29,15 +32,16 @@ def test_compiles_for_a_consumers_gpu(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_prompts_attend_by_warpgroups_on_hopper_alone() -> None:
-    assert prefill_kernels("attention", 90) == {"warpgroup_prefill_kernel"}
-    assert prefill_kernels("attention", 89) == {"prefill_kernel"}
-    assert prefill_kernels("attention of q8_0 keys", 90) == {"prefill_kernel"}
+def test_attention_by_warpgroups_on_hopper_alone() -> None:
+    shares, portable = "attention in equal shares", {"prefill_kernel", "decode_kernel"}
+    assert attention_kernels(shares, 90) == {"warpgroup_prefill_kernel", "shared_decode_kernel"}
+    assert attention_kernels(shares, 89) == portable
+    assert attention_kernels("attention of q8_0 keys", 90) == portable
 
 
-def prefill_kernels(name: str, capability: int) -> set[str]:
+def attention_kernels(name: str, capability: int) -> set[str]:
     names = {line.split()[0] for line in compile_calls(name, capability).splitlines()}
-    return {name for name in names if "prefill" in name}
+    return {name for name in names if "prefill" in name or "decode" in name}
 
 
 @pytest.mark.slow

@@ -7,14 +7,10 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
-from moeserve.kernels.attention.op import (
-    DecodeWorkspace,
-    NewTokens,
-    decode_attention,
-    prefill_attention,
-    prefill_tiles,
-)
+from moeserve.kernels.attention.new_tokens import NewTokens
+from moeserve.kernels.attention.op import decode_attention, prefill_attention, prefill_tiles
 from moeserve.kernels.attention.reference import Sequence, attention
+from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.quantize.kv import dequantize_kv, quantize_kv, quantize_kv_fp8
 from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.rope.reference import rope_store as rope_reference
@@ -70,12 +66,11 @@ def run_decode(
     pool: Pool, q: torch.Tensor, new: NewTokens | None, heads: int, splits: int, window: int = 0
 ) -> torch.Tensor:
     kv_heads, dim = pool.keys.shape[1:]
-    room = DecodeWorkspace(len(LENGTHS), heads, kv_heads, dim, DEVICE)
+    room = DecodeWorkspace(len(LENGTHS), heads, kv_heads, dim, DEVICE, splits)
     out = torch.full((len(LENGTHS), heads * dim), GUARD, device=DEVICE)
     decode_attention(
         q.to(DEVICE), new, pool.kv.keys, pool.kv.values, pool.table.to(DEVICE), ints(REQUESTS),
-        ints([n - 1 for n in LENGTHS]), counter(len(LENGTHS)), room.sums[:, :, :splits].contiguous(),
-        room.stats[:, :, :splits].contiguous(), room.counters, out, None, None, window=window, **pool.scales,
+        ints([n - 1 for n in LENGTHS]), counter(len(LENGTHS)), room, out, None, None, window=window, **pool.scales,
     )  # fmt: skip
     return out.cpu()
 

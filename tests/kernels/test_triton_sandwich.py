@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
-from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention
+from moeserve.kernels.attention.new_tokens import NewTokens
+from moeserve.kernels.attention.op import decode_attention
 from moeserve.kernels.attention.reference import Sequence, attention
+from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.delta_net.op import sigmoid_gate
 from moeserve.kernels.linear.softcap import softcap
 from moeserve.kernels.norm.op import sandwich_inputs, sandwich_sum
@@ -140,8 +142,7 @@ def test_v_is_normalised_and_may_be_made_from_k(is_new: bool) -> None:
         room = DecodeWorkspace(n, heads, kv_heads, dim, DEVICE, 1)
         new = NewTokens(mine, mine, *to_norms, ints(slots), v_eps=EPS)
         decode_attention(
-            q.to(DEVICE), new, mine_k, mine_v, table, ints([0, 1]), ints(positions), counter(n), room.sums,
-            room.stats, room.counters, out, None, None,
+            q.to(DEVICE), new, mine_k, mine_v, table, ints([0, 1]), ints(positions), counter(n), room, out, None, None,
         )  # fmt: skip
         sequences = [Sequence(i, 1, 0, slot) for i, slot in enumerate(slots[:, None].int())]
         assert nmse(out.cpu(), attention(rotated, keys, values, sequences)) < 1e-6

@@ -93,7 +93,17 @@ def describe(name: str, compiled: Any) -> None:
     single = ptx.count("cvt.rn.f16.s")  # conversions of one integer to float16
     pairs = ptx.count("fma.rn.bf16x2") + ptx.count("mul.rn.bf16x2")
     waits = ptx.count("wgmma.wait_group.sync.aligned 0")  # for all products under way
-    print(name, compiled.metadata.shared, narrow, single, pairs, waits, flush=True)
+    print(name, compiled.metadata.shared, narrow, single, pairs, waits, unguarded_arguments(ptx), flush=True)
+
+
+def unguarded_arguments(ptx: str) -> int:
+    """Returns 1 if a kernel writes the arguments of its other warpgroups to shared memory that a slower warp may still
+    read a reduction's result from: Triton 3.6 puts no barrier between the two."""
+    before, *started = ptx.split("barrier.sync", 1)
+    if not started:
+        return 0  # no other warpgroups
+    last_read = max(before.rfind("ld.shared"), before.rfind("ldmatrix"))
+    return int(last_read > before.rfind("bar.sync"))
 
 
 def main(name: str, capability: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
@@ -52,10 +51,14 @@ def ggml_values(number: int, blocks: npt.NDArray[np.generic]) -> npt.NDArray[np.
 
 
 def _e4m3(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """torch's values; of the two that are not numbers, those that their bits would be."""
-    values = torch.from_numpy(octets.copy()).view(torch.float8_e4m3fn).float().numpy()
-    not_numbers = np.where(octets < 128, np.float32(480), np.float32(-480))
-    return np.where(np.isnan(values), not_numbers, values)
+    """A sign, four bits of exponent and three of fraction. The codes that are no numbers count as 480, which their bits
+    would mean."""
+    codes = octets.astype(np.int32)
+    exponents, fractions = codes >> 3 & 15, codes & 7
+    magnitudes: npt.NDArray[np.float64] = np.ldexp(
+        np.where(exponents, 8 + fractions, fractions), np.maximum(exponents, 1) - 10
+    )
+    return np.where(codes < 128, magnitudes, -magnitudes).astype(np.float32)
 
 
 def _fp8(parts: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:

@@ -103,7 +103,10 @@ FAMILY_NEEDS = READERS | {
 
 # The models of a front, without processes and HTTP.
 FRONT_POOL = {
-    *(f"moeserve.front.{module}" for module in ("config", "lives", "memory", "pooled_model", "schedule")),
+    *(
+        f"moeserve.front.{module}"
+        for module in ("config", "gpus", "lives", "memory", "pooled_model", "schedule")
+    ),
     "moeserve.httpserver.transport.errors",
     "moeserve.messages.refusal",
 }
@@ -194,7 +197,11 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.short_conv",
         "moeserve.models.sources.gguf",
     },
-    "moeserve.models.clamped_ffns": {"moeserve.models.feed_forward", "moeserve.models.shape_reader"},
+    "moeserve.models.clamped_ffns": {
+        "moeserve.models.feed_forward",
+        "moeserve.models.interface",
+        "moeserve.models.shape_reader",
+    },
     "moeserve.models.recurrent_heads": {
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.mamba2.heads",
@@ -409,6 +416,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.launcher.exit_codes": set(),
     # What decides is pure; what answers knows of HTTP; the launchers know the launcher.
     "moeserve.front.memory": {"moeserve.config.units"},
+    "moeserve.front.gpus": {"moeserve.front.memory"},
     "moeserve.front.schedule": {"moeserve.front.memory"},
     "moeserve.front.config": {"moeserve.config", "moeserve.errors"},
     **{f"moeserve.front.{module}": FRONT_POOL for module in ("pooled_model", "lives", "pool")},

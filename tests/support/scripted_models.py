@@ -14,11 +14,14 @@ from moeserve.front.pooled_model import Instance, LoadFailed, Needs, PooledModel
 from tests.support.virtual_time import Clock
 
 UNIT = 1 << 30
+GPU_BYTES = 80 * UNIT
 
 
 @dataclass
 class Script:
     need: int = 1  # in units
+    gpus: int = 0  # which it takes whole
+    look_s: float = 0.01  # at its file
     load_s: float = 2.0
     stop_s: float = 0.1
     failure: str = ""  # of the load
@@ -63,17 +66,20 @@ class ScriptedModels:
 
     scripts: dict[str, Script]
     room: int  # in units
+    num_gpus: int = 0
     loaded: list[str] = field(default_factory=list)
     history: list[str] = field(default_factory=list)
     measured: list[str] = field(default_factory=list)
 
     async def measure(self, model: PooledModel) -> Needs:
         self.measured.append(model.name)
-        await asyncio.sleep(0.01)
         script = self.scripts[model.name]
+        await asyncio.sleep(script.look_s)
         if script.file_error:
             raise LoadFailed(script.file_error)
-        return Needs(Memory(script.need * UNIT))
+        each = (GPU_BYTES,) * script.gpus
+        choices = tuple(range(self.num_gpus)) if each else ()
+        return Needs(Memory(script.need * UNIT), each, choices, gpus_there=(GPU_BYTES,) * self.num_gpus)
 
     def signature(self, model: PooledModel) -> int:
         return self.scripts[model.name].version
@@ -94,9 +100,10 @@ def pool_of(
     load_timeout: float = 300.0,
     idle_limit: float | None = None,
     max_waiting: int = 1000,
+    num_gpus: int = 0,
     **scripts: Script,
 ) -> tuple[ModelPool, ScriptedModels]:
-    world = ScriptedModels(scripts, room)
+    world = ScriptedModels(scripts, room, num_gpus)
     served = [ServedModel(ServerConfig(served_model_name=name), name in pinned) for name in scripts]
     pool = ModelPool(
         served,

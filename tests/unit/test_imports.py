@@ -253,6 +253,20 @@ def test_unit_tests_need_no_torch() -> None:
     for path in [*TESTS.joinpath("unit").rglob("*.py"), TESTS / "conftest.py"]:
         named = {name for name in imports_of(path) if any(within(name, package) for package in with_torch)}
         assert not named, f"{path.relative_to(TESTS.parent)} imports {sorted(named)}"
+        for name in imports_of(path):
+            assert not imports_torch(name), (
+                f"{path.relative_to(TESTS.parent)} imports {name}, which imports torch"
+            )
+
+
+@functools.cache
+def imports_torch(name: str) -> bool:
+    """Whether a module of the tests imports torch where it is imported itself, or imports another one that does."""
+    path = (PACKAGE.parent / name.replace(".", "/")).with_suffix(".py")
+    if not within(name, "tests.support") or not path.exists():
+        return False
+    at_once = {*imported_at_once(path.read_text())}
+    return "torch" in {each.split(".")[0] for each in at_once} or any(map(imports_torch, at_once - {name}))
 
 
 def test_tests_import_what_takes_seconds_when_they_run() -> None:

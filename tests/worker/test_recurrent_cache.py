@@ -16,6 +16,7 @@ from tests.conftest import OWN_FIXTURES
 from tests.gpu.driver import small_config
 from tests.support import glm5next_model
 from tests.support.deepseek4_model import new_model, write_model
+from tests.support.hugging_face_model import write_family
 from tests.support.router_world import request
 from tests.support.worker_conversations import ANSWER, GREEDY, Answers, converse, world_of
 
@@ -25,6 +26,7 @@ from tests.support.worker_conversations import ANSWER, GREEDY, Answers, converse
     params=[
         *("qwen3next-q4_k_m", "qwen35moe-q4_k_m", "kimilinear-f16", "nemotronhmoe-f16", "deepseek4"),
         pytest.param("glm5next", marks=pytest.mark.slow),
+        pytest.param("bailing_hybrid", marks=pytest.mark.slow),
     ],
 )
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuModel:
@@ -35,6 +37,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if request.param == "glm5next":  # whose pages have what index keys are made of
         made = glm5next_model.new_model(8)
         path = glm5next_model.write_model(made, tmp_path_factory.mktemp("model") / "m.gguf", Type.F16)
+    if request.param == "bailing_hybrid":
+        path = tmp_path_factory.mktemp("model") / "ling"
+        write_family(path, request.param)
     if not path.exists():
         path = request.getfixturevalue("wide_fixtures") / "families" / path.name
     folder = tmp_path_factory.mktemp("disk") / "tier"

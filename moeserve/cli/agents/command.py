@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     given = {name: getattr(args, name) for name in SERVER_OPTIONS}
     try:
         config = read_options(given, os.environ)
-        with server_for(config, given) as (url, model):
+        with server_for(config, given) as (url, model, _):
             key = next(iter(config.api_key), None)
             endpoint = Endpoint(url, model.name, model.context_length, key)
             return run(agent.start(program, endpoint, arguments[at + 1 :]))

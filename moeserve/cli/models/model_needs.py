@@ -2,7 +2,8 @@
 
 A process of its own, which the front starts: a model's file is a stranger's, and reading it takes a second. The
 configuration of the model's server comes as JSON on standard input, because it may hold API keys. RAM is what all
-models may take together in bytes; GPU is the GPU memory that they may, or "ask" to have it asked of the driver.
+models may take together in bytes; GPU is what they may take of each GPU, in bytes with commas, "" without GPUs, or
+"ask" to have it asked of the driver.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from moeserve.cli.models.need import gpu_bytes
+from moeserve.cli.models.need import gpus_bytes
 from moeserve.cli.plan.model_needs import needs_of
 from moeserve.config import LAUNCHER_PID_ENV, ServerConfig
 from moeserve.errors import UserError
@@ -27,11 +28,11 @@ def main() -> int:
     die_with(int(os.environ[LAUNCHER_PID_ENV]))
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerConfig)
     try:
-        if config.load_format == "auto":
+        if config.load_format == "auto" and config.worker is None:
             # A file that is cut short is found before another model makes room for it.
             open_model(Path(config.model))
-        gpu_there = (gpu_bytes() or 0) if gpu == "ask" else int(gpu)
-        answer = {"gpu_there": gpu_there, **needs_of(config, int(ram), gpu_there)}
+        gpus = gpus_bytes() if gpu == "ask" else [int(size) for size in gpu.split(",") if size]
+        answer = {"gpus_there": gpus, **needs_of(config, int(ram), gpus)}
     except UserError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer))

@@ -15,6 +15,7 @@ from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
 from moeserve.processes.free_memory import available_bytes, limit_note
 from moeserve.processes.gpu_driver import driver_version
 
+MAX_GPUS: Final = 64
 _UNITS: Final = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
@@ -29,15 +30,21 @@ def size_text(num_bytes: int) -> str:
 def gpu_bytes() -> int | None:
     """The memory that a server may have of the first GPU; None where there is none. torch is loaded only where a driver
     is."""
+    return next(iter(gpus_bytes(1)), None)
+
+
+def gpus_bytes(most: int = MAX_GPUS) -> list[int]:
+    """The memory that a server may have of each GPU, of `most` at most."""
     if driver_version() is None:
-        return None
+        return []
     from moeserve.worker.loading.device import choose_device
 
     if choose_device("auto") == "cpu":
-        return None
+        return []
     import torch
 
-    return int(torch.cuda.mem_get_info(0)[0]) + CUDA_CONTEXT_BYTES
+    count = min(torch.cuda.device_count(), most)
+    return [int(torch.cuda.mem_get_info(number)[0]) + CUDA_CONTEXT_BYTES for number in range(count)]
 
 
 def need_of(path: Path, gpu: int | None) -> str:

@@ -94,14 +94,20 @@ def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placemen
     if not placement.uses_gpu:
         drafts = draft_record_bytes(config, model, step_tokens)
         logits = cpu_logits_bytes(model, config.max_num_seqs)
-        step_keys = KvLayout(model).step_key_bytes(tokens) + spare_bytes(KvLayout(model), config.max_num_seqs)
-        return fixed + cpu_workspace_bytes(model, tokens) + step_keys + logits + drafts
+        return fixed + _cpu_step_bytes(config, model, tokens) + logits + drafts
     rows = step_sizes(tokens)[-1]
     shared = _handoff_bytes(model, rows) if placement.shares_layers else 0
     cpu_stage = (
-        cpu_workspace_bytes(model, rows) if placement.layers_in_ram else 4 * rows * model.residual_width
+        _cpu_step_bytes(config, model, rows) if placement.layers_in_ram else 4 * rows * model.residual_width
     )
     return fixed + CUDA_LIBRARIES_BYTES + shared + (cpu_stage if placement.begins_in_ram else 0)
+
+
+def _cpu_step_bytes(config: ServerConfig, model: ModelShape, rows: int) -> int:
+    """Returns the bytes of a CPU's step buffers, and of keys and slots beside those that are counted by token."""
+    layout = KvLayout(model)
+    keys = layout.step_key_bytes(rows) + spare_bytes(layout, config.max_num_seqs)
+    return cpu_workspace_bytes(model, rows) + keys
 
 
 def _handoff_bytes(model: ModelShape, rows: int) -> int:

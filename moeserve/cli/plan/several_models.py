@@ -11,6 +11,7 @@ from moeserve.cli.plan.model_needs import needs_of
 from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.processes.resident_memory import COMMON_BYTES
+from moeserve.worker.loading.device import parse_gpus
 
 MOST_IN_SETS: Final = 12  # models: all sets of more are too many to look at
 
@@ -19,7 +20,7 @@ MOST_IN_SETS: Final = 12  # models: all sets of more are too many to look at
 class ModelPlan:
     name: str
     ram: int  # bytes, with full pools
-    gpu: int  # bytes
+    gpu: int  # bytes of each of its GPUs
     max_model_len: int  # tokens of a request
     weight_bytes: int  # that a load reads
 
@@ -54,12 +55,18 @@ class SeveralModelsPlan:
 
 
 def plan_several(configs: Sequence[ServerConfig], ram: int, gpu: int, disk: float) -> SeveralModelsPlan:
-    """configs: resolved. ram, gpu: bytes that the whole server may take. disk: bytes/s. Raises UserError."""
+    """configs: resolved. ram: bytes that the whole server may take; gpu: of each GPU, 0 without. disk: bytes/s. Raises
+    UserError."""
     models = []
     for config in configs:
-        needs = needs_of(config, max(0, ram - COMMON_BYTES), gpu)
+        gpus = [gpu] * (max(parse_gpus(config.gpus)) + 1) if gpu else []
+        needs = needs_of(config, max(0, ram - COMMON_BYTES), gpus)
         name = (config.served_model_name or "").split(",")[0]
-        models.append(ModelPlan(name, needs["ram"], needs["gpu"], needs["max_model_len"], needs["weights"]))
+        models.append(
+            ModelPlan(
+                name, needs["ram"], max(needs["gpus"], default=0), needs["max_model_len"], needs["weights"]
+            )
+        )
     return SeveralModelsPlan(models, ram, gpu, disk)
 
 

@@ -6,6 +6,7 @@ import time
 from typing import Final, Literal, get_args
 
 from moeserve.cli.run.events import End, Event, Figures, Piece, PromptProgress, Waiting
+from moeserve.cli.run.markdown import MarkdownView
 from moeserve.cli.run.screen import Screen
 from moeserve.cli.run.terminal_text import TerminalFilter
 
@@ -14,9 +15,10 @@ REASONING_VIEWS: Final[tuple[ReasoningView, ...]] = get_args(ReasoningView)
 
 
 class AnswerView:
-    """Shows an answer's events. `text` and `reasoning` are what came, as the model wrote them."""
+    """Shows an answer's events. `text` and `reasoning` are what came, as the model wrote them. formatted: Markdown as
+    styles, where the screen has any."""
 
-    def __init__(self, screen: Screen, view: ReasoningView) -> None:
+    def __init__(self, screen: Screen, view: ReasoningView, *, formatted: bool = True) -> None:
         self.text = ""
         self.reasoning = ""
         self.figures: Figures | None = None
@@ -27,7 +29,8 @@ class AnswerView:
         self._reasoning_filter: Final = TerminalFilter()
         self._reasoning_since = 0.0
         self._reads: _Remaining | None = None
-        self._shown_end = "\n"  # the last character of the answer on the screen
+        self._markdown: Final = MarkdownView(screen.columns) if formatted and screen.has_styles else None
+        self._last = "\n"  # of what may be shown of the answer, its last character
         screen.status("waiting for the answer", now=True)
 
     def take(self, event: Event) -> None:
@@ -53,7 +56,10 @@ class AnswerView:
         if not self.text:
             self._end_reasoning()
         self._screen.clear_status()
-        if self._shown_end != "\n":
+        if self._markdown is not None and (held := self._markdown.end()):
+            self._screen.answer(held)
+            self._last = held[-1]
+        if self._last != "\n":
             self._screen.answer("\n")
 
     def _take_text(self, text: str) -> None:
@@ -61,8 +67,8 @@ class AnswerView:
             self._end_reasoning()
         self.text += text
         if shown := self._filter.take(text):
-            self._shown_end = shown[-1]
-            self._screen.answer(shown)
+            self._last = shown[-1]
+            self._screen.answer(shown if self._markdown is None else self._markdown.take(shown))
 
     def _take_reasoning(self, text: str) -> None:
         if not self.reasoning:

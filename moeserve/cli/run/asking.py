@@ -9,7 +9,7 @@ from typing import Final
 from moeserve.cli.run.answer import AnswerView, figures_line
 from moeserve.cli.run.client import ChatClient
 from moeserve.cli.run.conversation import Conversation
-from moeserve.cli.run.events import ChatError
+from moeserve.cli.run.events import ChatError, NoServer
 from moeserve.cli.run.screen import Screen
 from moeserve.errors import UserError
 
@@ -18,13 +18,21 @@ TOO_LONG: Final = "context_length_exceeded"
 
 
 def answer_question(
-    client: ChatClient, conversation: Conversation, view: AnswerView, wait_until_ready: Callable[[], object]
+    client: ChatClient,
+    conversation: Conversation,
+    view: AnswerView,
+    wait_until_ready: Callable[[], object],
+    revive: Callable[[], bool],
 ) -> None:
     """Streams the answer to the conversation's last question into `view`. Where the model is being loaded, waits and
-    asks again. Raises ChatError, UserError where the server is gone, KeyboardInterrupt for Ctrl-C; `view` has what
-    came, and has ended."""
+    asks again; likewise where the server was gone and `revive` could start it. Raises ChatError, UserError where the
+    server is gone, KeyboardInterrupt for Ctrl-C; `view` has what came, and has ended."""
     try:
         try:
+            _stream(client, conversation, view)
+        except NoServer:
+            if not revive():
+                raise
             _stream(client, conversation, view)
         except ChatError as error:
             if error.code != LOADING or view.text:

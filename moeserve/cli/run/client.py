@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from moeserve.cli.run.events import ChatError, Event, EventReader, error_of
+from moeserve.cli.run.events import ChatError, Event, EventReader, NoServer, error_of
 from moeserve.cli.running_server import opener_of, request_of
 from moeserve.errors import UserError
 
@@ -27,7 +27,7 @@ class ChatClient:
 
     def events(self, body: dict[str, Any]) -> Iterator[Event]:
         """The answer's events. To close the iterator closes the connection, at which the server stops. Raises
-        ChatError."""
+        ChatError, of which NoServer where nothing listens."""
         request = request_of(f"{self.url}/v1/chat/completions", self.api_key, body)
         try:
             response = opener_of(self.url).open(request, timeout=SILENCE_S)
@@ -35,7 +35,7 @@ class ChatClient:
             with error:
                 raise self._refusal(error) from error
         except urllib.error.URLError as error:
-            raise ChatError(f"no server answers at {self.url} ({error.reason})") from error
+            raise NoServer(f"no server answers at {self.url} ({error.reason})") from error
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise self._lost(error) from error
         with closing(response):

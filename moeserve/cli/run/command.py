@@ -6,7 +6,7 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -71,6 +71,11 @@ def command_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--verbose", action="store_true", help="show tokens and tokens per second behind an answer"
+    )
+    parser.add_argument(
+        "--no-markdown",
+        action="store_true",
+        help="show answers as the model writes them; without a terminal they always are",
     )
     parser.add_argument(
         "--no-history", action="store_true", help="neither read nor write the history of questions"
@@ -149,7 +154,7 @@ def _read(args: argparse.Namespace) -> _Asked:
 def _run(asked: _Asked, args: argparse.Namespace, screen: Screen, is_chat: bool) -> None:
     pictures = [read_picture(path) for path in args.image]
     question = "" if is_chat else read_question(asked.question, sys.stdin, pictures)
-    with _server(asked) as (client, model):
+    with _server(asked) as (client, model, revive):
         if pictures and not model.sees_pictures:
             raise UserError(f"{model.name} sees no pictures; --mmproj names the file of its vision tower")
         session = Session(
@@ -158,9 +163,11 @@ def _run(asked: _Asked, args: argparse.Namespace, screen: Screen, is_chat: bool)
             Conversation(model.name, args.system or "", asked.settings),
             screen,
             lambda: wait_until_ready(client.url, None),
+            revive,
             # Of one answer no line stands for the reasoning: no chat could show it.
             reasoning_view="hide" if args.reasoning == "fold" and not is_chat else args.reasoning,
             verbose=args.verbose,
+            formatted=not args.no_markdown,
             pictures=pictures,
         )
         if is_chat:
@@ -170,11 +177,13 @@ def _run(asked: _Asked, args: argparse.Namespace, screen: Screen, is_chat: bool)
 
 
 @contextmanager
-def _server(asked: _Asked) -> Iterator[tuple[ChatClient, ServedModel]]:
+def _server(asked: _Asked) -> Iterator[tuple[ChatClient, ServedModel, Callable[[], bool]]]:
+    """A client of the server, its model, and what starts it again where it is this command's own and has ended."""
     key = next(iter(asked.config.api_key), None)
     if asked.url is not None:
         # MOESERVE_MODEL is for servers of this machine.
-        yield ChatClient(asked.url, key), running_model(asked.url, key, asked.model, any_owner=True)
+        model = running_model(asked.url, key, asked.model, any_owner=True)
+        yield ChatClient(asked.url, key), model, lambda: False
         return
-    with server_for(asked.config, asked.given, needs_model=False) as (url, model):
-        yield ChatClient(url, key), model
+    with server_for(asked.config, asked.given, needs_model=False) as found:
+        yield ChatClient(found.url, key), found.model, found.revive

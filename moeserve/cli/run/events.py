@@ -23,6 +23,10 @@ class ChatError(UserError):
         self.code = code
 
 
+class NoServer(ChatError):
+    """Nothing listens at the server's address."""
+
+
 @dataclass(frozen=True)
 class Piece:
     text: str = ""

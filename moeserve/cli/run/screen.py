@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
 from typing import Final, TextIO
@@ -25,11 +26,20 @@ class Screen:
         is_terminal = notes.isatty() and environment.get("TERM") != "dumb"
         self._has_status: Final = is_terminal
         self._has_colours: Final = is_terminal and not environment.get("NO_COLOR")
+        # Of answers, which go elsewhere than notes where one question is asked.
+        self.has_styles: Final = (
+            answers.isatty() and environment.get("TERM") != "dumb" and not environment.get("NO_COLOR")
+        )
         self._shows_status = False
         self._status_at = 0.0
 
+    def columns(self) -> int:
+        return shutil.get_terminal_size().columns
+
     def answer(self, text: str) -> None:
         """A piece of the answer. text: filtered."""
+        if not text:
+            return
         self.clear_status()
         self._answers.write(text)
         self._answers.flush()

@@ -21,8 +21,10 @@ class Session:
     conversation: Conversation
     screen: Screen
     wait_until_ready: Callable[[], object]
+    revive: Callable[[], bool] = lambda: False  # as `FoundServer` has it
     reasoning_view: ReasoningView = "fold"
     verbose: bool = False
+    formatted: bool = True  # Markdown as styles, where the screen has any
     pictures: list[Picture] = field(default_factory=list)  # of the next question
     last_reasoning: str = ""
 
@@ -32,11 +34,11 @@ class Session:
 
     def ask(self, text: str) -> None:
         """Asks and shows the answer, which is kept if any text of it came. Raises UserError, KeyboardInterrupt."""
-        view = AnswerView(self.screen, self.reasoning_view)
+        view = AnswerView(self.screen, self.reasoning_view, formatted=self.formatted)
         self.conversation.ask(text, self.pictures)
         is_answered = False
         try:
-            answer_question(self.client, self.conversation, view, self.wait_until_ready)
+            answer_question(self.client, self.conversation, view, self.wait_until_ready, self.revive)
             is_answered = True
         finally:
             self.last_reasoning = view.reasoning

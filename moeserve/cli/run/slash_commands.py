@@ -133,6 +133,12 @@ def _verbose(session: Session, rest: str) -> None:
     session.screen.note(f"figures behind an answer: {'on' if session.verbose else 'off'}")
 
 
+def _markdown(session: Session, rest: str) -> None:
+    session.formatted = not session.formatted
+    how = "formatted" if session.formatted else "as the model writes it"
+    session.screen.note(f"Markdown is shown {how}")
+
+
 def _save(session: Session, rest: str) -> None:
     if not rest:
         raise UserError("/save needs a path")
@@ -163,6 +169,7 @@ COMMANDS: Final = {
         _reasoning, f"[{'|'.join(REASONING_VIEWS)}]", "shows the last reasoning, or sets how it is shown"
     ),
     "/verbose": SlashCommand(_verbose, "", "switches the figures behind an answer on or off"),
+    "/markdown": SlashCommand(_markdown, "", "shows answers as the model writes them, or formatted again"),
     "/save": SlashCommand(_save, "PATH", "writes the conversation to a new file"),
     "/load": SlashCommand(_load, "PATH", "goes on with a saved conversation"),
     "/bye": SlashCommand(_bye, "", "leaves, as /exit and /quit do"),

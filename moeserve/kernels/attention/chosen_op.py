@@ -6,7 +6,8 @@ from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.chosen import chosen_blocks_kernel
-from moeserve.kernels.attention.op import DecodeWorkspace, score_scale
+from moeserve.kernels.attention.op import score_scale
+from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.stream_operands import KvLayer
 

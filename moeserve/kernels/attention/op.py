@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from moeserve.kernels.attention.decode import decode_kernel
+from moeserve.kernels.attention.new_tokens import NewTokens
 from moeserve.kernels.attention.prefill import prefill_kernel
+from moeserve.kernels.attention.shares import attend_in_shares, takes_shares
+from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.launch import HOPPER_SHARED_MEMORY, next_power_of_2, pdl, shared_memory, warpgroups
-from moeserve.kernels.rope.op import SectionPositions, rotary_dim
+from moeserve.kernels.rope.op import rotary_dim
 
 LOG2E = 1.4426950408889634
-PROGRAMS = 528  # approximate number of programs per decode launch: four per multiprocessor of an H200
-MAX_SPLITS = 64
-LONG_SPLITS = 16  # minimal number of splits of a long row among rows that fill a GPU without splits
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,58 +81,6 @@ def score_scale(scale: float | None, dim: int) -> float:
     return LOG2E if scale is None else LOG2E * scale * dim**0.5
 
 
-def splits_that_fill(rows: int, kv_heads: int) -> int:
-    """Returns the number of splits per row, a power of two, with which a launch fills a GPU."""
-    return min(MAX_SPLITS, next_power_of_2(max(1, PROGRAMS // (rows * kv_heads))))
-
-
-class DecodeWorkspace:
-    """Buffers for the partial results of decode rows, for up to `rows` rows. All layers reuse it."""
-
-    def __init__(
-        self,
-        rows: int,
-        heads: int,
-        kv_heads: int,
-        dim: int,
-        device: torch.device | str,
-        splits: int | None = None,
-        room: DecodeWorkspace | None = None,
-    ) -> None:
-        """dim: width of a head's value. splits: per row, a power of two up to MAX_SPLITS; None: as many as fill a
-        GPU with these rows, and more for long rows. room: a workspace that is never used at the same time, whose
-        memory is shared if it is large enough."""
-        self.fill = splits or splits_that_fill(rows, kv_heads)
-        self.splits = splits or max(self.fill, LONG_SPLITS)
-        group, size = max(16, next_power_of_2(heads // kv_heads)), max(16, next_power_of_2(dim))
-        parts = (rows, kv_heads, self.splits, group)
-        needed = math.prod(parts) * size
-        memory = None if room is None else room.sums.view(-1)
-        if memory is None or len(memory) < needed:
-            memory = torch.empty(needed, device=device)
-        self.sums: Tensor = memory[:needed].view(*parts, size)
-        self.stats = torch.empty(*parts, 2, device=device)
-        self.counters = torch.zeros(rows, kv_heads, dtype=torch.int32, device=device)
-
-
-@dataclass(frozen=True, slots=True)
-class NewTokens:
-    """The rows' own tokens as projected, with the parameters of `rope_store` (rope/op.py)."""
-
-    k: Tensor  # [n, kv_heads * dim], rows at any stride, as v and as q
-    v: Tensor  # [n, kv_heads * v_dim]
-    q_norm: Tensor | None  # float32 [dim], None: no norm
-    k_norm: Tensor | None
-    eps: float
-    cos: Tensor  # float32 [positions, rotary_dim / 2]
-    sin: Tensor
-    slots: Tensor  # int32 [n], below 0: not stored
-    v_eps: float | None = None
-    norm_after: bool = False
-    v_scale: float = 1.0
-    sections: SectionPositions | None = None
-
-
 def decode_attention(
     q: Tensor,
     new: NewTokens | None,
@@ -144,9 +90,7 @@ def decode_attention(
     req_slots: Tensor,
     positions: Tensor,
     count: Tensor,
-    part_sums: Tensor,
-    part_stats: Tensor,
-    counters: Tensor,
+    room: DecodeWorkspace,
     out: Tensor | None,
     codes: Tensor | None,
     scales: Tensor | None,
@@ -156,16 +100,14 @@ def decode_attention(
     window: int = 0,
     sinks: Tensor | None = None,
     scale: float | None = None,
-    fill: int | None = None,
     ends: Tensor | None = None,
 ) -> None:
     """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
 
     q [n, heads * dim], rotated and scaled, in the dtype that keys are read as; keys [slots, kv_heads, dim], values
     [slots, kv_heads, v_dim], either without scales or int8 with float16 key_scales, value_scales [slots, kv_heads,
-    dim / 32], [.., v_dim / 32] (quantize/kv.py); table int32 [requests, length]. part_sums, part_stats, counters: a
-    DecodeWorkspace's. out and codes with scales: GpuActivations [n, heads * v_dim]. window and sinks (float32
-    [heads]) as in reference.py.
+    dim / 32], [.., v_dim / 32] (quantize/kv.py); table int32 [requests, length]. room: for at least n rows. out and
+    codes with scales: GpuActivations [n, heads * v_dim]. window and sinks (float32 [heads]) as in reference.py.
 
     new: q is as projected, rows at any stride, and each row's token is stored in the pool before the row attends to
     it. No row may attend to another's token of this call. The kernel then reads table, req_slots, positions, count
@@ -173,17 +115,23 @@ def decode_attention(
     any earlier one up to the last that was launched without it, may write these.
 
     scale: factor of q k^T instead of 1/sqrt(dim). `rope_store` has already multiplied q by 1/sqrt(dim) in any case;
-    this function applies only the remaining factor. fill: a DecodeWorkspace's; None: every row is split as far as there
-    is room. ends: int32 [n]: row i sees the positions below ends[i], from the first one in the window of its own
-    position on; None: as above. Raises ValueError for a norm over all heads, which only `rope_store` computes, for
-    `ends` together with new tokens, and for `ends` without a window.
+    this function applies only the remaining factor. ends: int32 [n]: row i sees the positions below ends[i], from the
+    first one in the window of its own position on; None: as above. Raises ValueError for a norm over all heads, which
+    only `rope_store` computes, for `ends` together with new tokens, and for `ends` without a window.
     """
     _check_ends(ends, window, is_new=new is not None)
     n, (kv_heads, dim), v_dim = len(q), keys.shape[1:], values.shape[2]
     for norm in () if new is None else (new.q_norm, new.k_norm):
         if norm is not None and len(norm) != dim:
             raise ValueError(f"a norm of {len(norm)} columns, not of a head's {dim}: rope_store makes it")
-    splits, group, v_size = part_sums.shape[2:]
+    heads = q.shape[1] // dim
+    if takes_shares(heads // kv_heads, keys, values, new, n, sees_ahead=ends is not None):
+        attend_in_shares(
+            q, new, keys, values, sinks, table, req_slots, positions, count, room.share_sums, room.share_stats,
+            room.counters, out, codes, scales, window, score_scale(scale, dim),
+        )  # fmt: skip
+        return
+    splits, group, v_size = room.sums.shape[2:]
     tile = (DECODE if key_scales is None else DECODE_Q8)[max(128, next_power_of_2(dim))]
     decode_kernel(
         (n, kv_heads, splits),
@@ -206,9 +154,9 @@ def decode_attention(
         ends,
         None if new is None else new.slots,
         count,
-        part_sums,
-        part_stats,
-        counters,
+        room.sums,
+        room.stats,
+        room.counters,
         out,
         codes,
         scales,
@@ -216,7 +164,7 @@ def decode_attention(
         0 if new is None else new.k.stride(0),
         0 if new is None else new.v.stride(0),
         table.stride(0),
-        q.shape[1] // dim,
+        heads,
         kv_heads,
         dim,
         v_dim,
@@ -233,7 +181,7 @@ def decode_attention(
         tile.keys,
         splits,
         tile.least,
-        splits if fill is None else min(fill, splits),
+        min(room.fill, splits),
         tile.long,
         new is not None and new.norm_after,
         0 if new is None or new.sections is None else new.sections.height,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from moeserve.kernels.attention.op import PROGRAMS
+from moeserve.kernels.attention.workspace import PROGRAMS
 from moeserve.kernels.choice_rule import (
     MOST_PARTS,
     ChoiceRule,

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.attention.latent import combine_kernel, latent_attention_kernel
-from moeserve.kernels.attention.op import DecodeWorkspace, prefill_tile, splits_that_fill, tile_tokens
+from moeserve.kernels.attention.op import prefill_tile, tile_tokens
+from moeserve.kernels.attention.workspace import DecodeWorkspace, splits_that_fill
 from moeserve.kernels.experts.op import method_for
 from moeserve.kernels.latent.triton import latent_store_kernel, norm_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl

@@ -226,6 +226,9 @@ def integer_gemm_kernel(
         mbarrier.init(full.index(i), count=129)
         mbarrier.init(empty.index(i), count=GROUPS)
     pieces = count_blocks(block_expert, ROUTE_BLOCKS) * ((ROWS + PIECE - 1) // PIECE * SPLIT)
+    # The count is read from shared memory, where the arguments of the other warpgroups are written next, without a
+    # barrier of Triton's (3.6) between.
+    gl.thread_barrier()
     if GROUPS == 1:
         gl.warp_specialize([
             (multiply, (

@@ -30,7 +30,7 @@ class LowRank(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Adapter:
     name: str
-    key: str  # digest of its files
+    key: str  # digest of the adapter's files
     products: dict[ProductKey, LowRank]
 
     @property
@@ -39,5 +39,5 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """The largest rank of its products."""
+        """The largest rank of the adapter's products."""
         return max(len(pair.a) for pair in self.products.values())

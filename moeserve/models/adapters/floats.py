@@ -1,4 +1,4 @@
-"""The numbers of an adapter's tensors, whatever the file."""
+"""Converts the numbers of an adapter's tensors, for both file formats."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ TYPES = ("F32", "F16", "BF16")  # as both formats call them
 
 
 def to_floats(numbers: npt.NDArray[Any], type_name: str) -> Floats:
-    """numbers: unsigned, as wide as the type, one of TYPES."""
+    """Returns the numbers as float32. numbers: the bits as unsigned integers of the type's width. type_name: one of
+    TYPES."""
     if type_name == "BF16":
         return (numbers.astype(np.uint32) << 16).view(np.float32)
     return numbers.view(np.float32 if type_name == "F32" else np.float16).astype(np.float32)

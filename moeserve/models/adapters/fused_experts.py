@@ -1,9 +1,9 @@
 """PEFT's format for adapters of all experts of a layer in one parameter (`target_parameters`, PEFT's ParamWrapper).
 
 A holds the rows of all experts, one expert after another: [experts * rank, in]. B holds their columns, interleaved:
-column r * experts + e is column r of expert e. The name does not tell which of the module's two parameters is meant,
-gate and up together [experts, 2 ff, hidden] or down [experts, hidden, ff]; the dimensions do. PEFT before 0.18
-confused out and in, so its A is called B^T here.
+column r * experts + e is column r of expert e. The module has two parameters: gate and up together, [experts, 2 ff,
+hidden], and down, [experts, hidden, ff]. The adapter's dimensions tell which one it changes; its name does not. PEFT
+before 0.18 confused out and in, so its A is called B^T here.
 
 gpt-oss's parameters are transposed, which every PEFT version handles, and alternate rows of gate and up.
 """
@@ -27,7 +27,7 @@ class FusedForm(NamedTuple):
 
     @property
     def parameter(self) -> str:
-        """The parameter's name in the module."""
+        """Returns the parameter's name in the module."""
         return "down_proj" if self.is_down else "gate_up_proj"
 
 

@@ -1,4 +1,4 @@
-"""Opens an adapter, whatever its format."""
+"""Opens an adapter of either format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_adapter(
     """Opens a PEFT folder or a GGUF file, and checks its header against the model's shape; reads no weights. Raises
     AdapterError.
 
-    folder: all files must be inside it after resolving links; absolute and without links. None: no restriction.
+    folder: an absolute path without links; all files, with links resolved, must be inside it. None: no restriction.
     """
     is_folder = path.is_dir()
     if folder is not None:

@@ -63,8 +63,8 @@ class PeftConfig:
     target_parameters: tuple[str, ...] = ()  # ends of parameters' names
 
     def key_of(self, module: str) -> str:
-        """Returns the name that patterns are matched against: the module's, or its weight's if `target_parameters`
-        selected it."""
+        """Returns the name against which patterns are matched: the module's name, or the name of the module's weight if
+        `target_parameters` selected it."""
         weight = f"{module}.weight"
         return weight if any(f".{weight}".endswith(f".{name}") for name in self.target_parameters) else module
 

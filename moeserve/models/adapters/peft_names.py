@@ -1,4 +1,4 @@
-"""Parses PEFT's tensor names: which product of which layer, and A or B."""
+"""Parses PEFT's tensor names. A name tells the layer, the product, and whether the tensor is A or B."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moeserve.models.sources.gguf import names as n
 
 BASE_LAYER = ".base_layer"  # part of the inner module's name if a module has two adapted parameters
 FUSED_EXPERTS = "mlp.experts"  # one module with the matrices of all experts of a layer (`target_parameters`)
-# Gemma's have no mlp before them.
+# Gemma's names have no mlp before the experts.
 _FUSED = tuple(f"{module}{suffix}" for module in (FUSED_EXPERTS, "experts") for suffix in ("", BASE_LAYER))
 
 _NAME = re.compile(r"(?P<module>.+)\.lora_(?P<matrix>[AB])(?:\.default)?\.weight")
@@ -54,7 +54,7 @@ class Place(NamedTuple):
 
 
 def parse_name(name: str) -> TensorName | None:
-    """Parses a tensor's name; None if the tensor is no A or B."""
+    """Parses a tensor's name. Returns None if the tensor is neither A nor B."""
     match = _NAME.fullmatch(name)
     return (
         None
@@ -64,7 +64,7 @@ def parse_name(name: str) -> TensorName | None:
 
 
 def place_of(module: str) -> Place | None:
-    """Returns the module's product; None if adapters cannot change it here."""
+    """Returns the module's product; None if this server cannot change it by adapters."""
     match = _LAYER.fullmatch(module)
     if match is None or _OTHER_TOWER.fullmatch(module):
         return None

@@ -24,8 +24,8 @@ class ProductShape:
 
 def products_of(shape: ModelShape, layer: int) -> dict[str, ProductShape]:
     """Returns the adaptable products of a layer. Not adaptable: recurrent layers, latent attention, gated q, q and k
-    that the file stores as pairs of neighbouring dimensions, feed-forwards without a gate, and those whose rows were
-    moved (`ColumnOrders`)."""
+    that the file stores as pairs of neighbouring dimensions, feed-forwards without a gate, and feed-forwards whose rows
+    were moved (`ColumnOrders`)."""
     of_layer = shape.layers[layer]
     moved = frozenset() if shape.orders is None else shape.orders.moved_rows
     ffn = _of_ffn(shape.hidden_size, of_layer)
@@ -54,7 +54,7 @@ def _of_attention(hidden: int, layer: LayerShape) -> dict[str, ProductShape]:
         del found[n.ATTN_Q]
     if mixer.in_pairs:  # an adapter's rows would have to be reordered as well
         del found[n.ATTN_Q], found[n.ATTN_K]
-    # without v if it is made from k, and without k and v of an earlier layer
+    # no v if v is computed from k; no k and v if they are an earlier layer's
     own = (*mixer.qkv_parts, n.ATTN_OUTPUT)
     return {part: product for part, product in found.items() if part in own}
 

@@ -1,8 +1,8 @@
 """Reads adapters written by llama.cpp's convert_lora_to_gguf.py: one GGUF file.
 
 Tensors have the model's names with the suffixes .lora_a and .lora_b: [rank, in] and [out, rank], for routed experts
-[experts, rank, in] and [experts, out, rank]. The scale is adapter.lora.alpha / rank. Everything is checked by the
-header before anything is allocated.
+[experts, rank, in] and [experts, out, rank]. The scale is adapter.lora.alpha / rank. The header is checked completely
+before anything is allocated.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class _Module:
     place: Place
     a: StoredTensor
     b: StoredTensor
-    form: FusedForm | None  # of all experts together; None: a single matrix
+    form: FusedForm | None  # the form of a parameter of all experts; None: the module is a single matrix
 
 
 class PeftAdapter:
@@ -69,7 +69,7 @@ class PeftAdapter:
 
     @property
     def scope(self) -> AdapterScope:
-        fused = n.FFN_GATE_EXPS  # stands for gate and up, or down
+        fused = n.FFN_GATE_EXPS  # here this name stands for gate and up, or for down
         parts = [module.place.part for module in self._modules]
         return scope_of(fused if part == FUSED_EXPERTS else part for part in parts)
 

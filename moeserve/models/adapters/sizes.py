@@ -14,7 +14,7 @@ PANEL_ROWS = 32
 RANK_STEP = 4
 GPU_RANK_STEP = 16  # the GPU kernels round ranks up to this
 GPU_ENTRY_BYTES = 32  # bytes of a product's entry in the table
-MOST_TABLES = 4  # tables per product and input, at most
+MOST_TABLES = 4  # the most tables per product and input
 
 
 class PairSize(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moeserve.models.bailingmoe3.hugging_face import MAPPING
-from moeserve.models.clamped_ffns import clamped
+from moeserve.models.clamped_ffns import clamped, clamped_next_token
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.recurrence import GatedDeltaNetShape
@@ -64,4 +64,11 @@ def _attention(reader: ShapeReader, num_heads: int) -> LatentAttentionShape:
     )
 
 
-FAMILY = ModelFamily("bailingmoe3", read_shape, MAPPING, has_next_token_block=True)
+def next_token_layer(source: ModelSource, layer: LayerShape) -> LayerShape:
+    """Returns `layer` with the limits of the next-token block's feed-forward. Raises ModelError."""
+    return clamped_next_token(ShapeReader(source), layer)
+
+
+FAMILY = ModelFamily(
+    "bailingmoe3", read_shape, MAPPING, has_next_token_block=True, next_token_layer=next_token_layer
+)

@@ -77,9 +77,10 @@ def _shared_width(path: Path, config: Mapping[str, Any]) -> int:
 
 
 def _limits(path: Path, config: Mapping[str, Any], name: str, layers: int) -> MetadataValue:
-    """Returns the limit of each layer. A list may have other layers behind these, or lack the last ones. transformers'
-    code ignores limits, with which the published models were trained."""
+    """Returns the limit of each layer, next-token layers included. A list may lack the last ones. transformers' code
+    ignores limits, with which the published models were trained."""
     given = config.get(name)
+    layers += integer(path, config, "num_nextn_predict_layers", 0, low=0)
     padded = [*given, *[None] * layers][:layers] if isinstance(given, list) else given
     return limits(path, {name: padded}, name, layers)
 

@@ -1,4 +1,4 @@
-"""Where a file has the rows of an expert tensor."""
+"""The place of an expert tensor's rows in a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class FileVersion(NamedTuple):
-    """Tells a file from another one in its place."""
+    """Distinguishes a file from a later file of the same path."""
 
     device: int
     inode: int

@@ -18,7 +18,7 @@ def map_file(path: Path) -> mmap.mmap:
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Opens without blocking: a FIFO instead of the model would hang the start."""
+    """Opens the file without blocking, because a FIFO in the model's place would hang the start."""
     fd = os.open(path, flags | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)

@@ -1,4 +1,4 @@
-"""The interface of an opened model, whatever its file format.
+"""The interface of an opened model, for all file formats.
 
 A GGUF file (`gguf`) and a Hugging Face folder (`huggingface`) both provide GGUF's metadata keys, tensor names,
 shapes and types. So one implementation each reads the model, the tokenizer and the chat template.
@@ -73,5 +73,5 @@ class ModelSource(TensorSource, Protocol):
         ...
 
     def advise_done(self, name: str) -> None:
-        """Notes that the tensor was read: its file pages need not count as this process's memory any more."""
+        """Notes that the tensor was read, so its file pages need no longer count as this process's memory."""
         ...

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from moeserve.kernels.attention.op import DecodeWorkspace, NewTokens, decode_attention, prefill_attention
+from moeserve.kernels.attention.new_tokens import NewTokens
+from moeserve.kernels.attention.op import decode_attention, prefill_attention
+from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.delta_net import op as delta
 from moeserve.kernels.delta_net.heads import DeltaHeads
 from moeserve.kernels.embed.op import add_deep
@@ -50,9 +52,7 @@ def decode(
             at,
             at,
             empty(1, dtype=i32),
-            room.sums,
-            room.stats,
-            room.counters,
+            room,
             *both(n, heads * values.shape[2]),
             **options,
         )
@@ -100,7 +100,7 @@ def attention_with_pictures(n: int) -> None:
     )
     table, room = empty(3, 64, dtype=i32), DecodeWorkspace(n, heads, kv_heads, dim, "meta")
     decode_attention(
-        q.flatten(1), None, pool, pool, table, at, at, count, room.sums, room.stats, room.counters,
+        q.flatten(1), None, pool, pool, table, at, at, count, room,
         *both(n, heads * dim), window=32, ends=at,
     )  # fmt: skip
     prefill(n, heads, pool, window=32, ends=at)

@@ -133,7 +133,8 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "norms behind blocks": [partial(sandwiched, 3), partial(experts, 2, Q4, Q6, activation="gelu")],
     "rows, looked up": [partial(rows, 3, IQ4)],
     "attention": [partial(attention, 3)],
-    "attention with pictures": [partial(attention_with_pictures, 3)],
+    "attention in equal shares": [partial(attention, 1), partial(attention, 40), partial(wide_attention, 40)],
+    "attention with pictures": [partial(attention_with_pictures, 40)],
     "linear, bias": [
         partial(linear, 4, Q4, 512, 96, Q6, 32, bias=True),
         partial(linear, 20, Q4, 512, 96, Q6, 32, bias=True),

@@ -6,7 +6,7 @@ import torch
 
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.chosen_op import attend_blocks
-from moeserve.kernels.attention.op import DecodeWorkspace
+from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.choice_rule import ChoiceRule, stride_of_choice
 from moeserve.kernels.indexer import op
 from moeserve.kernels.latent import op as latent

@@ -6,7 +6,7 @@ import torch
 
 from moeserve.kernels import launch
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.op import NewTokens
+from moeserve.kernels.attention.new_tokens import NewTokens
 from moeserve.kernels.collectives.push import BLOCK, MAX_NUMBERS, push_sum_kernel
 from moeserve.kernels.collectives.sum_norm_op import MessageSize, SumNorm
 from moeserve.kernels.embed.op import KvPlaces, embed

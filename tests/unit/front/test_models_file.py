@@ -12,7 +12,6 @@ import pytest
 from moeserve.cli import main as cli
 from moeserve.cli.command_line import demonstration_model
 from moeserve.cli.several_models import (
-    NOT_WITH_SEVERAL,
     OF_FRONT,
     OF_ONE_MODEL,
     check_single,
@@ -71,6 +70,13 @@ def test_each_model_of_the_file_has_flags_of_its_own(folder: Path) -> None:
         assert model.config.host == "0.0.0.0", "by which a server decides whom to trust"
 
 
+def test_models_have_gpus_of_their_own(folder: Path) -> None:
+    entries = [{"model": f"{folder}/a.gguf", "gpus": 2}, {"model": f"{folder}/b.gguf", "gpus": "3"}]
+    (folder / "models.json").write_text(json.dumps([*entries, {"model": f"{folder}/c.gguf"}]))
+    found = front("--models-file", str(folder / "models.json"), "--gpus", "0,2")
+    assert [model.config.gpus for model in found.models] == ["2", "3", "0,2"]
+
+
 def test_a_list_in_json_does_as_well_and_adds_to_the_command_lines(folder: Path) -> None:
     (folder / "models.json").write_text(json.dumps([{"model": f"{folder}/c.gguf"}]))
     found = front(str(folder / "a.gguf"), "--models-file", str(folder / "models.json"))
@@ -100,7 +106,6 @@ def test_written_and_read_again(folder: Path) -> None:
         ("- {model: FOLDER/a.gguf, max-modell-len: 3}", "max-modell-len: there is no such option"),
         ("- {model: FOLDER/a.gguf, max-model-len: 3}", "--max-model-len: must be between"),
         ("- {model: FOLDER/a.gguf, port: 3}", "port: is for the whole server"),
-        ("- {model: FOLDER/a.gguf, gpus: 2}", "does not work with several models yet"),
         ("- {model: FOLDER/a.gguf, pin: 1}", "pin: must be true or false"),
         ("- {model: FOLDER/a.gguf, threads: true}", "threads: must be a text or a number"),
         ("- {model: FOLDER/none.gguf}", "model 1 (FOLDER/none.gguf): --model or MOESERVE_MODEL: there is no"),
@@ -122,7 +127,7 @@ def test_a_bad_file_is_refused_in_words_that_name_the_place(folder: Path, text: 
     [
         (["--served-model-name", "x"], "--served-model-name: is for one model"),
         (["--mmproj", "auto"], "--mmproj: is for one model"),
-        (["--gpus", "2"], "--gpus: does not work with several models yet"),
+        (["--worker", "gpu-host:9000"], "--worker: is for one model"),
         (["--model", "c.gguf"], "--model names one model"),
         (["--models-file", "/nowhere.yaml"], "cannot be read"),
     ],
@@ -146,6 +151,5 @@ def test_one_model_is_served_as_ever(folder: Path) -> None:
 
 def test_the_lists_of_options_are_of_options() -> None:
     names = set(ServerConfig.__dataclass_fields__)
-    assert names >= OF_FRONT | OF_ONE_MODEL | NOT_WITH_SEVERAL
+    assert names >= OF_FRONT | OF_ONE_MODEL
     assert not OF_FRONT & OF_ONE_MODEL
-    assert not NOT_WITH_SEVERAL & (OF_FRONT | OF_ONE_MODEL)

@@ -181,3 +181,27 @@ def test_a_question_about_a_model_neither_loads_nor_keeps_it() -> None:
 
     run(clock, pool, work())
     assert world.history == ["a"]
+
+
+def test_a_model_whose_file_is_looked_at_for_long_is_not_overtaken() -> None:
+    """On a busy machine a look takes as long as loads: others do not take turns meanwhile."""
+    clock = Clock()
+    pool, world = pool_of(clock, 2, a=Script(), b=Script(), c=Script(look_s=60.0), d=Script())
+
+    async def client(name: str) -> None:
+        while clock.now < 200:
+            await request(pool, name, 1.0)
+
+    async def work() -> None:
+        await request(pool, "a")
+        await request(pool, "b")
+        await request(pool, "d")
+        slow = asyncio.create_task(request(pool, "c"))
+        await asyncio.sleep(0.1)
+        clients = [asyncio.create_task(client(name)) for name in "abd"]
+        await slow
+        await asyncio.gather(*clients)
+
+    run(clock, pool, work())
+    assert pool.find("c").most_swaps_waited <= 3
+    assert len(world.history) > 20, "they do afterwards"

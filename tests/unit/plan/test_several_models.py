@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 
 import pytest
 
-from moeserve.cli.command_line import demonstration_model
+from moeserve.cli.command_line import demonstration_model, resolve
 from moeserve.cli.main import main
-from moeserve.cli.plan.model_needs import POOL_SHARE
+from moeserve.cli.plan.model_needs import POOL_SHARE, needs_of
 from moeserve.cli.plan.several_models import ModelPlan, SeveralModelsPlan
+from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
+from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
 from moeserve.processes.resident_memory import COMMON_BYTES
 from tests.support.plan_command import fails, run
 
@@ -56,3 +59,25 @@ def test_only_the_largest_sets_are_shown() -> None:
 def test_models_are_named_before_the_flags(models: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert "name several before the flags" in fails(capsys, *models[:2], "--model", models[2])
     assert "there is no" in fails(capsys, models[0], "/nowhere.gguf")
+
+
+def test_models_on_several_gpus_take_some_of_each(
+    models: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--ram", "8", "--device", "cuda", "--gpus", "2", "--gpu-memory", "10")
+    whole = run(capsys, *models, *flags)
+    assert whole["together"] == [["a"], ["b"], ["c"]], "each takes both GPUs whole"
+    budgeted = run(capsys, *models, *flags, "--gpu-memory-budget", "4")
+    assert budgeted["together"] == [["a", "b"], ["a", "c"], ["b", "c"]]
+    assert {model["gpu_bytes"] for model in budgeted["models"]} == {(4 << 30) + CUDA_CONTEXT_BYTES}
+    one = run(capsys, models[0], models[1], *flags[:4], *flags[6:])
+    assert 0 < one["models"][0]["gpu_bytes"] <= 10 * GIB
+
+
+def test_a_model_whose_worker_is_elsewhere_needs_no_weights_here(models: list[str]) -> None:
+    config = resolve(ServerConfig(model=models[0], device="cpu"))
+    here = needs_of(config, 8 << 30, [])
+    there = needs_of(dataclasses.replace(config, worker="gpu-host:9000"), 8 << 30, [80 << 30])
+    assert there["gpus"] == []
+    assert there["ram"] < here["ram"] - here["weights"]
+    assert (there["weights"], there["overrides"]) == (0, {})

@@ -2,18 +2,20 @@
 
 import { RequestFailed, streamChat } from "./api.js";
 import { receive } from "./answer.js";
+import { growing, isBusy, stopFor, whileBusy } from "./answering.js";
 import { messagesOf, REFUSED } from "./chat_message.js";
 import { setUpComposer } from "./composer.js";
 import { showContext } from "./context_meter.js";
-import { add, choose, newConversation, parentOf, path, versionsOf } from "./conversation.js";
+import { add, choose, newConversation, parentOf, path, titleOf, versionsOf } from "./conversation.js";
 import { byId, el, number } from "./dom.js";
 import { chosenModel, modelField, setUpModels } from "./models.js";
 import { notice } from "./notice.js";
 import { askForKey, awaitModel, setUpKeyDialog, setUpTheme } from "./page.js";
 import { keepPictures } from "./picture_store.js";
 import { requestFields, setUpSettings } from "./settings.js";
+import { linkedQuestion, setUpShortcuts } from "./shortcuts.js";
 import { setUpSidebar } from "./sidebar.js";
-import { keep, lastShown, setShown } from "./store.js";
+import { conversationOf, keep, lastShown, setShown } from "./store.js";
 import { callTool, setUpTools, targetOf, toolField } from "./tools.js";
 import { isRunning, modelTurn, userTurn } from "./turns.js";
 
@@ -21,7 +23,6 @@ const KEEP_MS = 2000; // how often an answer is kept while it comes
 
 let conversation = newConversation();
 let views = []; // of each message that is shown
-let running = null; // {controller, end}: of the answer that is coming
 let sidebar;
 let composer;
 let models;
@@ -65,9 +66,9 @@ function versionsFor(message) {
 const FRESH = { content: "", reasoning: "", state: "waiting" };
 
 function ask(parent, content, attachments) {
-  if (running !== null) return;
+  if (isBusy(conversation)) return;
   const question = add(conversation, parent, { role: "user", content, attachments });
-  return answer(add(conversation, question, { role: "assistant", ...FRESH }));
+  return answer(conversation, add(conversation, question, { role: "assistant", ...FRESH }));
 }
 
 function edit(message, text) {
@@ -77,39 +78,34 @@ function edit(message, text) {
 /** Another version of an answer; one that failed before it said anything is replaced. */
 function regenerate(message) {
   if (message.state !== "failed" || message.content || message.reasoning) {
-    return answer(add(conversation, parentOf(conversation, message), { role: "assistant", ...FRESH }));
+    return answer(conversation, add(conversation, parentOf(conversation, message), { role: "assistant", ...FRESH }));
   }
   forgetEnd(message);
-  return answer(Object.assign(message, FRESH));
+  return answer(conversation, Object.assign(message, FRESH));
 }
 
 function goOn(message) {
   forgetEnd(message);
   message.state = "waiting";
-  return answer(message, { continue_final_message: true, add_generation_prompt: false });
+  return answer(conversation, message, { continue_final_message: true, add_generation_prompt: false });
 }
 
 /** The user's word about a call of a tool. When there is one about each of an answer's calls, the model is told the
  *  results. */
 async function decide(message, call, isAllowed) {
-  if (running !== null || call.result) return;
   const of = conversation;
+  if (isBusy(of) || call.result) return;
   if (isAllowed) {
-    const controller = new AbortController();
-    running = { controller, end: called(call, controller.signal) };
-    setRunning(true, "The tool is running.");
+    const end = whileBusy(of, () => showBusy("The tool is running."), (signal) => called(call, signal));
     show();
-    await running.end;
-    running = null;
-    setRunning(false);
+    await end;
   } else {
     call.result = { text: REFUSED, isError: false, isRefused: true };
   }
   await keepOrSay(of);
-  if (of !== conversation) return;
-  show();
+  if (of === conversation) show();
   const isAnswered = message.calls.every(({ result }) => result);
-  if (isAnswered && message === path(of).at(-1)) await answer(add(of, message, { role: "assistant", ...FRESH }));
+  if (isAnswered && message === path(of).at(-1)) await answer(of, add(of, message, { role: "assistant", ...FRESH }));
 }
 
 async function called(call, signal) {
@@ -128,19 +124,27 @@ function forgetEnd(message) {
   for (const name of ["error", "finish", "stats", "calls"]) delete message[name];
 }
 
-/** Asks the server for `message`, the last that is shown. With `fields` that say so it goes on from what it has. */
-async function answer(message, fields = {}) {
-  const of = conversation; // another may be shown before this one is answered
+/** Asks the server for `message`, the last of the conversation `of`, of which another may be shown before it is answered.
+ *  With `fields` that say so it goes on from what it has. */
+async function answer(of, message, fields = {}) {
   const messages = path(of);
   const history = fields.continue_final_message ? messages : messages.slice(0, -1);
-  show();
-  scrollToEnd();
-  const controller = new AbortController();
+  if (of === conversation) {
+    show();
+    scrollToEnd();
+  }
   Object.assign(message, modelField());
-  const end = run(of, message, chunksOf(history, fields, controller.signal), controller.signal);
-  running = { controller, end };
-  setRunning(true);
-  await end;
+  await whileBusy(of, showBusy, (signal) => run(of, message, chunksOf(history, fields, signal), signal));
+  sidebar.refresh();
+  if (modelField().model) refreshModels(); // another may have been unloaded for it
+  const said = { done: "The answer is complete.", stopped: "Stopped.", failed: "" }[message.state];
+  if (of === conversation) byId("status").textContent = said;
+  else if (message.state !== "stopped") notice(`“${titleOf(of)}”: ${said || "no answer came."}`, "Show", () => openKept(of.id));
+}
+
+async function openKept(id) {
+  const kept = await conversationOf(id);
+  if (kept) await open(kept); // it may have been deleted since
 }
 
 async function* chunksOf(history, fields, signal) {
@@ -148,19 +152,19 @@ async function* chunksOf(history, fields, signal) {
 }
 
 async function run(of, message, chunks, signal) {
-  const view = () => (of === conversation ? views.at(-1) : null);
   let isLoadSeen = false;
   const draw = () => {
     if (message.progress?.loading && !isLoadSeen) {
       isLoadSeen = true;
       refreshModels();
     }
-    keepingTheEndInSight(() => view()?.show());
-    if (of === conversation) showContext(path(of), chosenModel()?.max_model_len);
+    if (of !== conversation) return;
+    keepingTheEndInSight(() => views.at(-1)?.show());
+    showContext(path(of), chosenModel()?.max_model_len);
   };
   let frame = 0; // pieces that come within one frame are drawn together
   of.updated = Date.now();
-  setShown(of);
+  if (of === conversation) setShown(of);
   await keepOrSay(of);
   sidebar.refresh();
   const timer = setInterval(() => keepOrSay(of), KEEP_MS);
@@ -174,10 +178,6 @@ async function run(of, message, chunks, signal) {
   cancelAnimationFrame(frame);
   draw();
   await keepOrSay(of);
-  running = null;
-  setRunning(false);
-  if (modelField().model) refreshModels(); // another may have been unloaded for it
-  byId("status").textContent = { done: "The answer is complete.", stopped: "Stopped.", failed: "" }[message.state];
 }
 
 /** The list says which models are loaded. Where the server is gone it stays as it is: the next question says so. */
@@ -206,7 +206,9 @@ async function bodyOf(history) {
   };
 }
 
-function setRunning(isOn, words = "The model is answering.") {
+/** Whether the conversation that is shown waits for something. */
+function showBusy(words = "The model is answering.") {
+  const isOn = isBusy(conversation);
   byId("send").hidden = isOn;
   byId("stop").hidden = !isOn;
   byId("conversation").ariaBusy = isOn; // so that a screen reader reads an answer when it is whole
@@ -215,23 +217,28 @@ function setRunning(isOn, words = "The model is answering.") {
   if (!isOn && document.activeElement === document.body) byId("words").focus();
 }
 
-async function stop() {
-  running?.controller.abort();
-  await running?.end;
+/** Shows another conversation. An answer that is coming in this one goes on. */
+async function open(next) {
+  await change(next);
+  composer.showDraft();
 }
 
-/** Shows another conversation; an answer that is coming is stopped, and kept so far. */
-async function open(next) {
-  await stop();
-  conversation = next;
-  setShown(next.messages.length ? next : null);
-  for (const message of next.messages) {
-    if (isRunning(message)) message.state = "stopped"; // when its page was closed
-    for (const call of message.calls ?? []) delete call.isRunning;
-  }
+async function change(next) {
+  conversation = growing(next.id) ?? next;
+  setShown(conversation.messages.length ? conversation : null);
+  if (!isBusy(conversation)) endInterrupted(conversation);
   show();
+  showBusy();
   scrollToEnd();
   await sidebar.refresh();
+}
+
+/** What was coming when its page was closed. */
+function endInterrupted({ messages }) {
+  for (const message of messages) {
+    if (isRunning(message)) message.state = "stopped";
+    for (const call of message.calls ?? []) delete call.isRunning;
+  }
 }
 
 // ---------------------------------------------------------------- scrolling
@@ -252,13 +259,16 @@ function keepingTheEndInSight(change) {
 // ---------------------------------------------------------------- the start
 
 document.onkeydown = (event) => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) stopFor(conversation.id);
 };
-byId("stop").onclick = stop;
-byId("new-chat").onclick = async () => {
-  await open(newConversation());
+byId("stop").onclick = () => stopFor(conversation.id);
+byId("new-chat").onclick = begin;
+
+async function begin() {
+  if (conversation.messages.length) await open(newConversation());
   byId("words").focus();
-};
+}
+
 for (const example of document.querySelectorAll("#welcome button")) {
   example.onclick = () => ask(null, example.textContent, []);
 }
@@ -269,15 +279,22 @@ async function start() {
   setUpKeyDialog(awaitAndWelcome);
   composer = setUpComposer({
     send: (text, attachments) => ask(path(conversation).at(-1) ?? null, text, attachments),
-    isBusy: () => running !== null,
+    isBusy: () => isBusy(conversation),
+    draftId: () => (conversation.messages.length ? conversation.id : "new"),
   });
   sidebar = setUpSidebar({
     current: () => conversation,
     opened: open,
-    deleted: (id) => id === conversation.id && open(newConversation()),
+    deleted: async (id) => {
+      await stopFor(id);
+      if (id === conversation.id) await open(newConversation());
+    },
   });
+  setUpShortcuts({ k: sidebar.find, b: sidebar.toggle, "shift+o": begin });
   models = setUpModels(showModel);
-  await open((await lastShown()) ?? newConversation());
+  const question = linkedQuestion();
+  await change((!question && (await lastShown())) || newConversation());
+  composer.restore(question);
   await awaitAndWelcome();
 }
 

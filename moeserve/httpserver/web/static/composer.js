@@ -1,6 +1,7 @@
 // Where a message is written: the keys, the files that go with it, the button that sends it.
 
 import { byId } from "./dom.js";
+import { draftOf, keepDraft } from "./drafts.js";
 import { setUpFiles } from "./files.js";
 import { notice } from "./notice.js";
 import { setUpSpeech } from "./speech.js";
@@ -8,8 +9,10 @@ import { setUpSpeech } from "./speech.js";
 const TOUCH = matchMedia("(pointer: coarse)"); // no Shift to hold: Enter breaks the line, the button sends
 const NARROW = matchMedia("(max-width: 40rem)"); // as in chat.css: no room to say which keys do what
 
-/** `send(text, attachments)` is called with a message unless `isBusy()`. Returns {takesPictures}: see `setUpFiles`. */
-export function setUpComposer({ send, isBusy }) {
+/** `send(text, attachments)` is called with a message unless `isBusy()`; `draftId()` says whose draft is written. Returns
+ *  {takesPictures}: see `setUpFiles`; {showDraft}: what was written before for the conversation that is shown now;
+ *  {restore}: at the start, a link's question or that draft, unless the user has begun to write. */
+export function setUpComposer({ send, isBusy, draftId }) {
   const form = byId("composer");
   const words = byId("words");
   const files = setUpFiles(notice);
@@ -21,13 +24,20 @@ export function setUpComposer({ send, isBusy }) {
     const attachments = files.take();
     if (attachments === null || (!text && !attachments.length)) return;
     words.value = "";
+    keepDraft(draftId(), "");
     send(text, attachments);
   };
+  words.oninput = () => keepDraft(draftId(), words.value);
   words.onkeydown = (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing || TOUCH.matches) return;
     event.preventDefault();
     form.requestSubmit();
   };
   words.placeholder = TOUCH.matches || NARROW.matches ? "Ask something" : "Ask something. Enter sends, Shift+Enter breaks the line";
-  return { takesPictures: files.takesPictures };
+  const showDraft = () => (words.value = draftOf(draftId()));
+  const restore = (linked) => {
+    if (linked) words.value = linked;
+    else if (!words.value) showDraft();
+  };
+  return { takesPictures: files.takesPictures, showDraft, restore };
 }

@@ -1,8 +1,8 @@
 // A conversation is a tree: a message that was edited and an answer that was asked for again stand beside those they
 // replace. `chosen` says which way through the tree is shown.
 //
-// {id, title, updated, messages: [{id, parent, at, role, content, …}], chosen: {parent: id}}; the parent of a first message
-// is "". Nothing here touches the page.
+// {id, title, pinned, updated, messages: [{id, parent, at, role, content, …}], chosen: {parent: id}}; the parent of a first
+// message is "". Nothing here touches the page.
 
 const MAX_TITLE = 60; // characters
 const EXCERPT_BEFORE = 20; // characters, of a message that a search has found

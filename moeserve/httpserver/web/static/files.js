@@ -1,11 +1,13 @@
 // Files that go with a message: text and PDF, read here and sent as part of the question, and pictures.
 
 import { byId, el, number } from "./dom.js";
+import { notice } from "./notice.js";
 import { isPicture, readPicture } from "./picture_files.js";
 import { addPicture } from "./picture_store.js";
 import { isPdf, MAX_PDF_BYTES, readPdf } from "./pdf_files.js";
 
 const MAX_BYTES = 1_000_000; // of a file of text
+const LONG_PASTE = 5000; // characters; more of them become a file, which leaves the field readable
 
 /** The files that are waiting to be sent. `problem(text)` is told why one cannot be. `takesPictures(is)` says whether the
  *  model sees pictures; none are taken before. */
@@ -28,9 +30,14 @@ export function setUpFiles(problem) {
   document.addEventListener("paste", (event) => {
     const { files, types } = event.clipboardData;
     const isText = types.includes("text/plain") && types.includes("text/html"); // of Office: cells, and a picture of them
-    if (!files.length || isText) return;
-    event.preventDefault();
-    attach(files);
+    const text = event.clipboardData.getData("text/plain");
+    if (files.length && !isText) {
+      event.preventDefault();
+      attach(files);
+    } else if (event.target === byId("words") && text.length > LONG_PASTE && text.length <= MAX_BYTES) {
+      event.preventDefault();
+      attachPasted(text);
+    }
   });
   return { take, takesPictures };
 
@@ -48,6 +55,19 @@ export function setUpFiles(problem) {
       if (cause) drop();
       else done({ text, ...picture });
     }
+  }
+
+  function attachPasted(text) {
+    const count = waiting.filter(({ name }) => name.startsWith("pasted")).length;
+    const { done, drop } = announce(count ? `pasted ${count + 1}.txt` : "pasted.txt");
+    done({ text });
+    notice("The pasted text goes with your message as a file.", "Insert it instead", () => {
+      const words = byId("words");
+      drop();
+      words.setRangeText(text, words.selectionStart, words.selectionEnd, "end");
+      words.dispatchEvent(new Event("input"));
+      words.focus();
+    });
   }
 
   /** Shows a file that is being read. */

@@ -38,6 +38,7 @@ function readConversation(given, place) {
     id: id(given.id, `id of ${place}`),
     title: text(given.title ?? "", 200, `title of ${place}`),
     updated: finite(given.updated, `time of ${place}`),
+    ...(given.pinned === true && { pinned: true }),
     messages,
     chosen: Object.fromEntries(Object.entries(requireObject(given.chosen ?? {}, place)).map(([parent, child]) =>
       [parent === "" ? "" : id(parent, place), id(child, place)])),

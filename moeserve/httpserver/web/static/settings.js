@@ -8,7 +8,7 @@ const NUMBERS = [
   "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty", "presence_penalty",
   "thinking_token_budget",
 ];
-const TEXTS = ["system", "thinking", "extra"];
+const TEXTS = ["system", "thinking", "reasoning_effort", "extra"];
 const OURS = ["messages", "stream", "stream_options", "return_progress", "n"]; // which the page itself depends on
 
 export function setUpSettings() {
@@ -49,6 +49,7 @@ export function requestFields() {
   const set = stored();
   const fields = set.extra ? JSON.parse(set.extra) : {};
   for (const name of NUMBERS) if (set[name]) fields[name] = Number(set[name]);
+  if (set.reasoning_effort) fields.reasoning_effort = set.reasoning_effort;
   if (set.thinking) {
     fields.chat_template_kwargs = { ...fields.chat_template_kwargs, enable_thinking: set.thinking === "on" };
   }

@@ -1,5 +1,6 @@
 // The list of conversations: search, open, rename, export and import, delete, and take a deletion back.
 
+import { growing, isBusy } from "./answering.js";
 import { excerptOf, matches, titleOf } from "./conversation.js";
 import { byId, el } from "./dom.js";
 import { exportAll, exportAsMarkdown, importFile } from "./exchange.js";
@@ -26,12 +27,7 @@ export function setUpSidebar({ current, opened, deleted }) {
     chooser.value = ""; // so that the same file can be chosen again
   };
   byId("close-chats").onclick = () => setShown(false);
-  toggle.onclick = () => {
-    const isShown = panel.hidden;
-    if (WIDE.matches) localStorage.setItem(HIDDEN, isShown ? "" : "yes");
-    setShown(isShown);
-    if (isShown) search.focus();
-  };
+  toggle.onclick = showOrHide;
   panel.onkeydown = (event) => {
     if (event.key !== "Escape" || WIDE.matches) return;
     event.stopPropagation();
@@ -39,7 +35,19 @@ export function setUpSidebar({ current, opened, deleted }) {
   };
   WIDE.onchange = showAsWide;
   showAsWide();
-  return { refresh };
+  return { refresh, find, toggle: showOrHide };
+
+  function showOrHide() {
+    const isShown = panel.hidden;
+    if (WIDE.matches) localStorage.setItem(HIDDEN, isShown ? "" : "yes");
+    setShown(isShown);
+    if (isShown) search.focus();
+  }
+
+  function find() {
+    if (panel.hidden) showOrHide();
+    search.select();
+  }
 
   function showAsWide() {
     panel.hidden = !WIDE.matches || Boolean(localStorage.getItem(HIDDEN));
@@ -55,7 +63,8 @@ export function setUpSidebar({ current, opened, deleted }) {
   async function refresh() {
     const all = await conversations();
     const found = all.filter((one) => matches(one, search.value.trim()));
-    list.replaceChildren(...found.map(item));
+    const isPinned = ({ pinned }) => Boolean(pinned);
+    list.replaceChildren(...found.filter(isPinned).map(item), ...found.filter((one) => !isPinned(one)).map(item));
     byId("no-chats").hidden = found.length > 0;
     byId("no-chats").textContent = all.length ? "None has these words." : "Conversations are kept here, in this browser.";
     byId("export-all").hidden = all.length === 0;
@@ -64,7 +73,9 @@ export function setUpSidebar({ current, opened, deleted }) {
   function item(conversation) {
     const title = titleOf(conversation);
     const excerpt = excerptOf(conversation, search.value.trim());
-    const open = el("button", { type: "button", className: "open", onclick: () => choose(conversation) }, title,
+    const open = el("button", { type: "button", className: "open", onclick: () => choose(conversation) },
+      conversation.pinned ? el("span", { className: "pinned" }, el("span", { className: "off-screen" }, "Pinned: ")) : null, title,
+      isBusy(conversation) ? el("span", { className: "answering" }, " …answering") : null,
       excerpt && el("span", { className: "excerpt" }, excerpt.before, el("mark", {}, excerpt.found), excerpt.after));
     if (conversation.id === current().id) open.ariaCurrent = "true";
     const button = (label, onclick) =>
@@ -72,11 +83,20 @@ export function setUpSidebar({ current, opened, deleted }) {
     const row = el("li", {}, open);
     const actions = el("div", { className: "actions" },
       button("Rename", () => rename(row, conversation)),
+      button(conversation.pinned ? "Unpin" : "Pin", () => set(conversation, { pinned: !conversation.pinned })),
       button("Export", async () => exportAsMarkdown(await conversationOf(conversation.id), title)),
       button("Delete", () => remove(conversation, title)),
     );
     row.append(el("details", { name: "chat-actions" }, el("summary", { ariaLabel: `Actions for “${title}”` }, "⋯"), actions));
     return row;
+  }
+
+  /** Changes what is kept, and the same conversation where it is shown or grows: that is kept as it is there. */
+  async function set({ id }, fields) {
+    const held = id === current().id ? current() : growing(id);
+    if (held) Object.assign(held, fields);
+    await keep({ ...(await conversationOf(id)), ...fields });
+    await refresh();
   }
 
   async function choose({ id }) {
@@ -91,11 +111,10 @@ export function setUpSidebar({ current, opened, deleted }) {
       if (isOver) return;
       isOver = true;
       if (isKept && field.value.trim()) {
-        const title = field.value.trim();
-        if (conversation.id === current().id) current().title = title;
-        await keep({ ...(await conversationOf(conversation.id)), title });
+        await set(conversation, { title: field.value.trim() });
+      } else {
+        await refresh();
       }
-      await refresh();
     };
     field.onkeydown = (event) => {
       if (event.key !== "Enter" && event.key !== "Escape") return;

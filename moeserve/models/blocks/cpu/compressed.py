@@ -1,8 +1,8 @@
 """Compressed attention on the pool's stream: x += output_b(output_a(rotated back(attention(q, keys and entries)))).
 
 q = q_b(norm(q_a(y))); keys and the compressors' inputs are products of y = norm(x). Each token is added to the entries
-in progress, which are a sequence's state like the keys of its window; an entry that it completes is stored in its KV
-slot, and the row attends to it already.
+in progress, which belong to a sequence's state, as do the keys of its window. An entry that a token completes is stored
+in the token's KV slot, and the token's row attends to that entry.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CompressedPlans:
 
     @classmethod
     def for_model(cls, model: ModelShape, kv: Sequence[KvLayer]) -> CompressedPlans | None:
-        """Returns the plans; None if the model's attention is of another kind. kv: one per layer."""
+        """Returns the plans; None if the model has another kind of attention. kv: one per layer."""
         return cls(model, kv) if isinstance(model.heads, CompressedAttentionShape) else None
 
     def of(self, shape: CompressedAttentionShape) -> _C.CompressedPlan:
@@ -117,7 +117,7 @@ def attend_compressed(
     space: CpuWorkspace,
     pending: Tensor | None,
 ) -> None:
-    """Launches the rest of the block, after `project_compressed`. w: a CpuCompressedAttention. plans: of the step.
+    """Launches the rest of the block, after `project_compressed`. w: a CpuCompressedAttention. plans: the step's plans.
     pending: this layer's draft record, if rows may have drafts."""
     assert isinstance(w, CpuCompressedAttention)
     assert plans is not None

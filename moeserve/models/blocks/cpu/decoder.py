@@ -6,9 +6,8 @@
         x = x + experts(norm(x))            ffn.py; in a parallel layer of the same norm(x) as attention
     logits = output(output_norm(x))
 
-All operations are launched on the stream; call `CpuStream.wait` before reading a result. A decoder with only the
-first layers' weights has x as its result and no logits; a GPU continues from there
-(`worker/engines/gpu/cpu_stage.py`).
+All operations are launched on the stream; call `CpuStream.wait` before reading a result. A decoder that has only the
+first layers' weights computes x and no logits; a GPU computes the other layers (`worker/engines/gpu/cpu_stage.py`).
 """
 
 from __future__ import annotations
@@ -61,10 +60,10 @@ class CpuDecoder:
         angles: Mapping[AttentionForm, RopeTables] | None = None,
         disk: CpuDiskExperts | None = None,
     ) -> None:
-        """kv, states: one per layer of the weights; kv of the next-token block comes last; states is empty without
-        recurrent layers. most_drafts: drafts per step, at most. pinned: x is in pinned memory, for a GPU to read.
-        adapters: LoRA adapters that rows may use. angles: result of `angles_of`, if already computed.
-        disk: reads the experts that RAM has no slot for; None: all are in RAM."""
+        """kv, states: one per layer of the weights. The next-token block's kv comes last; states is empty without
+        recurrent layers. most_drafts: the most drafts of a step. pinned: x is in pinned memory, so that a GPU can read
+        it. adapters: LoRA adapters that rows may use. angles: result of `angles_of`, if already computed. disk: reads
+        the experts that RAM has no slot for; None: all are in RAM."""
         self.shape = shape
         self._weights = weights
         self._stream = stream
@@ -110,8 +109,8 @@ class CpuDecoder:
         state_slots: Int32s | None = None,
     ) -> None:
         """Plans the attention of the next `forward`, without launching it; arguments as for `build_attention_plan`.
-        window_table and ends apply to sliding-window layers only; None: slot_table, and causal attention. state_slots:
-        of the sequences, int32; None: there are no states."""
+        window_table and ends apply to sliding-window layers only; None: these layers use slot_table and causal
+        attention. state_slots: int32, the sequences' state slots; None: there are no states."""
         threads = self._stream.threads
         columns = (rows, counts, positions, req_slots)
         if self._layers.compressed is not None:
@@ -198,9 +197,10 @@ class CpuDecoder:
 
     def copy_states(self, pairs: Tensor) -> None:
         """Launches copies between slots of recurrent state, before a step: see `CpuStream.copy_states`."""
-        if self._states:
+        if self._states and self._states[0].states.shape[1]:  # states that are only windows have no values
             self._stream.copy_states(self._states[0].states, pairs)
-        copies = pairs[pairs[:, 0] >= 0]  # a ring need not be zeroed: only keys that were written are read
+        # A ring of keys need not be zeroed, because only written keys are read.
+        copies = pairs[pairs[:, 0] >= 0]
         for rings in self._rings if len(copies) else ():
             self._stream.copy_states(rings, copies)
 
@@ -221,8 +221,8 @@ class CpuDecoder:
         return space.logits[:m]
 
     def forget(self, kv_slots: list[int], window_slots: list[int] | None = None) -> None:
-        """Clears these KV slots and the read counts. window_slots: of windowed layers; None: the same slots. After a
-        wait."""
+        """Clears these KV slots and the read counts. window_slots: slots of windowed layers; None: the same slots. Call
+        it after a wait."""
         forget_kv(self.shape, 0, self._kv, kv_slots, window_slots)
         self._layers.expert_counts.zero_()
         self._num_forwards = self._num_heads_read = 0

@@ -1,7 +1,8 @@
-"""A decoder's experts on disk: which layers have some, and the guess of the next layer's.
+"""A decoder's experts on disk: the layers that have such experts, and the guess of the experts that the next layer
+chooses.
 
-A layer's router applied to the state before the layer ahead of it chooses mostly the experts that it will choose
-itself. The guess decides only what is read ahead.
+The next layer's router is applied one layer early. It chooses mostly the experts that it will choose in its own layer.
+The guess decides only which experts are read ahead.
 """
 
 from __future__ import annotations
@@ -10,17 +11,15 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.kernels.disk_experts import DiskExpertLayer, DiskPart, Reading, open_disk_experts
+from moeserve.kernels.disk_experts import Reading
 from moeserve.kernels.stream_operands import Activations, DiskLayer, RoutingWorkspace
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
-from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_weights import CpuLayer, ExpertsOnDisk, GatedExperts
-from moeserve.models.sources.experts_in_file import FileVersion
+from moeserve.models.loading.disk_slots import SlotsOnDisk, open_slots
 
-# Tokens of a step up to which the next layer's experts are guessed: more tokens use most experts anyway.
+# The most tokens of a step for which the next layer's experts are guessed. More tokens use most of the experts anyway.
 MOST_GUESSED_TOKENS = 8
 
 
@@ -35,12 +34,18 @@ class CpuDiskExperts:
         reading: Reading,
         pinned: Sequence[Iterable[int]] | None = None,
     ) -> None:
-        """layers: the model's, of which some have experts on disk. pinned: by layer, experts that stay in RAM; None: no
-        expert does. Raises ModelError for a file that cannot be opened or read, or is not the one that was loaded."""
+        """layers: the model's layers; some have experts on disk. pinned: by layer, the experts that stay in RAM; None:
+        no expert does. Raises ModelError for a file that cannot be opened or read, or is not the one that was
+        loaded."""
         self._stream = stream
         self._shapes, self._layers, self._eps = shape.loaded_layers, layers, shape.rms_eps
         found = [_experts_on_disk(layer) for layer in layers]
-        self.native = _open(stream, found, reading, [()] * len(layers) if pinned is None else pinned)
+        stays = [()] * len(layers) if pinned is None else pinned
+        slots = [
+            f and SlotsOnDisk((f[0].gate, f[0].up, f[0].down), f[1], sorted(own))
+            for f, own in zip(found, stays, strict=True)
+        ]
+        self.native = open_slots(stream, slots, reading)
         self._num_experts = [0 if f is None else f[1].num_experts for f in found]
         on_disk = [index for index, count in enumerate(self._num_experts) if count]
         # By layer, the next one with experts on disk.
@@ -64,7 +69,7 @@ class CpuDiskExperts:
         assert shape is not None
         norm = w.norm if w.parts is None else w.parts.router_input
         if not isinstance(norm, torch.Tensor):
-            return None  # of several streams: no guess is made yet
+            return None  # for a residual of several streams no guess is made
         self._stream.norm(space.x, norm, self._eps, n, self._y)
         self._stream.linear(self._y, n, w.router, [self._logits])
         self._stream.route(self._logits, n, self._routing, shape.router, bias=w.choice_bias)
@@ -79,32 +84,3 @@ def _experts_on_disk(layer: CpuLayer) -> tuple[GatedExperts, ExpertsOnDisk] | No
     if layer.moe is None or layer.moe.experts.on_disk is None:
         return None
     return layer.moe.experts, layer.moe.experts.on_disk
-
-
-def _open(
-    stream: CpuStream,
-    layers: Sequence[tuple[GatedExperts, ExpertsOnDisk] | None],
-    reading: Reading,
-    pinned: Sequence[Iterable[int]],
-) -> _C.DiskExperts:
-    files = {at.path: at.version for layer in layers if layer is not None for at in layer[1].in_file}
-    path = next(iter(files))
-    try:
-        opened = [
-            layer and _in_file(*layer, sorted(stays)) for layer, stays in zip(layers, pinned, strict=True)
-        ]
-        native = open_disk_experts(stream, opened, reading)
-        for path, version in files.items():
-            if FileVersion.of(path) != version:
-                raise ModelError(path, "was replaced or changed since it was loaded; restart the server")
-    except OSError as error:
-        raise ModelError(path, f"its experts cannot be read: {error}") from error
-    return native
-
-
-def _in_file(experts: GatedExperts, on_disk: ExpertsOnDisk, pinned: Sequence[int]) -> DiskExpertLayer:
-    gate, up, down = (
-        DiskPart(matrix, at.path, at.offset, at.stride)
-        for matrix, at in zip((experts.gate, experts.up, experts.down), on_disk.in_file, strict=True)
-    )
-    return DiskExpertLayer(on_disk.num_experts, (gate, up, down), pinned)

@@ -1,4 +1,5 @@
-"""The feed-forward of y = norm(x), on the pool's stream. In a parallel layer the mixer's y is still there.
+"""The feed-forward of y = norm(x), on the pool's stream. In a parallel layer y is the one that the token mixer has
+computed.
 
 A mixture of experts gives the weighted sum over the chosen experts of down(activation(gate y, up y)), plus the
 shared expert's output. A layer without experts has a single feed-forward. The result is added to `out` or
@@ -37,7 +38,7 @@ def mix(
     index: int = 0,
 ) -> None:
     """Launches router, experts and shared expert. expert_token_counts: int64 [2, experts], see `CpuStream.experts`.
-    token_ids: int32 [n]; disk: None if all experts are in RAM; index: the layer's."""
+    token_ids: int32 [n]; disk: None if all experts are in RAM; index: the layer's index."""
     if w.norm is not None:
         read_residual(stream, w.norm, eps, n, space)
     project(stream, space.y, n, w.router, [space.router_logits], adapters, (names.FFN_GATE_INP,))

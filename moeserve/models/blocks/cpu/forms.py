@@ -35,8 +35,8 @@ class CpuForm:
         rules: Iterable[ChoiceRule],
         sections: Tensor | None = None,
     ) -> None:
-        """shape: of any layer of this form. rules: the layers'. sections: `section_of_frequencies`, if rows have three
-        positions."""
+        """shape: the shape of any layer of this form. rules: the rules of the form's layers. sections:
+        `section_of_frequencies`, if rows have three positions."""
         tokens = len(space.x)
         self.heads = _heads_of(shape)
         self.plans = {rule: AttentionPlan() for rule in rules}  # by the layers' rule, without windows

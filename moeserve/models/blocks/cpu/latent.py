@@ -5,7 +5,8 @@ query = [k_b(q without positions) | rotated q]               of each head
 cached = [norm(latent) | rotated key]                        one vector for all heads
 x += output(v_b(softmax(query . cached) . latents))          v_b: of each head
 
-Some models multiply each head's output by sigmoid(gate(y)); the latents' sums are multiplied, as v_b is linear.
+Some models multiply each head's output by sigmoid(gate(y)). The sums of latents are multiplied instead, which is the
+same because v_b is linear.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def store_latent(
     batch: CpuBatch,
     space: CpuWorkspace,
 ) -> None:
-    """Launches the storing of the latents in the KV cache, and the parts of q that need no product; with an indexer
-    also of the index keys, and their queries."""
+    """Launches the storing of the latents in the KV cache, and the parts of q that need no product. With an indexer,
+    also launches the storing of the index keys, and the index queries."""
     s = space.latent
     if w.indexer is not None and shape.indexer is not None and space.indexer is not None:
         store_index(stream, w.indexer, shape.indexer, form, kv, batch, space.indexer)

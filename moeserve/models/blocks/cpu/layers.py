@@ -38,8 +38,8 @@ from moeserve.models.recurrence import Recurrence
 
 
 class CpuLayers:
-    """The layers of a decoder, in its buffers. Owns what they keep of a step: expert counts and the drafts' changes
-    of state."""
+    """The layers of a decoder; they use the decoder's buffers. Owns the data that layers keep of a step: expert counts
+    and the drafts' changes of state."""
 
     def __init__(
         self,
@@ -77,7 +77,8 @@ class CpuLayers:
         # int64 [layers, 2, experts]: tokens routed to each expert, and steps that read its weights, since start-up.
         self.expert_counts = torch.zeros(len(self.weights), 2, shape.num_experts, dtype=torch.int64)
         self.compressed = CompressedPlans.for_model(shape, kv)
-        self.token_ids = torch.zeros(0, dtype=torch.int32)  # of the step; experts may be chosen by them
+        # The step's token ids, by which experts may be chosen.
+        self.token_ids = torch.zeros(0, dtype=torch.int32)
 
     def forward(self, index: int, batch: CpuBatch) -> None:
         """Launches one layer on the contents of x."""
@@ -141,8 +142,8 @@ class CpuLayers:
             add_input(self._stream, w.input, eps, w.factor, index, n, space)
 
     def _run_ffn(self, index: int, batch: CpuBatch, out: Tensor, *, add: bool) -> Tensor:
-        """Launches the feed-forward. Returns the tensor with the result: `out`, added to or overwritten, or another
-        one."""
+        """Launches the feed-forward. Returns the tensor with the result: `out`, to which the result was added or which
+        it overwrote, or another tensor."""
         n, adapters, counts = (
             batch.n,
             self._adapters_of(index, batch.adapters),
@@ -176,7 +177,7 @@ class CpuLayers:
         add_ngrams(self._stream, w, self._shape, state, batch, self._space, pending)
 
     def _ngram_state(self, index: int) -> StateLayer:
-        """Returns the state of the layer's n-gram convolution, which lies behind that of its recurrence."""
+        """Returns the state of the layer's n-gram convolution, which lies behind the recurrence's state."""
         state, recurrence = self._states[index], self._shapes[index].recurrence
         return StateLayer(
             state.states, state.first + (0 if recurrence is None else recurrence.heads.state_values)

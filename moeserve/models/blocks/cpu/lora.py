@@ -1,4 +1,4 @@
-"""LoRA adapters beside the products of a decoder on the CPU pool; no other block handles them.
+"""LoRA adapters for the products of a decoder on the CPU pool. No other block handles adapters.
 
 `project` computes a product and, for rows with adapters, adds the adapters' terms.
 """
@@ -49,13 +49,13 @@ class AdapterPanels:
 
 
 class CpuAdapters:
-    """The adapters of a model by number. Owns their matrices and the buffer of intermediate vectors."""
+    """The adapters of a model, by number. Owns the adapters' matrices and the buffer of intermediate vectors."""
 
     def __init__(
         self, shape: ModelShape, adapters: Sequence[Adapter], tokens: int, capacity: int | None = None
     ) -> None:
-        """adapters: get numbers from 0 on. tokens: rows of the largest step. capacity: number of adapters that fit
-        (default: the given ones). Raises MemoryError."""
+        """adapters: the first adapters, which get the numbers from 0 on. tokens: rows of the largest step. capacity:
+        the most adapters at once (default: the number of given ones). Raises MemoryError."""
         self.shape = shape
         self.capacity = len(adapters) if capacity is None else capacity
         self._tokens = tokens
@@ -69,15 +69,16 @@ class CpuAdapters:
         """Does nothing: the CPU engine accepts every adapter that fits the model."""
 
     def needed_bytes(self, checked: PeftAdapter | GgufAdapter) -> int:
-        """Returns the RAM needed while the adapter is read: as read, plus in the kernels' layout."""
+        """Returns the bytes of RAM needed while the adapter is read: for the file's matrices and for those in the
+        kernels' layout."""
         return 2 * checked.nbytes
 
     def held_bytes(self, panels: AdapterPanels) -> int:
-        """Returns the RAM of its matrices and intermediate vectors."""
+        """Returns the bytes of RAM of the adapter's matrices and intermediate vectors."""
         return panels.num_bytes + self._workspace_bytes(panels.rank)
 
     def prepare(self, adapter: Adapter) -> AdapterPanels:
-        """Converts an adapter in another thread, beside the steps. Raises MemoryError."""
+        """Converts an adapter. Called on another thread while steps run. Raises MemoryError."""
         return AdapterPanels.of(adapter)
 
     def _workspace_bytes(self, rank: int) -> int:

@@ -1,4 +1,4 @@
-"""The model's next-token block, which drafts; it uses the decoder's buffers: see models/next_token.py.
+"""The model's next-token block, which makes drafts (models/next_token.py). It uses the decoder's buffers.
 
 It runs between two steps. Until `store` or `predict` is called, `x` still holds the last step's rows.
 """
@@ -57,7 +57,8 @@ class CpuNextTokenBlock:
         form: CpuForm,
         forward_layer: Callable[[int, CpuBatch], None],
     ) -> None:
-        """space, form: the decoder's. forward_layer: launches a layer, by number, on the contents of x."""
+        """space, form: the decoder's buffers and attention form. forward_layer: launches the layer of a given number on
+        the contents of x."""
         assert weights.next_token is not None
         assert weights.head is not None
         assert space.next_token is not None

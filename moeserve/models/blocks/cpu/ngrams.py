@@ -1,5 +1,5 @@
-"""N-gram embeddings on the pool's stream: x += factors * value + silu(convolution). Keys and values are made of the
-table's rows that the last tokens choose (kernels/ngrams/reference.py)."""
+"""N-gram embeddings on the pool's stream: x += factors * value + silu(convolution). Keys and values are computed from
+rows of a table, which the last tokens choose (kernels/ngrams/reference.py)."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def add_ngrams(
     space: CpuWorkspace,
     pending: Tensor | None,
 ) -> None:
-    """Launches the addition to x, after `look_up`. state: of the convolution. pending: its draft record, if rows may
-    have drafts."""
+    """Launches the addition to x, after `look_up`. state: the convolution's state. pending: the convolution's draft
+    record, if rows may have drafts."""
     s, n, shape = space.ngrams, batch.n, model.ngrams
     assert s is not None
     assert shape is not None

@@ -1,8 +1,8 @@
-"""How blocks read the residual x and add to it, on the pool's stream: y = norm(x) and x += block(y).
+"""Blocks read the residual x and add to it with these launches on the pool's stream: y = norm(x) and x += block(y).
 
-With several streams (hyper-connections) a block reads a gated mean of them, and its output is added to each stream with
-a weight of the token: kernels/streams/reference.py; or it reads a weighted sum, and the streams are mixed behind it:
-kernels/streams/sinkhorn.py.
+There are two forms of several streams (hyper-connections). A block reads a gated mean of the streams, and its output is
+added to each stream with a weight that depends on the token (kernels/streams/reference.py). Or a block reads a weighted
+sum of the streams, and the streams are mixed after the block (kernels/streams/sinkhorn.py).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def embed(
 
 
 def read_residual(stream: CpuStream, w: CpuInput, eps: float, n: int, space: CpuWorkspace) -> None:
-    """Launches y = what a block reads of x, and with several streams the weights that its output is added with."""
+    """Launches y = the input of a block, computed from x. With several streams, also launches the weights with which
+    the block's output is added."""
     if isinstance(w, Tensor | CpuLayerNorm):
         _norm(stream, w, eps, n, space.x, space.y, None)
         return
@@ -51,7 +52,7 @@ def read_residual(stream: CpuStream, w: CpuInput, eps: float, n: int, space: Cpu
 def read_for_head(
     stream: CpuStream, w: CpuInput, eps: float, rows: Tensor, space: CpuWorkspace, out: Activations
 ) -> None:
-    """Launches out = what the head reads of these rows of x. rows: int32 [m]."""
+    """Launches out = the input of the head for these rows of x. rows: int32 [m]."""
     if isinstance(w, Tensor | CpuLayerNorm):
         _norm(stream, w, eps, len(rows), space.x, out, rows)
         return
@@ -119,7 +120,8 @@ def _read_mixed(
 
 
 def block_output(space: CpuWorkspace) -> tuple[Tensor, bool]:
-    """Returns where a block writes its output, and whether it adds to what is there. `add_block` must follow."""
+    """Returns the tensor to which a block writes its output, and whether the block adds to the tensor's contents.
+    `add_block` must follow."""
     return (space.x, True) if space.streams is None else (space.streams.block, False)
 
 
@@ -131,7 +133,7 @@ def add_product(stream: CpuStream, a: Activations, n: int, matrix: LinearGroup, 
 
 
 def add_block(stream: CpuStream, n: int, space: CpuWorkspace) -> None:
-    """Launches what is left of adding a block's output to x."""
+    """Launches the rest of the addition of a block's output to x."""
     if isinstance(space.streams, StreamsWorkspace):
         stream.inject(space.streams.block, space.streams.weights, n, space.x)
     elif space.streams is not None:

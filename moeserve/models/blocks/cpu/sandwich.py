@@ -32,7 +32,7 @@ def mix_parts(
     index: int,
 ) -> Tensor:
     """Launches both parts. Returns the tensor with the sum. expert_token_counts: int64 [2, experts], see
-    `CpuStream.experts`. disk, index: as for `mix`."""
+    `CpuStream.experts`. disk, index: see `mix`."""
     s = space.sandwich
     assert s is not None
     assert w.shared is not None

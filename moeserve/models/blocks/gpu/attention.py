@@ -13,7 +13,8 @@ from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.attention.chosen_op import attend_blocks
-from moeserve.kernels.attention.op import NewTokens, decode_attention, prefill_attention
+from moeserve.kernels.attention.new_tokens import NewTokens
+from moeserve.kernels.attention.op import decode_attention, prefill_attention
 from moeserve.kernels.delta_net.op import sigmoid_gate
 from moeserve.kernels.rope.op import SectionPositions, rope_store
 from moeserve.kernels.stream_operands import KvLayer
@@ -152,9 +153,9 @@ class GpuAttentionBlock:
             )  # independent rows see up to themselves
             decode_attention(
                 q[part], mine, kv.keys, kv.values, table, batch.req_slots[part], batch.positions[part],
-                count, d.sums, d.stats, d.counters, a.x[part], codes, scales,
+                count, d, a.x[part], codes, scales,
                 key_scales=kv.key_scales, value_scales=kv.value_scales, window=shape.window, sinks=w.sinks,
-                scale=shape.scale, fill=d.fill, ends=None if ends is None else ends[part],
+                scale=shape.scale, ends=None if ends is None else ends[part],
             )  # fmt: skip
         if batch.tiles is not None:
             prefill_attention(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.attention.op import DecodeWorkspace
+from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.delta_net.op import StepSequences
 from moeserve.kernels.experts.integers import IntegerWorkspace
 from moeserve.kernels.experts.op import BlockWorkspace

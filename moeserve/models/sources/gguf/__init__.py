@@ -1,4 +1,4 @@
-"""GGUF files: open, check, map. Imports neither torch nor anything else of ours."""
+"""GGUF files: opens, checks and maps them. Imports neither torch nor other rooms of moeserve."""
 
 from .errors import GGUFError
 from .file import GGUFFile, open_gguf

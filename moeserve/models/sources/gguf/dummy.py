@@ -1,9 +1,9 @@
 """Random weights with a file's shapes and types, for benchmarks: only the file's header is read.
 
-The file may be truncated after the header. Matrices are taken from pools of random blocks, each chunk of a tensor
-from a different place in its type's pool; vectors (norms) are ones. Matrices preserve the magnitude of their input
-(weights of about 1 / sqrt(columns)); the router's is ROUTER times larger, like a trained one's, whose choices are
-clear. The rates of recurrent states are -1: with positive ones states would grow without end.
+The file may be truncated after the header. Matrices are taken from pools of random blocks, each chunk of a tensor from
+a different place in its type's pool; vectors (norms) are ones. Matrices preserve the magnitude of their input (weights
+of about 1 / sqrt(columns)). The router's weights are ROUTER times larger, because a trained router's choices are clear.
+The rates of recurrent states are -1: with positive rates states would grow without end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def open_dummy(path: Path) -> DummyFile:
 
 
 class DummyFile(GGUFFile):
-    """A file with random weights. Arrays returned by `data` are overwritten by its next call."""
+    """A file with random weights. The next call of `data` overwrites the array that the last one returned."""
 
     def __init__(self, file: GGUFFile) -> None:
         self.path, self.metadata, self.tensors = file.path, file.metadata, file.tensors
@@ -68,7 +68,7 @@ class DummyFile(GGUFFile):
         return out
 
     def rows(self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Bytes:
-        """Returns random rows, each the same whenever it is asked for."""
+        """Returns random rows. A row is the same at each call."""
         tensor = self.tensors[name]
         pool = self._pool(tensor.type, std_of(tensor))
         row_bytes = tensor.nbytes // tensor.shape[0]
@@ -108,7 +108,8 @@ def _random_pool(kind: QuantType, std: float) -> Bytes:
 
 
 def _set_scales(blocks: Bytes, kind: QuantType, scale: float) -> None:
-    """Sets equal scales in all blocks (their groups' scales still differ), with a min that centres the weights."""
+    """Sets equal scales in all blocks, with a min that centres the weights. The scales of groups within a block still
+    differ."""
     if kind.codebook is not None:
         _set_book_scale(blocks, kind.codebook, scale)
         return

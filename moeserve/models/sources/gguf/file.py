@@ -68,8 +68,8 @@ class GGUFFile:
     def rows(
         self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """Returns a copy of some rows of a matrix: uint8 [n, bytes of a row]. The system reads no more of the file than
-        their pages. Raises KeyError if the tensor is absent."""
+        """Returns a copy of some rows of a matrix: uint8 [n, bytes of a row]. The system reads only these rows' pages
+        of the file. Raises KeyError if the tensor is absent."""
         tensor = self.tensors[name]
         if name not in self._sparsely_read:  # switches read-ahead off, because the rows are scattered
             self._sparsely_read.add(name)
@@ -114,7 +114,7 @@ def open_gguf(path: Path, *, has_tensors: bool = True) -> GGUFFile:
 
 
 def _stored_bytes(tensor: MappedTensor) -> int:
-    """Returns the tensor's size in bytes as the file has it; for half of a merged tensor, the merged one's size."""
+    """Returns the tensor's size in bytes in the file; for half of a merged tensor, the size of the merged tensor."""
     return tensor.nbytes if tensor.half is None else 2 * tensor.nbytes
 
 

@@ -30,7 +30,7 @@ MAX_STRINGS = 1 << 23  # in all arrays; skipping them takes 3 s
 MAX_KEY_BYTES = (1 << 16) - 1  # the format's limit
 MAX_TENSOR_NAME_BYTES = 64  # the format's limit
 MAX_RANK = 4
-ID_TENSOR = ".ffn_gate_tid2eid.weight"  # the end of the only tensors' names that may be integers
+ID_TENSOR = ".ffn_gate_tid2eid.weight"  # the end of the names of tensors that may be integers; no others may
 MAX_MODEL_BYTES = 1 << 42  # for a file that is read without its tensors' data
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
@@ -63,16 +63,17 @@ class TensorInfo:
     shape: tuple[int, ...]  # row-major: the reverse of the file's order, so experts are [E, out, in]
     type: QuantType
     nbytes: int
-    # int32 [cols], of experts [E, cols]: the rows' column j belongs to the input's column order[j]. None: to column j.
+    # int32 [cols], or [E, cols] for experts: the rows' column j belongs to the input's column order[j]. None: to column
+    # j.
     order: npt.NDArray[np.int32] | None = field(default=None, compare=False, kw_only=True)
-    # The same of rows, which are in the order of a later matrix's columns: int32 [rows] or [E, rows].
+    # The same for rows that are in the order of a later matrix's columns: int32 [rows] or [E, rows].
     row_order: npt.NDArray[np.int32] | None = field(default=None, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
 class MappedTensor(TensorInfo):
-    """A tensor of a GGUF: its bytes are at `offset` in part `part`. With `half` it is the first or second half of
-    each expert of a tensor that starts there."""
+    """A tensor of a GGUF: its bytes are at `offset` in part `part`. With `half` it is the first or second half of each
+    expert of the tensor at `offset`."""
 
     part: int  # which file of a split set, from 0
     offset: int  # bytes from the start of that file
@@ -86,8 +87,8 @@ class Header:
 
 
 def read_header(path: Path, buffer: mmap.mmap, part: int, *, has_tensors: bool = True) -> Header:
-    """Reads and checks the header of a mapped file. has_tensors False: the file may be truncated after it. Raises
-    GGUFError."""
+    """Reads and checks the header of a mapped file. has_tensors False: the file may be truncated after its header.
+    Raises GGUFError."""
     walk = _Walk(path, buffer)
     num_tensors, num_keys = _read_counts(walk)
     values: dict[str, MetadataValue] = {}

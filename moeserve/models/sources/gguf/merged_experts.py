@@ -1,7 +1,7 @@
-"""Tensors that some files have in another form or under another name than most.
+"""Renames and splits tensors that some files have under another name or in another form than most files.
 
-Those with experts' gate and up in one tensor, gate's rows first (`--fuse-gate-up-exps` of llama.cpp's converter,
-https://github.com/ggml-org/llama.cpp/pull/19139). They are presented as the usual two tensors."""
+Some files have the experts' gate and up in one tensor, gate's rows first (`--fuse-gate-up-exps` of llama.cpp's
+converter, https://github.com/ggml-org/llama.cpp/pull/19139). The tensor is presented as the usual two tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _MERGED = {
 
 
 def separated(tensors: Iterable[MappedTensor]) -> Iterator[MappedTensor]:
-    """Yields a file's tensors, each merged one split in two: weights [E, 2 * ff, hidden], biases [E, 2 * ff]."""
+    """Yields a file's tensors, with each merged tensor split in two: weights [E, 2 * ff, hidden], biases [E, 2 *
+    ff]."""
     for tensor in tensors:
         layer = n.layer_of(tensor.name)
         if tensor.name == n.LFM2_OUTPUT_NORM:
@@ -30,7 +31,7 @@ def separated(tensors: Iterable[MappedTensor]) -> Iterator[MappedTensor]:
             continue
         parts = () if layer is None else _MERGED.get(tensor.name.removeprefix(n.in_layer(layer, "")), ())
         if not parts or len(tensor.shape) < 2 or tensor.shape[1] % 2:
-            yield tensor  # a tensor of any other form is passed on and refused with other unexpected ones
+            yield tensor  # a tensor of any other form is refused later, with all unexpected tensors
             continue
         assert layer is not None
         experts, rows, *cols = tensor.shape

@@ -31,7 +31,8 @@ class StringArray(ABC):
 class MappedStrings(StringArray):
     """An array of strings in the mapped file, whose bounds were checked when the header was read.
 
-    A vocabulary has hundreds of thousands of strings, and two of four processes never read it.
+    The strings are decoded on demand: a vocabulary has hundreds of thousands of them, and two of four processes never
+    read it.
     """
 
     def __init__(self, buffer: mmap.mmap, offset: int, count: int) -> None:
@@ -66,7 +67,7 @@ class Metadata(Mapping[str, MetadataValue]):
         values: dict[str, MetadataValue],
         complain: Callable[[Path, str, str], ModelError] | None = None,
     ) -> None:
-        """complain(path, key, problem): makes the error; another format than GGUF words it in its own terms."""
+        """complain(path, key, problem): makes the error, in the terms of the file's format."""
         self.path = path
         self._values = values
         self._complain = complain or _gguf_error

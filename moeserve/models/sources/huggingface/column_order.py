@@ -1,6 +1,6 @@
 """The order of columns in matrices that were quantised in the order of their activations (act-order, `desc_act`): a
-group's columns are anywhere in a row. Blocks need them side by side, so the columns are sorted by group; products
-gather their input in the same order."""
+group's columns may be anywhere in a row. Blocks need a group's columns side by side, so the columns are sorted by
+group, and products gather their input in the same order."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def columns_of(path: Path, stored: dict[str, StoredTensor], name: str, cols: int
 
 
 def column_order(path: Path, groups_of: StoredTensor, groups: int) -> Order | None:
-    """Returns int32 [cols]: the columns sorted by their group, in each group by position; None if they are so already.
-    Raises ModelError if the groups are not of one size."""
+    """Returns int32 [cols]: the columns sorted by group, and by position within a group. Returns None if they have this
+    order already. Raises ModelError if the groups differ in size."""
     of_column = stored_numbers(groups_of).astype(np.int64)
     (cols,) = of_column.shape
     each = cols // groups
@@ -49,8 +49,8 @@ def column_order(path: Path, groups_of: StoredTensor, groups: int) -> Order | No
 
 
 def stacked(orders: Sequence[Order | None], shape: tuple[int, ...]) -> Order | None:
-    """Returns the orders, each [size], of the experts of a tensor [E, out, in] as [E, size], or the one of another
-    tensor; None if none has one."""
+    """Returns the orders of a tensor's matrices. For experts, [E, out, in], the orders, each [size], become [E, size];
+    any other tensor has one order. Returns None if no matrix has an order."""
     some = next((order for order in orders if order is not None), None)
     if some is None:
         return None

@@ -74,7 +74,7 @@ def _skipped_layers(config: Mapping[str, Any], mapping: HuggingFaceMapping) -> d
 
 
 def _rotated(path: Path, config: Mapping[str, Any], scaling: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns how much of a head rotates, from transformers' new and old settings."""
+    """Returns the share of a head that rotates, from transformers' new and old settings."""
     name, stated = "partial_rotary_factor", config.get("rotary_dim")
     factor = scaling.get(name, config.get(name))
     if stated is not None and factor is None:
@@ -113,7 +113,7 @@ def _rope_settings(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _agree(config: Mapping[str, Any], *both: Mapping[str, Any]) -> bool:
-    """Returns whether they agree, with older names and top-level settings taken into account."""
+    """Returns whether the two objects agree, with older names and top-level settings taken into account."""
     outside = {name: config.get(name) for name in ("rope_theta", "partial_rotary_factor")}
     one, other = (
         outside

@@ -13,7 +13,7 @@ from .column_order import Order
 from .made_tensor import Bytes, bytes_of, numbers_of
 from .safetensors_file import PackedWeight, StoredTensor
 
-# The down-projection's name, and those of the matrices whose product it reads; a name that is missing is passed over.
+# The down-projection's name, and the names of the matrices whose product it reads; a missing name is skipped.
 _INPUTS: Mapping[str, tuple[str, ...]] = {
     "down_proj": ("gate_proj", "up_proj"),
     "w2": ("w1", "w3"),
@@ -21,8 +21,8 @@ _INPUTS: Mapping[str, tuple[str, ...]] = {
 
 
 def move_orders_into_rows(path: Path, stored: dict[str, StoredTensor]) -> None:
-    """Replaces each ordered down-projection by one without an order, and the matrices before it by ones whose rows are
-    in its order. Raises ModelError if these are not found."""
+    """Replaces each ordered down-projection by one without an order, and the matrices before it by matrices whose rows
+    are in that order. Raises ModelError if those matrices are not found."""
     for name, down in list(stored.items()):
         prefix, _, part = name.removesuffix(".weight").rpartition(".")
         if part not in _INPUTS or down.packed is None or down.packed.order is None:

@@ -42,8 +42,8 @@ def transposed_experts(
 def llama4_experts(
     path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
-    """Yields a layer's experts, which Llama 4 has as [expert, in, out], and removes them from `stored`. Raises
-    ModelError."""
+    """Yields a layer's experts, which Llama 4's checkpoints have as [expert, in, out], and removes them from `stored`.
+    Raises ModelError."""
     del metadata
     under = f"{prefix}feed_forward.experts."
     if f"{under}gate_up_proj" not in stored:
@@ -91,8 +91,8 @@ def linear_experts(
 def linear_experts_and_shared(
     path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
 ) -> Iterator[tuple[str, MadeTensor]]:
-    """Like `linear_experts`, with a shared expert in the same form; in a model without experts that is the
-    feed-forward."""
+    """Does the same as `linear_experts`, also for a shared expert in the same form. In a model without experts the
+    shared expert is the feed-forward."""
     has_experts = f"{prefix}{_LINEAR}input_linear.weight" in stored
     if has_experts:
         yield from linear_experts(path, prefix, metadata, stored)

@@ -1,7 +1,7 @@
 """A folder in Hugging Face's layout as a ModelSource: safetensors under GGUF's keys and tensor names.
 
-Each expert of a layer has its own tensors there; `data` gathers them to [E, out, in], copying one tensor at a time,
-as packing needs it. Using weights in place requires a GGUF file.
+In such a folder each expert of a layer has its own tensors. `data` gathers them to [E, out, in]; it copies one tensor
+at a time, when packing needs it. Only a GGUF file's weights can be used in place.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ class HuggingFaceFolder:
     def _block_names(
         self, layer: int, experts: int, stored: dict[str, StoredTensor], names: NextTokenNames
     ) -> Iterator[tuple[str, list[str]]]:
-        """Yields the same for the tensors that the next-token block has: only drafts need it to be complete."""
+        """Yields the same for the tensors of the next-token block that are stored. The block may be incomplete, because
+        only drafts need it."""
         prefix = f"model.layers.{layer}."
         all_names = {**self._mapping.layer, **self._mapping.moe, **self._mapping.dense, **names.parts}
         for ours, theirs in all_names.items():
@@ -193,7 +194,7 @@ class HuggingFaceFolder:
         self._parts[name] = list(made.sources)
 
     def _skipped_layers(self) -> tuple[str, ...]:
-        """Returns the prefixes of tensor names in layers that are not run."""
+        """Returns the prefixes of the names of tensors in layers that are not computed."""
         count = self._count(n.NEXTN_LAYERS, 1024)
         blocks = self.metadata.require_int(f"{self.architecture}.block_count", 1, 1024)
         return tuple(f"model.layers.{layer}." for layer in range(blocks - count, blocks))
@@ -202,7 +203,7 @@ class HuggingFaceFolder:
         return self.metadata.require_int(f"{self.architecture}.{suffix}", 0, most, default=0)
 
     def _add(self, name: str, theirs: list[str], stored: dict[str, StoredTensor]) -> None:
-        """Adds a tensor made of `theirs`, and removes these from `stored`."""
+        """Adds a tensor made of the tensors `theirs`, and removes those from `stored`."""
         parts = []
         for their_name in theirs:
             if their_name not in stored:
@@ -238,8 +239,8 @@ class HuggingFaceFolder:
 
 
 def is_hugging_face_folder(path: Path) -> bool:
-    """Returns whether to open the folder as Hugging Face's. A folder that also has a model in a .gguf file counts as a
-    GGUF's; a vision tower or an importance matrix beside its weights does not make it one."""
+    """Returns whether to open the folder as Hugging Face's. A folder that also has a model in a .gguf file is opened as
+    GGUF; a vision tower or an importance matrix in a .gguf file does not count."""
     if not path.is_dir() or not (path / CONFIG).exists():
         return False
     return not any(is_model_file(file.name) for file in path.glob("*.gguf"))
@@ -297,8 +298,8 @@ def _with_block(
     metadata: Metadata,
     names: NextTokenNames,
 ) -> dict[str, StoredTensor]:
-    """Returns the tensors with those of the next-token block behind the last layer's, and counts it in `values`, the
-    metadata's contents, where config.json does not."""
+    """Returns the tensors, with the next-token block's tensors after those of the last layer. Counts the block in
+    `values`, the metadata's contents, if config.json does not count it."""
     blocks, count = f"{architecture}.block_count", f"{architecture}.{n.NEXTN_LAYERS}"
     num_blocks = metadata.require_int(blocks, 1, 1024)
     num_next = metadata.require_int(count, 0, num_blocks - 1, default=0)

@@ -8,7 +8,8 @@
     DeepSeek-V4's experts       weight I8 [out, in / 2], scale F8_E8M0 [out, in / 32]
 
 Formats: https://github.com/vllm-project/compressed-tensors, https://nvidia.github.io/Model-Optimizer. Scales of
-activations (input_scale, input_global_scale) are for products in 4 bits, and are ignored: ours take more bits.
+activations (input_scale, input_global_scale) are ignored: they are for products in 4 bits, and moeserve's products take
+more bits.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ def _mxfp4(path: Path, prefix: str, weight: StoredTensor, scales: StoredTensor) 
 
 
 def halves_of_pairs(pairs: Bytes) -> Bytes:
-    """Turns a block's bytes [.., 16] that hold the codes of columns 2j and 2j + 1 into those of j and j + 16."""
+    """Converts a block's bytes [.., 16], which hold the codes of columns 2j and 2j + 1, to bytes that hold those of j
+    and j + 16."""
     codes = np.stack([pairs & 15, pairs >> 4], axis=-1).reshape(*pairs.shape[:-1], _MXFP4_GROUP)
     packed: Bytes = codes[..., : _MXFP4_GROUP // 2] | codes[..., _MXFP4_GROUP // 2 :] << 4
     return packed

@@ -60,7 +60,7 @@ def _blocks_of(tensor: StoredTensor) -> PackedWeight | None:
 
 
 def _as_blocks(kind: QuantType, tensor: StoredTensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """uint8 [(matrices,) rows, row bytes]."""
+    """Returns uint8 [(matrices,) rows, row bytes]."""
     rows, cols = tensor.shape[-2:]
     width = kind.block_columns
     scales = _row_scales(tensor)[:, :, np.arange(0, cols, width) // tensor.block[1]]
@@ -99,7 +99,8 @@ def _block_size(path: Path, config: dict[str, Any]) -> tuple[int, int] | None:
 def _block(
     path: Path, tensor: StoredTensor, scales: StoredTensor, block: tuple[int, int] | None
 ) -> tuple[int, int]:
-    """Returns the rows and columns of a matrix that share a scale. tensor: a matrix, or those of all experts."""
+    """Returns the rows and columns of a matrix that share a scale. tensor: one matrix, or the matrices of all
+    experts."""
     stated = scales.dtype in ("F32", "BF16", "F16", EXPONENTS) and len(tensor.shape) in (2, 3)
     if stated:
         outer, (rows, cols) = tensor.shape[:-2], tensor.shape[-2:]

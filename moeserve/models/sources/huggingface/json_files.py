@@ -15,7 +15,7 @@ MAX_BYTES = 128 << 20  # tokenizer.json of today's largest vocabularies takes 33
 
 
 def read_json(path: Path, most_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """Reads a JSON object, in which Infinity may be a number, as Python writes it (Nemotron). Raises ModelError, also
+    """Reads a JSON object. Infinity counts as a number, because Python writes it (Nemotron). Raises ModelError, also
     for a file larger than `most_bytes`."""
     content = _read(path, most_bytes)
     try:

@@ -28,8 +28,8 @@ _CHOICES = {  # supported values of `topk_method`, the default first
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns the keys that several settings together determine. Raises ModelError for settings that would be computed
-    wrongly."""
+    """Returns the keys that are determined by several settings together. Raises ModelError for settings that would be
+    computed wrongly."""
     scoring = _scoring(path, config)
     key_parts = [config.get(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
     if not all(isinstance(part, int) for part in key_parts):
@@ -92,7 +92,7 @@ def made_tensors(
     under: str = "self_attn.",
 ) -> Iterator[tuple[str, MadeTensor]]:
     """Yields the up-projections of keys (transposed) and values, by head, from the merged matrix, and removes that
-    from `stored`. under: what its name begins with after `prefix`."""
+    matrix from `stored`. under: the beginning of the matrix's name after `prefix`."""
     name = f"{prefix}{under}kv_b_proj.weight"
     if name not in stored:
         return

@@ -63,8 +63,9 @@ def leading_dense_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Met
 
 
 def windows(rule: WindowRule | None) -> Derived:
-    """Translates `use_sliding_window`, `sliding_window`, `max_window_layers` and `layer_types`. rule: for layers
-    without `layer_types`; None: every layer has the window, whatever `layer_types` says."""
+    """Translates `use_sliding_window`, `sliding_window`, `max_window_layers` and `layer_types`. rule: tells which
+    layers have a window if there are no `layer_types`; None: every layer has the window, whatever `layer_types`
+    says."""
 
     def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         layers = integer(path, config, "num_hidden_layers", None)
@@ -104,8 +105,8 @@ def layer_types(
 def layer_flags(
     path: Path, config: Mapping[str, Any], layers: int, name: str, values: tuple[Any, Any]
 ) -> list[bool] | None:
-    """Returns a list of one of two values for each layer: true of the second; None if config.json has none. Raises
-    ModelError."""
+    """Reads a setting with one of two values for each layer. Returns for each layer whether it has the second value;
+    None if config.json lacks the setting. Raises ModelError."""
     given = config.get(name)
     if given is None:
         return None
@@ -119,7 +120,8 @@ def layer_flags(
 def integer(
     path: Path, config: Mapping[str, Any], name: str, default: int | None = None, low: int = 1
 ) -> int:
-    """Returns a setting. default: without one; None: it is needed. Raises ModelError."""
+    """Returns an integer setting. default: value of a missing setting; None: the setting is required. Raises
+    ModelError."""
     value = default if config.get(name) is None else config[name]
     if value is None:
         raise ModelError(path, f"{name!r} is missing")
@@ -137,7 +139,8 @@ def number(
     *,
     default: float | None = None,
 ) -> float:
-    """Returns a setting, integer or not. default: without one; None: it is needed. Raises ModelError."""
+    """Returns a numeric setting. default: value of a missing setting; None: the setting is required. Raises
+    ModelError."""
     value = default if config.get(name) is None else config[name]
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
         raise ModelError(path, f"{name!r} is {value!r:.80}; {low:g} to {high:g} is supported")
@@ -147,7 +150,7 @@ def number(
 def limits(
     path: Path, config: Mapping[str, Any], name: str, layers: int
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Returns the limit of activations in each layer; 0: none. Raises ModelError."""
+    """Returns the limit of activations in each layer; 0: no limit. Raises ModelError."""
     given = config.get(name) or [0.0] * layers
     if not isinstance(given, list) or len(given) != layers:
         raise ModelError(

@@ -26,7 +26,7 @@ _SETTINGS = {
     "high_freq_factor": "rope.llama3.high_freq_factor",
     "original_max_position_embeddings": "rope.llama3.original_context_length",
 }
-ROTATED = "rope.llama3.dimension_count"  # how much of a head rotates where there are factors; without it: all
+ROTATED = "rope.llama3.dimension_count"  # dimensions of a head that rotate with factors; a missing key: all
 _OTHERS = {"rope_type", "type", "rope_theta"}
 
 
@@ -54,7 +54,7 @@ def llama3_rope(path: Path, config: Mapping[str, Any], theta: float) -> dict[str
 
 
 def rope_factors(metadata: Metadata) -> Iterator[tuple[str, MadeTensor]]:
-    """Yields the factors by which frequencies are divided, as a GGUF tensor; nothing without such settings."""
+    """Yields the factors by which frequencies are divided, as a GGUF tensor. Yields nothing without such settings."""
     architecture = metadata.require_str("general.architecture")
     if f"{architecture}.{_SETTINGS['factor']}" not in metadata:
         return
@@ -69,7 +69,8 @@ def rope_factors(metadata: Metadata) -> Iterator[tuple[str, MadeTensor]]:
     rotated = metadata.require_int(f"{architecture}.{ROTATED}", 2, dim, default=dim)
     theta = metadata.require_float(f"{architecture}.rope.freq_base", 2.0, 1e12)
     wavelengths = 2 * math.pi * theta ** (np.arange(rotated // 2) * 2 / rotated)
-    mixed = (original / wavelengths - low) / ((high - low) or 1)  # Llama 4's are equal: none is in between
+    # Llama 4's two factors are equal: no frequency is in between.
+    mixed = (original / wavelengths - low) / ((high - low) or 1)
     between = 1 / ((1 - mixed) / factor + mixed)
     factors = np.where(
         wavelengths < original / high, 1.0, np.where(wavelengths > original / low, factor, between)

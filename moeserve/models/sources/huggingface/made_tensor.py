@@ -38,7 +38,7 @@ def floats_made(
     compute: Callable[[npt.NDArray[np.float32]], npt.NDArray[np.float32]],
 ) -> MadeTensor:
     """Returns a float32 tensor of this shape, computed from another's values."""
-    source.float_type  # noqa: B018  (it raises ModelError for what is not of floats)
+    source.float_type  # noqa: B018  (raises ModelError for a tensor that is not of floats)
     return MadeTensor(shape, F32, (source,), lambda: bytes_of(compute(_floats(source)).reshape(shape)))
 
 
@@ -102,7 +102,7 @@ def numbers_of(tensor: StoredTensor) -> npt.NDArray[Any]:
 
 
 def is_zero_bias(tensor: StoredTensor) -> bool:
-    """Returns whether it is a bias of zeros, which some quantisers write for layers without a bias."""
+    """Returns whether the tensor is a bias of zeros, which some quantisers write for layers without a bias."""
     is_bias = tensor.name.endswith(".bias") and len(tensor.shape) == 1
     return is_bias and tensor.dtype in ("F16", "BF16", "F32") and not stored_numbers(tensor).any()
 

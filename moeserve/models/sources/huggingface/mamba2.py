@@ -32,7 +32,7 @@ def mamba2_sizes(
 
 
 def check_mamba2(path: Path, config: Mapping[str, Any]) -> None:
-    """Raises ModelError for time steps that are limited: none of the published models' are."""
+    """Raises ModelError for limited time steps, which no published model has."""
     limits = config.get("time_step_limit")
     if not isinstance(limits, list):
         return

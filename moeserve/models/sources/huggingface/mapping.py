@@ -1,5 +1,5 @@
-"""How to read a family's checkpoints in Hugging Face's layout: maps config.json's keys and the tensor names to
-GGUF's.
+"""Describes how a family's checkpoints in Hugging Face's layout are read: maps config.json's keys and the tensor names
+to GGUF's.
 
 A setting that transformers' code of the model uses and that this code does not know is refused, because ignoring it
 would silently change every answer.
@@ -104,7 +104,7 @@ class HuggingFaceMapping:
 
     @property
     def text_types(self) -> tuple[str, ...]:
-        """Those of the text model alone."""
+        """The supported values for the text model alone."""
         return self.model_type, *self.other_model_types
 
 

@@ -3,7 +3,7 @@
     behind the last layer   model.layers.N.eh_proj.weight beside model.layers.N.self_attn..., N = num_hidden_layers
     apart                   mtp.fc.weight beside mtp.layers.0.self_attn...
 
-Tensors of the second form are renamed to the first form, so that all is read alike.
+Tensors of the second form are renamed to the first form, so that both are read alike.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class NextTokenNames:
     prefixes: tuple[str, ...] = ()  # each stands for "model.layers.N."; the first that fits counts
 
     def appended(self, stored: dict[str, StoredTensor], layers: int) -> dict[str, StoredTensor] | None:
-        """Returns the tensors with the block's renamed to those of layer `layers`; None if there is no block."""
+        """Returns the tensors, with the block's tensors renamed to those of layer `layers`; None if there is no
+        block."""
         behind = f"model.layers.{layers}."
         names = {name: self._renamed(name, behind) for name in stored}
         if behind + self.parts[n.of_part(n.NEXTN_EH_PROJ)] not in names.values():

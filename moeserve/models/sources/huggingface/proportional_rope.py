@@ -1,5 +1,5 @@
-"""Gemma 4's RoPE: layers with and without a window have different frequencies; in the latter only a fraction of each
-head's pairs rotates, with frequencies spread as if all did ("proportional")."""
+"""Gemma 4's RoPE: layers with and without a window have different frequencies. In layers without a window only a
+fraction of each head's pairs rotates, with frequencies spread as if all pairs rotated ("proportional")."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ROPES: Mapping[str, Mapping[str, Any]] = {  # transformers' defaults, without `
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Returns both kinds' settings. Raises ModelError for unsupported ones."""
+    """Returns the settings of both kinds of layers. Raises ModelError for unsupported settings."""
     ropes = config.get("rope_parameters") or _ROPES
     if not isinstance(ropes, dict) or not all(isinstance(ropes.get(kind), dict) for kind in _ROPES):
         raise ModelError(path, f"'rope_parameters' is {ropes!r}; an object for each of {' and '.join(_ROPES)}"

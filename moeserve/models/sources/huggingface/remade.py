@@ -1,4 +1,4 @@
-"""Tensors of a layer that a GGUF has in another form than checkpoints: by rules, one for each tensor."""
+"""Rules that make the tensors of a layer that a GGUF has in another form than checkpoints, one rule for each tensor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def convolution(ours: str, theirs: str) -> Remade:
 
 
 def decay_rate(ours: str, theirs: str, *dimensions: int) -> Remade:
-    """A_log, read as -exp(A_log). dimensions: further ones, behind the heads'."""
+    """A_log, read as -exp(A_log). dimensions: further dimensions after that of heads."""
     return Remade(ours, theirs, lambda shape: (int(np.prod(shape)), *dimensions), lambda log: -np.exp(log))
 
 
@@ -66,8 +66,8 @@ def made_by(*rules: Remade) -> Made:
 
 
 def stored_as(names: Mapping[str, str]) -> Made:
-    """Returns a function that yields matrices as they are, where a checkpoint has them under these names (GGUF's ->
-    the checkpoint's) instead of those of the mapping."""
+    """Returns a function that yields matrices unchanged if a checkpoint has them under these names (GGUF's -> the
+    checkpoint's) instead of the mapping's names."""
 
     def made(
         path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
@@ -95,7 +95,7 @@ def named_by_kind(theirs: str, mark: str, with_mark: str, without: str) -> Made:
 
 
 def together(*each: Made) -> Made:
-    """Returns a function that yields what all of these do."""
+    """Returns a function that yields the tensors of all the given functions."""
 
     def made(
         path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]

@@ -1,5 +1,5 @@
-"""RoPE's settings of families whose layers with a window rotate otherwise: `rope_parameters` has an object for each
-kind of layer."""
+"""RoPE's settings of families whose layers with and without a window rotate differently: `rope_parameters` has an
+object for each kind of layer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Settings = Mapping[str, Any]
 
 
 def rope_by_kind(path: Path, config: Settings) -> tuple[Settings, Settings]:
-    """Returns the settings of layers that see all, and of those with a window: empty where config.json has none.
-    Raises ModelError."""
+    """Returns the settings of layers without a window, and of layers with a window; a kind's settings are empty if
+    config.json has none. Raises ModelError."""
     given = config.get("rope_parameters")
     kinds = [given.get(kind) or {} for kind in (FULL, SLIDING)] if isinstance(given, dict) else []
     if not kinds or not all(isinstance(kind, dict) for kind in kinds) or not kinds[0]:

@@ -64,19 +64,20 @@ class StoredTensor:
 
     @property
     def type(self) -> QuantType:
-        """The type as which rows are read. Raises ModelError if it is neither float nor has scales."""
+        """Returns the type as which rows are read. Raises ModelError if the tensor neither is of floats nor has
+        scales."""
         return self.float_type if self.packed is None else self.packed.type
 
     @property
     def parts(self) -> tuple[StoredTensor, ...]:
-        """The file's tensors from which it is read."""
+        """Returns the file's tensors from which this tensor is read."""
         if self.packed is not None:
             return self.packed.sources
         return (self,) if self.scales is None else (self, self.scales)
 
     @property
     def float_type(self) -> QuantType:
-        """The type as which single values are read. Raises ModelError if it is not float."""
+        """Returns the type as which single values are read. Raises ModelError if the tensor is not of floats."""
         if self.scales is not None:
             return BF16
         if self.packed is not None:

@@ -23,7 +23,8 @@ from .towers.family import Config, Made, TowerFamily
 VISION_CONFIG: Final = "vision_config"
 _PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json")
 _IMAGES: Final = ("image_processor", "media_proc_cfg")  # keys under which some have the pixels' settings
-# Types of towers that say nothing: Kimi's, and MiniMax's, which is CLIP's. The model's own stands for them.
+# Types of towers that do not identify the tower: Kimi's, and MiniMax's, which is CLIP's. The model's type is used
+# instead.
 _UNNAMED: Final = ("", "None", "clip_vision_model")
 _FAMILIES: Final = (
     qwen3vl.FAMILY,
@@ -86,7 +87,7 @@ def open_tower_folder(path: Path) -> TowerFolder:
 
 
 def _values(path: Path, config: Config, vision: Config, family: TowerFamily) -> dict[str, MetadataValue]:
-    """Returns what an mmproj file's header would have."""
+    """Returns the metadata that an mmproj file's header would have."""
     values: dict[str, MetadataValue] = {
         "clip.has_vision_encoder": True,
         "clip.vision.projector_type": family.projector,
@@ -102,7 +103,7 @@ def _values(path: Path, config: Config, vision: Config, family: TowerFamily) -> 
 
 
 def _pixels(path: Path, family: TowerFamily) -> tuple[Sequence[float], Sequence[float]]:
-    """Returns the mean and the deviation of pixels, by channel: the processor's, else the family's."""
+    """Returns the mean and the deviation of pixels, by channel: the processor's values, else the family's."""
     mean, deviation = map(list, family.pixels)
     for name in _PROCESSORS:
         if not (path / name).exists():
@@ -135,7 +136,8 @@ def _complain(family: TowerFamily) -> Callable[[Path, str, str], ModelError]:
 
 
 def _tensors(path: Path, family: TowerFamily, vision: Config) -> Made:
-    """Yields the tower's tensors under our names. Raises ModelError for one that has no place in it."""
+    """Yields the tower's tensors under the names of an mmproj file. Raises ModelError for a tensor that is not one of
+    the tower's."""
     for file in weight_files(path):
         for name, tensor in read_tensors(file)[1].items():
             prefix = next((each for each in family.prefixes if name.startswith(each)), None)

@@ -1,5 +1,5 @@
-"""Extracts the text model from checkpoints of multimodal models, where it is a part with its own names; and other names
-that a family gives to what all have."""
+"""Extracts the text model from checkpoints of multimodal models, in which it is a part with its own names. Also
+translates a family's own names of common tensors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def text_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def with_prefixes(stored: dict[str, StoredTensor], renamed: Mapping[str, str]) -> dict[str, StoredTensor]:
-    """Returns the tensors, those whose names begin with a key of `renamed` under names that begin with its value."""
+    """Returns the tensors; a name that begins with a key of `renamed` begins with the key's value instead."""
     found = {}
     for name, tensor in stored.items():
         theirs = next((prefix for prefix in renamed if name.startswith(prefix)), None)

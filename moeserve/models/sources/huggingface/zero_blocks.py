@@ -76,8 +76,8 @@ def _kind_of(first: StoredTensor, cols: int, bits: int, scales: StoredTensor, gr
 
 
 def _stored_scales(scales: StoredTensor, *, is_half: bool) -> StoredScales:
-    """Returns how a block stores the scales. is_half: float16 is the only way. Raises ModelError for scales that these
-    16 bits cannot hold exactly."""
+    """Returns the format in which a block stores the scales. is_half: only float16 is allowed. Raises ModelError for
+    scales that these 16 bits cannot hold exactly."""
     if scales.dtype == "F16":
         return StoredScales.F16_ZERO
     if scales.dtype == "BF16" and not is_half:

@@ -14,11 +14,10 @@ from moeserve.grammar.engine import GrammarEngine
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.kv.cache import KvCache
-from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY, KvCapacity, KvMemoryBudget, plan_capacity
+from moeserve.kv.capacity import KvCapacity, plan_capacity
 from moeserve.kv.layout import KvLayout
 from moeserve.kv.states import StateCache
 from moeserve.messages.steps import WorkerReady
-from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.blocks.gpu.lora import GpuAdapterMatrices
 from moeserve.models.interface import ModelShape
@@ -28,7 +27,6 @@ from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import gpu_state_drafts, step_sizes
-from moeserve.placement import Placement
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.free_memory import available_bytes
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -36,6 +34,7 @@ from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.drafter import Drafter, LateDrafts
 from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
+from moeserve.worker.engines.disk_experts import DiskExperts
 from moeserve.worker.engines.gpu.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.measure.kept import kept_measurements
@@ -43,8 +42,10 @@ from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.engines.request_embeddings import RequestEmbeddings
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.loading.drafting import drafting_of, least_probability
+from moeserve.worker.loading.gpu.cpu_layers import kv_budgets, make_cpu_stage
+from moeserve.worker.loading.gpu.device_description import describe_device
 from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan, plan_load
-from moeserve.worker.loading.gpu.load_weights import InRam, LoadedWeights, load_weights
+from moeserve.worker.loading.gpu.load_weights import LoadedWeights, load_weights
 from moeserve.worker.loading.gpu.moving_experts import MovingExperts
 from moeserve.worker.loading.gpu.start_steps import start_steps
 from moeserve.worker.loading.ready import ready_message
@@ -71,6 +72,7 @@ class LoadedGpuEngine:
     share: RankShare | None = None  # None: this GPU has the whole model
     table: TableRows | None = None  # of n-gram embeddings; None: the model has none
     most_drafts: int | None = None  # of a step; None: as many as the router grants
+    disk: DiskExperts | None = None  # None: all experts are in memory
 
 
 def load_gpu_runner(
@@ -101,7 +103,8 @@ def load_gpu_runner(
             most=loaded.most_drafts,
             late=late,
         ),
-        table=loaded.table,
+        loaded.disk,
+        loaded.table,
     )
 
 
@@ -181,7 +184,12 @@ def load_gpu_engine(
     )
     resident = None if weights.adapters is None else weights.adapters.resident
     most = gpu_state_drafts(plan.shape, config.max_num_seqs, num_drafts(config)) or None
-    return LoadedGpuEngine(engine, ready, plan.recorder, pages, resident, plan.share, weights.table, most)
+    in_ram, disk = weights.in_ram, None
+    if in_ram is not None and in_ram.experts is not None and in_ram.experts.disk is not None:
+        disk = DiskExperts(in_ram.experts.disk, capacity.num_slot_numbers, buffers.state_slots)
+    return LoadedGpuEngine(
+        engine, ready, plan.recorder, pages, resident, plan.share, weights.table, most, disk
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,12 +212,13 @@ def _make_buffers(
     ranks: RankGroup | None,
 ) -> _Buffers:
     placement, layout = plan.placement, plan.layout
-    capacity = plan_capacity(config, layout, _kv_budgets(placement, layout), plan.max_tokens)
+    budgets = kv_budgets(config, placement, layout, step_sizes(plan.max_tokens)[-1])
+    capacity = plan_capacity(config, layout, budgets, plan.max_tokens)
     state_slots = placement.state_slots
     if ranks is not None:
         capacity = KvCapacity(ranks.least(capacity.num_slots), ranks.least(capacity.max_model_len))
         state_slots = ranks.least(state_slots)
-    cpu_stage = _cpu_stage(weights.in_ram, layout, placement, capacity, plan.max_tokens, device)
+    cpu_stage = make_cpu_stage(weights.in_ram, layout, placement, capacity, plan.max_tokens, device)
     windows = capacity.num_window_slots
     tables = SlotTables.empty(
         config.max_num_seqs + 1, capacity.max_model_len, device, has_windows=windows > 0
@@ -268,7 +277,7 @@ def _make_engine(
         model,
         buffers.tables,
         config.max_num_seqs,
-        _device(placement, device, weights.in_ram, 1 if ranks is None else ranks.num_ranks),
+        describe_device(placement, device, weights.in_ram, 1 if ranks is None else ranks.num_ranks),
         experts,
         buffers.cpu_stage,
         moving.cache(weights.on_gpu, placement, model),
@@ -333,41 +342,6 @@ def _open_tiers(
     return None if tiers is None else tiers.open(buffers.kv, buffers.states, device, pin_after_s=pin_after)
 
 
-def _kv_budgets(placement: Placement, layout: KvLayout) -> list[KvMemoryBudget]:
-    """Returns one budget per device, because a token's KV is where its layers are."""
-    assert placement.kv_bytes is not None
-    in_ram = placement.layers_in_ram
-    on_gpu = range(in_ram, len(layout.shape.loaded_layers))
-    budgets = [KvMemoryBudget("GPU memory", placement.kv_bytes, on_gpu)]
-    if in_ram:
-        free = available_bytes() - placement.state_slots * layout.state_bytes(range(in_ram))
-        budgets.append(KvMemoryBudget("memory", free, range(in_ram), SHARE_OF_FREE_MEMORY))
-    return budgets
-
-
-def _cpu_stage(
-    in_ram: InRam | None,
-    layout: KvLayout,
-    placement: Placement,
-    capacity: KvCapacity,
-    max_tokens: int,
-    device: torch.device,
-) -> CpuStage | None:
-    if in_ram is None or in_ram.cpu_stage is None:
-        return None
-    model = CpuDecoder(
-        layout.shape,
-        in_ram.cpu_stage,
-        in_ram.stream,
-        KvCache(layout, capacity.num_slots, range(placement.layers_in_ram)).layers,
-        step_sizes(max_tokens)[-1],
-        capacity.max_model_len,
-        states=StateCache(layout, placement.state_slots, range(placement.layers_in_ram)).layers,
-        pinned=device.type == "cuda",
-    )
-    return CpuStage(in_ram.stream, model)
-
-
 def _handoff(experts: RamExperts, shape: ModelShape, max_tokens: int, device: torch.device) -> ExpertHandoff:
     return ExpertHandoff(
         experts.stream,
@@ -377,20 +351,5 @@ def _handoff(experts: RamExperts, shape: ModelShape, max_tokens: int, device: to
         shape.top_k,
         device,
         timeout_s=HANG_SECONDS,
+        disk=experts.disk,
     )
-
-
-def _device(placement: Placement, device: torch.device, in_ram: InRam | None, num_gpus: int) -> str:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Triton's interpreter"
-    if num_gpus > 1:
-        name = f"{num_gpus} x {name}"
-    if in_ram is None:
-        return f"{device.type} ({name})"
-    layers = len(placement.layers)
-    here = f"{placement.num_gpu_experts} of {sum(of.num_experts for of in placement.layers)} experts"
-    if placement.layers_in_ram:
-        here = f"the last {len(placement.gpu_layers)} of {layers} layers and {here}"
-    elif placement.begins_in_ram:
-        here = f"all but the embedding and {here}"
-    stream = in_ram.stream
-    return f"{device.type} ({name} with {here}, the others in RAM: {stream.isa}, {stream.threads} threads)"

@@ -29,7 +29,7 @@ from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.tensors import id_tensors, unloaded_tensors
 from moeserve.placement import Placement
-from moeserve.placement.gpu_compressed import check_compressed_placed, check_gpu_compressed
+from moeserve.placement.gpu_compressed import check_gpu_compressed
 from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.group import share_among
 from moeserve.placement.options import heat_counts
@@ -67,9 +67,9 @@ def plan_load(
     GPU has all of it. Raises ModelError for a bad file, ConfigError for an impossible configuration, AdapterError."""
     if config.weight_layout == "file":
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
-    if config.expert_ram is not None:
-        raise ConfigError("--expert-ram is for the CPU alone; leave it out, or choose --device cpu")
     if ranks is not None:
+        if config.expert_ram is not None:
+            raise ConfigError("--expert-ram: with several GPUs no expert can be on disk; leave it out")
         refuse_tiers(config, "with several GPUs")
         refuse_adapters(config)
     directory = claim_directory(config)
@@ -107,7 +107,6 @@ def plan_load(
         connections = connect(share, ranks, max_tokens, is_observed=recorder is not None)
     placement = plan_placement(config, layout, source, max_tokens, device, share, adapters, heat)
     check_drafts_placed(config, shape, placement)
-    check_compressed_placed(shape, placement)
     if placement.layers_in_ram:
         check_cpu_reads(layout)
         refuse_tiers(config, "where the first layers are the CPU's")

@@ -1,1 +1,2 @@
-"""How folders in Hugging Face's layout name what an `mmproj` file has: one module for each kind of tower."""
+"""The names that folders in Hugging Face's layout have for the contents of an `mmproj` file, one module for each kind
+of tower."""

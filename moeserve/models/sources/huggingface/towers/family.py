@@ -1,4 +1,4 @@
-"""What a kind of tower declares about its folders."""
+"""The declarations of a kind of tower about its folders."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Made = Iterator[tuple[str, MadeTensor]]
 
 
 def nothing_made(name: str, tensor: StoredTensor, vision: Config) -> Made:
-    """A tower whose tensors are all stored as an mmproj file has them."""
+    """For a tower whose tensors all have the form of an mmproj file."""
     yield from ()
 
 
 def nothing_derived(config: Config, vision: Config) -> dict[str, MetadataValue]:
-    """A tower whose settings are all in `keys`."""
+    """For a tower whose settings are all in `keys`."""
     return {}
 
 

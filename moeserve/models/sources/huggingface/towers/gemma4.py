@@ -32,7 +32,7 @@ def _patch_side(numbers: int) -> int:
 
 
 def text_width(config: Config, vision: Config) -> dict[str, MetadataValue]:
-    """Returns the width of the text model as that of the tower's embeddings."""
+    """Returns the width of the tower's embeddings, which is the text model's width."""
     text = config.get(TEXT_CONFIG)
     if isinstance(text, dict) and isinstance(text.get("hidden_size"), int):
         return {"clip.vision.projection_dim": text["hidden_size"]}

@@ -1,5 +1,5 @@
-"""Kimi-K2.5, K2.6 and K2.7. Numbers rotate with their neighbours, a frequency's pair for the column before that for the
-row; an mmproj file has all pairs for the column first."""
+"""Kimi-K2.5, K2.6 and K2.7. Numbers rotate with their neighbours. In a folder, each frequency's pair for the column
+precedes its pair for the row; an mmproj file has all pairs for the column first."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""MiniMax-M3. Its heads have the first halves of time's, height's and width's pairs, then the second halves, then what
-does not rotate; an mmproj file has the pairs of each together."""
+"""MiniMax-M3. In a folder, heads have the first halves of the pairs of time, height and width, then the second halves,
+then the numbers that do not rotate. An mmproj file has the pairs of each axis together."""
 
 from __future__ import annotations
 

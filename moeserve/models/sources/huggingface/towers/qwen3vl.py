@@ -21,7 +21,7 @@ _MOST_LAYERS: Final = 512
 
 
 def patches_made(name: str, tensor: StoredTensor, vision: Config) -> Made:
-    """Yields the matrices of both times of a patch."""
+    """Yields a patch's two matrices, one for each of two frames."""
     if name == _PATCH:
         yield from split_times(tensor)
 
