@@ -19,6 +19,7 @@
 #   make wheel                                                    a wheel for this Python (from 3.12 on, for later ones too) in dist/
 #   make wheels                                                   wheels for all Pythons and old systems, tried: needs Docker
 #   make test-wheel [WHEEL_PYTHONS="python3.11 python3.12"]       the wheel in empty environments, without a compiler
+#   make test-wheel-system WHEEL=FILE [SUITE=forky]               a wheel in a bare Debian (Python 3.14), filled from PyPI: as root
 #   make release TAG=vX.Y.Z                                       whether the tag is this commit's version; its notes and wheels in dist/
 #   make format                                                   rewrite Python and C++ files in the project's format
 #   make docs                                                     write what is made from the code anew
@@ -43,7 +44,7 @@ CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(fo
 NATIVE_TESTS := $(wildcard tests/kernels/native/*.cpp tests/kernels/native/*.h)
 BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-arm test-wheel fuzz fuzz-models schemas soak lint check-commits wheel wheels release browser format docs site site-version sbom clean
+.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-arm test-wheel test-wheel-system fuzz fuzz-models schemas soak lint check-commits wheel wheels release browser format docs site site-version sbom clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -110,7 +111,7 @@ test-clients: $(VENV)/.installed-test
 		@tanstack/ai @tanstack/ai-openai
 	npm install --silent --prefix $(CLIENTS)/promptfoo promptfoo
 	MOESERVE_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest tests/e2e/test_client_docs.py tests/e2e/test_real_clients.py \
-		tests/e2e/test_picture_clients.py \
+		tests/e2e/test_launched_agents.py tests/e2e/test_picture_clients.py \
 		tests/e2e/test_open_webui.py tests/e2e/test_evaluators.py tests/e2e/test_mcp_library.py
 
 test-replicas: $(VENV)/.installed-test
@@ -177,6 +178,10 @@ wheels:
 WHEEL_PYTHONS ?= $(PYTHON)
 test-wheel: wheel $(VENV)/.installed-test
 	MOESERVE_WHEEL_PYTHONS="$(WHEEL_PYTHONS)" $(BIN)/python -m pytest tests/wheel -s
+
+SUITE ?= forky
+test-wheel-system:
+	scripts/try_wheel_in_empty_system.sh "$(WHEEL)" "$(SUITE)"
 
 release: wheels
 	$(PYTHON) scripts/check_release.py "$(TAG)" > dist/notes.md

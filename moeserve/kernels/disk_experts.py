@@ -32,6 +32,7 @@ class DiskExpertLayer(NamedTuple):
     num_experts: int
     parts: tuple[DiskPart, DiskPart, DiskPart]  # gate, up, down
     pinned: Sequence[int] = ()  # ascending; experts that are read at the start and keep their slots
+    numbers: Sequence[int] = ()  # of each expert, its number in the file; empty: its own
 
 
 def open_disk_experts(
@@ -47,9 +48,11 @@ def open_disk_experts(
     paths = sorted({part.path for layer in layers if layer is not None for part in layer.parts})
     number = {path: index for index, path in enumerate(paths)}
 
-    def native(layer: DiskExpertLayer) -> tuple[int, list[tuple[Matrix, int, int, int]], list[int]]:
+    def native(
+        layer: DiskExpertLayer,
+    ) -> tuple[int, list[tuple[Matrix, int, int, int]], list[int], list[int]]:
         parts = [(p.slots, number[p.path], p.offset, p.stride) for p in layer.parts]
-        return layer.num_experts, parts, list(layer.pinned)
+        return layer.num_experts, parts, list(layer.pinned), list(layer.numbers)
 
     of_layers = [None if layer is None else native(layer) for layer in layers]
     r = reading

@@ -23,6 +23,12 @@ def expert_tensors(shape: ModelShape, layer: int) -> tuple[str, ...]:
     return () if moe is None else tuple(n.of_layer(layer, part) for part in dict.fromkeys(moe.parts))
 
 
+def has_experts_in_file(source: ModelSource, shape: ModelShape) -> bool:
+    """Returns whether a file has all routed experts in the form in which they are computed."""
+    names = [name for layer in range(shape.num_layers) for name in expert_tensors(shape, layer)]
+    return all(source.experts_in_file(name) is not None for name in names)
+
+
 def expert_bias_tensors(layer: int) -> tuple[str, str, str]:
     """Returns the names of the bias tensors of a layer's routed experts: gate, up and down."""
     gate, up, down = (n.bias_of_layer(layer, part) for part in n.EXPERT_PARTS)

@@ -54,11 +54,14 @@ def expert_ram_bytes(config: ServerConfig, sizes: ModelSizes, layout: KvLayout, 
     return budget if budget >= slot_bytes(sizes, least_slots(layout.shape)) else None
 
 
-def expert_slots(sizes: ModelSizes, shape: ModelShape, budget: int, pinned: Pinned) -> list[int]:
+def expert_slots(
+    sizes: ModelSizes, shape: ModelShape, budget: int, pinned: Pinned, counts: Sequence[int] | None = None
+) -> list[int]:
     """Returns how many of each layer's experts `budget` bytes of RAM hold: the pinned ones, the same share of every
-    layer's others, and no less of these than a token uses. 0 for a layer without experts. Raises ConfigError if that
-    does not fit."""
-    counts, stay = [layer.num_experts for layer in sizes.layers], [len(experts) for experts in pinned]
+    layer's others, and no less of these than a token uses. 0 for a layer without experts. counts: each layer's experts
+    that are not on a GPU alone; None: all. Raises ConfigError if that does not fit."""
+    counts = [layer.num_experts for layer in sizes.layers] if counts is None else counts
+    stay = [len(experts) for experts in pinned]
     least = [min(count, own + few) for count, own, few in zip(counts, stay, least_slots(shape), strict=True)]
     needed = slot_bytes(sizes, least)
     if needed > budget:
@@ -72,7 +75,7 @@ def expert_slots(sizes: ModelSizes, shape: ModelShape, budget: int, pinned: Pinn
             f"{budget / GIB:.2f} GiB of RAM for experts are too few: the experts of one token take {needed / GIB:.2f} "
             "GiB; raise --expert-ram, free some memory, or choose a smaller model or quantisation"
         )
-    others = expert_bytes(sizes) - slot_bytes(sizes, stay)
+    others = slot_bytes(sizes, counts) - slot_bytes(sizes, stay)
     share = (budget - slot_bytes(sizes, stay)) / max(1, others)
     slots = [
         max(few, own + int(share * (count - own)))

@@ -63,6 +63,9 @@ class Placement:
     state_slots: int = 0  # recurrent-state slots that fit in the memory of the recurrent layers
     # The first rule that asks for prefill "cuda", quoted: such a rule must be obeyed, not dropped for lack of memory.
     streaming_rule: str | None = None
+    # For each layer, how many of its RAM experts RAM holds at a time, beside a GPU; the others are read from disk when
+    # they are used. None: RAM holds all.
+    ram_slots: tuple[int, ...] | None = None
 
     @property
     def num_experts(self) -> int:

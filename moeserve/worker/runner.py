@@ -266,7 +266,7 @@ class Runner:
         """Executes the plan's page orders and state copies."""
         pages = self._pages if plan.pages is not None else None
         if pages is not None and plan.pages is not None:
-            pages.write(plan.pages)
+            pages.write(plan.pages, self._disk)
         if plan.state_copies:
             copies = np.frombuffer(plan.state_copies, np.int32).reshape(-1, 2)
             self.engine.copy_states(copies)
@@ -274,6 +274,8 @@ class Runner:
                 self._disk.states_copied(copies)
         if pages is not None and plan.pages is not None:
             pages.load(plan.pages)
+            if self._disk is not None:
+                self._disk.loaded(plan.pages)
 
     def _hold_grammars(self, plan: StepPlan) -> None:
         self._grammars |= plan.grammars

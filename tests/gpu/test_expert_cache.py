@@ -95,7 +95,7 @@ def cache_of(runner: Runner) -> ExpertCache:
 
 
 class NoMoves(RandomPolicy):
-    def choose(self, most: int, *, pays: bool) -> np.ndarray:
+    def choose(self, most: int, *, pays: bool, ready: np.ndarray | None = None) -> np.ndarray:
         return np.zeros((0, 3), np.int64)
 
 

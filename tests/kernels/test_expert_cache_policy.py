@@ -33,7 +33,7 @@ def test_the_same_decisions(distances: ReuseDistances, streams: int, most: int) 
     steps = Steps(trace, streams)
     cached, movable = start()
     specified, found = CachePolicy(cached, movable), _C.ExpertCachePolicy(cached, movable, DECAY, PAYS)
-    counts, moved = np.zeros((LAYERS, EXPERTS), np.int64), 0
+    counts, moved, rng = np.zeros((LAYERS, EXPERTS), np.int64), 0, np.random.default_rng(streams)
     for step in range(steps.count):
         used = steps.used(step)
         counts += used * (1 + step % 3)
@@ -41,8 +41,10 @@ def test_the_same_decisions(distances: ReuseDistances, streams: int, most: int) 
         assert found.observe(counts, streamed=False) == used.sum()
         specified.observe(used)
         pays = step % 97 != 0  # else as behind a prompt
-        moves = specified.choose(used, most, pays=pays)
-        assert [tuple(move) for move in found.choose(most, pays=pays).tolist()] == moves
+        ready = None if step % 3 else rng.random(used.shape) < 0.7  # else some cannot be promoted now
+        moves = specified.choose(used, most, pays=pays, ready=ready)
+        assert [tuple(move) for move in found.choose(most, pays=pays, ready=ready).tolist()] == moves
+        assert ready is None or all(ready[move.layer, move.incoming] for move in moves)
         moved += len(moves)
         specified.learn(used)
         found.learn()

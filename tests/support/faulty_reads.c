@@ -1,5 +1,5 @@
 // A disk with faults, for the processes of one test (LD_PRELOAD): of the reads of GGUF files, some fail, some bring less than
-// was asked for, and some take their time. The order of faults follows from a counter.
+// was asked for, and some take their time. The order of faults follows from a counter. Or it has no faults and a rate.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/types.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef ssize_t (*Pread)(int, void*, size_t, off_t);
@@ -20,6 +21,28 @@ unsigned long faulty_reads_failed(void) { return atomic_load(&failed); }
 unsigned long faulty_reads_cut(void) { return atomic_load(&cut); }
 unsigned long faulty_reads_delayed(void) { return atomic_load(&delayed); }
 
+static atomic_ulong bytes_per_s;  // 0: as fast as the disk is
+static atomic_ulong free_at;      // ns, when the throttled disk has read all that it was asked for so far
+
+void faulty_reads_throttle(unsigned long rate) { atomic_store(&bytes_per_s, rate); }
+
+static uint64_t now_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+// One read after another, as a throttled device does them.
+static void wait_for_turn(size_t count, unsigned long rate) {
+  const uint64_t own = count * 1000000000u / rate, now = now_ns();
+  unsigned long before = atomic_load(&free_at), end;
+  do {
+    end = (before > now ? before : now) + own;
+  } while (!atomic_compare_exchange_weak(&free_at, &before, end));
+  const struct timespec until = {(time_t)(end / 1000000000u), (long)(end % 1000000000u)};
+  clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+}
+
 static int is_model(int fd) {
   char link[64], path[4096];
   snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
@@ -28,6 +51,8 @@ static int is_model(int fd) {
 }
 
 static ssize_t faulty(Pread real, int fd, void* to, size_t count, off_t offset) {
+  const unsigned long rate = atomic_load(&bytes_per_s);
+  if (rate != 0 && is_model(fd)) wait_for_turn(count, rate);
   if (!atomic_load(&is_on) || !is_model(fd)) return real(fd, to, count, offset);
   const uint64_t n = atomic_fetch_add(&reads, 1);
   switch (n * 0x9E3779B97F4A7C15u >> 60) {

@@ -20,7 +20,7 @@ class RandomPolicy:
     def observe(self, counts: Ids, *, streamed: bool) -> int:
         return int((counts > 0).sum())
 
-    def choose(self, most: int, *, pays: bool) -> Ids:
+    def choose(self, most: int, *, pays: bool, ready: Mask | None = None) -> Ids:
         moves = []
         for layer, (cached, movable) in enumerate(zip(self._cached, self._movable, strict=True)):
             if movable.any():

@@ -59,9 +59,9 @@ class Terminal:
         found, self._told = self.seen[self._told : end], end
         return found
 
-    def wait(self) -> int:
+    def wait(self, patience_s: float = PATIENCE_S) -> int:
         """The exit code."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + patience_s
         while self._read(max(0.0, deadline - time.monotonic())):
             pass
         return self.process.wait(PATIENCE_S)

@@ -16,7 +16,8 @@ from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
 from moeserve.messages.expert_disk import ExpertDiskCounts
-from moeserve.messages.steps import NewSeq, StepResult
+from moeserve.messages.pages import PAGE_KEY_BYTES, PageCopy, PageOrders
+from moeserve.messages.steps import NewSeq, StepPlan, StepResult
 from moeserve.models.blocks.cpu import disk_experts as cpu_disk_experts
 from moeserve.models.errors import ModelError
 from moeserve.models.registry import read_shape
@@ -27,6 +28,7 @@ from moeserve.placement.expert_cache.routing_trace import read_trace
 from moeserve.placement.expert_ram import expert_bytes
 from moeserve.placement.sizes import ModelSizes
 from moeserve.worker.loading.cpu.load import build_cpu_runner, load_cpu_model, load_cpu_runner
+from moeserve.worker.tiers.storage import PAGE_TOKENS
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import GREEDY, Driver, small_config
 from tests.kernels.model_engine import own_fixture
@@ -210,8 +212,9 @@ def test_a_truncated_file_ends_the_rows_that_needed_it(model: Path) -> None:
     assert tokens(prompts_of(disk)) == tokens(prompts_of(plain))
 
 
-def test_a_thousand_faults_bring_no_wrong_token(tmp_path: Path) -> None:
-    library = tmp_path / "faulty_reads.so"
+@pytest.fixture(scope="module")
+def on_faulty_disk(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    library = tmp_path_factory.mktemp("library") / "faulty_reads.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, FAULTY_READS, "-ldl"], check=True)
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.on_faulty_disk", str(TINY_MODEL), str(ram_for(5)), "1000"],
@@ -221,8 +224,19 @@ def test_a_thousand_faults_bring_no_wrong_token(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert min(found[kind] for kind in ("eio", "cut", "delayed", "failed", "right")) > 0, found
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_thousand_faults_bring_no_wrong_token(on_faulty_disk: dict[str, int]) -> None:
+    kinds = ("eio", "cut", "delayed", "failed", "right")
+    assert min(on_faulty_disk[kind] for kind in kinds) > 0, on_faulty_disk
+
+
+def test_a_slow_disk_reads_no_guesses_and_a_fast_one_does(on_faulty_disk: dict[str, int]) -> None:
+    # A thread that loses its core for long makes a guess look cheap now and then.
+    assert on_faulty_disk["slow_guessed"] <= 1.3 * on_faulty_disk["slow_plain"]
+    assert on_faulty_disk["fast_guessed"] > on_faulty_disk["fast_plain"]
 
 
 def test_a_file_that_was_replaced_is_not_read(model: Path) -> None:
@@ -244,6 +258,33 @@ def test_ram_for_all_leaves_nothing_on_disk() -> None:
     assert prompts_of(driver_of(TINY_MODEL, expert_ram=1.0)).expert_disk is None
 
 
-def test_a_disk_tier_of_kv_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--kv-disk cannot be used"):
-        driver_of(TINY_MODEL, expert_ram=ram_for(5), kv_disk=str(tmp_path / "kv"))
+def test_wrong_kv_is_not_written_to_the_disk_tier(model: Path, tmp_path: Path) -> None:
+    """A page of a row that lacked an expert is skipped; a page of another row is stored, and so is the first one when
+    its slots are computed again."""
+    disk = driver_of(model, expert_ram=ram_for(7), kv_disk=str(tmp_path / "kv"))
+    whole = model.read_bytes()
+    prompt = (PROMPTS[0] * 3)[:PAGE_TOKENS]
+
+    def compute(slot: int) -> StepResult:
+        new = disk.new(slot, prompt, GREEDY)
+        return disk.step([new], [disk.row(slot, len(prompt), sample=True)])
+
+    def write(*pages: tuple[bytes, int]) -> tuple[bytes, bytes]:
+        """Orders the pages of request slots. Returns the keys stored and skipped."""
+        copies = [PageCopy(key, np.array(disk.slots(slot), np.int32).tobytes()) for key, slot in pages]
+        plan = StepPlan(0, [], [], pages=PageOrders(writes=copies))
+        stored, skipped = b"", b""
+        while len(stored) + len(skipped) < len(pages) * PAGE_KEY_BYTES:
+            if (report := disk.runner.step(plan).pages) is not None:
+                stored, skipped = stored + report.disk.stored, skipped + report.disk.skipped
+            plan = StepPlan(0, [], [])
+        return stored, skipped
+
+    wrong, right = (bytes([i]) * PAGE_KEY_BYTES for i in (1, 2))
+    os.truncate(model, 4096)
+    assert compute(0).failed_rows
+    model.write_bytes(whole)
+    assert not compute(1).failed_rows
+    assert write((wrong, 0), (right, 1)) == (right, wrong)
+    assert not compute(0).failed_rows
+    assert write((wrong, 0)) == (wrong, b"")

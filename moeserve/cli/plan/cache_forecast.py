@@ -16,7 +16,7 @@ from moeserve.placement import ModelSizes, Placement
 from moeserve.placement.expert_cache.generate import PRESETS, generate
 from moeserve.placement.expert_cache.policy import STEP_BYTES, UNSTREAMED_STEP_BYTES, Mask
 from moeserve.placement.expert_cache.replay import SETTLING_STEPS, Steps, StepUse, replay_cache
-from moeserve.placement.expert_cache.replay_disk import replay_disk
+from moeserve.placement.expert_cache.replay_disk import Masks, replay_disk
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace, read_trace
 from moeserve.placement.expert_pins import Pinned
 
@@ -77,15 +77,9 @@ def forecast_cache(
         if trace_file is not None:
             raise ConfigError("--routing-trace: experts stay where they are in this plan; leave it out")
         return None
-    shape = (model.num_layers, model.num_experts)
-    cached, movable = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
-    for index, layer in enumerate(placement.layers):
-        if layer.is_cached:
-            cached[index, list(layer.gpu_experts)] = True
-            movable[index, [e for e in range(layer.num_experts) if e not in layer.fixed]] = True
+    cached, movable = _on_gpu(model, placement)
     expert_bytes = np.array([of.expert.cpu for of in sizes.layers], np.int64)
-    largest = int((expert_bytes * movable.any(axis=1)).max())
-    most = max(1, _step_bytes(sizes, placement) // largest)
+    most = _promoted_at_once(sizes, placement, movable)
     return _forecast(
         model,
         streams,
@@ -102,9 +96,10 @@ def forecast_disk(
     pinned: Pinned,
     streams: Sequence[int],
     trace_file: str | None,
+    placement: Placement | None = None,
 ) -> CacheForecast:
-    """Returns the forecast of experts on disk. slots: of each layer in RAM. pinned: experts that stay there. Raises
-    ConfigError as above."""
+    """Returns the forecast of experts on disk. slots: of each layer in RAM. pinned: experts that stay there. placement:
+    on a GPU, whose misses alone RAM is asked for. Raises ConfigError as above."""
     stays = np.zeros((model.num_layers, model.num_experts), np.bool_)
     for layer, experts in enumerate(pinned):
         stays[layer, list(experts)] = True
@@ -114,8 +109,41 @@ def forecast_disk(
         streams,
         trace_file,
         expert_bytes,
-        lambda steps: replay_disk(steps, slots, model.num_experts, pinned=stays),
+        lambda steps: replay_disk(
+            steps if placement is None else _misses_of_gpu(steps, model, sizes, placement),
+            slots,
+            model.num_experts,
+            pinned=stays,
+        ),
     )
+
+
+def _on_gpu(model: ModelShape, placement: Placement) -> tuple[Mask, Mask]:
+    """Returns bool [layers, experts]: the experts in GPU memory at first, of layers with a cache, and those that may
+    move."""
+    shape = (model.num_layers, model.num_experts)
+    cached, movable = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+    for index, layer in enumerate(placement.layers):
+        if layer.is_cached:
+            cached[index, list(layer.gpu_experts)] = True
+            movable[index, [e for e in range(layer.num_experts) if e not in layer.fixed]] = True
+    return cached, movable
+
+
+def _promoted_at_once(sizes: ModelSizes, placement: Placement, movable: Mask) -> int:
+    expert_bytes = np.array([of.expert.cpu for of in sizes.layers], np.int64)
+    largest = int((expert_bytes * movable.any(axis=1)).max())
+    return max(1, _step_bytes(sizes, placement) // largest) if largest else 0
+
+
+def _misses_of_gpu(steps: Steps, model: ModelShape, sizes: ModelSizes, placement: Placement) -> Masks:
+    cached, movable = _on_gpu(model, placement)
+    for index, layer in enumerate(placement.layers):
+        cached[index, list(layer.gpu_experts)] = True
+    missed: list[Mask] = []
+    most = _promoted_at_once(sizes, placement, movable)
+    replay_cache(steps, cached, movable=movable, most=most, missed=missed)
+    return Masks(missed)
 
 
 def _forecast(

@@ -118,16 +118,24 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
     streams = [count for count in STREAMS if count <= config.max_num_seqs]
     on_disk = fit.disk
     cache = None
-    if on_disk is None:
+    if on_disk is None or placement.has_cache:
         cache = forecast_cache(model, sizes, placement, streams, args.routing_trace)
     speed = _speed(config, in_a_step, model, sizes, routing, placement, cpu_rates, gpu_rates, cache)
     from_disk = READ_BYTES_PER_S if args.disk_bandwidth is None else args.disk_bandwidth * 1e9
     disk_cautions: list[str] = []
     if on_disk is not None:
         rate = disk_rate_of(args, gguf.path)
-        found = forecast_disk(model, sizes, on_disk.slots, on_disk.pinned, streams, args.routing_trace)
-        speed = on_disk.slowed(speed, found, rate, in_a_step)
-        disk_cautions = [on_disk.caution(rate), *([ASSUMED_TEXT] if found.is_assumed else [])]
+        has_gpu = gpu is not None
+        found = forecast_disk(
+            *(model, sizes, on_disk.slots, on_disk.pinned, streams, args.routing_trace),
+            placement if has_gpu else None,
+        )
+        speed = on_disk.slowed(speed, found, rate, in_a_step, has_gpu=has_gpu)
+        disk_cautions = [on_disk.caution(rate)]
+        if has_gpu:
+            disk_cautions.append(on_disk.gpu_caution(found))
+        if found.is_assumed and cache is None:
+            disk_cautions.append(ASSUMED_TEXT)
     tiers = forecast_tiers(
         {
             "ram": (memory.ram_tier, 0.0 if gpu_rates is None else gpu_rates.pcie),

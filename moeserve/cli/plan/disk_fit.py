@@ -15,6 +15,8 @@ from moeserve.kv.layout import KvLayout
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.tensors import expert_tensors
+from moeserve.placement import Placement
+from moeserve.placement.disk_tier import ram_expert_counts, ram_pins
 from moeserve.placement.expert_pins import Pinned, pinned_experts
 from moeserve.placement.expert_ram import (
     READER_BYTES,
@@ -45,9 +47,17 @@ class DiskFit:
             f"{disk_rate.bytes_per_s / 1e9:.2g} GB/s ({disk_rate.origin})"
         )
 
-    def slowed(self, speed: Speed, forecast: CacheForecast, disk_rate: DiskRate, step_tokens: int) -> Speed:
+    def slowed(
+        self,
+        speed: Speed,
+        forecast: CacheForecast,
+        disk_rate: DiskRate,
+        step_tokens: int,
+        *,
+        has_gpu: bool = False,
+    ) -> Speed:
         """Returns the speed with reads from disk. Steps of more streams than are forecast, and those with prompts, use
-        all experts: all that RAM does not hold is read in each."""
+        all experts: all that RAM does not hold is read in each. has_gpu: the hits of `speed` are a GPU's; they stay."""
         rest = float(self.expert_bytes - self.slot_bytes)
 
         def decode(rates: dict[int, float], uses: dict[int, CacheUse]) -> dict[int, float]:
@@ -58,7 +68,7 @@ class DiskFit:
 
         per_s = disk_rate.bytes_per_s
         settled, at_first = forecast.settled, forecast.at_first
-        return dataclasses.replace(
+        slowed = dataclasses.replace(
             speed,
             # A chunk's experts are read while those before them are computed.
             prefill={
@@ -66,10 +76,37 @@ class DiskFit:
                 for tokens, rate in speed.prefill.items()
             },
             decode=decode(speed.decode, settled),
+            decode_at_first=decode(
+                {count: speed.decode_at_first.get(count, speed.decode[count]) for count in at_first}, at_first
+            ),
+        )
+        if has_gpu:
+            return slowed
+        return dataclasses.replace(
+            slowed,
             hit_rates={count: use.hit_rate for count, use in settled.items()},
-            decode_at_first=decode({count: speed.decode[count] for count in at_first}, at_first),
             hit_rates_at_first={count: use.hit_rate for count, use in at_first.items()},
         )
+
+    def gpu_caution(self, forecast: CacheForecast) -> str:
+        """How much of what a GPU misses RAM has."""
+        rates = [f"{use.hit_rate:.0%} ({count})" for count, use in sorted(forecast.settled.items())]
+        return f"of the experts that the GPU misses RAM holds, by streams: {', '.join(rates)}"
+
+
+def fit_beneath_gpu(model: ModelShape, sizes: ModelSizes, placement: Placement) -> DiskFit | None:
+    """Returns what RAM holds of the experts that are not on the GPU alone; None if it holds all."""
+    if placement.ram_slots is None:
+        return None
+    slots = list(placement.ram_slots)
+    return DiskFit(
+        placement.cpu_weight_bytes,
+        slot_bytes(sizes, slots),
+        slot_bytes(sizes, ram_expert_counts(placement)),
+        slot_bytes(sizes, least_slots(model)),
+        slots,
+        ram_pins(placement),
+    )
 
 
 def fit_disk(

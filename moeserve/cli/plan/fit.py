@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeserve.cli.plan.disk_fit import DiskFit, fit_disk
+from moeserve.cli.plan.disk_fit import DiskFit, fit_beneath_gpu, fit_disk
 from moeserve.cli.plan.memory import (
     Memory,
     predict,
@@ -25,13 +25,14 @@ from moeserve.models.next_token import drafting_shape
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
+from moeserve.models.tensors import has_experts_in_file
 from moeserve.placement import Gpu, ModelSizes, Placement, place
+from moeserve.placement.disk_tier import place_in_tiers
 from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES, gpu_reserved_bytes
 from moeserve.placement.gpu_compressed import check_gpu_compressed
 from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.options import (
     placement_options,
-    with_expert_cache,
     with_state_slots,
     with_window_pool,
 )
@@ -110,10 +111,15 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
         options = with_state_slots(options, config, sizes, room)
     # On the CPU engine rules say which experts stay in RAM, if others are on disk.
     first = dataclasses.replace(options, rules=None) if gpu is None else options
-    placement = with_expert_cache(place(sizes, first, room), sizes, config, ram)
-    if gpu is not None:
+    placement = place(sizes, first, room)
+    if room is None:
+        disk = None
+    else:
+        free = ram - processes_bytes(config, model, placement, in_a_step)
+        in_file = has_experts_in_file(source, model)
+        placement = place_in_tiers(config, sizes, model, options, room, free, in_file=in_file)
         check_drafts_placed(config, model, placement)
-    disk = None
+        disk = fit_beneath_gpu(model, sizes, placement)
     if gpu is None:
         free = ram - processes_bytes(config, model, placement, in_a_step)
         free -= (
@@ -122,7 +128,7 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
         disk = fit_disk(config, source, model, sizes, layout, free)
         if disk is None:
             place(sizes, options, room)  # refuses rules
-    if disk is not None:
+    if disk is not None and gpu is None:
         placement = dataclasses.replace(placement, cpu_weight_bytes=disk.weight_bytes)
     gpu_other = 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
     adapters = AdapterMemory()

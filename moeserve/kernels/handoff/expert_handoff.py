@@ -39,7 +39,7 @@ class HandoffError(RuntimeError):
 class CpuExperts:
     """The experts of one layer that the CPU computes."""
 
-    gate: Matrix  # [E, ff, hidden], the E experts on the CPU
+    gate: Matrix  # [E, ff, hidden], the E experts on the CPU, or slots for them
     up: Matrix  # [E, ff, hidden]
     down: Matrix  # [E, hidden, ff]
     expert_map: (
@@ -51,6 +51,11 @@ class CpuExperts:
     biases: tuple[Tensor, Tensor, Tensor] | None = None
     limit: float | None = None  # limit of the activation: kernels/gating.py
     alpha: float = OAI_ALPHA
+    num_on_disk: int = 0  # E, if the matrices have slots for fewer experts; 0: they have all
+
+    @property
+    def num_experts(self) -> int:
+        return self.num_on_disk or self.gate.experts
 
     @property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix]:
@@ -80,12 +85,14 @@ class ExpertHandoff:
         device: torch.device | str = "cuda",
         *,
         timeout_s: float = 60.0,
+        disk: _C.DiskExperts | None = None,
     ) -> None:
         """layers: each layer's CPU experts; None for a layer without. max_tokens: rows of the largest step.
 
         device: of the tensors for `publish` and `collect`; "cpu" (Triton's interpreter) is for tests. timeout_s:
         time without progress, on either side, after which a step counts as hung; it must cover compilations between
-        `begin` and the last layer.
+        `begin` and the last layer, and a step's waits for a disk. disk: reads the experts of layers with slots, and
+        numbers its layers like `layers`; None: all experts are in RAM.
 
         Raises ValueError for inconsistent shapes, RuntimeError if memory cannot be pinned.
         """
@@ -111,13 +118,13 @@ class ExpertHandoff:
         self._ticket = torch.zeros(1, dtype=torch.int64, device=device)
         self._present = torch.zeros(2, max_tokens, dtype=torch.int32, device=device)
         self._waits = torch.zeros(2, 4, dtype=torch.int32, device=device)
-        most = max((e.gate.experts for e in some), default=0)
+        most = max((e.num_experts for e in some), default=0)
         self._counts = torch.zeros(len(layers), 2 * most, dtype=torch.int64)
-        experts = [0 if e is None else e.gate.experts for e in layers]
+        experts = [0 if e is None else e.num_experts for e in layers]
         self._token_counts: list[Tensor] = [
             own[: 2 * count].view(2, count) for own, count in zip(self._counts, experts, strict=True)
         ]
-        self._native: _C.Handoff | None = self._make_native(some, timeout_s)
+        self._native: _C.Handoff | None = self._make_native(some, timeout_s, disk)
 
     def begin(self) -> None:
         """Prepares the pool for one step, in which every layer with CPU experts is published once, in order.
@@ -261,8 +268,10 @@ class ExpertHandoff:
             enable_fp_fusion=False,  # the rounding of store_row is two steps
         )
 
-    def _make_native(self, some: list[CpuExperts], timeout_s: float) -> _C.Handoff:
-        experts = max((e.gate.experts for e in some), default=1)
+    def _make_native(
+        self, some: list[CpuExperts], timeout_s: float, disk: _C.DiskExperts | None
+    ) -> _C.Handoff:
+        experts = max((e.num_experts for e in some), default=1)
         routes, width = self._max_tokens * self._top_k, max((e.down.cols for e in some), default=32)
         into_down = [e.down.integer for e in some]
         self._h = Activations(routes, width, f32=not all(into_down), q8=any(into_down))
@@ -286,6 +295,7 @@ class ExpertHandoff:
             max_tokens=self._max_tokens,
             top_k=self._top_k,
             timeout_s=timeout_s,
+            disk=disk,
         )
 
 

@@ -1,13 +1,59 @@
-"""Finds the layers whose experts stay on disk and get slots in RAM."""
+"""Finds the layers whose experts stay on disk and get slots in RAM, and opens them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
+from moeserve.kernels import _C
+from moeserve.kernels.cpu_stream import CpuStream, Matrix
+from moeserve.kernels.disk_experts import DiskExpertLayer, DiskPart, Reading, open_disk_experts
 from moeserve.models.errors import ModelError
 from moeserve.models.loading.cpu_weights import ExpertsOnDisk
+from moeserve.models.sources.experts_in_file import FileVersion
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
+
+
+class RamSlots(NamedTuple):
+    """What RAM holds of each layer's experts."""
+
+    counts: Sequence[int]
+    pinned: Sequence[Collection[int]]  # experts that stay
+    reading: Reading
+
+
+class SlotsOnDisk(NamedTuple):
+    """A layer's slots in RAM, and its experts on disk."""
+
+    matrices: tuple[Matrix, Matrix, Matrix]  # gate, up, down
+    on_disk: ExpertsOnDisk
+    pinned: Sequence[int]  # ascending
+    numbers: Sequence[int] = ()  # of each expert, its number in the file; empty: its own
+
+    @property
+    def native(self) -> DiskExpertLayer:
+        gate, up, down = (
+            DiskPart(matrix, at.path, at.offset, at.stride)
+            for matrix, at in zip(self.matrices, self.on_disk.in_file, strict=True)
+        )
+        num_experts = len(self.numbers) or self.on_disk.num_experts
+        return DiskExpertLayer(num_experts, (gate, up, down), self.pinned, self.numbers)
+
+
+def open_slots(stream: CpuStream, layers: Sequence[SlotsOnDisk | None], reading: Reading) -> _C.DiskExperts:
+    """Allocates the slots' memory, starts the reading threads and reads the pinned experts. Raises ModelError for a
+    file that cannot be opened or read, or is not the one that was loaded."""
+    files = {at.path: at.version for layer in layers if layer is not None for at in layer.on_disk.in_file}
+    path = next(iter(files))
+    try:
+        native = open_disk_experts(stream, [layer and layer.native for layer in layers], reading)
+        for path, version in files.items():
+            if FileVersion.of(path) != version:
+                raise ModelError(path, "was replaced or changed since it was loaded; restart the server")
+    except OSError as error:
+        raise ModelError(path, f"its experts cannot be read: {error}") from error
+    return native
 
 
 def num_slots_of(

@@ -82,11 +82,11 @@ class ExpertSlots:
         if self._is_gpu:
             self._freed.record()
 
-    def fill(self, batch: Batch) -> None:
+    def fill(self, batch: Batch, sources: Batch | None = None) -> None:
         """Launches the copies beside the running step, after the work that `free` marked, in the order of the
-        layers."""
+        layers. sources: the batch with the places of the experts' panels in RAM; None: these are the experts' own."""
         self._is_filling = True
-        self._tables.write(batch)
+        self._tables.write(batch if sources is None else sources)
         if not self._is_gpu:
             self._launch_all(batch)
             return

@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.handoff import CpuExperts
 from moeserve.models.interface import ModelShape
+from moeserve.models.loading.disk_slots import RamSlots, SlotsOnDisk, experts_on_disk, open_slots
 from moeserve.models.loading.engine_types import check_cpu_types
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.orders import SharedOrders
@@ -22,11 +24,15 @@ from moeserve.models.tensors import expert_bias_tensors, expert_tensors
 
 
 class RamExperts:
-    """The experts in RAM, which the pool computes."""
+    """The experts in RAM, which the pool computes. Beneath some layers' there may be a disk."""
 
-    def __init__(self, stream: CpuStream, layers: list[CpuExperts | None]) -> None:
+    def __init__(
+        self, stream: CpuStream, layers: list[CpuExperts | None], disk: _C.DiskExperts | None = None
+    ) -> None:
+        """disk: reads the experts of layers with fewer slots than experts; None: there are none."""
         self.stream = stream
         self.layers = layers
+        self.disk = disk
 
     def bytes_of(self, used: Tensor) -> int:
         """Returns the bytes of the used experts: bool [layers, experts], all in RAM."""
@@ -55,16 +61,19 @@ def load_ram_experts(
     device: torch.device,
     progress: OnProgress,
     first_layer: int = 0,
+    slots: RamSlots | None = None,
 ) -> RamExperts:
     """Loads RAM experts. cpu_ids: for each layer from `first_layer` on the ids of its RAM experts, in storage order.
-    device: the GPU.
+    device: the GPU. slots: what RAM holds of them; None: all.
 
-    Raises ModelError for a type without CPU kernels, and MemoryError.
+    Raises ModelError for a type without CPU kernels or a file that cannot be read, and MemoryError.
     """
+    on_disk: list[SlotsOnDisk | None] = []
     layers: list[CpuExperts | None] = []
     orders = SharedOrders()
     total = sum(1 for ids in cpu_ids if ids)
     for index, ids in enumerate(cpu_ids, first_layer):
+        on_disk.append(None)
         if not ids:
             layers.append(None)
             continue
@@ -72,13 +81,25 @@ def load_ram_experts(
         assert moe is not None
         names = expert_tensors(shape, index)
         check_cpu_types(source, names)
-        *inputs, down = (_pack(stream, source, name, ids, orders) for name in names)
-        gate, up = inputs[0], inputs[-1]  # the same matrix if there are no gates
+        count = len(ids) if slots is None else slots.counts[index]
+        if count < len(ids):
+            matrices = [_slots(stream, source, name, count) for name in names]
+        else:
+            matrices = [_pack(stream, source, name, ids, orders) for name in names]
+        gate, up, down = matrices[0], matrices[-2], matrices[-1]  # without gates both are `up`
+        if slots is not None and count < len(ids):
+            pinned = sorted(ids.index(expert) for expert in slots.pinned[index])
+            parts = experts_on_disk(source, [names[0], names[-2], names[-1]])
+            on_disk[-1] = SlotsOnDisk((gate, up, down), parts, pinned, list(ids))
         expert_map = expert_map_of(ids, moe.num_experts, device)
         biases = _biases(source, index, ids) if moe.expert_bias else None
-        layers.append(CpuExperts(gate, up, down, expert_map, moe.activation, biases, moe.limit, moe.alpha))
+        num_on_disk = 0 if on_disk[-1] is None else len(ids)
+        layers.append(
+            CpuExperts(gate, up, down, expert_map, moe.activation, biases, moe.limit, moe.alpha, num_on_disk)
+        )
         progress("packing experts into RAM", sum(layer is not None for layer in layers), total)
-    return RamExperts(stream, layers)
+    disk = None if slots is None or not any(on_disk) else open_slots(stream, on_disk, slots.reading)
+    return RamExperts(stream, layers, disk)
 
 
 def expert_map_of(ids: Sequence[int], num_experts: int, device: torch.device) -> Tensor:
@@ -91,6 +112,12 @@ def expert_map_of(ids: Sequence[int], num_experts: int, device: torch.device) ->
 def _biases(source: ModelSource, layer: int, ids: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     gate, up, down = (read_floats(source, name)[list(ids)] for name in expert_bias_tensors(layer))
     return gate, up, down
+
+
+def _slots(stream: CpuStream, source: ModelSource, name: str, count: int) -> Matrix:
+    tensor = source.tensors[name]
+    _, rows, cols = tensor.shape
+    return stream.slots(int(tensor.type), (count, rows, cols))
 
 
 def _pack(

@@ -70,13 +70,16 @@ class CachePolicy:
         self._scores *= self._decay
         self._scores += used
 
-    def choose(self, used: Mask, most: int, *, pays: bool = True) -> list[Move]:
+    def choose(self, used: Mask, most: int, *, pays: bool = True, ready: Mask | None = None) -> list[Move]:
         """Returns at most `most` exchanges with the greatest gains in score, and counts them as made. used: the
-        experts of the step last given to `observe`. pays: return only exchanges that are expected to pay."""
+        experts of the step last given to `observe`. pays: return only exchanges that are expected to pay. ready: bool
+        [layers, experts]: those that can be promoted now; None: all."""
         found = self._candidates(used)
         if pays:
             self._could = found
             found = found.only(self.value.expected()[band_of(found.gain)] >= self._pays)
+        if ready is not None:
+            found = found.only(ready[found.layer, found.incoming])
         found = found.only(np.argsort(-found.gain, kind="stable")[: max(0, most)])
         found = found.only(np.argsort(found.layer, kind="stable"))
         self.cached[found.layer, found.incoming], self.cached[found.layer, found.outgoing] = True, False

@@ -81,13 +81,15 @@ def replay_cache(
     shared: bool = False,
     per_step: list[float] | None = None,
     uses: list[StepUse] | None = None,
+    missed: list[Mask] | None = None,
 ) -> Replayed:
     """Replays `steps` with a cache. cached: bool [layers, experts], the initial contents. movable: the experts that
     may be promoted or replaced; None: all.
 
     most: promotions per step, at most. adapts: promote only if `pays` reads are expected to be saved. late: a missed
     expert is available two steps later instead of one. shared: a slot may hold an expert of any layer. per_step:
-    receives each step's hit rate. uses: receives each step's use per layer.
+    receives each step's hit rate. uses: receives each step's use per layer. missed: receives the experts that each step
+    misses.
     """
     layers, experts = cached.shape
     rows = (1, layers * experts) if shared else (layers, experts)
@@ -101,7 +103,9 @@ def replay_cache(
         hits, used_in_all = hits + found, used_in_all + wanted
         if per_step is not None:
             per_step.append(found / max(1, wanted))
-        missed = (used & ~here).sum(axis=1)
+        misses = used & ~here
+        if missed is not None:
+            missed.append(misses)
         here = policy.cached.copy()
         policy.observe(used)
         moves = policy.choose(used, most, pays=adapts)
@@ -110,7 +114,7 @@ def replay_cache(
         promotions += len(moves)
         if uses is not None:
             promoted = np.bincount([move.layer for move in moves], minlength=rows[0])
-            uses.append(StepUse(used.sum(axis=1), missed, promoted))
+            uses.append(StepUse(used.sum(axis=1), misses.sum(axis=1), promoted))
     return Replayed(steps.count, hits, used_in_all - hits, promotions)
 
 

@@ -8,6 +8,7 @@ experts are left out: they shorten the wait for some misses.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,8 +16,23 @@ from moeserve.placement.expert_cache.policy import DECAY, Mask
 from moeserve.placement.expert_cache.replay import Steps, StepUse
 
 
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Steps whose used experts are known: those that a GPU misses."""
+
+    masks: Sequence[Mask]
+
+    @property
+    def count(self) -> int:
+        return len(self.masks)
+
+    def used(self, step: int) -> Mask:
+        """Returns bool [layers, experts]."""
+        return self.masks[step]
+
+
 def replay_disk(
-    steps: Steps,
+    steps: Steps | Masks,
     slots: Sequence[int],
     num_experts: int,
     *,

@@ -2,7 +2,8 @@
 
 A row that lacked an expert has written wrong KV, and its request fails. The router may already have shared these KV
 slots with other requests, as a prefix; their rows read the slots in the same step, or in the next one, which is already
-planned. So slots with wrong KV are remembered until they are rewritten, and rows that read them fail as well.
+planned. So slots with wrong KV are remembered until they are rewritten, and rows that read them fail as well. Pages of
+such slots are not written to the tiers of the prefix cache, which would outlive that record.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from moeserve.kernels import _C
 from moeserve.messages.expert_disk import REPORT_S, ExpertDiskCounts
+from moeserve.messages.pages import PageOrders
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ class DiskExperts:
         self._wrong_kv: Slots = np.zeros(num_kv_slots, np.bool_)
         self._wrong_states: Slots = np.zeros(num_state_slots, np.bool_)
         self._has_wrong = False
+        native.take_failures()  # of steps before the first request
         self._before = _counts_of(native)
         self._reported, self._reported_at = self._before, time.monotonic()
 
@@ -48,6 +51,19 @@ class DiskExperts:
             return
         for source, target in pairs.tolist():
             self._wrong_states[target] = source >= 0 and self._wrong_states[source]
+
+    def is_wrong(self, slots: Int32s, *, states: bool) -> bool:
+        """Returns whether any of these KV slots, or state slots, was written by a row that lacked an expert."""
+        return self._has_wrong and bool((self._wrong_states if states else self._wrong_kv)[slots].any())
+
+    def loaded(self, orders: PageOrders) -> None:
+        """Notes that pages and states are loaded into slots, which are rewritten by that."""
+        if not self._has_wrong:
+            return
+        for page in orders.loads:
+            self._wrong_kv[np.frombuffer(page.slots, np.int32)] = False
+        for state in orders.state_loads:
+            self._wrong_states[state.slot] = False
 
     def end_step(self, layout: StepLayout, sequences: Sequences) -> StepEnd:
         """Returns the step's failed rows and counts. Call it when the whole step is computed."""

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -48,6 +48,13 @@ class Tiers:
         if self.disk is not None:
             found.append("disk")
         return found
+
+
+class WrongSlots(Protocol):
+    """Knows which slots have KV or states that must not be kept."""
+
+    def is_wrong(self, slots: Slots, *, states: bool) -> bool:
+        """Returns whether any of these KV slots, or state slots, has a wrong content."""
 
 
 class _Copied(NamedTuple):
@@ -107,8 +114,9 @@ class PageMover:
 
     # ---------------------------------------------------------------- orders
 
-    def write(self, orders: PageOrders) -> None:
-        """Copies pages out of their slots, between two steps; later work may overwrite the slots."""
+    def write(self, orders: PageOrders, wrong: WrongSlots | None = None) -> None:
+        """Copies pages out of their slots, between two steps; later work may overwrite the slots. wrong: pages and
+        states of slots for which it says so are skipped, which is reported; None: none are."""
         if self._ram is not None and orders.used:
             used = orders.used
             self._ram.use(used[at : at + PAGE_KEY_BYTES] for at in range(0, len(used), PAGE_KEY_BYTES))
@@ -118,6 +126,9 @@ class PageMover:
             keys: list[bytes] = []
             moves: list[Move] = []
             for key, slots in copies:
+                if wrong is not None and wrong.is_wrong(slots, states=source is self._states):
+                    self._tell((self._disk_log if self._ram is None else self._ram_log).skipped, [key])
+                    continue
                 page = self._room_for(key, source.page_bytes)
                 if page is not None:
                     keys.append(key)

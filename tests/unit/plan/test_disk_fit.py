@@ -81,6 +81,36 @@ def test_a_recorded_trace_tells_the_hits_and_the_speed(
     assert local["prefill"]["512"] < in_ram["prefill"]["512"]
 
 
+@pytest.mark.usefixtures("no_measuring")
+def test_beneath_a_gpu_ram_holds_a_share_of_its_misses(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    shape = read_shape(open_gguf(tiny_model))
+    scattered = trace_file(tmp_path / "other", shape, [shape.top_k * i for i in range(TOKENS)])
+    machine = ("--model", str(tiny_model), "--ram", "8", "--gpu-memory", "4", "--num-gpu-experts", "2")
+    rates = [
+        "--gpu-bandwidth",
+        "1000",
+        "--gpu-tflops",
+        "100",
+        "--pcie-bandwidth",
+        "20",
+        "--disk-bandwidth",
+        "0.1",
+    ]
+    whole = sum(layer.num_experts * layer.expert.cpu for layer in _sizes(tiny_model).layers)
+    half = ("--expert-ram", f"{whole / 2 / (1 << 30):.6f}")
+    in_ram = run(capsys, *machine, *rates, "--routing-trace", scattered)
+    shown = run(capsys, *machine, *rates, "--routing-trace", scattered, *half)
+    slots = shown["memory"]["ram_weights"] - READER_BYTES
+    assert slots < in_ram["memory"]["ram_weights"] - whole / 4
+    assert shown["speed"]["hit_rates"] == in_ram["speed"]["hit_rates"]
+    assert shown["speed"]["decode"]["1"] < 0.5 * in_ram["speed"]["decode"]["1"]
+    assert any("of the experts that the GPU misses RAM holds" in caution for caution in shown["cautions"])
+    told = fails(capsys, *machine, "--expert-ram", "0.001", "--device", "cuda", "--n-gpu-layers", "1")
+    assert "--expert-ram: where the CPU computes the first layers" in told
+
+
 def _sizes(model: Path) -> ModelSizes:
     file = open_gguf(model)
     return ModelSizes.of(file.tensors, KvLayout(read_shape(file)))

@@ -1,5 +1,6 @@
 // moeserve.kernels._C.DiskExperts: see expert_disk/disk_experts.h. The typed wrapper is moeserve/kernels/disk_experts.py.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -22,6 +23,8 @@ namespace {
 
 constexpr int kMostThreads = 256;
 
+using Marks = nb::ndarray<bool, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
 // (matrix, file, offset, stride) of a tuple.
 DiskPart disk_part(const nb::tuple& part, size_t files, int experts) {
   const DiskPart out{nb::cast<const Matrix*>(part[0]), nb::cast<int>(part[1]), nb::cast<int64_t>(part[2]),
@@ -34,7 +37,7 @@ DiskPart disk_part(const nb::tuple& part, size_t files, int experts) {
   return out;
 }
 
-// layers: for each None, or (experts, three parts, pinned experts).
+// layers: for each None, or (experts, three parts, pinned experts, each expert's number in the file or nothing).
 std::vector<DiskLayer> disk_layers(const nb::list& layers, size_t files) {
   std::vector<DiskLayer> out;
   for (const nb::handle layer : layers) {
@@ -44,6 +47,12 @@ std::vector<DiskLayer> disk_layers(const nb::list& layers, size_t files) {
     const auto parts = nb::cast<nb::list>(given[1]);
     made.experts = nb::cast<int>(given[0]);
     made.pinned = nb::cast<std::vector<int32_t>>(given[2]);
+    made.in_file = nb::cast<std::vector<int32_t>>(given[3]);
+    if (!made.in_file.empty() && made.in_file.size() != static_cast<size_t>(made.experts))
+      reject("layers", "a number for each expert wanted");
+    for (const int32_t number : made.in_file) {
+      if (number < 0) reject("layers", "numbers of experts from 0 on wanted");
+    }
     if (made.experts < 1 || parts.size() != made.parts.size())
       reject("layers", "three parts of experts wanted");
     for (size_t i = 0; i < made.parts.size(); ++i) {
@@ -91,17 +100,16 @@ void run_from_disk(const ExpertsOp& op, int32_t* ids, const nb::object& disk) {
   const int layer = nb::cast<int>(disk.attr("layer"));
   if (experts.experts_of(layer) != num_experts_arg(disk, 0)) reject("disk", "another number of experts");
   const nb::object ahead = disk.attr("ahead");
-  const int32_t* ahead_ids = nullptr;
-  int ahead_layer = 0, count = 0;
+  Guess guess;
   if (!ahead.is_none()) {
     const TensorArg a = tensor_arg(ahead, "disk.ahead", Element::kInt32);
-    ahead_ids = rows_arg<int32_t>(ahead, "disk.ahead", op.n, a.cols);
-    count = static_cast<int>(op.n * a.cols);
-    ahead_layer = nb::cast<int>(disk.attr("ahead_layer"));
-    experts.experts_of(ahead_layer);  // throws for a layer that is none
+    guess.ids = rows_arg<int32_t>(ahead, "disk.ahead", op.n, a.cols);
+    guess.count = static_cast<int>(op.n * a.cols);
+    guess.layer = nb::cast<int>(disk.attr("ahead_layer"));
+    experts.experts_of(guess.layer);  // throws for a layer that is none
   }
   const nb::gil_scoped_release release;
-  experts.run(op, layer, ids, ahead_layer, ahead_ids, count);
+  experts.run(op, layer, ids, guess);
 }
 
 std::unique_ptr<Matrix> Stream::slots(int type, int64_t rows, int64_t cols, int64_t count) {
@@ -123,7 +131,23 @@ void bind_disk_experts(nb::module_& m) {
            "decay"_a, "patience"_a, nb::keep_alive<1, 2>())
       .def("take_failures", &DiskExperts::take_failures)
       .def("counts", &DiskExperts::counts)
+      .def("hold", &DiskExperts::hold, "layer"_a, "expert"_a)
+      .def("release", &DiskExperts::release, "layer"_a, "expert"_a)
+      .def(
+          "mark_holdable",
+          [](DiskExperts& disk, int layer, const Marks& marks) {
+            if (marks.size() < static_cast<size_t>(disk.experts_of(layer)))
+              reject("marks", "one for each expert wanted");
+            disk.mark_holdable(layer, reinterpret_cast<uint8_t*>(marks.data()));
+          },
+          "layer"_a, "marks"_a.noconvert())
       .def_prop_ro("is_direct", &DiskExperts::is_direct);
+  nb::class_<ReadAhead>(m, "ReadAhead")
+      .def(nb::init<int>(), "layers"_a)
+      .def("pause_begins", &ReadAhead::pause_begins, "layer"_a, "now"_a)
+      .def("pause_ends", &ReadAhead::pause_ends, "layer"_a, "now"_a)
+      .def("guessed", &ReadAhead::guessed, "count"_a, "right"_a)
+      .def("bytes_worth_reading", &ReadAhead::bytes_worth_reading, "layer"_a, "rate"_a, "piece"_a);
 }
 
 }  // namespace moeserve

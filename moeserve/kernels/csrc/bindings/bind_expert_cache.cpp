@@ -1,9 +1,11 @@
 // moeserve.kernels._C.ExpertCachePolicy: see expert_cache/policy.h.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <stdexcept>
 #include <vector>
 
@@ -67,8 +69,9 @@ class CountedPolicy {
     return wanted;
   }
 
-  nb::ndarray<nb::numpy, int64_t, nb::ndim<2>> choose(int64_t most, bool pays) {
-    const auto& moves = policy_.choose(used_.data(), most, pays);
+  nb::ndarray<nb::numpy, int64_t, nb::ndim<2>> choose(int64_t most, bool pays, std::optional<Mask> ready) {
+    const uint8_t* which = ready ? bytes(check(*ready)) : nullptr;
+    const auto& moves = policy_.choose(used_.data(), most, pays, which);
     auto* data = new std::vector<ExpertMove>(moves);
     nb::capsule owner(data, [](void* p) noexcept { delete static_cast<std::vector<ExpertMove>*>(p); });
     static_assert(sizeof(ExpertMove) == 3 * sizeof(int64_t));
@@ -119,7 +122,7 @@ void bind_expert_cache(nb::module_& m) {
                             "Which experts the slots hold; moeserve/expert_cache specifies it.")
       .def(nb::init<const Mask&, const Mask&, float, double>(), "cached"_a, "movable"_a, "decay"_a, "pays"_a)
       .def("observe", &CountedPolicy::observe, "counts"_a, nb::kw_only(), "streamed"_a)
-      .def("choose", &CountedPolicy::choose, "most"_a, nb::kw_only(), "pays"_a)
+      .def("choose", &CountedPolicy::choose, "most"_a, nb::kw_only(), "pays"_a, "ready"_a = nb::none())
       .def("learn", &CountedPolicy::learn)
       .def("forget", &CountedPolicy::forget);
 }

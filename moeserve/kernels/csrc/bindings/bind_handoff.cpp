@@ -70,14 +70,16 @@ void bind_handoff(nb::module_& m) {
           "__init__",
           [](Handoff* self, Stream& stream, const std::vector<Handoff::Layer>& layers, Address requests,
              Address answers, const Handoff::Slot& even, const Handoff::Slot& odd, const Activations& h,
-             Address starts, Address active, Address routes, int max_tokens, int top_k, double timeout_s) {
+             Address starts, Address active, Address routes, int max_tokens, int top_k, double timeout_s,
+             DiskExperts* disk) {
             new (self)
                 Handoff(&stream.kernels(), stream.pool(), layers, at<uint8_t>(requests), at<uint8_t>(answers),
                         {even, odd}, {h, at<int32_t>(starts), at<int32_t>(active), at<int32_t>(routes)},
-                        max_tokens, top_k, timeout_s);
+                        max_tokens, top_k, timeout_s, disk);
           },
           "stream"_a, "layers"_a, "requests"_a, "answers"_a, "even"_a, "odd"_a, "h"_a, "starts"_a, "active"_a,
-          "routes"_a, "max_tokens"_a, "top_k"_a, "timeout_s"_a, nb::keep_alive<1, 2>())
+          "routes"_a, "max_tokens"_a, "top_k"_a, "timeout_s"_a, "disk"_a.none() = nb::none(),
+          nb::keep_alive<1, 2>(), nb::keep_alive<1, 15>())
       .def("begin", &Handoff::begin, ReleaseGil())
       .def("expert_reads", &expert_reads, "layers"_a.noconvert())
       .def("error", &Handoff::error)

@@ -94,12 +94,18 @@ std::array<double, ExpertCachePolicy::kBands> ExpertCachePolicy::values() const 
   return out;
 }
 
-const std::vector<ExpertMove>& ExpertCachePolicy::choose(const uint8_t* used, int64_t most, bool pays) {
+const std::vector<ExpertMove>& ExpertCachePolicy::choose(const uint8_t* used, int64_t most, bool pays,
+                                                         const uint8_t* ready) {
   find_candidates(used);
   if (pays) {
     could_ = candidates_;
     const auto expected = values();
     std::erase_if(candidates_, [&](const Candidate& c) { return expected[c.band] < pays_; });
+  }
+  if (ready != nullptr) {
+    std::erase_if(candidates_, [&](const Candidate& c) {
+      return ready[static_cast<size_t>(c.layer) * experts_ + static_cast<size_t>(c.incoming)] == 0;
+    });
   }
   // Candidates are in order of layer and rank, so that the first wins among equal gains.
   std::stable_sort(candidates_.begin(), candidates_.end(),

@@ -30,7 +30,9 @@ class ExpertCachePolicy {
 
   // Returns at most `most` moves, those with the greatest gains, sorted by layer; they count as done. used: as passed
   // to `observe` for this step. pays: only moves that are expected to save reads.
-  const std::vector<ExpertMove>& choose(const uint8_t* used, int64_t most, bool pays);
+  // ready: 0 or 1, [layers, experts]: those that can be promoted now; nullptr: all.
+  const std::vector<ExpertMove>& choose(const uint8_t* used, int64_t most, bool pays,
+                                        const uint8_t* ready = nullptr);
 
   // Learns from the step what past moves, made or only considered, have saved. Call it after `choose`, when there is
   // time.

@@ -8,10 +8,6 @@
 namespace moeserve {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-int64_t micros(Clock::duration d) { return std::chrono::duration_cast<std::chrono::microseconds>(d).count(); }
-
 int most_experts(const std::vector<DiskLayer>& layers) {
   int most = 1;
   for (const DiskLayer& layer : layers) most = std::max(most, layer.experts);
@@ -37,6 +33,7 @@ DiskExperts::DiskExperts(Pool& pool, const Kernels& kernels, const std::vector<s
       policy_(static_cast<int>(layers.size()), most_experts(layers),
               std::vector<uint8_t>(layers.size() * most_experts(layers), 0).data(),
               std::vector<uint8_t>(layers.size() * most_experts(layers), 1).data(), decay, 0.0),
+      read_ahead_(static_cast<int>(layers.size())),
       piece_bytes_(piece_bytes),
       patience_(patience) {
   const size_t most = static_cast<size_t>(most_experts(layers));
@@ -49,9 +46,15 @@ DiskExperts::DiskExperts(Pool& pool, const Kernels& kernels, const std::vector<s
     layer.keep.assign(most, Keep::kNot);
     layer.owners.assign(of.parts[0].slots->experts, -1);
     layer.is_pinned.assign(most, 0);
+    layer.is_held.assign(most, 0);
     for (const int32_t expert : of.pinned) layer.is_pinned[expert] = 1;
     layer.free_slots = layer.owners.size() - of.pinned.size();
-    for (const DiskPart& part : of.parts) pool_.submit(ClearOp{part.slots});
+    for (size_t i = 0; i < of.parts.size(); ++i) {
+      const Matrix* slots = of.parts[i].slots;
+      if (i == 1 && slots == of.parts[0].slots) continue;  // experts without a gate
+      pool_.submit(ClearOp{slots});
+      layer.expert_bytes += static_cast<int64_t>(row_bytes(slots->type, slots->cols)) * slots->rows;
+    }
   }
   pool_.wait();
   reader_ = std::make_unique<DiskReader>(
@@ -61,75 +64,90 @@ DiskExperts::DiskExperts(Pool& pool, const Kernels& kernels, const std::vector<s
 
 DiskExperts::~DiskExperts() { pool_.wait(); }
 
-void DiskExperts::run(ExpertsOp op, int index, int32_t* ids, int ahead_layer, const int32_t* ahead,
-                      int num_ahead) {
-  Layer& layer = layers_[index];
-  pool_.wait();
-  remove_failed_routes(ids, op.n, op.top_k);
-  int64_t* const token_counts = std::exchange(op.expert_token_counts, nullptr);
-  op.slots = layer.table.data();
-  op.experts = layer.of.experts;
-  op.sort_routes();
-  const std::vector<int32_t> need(op.active + 1, op.active + 1 + op.active[0]);
-  // Pinned experts are ready and take no slot of a wave.
-  const auto moving = static_cast<size_t>(
-      std::count_if(need.begin(), need.end(), [&](int32_t expert) { return !layer.is_pinned[expert]; }));
-  const size_t slots = layer.free_slots;
-  const size_t each = moving <= slots ? need.size() : std::max<size_t>(1, slots / 2);
-  const bool has_waves = each < need.size();
-  if (has_waves) sums_.resize(std::max(sums_.size(), static_cast<size_t>(op.n) * op.down->rows));
+void DiskExperts::bring_pinned() {
   {
     const std::lock_guard lock(mutex_);
-    count_use(index, need);
-    keep_slots(layer, need, {0, std::min(need.size(), 2 * each)});
-    request(index, need.data(), std::min(need.size(), 2 * each), true);
+    for (size_t i = 0; i < layers_.size(); ++i) {
+      const std::vector<int32_t>& pinned = layers_[i].of.pinned;
+      request(static_cast<int>(i), pinned.data(), pinned.size(), true);
+    }
   }
-  if (!has_waves) look_ahead(ahead_layer, ahead, num_ahead);
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const std::vector<int32_t>& pinned = layers_[i].of.pinned;
+    const std::vector<int32_t> missing = bring(static_cast<int>(i), pinned, {0, pinned.size()});
+    if (missing.empty()) continue;
+    const std::string& error = layers_[i].experts[missing[0]].error;
+    throw std::system_error(EIO, std::generic_category(),
+                            name_of(static_cast<int>(i), missing[0]) + ": " +
+                                (error.empty() ? "no read has ended in time" : error));
+  }
+}
 
-  Part wave{0, 0}, computed{0, 0};
-  do {
-    wave = {wave.end, std::min(need.size(), wave.end + each)};
-    bool has_room = true;
-    {
-      const std::lock_guard lock(mutex_);
-      keep_slots(layer, need, {computed.begin, wave.end});
-      has_room = request(index, need.data() + wave.begin, wave.end - wave.begin, true);
-    }
-    if (!has_room) {  // slots of the wave before are needed
-      pool_.wait();
-      const std::lock_guard lock(mutex_);
-      keep_slots(layer, need, wave);
-    }
-    const std::vector<int32_t> missing = bring(index, need, wave);
-    pool_.wait();
-    if (!missing.empty()) {
-      fail_tokens(index, op, ids, missing);
-      op.sort_routes();
-    }
-    fill_table(layer);
-    if (has_waves) {
-      const int32_t *active = op.active + 1, *end = active + op.active[0];
-      const int32_t* first = std::lower_bound(active, end, need[wave.begin]);
-      const int32_t* behind = std::upper_bound(first, end, need[wave.end - 1]);
-      op.wave = {static_cast<int>(first - active), static_cast<int>(behind - first), sums_.data(),
-                 wave.begin == 0, wave.end == need.size()};
-    }
-    pool_.submit(op);
-    computed = wave;
-    if (wave.end == need.size()) break;
-    const std::lock_guard lock(mutex_);
-    const size_t next = std::min(need.size(), wave.end + each);
-    keep_slots(layer, need, {wave.begin, next});
-    request(index, need.data() + wave.end, next - wave.end, true);
-  } while (true);
+std::vector<std::pair<int, std::string>> DiskExperts::take_failures() {
+  std::vector<std::pair<int, std::string>> out(failed_.begin(), failed_.end());
+  failed_.clear();
+  return out;
+}
 
+DiskCounts DiskExperts::counts() {
   const std::lock_guard lock(mutex_);
-  std::fill(layer.keep.begin(), layer.keep.end(), Keep::kNot);
-  for (int rank = 0; token_counts != nullptr && rank < op.active[0]; ++rank) {
-    const int expert = op.active[1 + rank];
-    token_counts[expert] += op.starts[expert + 1] - op.starts[expert];
-    token_counts[op.experts + expert] += 1;
+  DiskCounts now = counts_;
+  now.busy_us = reader_->busy_us();
+  return now;
+}
+
+std::string DiskExperts::name_of(int index, int expert) const {
+  const DiskLayer& of = layers_[index].of;
+  const int number = of.in_file.empty() ? expert : of.in_file[expert];
+  return "expert " + std::to_string(number) + " of layer " + std::to_string(index);
+}
+
+int DiskExperts::most_operations(int index) const {
+  const Layer& layer = layers_.at(index);
+  const size_t free = layer.free_slots - layer.free_slots / 2;  // of the others some may be held
+  const size_t each = std::max<size_t>(1, free / 2);
+  return std::max<int>(2, static_cast<int>((layer.of.experts + each - 1) / each));
+}
+
+void DiskExperts::reserve(int tokens) {
+  int64_t most = 0;
+  for (const Layer& layer : layers_) {
+    if (layer.of.experts > 0) most = std::max(most, layer.of.parts[2].slots->rows);
   }
+  sums_.resize(std::max(sums_.size(), static_cast<size_t>(tokens * most)));
+}
+
+void DiskExperts::mark_holdable(int index, uint8_t* marks) {
+  const std::lock_guard lock(mutex_);
+  const Layer& layer = layers_.at(index);
+  std::vector<std::pair<float, int>> ready;
+  for (int e = 0; e < layer.of.experts; ++e) {
+    const bool moves = layer.experts[e].state == State::kReady && !layer.is_pinned[e] && !layer.is_held[e];
+    marks[e] = layer.is_pinned[e];
+    if (moves) ready.emplace_back(-policy_.score(index, e), e);
+  }
+  const size_t most = std::min(ready.size(), layer.free_slots / 2 - layer.held_slots);
+  std::partial_sort(ready.begin(), ready.begin() + static_cast<ptrdiff_t>(most), ready.end());
+  for (size_t i = 0; i < most; ++i) marks[ready[i].second] = 1;
+}
+
+int DiskExperts::hold(int index, int expert) {
+  const std::lock_guard lock(mutex_);
+  Layer& layer = layers_.at(index);
+  const Expert& of = layer.experts.at(expert);
+  if (of.state != State::kReady) return -1;
+  if (layer.is_held[expert] || layer.is_pinned[expert]) return of.slot;
+  if (2 * (layer.held_slots + 1) > layer.free_slots) return -1;
+  layer.is_held[expert] = 1;
+  ++layer.held_slots;
+  return of.slot;
+}
+
+void DiskExperts::release(int index, int expert) {
+  const std::lock_guard lock(mutex_);
+  Layer& layer = layers_.at(index);
+  layer.held_slots -= layer.is_held.at(expert);
+  layer.is_held[expert] = 0;
 }
 
 // ---------------------------------------------------------------- with the mutex
@@ -143,26 +161,32 @@ void DiskExperts::count_use(int index, const std::vector<int32_t>& need) {
   }
   for (const int32_t expert : layer.predicted) counts_.predicted_right += used[expert];
   counts_.predicted += static_cast<int64_t>(layer.predicted.size());
+  int64_t right = 0;
+  for (const int32_t expert : layer.absent) right += used[expert];
+  read_ahead_.guessed(static_cast<int64_t>(layer.absent.size()), right);
   layer.predicted.clear();
+  layer.absent.clear();
   drop_wrong_guesses(index, used);
   policy_.observe_layer(index, used.data());
 }
 
-// Experts that were to be read ahead, are not needed, and of which nothing is read yet.
+// Experts that were to be read ahead and are not needed: what is not yet being read of them is not read. Those that are
+// nearly whole stay.
 void DiskExperts::drop_wrong_guesses(int index, const std::vector<uint8_t>& used) {
   Layer& layer = layers_[index];
   for (int e = 0; e < layer.of.experts; ++e) {
     Expert& expert = layer.experts[e];
     if (expert.state != State::kLoading || !expert.is_ahead || used[e]) continue;
-    if (!reader_->cancel(index, e, expert.pieces)) continue;
-    under_way_ -= expert.pieces;
-    if (under_way_ == 0) counts_.busy_us += micros(Clock::now() - busy_since_);
-    layer.owners[expert.slot] = -1;
-    expert = {};
+    const int dropped = reader_->cancel(index, e);
+    if (dropped == 0) continue;
+    expert.is_dropped = true;
+    expert.is_ahead = false;
+    expert.left -= dropped;
+    if (expert.left == 0) end_read(layer, expert);
   }
 }
 
-void DiskExperts::keep_slots(Layer& layer, const std::vector<int32_t>& need, Part surely) {
+void DiskExperts::keep_slots(Layer& layer, const std::vector<int32_t>& need, NeedRange surely) {
   for (size_t i = 0; i < need.size(); ++i) {
     layer.keep[need[i]] = i < surely.begin ? Keep::kNot : i < surely.end ? Keep::kSurely : Keep::kIfPossible;
   }
@@ -196,7 +220,8 @@ int DiskExperts::take_slot(int index, int expert, bool urgent) {
   if (free != layer.owners.end()) return static_cast<int>(free - layer.owners.begin());
   std::vector<uint8_t> may_go(layer.keep.size(), 0);
   for (int e = 0; e < layer.of.experts; ++e) {
-    may_go[e] = layer.experts[e].state == State::kReady && layer.keep[e] == Keep::kNot && !layer.is_pinned[e];
+    may_go[e] = layer.experts[e].state == State::kReady && layer.keep[e] == Keep::kNot &&
+                !layer.is_pinned[e] && !layer.is_held[e];
   }
   int outgoing = policy_.lowest(index, may_go.data());
   // A guess counts as a use: the rule of the expert cache's exchanges.
@@ -204,7 +229,7 @@ int DiskExperts::take_slot(int index, int expert, bool urgent) {
     return -1;
   if (outgoing < 0 && urgent) {  // of those that this step needs later, the last
     for (int e = layer.of.experts - 1; e >= 0 && outgoing < 0; --e) {
-      if (layer.is_pinned[e]) continue;
+      if (layer.is_pinned[e] || layer.is_held[e]) continue;
       if (layer.experts[e].state == State::kReady && layer.keep[e] == Keep::kIfPossible) outgoing = e;
     }
   }
@@ -218,6 +243,7 @@ int DiskExperts::take_slot(int index, int expert, bool urgent) {
 void DiskExperts::start(int index, int expert, int slot, bool urgent) {
   Layer& layer = layers_[index];
   std::vector<DiskPiece> pieces;
+  const int64_t number = layer.of.in_file.empty() ? expert : layer.of.in_file[expert];
   for (size_t i = 0; i < layer.of.parts.size(); ++i) {
     const DiskPart& part = layer.of.parts[i];
     if (i == 1 && part.slots == layer.of.parts[0].slots) continue;  // experts without a gate
@@ -227,127 +253,26 @@ void DiskExperts::start(int index, int expert, int slot, bool urgent) {
     for (int64_t panel = 0; panel < m.panels; panel += each) {
       const int64_t row = panel * kPanelRows, panels = std::min(each, m.panels - panel);
       const int64_t rows = std::min(panels * kPanelRows, m.rows - row);
-      pieces.push_back({index, expert, part.file, part.offset + expert * part.stride + row * stride,
+      pieces.push_back({index, expert, part.file, part.offset + number * part.stride + row * stride,
                         rows * stride, &m, slot, panel, panels});
     }
   }
   layer.owners[slot] = expert;
   const int count = static_cast<int>(pieces.size());
-  layer.experts[expert] = {State::kLoading, !urgent, slot, count, count, {}};
-  if (under_way_ == 0) busy_since_ = Clock::now();
-  under_way_ += count;
+  layer.experts[expert] = {State::kLoading, !urgent, false, slot, count, {}};
   reader_->add(std::move(pieces), urgent);
 }
 
-// ---------------------------------------------------------------- the step's thread
-
-void DiskExperts::bring_pinned() {
-  {
-    const std::lock_guard lock(mutex_);
-    for (size_t i = 0; i < layers_.size(); ++i) {
-      const std::vector<int32_t>& pinned = layers_[i].of.pinned;
-      request(static_cast<int>(i), pinned.data(), pinned.size(), true);
-    }
+// When no piece of it is under way any more.
+void DiskExperts::end_read(Layer& layer, Expert& expert) {
+  if (expert.error.empty() && !expert.is_dropped) {
+    expert.state = State::kReady;
+    return;
   }
-  for (size_t i = 0; i < layers_.size(); ++i) {
-    const std::vector<int32_t>& pinned = layers_[i].of.pinned;
-    const std::vector<int32_t> missing = bring(static_cast<int>(i), pinned, {0, pinned.size()});
-    if (missing.empty()) continue;
-    const std::string& error = layers_[i].experts[missing[0]].error;
-    throw std::system_error(EIO, std::generic_category(),
-                            "expert " + std::to_string(missing[0]) + " of layer " + std::to_string(i) + ": " +
-                                (error.empty() ? "no read has ended in time" : error));
-  }
-}
-
-void DiskExperts::look_ahead(int index, const int32_t* ahead, int count) {
-  if (ahead == nullptr || layers_[index].of.experts == 0) return;
-  Layer& layer = layers_[index];
-  std::vector<int32_t>& guess = layer.predicted;
-  guess.clear();
-  for (int i = 0; i < count; ++i) {
-    if (ahead[i] >= 0 && ahead[i] < layer.of.experts) guess.push_back(ahead[i]);
-  }
-  std::sort(guess.begin(), guess.end());
-  guess.erase(std::unique(guess.begin(), guess.end()), guess.end());
-  const std::lock_guard lock(mutex_);
-  for (const int32_t expert : guess) layer.keep[expert] = Keep::kSurely;
-  request(index, guess.data(), guess.size(), false);
-  for (const int32_t expert : guess) layer.keep[expert] = Keep::kNot;
-}
-
-std::vector<int32_t> DiskExperts::bring(int index, const std::vector<int32_t>& need, Part wave) {
-  Layer& layer = layers_[index];
-  const Clock::time_point began = Clock::now();
-  Clock::time_point last = began;
-  std::unique_lock lock(mutex_);
-  uint64_t seen = progress_;
-  bool is_late = false;
-  for (;;) {
-    bool waits = false;
-    for (size_t i = wave.begin; i < wave.end; ++i) {
-      const Expert& expert = layer.experts[need[i]];
-      if (expert.state == State::kAbsent && expert.error.empty()) request(index, &need[i], 1, true);
-      waits |= expert.state == State::kLoading || (expert.state == State::kAbsent && expert.error.empty());
-    }
-    if (!waits || is_late) break;
-    arrived_.wait_until(lock, last + std::chrono::duration_cast<Clock::duration>(patience_),
-                        [&] { return progress_ != seen; });
-    is_late = progress_ == seen;
-    seen = progress_;
-    last = Clock::now();
-  }
-  std::vector<int32_t> missing;
-  for (size_t i = wave.begin; i < wave.end; ++i) {
-    if (layer.experts[need[i]].state != State::kReady) missing.push_back(need[i]);
-  }
-  counts_.waited_us += micros(Clock::now() - began);
-  return missing;
-}
-
-// While the pool is idle.
-void DiskExperts::fail_tokens(int index, const ExpertsOp& op, int32_t* ids,
-                              const std::vector<int32_t>& missing) {
-  Layer& layer = layers_[index];
-  const std::lock_guard lock(mutex_);
-  for (int i = 0; i < op.n * op.top_k; ++i) {
-    if (ids[i] < 0 || !std::binary_search(missing.begin(), missing.end(), ids[i])) continue;
-    const std::string& error = layer.experts[ids[i]].error;
-    failed_.try_emplace(i / op.top_k, "expert " + std::to_string(ids[i]) + " of layer " +
-                                          std::to_string(index) + " could not be read from disk: " +
-                                          (error.empty() ? "no read has ended in time" : error));
-  }
-  counts_.errors += static_cast<int64_t>(missing.size());
-  // The next step that needs it reads it again.
-  for (const int32_t expert : missing) layer.experts[expert].error.clear();
-  remove_failed_routes(ids, op.n, op.top_k);
-}
-
-void DiskExperts::remove_failed_routes(int32_t* ids, int n, int top_k) const {
-  for (const auto& [token, error] : failed_) {
-    if (token < n) std::fill_n(ids + static_cast<int64_t>(token) * top_k, top_k, -1);
-  }
-}
-
-void DiskExperts::fill_table(Layer& layer) {
-  const std::lock_guard lock(mutex_);
-  for (int e = 0; e < layer.of.experts; ++e) {
-    const Expert& expert = layer.experts[e];
-    layer.table[e] = expert.state == State::kReady ? expert.slot : -1;
-  }
-}
-
-std::vector<std::pair<int, std::string>> DiskExperts::take_failures() {
-  std::vector<std::pair<int, std::string>> out(failed_.begin(), failed_.end());
-  failed_.clear();
-  return out;
-}
-
-DiskCounts DiskExperts::counts() {
-  const std::lock_guard lock(mutex_);
-  DiskCounts now = counts_;
-  if (under_way_ > 0) now.busy_us += micros(Clock::now() - busy_since_);
-  return now;
+  std::string why = expert.is_dropped ? "" : std::move(expert.error);
+  layer.owners[expert.slot] = -1;
+  expert = {};
+  expert.error = std::move(why);
 }
 
 // ---------------------------------------------------------------- the reading threads
@@ -361,17 +286,7 @@ void DiskExperts::on_piece(const DiskPiece& piece, const char* error) {
   } else if (expert.error.empty()) {
     expert.error = error;
   }
-  if (--under_way_ == 0) counts_.busy_us += micros(Clock::now() - busy_since_);
-  if (--expert.left == 0) {
-    if (expert.error.empty()) {
-      expert.state = State::kReady;
-    } else {
-      std::string why = std::move(expert.error);
-      layer.owners[expert.slot] = -1;
-      expert = {};
-      expert.error = std::move(why);
-    }
-  }
+  if (--expert.left == 0) end_read(layer, expert);
   ++progress_;
   arrived_.notify_all();
 }

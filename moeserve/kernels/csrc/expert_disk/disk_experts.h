@@ -6,13 +6,15 @@
 // changes its owner.
 //
 // Who writes what: the slots' panels, DiskReader's threads while their expert is loading; states and owners, whoever has
-// `mutex_`; a layer's `table` and all else, the thread that calls `run`, while the pool is idle.
+// `mutex_`; a layer's `table`, the thread that calls `next`, for experts that the pool does not compute meanwhile; all else,
+// the thread that calls `begin` and `next`.
 #pragma once
 
 #include <array>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,6 +24,7 @@
 
 #include "expert_cache/policy.h"
 #include "expert_disk/disk_reader.h"
+#include "expert_disk/read_ahead.h"
 #include "ops/ops.h"
 
 namespace moeserve {
@@ -35,6 +38,8 @@ struct DiskPart {
 
 struct DiskLayer {
   int experts = 0;  // 0: the layer's experts are not on disk
+  // The number in the file of each expert; empty: its own.
+  std::vector<int32_t> in_file{};
   std::array<DiskPart, 3> parts{};
   std::vector<int32_t> pinned{};  // experts that are read at the start and stay; fewer than slots
 };
@@ -49,6 +54,31 @@ struct DiskCounts {
   int64_t errors = 0;  // experts that could not be read
 };
 
+// A range of `DiskRun::need`.
+struct NeedRange {
+  size_t begin, end;
+};
+
+// One layer of one step.
+struct DiskRun {
+  ExpertsOp op{};  // the next operation
+  int layer = 0;
+  int32_t* ids = nullptr;           // op.ids
+  int64_t* token_counts = nullptr;  // ExpertsOp::expert_token_counts
+  std::vector<int32_t> need;        // ids, ascending
+  size_t each = 0;                  // experts of an operation
+  size_t hits = 0;                  // computed while the others are read
+  bool has_waves = false, is_begun = false;
+  NeedRange wave{0, 0}, computed{0, 0};
+};
+
+// Experts that another layer is expected to use next, [count], the surest first. ids: nullptr: no guess.
+struct Guess {
+  int layer = 0;
+  const int32_t* ids = nullptr;
+  int count = 0;
+};
+
 class DiskExperts {
  public:
   // Allocates the slots' memory, so that what does not fit fails here, and reads the pinned experts. `piece_bytes`: of
@@ -59,27 +89,44 @@ class DiskExperts {
   ~DiskExperts();
   DiskExperts(const DiskExperts&) = delete;
 
-  // Computes a layer's experts: waits for the pool, reads what is missing and queues `op`, in waves if there are fewer slots
-  // than experts. `ids`: op.ids; the routes of tokens whose experts cannot be read are taken out of it, and the tokens are
-  // among `take_failures`. ahead [num_ahead]: experts that the layer `ahead_layer` is expected to use, which are read when
-  // nothing else is.
-  void run(ExpertsOp op, int layer, int32_t* ids, int ahead_layer, const int32_t* ahead, int num_ahead);
+  // Computes a layer's experts: waits for the pool, reads what is missing and queues `op`, or several operations: first the
+  // experts that RAM has, or waves if there are fewer slots than experts. `ids`: op.ids; the routes of tokens whose experts
+  // cannot be read are taken out of it, and the tokens are among `take_failures`. The guess is read when nothing else is.
+  void run(const ExpertsOp& op, int layer, int32_t* ids, const Guess& guess);
+
+  // The same for who computes the operations itself: `begin` while nothing of the step is being computed, then `next` until
+  // it returns false, which prepares run.op. `wait` returns when the operations so far are computed.
+  void begin(DiskRun& run, const ExpertsOp& op, int layer, int32_t* ids, const Guess& guess);
+  bool next(DiskRun& run, const std::function<void()>& wait);
 
   int experts_of(int layer) const { return layers_.at(layer).of.experts; }
+  size_t layers() const { return layers_.size(); }
+  // The most operations that a layer's experts take in a step.
+  int most_operations(int layer) const;
+  // Allocates what steps of `tokens` tokens need, for who computes while nothing waits for the pool.
+  void reserve(int tokens);
   // (row of the step, why) of each token since the last call.
   std::vector<std::pair<int, std::string>> take_failures();
   DiskCounts counts();
   bool is_direct() const { return reader_->is_direct(); }
+
+  // Between steps: keeps the slot of an expert that is ready, so that it can be copied from, until `release`. Returns the
+  // slot; -1: the expert is not ready, or half of the layer's slots are held.
+  int hold(int layer, int expert);
+  void release(int layer, int expert);
+  // Marks [experts_of(layer)] those that can be held now, all at once: the ones with the highest scores.
+  void mark_holdable(int layer, uint8_t* marks);
 
  private:
   enum class State : uint8_t { kAbsent, kLoading, kReady };
   enum class Keep : uint8_t { kNot, kIfPossible, kSurely };  // an expert's slot
   struct Expert {
     State state = State::kAbsent;
-    bool is_ahead = false;  // its pieces are not urgent
+    bool is_ahead = false;    // its pieces are not urgent
+    bool is_dropped = false;  // it becomes absent when the pieces that are being read have ended
     int32_t slot = -1;
-    int pieces = 0, left = 0;  // in all, and not done
-    std::string error;         // of the last read
+    int left = 0;       // pieces that are not done
+    std::string error;  // of the last read
   };
   struct Layer {
     DiskLayer of;
@@ -88,11 +135,12 @@ class DiskExperts {
     std::vector<int32_t> table;      // ExpertsOp::slots
     std::vector<Keep> keep;          // of each expert
     std::vector<uint8_t> is_pinned;  // of each expert
+    std::vector<uint8_t> is_held;    // of each expert
+    int64_t expert_bytes = 0;        // in the file
     size_t free_slots = 0;           // that no pinned expert has
+    size_t held_slots = 0;
     std::vector<int32_t> predicted;  // for the step to come
-  };
-  struct Part {  // of what a layer needs: [begin, end)
-    size_t begin, end;
+    std::vector<int32_t> absent;     // those of `predicted` that were absent then
   };
 
   // With `mutex_` held.
@@ -101,30 +149,35 @@ class DiskExperts {
   bool request(int index, const int32_t* ids, size_t count, bool urgent);
   int take_slot(int index, int expert, bool urgent);
   void start(int index, int expert, int slot, bool urgent);
-  void keep_slots(Layer& layer, const std::vector<int32_t>& need, Part surely);
+  void keep_slots(Layer& layer, const std::vector<int32_t>& need, NeedRange surely);
+  void end_read(Layer& layer, Expert& expert);
+  std::string name_of(int index, int expert) const;
 
   void bring_pinned();
-  void look_ahead(int index, const int32_t* ahead, int count);
+  void look_ahead(int index, const Guess& guess);
+  bool split(DiskRun& run);
   // Waits until the experts are ready or cannot be. Returns those that are not.
-  std::vector<int32_t> bring(int index, const std::vector<int32_t>& need, Part wave);
+  std::vector<int32_t> bring(int index, const std::vector<int32_t>& need, NeedRange wave);
   void fail_tokens(int index, const ExpertsOp& op, int32_t* ids, const std::vector<int32_t>& missing);
   void remove_failed_routes(int32_t* ids, int n, int top_k) const;
   void fill_table(Layer& layer);
+  void end(DiskRun& run);
   void on_piece(const DiskPiece& piece, const char* error);
 
   Pool& pool_;
   std::vector<Layer> layers_;
   ExpertCachePolicy policy_;
+  ReadAhead read_ahead_;
+  int paused_ = -1;  // the layer behind which the step is, if the next one's experts were guessed
   const int64_t piece_bytes_;
   const std::chrono::duration<double> patience_;
   std::map<int, std::string> failed_;  // tokens of the running step
   std::vector<float> sums_;            // Wave::sums
+  DiskRun run_;                        // of `run`
 
   std::mutex mutex_;
   std::condition_variable arrived_;
   uint64_t progress_ = 0;  // pieces done
-  int under_way_ = 0;      // pieces to be read
-  std::chrono::steady_clock::time_point busy_since_;
   DiskCounts counts_;
   std::unique_ptr<DiskReader> reader_;  // last: its threads use all of the above
 };

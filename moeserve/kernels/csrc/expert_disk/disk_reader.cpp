@@ -120,28 +120,64 @@ std::vector<DiskPiece> DiskReader::take_of(Queue& queue, int layer, int expert) 
 }
 
 void DiskReader::hurry(int layer, int expert) {
-  const std::lock_guard lock(shared_->mutex);
-  for (const DiskPiece& piece : take_of(shared_->ahead, layer, expert)) shared_->urgent.insert(piece);
+  {
+    const std::lock_guard lock(shared_->mutex);
+    for (const DiskPiece& piece : take_of(shared_->ahead, layer, expert)) shared_->urgent.insert(piece);
+  }
+  shared_->has_work.notify_all();
 }
 
-bool DiskReader::cancel(int layer, int expert, int count) {
+int DiskReader::cancel(int layer, int expert) {
   const std::lock_guard lock(shared_->mutex);
-  std::vector<DiskPiece> taken = take_of(shared_->ahead, layer, expert);
-  if (static_cast<int>(taken.size()) == count) return true;
-  for (const DiskPiece& piece : taken) shared_->ahead.insert(piece);
-  return false;
+  return static_cast<int>(take_of(shared_->ahead, layer, expert).size());
+}
+
+int64_t DiskReader::busy_us() {
+  const std::lock_guard lock(shared_->mutex);
+  Clock::duration busy = shared_->busy;
+  if (shared_->reading > 0) busy += Clock::now() - shared_->busy_since;
+  return std::chrono::duration_cast<std::chrono::microseconds>(busy).count();
+}
+
+double DiskReader::bytes_per_s() {
+  const std::lock_guard lock(shared_->mutex);
+  return shared_->late_seconds > 0 ? shared_->late_bytes / shared_->late_seconds : 0;
+}
+
+void DiskReader::begin_piece(Shared& shared, bool is_urgent) {
+  shared.reading_urgent += is_urgent;
+  if (shared.reading++ > 0) return;
+  shared.busy_since = Clock::now();
+  shared.burst_bytes = 0;
+}
+
+void DiskReader::end_piece(Shared& shared, bool is_urgent, int64_t bytes) {
+  shared.reading_urgent -= is_urgent;
+  shared.burst_bytes += bytes;
+  if (--shared.reading == 0) {
+    const Clock::duration burst = Clock::now() - shared.busy_since;
+    shared.busy += burst;
+    if (shared.late_bytes > kLateBytes) shared.late_bytes /= 2, shared.late_seconds /= 2;
+    shared.late_bytes += static_cast<double>(shared.burst_bytes);
+    shared.late_seconds += std::chrono::duration<double>(burst).count();
+  }
+  if (shared.reading_urgent == 0 && !shared.ahead.empty()) shared.has_work.notify_all();
 }
 
 void DiskReader::thread_main(const std::shared_ptr<Shared>& shared) {
   Staging staging;
   std::unique_lock lock(shared->mutex);
   for (;;) {
-    shared->has_work.wait(lock,
-                          [&] { return shared->stop || !shared->urgent.empty() || !shared->ahead.empty(); });
+    shared->has_work.wait(lock, [&] {
+      return shared->stop || !shared->urgent.empty() ||
+             (!shared->ahead.empty() && shared->reading_urgent == 0);
+    });
     if (shared->stop) break;
-    Queue& queue = shared->urgent.empty() ? shared->ahead : shared->urgent;
+    const bool is_urgent = !shared->urgent.empty();
+    Queue& queue = is_urgent ? shared->urgent : shared->ahead;
     const DiskPiece piece = *queue.begin();
     queue.erase(queue.begin());
+    begin_piece(*shared, is_urgent);
     lock.unlock();
 
     const File& file = shared->files[piece.file];
@@ -171,6 +207,7 @@ void DiskReader::thread_main(const std::shared_ptr<Shared>& shared) {
     }
     shared->on_done(piece, has_read ? nullptr : error.c_str());
     lock.lock();
+    end_piece(*shared, is_urgent, has_read ? piece.bytes : 0);
   }
   --shared->threads;
   shared->has_left.notify_all();

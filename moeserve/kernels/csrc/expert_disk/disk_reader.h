@@ -4,6 +4,7 @@
 // reads keep an NVMe drive busy, and the thread that has read a piece packs it while the others read.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
@@ -37,17 +38,23 @@ class DiskReader {
   ~DiskReader();
   DiskReader(const DiskReader&) = delete;
 
-  // Urgent pieces are read before all others, each kind in the order of the files.
+  // Each kind of pieces is read in the order of the files; others than urgent ones while no urgent piece waits or is read,
+  // whose read they would slow down.
   void add(std::vector<DiskPiece> pieces, bool urgent);
   // An expert's pieces become urgent.
   void hurry(int layer, int expert);
-  // Drops an expert's pieces unless a thread has begun one. `count`: how many it has. False: some are begun.
-  bool cancel(int layer, int expert, int count);
+  // Drops an expert's pieces that are not urgent and not begun. Returns how many.
+  int cancel(int layer, int expert);
 
   bool is_direct() const { return is_direct_; }  // reads pass the page cache by
+  int64_t busy_us();                             // since the start, while at least one piece was read
+  double bytes_per_s();                          // of late, while at least one was; 0: nothing is read yet
 
  private:
+  using Clock = std::chrono::steady_clock;
   static constexpr double kPatience = 5.0;  // seconds
+  static constexpr double kLateBytes =
+      256.0 * (1 << 20);  // what was read before these counts half in `bytes_per_s`
   struct InFileOrder {
     bool operator()(const DiskPiece& a, const DiskPiece& b) const {
       return a.file != b.file ? a.file < b.file : a.offset < b.offset;
@@ -67,11 +74,19 @@ class DiskReader {
     std::mutex mutex;
     std::condition_variable has_work, has_left;
     Queue urgent, ahead;
+    int reading = 0, reading_urgent = 0;  // pieces being read
+    Clock::time_point busy_since;
+    Clock::duration busy{};
+    double late_bytes = 0, late_seconds = 0;  // of late
+    int64_t burst_bytes = 0;                  // since busy_since
     int threads = 0;
     bool stop = false;
   };
 
   static void thread_main(const std::shared_ptr<Shared>& shared);
+  // With the mutex held.
+  static void begin_piece(Shared& shared, bool is_urgent);
+  static void end_piece(Shared& shared, bool is_urgent, int64_t bytes);
   static std::vector<DiskPiece> take_of(Queue& queue, int layer, int expert);
 
   std::shared_ptr<Shared> shared_;

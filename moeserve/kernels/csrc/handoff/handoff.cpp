@@ -22,6 +22,8 @@ constexpr int kFewExperts = 2;  // a work unit of one panel stays small with thi
 
 constexpr int kGatherPhases = 1;
 
+bool is_on_disk(const DiskExperts* disk, int layer) { return disk != nullptr && disk->experts_of(layer) > 0; }
+
 constexpr auto kPoisonPeriod = std::chrono::milliseconds(1);
 
 template <class T>
@@ -33,7 +35,7 @@ std::atomic_ref<T> flag(uint8_t* base, int layer) {
 
 Handoff::Handoff(const Kernels* kernels, Pool& pool, std::vector<Layer> layers, uint8_t* requests,
                  uint8_t* answers, const std::array<Slot, 2>& slots, const Scratch& scratch, int max_tokens,
-                 int top_k, double timeout_s)
+                 int top_k, double timeout_s, DiskExperts* disk)
     : kernels_(kernels),
       pool_(pool),
       layers_(std::move(layers)),
@@ -44,15 +46,23 @@ Handoff::Handoff(const Kernels* kernels, Pool& pool, std::vector<Layer> layers, 
       max_tokens_(max_tokens),
       top_k_(top_k),
       timeout_s_(timeout_s),
+      disk_(disk),
+      turns_before_{0},
       reads_(layers_.size()),
       watchdog_([this] { watch(); }) {
   for (size_t i = 0; i < layers_.size(); ++i) {
     if (layers_[i].gate == nullptr) continue;
-    cpu_layers_.push_back(static_cast<int>(i));
+    const int layer = static_cast<int>(i);
+    cpu_layers_.push_back(layer);
+    const int turns = is_on_disk(disk_, layer) ? disk_->most_operations(layer) : 1;
+    turns_before_.push_back(turns_before_.back() + static_cast<uint32_t>(turns));
     parts_.fit(pool_, max_tokens_ * top_k_, layers_[i].down->rows);
     if (layers_[i].gate->order != nullptr) gate_input_.fit(pool_, *layers_[i].gate, max_tokens_ * top_k_);
     if (layers_[i].up->order != nullptr) up_input_.fit(pool_, *layers_[i].up, max_tokens_ * top_k_);
   }
+  if (disk_ == nullptr) return;
+  disk_->reserve(max_tokens_);
+  ids_.resize(static_cast<size_t>(max_tokens_) * top_k_);
 }
 
 Handoff::~Handoff() {
@@ -100,18 +110,32 @@ void Handoff::serve(Team& team, uint32_t step) {
   advance(served_, step);
 }
 
-// Every thread counts the phases of every layer, including layers that are already over when it arrives.
+// Every thread counts the phases of every turn, including turns that are already over when it arrives, and those that a
+// layer could have but has not.
 void Handoff::serve_layer(Team& team, uint32_t step, int place) {
-  const auto places = static_cast<uint32_t>(cpu_layers_.size());
-  const uint32_t number = (step - 1) * places + static_cast<uint32_t>(place) + 1;
-  int phases = 0;
-  Turn turn;
-  if (prepare_in_time(team, step, place, number) && turns_.read(number, &turn) && turn.has_work != 0) {
-    phases = gather_inputs(team, turn.op);
-    phases += turn.op.compute(team, false);
-    if (turns_.end(number)) answer(cpu_layers_[place]);
+  constexpr int kPhases = kGatherPhases + ExpertsOp::kMostPhases;
+  const int most = static_cast<int>(turns_before_[place + 1] - turns_before_[place]);
+  int i = 0;
+  for (bool is_last = false; i < most && !is_last; ++i) {
+    const uint32_t number = number_of(step, place, i);
+    int phases = 0;
+    Turn turn;
+    if (!prepare_in_time(team, step, place, i)) break;
+    if (turns_.read(number, &turn)) {
+      is_last = turn.is_last != 0;
+      if (turn.has_work != 0) {
+        phases = gather_inputs(team, turn.op);
+        phases += turn.op.compute(team, false);
+        if (turns_.end(number) && is_last) answer(cpu_layers_[place]);
+      }
+    }
+    team.skip_phases(kPhases - phases);
   }
-  team.skip_phases(kGatherPhases + ExpertsOp::kMostPhases - phases);
+  team.skip_phases((most - i) * kPhases);
+}
+
+uint32_t Handoff::number_of(uint32_t step, int place, int turn) const {
+  return (step - 1) * turns_before_.back() + turns_before_[place] + static_cast<uint32_t>(turn) + 1;
 }
 
 // Gathers the rows of gate's and up's inputs. Returns its number of phases.
@@ -134,14 +158,15 @@ int Handoff::gather_inputs(Team& team, const ExpertsOp& op) const {
 }
 
 // Waits until the turn is ready, and prepares it unless another thread does. Returns false after a failure.
-bool Handoff::prepare_in_time(Team& team, uint32_t step, int place, uint32_t number) {
+bool Handoff::prepare_in_time(Team& team, uint32_t step, int place, int turn) {
   const int layer = cpu_layers_[place];
+  const uint32_t number = number_of(step, place, turn);
   for (int looks = 0; !failed_.load(std::memory_order_relaxed); ++looks) {
     const uint32_t wakes = turns_.wakes().now();
     if (turns_.is_ready(number)) return true;
     const bool looks_itself = team.thread() == 0 || looks % kLooksApart == 0 || looks > kLayerSpins;
     if (looks_itself && is_asked(layer, step) && turns_.claim(number)) {
-      turns_.publish(number, prepare(layer, step));
+      turns_.publish(number, turn == 0 ? prepare(layer, step) : prepare_next());
       return !failed_.load();
     }
     if (looks == 0) awaited_.store(layer, std::memory_order_relaxed);
@@ -198,6 +223,14 @@ Turn Handoff::prepare_rows(int layer, uint32_t rows) {
                       false,
                       parts_.data(),
                       l.options};
+  if (is_on_disk(disk_, layer)) {
+    std::copy_n(slot.ids, static_cast<size_t>(rows) * top_k_, ids_.begin());
+    turn.op.ids = ids_.data();
+    turn.op.most_rows = max_tokens_;
+    disk_->begin(disk_run_, turn.op, layer, ids_.data(), {});
+    reads_[layer].fetch_add(static_cast<int64_t>(disk_run_.need.size()), std::memory_order_relaxed);
+    return prepare_next();
+  }
   if (!turn.op.sort_routes()) {
     abandon("layer " + std::to_string(layer) + ": an expert was asked for that the CPU does not have");
     return {};
@@ -211,6 +244,16 @@ Turn Handoff::prepare_rows(int layer, uint32_t rows) {
     turn.op.up_input = turn.op.gate_input;
   else if (l.up->order != nullptr)
     turn.op.up_input = up_input_.fit(pool_, *l.up, routes);
+  return turn;
+}
+
+// Prepares the next turn of a layer whose experts are on disk. Every earlier one has ended.
+Turn Handoff::prepare_next() {
+  progress_.fetch_add(1, std::memory_order_relaxed);
+  Turn turn;
+  turn.has_work = 1;
+  turn.is_last = !disk_->next(disk_run_, [] {});
+  turn.op = disk_run_.op;
   return turn;
 }
 

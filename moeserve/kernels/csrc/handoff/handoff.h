@@ -19,6 +19,9 @@
 //   weights         f32 [tokens, top_k]        GPU          publish
 //   result          f32 [tokens, hidden]       CPU          before the answer
 //
+// Experts on disk (expert_disk/) take a layer several turns: first those that RAM has, then those that are read meanwhile, or
+// waves of them. The thread that prepares a turn waits for their reads; the layer is answered after its last turn.
+//
 // Within a layer the two sides strictly alternate: the GPU publishes a layer only when the previous layer's answer has
 // come. A layer's rows and result stay unchanged while the next layer is published.
 #pragma once
@@ -31,6 +34,7 @@
 #include <thread>
 #include <vector>
 
+#include "expert_disk/disk_experts.h"
 #include "ops/gather.h"
 #include "ops/ops.h"
 #include "turn.h"
@@ -63,7 +67,7 @@ class Handoff {
 
   Handoff(const Kernels* kernels, Pool& pool, std::vector<Layer> layers, uint8_t* requests, uint8_t* answers,
           const std::array<Slot, 2>& slots, const Scratch& scratch, int max_tokens, int top_k,
-          double timeout_s);
+          double timeout_s, DiskExperts* disk = nullptr);
   ~Handoff();
   Handoff(const Handoff&) = delete;
 
@@ -86,10 +90,12 @@ class Handoff {
 
   void serve(Team& team, uint32_t step);
   void serve_layer(Team& team, uint32_t step, int place);
-  bool prepare_in_time(Team& team, uint32_t step, int place, uint32_t number);
+  bool prepare_in_time(Team& team, uint32_t step, int place, int turn);
+  uint32_t number_of(uint32_t step, int place, int turn) const;
   bool is_asked(int layer, uint32_t step) const;
   Turn prepare(int layer, uint32_t step);
   Turn prepare_rows(int layer, uint32_t rows);
+  Turn prepare_next();
   int gather_inputs(Team& team, const ExpertsOp& op) const;
   void answer(int layer);
   void watch();
@@ -109,8 +115,12 @@ class Handoff {
   Gathered gate_input_, up_input_;  // of matrices whose columns have an order
   const int max_tokens_, top_k_;
   const double timeout_s_;
+  DiskExperts* const disk_;   // nullptr: all experts are in RAM
+  DiskRun disk_run_;          // of the layer being computed, if its experts are on disk
+  std::vector<int32_t> ids_;  // of its rows
 
-  std::vector<int> cpu_layers_;  // layers with experts here, in order; a place is an index
+  std::vector<int> cpu_layers_;         // layers with experts here, in order; a place is an index
+  std::vector<uint32_t> turns_before_;  // [places + 1]: the turns of a step before each place's
   Turns turns_;
   std::vector<std::atomic<int64_t>> reads_;  // experts read so far, by layer; together in a few cache lines
 

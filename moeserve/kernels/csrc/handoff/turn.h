@@ -15,7 +15,8 @@ namespace moeserve {
 
 struct Turn {
   ExpertsOp op{};
-  int64_t has_work = 0;  // 0: nothing to compute
+  int32_t has_work = 0;  // 0: nothing to compute
+  int32_t is_last = 1;   // of its layer in this step
 };
 
 // Raises `latest` to `number`. Returns false if it is already there or beyond.

@@ -28,10 +28,12 @@ int ExpertsOp::compute(Team& team, bool is_whole) const {
         Team::no_idle);
     return adapted + 2;
   }
-  if (n * top_k <= kMostParts) {
+  if (keeps_parts()) {
+    if (wave.only_products && is_whole) team.last_phase();
     team.for_claimed_panels(
         num_active(), down->panels,
         [&](int64_t rank, int64_t panel, Claim& claim) { down_part(rank, panel, claim); }, Team::no_idle);
+    if (wave.only_products) return adapted + 2;
     if (is_whole) team.last_phase();
     team.for_claimed_panels(
         1, down->panels, [&](int64_t, int64_t panel, Claim& claim) { add_parts(team, panel, claim); },
@@ -68,7 +70,7 @@ int ExpertsOp::active_expert(int64_t rank) const {
 }
 
 ExpertsOp::Rows ExpertsOp::wave_rows() const {
-  if (wave.count < 0) return {0, std::min(starts[num_experts()], n * top_k)};
+  if (wave.count < 0 || wave.adds_all) return {0, std::min(starts[num_experts()], n * top_k)};
   if (wave.count == 0) return {0, 0};
   return {rows_of(active_expert(0)).begin, rows_of(active_expert(wave.count - 1)).end};
 }

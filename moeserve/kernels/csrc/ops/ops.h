@@ -10,6 +10,7 @@
 #include "arch/kernels.h"
 #include "lora.h"
 #include "pool/pool.h"
+#include "ops/expert_wave.h"
 
 namespace moeserve {
 
@@ -279,15 +280,6 @@ struct ExpertOptions {
   const float* down_bias = nullptr;  // [experts, hidden]
 };
 
-// Part of a step's experts, in ascending order of their ids, when they do not all fit into slots at once. Each wave
-// continues the sums of the one before, so that the bits are those of a single operation.
-struct Wave {
-  int first = 0;          // of the active experts
-  int count = -1;         // -1: all
-  float* sums = nullptr;  // [n, hidden]; nullptr: this is the only wave
-  bool is_first = true, is_last = true;
-};
-
 // x[t] = (or +=) sum over t's experts of weight * down(activation(gate(y), up(y))); the usual activation is silu(gate)
 // * up. Each expert's weights are read once per step.
 struct ExpertsOp {
@@ -326,6 +318,7 @@ struct ExpertsOp {
   Activations gate_input = {}, up_input = {};
   static constexpr int kMostParts = 512;
   static constexpr int kMostPhases = 3;  // without adapters
+  bool keeps_parts() const { return n * top_k <= kMostParts && !sums_at_once; }
   // After sort_routes() of the same operation.
   void operator()(Team& team) const { compute(team, true); }
 

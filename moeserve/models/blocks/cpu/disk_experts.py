@@ -11,15 +11,13 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.kernels.disk_experts import DiskExpertLayer, DiskPart, Reading, open_disk_experts
+from moeserve.kernels.disk_experts import Reading
 from moeserve.kernels.stream_operands import Activations, DiskLayer, RoutingWorkspace
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
-from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_weights import CpuLayer, ExpertsOnDisk, GatedExperts
-from moeserve.models.sources.experts_in_file import FileVersion
+from moeserve.models.loading.disk_slots import SlotsOnDisk, open_slots
 
 # The most tokens of a step for which the next layer's experts are guessed. More tokens use most of the experts anyway.
 MOST_GUESSED_TOKENS = 8
@@ -42,7 +40,12 @@ class CpuDiskExperts:
         self._stream = stream
         self._shapes, self._layers, self._eps = shape.loaded_layers, layers, shape.rms_eps
         found = [_experts_on_disk(layer) for layer in layers]
-        self.native = _open(stream, found, reading, [()] * len(layers) if pinned is None else pinned)
+        stays = [()] * len(layers) if pinned is None else pinned
+        slots = [
+            f and SlotsOnDisk((f[0].gate, f[0].up, f[0].down), f[1], sorted(own))
+            for f, own in zip(found, stays, strict=True)
+        ]
+        self.native = open_slots(stream, slots, reading)
         self._num_experts = [0 if f is None else f[1].num_experts for f in found]
         on_disk = [index for index, count in enumerate(self._num_experts) if count]
         # By layer, the next one with experts on disk.
@@ -81,32 +84,3 @@ def _experts_on_disk(layer: CpuLayer) -> tuple[GatedExperts, ExpertsOnDisk] | No
     if layer.moe is None or layer.moe.experts.on_disk is None:
         return None
     return layer.moe.experts, layer.moe.experts.on_disk
-
-
-def _open(
-    stream: CpuStream,
-    layers: Sequence[tuple[GatedExperts, ExpertsOnDisk] | None],
-    reading: Reading,
-    pinned: Sequence[Iterable[int]],
-) -> _C.DiskExperts:
-    files = {at.path: at.version for layer in layers if layer is not None for at in layer[1].in_file}
-    path = next(iter(files))
-    try:
-        opened = [
-            layer and _in_file(*layer, sorted(stays)) for layer, stays in zip(layers, pinned, strict=True)
-        ]
-        native = open_disk_experts(stream, opened, reading)
-        for path, version in files.items():
-            if FileVersion.of(path) != version:
-                raise ModelError(path, "was replaced or changed since it was loaded; restart the server")
-    except OSError as error:
-        raise ModelError(path, f"its experts cannot be read: {error}") from error
-    return native
-
-
-def _in_file(experts: GatedExperts, on_disk: ExpertsOnDisk, pinned: Sequence[int]) -> DiskExpertLayer:
-    gate, up, down = (
-        DiskPart(matrix, at.path, at.offset, at.stride)
-        for matrix, at in zip((experts.gate, experts.up, experts.down), on_disk.in_file, strict=True)
-    )
-    return DiskExpertLayer(on_disk.num_experts, (gate, up, down), pinned)

@@ -88,8 +88,9 @@ class GpuEngine:
         yields = ram_experts is not None and ram_experts.stream.threads >= usable_cores()
         self._done = StepCompletion(model.device, self.logit_rows, yields=yields)
         # False if the host computes a step's first layers, or looks up the n-grams of its tokens, or if other GPUs have
-        # other layers. Experts in RAM with several GPUs are not tested.
-        is_alone = ram_experts is None or from_first is None
+        # other layers, or if experts are on disk: a step's rows that lack one must be known before the next step.
+        # Experts in RAM with several GPUs are not tested.
+        is_alone = ram_experts is None or (from_first is None and ram_experts.disk is None)
         needs_host = cpu_stage is not None or model.table is not None
         self.runs_ahead = agree(is_alone and not needs_host and model.stage is None)
         self._sampler = GpuSampler(max_num_seqs, model.shape.vocab_size, self.logit_rows, model.device)

@@ -28,6 +28,7 @@ from moeserve.models.loading.expert_maps import ExpertMaps
 from moeserve.models.loading.expert_slots import ExpertSlots
 from moeserve.models.loading.promotion_tables import Batch
 from moeserve.placement.expert_cache.policy import DECAY, PAYS, Mask
+from moeserve.worker.engines.gpu.disk_promotions import DiskPromotions
 
 QUIET = 8  # consecutive choices without a promotion after which the running step is no longer waited for
 
@@ -42,9 +43,10 @@ class Policy(Protocol):
         step streamed experts; then the most used ones of each layer count as used. Returns the number of experts
         used."""
 
-    def choose(self, most: int, *, pays: bool) -> Ids:
+    def choose(self, most: int, *, pays: bool, ready: Mask | None = None) -> Ids:
         """Chooses the next exchanges: int64 [moves, 3], by layer: layer, incoming expert, outgoing expert; they
-        count as made. pays: only exchanges that are expected to pay."""
+        count as made. pays: only exchanges that are expected to pay. ready: bool [layers, experts]: those that can
+        be promoted now; None: all."""
 
     def learn(self) -> None:
         """Learns from the last step which exchanges, made or not, would have paid. Call it after `choose`, when
@@ -64,8 +66,10 @@ class ExpertCache:
         movable: Mask,
         expert_token_counts: Tensor,
         pool_reads: Callable[[Mask], int],
+        disk: DiskPromotions | None = None,
     ) -> None:
-        """movable: bool [layers, experts]: experts that may be promoted or replaced; all are in RAM.
+        """movable: bool [layers, experts]: experts that may be promoted or replaced; all are in RAM, or with `disk` on
+        disk.
         expert_token_counts: int64 [layers, experts] on the device, written by the steps. pool_reads: returns how
         many of these layers' experts the pool has read since start-up."""
         self._maps, self._slots = maps, slots
@@ -80,7 +84,9 @@ class ExpertCache:
         self._streams = False  # the running step streams experts
         self._ran = False
         self._has_news = False  # a step that the policy has not learnt from
+        self._disk = disk
         self._coming: Batch | None = None
+        self._sources: Batch | None = None  # `_coming` with places of panels; None: those are the experts'
         self._without_moves = 0  # number of latest choices without a promotion
         self._hits = self._misses = self._promotions = self._bytes = 0
         self._taken = self.totals
@@ -95,7 +101,10 @@ class ExpertCache:
             self._observe()
             if not streams and not self._slots.is_filling:
                 # After a prompt its hottest experts are promoted at once; during decoding only what pays.
-                changed |= self._start(self.policy.choose(self._slots.most, pays=not self._streams))
+                ready = None if self._disk is None else self._disk.ready()
+                changed |= self._start(
+                    self.policy.choose(self._slots.most, pays=not self._streams, ready=ready)
+                )
         if changed:
             self._maps.publish()
         self._slots.free()
@@ -104,7 +113,7 @@ class ExpertCache:
     def after_launch(self) -> None:
         """Launches the copies, and the download of the counts, which arrive when the step has ended."""
         if self._coming is not None and not self._slots.is_filling:
-            self._slots.fill(self._coming)
+            self._slots.fill(self._coming, self._sources)
         self._copied.copy_(self._on_device, non_blocking=True)
         if self._has_news:
             self.policy.learn()
@@ -141,6 +150,8 @@ class ExpertCache:
         assert self._coming is not None
         self._maps.land(self._coming)
         self._coming = None
+        if self._disk is not None:
+            self._disk.release()
         return True
 
     def _observe(self) -> None:
@@ -161,6 +172,7 @@ class ExpertCache:
             return False
         self._without_moves = 0
         self._coming = self._maps.start(moves)
+        self._sources = None if self._disk is None else self._disk.hold(self._coming)
         self._bytes += int(self._bytes_of[moves[:, 0]].sum())
         self._promotions += len(moves)
         return True

@@ -58,10 +58,6 @@ def plan_expert_slots(
             "experts can be read from disk only out of a GGUF file with its own weights: free memory for all "
             f"experts ({expert_bytes(sizes) / GIB:.1f} GiB), or convert the folder to GGUF"
         )
-    if config.kv_disk is not None:
-        raise ConfigError(
-            "--kv-disk cannot be used while experts are on disk: leave it out, or free memory for all"
-        )
     pinned = pinned_experts(config, sizes)
     slots = expert_slots(sizes, shape, budget, pinned)
     log.info(

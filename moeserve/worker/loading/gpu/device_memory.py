@@ -15,18 +15,20 @@ from moeserve.kv.layout import FP8, KvLayout
 from moeserve.models.interface import ModelShape
 from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
-from moeserve.placement import Gpu, ModelSizes, Placement, place
+from moeserve.models.tensors import has_experts_in_file
+from moeserve.placement import Gpu, ModelSizes, Placement
+from moeserve.placement.disk_tier import place_in_tiers, ram_expert_counts
 from moeserve.placement.engine_memory import gpu_reserved_bytes
+from moeserve.placement.expert_ram import slot_bytes
 from moeserve.placement.group import place_share, share_sizes
 from moeserve.placement.options import (
     placement_options,
-    with_expert_cache,
     with_state_slots,
     with_window_pool,
 )
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
-from moeserve.processes.free_memory import available_bytes
+from moeserve.processes.free_memory import available_bytes, limit_note
 from moeserve.worker.adapters.memory import GpuAdapterPlan
 
 log = logging.getLogger(__name__)
@@ -87,7 +89,16 @@ def plan_placement(
         return place_share(config, sizes, shape, gpu, share, counts, available_bytes())
     options = with_window_pool(placement_options(config, shape), config, layout, max_tokens)
     options = with_state_slots(options, config, sizes, gpu)
-    placement = with_expert_cache(place(sizes, options, gpu), sizes, config, available_bytes())
+    in_file = has_experts_in_file(source, shape)
+    placement = place_in_tiers(config, sizes, shape, options, gpu, available_bytes(), in_file=in_file)
+    if placement.ram_slots is not None:
+        log.info(
+            "RAM holds %.2f of %.2f GiB of the experts that are not on the GPU alone; the others are read from disk "
+            "when a text uses them%s",
+            slot_bytes(sizes, placement.ram_slots) / GIB,
+            slot_bytes(sizes, ram_expert_counts(placement)) / GIB,
+            limit_note(),
+        )
     if placement.begins_in_ram and config.n_gpu_layers is None:
         log.info(
             "the CPU computes the embedding and the first %d of %d layers, the GPU the others; --n-gpu-layers or "

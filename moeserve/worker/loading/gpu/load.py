@@ -27,7 +27,6 @@ from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import gpu_state_drafts, step_sizes
-from moeserve.placement import Placement
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.free_memory import available_bytes
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -35,6 +34,7 @@ from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.drafter import Drafter, LateDrafts
 from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
+from moeserve.worker.engines.disk_experts import DiskExperts
 from moeserve.worker.engines.gpu.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.measure.kept import kept_measurements
@@ -43,8 +43,9 @@ from moeserve.worker.engines.request_embeddings import RequestEmbeddings
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.loading.drafting import drafting_of, least_probability
 from moeserve.worker.loading.gpu.cpu_layers import kv_budgets, make_cpu_stage
+from moeserve.worker.loading.gpu.device_description import describe_device
 from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan, plan_load
-from moeserve.worker.loading.gpu.load_weights import InRam, LoadedWeights, load_weights
+from moeserve.worker.loading.gpu.load_weights import LoadedWeights, load_weights
 from moeserve.worker.loading.gpu.moving_experts import MovingExperts
 from moeserve.worker.loading.gpu.start_steps import start_steps
 from moeserve.worker.loading.ready import ready_message
@@ -71,6 +72,7 @@ class LoadedGpuEngine:
     share: RankShare | None = None  # None: this GPU has the whole model
     table: TableRows | None = None  # of n-gram embeddings; None: the model has none
     most_drafts: int | None = None  # of a step; None: as many as the router grants
+    disk: DiskExperts | None = None  # None: all experts are in memory
 
 
 def load_gpu_runner(
@@ -101,7 +103,8 @@ def load_gpu_runner(
             most=loaded.most_drafts,
             late=late,
         ),
-        table=loaded.table,
+        loaded.disk,
+        loaded.table,
     )
 
 
@@ -181,7 +184,12 @@ def load_gpu_engine(
     )
     resident = None if weights.adapters is None else weights.adapters.resident
     most = gpu_state_drafts(plan.shape, config.max_num_seqs, num_drafts(config)) or None
-    return LoadedGpuEngine(engine, ready, plan.recorder, pages, resident, plan.share, weights.table, most)
+    in_ram, disk = weights.in_ram, None
+    if in_ram is not None and in_ram.experts is not None and in_ram.experts.disk is not None:
+        disk = DiskExperts(in_ram.experts.disk, capacity.num_slot_numbers, buffers.state_slots)
+    return LoadedGpuEngine(
+        engine, ready, plan.recorder, pages, resident, plan.share, weights.table, most, disk
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +277,7 @@ def _make_engine(
         model,
         buffers.tables,
         config.max_num_seqs,
-        _device(placement, device, weights.in_ram, 1 if ranks is None else ranks.num_ranks),
+        describe_device(placement, device, weights.in_ram, 1 if ranks is None else ranks.num_ranks),
         experts,
         buffers.cpu_stage,
         moving.cache(weights.on_gpu, placement, model),
@@ -343,20 +351,5 @@ def _handoff(experts: RamExperts, shape: ModelShape, max_tokens: int, device: to
         shape.top_k,
         device,
         timeout_s=HANG_SECONDS,
+        disk=experts.disk,
     )
-
-
-def _device(placement: Placement, device: torch.device, in_ram: InRam | None, num_gpus: int) -> str:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Triton's interpreter"
-    if num_gpus > 1:
-        name = f"{num_gpus} x {name}"
-    if in_ram is None:
-        return f"{device.type} ({name})"
-    layers = len(placement.layers)
-    here = f"{placement.num_gpu_experts} of {sum(of.num_experts for of in placement.layers)} experts"
-    if placement.layers_in_ram:
-        here = f"the last {len(placement.gpu_layers)} of {layers} layers and {here}"
-    elif placement.begins_in_ram:
-        here = f"all but the embedding and {here}"
-    stream = in_ram.stream
-    return f"{device.type} ({name} with {here}, the others in RAM: {stream.isa}, {stream.threads} threads)"

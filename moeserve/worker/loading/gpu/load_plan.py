@@ -67,9 +67,9 @@ def plan_load(
     GPU has all of it. Raises ModelError for a bad file, ConfigError for an impossible configuration, AdapterError."""
     if config.weight_layout == "file":
         raise ConfigError("--weight-layout file is for the CPU alone; leave it out, or choose --device cpu")
-    if config.expert_ram is not None:
-        raise ConfigError("--expert-ram is for the CPU alone; leave it out, or choose --device cpu")
     if ranks is not None:
+        if config.expert_ram is not None:
+            raise ConfigError("--expert-ram: with several GPUs no expert can be on disk; leave it out")
         refuse_tiers(config, "with several GPUs")
         refuse_adapters(config)
     directory = claim_directory(config)

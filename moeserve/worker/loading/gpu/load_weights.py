@@ -9,13 +9,18 @@ import torch
 
 from moeserve.config import ServerConfig
 from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.disk_experts import Reading
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.cpu_weights import CpuWeights
+from moeserve.models.loading.disk_slots import RamSlots
 from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.loading.gpu_weights import GpuWeights, float_type
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
 from moeserve.models.loading.table_rows import TableRows
+from moeserve.placement.disk_tier import ram_pins
+from moeserve.placement.expert_cache.policy import DECAY
+from moeserve.placement.expert_ram import PIECE_BYTES, READERS
 from moeserve.worker.adapters.gpu import LoadedAdapters, load_gpu_adapters
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.group.shares import gpu_experts
@@ -55,7 +60,13 @@ def _in_ram(
         first = CpuLoader(stream, source, shape, on_progress).load_first(count)
     experts = None
     if placement.shares_layers:
-        experts = load_ram_experts(stream, source, shape, ids, device, on_progress, first_layer=count)
+        slots = None
+        if placement.ram_slots is not None:
+            reading = Reading(READERS, PIECE_BYTES, DECAY)
+            slots = RamSlots(placement.ram_slots, ram_pins(placement), reading)
+        experts = load_ram_experts(
+            stream, source, shape, ids, device, on_progress, first_layer=count, slots=slots
+        )
     choose_products(stream, config, source)
     return InRam(stream, first, experts)
 

@@ -21,6 +21,7 @@ from moeserve.models.loading.pinned_panels import PinnedPanels
 from moeserve.models.loading.ram_experts import RamExperts
 from moeserve.placement import Placement
 from moeserve.placement.expert_cache.policy import STEP_BYTES, UNSTREAMED_STEP_BYTES
+from moeserve.worker.engines.gpu.disk_promotions import DiskPromotions
 from moeserve.worker.engines.gpu.expert_exchange import ExpertCache
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,10 @@ class MovingExperts:
         moved = ExpertSlots(slots, self.experts.layers, self.panels, staging, self.maps.slots)
         if not moved.most:
             return None
-        return ExpertCache(self.maps, moved, movable, model.expert_token_counts, model.pool_reads)
+        disk = None
+        if self.experts.disk is not None:
+            disk = DiskPromotions(self.experts.disk, self.experts, self.maps.places)
+        return ExpertCache(self.maps, moved, movable, model.expert_token_counts, model.pool_reads, disk)
 
 
 def _staging(stream: ExpertStream | None, device: torch.device) -> Tensor:

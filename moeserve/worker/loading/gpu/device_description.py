@@ -1,0 +1,28 @@
+"""What a GPU engine says of itself: the device, and where the model's parts are."""
+
+from __future__ import annotations
+
+import torch
+
+from moeserve.placement import Placement
+from moeserve.worker.loading.gpu.load_weights import InRam
+
+
+def describe_device(placement: Placement, device: torch.device, in_ram: InRam | None, num_gpus: int) -> str:
+    """Returns the GPU's name, and what of the model is where."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Triton's interpreter"
+    if num_gpus > 1:
+        name = f"{num_gpus} x {name}"
+    if in_ram is None:
+        return f"{device.type} ({name})"
+    layers = len(placement.layers)
+    here = f"{placement.num_gpu_experts} of {sum(of.num_experts for of in placement.layers)} experts"
+    if placement.layers_in_ram:
+        here = f"the last {len(placement.gpu_layers)} of {layers} layers and {here}"
+    elif placement.begins_in_ram:
+        here = f"all but the embedding and {here}"
+    stream, has_disk = in_ram.stream, in_ram.experts is not None and in_ram.experts.disk is not None
+    there = "RAM and on disk" if has_disk else "RAM"
+    return (
+        f"{device.type} ({name} with {here}, the others in {there}: {stream.isa}, {stream.threads} threads)"
+    )
