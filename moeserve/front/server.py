@@ -239,7 +239,8 @@ class Server(uvicorn.Server):
 
 
 async def _beat(process: Process) -> None:
-    """Tells the launcher regularly that the event loop is alive."""
+    """Tells the launcher regularly that the event loop is alive, and resumes it if it was stopped."""
     while True:
         process.heartbeat()
+        process.launcher.resume_stopped()
         await asyncio.sleep(beat_interval(process.config))

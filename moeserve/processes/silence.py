@@ -48,6 +48,7 @@ class LauncherWatch:
         self._silent_s = 0.0
         self._looked_at = time.monotonic()
         self._was_continued = False
+        self._was_stopped = False  # at the last `resume_stopped`
 
     @property
     def is_silent(self) -> bool:
@@ -58,6 +59,16 @@ class LauncherWatch:
         """Notes that the launcher asked for a heartbeat."""
         self._silent_s = 0.0
         self._was_continued = False
+
+    def resume_stopped(self) -> None:
+        """Resumes the launcher if it was stopped at the last call too. For a child that sends heartbeats unasked, which
+        no silence tells of a stopped launcher; call it once per heartbeat."""
+        is_stopped = self._pid is not None and state_of(self._pid).is_stopped
+        if is_stopped and self._was_stopped:
+            assert self._pid is not None
+            log.warning("the launcher was stopped; it is continued")
+            os.kill(self._pid, signal.SIGCONT)
+        self._was_stopped = is_stopped
 
     def look(self, *, is_needed: bool) -> None:
         """Checks the launcher; call it at least once a second. is_needed: a process has died that only the launcher

@@ -50,6 +50,11 @@ class Models:
     def states(self) -> dict[str, str]:
         return {card["id"]: card["state"] for card in self.client.get("/v1/models").json()["data"]}
 
+    def are_measured(self) -> bool:
+        """Whether each file has been looked at: before that a refusal may come too late to have a status."""
+        cards = self.client.get("/models").json()["data"]
+        return all(card["memory_bytes"] or card["status"].get("failed") for card in cards)
+
     def metric(self, name: str, model: str) -> float:
         for line in self.client.get("/metrics").text.splitlines():
             if line.startswith(f"moeserve:{name}{{") and f'model_name="{model}"' in line:
@@ -231,6 +236,7 @@ def test_one_that_is_killed_takes_no_other_with_it(models: Models) -> None:
 def test_what_cannot_be_had_says_why_and_touches_nothing(models: Models) -> None:
     for name in "ab":
         assert models.chat(name).status_code == 200
+    models.until(models.are_measured)
     launchers = {name: models.launcher(name).pid for name in "ab"}
     large = models.chat("large")
     assert large.status_code == 400

@@ -227,3 +227,14 @@ def test_where_there_is_no_launcher_nothing_is_watched() -> None:
     silent_for(watch, 10, is_needed=True)
     assert not is_silent(watch)
     assert os.getppid() > 0
+
+
+def test_a_launcher_that_asks_nothing_is_continued_at_the_second_look(sleeper: psutil.Popen) -> None:
+    """The front's, to which no silence says that it was stopped."""
+    watch = LauncherWatch(sleeper.pid, 10.0)
+    watch.resume_stopped()
+    suspend(sleeper)
+    watch.resume_stopped()
+    assert sleeper.status() == psutil.STATUS_STOPPED
+    watch.resume_stopped()
+    assert within(30, lambda: sleeper.status() != psutil.STATUS_STOPPED)
