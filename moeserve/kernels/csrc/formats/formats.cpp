@@ -146,8 +146,11 @@ std::unique_ptr<BookLevels> book_levels(const Codebook& k, const uint32_t* words
     if (level[value] == 0) continue;
     if (count == most_levels) throw std::invalid_argument("entries: too many distinct magnitudes");
     level[value] = count;
-    const int code = k.has_delta() ? value : k.zero() + value;
-    for (int i = count++; i < 64; i += most_levels) levels->codes[i] = static_cast<uint8_t>(code);
+    const int plus = k.has_delta() ? value : k.zero() + value;
+    for (int i = count++; i < 64; i += most_levels) {
+      const bool is_minus = k.columns == 4 && i & 8;
+      levels->codes[i] = static_cast<uint8_t>(is_minus ? k.zero() - value : plus);
+    }
   }
   for (int column = 0; column < k.entries * k.columns; ++column) {
     const int entry = column / k.columns, place = column % k.columns, half = k.columns / 2;
@@ -197,7 +200,6 @@ void set_codebook(int type, const int8_t* entries, int64_t count) {
   }
   const Codebook& k = *kTable[type].book;
   if (count != int64_t{k.entries} * k.columns) throw std::invalid_argument("entries: another number of them");
-  if (codebook_words[type] != nullptr) return;
   static std::array<std::unique_ptr<uint32_t[]>, kMaxType> owned;
   static std::array<std::unique_ptr<BookLevels>, kMaxType> owned_levels;
   auto words = std::make_unique<uint32_t[]>(count / 4);
@@ -208,7 +210,9 @@ void set_codebook(int type, const int8_t* entries, int64_t count) {
     }
     words[i / 4] |= static_cast<uint32_t>(number) << 8 * (i % 4);
   }
-  owned_levels[type] = book_levels(k, words.get());
+  auto levels = book_levels(k, words.get());
+  if (codebook_words[type] != nullptr) return;
+  owned_levels[type] = std::move(levels);
   codebook_levels[type] = owned_levels[type].get();
   owned[type] = std::move(words);
   codebook_words[type] = owned[type].get();

@@ -43,7 +43,9 @@ struct BookLevels {
   // Plane p, byte e: the levels of entry e's columns p * columns / 2 and following, the first in the lowest bits, each
   // in 4 bits or, with 8 columns, in 2. The second plane follows the first, `entries` bytes on.
   alignas(64) uint8_t planes[2 * 2048];
-  alignas(64) uint8_t codes[64];  // by level, repeated: zero() plus the magnitude, or a word's byte
+  // By level, repeated: zero() plus the magnitude, or a word's byte. With 4 columns, those of 8 levels are followed by
+  // those of the same levels with a minus.
+  alignas(64) uint8_t codes[64];
 };
 // By type. nullptr before set_codebook.
 extern const BookLevels* codebook_levels[kMaxType];

@@ -20,7 +20,8 @@ constexpr ByteOrder byte_order(const Source& source) {
 inline constexpr ByteOrder kByRow = byte_order([](int r, int b) { return 16 * b + r; });
 // From the bytes of four entries of 8 columns, first columns and (from 64 on) last ones, to those of entries 0 and 1,
 // and of 2 and 3.
-inline constexpr ByteOrder kFirstEntries = byte_order([](int r, int b) { return 64 * (b % 2) + 4 * r + b / 2; });
+inline constexpr ByteOrder kFirstEntries =
+    byte_order([](int r, int b) { return 64 * (b % 2) + 4 * r + b / 2; });
 inline constexpr ByteOrder kLastEntries =
     byte_order([](int r, int b) { return 64 * (b % 2) + 4 * r + 2 + b / 2; });
 // From a row's four bytes, one for 8 columns, to those of columns 0 .. 15, and of 16 .. 31.
@@ -32,7 +33,31 @@ inline __m512i bytes_of(int x) { return _mm512_set1_epi8(static_cast<char>(x)); 
 
 // The bit shifts, within eight bytes, that bring bits Bits * (From + b) of row r's 32-bit word to byte 4 r + b.
 template <int Bits, int From>
-inline constexpr ByteOrder kShifts = byte_order([](int r, int b) { return 32 * (r % 2) + Bits * (From + b); });
+inline constexpr ByteOrder kShifts =
+    byte_order([](int r, int b) { return 32 * (r % 2) + Bits * (From + b); });
+
+// The eight signs of 8 columns by the first seven: the eighth makes their number even.
+struct alignas(64) EvenSigns {
+  uint8_t at[128];
+  constexpr EvenSigns() : at() {
+    for (int sevens = 0; sevens < 128; ++sevens) {
+      int odd = 0;
+      for (int bit = 0; bit < 7; ++bit) odd ^= sevens >> bit & 1;
+      at[sevens] = static_cast<uint8_t>(sevens | odd << 7);
+    }
+  }
+};
+inline constexpr EvenSigns kEvenSigns;
+
+// By the signs of four columns, of which two are `first` and the next: these two in bits 3 and 7.
+struct alignas(64) SignPairs {
+  uint8_t at[64];
+  constexpr explicit SignPairs(int first) : at() {
+    for (int i = 0; i < 64; ++i)
+      at[i] = static_cast<uint8_t>((i >> first & 1) << 3 | (i >> first >> 1 & 1) << 7);
+  }
+};
+inline constexpr SignPairs kFirstSigns(0), kLastSigns(2);
 
 // Returns for each byte of `low` and the index bits in `above`, from bit 7 on, the byte of a plane.
 template <int Entries, int N>
@@ -52,10 +77,19 @@ struct BookGroup {
   static constexpr Codebook k = kQuantType<T>.book;
   static constexpr int kHighBits = __builtin_ctz(k.entries) - 8;
   BookParts<T> parts;
-  VI signs;        // not for types with a delta
+  __m512i signs;  // of a row's 32 columns, a bit each; not for types with a delta
 
   explicit BookGroup(const uint8_t* p) : parts(p) {
-    if constexpr (!k.has_delta()) signs = book_sign_words<T>(parts);
+    if constexpr (!k.has_delta()) {
+      const __m512i word = load_i(parts.word).v;
+      signs = k.signs == Signs::Packed7 ? even_signs(shifted<7, 0>(word))
+              : k.signs == Signs::High7 ? even_signs(_mm512_srli_epi16(word, 1))
+                                        : word;
+    }
+  }
+  static __m512i even_signs(__m512i sevens) {  // a byte's highest bit does not matter
+    return _mm512_permutex2var_epi8(_mm512_load_si512(kEvenSigns.at), sevens,
+                                    _mm512_load_si512(kEvenSigns.at + 64));
   }
 
   // Returns bytes whose lowest bits are the high bits of entries From .. From + 3.
@@ -77,7 +111,7 @@ struct BookGroup {
 
   // Looks up entries From .. From + 3 of each row in both planes.
   template <int From>
-  void entries(const BookLevels& levels, __m512i& first, __m512i& second) const {
+  void entries(const BookLevels& book, __m512i& first, __m512i& second) const {
     const __m512i low = _mm512_permutexvar_epi8(order_of(kByRow), _mm512_loadu_si512(parts.low + 16 * From));
     __mmask64 above[1 + kHighBits];
     above[0] = _mm512_movepi8_mask(low);
@@ -85,8 +119,8 @@ struct BookGroup {
       const __m512i bits = high_bytes<From>();
       for (int i = 0; i < kHighBits; ++i) above[1 + i] = _mm512_test_epi8_mask(bits, bytes_of(1 << i));
     }
-    first = look_up<k.entries>(levels.planes, low, above);
-    second = look_up<k.entries>(levels.planes + k.entries, low, above);
+    first = look_up<k.entries>(book.planes, low, above);
+    second = look_up<k.entries>(book.planes + k.entries, low, above);
   }
 
   // Returns 1 or, if an eighth is subtracted, -1 for each column of columns 0 .. 15 (Half 0) or 16 .. 31.
@@ -107,23 +141,20 @@ struct BookGroup {
     return _mm512_broadcast_i32x4(_mm_set_epi64x(0x0d0d0d0d09090909, 0x0505050501010101));
   }
 
-  // Calls put with the codes of 16 columns' quads. first: levels of quads 0 .. 3, from the lowest bits on, or of quads 0
-  // and 1; second: of quads 2 and 3.
+  // Calls put with the codes of 16 columns' quads, for entries of 8 columns. levels: of quads 0 .. 3, from the lowest
+  // bits on.
   template <int Half, class Put>
-  void codes(const BookLevels& levels, __m512i first, __m512i second, const Put& put) const {
-    constexpr bool wide = k.columns == 8;
-    const __m512i table = _mm512_load_si512(levels.codes);
+  void wide_codes(const BookLevels& book, __m512i levels, const Put& put) const {
+    const __m512i table = _mm512_load_si512(book.codes);
     __m512i spread, delta;
     if constexpr (k.has_delta()) {
       delta = deltas<Half>();
     } else {
-      spread = _mm512_permutexvar_epi8(order_of(Half ? kLastBytes : kFirstBytes), signs.v);
+      spread = _mm512_permutexvar_epi8(order_of(Half ? kLastBytes : kFirstBytes), signs);
     }
     for_quads<0, 4>([&](auto quad) {
-      constexpr int i = decltype(quad)::value, shift = wide ? 2 * i : 4 * (i % 2);
-      const __m512i from = wide || i < 2 ? first : second;
-      const __m512i level = shift > 0 ? _mm512_srli_epi16(from, shift) : from;
-      __m512i code = _mm512_permutexvar_epi8(level, table);
+      constexpr int i = decltype(quad)::value;
+      __m512i code = _mm512_permutexvar_epi8(i > 0 ? _mm512_srli_epi16(levels, 2 * i) : levels, table);
       if constexpr (k.has_delta()) {
         code = _mm512_add_epi8(code, delta);
       } else {
@@ -134,18 +165,34 @@ struct BookGroup {
     });
   }
 
+  // The same for entries of 4 columns. first, second: levels of quads 0 and 1, and of 2 and 3. A sign is the fourth bit
+  // of a level.
+  template <int Half, class Put>
+  void narrow_codes(const BookLevels& book, __m512i first, __m512i second, const Put& put) const {
+    const __m512i table = _mm512_load_si512(book.codes), nibbles = shifted<4, 4 * Half>(signs);
+    auto two = [&](auto quad, __m512i levels, const SignPairs& pairs) {
+      constexpr int i = decltype(quad)::value;
+      const __m512i minus = _mm512_permutexvar_epi8(nibbles, _mm512_load_si512(pairs.at));
+      levels = _mm512_or_si512(levels, minus);
+      put(Quad<i>{}, VB{_mm512_permutexvar_epi8(levels, table)});
+      put(Quad<i + 1>{}, VB{_mm512_permutexvar_epi8(_mm512_srli_epi16(levels, 4), table)});
+    };
+    two(Quad<4 * Half>{}, first, kFirstSigns);
+    two(Quad<4 * Half + 2>{}, second, kLastSigns);
+  }
+
   template <class Put>
   void unpack(const Put& put) const {
-    const BookLevels& levels = *codebook_levels[static_cast<int>(T)];
+    const BookLevels& book = *codebook_levels[static_cast<int>(T)];
     __m512i first, second;
-    entries<0>(levels, first, second);
+    entries<0>(book, first, second);
     if constexpr (k.columns == 8) {
-      codes<0>(levels, _mm512_permutex2var_epi8(first, order_of(kFirstEntries), second), first, put);
-      codes<1>(levels, _mm512_permutex2var_epi8(first, order_of(kLastEntries), second), first, put);
+      wide_codes<0>(book, _mm512_permutex2var_epi8(first, order_of(kFirstEntries), second), put);
+      wide_codes<1>(book, _mm512_permutex2var_epi8(first, order_of(kLastEntries), second), put);
     } else {
-      codes<0>(levels, first, second, put);
-      entries<4>(levels, first, second);
-      codes<1>(levels, first, second, put);
+      narrow_codes<0>(book, first, second, put);
+      entries<4>(book, first, second);
+      narrow_codes<1>(book, first, second, put);
     }
   }
 };
@@ -165,7 +212,9 @@ inline void group_gemm(const uint8_t* codes, const Scales (&s)[2], const void* c
                        int64_t group, int n, float* out) {
   VB w[2][8];
   for (int half = 0; half < 2; ++half) {
-    BookGroup<F::kType>(codes + half * F::kHalfBytes).unpack([&](auto quad, VB code) { w[half][quad] = code; });
+    BookGroup<F::kType>(codes + half * F::kHalfBytes).unpack([&](auto quad, VB code) {
+      w[half][quad] = code;
+    });
   }
   for (int t = 0; t < n; ++t) {
     const TurnedActivations x(static_cast<const int8_t*>(rows[t]) + 32 * group);
