@@ -1,4 +1,4 @@
-"""An answer in tags of its own after the reasoning: `<answer>\n...\n</answer>`."""
+"""An answer that stands in tags after the reasoning: `<answer>\n...\n</answer>`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ class AnswerTags:
     other answer is unchanged."""
 
     def __init__(self, opening: str, closing: str) -> None:
-        """opening: "" if there are no tags. A tag begins with `<` and has no other `<`."""
+        """opening: the opening tag; "" if the format has none. A tag begins with `<` and has no other `<`."""
         self._opening = opening
         self._closing = closing
         self._is_decided = not opening
         self._has_tags = False
-        self._space = ""  # before `_tag`
+        self._space = ""  # white space before `_tag`
         self._tag = ""  # the beginning of a possible tag
         self._skips_lines = False
 

@@ -8,7 +8,7 @@ from typing import Final
 from .events import CallArguments, CallEnd, Event
 from .json_reader import Status
 
-MAX_NAME_CHARS: Final = 1024  # of a tool's or an argument's name; with a longer one the text is not a call
+MAX_NAME_CHARS: Final = 1024  # the longest name of a tool or argument; text with a longer name is not a call
 
 
 class RecordingBody(ABC):
@@ -25,7 +25,7 @@ class RecordingBody(ABC):
 
     @property
     def raw(self) -> str:
-        """Returns the text so far, without the part that will be read again."""
+        """Returns the call's text so far, without the end that is not part of the call."""
         return "".join(self._text).removesuffix(self.unread)
 
     @property
@@ -52,7 +52,7 @@ class RecordingBody(ABC):
         return len(self._held)
 
     def _broken(self, unread: str) -> Status:
-        """Notes that the call is malformed. unread: the end of the text, which may begin something else."""
+        """Marks the call as malformed. unread: the end of the text, in which another call may begin."""
         self.unread = unread
         return Status.BROKEN
 

@@ -1,4 +1,4 @@
-"""The JSON of a call. The format's next tag may end it before its last brackets, which are then added."""
+"""Reads the JSON of a call. If the format's next tag comes before the JSON's last brackets, the brackets are added."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .json_reader import JSON, Dialect, JsonReader, Status
 
 
 class CallJson:
-    """Reads the JSON. `push` takes one character at a time, and nothing after DONE or BROKEN."""
+    """Reads the JSON. `push` takes one character at a time, and must not be called after DONE or BROKEN."""
 
     def __init__(self, closings: tuple[str, ...], dialect: Dialect = JSON, brackets: str = "{") -> None:
         """closings: the tags that may follow the JSON. brackets: see `JsonReader`."""

@@ -5,7 +5,7 @@
     {"tool_call_id": "1", "tool_name": "name", "parameters": {}}
 ]<|END_ACTION|>
 
-Ids count the conversation's calls.
+A call's id is its number in the conversation.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DeepSeek's calls, any number in a block. V3 and R1 write the first form, V3.1 the second:
+"""DeepSeek's calls. A block holds any number of them. V3 and R1 write the first form, V3.1 the second:
 
 <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>name
 ```json

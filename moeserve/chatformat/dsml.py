@@ -1,4 +1,5 @@
-"""DSML, the calls of DeepSeek-V3.2 and V4, any number in a block. V3.2's block is `function_calls`, V4's `tool_calls`:
+"""DSML: the calls of DeepSeek-V3.2 and V4. A block holds any number of calls; V3.2 names it `function_calls`, V4
+`tool_calls`:
 
 <｜DSML｜tool_calls>
 <｜DSML｜invoke name="name">
@@ -15,18 +16,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from .call_json import CallJson
-from .events import CallStart, Event
 from .guided import GuidedCalls, GuidedTags
-from .json_reader import Status
 from .tag_heads import attributes_head
-from .tagged import TaggedBody
 from .tool_calls import CallTags
 from .value_end import TaggedSyntax
-from .values import Schemas
 
 MARK: Final = "｜DSML｜"  # a token
-_NAMES: Final = ("tool_calls", "function_calls", "toolcalls", "tool_call", "toolcall", "calls")  # of blocks
+# Names of blocks.
+_NAMES: Final = ("tool_calls", "function_calls", "toolcalls", "tool_call", "toolcall", "calls")
 _INVOKE: Final = f"<{MARK}invoke"
 
 SYNTAX: Final = TaggedSyntax(
@@ -70,7 +67,7 @@ def _guided(block: str, before_arguments: str, behind: str, in_tags: GuidedTags 
 
 
 def guided(block: str) -> GuidedCalls:
-    """Returns the form with the arguments as one JSON object."""
+    """Returns the form that a grammar enforces, with the arguments as one JSON object."""
     return _guided(block, '">\n', "\n" + SYNTAX.close, None)
 
 
@@ -85,42 +82,3 @@ def own_calls(block: str) -> GuidedCalls:
         before_json=typed("false"),
     )
     return _guided(block, '">\n', SYNTAX.close, in_tags)
-
-
-class DsmlBody(TaggedBody):
-    """Reads arguments in tags, or as one JSON object after the name's tag."""
-
-    def __init__(self, index: int, schemas: Schemas, tags: CallTags, is_guided: bool = False) -> None:
-        super().__init__(index, schemas, SYNTAX, tags, is_guided)
-        self._json: CallJson | None = None
-
-    def finish(self, events: list[Event]) -> bool:
-        if self._json is None:
-            return super().finish(events)
-        if not self._json.end():
-            return False
-        self._emit(self._json.shown, events)
-        self._done(events)
-        return True
-
-    def _num_held(self) -> int:
-        return super()._num_held() + (0 if self._json is None else self._json.num_held)
-
-    def _push(self, char: str, events: list[Event]) -> Status:
-        return super()._push(char, events) if self._json is None else self._json_text(char, events)
-
-    def _between(self, char: str, events: list[Event]) -> Status:
-        if char != "{" or self._held or self._keys:
-            return super()._between(char, events)
-        self._json = CallJson((self._syntax.close, self._tags.close, self._syntax.name_open))
-        self.announced = True
-        events.append(CallStart(self._index, self._name))
-        return self._json_text(char, events)
-
-    def _json_text(self, char: str, events: list[Event]) -> Status:
-        assert self._json is not None
-        status = self._json.push(char)
-        self._emit(self._json.shown, events)
-        if status is Status.BROKEN:
-            return self._broken(self._json.unread)
-        return self._done(events, self._json.unread) if status is Status.DONE else status

@@ -10,7 +10,7 @@ from .tool_calls import CallBody
 
 
 class EitherBody:
-    """A CallBody that reads a call as tagged or as JSON; its first non-blank character decides."""
+    """A CallBody that reads a call as tags or as JSON; the call's first non-blank character decides which."""
 
     def __init__(
         self,

@@ -1,6 +1,7 @@
-"""The events of a parsed answer, in order. Consecutive pieces of one kind belong together.
+"""The events of a parsed answer, in order. Consecutive text events are pieces of one text; so are consecutive reasoning
+events.
 
-They are structs because parsers make one for each character of a call: frozen dataclasses would be slower.
+Events are structs because parsers make one for each character of a call, and frozen dataclasses are slower.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class CallStart(msgspec.Struct, frozen=True):
 
 
 class CallArguments(msgspec.Struct, frozen=True):
-    """More of the JSON text of the call's arguments."""
+    """The next piece of the JSON text of the call's arguments."""
 
     index: int
     text: str
@@ -37,9 +38,8 @@ class CallEnd(msgspec.Struct, frozen=True):
 
 
 class CallBroken(msgspec.Struct, frozen=True):
-    """A call that has started is malformed, or the answer ended within it. A consumer that has shown nothing of the
-    call shows `raw`, its whole text, as plain text; one that has shown events of it shows `rest`, the text after
-    them."""
+    """A started call is malformed, or the answer ended within it. If the consumer has shown none of the call's events,
+    it shows `raw`, the call's whole text, as plain text. Otherwise it shows `rest`, the text after the events."""
 
     index: int
     raw: str

@@ -1,4 +1,5 @@
-"""The table of all tool-call formats, except gpt-oss's, whose format covers whole answers (`harmony.py`)."""
+"""The table of the tool-call formats. gpt-oss's is not in it, because that format covers whole answers
+(`harmony.py`)."""
 
 from __future__ import annotations
 
@@ -32,15 +33,15 @@ from .tool_calls import CallBody, CallTags, ToolCallParser
 from .value_end import TaggedSyntax
 from .values import Schemas
 
-NewBody = Callable[[int], CallBody]  # from a call's index
+NewBody = Callable[[int], CallBody]  # makes the reader of a call from the call's index
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How a model writes calls."""
 
-    name: str  # as --tool-call-parser has it
-    marks: tuple[str, ...]  # texts by which a chat template is recognised as of this format
+    name: str  # a value of --tool-call-parser
+    marks: tuple[str, ...]  # a chat template with all of these texts has this format
     tags: CallTags
     call_end: str  # the tag that ends one call
     body: Callable[
@@ -48,17 +49,17 @@ class ToolFormat:
     ]  # makes a body maker from the tools' schemas and whether a grammar enforces `own_calls`
     guided: GuidedCalls  # the form of calls in JSON that a grammar enforces
     guided_body: NewBody | None = None  # makes readers of `guided` calls; None: as `body`
-    takes_text_arguments: bool = False  # its templates take a call's arguments as text, not as an object
+    takes_text_arguments: bool = False  # the chat templates take a call's arguments as text, not as an object
     inner_words: tuple[str, ...] = ()  # tags within `tags`
-    opening: str = ""  # a token of the opening tag that is in no other text, if it is not the whole tag
+    opening: str = ""  # a token that occurs only in the opening tag; "": the whole tag is such a token
     # Makes a call's id from its tool's name and its number in the conversation; None: the client's id is used.
     call_id: Callable[[str, int], str] | None = None
-    # The same with the model's own tags around arguments; `body` reads them.
+    # The form with the model's own tags around arguments; `body` reads it.
     own_calls: GuidedCalls | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Returns the tags, which are control tokens in some models."""
+        """Returns all tags of the format. Some models have them as control tokens."""
         every = (*self.tags.openings, self.tags.close, *self.tags.ends, *self.inner_words)
         return tuple(word for word in dict.fromkeys(every) if word)
 
@@ -66,8 +67,8 @@ class ToolFormat:
         """Returns a parser of calls. guided: "json" or "own" if a grammar enforces calls in the form `guided` or
         `own_calls`."""
         if guided == "json" and self.guided_body is not None:
-            return ToolCallParser(self.guided_body, CallTags(self.tags.open, self.tags.close))
-        return ToolCallParser(self.body(schemas, guided == "own"), self.tags)
+            return ToolCallParser(self.guided_body, CallTags(self.tags.open, self.tags.close), schemas)
+        return ToolCallParser(self.body(schemas, guided == "own"), self.tags, schemas)
 
 
 def _tagged(
@@ -76,12 +77,22 @@ def _tagged(
     call_end = syntax.close if tags.following else tags.close
 
     def body(schemas: Schemas, is_guided: bool) -> NewBody:
-        tagged = partial(TaggedBody, schemas=schemas, syntax=syntax, tags=tags, is_guided=is_guided)
-        in_json = partial(hermes.HermesBody, tags=tags)
-        return tagged if is_guided else partial(EitherBody, tagged=tagged, in_json=in_json)
+        tagged: NewBody = partial(TaggedBody, schemas=schemas, syntax=syntax, tags=tags, is_guided=is_guided)
+        if is_guided:
+            return tagged
+        if not syntax.name_open:
+            tagged = _or_function_tags(schemas, tags, tagged)
+        return partial(EitherBody, tagged=tagged, in_json=partial(hermes.HermesBody, tags=tags))
 
     guided = hermes_between(tags)
     return ToolFormat(name, marks, tags, call_end, body, guided, hermes.HermesBody, own_calls=own_calls)
+
+
+def _or_function_tags(schemas: Schemas, tags: CallTags, body: NewBody) -> NewBody:
+    """Returns a body maker that reads Qwen3-Coder's tags too. Models of formats with the same outer tags write them:
+    Qwen3's for one, which were trained on both."""
+    in_tags = partial(TaggedBody, schemas=schemas, syntax=qwen3_coder.SYNTAX, tags=tags)
+    return partial(EitherBody, tagged=body, in_json=in_tags, begins_json="<")
 
 
 def _hunyuan3(name: str, marks: tuple[str, ...], suffix: str) -> ToolFormat:
@@ -92,11 +103,11 @@ def _dsml(name: str, block: str) -> ToolFormat:
     tags = dsml.tags(block)
 
     def body(schemas: Schemas, is_guided: bool) -> NewBody:
-        tagged = partial(dsml.DsmlBody, schemas=schemas, tags=tags, is_guided=is_guided)
+        tagged = partial(TaggedBody, schemas=schemas, syntax=dsml.SYNTAX, tags=tags, is_guided=is_guided)
         in_json = partial(hermes.HermesBody, tags=tags)
         return tagged if is_guided else partial(EitherBody, tagged=tagged, in_json=in_json)
 
-    # The templates write a tag in parts.
+    # The templates concatenate a tag from parts.
     marks = (dsml.MARK, f"{block}>")
     return ToolFormat(
         name,
@@ -117,7 +128,7 @@ def _minimax_m3(schemas: Schemas, is_guided: bool) -> NewBody:
 
 
 def _untyped(body: NewBody) -> Callable[[Schemas, bool], NewBody]:
-    """Ignores the schemas: for formats with JSON arguments, whose types need no schema."""
+    """Returns a body maker that ignores the schemas. JSON arguments need no schema to have types."""
     return lambda schemas, is_guided: body
 
 
@@ -173,7 +184,7 @@ def _mistral(name: str, marks: tuple[str, ...], guided: GuidedCalls) -> ToolForm
     )
 
 
-_ALL: Final = (  # a template with the marks of several formats gets the first one
+_ALL: Final = (  # a template with the marks of several formats gets the first of these formats
     _dsml("deepseek_v4", "tool_calls"),
     _dsml("deepseek_v32", "function_calls"),
     ToolFormat(
@@ -231,7 +242,7 @@ _ALL: Final = (  # a template with the marks of several formats gets the first o
     _tagged("glm45", (glm.SYNTAX.key_open,), glm.TAGS, glm.SYNTAX, glm.OWN_CALLS),
     _tagged(
         "qwen3_coder",
-        (qwen3_coder.SYNTAX.name_open,),
+        (qwen3_coder.TAGS.bare,),
         qwen3_coder.TAGS,
         qwen3_coder.SYNTAX,
         qwen3_coder.OWN_CALLS,
@@ -247,15 +258,16 @@ _ALL: Final = (  # a template with the marks of several formats gets the first o
         (hermes.TAGS.open,),
         hermes.TAGS,
         hermes.TAGS.close,
-        _untyped(hermes.HermesBody),
+        lambda schemas, is_guided: _or_function_tags(schemas, hermes.TAGS, hermes.HermesBody),
         hermes_between(hermes.TAGS),
+        guided_body=hermes.HermesBody,
     ),
 )
 TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {one.name: one for one in _ALL}
 
 
 def tool_format(template: str) -> ToolFormat | None:
-    """Returns the format of calls in a chat template; None if there is none or it is unknown."""
+    """Returns the format of calls that a chat template asks for; None if it asks for none or an unknown one."""
     return next((one for one in _ALL if all(mark in template for mark in one.marks)), None)
 
 

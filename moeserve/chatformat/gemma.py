@@ -1,9 +1,10 @@
-"""Gemma 4's calls, one after another. Their arguments are close to JSON, but keys have no quotes, and strings stand
-between tags without escapes:
+"""Gemma 4's calls, one after another. The arguments are JSON without quotes around keys; strings stand between tags,
+without escapes:
 
 <|tool_call>call:name{key:<|"|>text<|"|>,other:{list:[1,true,null]}}<tool_call|>
 
-Models also write JSON and Python strings, words without quotes, and `key=value`.
+Models also write JSON and Python strings, words without quotes, `key=value`, Python's parentheses around the arguments,
+and no comma between them.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ QUOTE: Final = '<|"|>'
 # A grammar enforces the Hermes form, with JSON strings.
 GUIDED: Final = GuidedCalls(TAGS.open, '{"name": "', '", "arguments": ', "}", TAGS.close, "", is_block=False)
 _DIALECT: Final = Dialect(quotes=(QUOTE, '"', "'"), raw_quote=QUOTE, colons=":=", is_bare=True)
-_HEAD: Final = re.compile(r"\s*(?:call\s*:)?\s*([\w.:-]+)\s*")
+_HEAD: Final = re.compile(r"\s*(?:call\s*:)?\s*([\w.:-]+?)\s*:?\s*")
 
 
 class GemmaBody(NamedCallBody):
-    """Reads from after the opening tag to the last brace."""
+    """Reads from after the opening tag to the last bracket."""
 
     def __init__(self, index: int) -> None:
-        super().__init__(index, _HEAD, CallJson((TAGS.close, TAGS.open), _DIALECT), "{")
+        super().__init__(index, _HEAD, CallJson((TAGS.close, TAGS.open), _DIALECT, brackets="{("), "{(")

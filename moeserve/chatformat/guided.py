@@ -17,8 +17,9 @@ class GuidedTags:
     before_close: str
     value_close: str
     behind: str
-    optional_lines: bool = False  # line ends may be left out: the format's models differ
-    before_json: str = ""  # in place of `before_value` before a value that is JSON; "": the same
+    optional_lines: bool = False  # the line ends are optional, because the format's models differ in them
+    # Replaces `before_value` before a value that is JSON; "": `before_value` is written there too.
+    before_json: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,6 @@ class GuidedCalls:
 
 
 def hermes_between(tags: CallTags) -> GuidedCalls:
-    """Returns Qwen3's JSON form within the given tags: for tools whose schemas cannot be enforced in the model's own
-    form."""
+    """Returns Qwen3's JSON form within the given tags. It serves tools whose schemas cannot be enforced in the model's
+    own form."""
     return GuidedCalls(tags.open, '\n{"name": "', '", "arguments": ', "}\n", tags.close, "\n", is_block=False)

@@ -6,19 +6,21 @@
     <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{"key": "value"}<|call|>
     <|start|>assistant<|channel|>final<|message|>text<|return|>
 
-(Without the line ends.) A call's recipient may also come before its channel. The tags are control tokens, which the
-detokenizer must keep in the text.
+A real answer has no line ends between messages. A call's recipient may also come before its channel. The tags are
+control tokens, which the detokenizer must keep in the text.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from enum import Enum, auto
 from typing import Final
 
 from .call_json import CallJson
 from .events import CallArguments, CallBroken, CallEnd, CallStart, Event, Reasoning, Text
 from .json_reader import Status
+from .offered_names import offered_name
 from .output import joined
 
 START: Final = "<|start|>"
@@ -38,15 +40,15 @@ _ENDS: Final = (END, CALL, RETURN)
 _BREAKS: Final = (*_ENDS, START, CHANNEL)
 _ROLE: Final = "assistant"
 # The part of a header before its first tag.
-_ROLE_PART: Final = re.compile(r"(?:assistant)?\s*(?:t|to|to=\S*\s*)?")
-_RECIPIENT: Final = re.compile(r"\bto=([^\s<]+)")
+_ROLE_PART: Final = re.compile(r"(?:assistant)?\s*(?:t|to|to=\s?\S*\s*)?")
+_RECIPIENT: Final = re.compile(r"\bto=\s?([^\s<]+)")
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _SEPARATOR: Final = "\n\n"  # between the texts of two messages
 
 
 class _Stage(Enum):
     HEADER = auto()
-    CALL_START = auto()  # after a call's header: white space, then `{`
+    CALL_START = auto()  # after a call's header: reads white space, then `{`
     CALL = auto()
     CONTENT = auto()
 
@@ -55,10 +57,17 @@ class HarmonyParser:
     """Parses an answer into events. Text that does not have the format, and malformed calls, become plain text (see
     `tool_calls.ToolCallParser`)."""
 
-    def __init__(self, prompt_end: str, reads_calls: bool, separates_reasoning: bool = True) -> None:
+    def __init__(
+        self,
+        prompt_end: str,
+        reads_calls: bool,
+        separates_reasoning: bool = True,
+        offered: Collection[str] = (),
+    ) -> None:
         """prompt_end: the prompt from its last `<|start|>` on, which the answer continues. reads_calls,
-        separates_reasoning: False leaves calls or reasoning in the text."""
+        separates_reasoning: False leaves calls or reasoning in the text. offered: the tools' names."""
         self._reads_calls = reads_calls
+        self._offered = offered
         self._separates_reasoning = separates_reasoning
         self._stage = _Stage.HEADER
         self._header = ""
@@ -68,8 +77,8 @@ class HarmonyParser:
         self._call_text: list[str] = []  # text after the call's header
         self._json = CallJson(_BREAKS)
         self._num_calls = 0
-        self._after_call = False  # white space after a call belongs to the format
-        self._is_new = True  # nothing of this message has been shown
+        self._after_call = False  # a call has just ended: white space after it belongs to the format
+        self._is_new = True  # no part of this message has been shown
         self._shown: set[type[Text | Reasoning]] = set()
         self.push(prompt_end)
         self._shown.clear()
@@ -87,14 +96,15 @@ class HarmonyParser:
         return False
 
     def push(self, text: str) -> list[Event]:
-        """Returns the events of more text; neighbouring pieces of one kind are joined."""
+        """Takes more text. Returns its events, with neighbouring pieces of one kind joined."""
         events: list[Event] = []
         for char in text:
             self._push(char, events)
         return joined(events)
 
     def finish(self, ended_by: str | None = None) -> list[Event]:
-        """See `AnswerParser`. A header without a message yields nothing, unless it is a call's."""
+        """Ends the text as `AnswerParser.finish` does. A header without a message yields no event, unless it is the
+        header of a call."""
         events: list[Event] = []
         if self._stage is _Stage.CALL:
             if ended_by is not None and self._json.end():
@@ -137,7 +147,7 @@ class HarmonyParser:
         channels, recipient = _CHANNEL.findall(self._header), _RECIPIENT.search(self._header)
         self._begin_content(is_reasoning=channels[-1:] == [ANALYSIS] and self._separates_reasoning)
         if recipient is not None and self._reads_calls:
-            self._tool = recipient[1].removeprefix(TOOLS)
+            self._tool = offered_name(recipient[1].removeprefix(TOOLS), self._offered)
             self._stage = _Stage.CALL_START
 
     def _begin_content(self, is_reasoning: bool) -> None:
@@ -154,7 +164,7 @@ class HarmonyParser:
             self._read_call(char, events)
         elif char.isspace():
             self._call_text.append(char)
-        else:  # a tool with arguments that are not JSON, which no request offers
+        else:  # a tool whose arguments are not JSON; no request offers such a tool
             text = [*self._call_text, char]
             self._call_text = []
             self._stage = _Stage.CONTENT

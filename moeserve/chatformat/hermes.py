@@ -15,10 +15,17 @@ from .json_text import is_unicode, to_json
 from .tool_calls import CallTags
 
 # `ends`: models close one bracket too many. `following`: Granite 3.1 writes a list.
-TAGS: Final = CallTags("<tool_call>", "</tool_call>", following=",", ends=("}", "]"))
+# `other_following`: several objects between one pair of tags, without a comma.
+TAGS: Final = CallTags(
+    "<tool_call>", "</tool_call>", following=",", other_following="{", ends=("}", "]", "```", "</function>")
+)
 _BEFORE: Final = frozenset("[,; \t\r\n")  # may come before the JSON
+_FENCES: Final = ("```json", "```")  # Markdown's, around the JSON
+_NAMES: Final = ("name", "tool_name", "tool", "function")  # keys of a call's name
+_ARGUMENTS: Final = ("arguments", "parameters", "args", "input")
 
-# The usual beginning, up to the arguments' brace: arguments are then streamed. Other calls are yielded when complete.
+# The usual beginning of a call, up to the arguments' opening brace. The arguments of such a call are streamed; other
+# calls are yielded when they are complete.
 _STRING: Final = r'"(?:[^"\\]|\\.)*"'
 _HEAD: Final = re.compile(
     rf'\s*\{{\s*(?:"tool_call_id"\s*:\s*(?:{_STRING}|\d+)\s*,\s*)?'
@@ -28,15 +35,16 @@ _ARGUMENTS_DEPTH: Final = 2
 
 
 class HermesBody(RecordingBody):
-    """Reads from after the opening tag to the end of the JSON object. See `tool_calls.CallBody`."""
+    """Reads a call from the end of its opening tag to the end of its JSON object. See `tool_calls.CallBody`."""
 
     def __init__(self, index: int, tags: CallTags = TAGS) -> None:
         super().__init__(index)
         self._json = CallJson((tags.close, tags.open))
         self._call: list[str] = []  # the call's JSON
         self._in_json = False
+        self._fence = ""  # the beginning of a Markdown fence before the JSON
         self._in_arguments = False
-        self._decided = False  # whether the arguments are streamed has been decided
+        self._decided = False  # it is known whether the arguments are streamed
 
     def finish(self, events: list[Event]) -> bool:
         if not self._json.end():
@@ -48,8 +56,17 @@ class HermesBody(RecordingBody):
         return self._json.num_held
 
     def _push(self, char: str, events: list[Event]) -> Status:
-        if not self._in_json and char in _BEFORE:
-            return Status.GOING
+        if not self._in_json:
+            fence = self._fence + char
+            if any(one.startswith(fence) for one in _FENCES):
+                self._fence = fence
+                return Status.GOING
+            if char in _BEFORE:
+                return Status.GOING
+            if self._fence not in ("", *_FENCES):
+                return self._broken(char)
+        elif char == "{" and "".join(self._call).strip() == "{":
+            return Status.GOING  # models double the braces, as a template's format string has them
         self._in_json = True
         status = self._json.push(char)
         if status is Status.BROKEN:
@@ -80,8 +97,7 @@ class HermesBody(RecordingBody):
     def _end(self, events: list[Event]) -> Status:
         if not self.announced:
             try:
-                call = json.loads("".join(self._call))
-                name, text = call.get("name", call.get("tool_name")), to_json(_arguments_of(call))
+                name, text = _read_call(json.loads("".join(self._call)))
             except (ValueError, RecursionError):  # too long a number, too deep nesting
                 return self._broken(self._json.unread)
             if not isinstance(name, str) or text[0] != "{" or not is_unicode(name):
@@ -91,9 +107,14 @@ class HermesBody(RecordingBody):
         return self._done(events, self._json.unread)
 
 
-def _arguments_of(call: dict[str, Any]) -> Any:
-    """Returns the arguments of a call; they may be JSON within a string."""
-    arguments = call.get("arguments", call.get("parameters"))
+def _read_call(call: dict[str, Any]) -> tuple[Any, str]:
+    """Returns the name and the arguments' JSON. The arguments may be JSON within a string, the call an OpenAI tool call
+    (`{"function": {"name": ..., "arguments": ...}}`). A call without arguments may say `null` or ""."""
+    if isinstance(inner := call.get("function"), dict):
+        call = inner
+    name = next((call[key] for key in _NAMES if key in call), None)
+    given = [call[key] for key in _ARGUMENTS if key in call]
+    arguments: Any = next((one for one in given if one not in (None, "")), {} if given else None)
     if isinstance(arguments, str) and (text := as_json(arguments)) is not None:
-        return json.loads(text)
-    return arguments
+        arguments = json.loads(text)
+    return name, to_json(arguments)

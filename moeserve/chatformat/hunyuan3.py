@@ -1,4 +1,5 @@
-"""Hunyuan 3's calls, any number in a block; in published models each tag has a suffix, `<tool_calls:opensource>`:
+"""Hunyuan 3's calls. A block holds any number of them. In published models each tag has a suffix:
+`<tool_calls:opensource>`.
 
 <tool_calls>
 <tool_call>name<tool_sep>

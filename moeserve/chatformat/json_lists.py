@@ -4,7 +4,7 @@
 
 <tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>
 
-Llama 3 and 4 write them without a tag, or after a tag that has no closing one:
+Llama 3 and 4 write calls without a tag, or after an opening tag that has no closing tag:
 
 {"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}
 """

@@ -1,8 +1,8 @@
 """Reads a JSON object as models write it, character by character, and writes it as valid JSON (RFC 8259).
 
 Valid JSON is unchanged. Accepted too, if unambiguous: raw line ends and tabs in strings, unknown escapes, unescaped
-quotes in strings if no JSON syntax follows them, a comma before a closing bracket, and Python's single quotes, True,
-False and None. A Dialect accepts more.
+quotes in strings if no JSON syntax follows them, a comma before a closing bracket, keys without quotes, numbers such as
+`+5` and `.5`, and Python's single and triple quotes, tuples, True, False and None. A Dialect accepts more.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ _WORDS: Final = {word: json for json in ("true", "false", "null") for word in (j
     "None": "null"
 }
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_OTHER_NUMBER: Final = re.compile(r"([+-]?)(0|[1-9][0-9]*|)(?:\.([0-9]*))?((?:[eE][+-]?[0-9]+)?)")
+_KEY: Final = re.compile(r"[\w-]+")
+_MAX_KEY: Final = 64  # characters of a key that lacks the comma before it
 _MAX_WORD: Final = 4096  # characters of a number
 _MAX_DEPTH: Final = 256  # of brackets: clients cannot parse deeper nesting
-_CLOSING: Final = {"{": "}", "[": "]", "(": ")"}
-_AS_JSON: Final = {
-    "(": "{",
-    ")": "}",
-}  # parentheses, not JSON: the arguments of a Python call
+_CALL: Final = "("  # opens the arguments of a Python call, which become an object
+_TUPLE: Final = "(,"  # stands for the parenthesis that opens a tuple, which becomes an array
+_CLOSING: Final = {"{": "}", "[": "]", _CALL: ")", _TUPLE: ")"}
+_JSON_OPENING: Final = {_CALL: "{", _TUPLE: "["}
+_JSON_CLOSING: Final = {_CALL: "}", _TUPLE: "]"}
 
 
 class Status(Enum):
@@ -39,7 +42,7 @@ class Status(Enum):
 @dataclass(frozen=True, slots=True)
 class Dialect:
     quotes: tuple[str, ...] = ('"', "'")
-    raw_quote: str = ""  # one of `quotes`: a tag; strings between two of it have no escapes
+    raw_quote: str = ""  # one of `quotes`: a tag that begins and ends strings without escapes
     colons: str = ":"
     is_bare: bool = False  # keys and one-word strings may lack quotes
 
@@ -57,12 +60,12 @@ class _Expect(Enum):
     STRING = auto()
     ESCAPE = auto()
     HEX = auto()
-    STRING_END = auto()  # after a quote: it ends the string if JSON syntax follows
+    STRING_END = auto()  # after a quote, which ends the string if JSON syntax follows
     WORD = auto()  # an unquoted word: a number, true, false, null
 
 
 class JsonReader:
-    """Reads one object. `push` takes one character at a time, and nothing after DONE or BROKEN."""
+    """Reads one object. `push` takes one character at a time, and must not be called after DONE or BROKEN."""
 
     def __init__(self, dialect: Dialect = JSON, brackets: str = "{") -> None:
         """brackets: the characters with which the text may begin; "(" begins the arguments of a Python call, read as an
@@ -73,6 +76,7 @@ class JsonReader:
         self._expect = _Expect.VALUE
         self._is_key = False
         self._quote = ""  # of the string
+        self._is_empty = True  # nothing of the string has come
         # Characters read but not yet written. White space alone is not held.
         self._comma = ""  # a comma and the white space after it
         self._held = ""
@@ -89,7 +93,7 @@ class JsonReader:
 
     @property
     def can_end(self) -> bool:
-        """Returns whether the object could end here with its closing brackets."""
+        """Returns whether closing brackets alone would complete the object here."""
         match self._expect:
             case _Expect.COMMA_OR_END | _Expect.VALUE_OR_END | _Expect.KEY_OR_END:
                 return bool(self._open)
@@ -100,7 +104,7 @@ class JsonReader:
         return False
 
     def end(self) -> str:
-        """Returns the JSON that ends the object here; `can_end` must be true."""
+        """Returns the JSON that ends the object here. `can_end` must be true."""
         self.shown = ""
         if self._expect is _Expect.WORD:
             self._end_word()
@@ -112,8 +116,8 @@ class JsonReader:
         return self.shown + closing
 
     def cut_off(self) -> str | None:
-        """Returns the JSON that completes an object cut off here: it closes a string and all brackets. None within a
-        word or key, and where a value is missing."""
+        """Returns the JSON that completes an object that was cut off here: the end of an open string, and all closing
+        brackets. Returns None if a word or key is incomplete or a value is missing."""
         self.shown = ""
         if not self._is_key and self._expect in (_Expect.STRING, _Expect.ESCAPE, _Expect.HEX):
             self._show('"')
@@ -160,7 +164,7 @@ class JsonReader:
                 self._expect = _Expect.VALUE
             case _Expect.COMMA_OR_END if char == ",":
                 self._comma = ","
-                in_object = self._open[-1] != "["
+                in_object = self._open[-1] not in ("[", _TUPLE)
                 self._expect = _Expect.KEY_OR_END if in_object else _Expect.VALUE_OR_END
             case _Expect.COMMA_OR_END | _Expect.KEY_OR_END | _Expect.VALUE_OR_END if self._closes(char):
                 return self._close(char)
@@ -178,18 +182,18 @@ class JsonReader:
 
     def _close(self, char: str) -> Status:
         self._comma = ""  # drops a last comma before a closing bracket
-        self._show(_AS_JSON.get(char, char))
-        self._open.pop()
+        self._show(_closing_json(self._open.pop()))
         self._expect = _Expect.COMMA_OR_END
         return Status.GOING if self._open else Status.DONE
 
     def _value(self, char: str) -> Status:
-        if char in "{[" or (not self._open and char in self._brackets):
+        if char in "{[(":
             if len(self._open) == _MAX_DEPTH or (not self._open and char not in self._brackets):
                 return Status.BROKEN
-            self._show(_AS_JSON.get(char, char))
-            self._open.append(char)
-            self._expect = _Expect.VALUE_OR_END if char == "[" else _Expect.KEY_OR_END
+            bracket = _TUPLE if char == "(" and self._open else char
+            self._show(_JSON_OPENING.get(bracket, bracket))
+            self._open.append(bracket)
+            self._expect = _Expect.VALUE_OR_END if bracket in ("[", _TUPLE) else _Expect.KEY_OR_END
             return Status.GOING
         if not self._open:
             return Status.BROKEN
@@ -203,12 +207,13 @@ class JsonReader:
         held = self._held + char
         if held in self._dialect.quotes:
             self._quote = held
+            self._is_empty = True
             self._expect = _Expect.STRING
             self._show('"')
         elif any(quote.startswith(held) for quote in self._dialect.quotes):
             self._held = held
             self._expect = _Expect.QUOTE
-        elif self._held or (self._is_key and not self._dialect.is_bare):
+        elif self._held or not (self._dialect.is_bare or not self._is_key or char.isalnum() or char == "_"):
             return Status.BROKEN
         else:
             self._expect = _Expect.WORD
@@ -220,7 +225,9 @@ class JsonReader:
         if held == self._quote:
             self._held = held
             self._expect = _Expect.STRING_END
-        elif self._quote.startswith(held):
+            return Status.GOING
+        self._is_empty &= len(held) < len(self._quote) and self._quote.startswith(held)
+        if self._quote.startswith(held):
             self._held = held
         elif char == "\\" and self._quote != self._dialect.raw_quote:
             self._show(escaped(self._held))
@@ -257,6 +264,12 @@ class JsonReader:
         return self._string(char)
 
     def _string_end(self, char: str) -> Status:
+        if self._quote == self._dialect.raw_quote and (status := self._next_key(char)) is not None:
+            return status
+        if self._held.removeprefix(self._quote).strip():  # text, of a string that has its quotes within
+            self._show(escaped(self._held))
+            self._expect = _Expect.STRING
+            return self._string(char)
         if char in _SPACE:
             self._held += char
             return Status.GOING
@@ -264,6 +277,11 @@ class JsonReader:
             self._end_string()
             return self._structure(char)
         held = self._held
+        if char == held and self._is_empty and not self._is_key:  # the third of Python's quotes
+            self._quote, self._held = char * 3, ""
+            self._is_empty = False
+            self._expect = _Expect.STRING
+            return Status.GOING
         if char in self._dialect.colons and not self._is_key:
             return Status.BROKEN  # the string was never closed
         if self._quote.startswith(char) and held != self._quote:
@@ -271,6 +289,21 @@ class JsonReader:
         self._show(escaped(held))  # the quote belongs to the string
         self._expect = _Expect.STRING
         return self._string(char)
+
+    def _next_key(self, char: str) -> Status | None:
+        """Reads a key that follows a value in tags without a comma. Returns None if `char` is not part of one."""
+        if self._is_key or self._open[-1] in ("[", _TUPLE):
+            return None
+        key = self._held.removeprefix(self._quote)
+        if key.strip() and char in self._dialect.colons and _KEY.fullmatch(key.strip()):
+            self._held = self._quote
+            self._end_string()
+            self._comma, self._held, self._is_key, self._expect = ",", key.strip(), True, _Expect.WORD
+            return self._word(char)
+        if (char.isalnum() or char == "_" or (key.strip() and char == "-")) and len(key) < _MAX_KEY:
+            self._held += char
+            return Status.GOING
+        return None
 
     def _end_string(self) -> None:
         self._show('"' + self._held.removeprefix(self._quote))
@@ -288,11 +321,11 @@ class JsonReader:
             self._end_word()
             self.shown += char
             return Status.GOING
-        if (
-            char in "{}[],\n"
-            if self._is_key
-            else not (self._dialect.is_bare or char.isalnum() or char in "+-.")
-        ):
+        if self._is_key:
+            fits = char not in "{}[],\n" if self._dialect.is_bare else char.isalnum() or char in "_-$."
+        else:
+            fits = self._dialect.is_bare or char.isalnum() or char in "+-."
+        if not fits:
             return Status.BROKEN
         self._held += char
         return Status.GOING if len(self._held) <= _MAX_WORD else Status.BROKEN
@@ -309,6 +342,8 @@ class JsonReader:
             return _WORDS[word]
         if _NUMBER.fullmatch(word):
             return word
+        if (number := _number_json(word)) is not None:
+            return number
         return f'"{escaped(word)}"' if word and self._dialect.is_bare else None
 
     def _end_word(self) -> None:
@@ -317,8 +352,17 @@ class JsonReader:
 
 
 def _closing_json(bracket: str) -> str:
-    closing = _CLOSING[bracket]
-    return _AS_JSON.get(closing, closing)
+    return _JSON_CLOSING.get(bracket, _CLOSING[bracket])
+
+
+def _number_json(word: str) -> str | None:
+    """Returns a number that JSON writes otherwise, such as `+5`, `.5` and `5.`; None if the word is none."""
+    match = _OTHER_NUMBER.fullmatch(word)
+    if match is None or not any(char.isdigit() for char in word):
+        return None
+    sign, whole, fraction, exponent = match.groups()
+    decimals = "" if fraction is None else f".{fraction or '0'}"
+    return f"{sign.removeprefix('+')}{whole or '0'}{decimals}{exponent}"
 
 
 def as_json(text: str) -> str | None:

@@ -7,8 +7,8 @@ from typing import Any
 
 
 def to_json(value: Any) -> str:
-    """Returns the value as JSON in valid Unicode; `json.loads` may have made lone surrogates. Raises ValueError for a
-    number that JSON cannot express."""
+    """Returns the value as JSON in valid Unicode, without the lone surrogates that `json.loads` may have made. Raises
+    ValueError for a number that JSON cannot express."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return text if is_unicode(text) else json.dumps(value, allow_nan=False)
 

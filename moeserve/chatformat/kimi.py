@@ -1,9 +1,10 @@
-"""Kimi-K2's calls, any number in a section. A number after the name counts the conversation's calls:
+"""Kimi-K2's calls. A section holds any number of them. The number after the name is the call's number in the
+conversation:
 
 <|tool_calls_section_begin|><|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{"key": "value"}
 <|tool_call_end|><|tool_calls_section_end|>
 
-(Without the line end.) Some models name the section `tool_call_section`, or omit its tags.
+A real answer has no line end there. Some models name the section `tool_call_section`, or omit its tags.
 """
 
 from __future__ import annotations

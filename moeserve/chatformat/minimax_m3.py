@@ -1,4 +1,5 @@
-"""MiniMax-M3's calls, any number in a block. A special token, the mark, comes before each tag; here it is `|`:
+"""MiniMax-M3's calls. A block holds any number of them. A special token, the mark, precedes each tag; here it is shown
+as `|`:
 
 |<tool_call>
 |<invoke name="name">|<key>value|</key>|<list>|<item>1|</item>|<item>2|</item>|</list>|<object>|<key>x|</key>|</object>
@@ -6,6 +7,7 @@
 |</tool_call>
 
 The tags inside `<invoke>` are argument names. Values are plain text, objects nested tags, and lists `<item>` tags.
+Models also omit the `<` of `<invoke`, and an argument's opening tag.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from .events import CallArguments, CallStart, Event
 from .guided import GuidedCalls
 from .json_reader import Status
 from .json_text import to_json
+from .offered_names import offered_name
 from .tool_calls import CallTags
 from .values import (
     Schema,
@@ -60,20 +63,21 @@ class Element:
 
 
 class MiniMaxM3Body(RecordingBody):
-    """Reads from after the opening tag, or from the next call's `<invoke>`, to `</invoke>`. See
-    `tool_calls.CallBody`."""
+    """Reads a call from the end of its opening tag, or from its `<invoke>` if another call precedes it, to `</invoke>`.
+    See `tool_calls.CallBody`."""
 
     def __init__(self, index: int, schemas: Schemas) -> None:
         super().__init__(index)
         self._schemas = schemas
         self._name = ""
         self._num_keys = 0
+        self._unnamed = ""  # text of a value whose opening tag is missing
         self._open: list[Element] = []  # the open argument and the open elements in it
         self._value: ValueReader | None = None  # reads an argument that is plain text
 
     def finish(self, events: list[Event]) -> bool:
         """Returns whether the call lacks only its closing tag."""
-        if self._held or self._open or not self._num_keys:
+        if self._held or self._open or self._unnamed or not self._num_keys:
             return False
         self._end(events)
         return True
@@ -83,6 +87,8 @@ class MiniMaxM3Body(RecordingBody):
 
     def _push(self, char: str, events: list[Event]) -> Status:
         held = self._held + char
+        if not self._name and (MARK + _INVOKE[1:]).startswith(held) and not MARK.startswith(held):
+            held = held.replace(MARK + _INVOKE[1], MARK + _INVOKE[:2])
         if MARK.startswith(held) or (
             held.startswith(MARK + "<") and char not in ">\n" and len(held) < MAX_NAME_CHARS
         ):
@@ -102,8 +108,12 @@ class MiniMaxM3Body(RecordingBody):
             found = _NAME.fullmatch(tag)
             if found is None:
                 return self._broken(held)
-            self._name = found[1]
+            self._name = offered_name(found[1], self._schemas)
             return Status.GOING
+        if self._unnamed and tag.startswith("</") and not self._open:
+            return self._name_value(tag[2:-1], held, events)
+        if self._unnamed:
+            return self._broken(held)
         if tag in _CALL_ENDS or tag.startswith(_INVOKE):
             while self._open:  # closing tags that the model has omitted
                 self._close(events)
@@ -120,6 +130,12 @@ class MiniMaxM3Body(RecordingBody):
 
     def _text_of_value(self, text: str, events: list[Event]) -> Status:
         """Handles text: it belongs to a value; elsewhere only white space is allowed."""
+        if not self._open and self._name and text.startswith(MARK) and not self._unnamed:
+            self._unnamed = text.removeprefix(MARK)
+            return Status.GOING
+        if not self._open and self._unnamed:
+            self._unnamed += text
+            return Status.GOING
         if not self._open or self._open[-1].children:
             return Status.GOING if text.isspace() else self._broken(text + self._held)
         element = self._open[-1]
@@ -129,6 +145,15 @@ class MiniMaxM3Body(RecordingBody):
         element.text += text  # text, or white space before a nested element
         if len(self._open) == 1 and not text.isspace():
             self._begin_text(element, events)
+        return Status.GOING
+
+    def _name_value(self, key: str, held: str, events: list[Event]) -> Status:
+        """Ends a value without an opening tag: the closing one names it."""
+        if key not in self._schemas.get(self._name, {}).get("properties", {}):
+            return self._broken(held)
+        text, self._unnamed = self._unnamed, ""
+        self._begin(Element(key, text), held, events)
+        self._close(events)
         return Status.GOING
 
     def _begin(self, element: Element, held: str, events: list[Event]) -> None:

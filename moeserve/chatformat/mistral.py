@@ -1,4 +1,5 @@
-"""Mistral's calls. Since 2025 each has a name and arguments after control tokens; before, all calls were one list:
+"""Mistral's calls. Since 2025 each call is a name and arguments after control tokens; older models write all calls as
+one list:
 
 [TOOL_CALLS]name[ARGS]{"key": "value"}[TOOL_CALLS]name[ARGS]{}
 

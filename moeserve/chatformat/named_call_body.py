@@ -1,4 +1,4 @@
-"""A call of a name, then its arguments as JSON or nearly so, with whose last bracket it ends."""
+"""A call that is a name and then arguments close to JSON; it ends with the last bracket of the arguments."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .json_reader import Status
 
 
 class NamedCallBody(RecordingBody):
-    """Reads from where the name begins to the end of the arguments. See `tool_calls.CallBody`."""
+    """Reads a call from the beginning of its name to the end of its arguments. See `tool_calls.CallBody`."""
 
-    def __init__(self, index: int, head: re.Pattern[str], arguments: CallJson, bracket: str) -> None:
-        """head: matches what stands before the arguments, with the name as group 1. bracket: the arguments' first
-        character."""
+    def __init__(self, index: int, head: re.Pattern[str], arguments: CallJson, brackets: str) -> None:
+        """head: matches what stands before the arguments, with the name as group 1. brackets: the characters with which
+        the arguments may begin."""
         super().__init__(index)
         self._head = head
         self._json = arguments
-        self._bracket = bracket
+        self._brackets = brackets
 
     def finish(self, events: list[Event]) -> bool:
         if not self.announced or not self._json.end():
@@ -32,7 +32,7 @@ class NamedCallBody(RecordingBody):
         return len(self._held) + self._json.num_held
 
     def _push(self, char: str, events: list[Event]) -> Status:
-        if not self.announced and char != self._bracket:
+        if not self.announced and char not in self._brackets:
             self._held += char
             return Status.GOING if len(self._held) <= MAX_NAME_CHARS else self._broken(char)
         if not self.announced:

@@ -18,7 +18,7 @@ class AnswerParser(Protocol):
 
     @property
     def is_thinking(self) -> bool:
-        """True if, as far as is known, the next text will be reasoning."""
+        """True if the next text will be reasoning, as far as the text so far shows."""
         ...
 
     @property
@@ -71,7 +71,7 @@ class OutputParser:
         return self._reasoning_calls is not None and self._reasoning_calls.has_ended
 
     def push(self, text: str) -> list[Event]:
-        """Returns the events of more text; pieces of one kind are joined."""
+        """Takes more text. Returns its events, with neighbouring pieces of one kind joined."""
         return joined(self._read(self._reasoning.push(text) if self._reasoning else [Text(text)]))
 
     def finish(self, ended_by: str | None = None) -> list[Event]:
@@ -83,7 +83,7 @@ class OutputParser:
         return joined(events)
 
     def _read(self, events: list[Event]) -> list[Event]:
-        """Finds calls in events of reasoning and text."""
+        """Replaces calls in reasoning and text by events of calls."""
         if self._tools is None:
             return events
         read: list[Event] = []
@@ -106,7 +106,7 @@ def joined(events: Iterable[Event]) -> list[Event]:
     """Joins neighbouring pieces of one kind, and drops empty texts."""
     out: list[Event] = []
     last: Event | None = None
-    more: list[str] = []  # texts to be joined to `last`, the last event of `out`
+    more: list[str] = []  # texts to append to `last`, the last event of `out`
     for event in events:
         if isinstance(event, _PIECES):
             if not event.text and not isinstance(event, CallArguments):

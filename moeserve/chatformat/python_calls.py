@@ -19,15 +19,15 @@ from .named_call_body import NamedCallBody
 from .tool_calls import CallTags
 
 TAGS: Final = CallTags("<|tool_call_start|>", "<|tool_call_end|>", following=",", ends=("]",))
-MARK: Final = "List of tools:"  # a text in its templates; older ones do not show a call
+MARK: Final = "List of tools:"  # a text in the model's chat templates; older templates do not show a call
 GUIDED: Final = list_of_one(TAGS.open, TAGS.close)
-LIST: Final = "[,"  # list syntax around calls
+LIST: Final = "[,"  # characters of a list that may precede a call
 _DIALECT: Final = Dialect(colons="=:", is_bare=True)
 _NAME: Final = re.compile(r"\s*([\w.:-]+)\s*")
 
 
 class PythonBody(NamedCallBody):
-    """Reads from after the opening tag, or a comma, to the closing parenthesis."""
+    """Reads a call from the end of the opening tag, or from a comma, to its closing parenthesis."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index, _NAME, CallJson((TAGS.close, TAGS.open), _DIALECT, brackets="("), "(")

@@ -16,19 +16,21 @@ from __future__ import annotations
 from typing import Final
 
 from .guided import GuidedCalls, GuidedTags
+from .tag_heads import named_head
 from .tool_calls import CallTags
 from .value_end import TaggedSyntax
 
-TAGS: Final = CallTags("<tool_call>", "</tool_call>", bare="<function=")
+TAGS: Final = CallTags("<tool_call>", "</tool_call>", bare="<function=", ends=("</parameter>", "</function>"))
 SYNTAX: Final = TaggedSyntax(
-    name_open="<function=",
+    name_open="<function",
     name_close=">",
-    key_open="<parameter=",
+    key_open="<parameter",
     key_close=">",
     value_open="",
     value_close="</parameter>",
     close="</function>",
     trims_line_ends=True,
+    head=named_head,
 )
 OWN_CALLS: Final = GuidedCalls(
     open=TAGS.open,

@@ -14,15 +14,15 @@ from .events import Event, Reasoning, Text
 class ReasoningTags:
     """How a model marks its reasoning. A tag's first character does not occur again within the tag."""
 
-    name: str  # as --reasoning-parser has it
+    name: str  # a value of --reasoning-parser
     open_token: str  # the single token with which `open` begins
     open: str
-    close: str  # a token
+    close: str  # the closing tag, a single token
     ending: str  # the text that templates write after reasoning
     answer: tuple[str, str] = ("", "")  # the tags around the answer, which belong to the format
     marks: tuple[
         str, ...
-    ] = ()  # texts by which a chat template is recognised; (): `close` and the answer's tag
+    ] = ()  # a chat template with all of these texts has these tags; (): the texts are `close` and the answer's tag
     mode: str = ""  # the template's variable with the values "enabled" and "disabled"; "": none
     switch: str = (
         ""  # the template's variable with the values true and false, beside the usual ones; "": none
@@ -75,9 +75,9 @@ class _Stage(Enum):
 
 
 class ReasoningParser:
-    """Splits text into reasoning and answer. Reasoning begins the text, or the prompt has opened it; later tags are
-    text, except those around the answer. Line ends just inside and after tags belong to the format, because templates
-    strip them."""
+    """Splits text into reasoning and answer. The text begins with reasoning, whose opening tag may end the prompt.
+    Later tags are text, except the tags around the answer. Line ends just inside and after tags belong to the format,
+    because templates strip them."""
 
     def __init__(self, is_open: bool, tags: ReasoningTags = QWEN3) -> None:
         """`is_open`: the prompt has written the opening tag already."""

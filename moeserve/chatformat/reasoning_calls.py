@@ -15,11 +15,12 @@ from typing import Final
 from .events import CallBroken, CallEnd, CallStart, Event, Reasoning, Text
 from .tool_calls import ToolCallParser
 
-MAX_TEXT: Final = 2000  # the most characters of unclosed reasoning after a call that are held back undecided
+# After a call in unclosed reasoning, at most this many further characters are held back.
+MAX_TEXT: Final = 2000
 
 
 class ReasoningCalls:
-    """Reads the reasoning, and the answer after it until it is decided whether the calls are tentative."""
+    """Reads the reasoning. It also reads the answer after it, until it is clear whether the calls are tentative."""
 
     def __init__(self, tools: ToolCallParser, offered: Collection[str], at_once: bool) -> None:
         """offered: the tools that may be called. at_once: no call is tentative, because a grammar enforces the call
@@ -29,7 +30,7 @@ class ReasoningCalls:
         self._offered = offered
         self._at_once = at_once
         self._raw: list[str] = []  # characters held back
-        self._events: list[Event] = []  # their events if the reasoning has ended
+        self._events: list[Event] = []  # the events of these characters if the reasoning has ended
         self._name = ""
         self._has_call = False
         self._text_behind = ""  # text of the reasoning after the last call
@@ -42,7 +43,8 @@ class ReasoningCalls:
         return not self.has_ended and (self._has_call or not self._parser.in_text)
 
     def push(self, text: str) -> list[Event]:
-        """Takes text of the reasoning, or after a call that has ended it. Returns the events that are now certain."""
+        """Takes text of the reasoning, or the text after a call that has ended the reasoning. Returns the events that
+        are now certain."""
         events: list[Event] = []
         is_plain = self._tools.starts.isdisjoint(text) and self._parser.in_text and not self._has_call
         for piece in [text] if is_plain else text:
@@ -69,7 +71,7 @@ class ReasoningCalls:
         return self._ended() + self._parser.push(text), ""
 
     def finish(self, ended_by: str | None) -> list[Event]:
-        """Ends the text: see `AnswerParser`."""
+        """Ends the text as `AnswerParser.finish` does."""
         events: list[Event] = []
         if not self.has_ended and not self._has_call:
             for event in self._parser.finish(ended_by):

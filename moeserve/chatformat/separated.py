@@ -20,9 +20,9 @@ class SeparatedSyntax:
     separator: str
     close: str
     others: tuple[str, ...]  # other tags that may follow the JSON
-    # Precedes the JSON, after a line with the name, in the form where `separator` follows the tool's kind.
+    # Precedes the JSON in the form that has `separator` after the tool's kind, and then a line with the name.
     fence: str = ""
-    # Extracts the name from the text in its place; "" if there is none.
+    # Extracts the name from the text before `separator`; "" if that text has no name.
     name_of: Callable[[str], str] = str.strip
     needs_separator: bool = True  # False: `{` may follow the name directly
 
@@ -30,14 +30,14 @@ class SeparatedSyntax:
 class _Stage(Enum):
     OPENING = auto()
     HEAD = auto()  # up to the separator
-    FORM = auto()  # `{` comes, or a line with the name begins
+    FORM = auto()  # expects `{`, or a line with the name
     NAME = auto()
     FENCE = auto()
     ARGUMENTS = auto()
 
 
 class SeparatedBody(RecordingBody):
-    """Reads from after the block's tag to the end of the JSON object. See `tool_calls.CallBody`."""
+    """Reads a call from the end of the block's tag to the end of the JSON object. See `tool_calls.CallBody`."""
 
     def __init__(self, index: int, syntax: SeparatedSyntax) -> None:
         super().__init__(index)
@@ -58,8 +58,11 @@ class SeparatedBody(RecordingBody):
 
     def _push(self, char: str, events: list[Event]) -> Status:
         match self._stage:
-            case _Stage.OPENING:
+            case _Stage.OPENING if self._held or char.isspace() or char == self._syntax.open[0]:
                 return self._tag(char, self._syntax.open, _Stage.HEAD)
+            case _Stage.OPENING:  # models omit the tag before the name
+                self._stage = _Stage.HEAD
+                return self._head(char, events)
             case _Stage.HEAD:
                 return self._head(char, events)
             case _Stage.FORM | _Stage.FENCE if char == "{" and not self._held:

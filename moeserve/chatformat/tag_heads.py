@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 _QUOTED: Final = r"\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s\"'/>]+)"
-_ATTRIBUTE: Final = re.compile(rf"\s+(name|string){_QUOTED}")
+_ATTRIBUTE: Final = re.compile(rf"\s+(name|string|type){_QUOTED}")
+_NAMED: Final = re.compile(rf"(?:\s+name)?{_QUOTED}\s*")
 _EMPTY: Final = re.compile(r"\s*/\s*")
 
 
@@ -20,14 +21,24 @@ class TagHead:
     is_empty: bool = False  # the tag closes itself: `/>`
 
 
+def named_head(text: str) -> TagHead | None:
+    """Reads `=key`; models also write `="key"` and ` name="key"`. Returns None for anything else."""
+    match = _NAMED.fullmatch(text)
+    if match is None:
+        return plain_head(text[1:]) if text.startswith("=") else None
+    name = match[1].strip("\"'") if match[1][0] in "\"'" else match[1]
+    return plain_head(name)
+
+
 def plain_head(text: str) -> TagHead | None:
-    """Reads a tag that has nothing but a name. Returns None if it has none."""
+    """Reads a tag that has only a name. Returns None for a tag without a name."""
     name = text.strip()
     return TagHead(name) if name else None
 
 
 def attributes_head(text: str) -> TagHead | None:
-    """Reads `name="key" string="true"` in either order. Returns None if there is no name, or anything else."""
+    """Reads `name="key" string="true"` in either order, and ignores a `type`. Returns None if there is no name, or
+    anything else."""
     found: dict[str, str] = {}
     at = 0
     while (match := _ATTRIBUTE.match(text, at)) is not None and match[1] not in found:

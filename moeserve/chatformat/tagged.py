@@ -1,4 +1,4 @@
-"""The inside of a call with arguments as plain text in tags: the name, then keys and values alternately.
+"""The inside of a call whose arguments are plain text in tags: the name, then keys and values alternately.
 
 A `TaggedSyntax` describes each model's variant. A tag that a model omits is implied by the next one: see
 `value_end.py`.
@@ -13,9 +13,11 @@ from functools import partial
 from typing import Final
 
 from .call_body import MAX_NAME_CHARS, RecordingBody
+from .call_json import CallJson
 from .events import CallArguments, CallStart, Event
 from .json_reader import Status
 from .json_text import to_json
+from .offered_names import offered_name
 from .tool_calls import CallTags
 from .value_end import TaggedSyntax, ValueEnd
 from .values import Schemas, ValueReader, argument_types
@@ -31,10 +33,11 @@ class _Stage(Enum):
     KEY = auto()
     VALUE_OPENING = auto()
     VALUE = auto()
+    JSON = auto()  # all arguments, as one JSON object
 
 
 class TaggedBody(RecordingBody):
-    """Reads from after the opening tag to the call's end. See `tool_calls.CallBody`."""
+    """Reads a call from the end of its opening tag to its end. See `tool_calls.CallBody`."""
 
     def __init__(
         self,
@@ -53,9 +56,11 @@ class TaggedBody(RecordingBody):
         self._stage = _Stage.OPENING if syntax.name_open else _Stage.NAME
         self._name = ""
         self._keys: list[str] = []
-        self._key_is_string: bool | None = None  # what the last key's tag says of its value
+        self._key_is_string: bool | None = None  # the last key's tag says that its value is a string
         self._value = ValueReader(frozenset(), False)
         self._value_end: ValueEnd | None = None
+        closings = (syntax.close, tags.close, tags.open, syntax.name_open)
+        self._json = CallJson(tuple(tag for tag in closings if tag))
 
     def finish(self, events: list[Event]) -> bool:
         if self._value_end is not None:
@@ -65,13 +70,16 @@ class TaggedBody(RecordingBody):
                 return False
             if self._end_value(events) is Status.DONE:
                 return True
+        if self._stage is _Stage.JSON:
+            return self._json.end() and self._end_json(events) is Status.DONE
         if self._stage is not _Stage.BETWEEN or self._held or not self._keys:
             return False
         self._end(events)
         return True
 
     def _num_held(self) -> int:
-        return len(self._held) + (0 if self._value_end is None else self._value_end.num_held)
+        num_held = self._json.num_held if self._value_end is None else self._value_end.num_held
+        return len(self._held) + num_held
 
     def _push(self, char: str, events: list[Event]) -> Status:
         syntax = self._syntax
@@ -84,7 +92,7 @@ class TaggedBody(RecordingBody):
                     char, syntax.name_close, then_tags, lambda name: self._set_name(name, events), events
                 )
             case _Stage.NAME:
-                return self._bare_name(char)
+                return self._bare_name(char, events)
             case _Stage.BETWEEN:
                 return self._between(char, events)
             case _Stage.KEY:
@@ -96,11 +104,13 @@ class TaggedBody(RecordingBody):
                 return self._value_opening(char, events)
             case _Stage.VALUE:
                 return self._value_text(char, events)
+            case _Stage.JSON:
+                return self._arguments(char, events)
 
     # ---- the parts of the format
 
     def _tag(self, char: str, then: Mapping[str, Callable[[], Status]]) -> Status:
-        """Reads white space and one of the tags that are the keys of `then`."""
+        """Reads white space and one of the tags in `then`, which maps each tag to the stage after it."""
         if not self._held and char.isspace():
             return Status.GOING
         held = self._held + char
@@ -138,8 +148,8 @@ class TaggedBody(RecordingBody):
         self._held = held
         return Status.GOING
 
-    def _bare_name(self, char: str) -> Status:
-        if char not in "\n<":
+    def _bare_name(self, char: str, events: list[Event]) -> Status:
+        if char not in "\n<{":
             if char.isspace() and not self._held:
                 return Status.GOING
             self._held += char
@@ -148,11 +158,13 @@ class TaggedBody(RecordingBody):
         if not self._held:
             return Status.GOING if char == "\n" else self._broken(char)
         self._set_name(self._held, [])
-        self._held = "<" if char == "<" else ""
-        return Status.GOING
+        return Status.GOING if char == "\n" else self._again(char, events)
 
     def _between(self, char: str, events: list[Event]) -> Status:
         syntax, tags = self._syntax, self._tags
+        if char == "{" and not (self._held or self._keys or self._is_guided):
+            self._announce(_Stage.JSON, events, "")
+            return self._arguments(char, events)
         then: dict[str, Callable[[], Status]] = {
             syntax.key_open: lambda: self._announce(_Stage.KEY, events, syntax.key_open),
             syntax.close: lambda: self._end(events),
@@ -165,6 +177,21 @@ class TaggedBody(RecordingBody):
         if not self._keys:  # models write closing tags without opening ones
             then[syntax.value_close] = lambda: Status.GOING
         return self._tag(char, then)
+
+    def _arguments(self, char: str, events: list[Event]) -> Status:
+        """Reads arguments that the model has written as one JSON object."""
+        status = self._json.push(char)
+        if status is Status.BROKEN:
+            return self._broken(self._json.unread)
+        if status is Status.DONE:
+            return self._end_json(events)
+        self._emit(self._json.shown, events)
+        return status
+
+    def _end_json(self, events: list[Event]) -> Status:
+        self._emit(self._json.shown, events)
+        unread = self._json.unread
+        return self._done(events, "" if unread == self._syntax.close else unread)
 
     def _value_opening(self, char: str, events: list[Event]) -> Status:
         """Reads the value's opening tag, or a text that implies it."""
@@ -184,7 +211,7 @@ class TaggedBody(RecordingBody):
         return self._end_value(events) if has_ended else Status.GOING
 
     def _again(self, text: str, events: list[Event]) -> Status:
-        """Reads text again that a part of the call has left unread."""
+        """Reads text that a part of the call left unread."""
         for at, char in enumerate(text, 1):
             status = self._push(char, events)
             if status is not Status.GOING:
@@ -200,12 +227,13 @@ class TaggedBody(RecordingBody):
         head = self._syntax.head(text)
         if head is None:
             return self._broken("")
-        self._name = head.name
+        self._name = offered_name(head.name, self._schemas)
         self._held = ""
         return self._end(events) if head.is_empty else self._go(_Stage.BETWEEN)
 
     def _announce(self, stage: _Stage, events: list[Event], tag: str) -> Status:
-        """Yields the call's start when the first tag after the name has come: until then the text may not be a call."""
+        """Yields the call's start once the first tag after the name has come: without that tag the text may not be a
+        call."""
         if not self.announced:
             self.announced = True
             self._behind = len(tag)

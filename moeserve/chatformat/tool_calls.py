@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
-from .events import CallBroken, Event, Text
+from .events import CallBroken, CallStart, Event, Text
 from .json_reader import Status
+from .offered_names import offered_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +17,11 @@ class CallTags:
     """The tags around tool calls. A CallBody reads the text from after `open` to the end of its call."""
 
     open: str
-    close: str  # ends what `open` began
+    close: str  # ends the text that `open` began
     other_opens: tuple[str, ...] = ()  # other spellings of `open`
     bare: str = ""  # also begins a call, without `open`; the body reads it too
     following: str = ""  # begins another call before `close`; the body reads it too
+    other_following: str = ""  # the same where a model omits `following`
     ends: tuple[str, ...] = ()  # texts that may come between a call and `close`
 
     @property
@@ -38,8 +40,7 @@ class CallBody(Protocol):
 
     @property
     def unread(self) -> str:
-        """Returns, after DONE or BROKEN, the end of the text that is not part of the call and must be read as something
-        else."""
+        """After DONE or BROKEN: returns the end of the text, which is not part of the call and must be read again."""
         ...
 
     @property
@@ -55,8 +56,8 @@ class CallBody(Protocol):
     def push(self, char: str, events: list[Event]) -> Status: ...
 
     def finish(self, events: list[Event]) -> bool:
-        """Ends the answer. Returns whether the call lacked only closing tags or brackets; these are then added to the
-        events."""
+        """Ends the answer. If the call lacks only closing tags or brackets, adds its last events to `events` and
+        returns True."""
         ...
 
 
@@ -69,21 +70,24 @@ class _Stage(Enum):
 class ToolCallParser:
     """Parses text into Text and Call events. White space around calls belongs to the format.
 
-    A call that is malformed before its name is known becomes text; one that turns out malformed later becomes a
-    CallBroken; reading continues after it. A complete call needs no closing tag.
+    A call that is malformed before its name is known becomes text. A call that turns out malformed later becomes a
+    CallBroken. Reading continues after either. A complete call needs no closing tag.
     """
 
-    def __init__(self, body: Callable[[int], CallBody], tags: CallTags) -> None:
-        """body: makes the reader of a call from the call's index."""
+    def __init__(
+        self, body: Callable[[int], CallBody], tags: CallTags, offered: Collection[str] = ()
+    ) -> None:
+        """body: makes the reader of a call from the call's index. offered: the tools' names."""
         self._new_body = body
         self._tags = tags
+        self._offered = offered
         self.openings = tags.openings
         self.starts = frozenset(opening[0] for opening in self.openings)
-        following = (tags.following,) if tags.following else ()
-        self._closings = (tags.close, *tags.ends, *following)
+        self._following = tuple(tag for tag in (tags.following, tags.other_following) if tag)
+        self._closings = (tags.close, *tags.ends, *self._following)
         self._stage = _Stage.TEXT
         self._body: CallBody | None = None
-        # The text before the body: white space, and the tag unless the body reads it.
+        # The text before the body: white space, and the opening tag unless the body reads the tag.
         self._opening = ""
         self._num_calls = 0
         self._space: list[
@@ -91,6 +95,10 @@ class ToolCallParser:
         ] = []  # white space before `_held`; belongs to the format if a call precedes or follows
         self._held = ""  # the beginning of a possible tag
         self._after_call = False
+        self._is_closed = False  # the closing tag of the last call has come
+        self._follows_call = (
+            False  # only white space stands before the call that is being read, and a call before that
+        )
 
     @property
     def in_text(self) -> bool:
@@ -99,7 +107,7 @@ class ToolCallParser:
 
     def anew(self) -> ToolCallParser:
         """Returns a fresh parser for the same format."""
-        return ToolCallParser(self._new_body, self._tags)
+        return ToolCallParser(self._new_body, self._tags, self._offered)
 
     def push(self, text: str) -> list[Event]:
         events: list[Event] = []
@@ -107,17 +115,34 @@ class ToolCallParser:
         return events
 
     def finish(self, ended_by: str | None = None) -> list[Event]:
-        """Ends the text: see `AnswerParser`."""
+        """Ends the text as `AnswerParser.finish` does."""
         events: list[Event] = []
         if self._stage is _Stage.CALL and ended_by:
             self._push(ended_by, events)
         if self._stage is _Stage.CALL:
             assert self._body is not None
-            if ended_by is None or not self._body.finish(events):
+            if ended_by is None or not self._finish_body(self._body, events):
                 self._break_off(events)
+        elif self._stage is _Stage.CLOSING and ended_by is not None:
+            self._forget()  # the beginning of a closing tag
         else:
             self._show(self._held, events)
         return events
+
+    def _finish_body(self, body: CallBody, events: list[Event]) -> bool:
+        known = len(events)
+        if self._follows_call and not body.raw.strip():
+            return True  # an opening tag in the place of the last call's closing one
+        has_ended = body.finish(events)
+        self._name_tool(events, known)
+        return has_ended
+
+    def _name_tool(self, events: list[Event], known: int) -> None:
+        """Replaces the names in the events after the first `known` ones by those of the offered tools."""
+        for at in range(known, len(events)):
+            event = events[at]
+            if isinstance(event, CallStart):
+                events[at] = CallStart(event.index, offered_name(event.name, self._offered))
 
     def _push(self, text: str, events: list[Event]) -> None:
         for char in text:
@@ -155,9 +180,11 @@ class ToolCallParser:
     def _begin_call(self, opening: str, events: list[Event]) -> None:
         self._stage = _Stage.CALL
         self._body = self._new_body(self._num_calls)
+        self._follows_call = self._after_call
         self._opening = "" if self._after_call else "".join(self._space)
         self._forget()
-        if opening != self._tags.bare and opening != self._tags.following:
+        self._is_closed = False
+        if opening != self._tags.bare and opening not in self._following:
             self._opening += opening
             return
         for char in opening:
@@ -165,7 +192,9 @@ class ToolCallParser:
 
     def _call(self, char: str, events: list[Event]) -> None:
         assert self._body is not None
+        known = len(events)
         status = self._body.push(char, events)
+        self._name_tool(events, known)
         if status is Status.GOING:
             return
         unread = self._body.unread
@@ -177,22 +206,24 @@ class ToolCallParser:
         self._push(unread, events)
 
     def _closing(self, char: str, events: list[Event]) -> None:
-        """Reads white space and tags that belong to the call; anything else is text again."""
+        """Reads white space and tags that belong to the call. The first other character begins text."""
         self._after_call = True
         if char.isspace() and not self._held:
             self._space.append(char)
             return
         held = self._held + char
-        if held == self._tags.following:
+        # Models repeat the closing tag.
+        closings = (self._tags.close,) if self._is_closed else self._closings
+        if held in self._following and not self._is_closed:
             self._begin_call(held, events)
-        elif held in self._closings:
+        elif held in closings:
             self._forget()
-            if held == self._tags.close:
-                self._stage = _Stage.TEXT
-        elif any(closing.startswith(held) for closing in self._closings):
+            self._is_closed |= held == self._tags.close
+        elif any(closing.startswith(held) for closing in closings):
             self._held = held
         else:
             self._held = ""
+            self._is_closed = False
             self._stage = _Stage.TEXT
             self._push(held, events)
 
@@ -201,14 +232,16 @@ class ToolCallParser:
         self._stage = _Stage.TEXT
         self._after_call = False
         raw = self._opening + self._body.raw
-        if self._body.announced:
+        if not self._body.raw.strip() and self._body.unread:
+            self._space.append(raw)  # models repeat the opening tag; it is text if no call follows
+        elif self._body.announced:
             events.append(CallBroken(self._num_calls, raw, self._body.rest))
             self._num_calls += 1
         else:
             events.append(Text(raw))
 
     def _show(self, text: str, events: list[Event]) -> None:
-        """Yields the text, after the white space that was held unless that follows a call."""
+        """Yields the text. Held white space comes first, unless it follows a call."""
         shown = text if self._after_call else "".join(self._space) + text
         self._forget()
         if shown:

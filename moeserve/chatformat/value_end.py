@@ -1,5 +1,5 @@
-"""Finds the end of a value in tags. It is plain text that may contain the format's own tags, such as a file about tool
-calls.
+"""Finds the end of a value in tags. The value is plain text that may contain the format's own tags: it may be a file
+about tool calls.
 
 A closing tag ends the value only if the format's next tag follows it. A next tag alone ends the value too, if it cannot
 be part of the value: models omit closing tags. A complete call within a value is part of the value.
@@ -41,8 +41,8 @@ class TaggedSyntax:
     trims_line_ends: bool = False  # one line end before and one after a value belong to the format
     # Reads the text between the tags of a name or a key.
     head: Callable[[str], TagHead | None] = plain_head
-    # Spellings of `key_open` and `value_close` that a value may contain: the latter closes one only before an own tag
-    # of the format, the former opens the next only after one.
+    # Other spellings of `key_open` and `value_close`, which a value may contain as text. The other `value_close` ends a
+    # value only before a usual tag of the format; the other `key_open` begins a key only after a usual tag.
     other_key_open: str = ""
     other_value_close: str = ""
 
@@ -51,12 +51,12 @@ class _Kind(Enum):
     SPACE = auto()
     VALUE_CLOSE = auto()
     DAMAGED = auto()  # a damaged closing tag
-    KEY = auto()  # with the key
-    OTHER_KEY = auto()  # the same in its other spelling
+    KEY = auto()  # a key's opening tag with the key
+    OTHER_KEY = auto()  # KEY in its other spelling
     CLOSE = auto()
     OUTER_CLOSE = auto()
     OUTER_OPEN = auto()
-    NAME = auto()  # with the name
+    NAME = auto()  # a name's opening tag with the name
 
 
 _CLOSES: Final = (_Kind.VALUE_CLOSE, _Kind.DAMAGED)
@@ -67,7 +67,7 @@ _NEXT_CALL: Final = (_Kind.OUTER_OPEN, _Kind.NAME)
 class _Verdict(Enum):
     ENDS = auto()
     TEXT = auto()
-    OPEN = auto()  # undecided: depends on what follows
+    OPEN = auto()  # undecided: depends on the text that follows
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class _Piece:
 
 
 class ValueEnd:
-    """Reads one value from after its opening tag."""
+    """Reads one value, which begins after its opening tag."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class ValueEnd:
                 self._fixed.setdefault(syntax.other_value_close, _Kind.DAMAGED)
             if syntax.other_key_open:
                 self._named.append((syntax.other_key_open, (syntax.key_close,), _Kind.OTHER_KEY))
-        # The tags that delimit a call within the value: the name's, or the outer ones if the name has none.
+        # The tags that delimit a call within the value: the name's tags, or the outer tags if the name has no tags.
         self._nests = _Kind.NAME if syntax.name_open else _Kind.OUTER_OPEN
         self._unnests = self._fixed[syntax.close]
         self._num_nested = 0  # open calls within the value
@@ -199,7 +199,7 @@ class ValueEnd:
     # ---- decisions
 
     def _as_text(self) -> str:
-        """Returns the held tags as text, because no tag follows."""
+        """Returns the held tags as text. They do not end the value, because no tag follows them."""
         self._take_space()
         for piece in self._pieces:
             self._count(piece)
@@ -233,7 +233,7 @@ class ValueEnd:
         return next((at for at, piece in enumerate(self._pieces) if piece.kind is not _Kind.SPACE), None)
 
     def _ended(self, at: int) -> str:
-        """Ends the value before the tag; returns the white space before it that is the value's own."""
+        """Ends the value before the tag. Returns the white space before the tag that belongs to the value."""
         self._take_space()
         space, tag = "".join(piece.text for piece in self._pieces[:at]), self._pieces[at]
         is_close = tag.kind in _CLOSES
@@ -271,7 +271,8 @@ class ValueEnd:
         return self._end_judged(following, is_end) if self._num_nested else _Verdict.ENDS
 
     def _end_judged(self, tags: Sequence[_Piece], is_end: bool) -> _Verdict:
-        """Judges tags that end a call: this one, without the value's closing tag, or a call within the value."""
+        """Returns what tags that end a call do: they end the outer call, which lacks the value's closing tag, or a call
+        within the value."""
         kinds = [tag.kind for tag in tags]
         num_ends = next((at for at, kind in enumerate(kinds) if kind not in _ENDS), len(kinds))
         if num_ends > len(_ENDS):

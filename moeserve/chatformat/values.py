@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -19,19 +20,21 @@ _JSON_TYPES: Final[Mapping[type, tuple[str, ...]]] = {
     type(None): ("null",),
 }
 _STRING: Final = frozenset({"string"})
+_FENCED: Final = re.compile(r"```(?:json)?\n(.*)\n```", re.DOTALL)
 _ANY: Final = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
-_MAX_REFERENCES: Final = 8  # consecutive `$ref`s followed
+_MAX_REFERENCES: Final = 8  # the most consecutive `$ref`s that are followed
 
 Schema = Mapping[str, Any]
 Schemas = Mapping[str, Schema]  # the schemas of the tools' arguments, by tool name
 
 
 class ValueReader:
-    """Reads one argument's text: strings are yielded as they come, other values when complete."""
+    """Reads one argument's text. A string is yielded as it comes, any other value when it is complete."""
 
     def __init__(self, types: frozenset[str], trims_line_end: bool, is_string: bool | None = None) -> None:
         """types: JSON types that the schema allows; empty: unknown. trims_line_end: the line end before the value
-        belongs to the format. is_string: what the format says of the value, as text or JSON; None: nothing."""
+        belongs to the format. is_string: whether the format marks the value as text (True) or JSON (False); None: it
+        does not say."""
         if is_string and (not types or "string" in types):
             types = _STRING
         self._is_json = is_string is False
@@ -92,7 +95,7 @@ def types_of(schema: Any, root: Mapping[str, Any], references: int = 0) -> froze
 
 
 def referred(reference: Any, root: Mapping[str, Any]) -> Any:
-    """Resolves a reference such as `#/$defs/name` within the schema; None for any other."""
+    """Resolves a reference such as `#/$defs/name` within the schema. Returns None for a reference of any other form."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     found: Any = root
@@ -130,8 +133,8 @@ def _options(schema: Any, root: Schema, references: int = 0) -> Iterator[Schema]
 
 
 def value_of_text(text: str, types: frozenset[str]) -> Any:
-    """Returns the value of an element's text, of one of the types. Without types, numbers, true and false are read as
-    such, and any other text is a string."""
+    """Converts an element's text to a value of one of the types. Without types, numbers, true and false are converted,
+    and any other text is a string."""
     if types:
         return json.loads(_typed(text, types)) if not types <= {"string"} else text
     return json.loads(_typed(text, frozenset({"number", "integer", "boolean"})))
@@ -139,9 +142,12 @@ def value_of_text(text: str, types: frozenset[str]) -> Any:
 
 def _typed(text: str, types: frozenset[str]) -> str:
     """Returns the text's value as JSON, of one of the types; a string if it fits no type."""
-    word = text.strip()
+    word = _without_fence(text.strip())
     try:
         value = _WORDS[word] if word in _WORDS else _loaded(word)
+        if isinstance(value, str) and not types & _STRING and value != text:
+            inner = _typed(value, types)  # the value in quotes
+            return to_json(text) if inner.startswith('"') else inner
         if "integer" in types and "number" not in types and isinstance(value, float) and value.is_integer():
             value = int(value)  # 5.0
         if types & set(_JSON_TYPES.get(type(value), ())):
@@ -152,7 +158,7 @@ def _typed(text: str, types: frozenset[str]) -> str:
 
 
 def _json_string(text: str) -> str | None:
-    """Returns a string in JSON's notation in valid Unicode; None if the text is none."""
+    """Returns the text if it is a JSON string, in valid Unicode; else None."""
     try:
         value = json.loads(text) if text.lstrip().startswith('"') else None
     except ValueError:
@@ -160,11 +166,20 @@ def _json_string(text: str) -> str | None:
     return to_json(value) if isinstance(value, str) else None
 
 
+def _without_fence(text: str) -> str:
+    """Returns the content of a Markdown code block; any other text unchanged."""
+    match = _FENCED.fullmatch(text)
+    return text if match is None else match[1]
+
+
 def _loaded(text: str) -> Any:
-    """Parses JSON, or a list or dict in Python's syntax. Raises ValueError."""
+    """Parses JSON, or a value in Python's syntax. Raises ValueError."""
     try:
         return json.loads(text)
     except ValueError:
+        written = as_json(f"[{text}]")
+        if written is not None and len(values := json.loads(written)) == 1:
+            return values[0]
         written = as_json(text)
         if written is None:
             raise

@@ -1,8 +1,9 @@
-"""LoRA adapters that clients load and unload: which model's server a request is for, and the names that requests get.
+"""LoRA adapters that clients load and unload: finds the model that such a request is for, and the names that requests
+may use.
 
-Each model's router keeps the list of its adapters in a file that outlives the model's server, so that a model that is
-loaded again has its adapters again. The front reads the names from that file, and writes it only while the model has
-no process.
+Each model's router keeps the list of the model's adapters in a file that outlives the model's server, so that a model
+has its adapters again when it is loaded again. The front reads the names from that file, and writes the file only while
+the model has no process.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ LOAD: Final = "/v1/load_lora_adapter"
 UNLOAD: Final = "/v1/unload_lora_adapter"
 PEFT_CONFIG: Final = "adapter_config.json"
 MAX_CONFIG_BYTES: Final = 1 << 20
-MAX_LIST_BYTES: Final = 16 << 20  # of 1,024 adapters with long paths
+MAX_LIST_BYTES: Final = 16 << 20  # the most bytes of a list: enough for 1,024 adapters with long paths
 
-# What follows a model's name in a file's name, after `_plain`.
+# The quantization type at the end of a file's name, in the form of `_plain`.
 _TYPE: Final = re.compile(r"-(ud-)?(i?q\d|tq\d|bf16|f16|fp16|f32|mxfp4|nvfp4)(-[a-z0-9]+)*$")
 
 log = logging.getLogger(__name__)
 
 
 class _Named(msgspec.Struct):
-    """The fields of both requests that matter here. The model's server checks all of them again."""
+    """The fields of both requests that the front needs. The model's server checks all fields again."""
 
     lora_name: str
     lora_path: str = ""
@@ -45,8 +46,8 @@ class _Named(msgspec.Struct):
 
 
 def adapters_file(directory: Path, model: PooledModel) -> Path:
-    """The list of the model's adapters, in the runtime directory: the model has it again if the front is started
-    again."""
+    """Returns the path of the list of the model's adapters. It lies in the runtime directory, so the list outlives a
+    front that is replaced."""
     return directory / f"adapters-{hashlib.sha256(model.name.encode()).hexdigest()[:16]}.json"
 
 
@@ -59,7 +60,7 @@ class LoadedAdapters:
         self.look()
 
     def look(self) -> None:
-        """Reads which adapters each model has."""
+        """Reads the names of each model's adapters."""
         for model in self._pool.listed:
             names = [one.name for one in self._saved(model) if one.is_served]
             names = [name for name in names if name not in model.served.names]
@@ -83,8 +84,8 @@ class LoadedAdapters:
         return model
 
     def forget(self, model: PooledModel, body: bytes) -> str | None:
-        """Unloads an adapter of a model that has no process. Returns a sentence for the client; None if the model's
-        server has to do it."""
+        """Unloads an adapter of a model that has no process. Returns a sentence for the client; None if the model has a
+        server, which must unload the adapter."""
         name = _named_in(body).lora_name
         if model.state is not State.UNLOADED or name not in model.adapters:
             return None
@@ -97,7 +98,7 @@ class LoadedAdapters:
         return f"Success: LoRA adapter '{name}' removed successfully."
 
     def _by_base(self, asked: _Named) -> PooledModel:
-        """The model that the adapter's files name, or the only one."""
+        """Returns the model that the adapter's files name, or the only model."""
         models = self._pool.listed
         if len(models) == 1:
             return models[0]
@@ -150,7 +151,7 @@ def _named_in(body: bytes) -> _Named:
 def _base_of(path: Path) -> str:
     """Returns the base model that a PEFT adapter's configuration names; "" if it names none, and for a GGUF file."""
     try:
-        # Not through a link: the file may lie elsewhere than in --lora-dir.
+        # The file is not read through a link, which may lead out of --lora-dir.
         descriptor = os.open(path / PEFT_CONFIG, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             found = json.loads(file.read(MAX_CONFIG_BYTES))
@@ -172,5 +173,5 @@ def _is_called(model: PooledModel, base: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """The last part of a path or name, in lower case and with one kind of separator."""
+    """Returns the last part of a path or name, in lower case and with one kind of separator."""
     return re.sub(r"[-_.: ]+", "-", name.rstrip("/").rpartition("/")[2].lower().removesuffix(".gguf"))

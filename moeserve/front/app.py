@@ -1,4 +1,5 @@
-"""The front's application: it checks requests as every server does, answers some itself and passes the others on.
+"""The front's application. It checks requests as every server does, answers some requests itself and passes the others
+on.
 
 API key, body size and path are checked before a request can cause a model to be loaded.
 """
@@ -43,14 +44,15 @@ from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.sse import JsonResponse
 from moeserve.httpserver.transport.unknown_fields import UnknownFields
 
-# Questions about a model do not load it: a client that asks about each model of a list loads none.
+# Paths of questions about a model, which do not load it: a client may ask about each model of a list.
 QUESTIONS: Final = frozenset({"/api/show"})
-STORED: Final = f"{RESPONSES}/"  # one model's server stores the response; the path does not name the model
+# Paths of stored responses: one model's server has the response, and the path does not name the model.
+STORED: Final = f"{RESPONSES}/"
 CANCEL: Final = "/cancel"
 
 
 class FrontApplication(FastAPI):
-    """`apis` and `paths` mean the same as in `Application`."""
+    """`apis` and `paths` have the same meaning as in `Application`."""
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class FrontApplication(FastAPI):
     ) -> None:
         """`config`: the front's own configuration. `batches`: None without --batch-dir."""
         super().__init__(title="moeserve", docs_url=None, redoc_url=None, openapi_url=None)
-        # The routes of a model's server: the front knows the paths, the model's server answers them.
+        # The routes of a model's server. The front knows the paths, and the model's server answers them.
         self._routes = Application(APIS, wants_key=bool(keys), model=pool.models[0].name)
         self.apis = self._routes.apis
         self.state.pool = pool
@@ -89,7 +91,7 @@ class FrontApplication(FastAPI):
         note_requests(self, self.apis, metrics, None)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request to its model's server: every path that the front does not answer. Raises ApiError,
+        """Passes a request to its model's server, on every path that the front does not answer itself. Raises ApiError,
         HTTPException."""
         self._require_route(scope)
         request = Request(scope, receive)
@@ -134,7 +136,7 @@ class FrontApplication(FastAPI):
     async def _change_adapters(
         self, scope: Scope, receive: Receive, send: Send, asked: Asked, body: bytes
     ) -> None:
-        """Loads or unloads a LoRA adapter. To load one, its model is loaded."""
+        """Loads or unloads a LoRA adapter. Loading an adapter loads its model first."""
         path = scope["path"]
         model = self._adapters.model_for(path, asked.model, body)
         state_of(scope).admit()
@@ -146,10 +148,11 @@ class FrontApplication(FastAPI):
             self._adapters.look()  # the names are known before the client has the answer
             await send(message)
 
-        await self._relay.answer(scope, receive, send_when_known, model, asked, body)
+        # Not sent again: an adapter that is loaded twice is an error.
+        await self._relay.answer(scope, receive, send_when_known, model, asked, body, is_repeatable=False)
 
     def _unload(self, model: PooledModel) -> None:
-        """Unloads the model. As in Ollama, a model that is not loaded is no error."""
+        """Unloads the model. As in Ollama, it is not an error if the model is not loaded."""
         if model.state in (State.LOADED, State.LOADING):
             self._pool.unload(model)
 

@@ -17,15 +17,16 @@ from moeserve.errors import ConfigError
 
 MODELS_FILE: Final = "models.json"  # in the runtime directory; mode 0600, for it may hold API keys
 MAX_MODELS: Final = 64
-# Folders that servers cannot share: each model gets one within.
+# The options of folders that servers cannot share: each model gets a folder of its own within.
 FOLDERS: Final = ("kv_disk", "data_dir")
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    config: ServerConfig  # of the model's own server: resolved, and without the front's network options
+    # The configuration of the model's own server: resolved, and without the front's network options.
+    config: ServerConfig
     is_pinned: bool = False  # loaded at the start, and never unloaded for another
-    is_downloaded: bool = False  # by a client of the server, which may delete it too
+    is_downloaded: bool = False  # by a client of the server; clients may also delete it
 
     @property
     def name(self) -> str:
@@ -47,7 +48,8 @@ class ServedModel:
 class FrontConfig:
     common: ServerConfig  # the front's network options, and the options common to all models
     models: tuple[ServedModel, ...]  # the first is the default
-    template: ServerConfig  # of a model that comes later: resolved, but without the model
+    # The configuration of models that are added later: resolved, but without the model.
+    template: ServerConfig
 
     def write(self, directory: Path) -> None:
         models = [

@@ -1,7 +1,8 @@
-"""Models that clients download (`/api/pull`): they join the server's models, and leave when they are deleted.
+"""Models that clients download (`/api/pull`). A model joins the server's models after its download, and leaves them
+when it is deleted.
 
-A file keeps their names and paths, so that another front process serves them again. With --data-dir it lies there, and
-the next server serves them too.
+A file keeps the models' names and paths, so that a new front process serves them again. With --data-dir the file lies
+there, and the next server serves them too.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ log = logging.getLogger(__name__)
 
 
 class _Downloaded(msgspec.Struct, frozen=True):
-    name: str  # as the Hub has it
-    path: str  # of its GGUF file, or its folder
+    name: str  # the model's name in the Hub
+    path: str  # path of its GGUF file or its folder
 
 
 class DownloadedModels:
@@ -51,7 +52,7 @@ class DownloadedModels:
             raise ApiError(503, message, code="overloaded", refusal=Refusal.QUOTA)
 
     def come(self, name: str, path: str) -> None:
-        self.require_room(name)  # others may have come meanwhile
+        self.require_room(name)  # other models may have been added meanwhile
         self._add(name, path)
         self._write()
         if self._pool.has(name):
@@ -68,7 +69,7 @@ class DownloadedModels:
         return [model.config.model for model in self._front.models]
 
     def _add(self, name: str, path: str) -> None:
-        """Serves the model, if it is not served already: another revision takes the place of the one before."""
+        """Serves the model, if it is not served already. A new revision of a model replaces the one before."""
         if self._models.get(name) == path or (name not in self._models and self._pool.has(name)):
             return
         if name in self._models:

@@ -1,10 +1,10 @@
 """An answer that may begin before its model is loaded, so that clients and proxies keep the connection.
 
-A stream of server-sent events gets comments that tell the load's progress; what fails later is an event of the API's
-error shape. JSON gets blank lines, which JSON allows, after half a minute; what fails later is sent as JSON, and the
-connection ends without the answer's end, so that no client takes it for an answer. `transport/sse.py` does the same.
-Lines of JSON (Ollama's) get blanks before their first line, also after half a minute: their clients parse each line,
-and an empty one is an error to some. What fails later is a line with an error.
+A stream of server-sent events gets comments that tell the load's progress. A later failure is an event in the API's
+error shape. A JSON answer gets blank lines, which JSON allows, after half a minute. A later failure is sent as JSON,
+and the connection is closed before the body's end, so that no client takes the error for an answer (as in
+`transport/sse.py`). A stream of lines of JSON (Ollama's) gets blanks before its first line, also after half a minute:
+its clients parse each line, and some fail at an empty one. A later failure is a line with an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class EarlyAnswer(ABC):
 
     async def until(self, awaited: Awaitable[T], undo: Callable[[T], None]) -> T:
         """Returns the result of `awaited`, and sends progress comments or blank lines meanwhile. If this call is
-        cancelled when the result is already there, `undo` gets the result."""
+        cancelled after the result has come, `undo` gets the result."""
         working = asyncio.ensure_future(awaited)
         said, said_at = b"", time.monotonic()
         try:
@@ -57,7 +57,7 @@ class EarlyAnswer(ABC):
 
     @abstractmethod
     async def fail(self, body: Mapping[str, Any]) -> None:
-        """Ends an answer that has begun with an error in the shape of its API."""
+        """Ends an answer that has begun. The end is an error in the shape of the answer's API."""
 
     @abstractmethod
     def _beat(self) -> bytes: ...
@@ -78,7 +78,7 @@ class EarlyEvents(EarlyAnswer):
     patience = COMMENTS_AFTER_S
 
     def __init__(self, send: Send, text: Callable[[], str]) -> None:
-        """`text` says what the request waits for."""
+        """`text` returns a sentence that says what the request waits for."""
         super().__init__(send)
         self._text = text
 

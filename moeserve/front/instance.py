@@ -1,4 +1,4 @@
-"""One model's server as the front sees it: a process that it starts and stops, and a Unix socket."""
+"""One model's server, from the front's side: a process that the front starts and stops, and a Unix socket."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import os
 import secrets
 import shutil
 import signal
+import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -17,6 +19,7 @@ from typing import Final
 import aiohttp
 import msgspec
 import orjson
+from aiohttp.connector import Connection
 
 from moeserve.config import (
     ADAPTERS_FILE_ENV,
@@ -34,16 +37,18 @@ from moeserve.processes.runtime_paths import RuntimePaths
 
 MODULE: Final = "moeserve.front.model_launcher"
 LOOK_S: Final = 0.05  # between two requests for a load's progress
-ANSWER_S: Final = 5.0  # until such a request must be answered
+ANSWER_S: Final = 5.0  # within which such a request must be answered
+LAST_BYTES_S: Final = 1.0  # for what a server has sent before its end to be read
 MAX_FAILURE_BYTES: Final = 4096
-STOP_MARGIN_S: Final = 25.0  # for a launcher to stop its processes, beyond the requests' own time
+# Time for a launcher to stop its processes, in addition to the requests' own time.
+STOP_MARGIN_S: Final = 25.0
 
 log = logging.getLogger(__name__)
 
 
 class ServerInstance(Instance):
-    """A running server of one model. `session` connects to no other server, and `secret` shows it that the front
-    asks."""
+    """A running server of one model. `session` connects only to this server. `secret` proves to the server that a
+    request comes from the front."""
 
     def __init__(self, model: PooledModel, paths: RuntimePaths) -> None:
         """Raises LoadFailed."""
@@ -62,10 +67,16 @@ class ServerInstance(Instance):
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._child.descriptor, self._on_end)
-        # Closed after each answer: else the next request could be sent on a connection that the server closes as idle.
-        connector = aiohttp.UnixConnector(str(self._folder / SOCKET), limit=0, force_close=True)
+        self._connect(self._folder / SOCKET)
+
+    def _connect(self, socket: Path) -> None:
+        # Each connection is closed after its answer. Otherwise the next request could be sent on a connection that the
+        # server is closing as idle.
+        connector = aiohttp.UnixConnector(str(socket), limit=0, force_close=True)
+        self._answers: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
         self.session = aiohttp.ClientSession(
             connector=connector,
+            response_class=_noted_in(self._answers),
             auto_decompress=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -100,7 +111,7 @@ class ServerInstance(Instance):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._ended.wait()
-        raise LoadFailed(self._cause())
+        raise LoadFailed(self._cause(), is_crash=not self._said())
 
     async def _health(self) -> dict[str, str]:
         """Returns /health's answer; {} while the server does not answer."""
@@ -116,13 +127,15 @@ class ServerInstance(Instance):
         return self._cause()
 
     def _cause(self) -> str:
-        """Returns the first error that its launcher logged, else how the process ended."""
+        """Returns the first error that the launcher logged; without one, a text that says how the process ended."""
+        return self._said() or self._child.cause_of_death()
+
+    def _said(self) -> str:
         try:
             with (self._folder / FAILURE_FILE).open("rb") as file:
-                said = file.read(MAX_FAILURE_BYTES).decode(errors="replace").strip()
+                return file.read(MAX_FAILURE_BYTES).decode(errors="replace").strip()
         except OSError:
-            said = ""
-        return said or self._child.cause_of_death()
+            return ""
 
     def reload_keys(self) -> None:
         if self._child.alive:
@@ -137,14 +150,37 @@ class ServerInstance(Instance):
         except TimeoutError:
             log.error("the server of %s did not stop in time and is killed", self._name)
             self._child.kill()
-        await self.session.close()
+        await self._disconnect()
         self._loop.remove_reader(self._child.descriptor)
         await asyncio.to_thread(self._child.close)
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    async def _disconnect(self) -> None:
+        """Ends the answers that a server has not finished, and closes the session."""
+        deadline = time.monotonic() + LAST_BYTES_S
+        while self._unfinished() and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK_S / 10)
+        # aiohttp would leave their readers waiting for ever: it forgets answers when it closes their connections.
+        for answer in self._unfinished():
+            answer.content.set_exception(aiohttp.ServerDisconnectedError())
+        await self.session.close()
+
+    def _unfinished(self) -> list[aiohttp.ClientResponse]:
+        return [one for one in self._answers if not one.closed and one.content.exception() is None]
+
+
+def _noted_in(answers: weakref.WeakSet[aiohttp.ClientResponse]) -> type[aiohttp.ClientResponse]:
+    class Noted(aiohttp.ClientResponse):
+        async def start(self, connection: Connection) -> aiohttp.ClientResponse:
+            started = await super().start(connection)
+            answers.add(self)
+            return started
+
+    return Noted
+
 
 class Processes:
-    """Starts real processes for the pool (`Surroundings`)."""
+    """Starts the processes for the pool: implements `Surroundings`."""
 
     def __init__(self, paths: RuntimePaths, reader: NeedsReader) -> None:
         self._paths = paths

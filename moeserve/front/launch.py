@@ -1,11 +1,12 @@
-"""The launcher of a server with several models: it owns the sockets, and starts the front process, which starts the
+"""The launcher of a server with several models. It owns the sockets and starts the front process, which starts the
 models' servers as they are needed.
 
-It serves nothing itself. When a front process crashes or stops sending heartbeats, the models' servers end with it and
-it is started again: clients that connect meanwhile wait, and models are loaded again at their next request. SIGTERM and
-SIGINT make the front drain; a second one kills everything at once. SIGHUP makes it read its file of keys again.
-SIGUSR2 and `moeserve reload` start the next server beside this one (`launcher/succession.py`): it takes the new
-requests at once, and loads its models when this one's front has ended, for both share the memory.
+It serves nothing itself. When the front process crashes or stops sending heartbeats, the models' servers end with it,
+and the launcher starts a new one. Clients that connect meanwhile wait, and models are loaded again at their next
+request. SIGTERM and SIGINT make the front drain; a second one kills everything at once. SIGHUP makes it read its file
+of keys again. SIGUSR2 and `moeserve reload` start the next server while this one runs (`launcher/succession.py`). The
+next server takes new requests at once. It loads its models when this server's front has ended, because both share the
+memory.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ from moeserve.processes.runtime_paths import RuntimePaths
 from moeserve.processes.silence import beat_interval, longest_silence
 
 FRONT: Final = "front"
-STOP_MARGIN_S: Final = 60.0  # for the models' servers to end, beyond the requests' own time
-LAST_WORDS_S: Final = 0.5  # for a dead process's ProcessFailed to come out of its socket
+STOP_MARGIN_S: Final = 60.0  # time for the models' servers to end, in addition to the requests' own time
+LAST_WORDS_S: Final = 0.5  # time in which a dead process's ProcessFailed is still read from its socket
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +85,8 @@ class FrontLauncher:
         *,
         is_next: bool,
     ) -> None:
-        """`is_next`: an upgrade. The server before, whose launcher is the parent, still accepts at the `listeners`."""
+        """is_next: this is an upgrade; the earlier server, whose launcher is the parent process, still accepts
+        connections at the `listeners`."""
         self._config = front.common
         self._paths = paths
         self._listeners = listeners
@@ -94,7 +96,7 @@ class FrontLauncher:
         self._is_next = is_next
         self._is_handed_over = False  # another server takes the new requests
         self._is_upgrade_wanted = False
-        self._hung_up = False  # a SIGHUP came that the front has not been told yet
+        self._hung_up = False  # a SIGHUP came and has not been passed to the front yet
         self._ready: ProcessReady | None = None
         self._last_words = ""
         self._has_been_ready = False
@@ -144,7 +146,8 @@ class FrontLauncher:
         return front
 
     def _replace(self) -> int | None:
-        """Starts another front process. Returns the exit code if it would fail again."""
+        """Starts another front process. Returns the launcher's exit code instead if another process would fail
+        again."""
         self._sleep_until(lambda: bool(self._last_words), LAST_WORDS_S)
         cause = self._last_words or self._front.cause_of_death()
         if not self._has_been_ready:
@@ -168,7 +171,7 @@ class FrontLauncher:
             self._front.close()
 
     def _leave(self) -> int:
-        """Ends the front when its requests have ended; another server has the new ones."""
+        """Ends the front when its requests have ended. Another server takes new requests."""
         if self._front.alive:
             self._front.send_signal(signal.SIGUSR1)
         self._sleep_until(lambda: not self._front.alive or self._signals > 0, math.inf)

@@ -1,4 +1,5 @@
-"""Lines of batches lease models as requests do, but behind them (`schedule.py`), and give way if a model must end."""
+"""Lines of batches lease models as requests do, but after all requests (`schedule.py`). A line ends early if its model
+must end."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from moeserve.front.pooled_model import Instance, PooledModel, Ticket
 
 @asynccontextmanager
 async def lease_for_line(pool: ModelPool, model: PooledModel) -> AsyncIterator[Instance]:
-    """Waits until the model is loaded, and gives its server to one line. The batch's runner cancels the wait when the
-    batch is late or cancelled. The line must end when `model.sends_lines_back` is set. Raises ApiError if the model
-    cannot be loaded."""
+    """Waits until the model is loaded, and yields the model's server for one line. The batch's runner cancels the wait
+    when the batch is late or cancelled. The line must end when `model.sends_lines_back` is set. Raises ApiError if the
+    model cannot be loaded."""
     pool.refuse_if_hopeless(model)
     ticket = Ticket(asyncio.get_running_loop().create_future(), pool.now, pool.num_swaps)
     model.line_tickets.append(ticket)
@@ -37,7 +38,7 @@ async def lease_for_line(pool: ModelPool, model: PooledModel) -> AsyncIterator[I
 
 
 def _release(pool: ModelPool, model: PooledModel, instance: Instance) -> None:
-    if model.instance is instance:  # else another server has replaced it
+    if model.instance is instance:  # otherwise another server has replaced it
         model.num_lines -= 1
         model.lines_ended = pool.now
     pool.turn()

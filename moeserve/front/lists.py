@@ -23,7 +23,7 @@ from moeserve.httpserver.transport.sse import JsonResponse
 
 router = APIRouter(tags=["Status"])
 
-# llama-server's names of states. A model that is being stopped counts as loaded until its processes have ended.
+# The states by llama-server's names. A model that is being stopped counts as loaded until its processes have ended.
 _LLAMA_STATES = {
     State.UNLOADED: "unloaded",
     State.LOADING: "loading",
@@ -56,7 +56,7 @@ async def get_model(request: Request, model: str) -> Response:
 
 @router.post("/models/load")
 async def load_model(request: Request) -> Response:
-    """Begins to load a model; the list shows its state. A loaded model stays loaded."""
+    """Begins to load a model; the list of models shows its state. A loaded model stays loaded."""
     pool, model = pool_of(request), await _named(request)
     if model.state not in (State.LOADED, State.LOADING):
         pool.load(model)
@@ -71,7 +71,7 @@ async def unload_model(request: Request) -> Response:
 
 
 async def _named(request: Request) -> PooledModel:
-    """The model that the body names. Raises ApiError."""
+    """Returns the model that the body names. Raises ApiError."""
     asked = asked_in(request.url.path, b"", await request.body())
     if asked.model is None:
         raise ApiError(400, "model: is missing", param="model", code="missing_field")
@@ -162,7 +162,8 @@ def ollama_unloaded(body: bytes, path: str) -> dict[str, Any]:
 
 
 def shown_unloaded(model: PooledModel) -> dict[str, Any]:
-    """Answers /api/show for a model that is not loaded from its file's metadata, without the chat template."""
+    """Answers /api/show for a model that is not loaded. The answer comes from the file's metadata and has no chat
+    template."""
     facts = {} if model.needs is None else model.needs.facts
     family = facts.get("architecture", "")
     most = model.served.config.max_model_len if model.needs is None else model.needs.max_model_len

@@ -1,7 +1,7 @@
-"""The lives of models' servers: measured, loaded, serving and stopped.
+"""The lives of models' servers: a model is measured and loaded, serves, and is stopped.
 
-All of it runs on the event loop's thread. `schedule.py` decides; this module carries the decisions out. Each life is
-one task (`_live`). Requests use `pool.py`.
+This module runs on the event loop's thread. `schedule.py` decides, and this module carries the decisions out. Each life
+is one task (`_live`). Requests use `pool.py`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ from moeserve.front.schedule import MIN_TURN_S, Moves, ScheduledModel, State, de
 from moeserve.httpserver.transport.errors import shutting_down
 
 LOAD_DEADLINE_S: Final = 3600.0  # after which a server that is neither ready nor ended is killed
-FIRST_BACKOFF_S: Final = 5.0  # after a load that failed; it doubles with each failure in a row
+FIRST_BACKOFF_S: Final = 5.0  # wait after a failed load; doubles with each further failure in a row
 MAX_BACKOFF_S: Final = 300.0
 MAX_DOUBLINGS: Final = 10
-SHORT_LIFE_S: Final = 30.0  # a server that ends by itself this soon after its load counts as a failed load
+SHORT_LIFE_S: Final = 30.0  # a server that ends by itself this soon after its load has crashed
+# Crashes in a row that count as a failed load. After fewer the waiting requests get the next server at once: a kill is
+# rarely the model's fault.
+MOST_CRASHES: Final = 2
 
 log = logging.getLogger(__name__)
 
@@ -34,23 +37,24 @@ class ModelLives:
         budget: Memory,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.models: list[PooledModel] = []  # removed ones too, until their servers have ended
+        self.models: list[PooledModel] = []  # includes removed models until their servers have ended
         self.surroundings = surroundings
         self.budget = budget
         self.is_draining = False  # nothing is loaded any more
-        self.num_swaps = 0  # loads that began
+        self.num_swaps = 0  # number of loads that began
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._measuring = asyncio.Lock()
-        # Cleared while the server before this one has models in memory: no model's needs are read, and none is loaded.
+        # Not set while the earlier server has models in memory; until then no model's needs are read, and no model is
+        # loaded.
         self.may_load = asyncio.Event()
         self.may_load.set()
         self._is_turning = False
 
     @property
     def now(self) -> float:
-        """Returns the time in seconds, on the clock of all of the models' times."""
+        """Returns the time in seconds, on the clock that all times of models use."""
         return self._clock()
 
     def memory_used(self) -> Memory:
@@ -64,11 +68,11 @@ class ModelLives:
     # ------------------------------------------------------------ what models need
 
     def look_at_file(self, model: PooledModel) -> None:
-        """Measures a model that is not loaded, if its needs are unknown or its file has changed."""
+        """Measures a model's needs if the model is not loaded and its needs are unknown or its file has changed."""
         if model.state is State.UNLOADED and (
             model.needs is None or self.surroundings.signature(model) != model.signature
         ):
-            model.need = model.needs = None  # it cannot be loaded before they are known
+            model.need = model.needs = None  # the model cannot be loaded before its needs are known
             self.task(self.measure(model))
 
     async def measure(self, model: PooledModel) -> None:
@@ -81,7 +85,8 @@ class ModelLives:
                 return
             model.need = model.needs = None
             if signature != model.signature:
-                model.forget_failure()  # else requests that come meanwhile would be refused for the file before
+                # Otherwise requests that come meanwhile would be refused because of the old file.
+                model.forget_failure()
             model.signature = signature
             try:
                 needs = await self.surroundings.measure(model)
@@ -133,7 +138,7 @@ class ModelLives:
         return self.models
 
     def _admit(self) -> bool:
-        """Gives loaded models their waiting requests, and lines of batches. Returns whether any began."""
+        """Lets requests and lines of batches begin that wait for loaded models. Returns whether any began."""
         begun = False
         for model in self.models:
             while model.state is State.LOADED and model.tickets and not model.is_unload_wanted:
@@ -191,7 +196,7 @@ class ModelLives:
             self._timer = None
         if when is not None:
             delay = max(0.0, when - self._clock())
-            # An empty context, as in `task`: it fires for no one request.
+            # The timer has an empty context, as in `task`, because it belongs to no request.
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(delay, self.turn, context=contextvars.Context())
 
@@ -208,7 +213,7 @@ class ModelLives:
         log.info("loading %s; with it the loaded models need %s", model.name, used.text())
 
     async def _live(self, model: PooledModel) -> None:
-        """One life of the model's server."""
+        """Runs one life of the model's server, from its start to its end."""
         try:
             model.instance = instance = self.surroundings.start(model)
         except LoadFailed as error:
@@ -242,7 +247,10 @@ class ModelLives:
                 return False
             loading.result()
         except LoadFailed as error:
-            self._failed(model, str(error))
+            if error.is_crash:
+                self._crashed(model, f"its server ended during its load: {error}")
+            else:
+                self._failed(model, str(error))
             return False
         if model.stopping.is_set():  # it was given up at the same moment
             return False
@@ -264,10 +272,22 @@ class ModelLives:
             cause = ended.result()
             log.error("the server of %s has ended: %s", model.name, cause)
             if self._clock() - model.loaded_at < SHORT_LIFE_S:
-                self._failed(model, f"its server has ended soon after its load: {cause}")
+                self._crashed(model, f"its server has ended soon after its load: {cause}")
+            else:
+                model.crashes = 0
+        elif self._clock() - model.loaded_at >= SHORT_LIFE_S:
+            model.crashes = 0
+
+    def _crashed(self, model: PooledModel, reason: str) -> None:
+        model.crashes += 1
+        if model.crashes >= MOST_CRASHES:
+            model.failures = model.crashes - MOST_CRASHES
+            self._failed(model, reason)
+        else:
+            log.error("%s: %s; it is loaded again at once if requests wait", model.name, reason)
 
     async def _happens(self, model: PooledModel, event: asyncio.Task[Any], deadline_s: float | None) -> bool:
-        """Waits until `event` has happened, or the model is to stop. Returns whether it has happened."""
+        """Waits until `event` is set or the model must stop. Returns whether `event` is set."""
         stopping = asyncio.create_task(model.stopping.wait())
         try:
             await asyncio.wait((event, stopping), timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
@@ -279,8 +299,8 @@ class ModelLives:
                 await asyncio.wait((event,))
 
     def _failed(self, model: PooledModel, reason: str) -> None:
-        """Refuses the requests that wait for the model. For a time that doubles with each failure in a row, new
-        requests are refused at once."""
+        """Refuses the requests that wait for the model. New requests are then refused at once, for a time that doubles
+        with each failure in a row."""
         backoff = min(FIRST_BACKOFF_S * 2 ** min(model.failures, MAX_DOUBLINGS), MAX_BACKOFF_S)
         model.failures += 1
         model.num_failures += 1
@@ -309,7 +329,7 @@ class ModelLives:
             await asyncio.wait(self._tasks)
 
     def task(self, work: Any) -> asyncio.Task[None]:
-        # An empty context: its log lines must not carry the id of the request that caused it.
+        # The task has an empty context: its log lines must not carry the id of the request that caused it.
         task: asyncio.Task[None] = asyncio.create_task(work, context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._ended)

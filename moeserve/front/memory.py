@@ -1,4 +1,4 @@
-"""Bytes of RAM and of GPU memory, which models share."""
+"""Amounts of RAM and of GPU memory, which models share."""
 
 from __future__ import annotations
 

@@ -23,6 +23,10 @@ _COUNTERS: Final = {
     "load_failures": ("Loads of the model that failed.", "num_failures"),
     "evictions": ("Times the model was unloaded to make room for another.", "num_evictions"),
     "losses": ("Times the model's server ended by itself.", "num_losses"),
+    "requests_sent_again": (
+        "Requests that were sent to the model's next server, because one was lost before their first output.",
+        "num_sent_again",
+    ),
     "load_seconds": ("Seconds of all loads that worked.", "load_seconds"),
     "load_wait_seconds": ("Seconds that requests waited for the model, all together.", "wait_seconds"),
 }

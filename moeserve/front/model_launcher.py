@@ -1,7 +1,7 @@
 """`python -m moeserve.front.model_launcher`: the launcher of one model's server, which the front starts.
 
-It runs an ordinary server (`moeserve.launcher`) that listens on a Unix socket. It ends when the front ends, and writes
-the reason of a failed start to a file for the front.
+It runs an ordinary server (`moeserve.launcher`) that listens on a Unix socket, and ends when the front ends. If the
+start fails, it writes the reason to a file for the front.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SOCKET: Final = "api"
 
 
 def folder_of(directory: Path, place: int) -> Path:
-    """The folder of one model's server, within the front's private directory."""
+    """Returns the folder of one model's server, within the front's private directory."""
     return directory / f"model-{place}"
 
 

@@ -1,5 +1,5 @@
-"""The lock of the fronts of one server. In an upgrade the next front loads no model before the one before has ended:
-both would fill the same memory."""
+"""The lock that the fronts of one server share. In an upgrade the next front loads no model until the earlier front has
+ended, because both would fill the same memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 
 async def hold_models_lock(folder: Path) -> None:
-    """Returns when this process has the lock; the kernel releases it when the process ends. `folder`: the same for all
-    servers of an upgrade. Raises OSError."""
+    """Returns when this process has the lock. The kernel releases the lock when the process ends. folder: the same for
+    all servers of an upgrade. Raises OSError."""
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     is_told = False
     while True:

@@ -1,4 +1,4 @@
-"""Finds a model's memory needs in a process of its own (`moeserve.cli.models.model_needs`): the front parses no
+"""Finds a model's memory needs in a separate process (`moeserve.cli.models.model_needs`), because the front parses no
 untrusted model files itself."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_ANSWER_BYTES: Final = 64 << 10
 
 
 class NeedsReader:
-    """Reads the needs of one front's models. Its first answer also says how much GPU memory is free before any load."""
+    """Reads the needs of one front's models. The first answer also says how much GPU memory is free before any load."""
 
     def __init__(self, ram: int) -> None:
         """ram: bytes that all models together may take; may be set again before the first read."""
@@ -30,7 +30,7 @@ class NeedsReader:
         self.ram = ram
 
     async def read(self, config: ServerConfig) -> Needs:
-        """config: of the model's own server. Raises LoadFailed."""
+        """Returns the needs of the model with this configuration of its own server. Raises LoadFailed."""
         gpu = "ask" if self.gpu is None else str(self.gpu)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", MODULE, str(self.ram), gpu),

@@ -1,4 +1,5 @@
-"""The models of one front, as requests use them: found by name, waited for, leased, loaded and unloaded on request."""
+"""The models of one front, for requests: finds models by name, waits for them, leases them, and loads and unloads them
+on request."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from itertools import count
+from typing import Final
 
 from moeserve.front.config import ServedModel
 from moeserve.front.lives import ModelLives
@@ -17,6 +19,9 @@ from moeserve.front.pooled_model import Instance, PooledModel, Surroundings, Tic
 from moeserve.front.schedule import State
 from moeserve.httpserver.transport.errors import ApiError, shutting_down
 from moeserve.messages.refusal import Refusal
+
+NOTICE_S: Final = 2.0  # for the end of a process to be noticed behind that of its connections
+NOTICE_LOOK_S: Final = 0.01
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +42,7 @@ class ModelPool(ModelLives):
         model is unloaded; None: never. max_waiting: the most requests that may wait, all models together."""
         super().__init__(surroundings, budget, clock)
         self._by_name: dict[str, PooledModel] = {}
-        self._places = count()  # each model of this pool has another, also behind one that was removed
+        self._places = count()  # numbers for the models' folders; a removed model's number is not used again
         self._load_timeout = load_timeout
         self._idle_limit = idle_limit
         self._max_waiting = max_waiting
@@ -48,7 +53,7 @@ class ModelPool(ModelLives):
     # ------------------------------------------------------------ which there are
 
     def add(self, served: ServedModel) -> PooledModel:
-        """Adds a model behind the others, not loaded."""
+        """Adds a model, not loaded, at the end of the list."""
         model = PooledModel(
             served.name,
             served.is_pinned,
@@ -61,7 +66,8 @@ class ModelPool(ModelLives):
         return model
 
     def remove(self, name: str) -> None:
-        """Takes a model away: new and waiting requests for it get a 404, and running ones end before its server."""
+        """Removes a model. New and waiting requests for it get a 404; running requests end before the model's server
+        does."""
         model = self._by_name[name]
         for one in model.names:
             del self._by_name[one]
@@ -76,7 +82,8 @@ class ModelPool(ModelLives):
         self.turn()
 
     def set_adapters(self, model: PooledModel, names: Iterable[str]) -> None:
-        """Replaces the names of the model's loaded adapters. A name that another model has stays the other's."""
+        """Replaces the names of the model's loaded adapters. A name that another model has still means that other
+        model."""
         for name in model.adapters:
             del self._by_name[name]
         model.adapters = ()
@@ -120,8 +127,8 @@ class ModelPool(ModelLives):
 
     @asynccontextmanager
     async def lease(self, model: PooledModel) -> AsyncIterator[Instance]:
-        """Waits until the model is loaded, and gives its server to one request; the model is not unloaded meanwhile.
-        Raises ApiError if it cannot be loaded, or not in time."""
+        """Waits until the model is loaded, and yields the model's server for one request. The model is not unloaded
+        meanwhile. Raises ApiError if the model cannot be loaded, or not in time."""
         instance = await self.acquire(model)
         try:
             yield instance
@@ -130,8 +137,8 @@ class ModelPool(ModelLives):
 
     @asynccontextmanager
     async def lease_loaded(self, model: PooledModel) -> AsyncIterator[Instance]:
-        """Gives the server of a model that is loaded now. The request does not count as a use that keeps the model
-        loaded, but an unload waits for its end. Raises ApiError 503."""
+        """Yields the server of a model that is loaded now. The request does not count as a use that keeps the model
+        loaded, but an unload waits for the request's end. Raises ApiError 503 if the model is not loaded."""
         if not model.answers_questions:
             message = (
                 f"the model {model.name!r} is not loaded; a completion request or POST /models/load loads it"
@@ -148,7 +155,7 @@ class ModelPool(ModelLives):
             self.turn()
 
     async def acquire(self, model: PooledModel) -> Instance:
-        """Does what `lease` does; the caller must call `release`."""
+        """Does the same as `lease`, but the caller must call `release`."""
         self.refuse_if_hopeless(model)
         if model.state is State.LOADED and not model.tickets and not model.is_unload_wanted:
             assert model.instance is not None
@@ -165,7 +172,7 @@ class ModelPool(ModelLives):
             async with asyncio.timeout(self._load_timeout):
                 try:
                     return await ticket.future
-                except asyncio.CancelledError:  # the timeout cancels, too
+                except asyncio.CancelledError:  # a timeout cancels too
                     if ticket.has_instance:
                         self.release(model, ticket.future.result())
                     raise
@@ -176,8 +183,15 @@ class ModelPool(ModelLives):
                 model.tickets.remove(ticket)
                 self.turn()
 
+    async def until_noticed(self, model: PooledModel, instance: Instance) -> None:
+        """Waits until the pool has seen that a server has ended, at most NOTICE_S: a model's own launcher replaces a
+        part of its server without that."""
+        deadline = self.now + NOTICE_S
+        while model.instance is instance and self.now < deadline:
+            await asyncio.sleep(NOTICE_LOOK_S)
+
     def hold(self, model: PooledModel, instance: Instance, work: Awaitable[None]) -> None:
-        """Counts `work` as a request that runs on the model's server until it has ended. Call it within a lease."""
+        """Counts `work` as a running request of the model's server until `work` has ended. Call it within a lease."""
         model.running += 1
         self.task(self._held(model, instance, work))
 
@@ -188,14 +202,14 @@ class ModelPool(ModelLives):
             self.release(model, instance)
 
     def release(self, model: PooledModel, instance: Instance) -> None:
-        if model.instance is instance:  # else another server has replaced it
+        if model.instance is instance:  # otherwise another server has replaced it
             model.running -= 1
             model.idle_since = self.now
         self.turn()
 
     def keep(self, model: PooledModel, seconds: float | None) -> None:
-        """Sets how many seconds the model stays loaded without requests, as its last request asks; inf: for ever; None:
-        the server's option."""
+        """Sets how many seconds the model stays loaded without requests, as the model's last request asks. inf: for
+        ever; None: the server's option."""
         if self._is_leaving:
             return
         if seconds is None:
@@ -204,8 +218,8 @@ class ModelPool(ModelLives):
             model.idle_limit = None if seconds == math.inf else seconds
 
     def unload(self, model: PooledModel) -> None:
-        """Unloads a model once its running requests have ended; new ones load it again. A model that is loading is
-        stopped at once. Raises ApiError 400 if it is not loaded."""
+        """Unloads a model when its running requests have ended; new requests load it again. A model that is loading is
+        stopped at once. Raises ApiError 400 if the model is not loaded."""
         if model.state is State.LOADING:
             message = f"the load of {model.name!r} was ended by a request"
             model.refuse_waiting(ApiError(503, message, code="model_loading"))
@@ -218,8 +232,8 @@ class ModelPool(ModelLives):
             raise ApiError(400, message, param="model", code="model_not_loaded")
 
     def load(self, model: PooledModel, *, again: bool = True) -> None:
-        """Begins to load a model as if a request wanted it. again: at once, even if its last load failed. Raises
-        ApiError if it cannot be loaded."""
+        """Begins to load a model, as for a request. again: do not wait after a failed load. Raises ApiError if the
+        model cannot be loaded."""
         if again:
             model.retry_at = 0.0
         self.refuse_if_hopeless(model)
@@ -233,7 +247,7 @@ class ModelPool(ModelLives):
             log.warning("%s", error.message)
 
     def refuse_if_hopeless(self, model: PooledModel) -> None:
-        """Raises ApiError if waiting would not help."""
+        """Raises ApiError if waiting for the model would not help."""
         if self.is_draining:
             raise shutting_down()
         if model.is_removed:
@@ -263,7 +277,8 @@ class ModelPool(ModelLives):
     # ------------------------------------------------------------ the end
 
     def leave(self) -> None:
-        """Unloads each model as soon as it has no requests: another server takes the new ones, and needs the memory."""
+        """Unloads each model as soon as it has no requests. Another server takes the new requests and needs the
+        memory."""
         self._is_leaving = True
         for model in self.models:
             model.is_pinned, model.idle_limit = False, 0.0

@@ -19,13 +19,18 @@ from moeserve.messages.refusal import Refusal
 class LoadFailed(Exception):
     """A model cannot be loaded; the message is the reason, for clients and the log."""
 
+    def __init__(self, reason: str, *, is_crash: bool = False) -> None:
+        """is_crash: its server ended without saying why."""
+        super().__init__(reason)
+        self.is_crash = is_crash
+
 
 class Instance(Protocol):
     """One model's running server."""
 
     @abstractmethod
     async def until_ready(self, tell: Callable[[str, float], None]) -> None:
-        """Waits until the model is loaded; calls `tell` with the loading stage and its fraction, 0 to 1. Raises
+        """Waits until the model is loaded. Calls `tell` with the loading stage and the stage's fraction, 0 to 1. Raises
         LoadFailed."""
 
     @abstractmethod
@@ -41,7 +46,7 @@ class Instance(Protocol):
 class Needs:
     memory: Memory
     max_model_len: int | None = None  # tokens of a request
-    overrides: dict[str, Any] = field(default_factory=dict)  # options that keep it within that memory
+    overrides: dict[str, Any] = field(default_factory=dict)  # options that keep the model within that memory
     facts: dict[str, str] = field(default_factory=dict)  # architecture, size, quantization
     gpu_there: int = 0  # bytes of GPU memory that the models may share
 
@@ -55,7 +60,7 @@ class Surroundings(Protocol):
 
     @abstractmethod
     def signature(self, model: PooledModel) -> Any:
-        """Changes when the model's file does; None where there is no file."""
+        """Returns a value that changes when the model's file changes; None without a file."""
 
     @abstractmethod
     def start(self, model: PooledModel) -> Instance:
@@ -71,20 +76,22 @@ class PooledModel(ScheduledModel):
     signature: Any = None  # of the file whose needs are known
     failure: str = ""  # why the last load, or reading the file, failed
     failures: int = 0  # in a row
-    is_too_large: bool = False  # for the memory of all models together
-    is_removed: bool = False  # requests can name it no longer
+    crashes: int = 0  # in a row: servers that ended by themselves during their load or soon after it
+    is_too_large: bool = False  # the model needs more than the memory of all models together
+    is_removed: bool = False  # requests can no longer name the model
     instance: Instance | None = None
-    stage: str = ""  # of its load
+    stage: str = ""  # of the model's load
     fraction: float = 0.0
     loaded_at: float = 0.0  # when the last load began or ended
     tickets: deque[Ticket] = field(default_factory=deque)
     line_tickets: deque[Ticket] = field(default_factory=deque)  # of lines of batches
-    # Set while lines must leave its server: it is about to end.
+    # Set while lines must leave the model's server, because it is about to end.
     sends_lines_back: asyncio.Event = field(default_factory=asyncio.Event)
     num_loads: int = 0
     num_failures: int = 0
-    num_evictions: int = 0  # ends to make room for others
+    num_evictions: int = 0  # times that it was unloaded to make room for others
     num_losses: int = 0  # times that its server ended by itself
+    num_sent_again: int = 0  # requests of lost servers, without output, that its next server got
     load_seconds: float = 0.0  # of all loads that worked
     last_load_seconds: float = 0.0
     wait_seconds: float = 0.0  # of all requests that waited for a load
@@ -103,12 +110,13 @@ class PooledModel(ScheduledModel):
 
     @property
     def answers_questions(self) -> bool:
-        """True while its server answers: also one that takes no new requests, as clients ask about running ones."""
+        """True while the model's server answers questions. This includes a server that takes no new requests, because
+        clients ask about running requests."""
         return self.state in (State.LOADED, State.CLOSING) and self.instance is not None
 
     @property
     def progress_text(self) -> str:
-        """Returns what a request for this model waits for, in words."""
+        """Returns a text that says what a request for this model waits for."""
         match self.state:
             case State.LOADING:
                 return f"loading: {self.stage or 'starting'} {self.fraction:.0%}"
@@ -130,7 +138,8 @@ class PooledModel(ScheduledModel):
                     ticket.future.set_exception(error)
 
     def cannot_be_loaded(self, now: float) -> ApiError:
-        """Returns the error that says why: 400 if the model can never be loaded, 503 if it may be later."""
+        """Returns the error for requests while the model cannot be loaded: 400 if it can never be loaded, 503 if it may
+        be loaded later."""
         message = f"the model {self.name!r} cannot be loaded: {self.failure}"
         code = "model_too_large" if self.is_too_large else "model_load_failed"
         return ApiError(

@@ -20,7 +20,8 @@ router = APIRouter(tags=["Status"])
 
 
 class FrontHealth(TypedDict):
-    """`failed`: no model can be loaded. `models`: each model's state, and `failed` for one whose last load failed."""
+    """The answer of /health. status `failed`: no model can be loaded. models: each model's state, or `failed` if the
+    model's last load failed."""
 
     status: Literal["ok", "draining", "failed"]
     models: dict[str, str]
@@ -45,7 +46,7 @@ def pool_of(request: Request) -> ModelPool:
 @router.get("/health", responses={200: {"model": FrontHealth}, 503: {"model": FrontHealth}})
 @router.get("/health/ready", responses={200: {"model": FrontHealth}, 503: {"model": FrontHealth}})
 async def health(request: Request) -> Response:
-    """200 while requests are taken, whichever models are loaded; 503 in a drain, or if no model can be loaded."""
+    """200 while requests are taken, with or without loaded models; 503 in a drain, or if no model can be loaded."""
     body = health_of(pool_of(request))
     if body["status"] == "ok":
         return JsonResponse(body)
@@ -60,7 +61,7 @@ async def live(request: Request) -> Response:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Prometheus text: the front's own metrics; those of a loaded model with ?model=NAME."""
+    """Prometheus text: the front's own metrics; with ?model=NAME, the metrics of a loaded model."""
     if (name := request.query_params.get("model")) is not None:
         return _OfModel(request.app.state.relay, pool_of(request).find(name))
     scrape: SharedScrape[tuple[bytes, str]] = request.app.state.scrape

@@ -1,8 +1,12 @@
-"""Passes a request to its model's server, and the answer back, piece by piece as it comes.
+"""Passes a request to its model's server, and passes the answer back piece by piece.
 
 The front has checked the request (`app.py`) before anything here runs. When a client disconnects, its request ends at
-the model's server too. If that server is lost in the middle of an answer, a stream ends with an error in its API's
-shape; for any other answer the connection is cut, so that no client takes a part for the whole.
+the model's server too.
+
+If that server is lost before the answer's first output, the request waits for the model's next server and is sent to
+that one, as if it had just come: the client has seen nothing of the first attempt, so the second may draw another seed.
+If the server is lost in the middle of an answer, a stream ends with an error in its API's shape. For any other answer
+the connection is cut, so that no client takes the part for the whole answer.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -32,10 +37,11 @@ from moeserve.httpserver.transport.refuse import note_refusal
 from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.sse import ClientGone, send_part, unless_gone
 
-ATTEMPTS: Final = 3  # if the model's server ends before it has taken the request
+# A request is sent to this many servers of its model at most. One that kills them all would never end.
+MOST_SENDINGS: Final = 3
 # A header of answers: how long the request waited for its model.
 LOAD_SECONDS: Final = b"x-moeserve-load-seconds"
-FIRST_LOOK_S: Final = 0.5  # at a response that is made in the background
+FIRST_LOOK_S: Final = 0.5  # before the first look at a response that is made in the background
 MAX_LOOK_S: Final = 8.0  # between two looks at it
 # Headers that belong to one connection, or that the front sets itself.
 _NOT_SENT_ON: Final = frozenset(
@@ -47,12 +53,14 @@ _NOT_SENT_ON: Final = frozenset(
 )
 _NOT_SENT_BACK: Final = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server"))
 _BROWSERS: Final = b"sec-fetch-"
+# What keeps a connection open before the answer's first output: comments of a stream, blanks of JSON.
+_FILLER: Final = re.compile(rb"(?:[ \n]|:[^\n]*\n\n)*")
 
 log = logging.getLogger(__name__)
 
 
-class _NotReached(Exception):
-    """The server ended before it took the request."""
+class _Unanswered(Exception):
+    """The server ended before the client had any output of it."""
 
 
 class Relay:
@@ -61,11 +69,20 @@ class Relay:
         self._apis = apis
 
     async def answer(
-        self, scope: Scope, receive: Receive, send: Send, model: PooledModel, asked: Asked, body: bytes
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        model: PooledModel,
+        asked: Asked,
+        body: bytes,
+        *,
+        is_repeatable: bool = True,
     ) -> None:
-        """Answers a request, and loads its model first if needed. Raises ApiError if that fails before the answer has
-        begun."""
+        """Answers a request, after loading its model if needed. is_repeatable: the request may be sent again if its
+        server is lost. Raises ApiError for a failure before the answer has begun."""
         exchange = _Exchange(self._pool, self._apis, scope, send, model, body)
+        exchange.most_sendings = MOST_SENDINGS if is_repeatable else 1
         if asked.streams_events:
             exchange.early = EarlyEvents(send, lambda: model.progress_text)
         else:
@@ -77,13 +94,13 @@ class Relay:
     async def answer_if_loaded(
         self, scope: Scope, receive: Receive, send: Send, model: PooledModel, body: bytes = b""
     ) -> None:
-        """Answers a question about a model, which does not load it. Raises ApiError."""
+        """Answers a question about a model without loading the model. Raises ApiError."""
         exchange = _Exchange(self._pool, self._apis, scope, send, model, body)
         with contextlib.suppress(ClientGone):
             await unless_gone(receive, exchange.run_if_loaded())
 
     async def has(self, scope: Scope, model: PooledModel) -> bool:
-        """Whether the model's server answers a GET of this path with anything but 404."""
+        """Returns whether the model's server answers a GET of this path with a status other than 404."""
         try:
             async with self._pool.lease_loaded(model) as instance:
                 assert isinstance(instance, ServerInstance)
@@ -100,6 +117,7 @@ class _Exchange:
     """One request and its answer."""
 
     early: EarlyAnswer | None = None
+    most_sendings = 1
 
     def __init__(
         self, pool: ModelPool, apis: ApiTable, scope: Scope, send: Send, model: PooledModel, body: bytes
@@ -111,25 +129,33 @@ class _Exchange:
         self._model = model
         self._body = body
         self._came = time.monotonic()
+        self._has_begun = False  # the answer's head has been passed back
 
     async def run(self) -> None:
         try:
-            for _ in range(ATTEMPTS):
+            for sendings in range(1, self.most_sendings + 1):
                 instance = await self._acquire()
                 try:
                     assert isinstance(instance, ServerInstance)
                     await self._relay(instance)
                     return
-                except _NotReached:
-                    continue
+                except _Unanswered as error:
+                    if sendings == self.most_sendings:
+                        raise self._lost() from error
                 finally:
                     self._pool.release(self._model, instance)
-            raise self._lost()
+                self._model.num_sent_again += 1
+                await self._pool.until_noticed(self._model, instance)
         except ApiError as error:
-            if self.early is None or not self.early.have_begun:
+            if not self._have_begun:
                 raise
             note_refusal(self._scope, error)
+            assert self.early is not None
             await self.early.fail(self._error_body(error))
+
+    @property
+    def _have_begun(self) -> bool:
+        return self._has_begun or (self.early is not None and self.early.have_begun)
 
     async def _acquire(self) -> Instance:
         acquiring = self._pool.acquire(self._model)
@@ -142,13 +168,13 @@ class _Exchange:
             assert isinstance(instance, ServerInstance)
             try:
                 await self._relay(instance)
-            except _NotReached:
+            except _Unanswered:
                 raise self._lost() from None
 
     async def _relay(self, instance: ServerInstance) -> None:
-        """Raises _NotReached; ApiError where the server is lost before its answer has begun."""
+        """Raises _Unanswered."""
         if instance.session.closed:  # the server has ended since the lease began
-            raise _NotReached
+            raise _Unanswered
         request = instance.session.request(
             self._scope["method"],
             _url_of(self._scope),
@@ -159,17 +185,15 @@ class _Exchange:
         waited = time.monotonic() - self._came
         try:
             answer = await request
-        except aiohttp.ClientConnectorError as error:
-            raise _NotReached from error
         except (aiohttp.ClientError, OSError) as error:
-            raise self._lost() from error
+            raise _Unanswered from error
         if (response_id := answer.headers.get(BACKGROUND_HEADER)) is not None:
             self._pool.hold(self._model, instance, self._until_background_ends(instance, response_id))
         async with answer:
             await self._pass_back(answer, waited)
 
     async def _until_background_ends(self, instance: ServerInstance, response_id: str) -> None:
-        """Returns when a response that is made in the background has ended, or its server has."""
+        """Returns when a response that is made in the background has ended, or when its server has ended."""
         headers = [pair for pair in _headers_on(self._scope) if not pair[0].startswith("content-")]
         url = f"http://localhost{RESPONSES}/{response_id}"
         pause = FIRST_LOOK_S
@@ -183,32 +207,44 @@ class _Exchange:
                     return
 
     async def _pass_back(self, answer: aiohttp.ClientResponse, waited: float) -> None:
-        begun = self.early is not None and self.early.have_begun
-        if begun and answer.status != 200:
+        """Raises _Unanswered where the server is lost before the client has any output of it."""
+        if self._have_begun and answer.status != 200:
             await self._pass_back_late(answer)
             return
-        if not begun:
-            headers = [*_headers_back(answer.raw_headers), (LOAD_SECONDS, f"{waited:.3f}".encode())]
-            start = {"type": "http.response.start", "status": answer.status, "headers": headers}
-            await self._send(start)
+        has_output = False
         try:
             async for piece in answer.content.iter_any():
+                await self._begin(answer, waited)
+                has_output = has_output or _FILLER.fullmatch(piece) is None
                 await send_part(self._send, piece, True)
         except (aiohttp.ClientError, OSError) as error:
+            if not has_output:
+                raise _Unanswered from error
             await self._end_cut(answer.content_type, error)
             return
+        await self._begin(answer, waited)
         await send_part(self._send, b"", False)
+
+    async def _begin(self, answer: aiohttp.ClientResponse, waited: float) -> None:
+        if not self._have_begun:
+            self._has_begun = True
+            if self.early is not None:
+                self.early.have_begun = True
+            headers = [*_headers_back(answer.raw_headers), (LOAD_SECONDS, f"{waited:.3f}".encode())]
+            await self._send({"type": "http.response.start", "status": answer.status, "headers": headers})
 
     async def _pass_back_late(self, answer: aiohttp.ClientResponse) -> None:
         """Passes on an error after the status 200 has been sent."""
         assert self.early is not None
         try:
             await self.early.fail(orjson.loads(await answer.read()))
-        except (aiohttp.ClientError, OSError, orjson.JSONDecodeError, AttributeError):
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Unanswered from error
+        except (orjson.JSONDecodeError, AttributeError):
             await self.early.fail(self._error_body(self._lost()))
 
     async def _end_cut(self, content_type: str, error: Exception) -> None:
-        """Ends an answer whose server was lost in its middle."""
+        """Ends an answer whose server was lost in the middle of the answer."""
         log.warning("an answer of %s was cut: %s", self._model.name, error)
         body = self._error_body(self._lost())
         if content_type == "text/event-stream":

@@ -1,4 +1,4 @@
-"""Which model a request is for, and in which form it wants its answer: read without parsing the whole body.
+"""Reads the model that a request is for, and the form of its answer, without parsing the whole body.
 
 The model's own server reads the body again, with all its checks."""
 
@@ -24,17 +24,17 @@ FOREVER: Final = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    model: str | None = None  # None: the first of the server's
+    model: str | None = None  # None: the server's first model
     streams_events: bool = False  # the answer is a stream of server-sent events
     streams_lines: bool = False  # the answer is a stream of lines of JSON
     keep_alive: float | None = None  # Ollama's keep_alive in seconds; inf: for ever
     only_loads: bool = (
-        False  # Ollama's: no prompt, so that the model is loaded, or with keep_alive 0 unloaded
+        False  # Ollama's request without a prompt: it loads the model or, with keep_alive 0, unloads it
     )
 
 
 class _Body(msgspec.Struct, gc=False):
-    """The fields that matter here. Others are skipped."""
+    """The fields that the front needs. Others are skipped."""
 
     model: str | None = None
     name: msgspec.Raw = msgspec.Raw()  # the field's old name in Ollama's API
@@ -48,8 +48,8 @@ _DECODER: Final = msgspec.json.Decoder(_Body)
 
 
 def asked_in(path: str, query: bytes, body: bytes) -> Asked:
-    """Returns what the request asks for. An empty body names no model; the query may. Raises ApiError 400 for a body
-    that is no JSON object."""
+    """Returns the requested model and the form of the answer. An empty body names no model, but the query may. Raises
+    ApiError 400 for a body that is not a JSON object."""
     if not body.strip():
         return Asked(_in_query(query))
     try:
@@ -73,7 +73,7 @@ def asked_in(path: str, query: bytes, body: bytes) -> Asked:
 
 
 def _in_query(query: bytes) -> str | None:
-    """The model that the query names, as llama-server's clients do."""
+    """Returns the model that the query names; llama-server's clients name it there."""
     return dict(parse_qsl(query.decode("latin-1"), max_num_fields=64)).get("model")
 
 

@@ -1,4 +1,4 @@
-"""Which models are loaded next, and which make room for them. Pure: time and memory are arguments.
+"""Decides which models are loaded next, and which make room for them. Pure: time and memory are arguments.
 
 Models wait in the order of their oldest requests, and a model overtakes another only if that does not delay the other.
 Idle models make room first, the longest idle one first, even if it is still loading; then models whose turn is over. A
@@ -6,12 +6,12 @@ loaded model's turn lasts at least MIN_TURN_S, and at least as long as its load 
 of the time. A model that must make room after its turn finishes its running answers; its new requests wait behind the
 other models' requests.
 
-Lines of batches come behind all requests. While a request waits, no model is loaded for them; else one is loaded where
-memory is free, or in the place of models without requests for LINES_PATIENCE_S. Models that lines use stay for
-LINES_TURN_S, so that batches for several models take turns.
+Lines of batches come after all requests. While a request waits, no model is loaded for lines. Otherwise a model is
+loaded for lines if memory is free, or in the place of models that have had no request for LINES_PATIENCE_S. Models that
+lines use stay loaded for LINES_TURN_S, so that batches for several models take turns.
 
-This bounds the wait: before a waiting model is loaded, each other model is loaded at most once, and a model that was
-loaded when the wait began is not loaded again.
+These rules bound the wait: before a waiting model is loaded, each other model is loaded at most once, and a model that
+was loaded when the wait began is not loaded again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIN_TURN_S: Final = 5.0
 # Seconds that an idle model stays loaded within its turn: a client that sends one request after another would otherwise
 # cause a load for each.
 GRACE_S: Final = 1.0
-LINES_PATIENCE_S: Final = 30.0  # seconds that a model has had no request before it makes room for lines
+LINES_PATIENCE_S: Final = 30.0  # seconds without a request after which a model makes room for lines
 LINES_TURN_S: Final = 120.0  # seconds that a model with lines stays loaded while lines wait for another
 
 
@@ -56,12 +56,13 @@ class ScheduledModel:
     idle_since: float = 0.0  # the end of its last request, or of its load
     turn_ends: float = 0.0
     idle_limit: float | None = None  # seconds without a request after which it is unloaded; None: never
-    retry_at: float = 0.0  # after a failed load
+    retry_at: float = 0.0  # earliest time of the next load after a failed one
     is_unload_wanted: bool = False  # a request has asked for it
     num_lines: int = 0  # lines of batches at its server
     lines_since: float | None = None  # when the oldest line that waits for the model came
     lines_ended: float = 0.0  # the end of its last line
-    makes_room: bool = False  # CLOSING to make room for others, not because it was idle or asked to
+    # It is CLOSING to make room for others, not because it was idle or because of a request.
+    makes_room: bool = False
 
     @property
     def is_idle(self) -> bool:
@@ -81,14 +82,14 @@ class Moves:
     unload: list[ScheduledModel] = field(default_factory=list)  # idle for too long, or asked for
     # CLOSING models whose memory is no longer wanted.
     reopen: list[ScheduledModel] = field(default_factory=list)
-    wake_at: float | None = None  # when to decide again, if nothing happens before
+    wake_at: float | None = None  # when to decide again if nothing changes before
 
     def __bool__(self) -> bool:
         return bool(self.load or self.close or self.unload or self.reopen)
 
 
 def decide(models: Sequence[ScheduledModel], budget: Memory, now: float) -> Moves:
-    """Returns what to do now. `budget` bounds the needs of all models that hold memory."""
+    """Returns the moves to make now. `budget` bounds the needs of all models that hold memory."""
     moves = Moves()
     times: list[float] = []
     for model in models:
@@ -127,9 +128,10 @@ def _load(
     now: float,
     times: list[float],
 ) -> None:
-    """Adds the loads of models that wait, in their order, and the models that make room. room: what is free now, and
-    once the models that are about to end have ended. Adds the ends of turns to `times`."""
-    # promised: without the needs of models that have waited longer.
+    """Adds to `moves` the loads of waiting models, in their order, and the models that make room. room: the memory that
+    is free now, and the memory that is free when the models that are about to end have ended. Adds the ends of turns to
+    `times`."""
+    # promised: the free memory minus the needs of models that have waited longer.
     free, promised = room
     for model in waiting:
         assert model.need is not None
@@ -140,15 +142,15 @@ def _load(
             taken = [*moves.close, *moves.unload]
             victims = _victims(models, model.need.minus(promised), stays_until, now, taken, times)
             if victims is None:
-                break  # the others wait behind it
+                break  # the models after it wait
             moves.close += victims
             promised = promised.plus(_sum(victims))
         promised = promised.minus(model.need)
 
 
 def _is_due(model: ScheduledModel, now: float, times: list[float]) -> bool:
-    """Returns whether the model is to be unloaded now: idle for too long, or asked for. Else adds the time at which it
-    will be to `times`."""
+    """Returns whether the model is to be unloaded now, because it has been idle for too long or a request has asked for
+    it. Otherwise adds the time at which it will be idle for too long to `times`."""
     if model.is_unload_wanted:
         return True
     if not model.is_idle or model.has_lines or model.is_pinned or model.idle_limit is None:
@@ -167,8 +169,8 @@ def _victims(
     taken: Collection[ScheduledModel],
     times: list[float],
 ) -> list[ScheduledModel] | None:
-    """Returns the models to unload so that `lacking` bytes become free, or None while too few can be. stays_until: the
-    time from which a model may be unloaded. Adds the end of the next turn to `times`."""
+    """Returns the models to unload so that `lacking` bytes become free; None if too few models may be unloaded now.
+    stays_until: returns the time from which a model may be unloaded. Adds the end of the next turn to `times`."""
     candidates = [
         m
         for m in models
@@ -188,7 +190,8 @@ def _victims(
         chosen.append(model)
     if not lacking.fits(_sum(chosen)):
         return None
-    for model in reversed(chosen[:-1]):  # the last chosen one is needed; smaller ones before it may not be
+    # The last chosen model is needed; smaller models before it may not be.
+    for model in reversed(chosen[:-1]):
         others = [other for other in chosen if other is not model]
         if lacking.fits(_sum(others)):
             chosen = others
@@ -197,7 +200,7 @@ def _victims(
 
 def _stays_until(model: ScheduledModel) -> float:
     """Returns the time from which the model may be unloaded for others."""
-    if model.state is State.LOADING:  # it is idle: its clients have disconnected
+    if model.state is State.LOADING:  # an idle model that is loading: its clients have disconnected
         return 0.0
     return min(model.turn_ends, model.idle_since + GRACE_S) if model.is_idle else model.turn_ends
 

@@ -1,4 +1,4 @@
-"""The front process: it listens at once, loads models when requests need them, and drains before it ends."""
+"""The front process. It listens at once, loads models when requests need them, and drains before it ends."""
 
 from __future__ import annotations
 
@@ -38,9 +38,10 @@ from moeserve.processes.listeners import Listeners, open_listeners, url_of
 from moeserve.processes.resident_memory import COMMON_BYTES, LIBRARIES_BYTES
 from moeserve.processes.silence import beat_interval
 
-SPARE_SHARE: Final = 0.05  # of the free memory: kept back from models by default
+SPARE_SHARE: Final = 0.05  # share of the free memory that models do not get by default
 DEFAULT_LOAD_TIMEOUT_S: Final = 300.0
-# For clients that have just connected to send their first bytes, before a server that leaves closes idle connections.
+# Seconds that a leaving server waits before it closes idle connections, so that clients that have just connected can
+# send their first bytes.
 FIRST_BYTES_S: Final = 1.0
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ async def serve(process: Process) -> None:
         log.warning(
             "whoever reaches %s may use this server: there is no --api-key and no --api-key-file", config.host
         )
-    reader = NeedsReader(0)  # how much there is is known when the server before has ended
+    reader = NeedsReader(0)  # 0 until the earlier server has ended and the free memory is known
     pool = ModelPool(
         front.models,
         Processes(process.paths, reader),
@@ -73,10 +74,10 @@ async def serve(process: Process) -> None:
 
 
 def _ram_budget(config: ServerConfig) -> int:
-    """Returns the bytes of RAM that all loaded models together may use, without what they share."""
+    """Returns the bytes of RAM that all loaded models together may use, not counting memory that they share."""
     if config.models_memory is not None:
         return max(0, int(config.models_memory * GIB) - COMMON_BYTES)
-    # The front has its memory already.
+    # The front's own memory is not free any more, so it is not subtracted.
     return max(0, int(available_bytes() * (1 - SPARE_SHARE)) - LIBRARIES_BYTES)
 
 
@@ -179,7 +180,7 @@ class Server(uvicorn.Server):
         yield
 
     def _stop(self) -> None:
-        """Handles SIGTERM, which may come twice, and behind SIGUSR1."""
+        """Handles SIGTERM, which may come twice, and after SIGUSR1."""
         if not self._is_stopping:
             self._is_stopping = True
             self._leaving = asyncio.create_task(self._drain())
@@ -190,12 +191,12 @@ class Server(uvicorn.Server):
             self._leaving = asyncio.create_task(self._hand_over())
 
     def _stop_batches(self) -> None:
-        """Stops working on batches, without waiting for their open lines: the next server answers them."""
+        """Stops working on batches, without waiting for their open lines: the next server answers these lines."""
         if self._batches is not None:
             self._batches.cancel()
 
     def _batches_ended(self, task: asyncio.Task[None]) -> None:
-        """Ends the server if its batches have failed: `run` raises the error."""
+        """Ends the server if its batches have failed; `run` raises the error."""
         if not task.cancelled() and task.exception() is not None:
             self.should_exit = self.force_exit = True
 

@@ -2,9 +2,9 @@
 
     server.py, app.py    the process, and the application with its table of APIs
     openai/ responses/ anthropic/ lightllm/ llama_server/ ollama/ native/
-                         one folder an API: routes, bodies, answers, error shape; `__init__.py` exports its `Api`
+                         one folder per API: routes, bodies, answers, error shape; `__init__.py` exports its `Api`
     web/                 the web pages
-    generation/          what the APIs share: GenerationSpec, its way to the engine, and the way of answers back
+    generation/          what the APIs share: requests on their way to the engine, and answers on their way back
     observability/       metrics, the access log, spans
     transport/           HTTP itself: middleware, errors, bodies, server-sent events, connections
 

@@ -124,8 +124,8 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     app.state.pulls = Pulls(service.config.pull == "allow", DownloadedBeside(service))
     app.state.batches = batch_store(service)
     answer_errors(app)
-    # With pictures the bound on bodies does not depend on the context: a picture's size in bytes says nothing of its
-    # tokens.
+    # With pictures the bound on bodies does not depend on the context, because a picture's size in bytes does not
+    # determine its number of tokens.
     sees = service.config.mmproj is not None
     defend(
         app,
@@ -141,7 +141,7 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
 def defend(
     app: FastAPI, apis: ApiTable, config: ServerConfig, keys: ApiKeys, *, context: Callable[[], int | None]
 ) -> None:
-    """Adds the middleware that bounds and refuses requests before they reach a route. context: as in `BodyLimit`. The
+    """Adds the middleware that bounds and refuses requests before they reach a route. context: see `BodyLimit`. The
     middleware added last runs first."""
     app.add_middleware(HeadAsGet)
     app.add_middleware(BodyLimit, apis=apis, context=context)
@@ -216,8 +216,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 def _explanation(request: Request) -> str:
-    """Returns why there is no such path, or the path that the client probably meant (its base URL lacks /v1, has it
-    twice or has a slash too many); else ""."""
+    """Returns the reason why an API's path is not served, or the path that the client probably meant (its base URL
+    lacks /v1, has /v1 twice or has a slash too many). Returns "" for any other path."""
     given = request.url.path
     if reason := why_absent(given):
         return f": {reason}"

@@ -208,15 +208,15 @@ class Server(uvicorn.Server):
             await asyncio.wait([self._probing])
 
     async def _load(self, process: Process, url: str) -> None:
-        """Builds the tokenizer, then reports ready. /health answers from the start; it says "loading" until the engine
-        is ready too."""
+        """Builds the tokenizer, then reports ready. /health answers from the start: it says "loading" until both the
+        tokenizer and the engine are ready."""
         self.service.text, self.service.sampling_defaults = await asyncio.to_thread(load_text, process.config)
         self.service.engine.state.text_ready = True
         await self.listening.wait()
         process.ready(url=url)
 
     def _stop(self) -> None:
-        """Handles SIGTERM, which may come twice: from the launcher, and with a signal to the whole group."""
+        """Handles SIGTERM, which may come twice: from the launcher, and as a signal to the whole process group."""
         state = self.service.engine.state
         if not state.leaving:
             state.leaving = True

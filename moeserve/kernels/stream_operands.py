@@ -72,11 +72,16 @@ class KvLayer:
     block: int = field(default=1, kw_only=True)
 
     @property
+    def num_slots(self) -> int:
+        """Rows of KV slots."""
+        return len(self.keys) if self.rings is None else self.rings.first
+
+    @property
     def tensors(self) -> list[torch.Tensor]:
         """The rows of KV slots, of the tensors with their own memory; latent attention's values have none."""
         is_view = self.keys.numel() > 0 and self.values.data_ptr() == self.keys.data_ptr()
         values = None if is_view else self.values
-        keys = self.keys if self.rings is None else self.keys[: self.rings.first]
+        keys = self.keys[: self.num_slots]
         every = (keys, self.key_scales, values, self.value_scales, self.index_keys)
         return [tensor for tensor in every if tensor is not None]
 

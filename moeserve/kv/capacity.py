@@ -48,6 +48,11 @@ class KvCapacity:
         """KV slots of all kinds together, of which num_slots are held at once."""
         return num_slot_numbers(self.kinds, self.num_slots)
 
+    @property
+    def num_whole_slots(self) -> int:
+        """The first KV slots, which have room in every layer that keeps something in slots."""
+        return self.kinds[0].num_slots if self.kinds else self.num_slots
+
     def kv_bytes(self, layout: KvLayout) -> int:
         """Returns the bytes of all KV pools."""
         if self.kinds:

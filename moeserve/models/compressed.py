@@ -139,6 +139,11 @@ class CompressedAttentionShape:
         return self.output_groups * self.output_rank
 
     @property
+    def output_part(self) -> str:
+        """Name of the last product's matrix."""
+        return n.ATTN_OUTPUT_B
+
+    @property
     def kv_widths(self) -> tuple[int, ...]:
         """Widths of the vectors that a token stores in the KV cache: the entry of a block that ends with it."""
         return () if self.compressor is None else (self.head_dim,)

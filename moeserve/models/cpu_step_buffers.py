@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from moeserve.models.buffers import INT8_GROUP, Buffer
 from moeserve.models.column_orders import ColumnOrders
 from moeserve.models.compressed import CompressedAttentionShape, widest_products
 from moeserve.models.indexer import BlockIndexerShape, IndexerShape
@@ -11,7 +12,6 @@ from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import Recurrence
 from moeserve.models.residual import NgramShape, ResidualStreams, SinkhornConnections
 from moeserve.models.short_conv import ShortConvShape
-from moeserve.models.step_buffers import INT8_GROUP, Buffer
 
 CPU_LOGIT_ROWS = 64  # rows of logits per head call on the CPU: 39 MB with a vocabulary of 151,936
 INDEX_SCORES = 1 << 22  # scores of index keys that are held at once (kernels/csrc/ops/key_choice.h)
@@ -146,6 +146,7 @@ def _cpu_latent_buffers(shape: LatentAttentionShape, rows: int) -> list[Buffer]:
         Buffer("q_a", (rows, shape.q_rank)),
         Buffer("latent_q", (rows, shape.q_rows)),
         Buffer("latent", (rows, shape.head_dim)),
+        Buffer("latent_gate", (rows, shape.gate_width)),
         Buffer("queries", (rows, shape.q_width)),
         *(buffer for pair in pairs for buffer in pair),
     ]

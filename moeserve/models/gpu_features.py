@@ -8,22 +8,16 @@ from typing import Final
 
 from moeserve.errors import ConfigError
 from moeserve.models.attention import AttentionShape
-from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.errors import ModelError
 from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.latent import LatentAttentionShape
-from moeserve.models.recurrence import GatedDeltaNetShape
-from moeserve.models.residual import SinkhornConnections
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
 # Feature name → test whether a layer has it.
 _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
     "layers that attend to an earlier one's keys": lambda layer: _has(layer, lambda a: a.kv_from is not None),
-    "decays with a lower bound": lambda layer: (
-        isinstance(layer.mixer, GatedDeltaNetShape) and layer.mixer.heads.decay_bound < 0
-    ),
     "latent attention without rotated numbers": lambda layer: (
         isinstance(layer.mixer, LatentAttentionShape) and layer.mixer.rotary_dim == 0
     ),
@@ -32,8 +26,6 @@ _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
         and isinstance(layer.attention.indexer, IndexerShape)
         and layer.attention.indexer.is_pooled
     ),
-    "compressed attention": lambda layer: isinstance(layer.mixer, CompressedAttentionShape),
-    "experts chosen by token": lambda layer: layer.moe is not None and layer.moe.by_token,
     "latent experts": lambda layer: layer.moe is not None and layer.moe.latent > 0,
     "weights of several experts' input": lambda layer: (
         layer.moe is not None and layer.moe.weighs_input and layer.moe.top_k > 1
@@ -87,7 +79,6 @@ def cpu_only_features(shape: ModelShape) -> list[str]:
     found = [what for what, has in _CPU_ONLY.items() if any(map(has, shape.layers))]
     of_model = {
         "layers with inputs of their own": shape.layer_input_width > 0,
-        "a residual of streams that are mixed": isinstance(shape.streams, SinkhornConnections),
         "LayerNorm in layers that are not parallel": shape.centers_norms
         and not all(layer.is_parallel for layer in shape.layers),
     }

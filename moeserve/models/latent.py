@@ -50,6 +50,9 @@ class LatentAttentionShape(ChoosesKeys):
     output_bias: bool = False
     has_positions: bool = True  # False: no positional encoding
     indexer: IndexerShape | None = None  # chooses the keys that queries attend to; None: they attend to all
+    has_head_gate: bool = (
+        False  # each head's output is multiplied by the sigmoid of a product of the layer's input
+    )
 
     @property
     def num_kv_heads(self) -> int:
@@ -69,6 +72,11 @@ class LatentAttentionShape(ChoosesKeys):
             self.rotary_dim,
             has_positions=self.has_positions,
         )
+
+    @property
+    def gate_width(self) -> int:
+        """Gates per token."""
+        return self.num_heads if self.has_head_gate else 0
 
     @property
     def q_width(self) -> int:
@@ -107,14 +115,16 @@ class LatentAttentionShape(ChoosesKeys):
 
     @property
     def input_parts(self) -> tuple[tuple[str, int], ...]:
-        """Names and rows of the matrices over the layer's input: q or compressed q, then the latent's."""
+        """Names and rows of the matrices over the layer's input: q or compressed q, the latent's, then the gates'."""
         q = (n.ATTN_Q_A, self.q_rank) if self.q_rank else (n.ATTN_Q, self.q_rows)
-        return q, (n.ATTN_KV_A_MQA, self.head_dim)
+        gate = ((n.ATTN_GATE, self.gate_width),) if self.has_head_gate else ()
+        return q, (n.ATTN_KV_A_MQA, self.head_dim), *gate
 
     @property
     def biased_parts(self) -> tuple[str, ...]:
-        """The `input_parts` with biases; q's own matrix never has one."""
-        return tuple(part for part, _ in self.input_parts if part != n.ATTN_Q) if self.input_bias else ()
+        """The `input_parts` with biases; q's own matrix and the gates' never have one."""
+        unbiased = (n.ATTN_Q, n.ATTN_GATE)
+        return tuple(part for part, _ in self.input_parts if part not in unbiased) if self.input_bias else ()
 
     @property
     def input_width(self) -> int:

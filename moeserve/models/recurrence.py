@@ -20,15 +20,17 @@ class GatedDeltaNetShape:
     # Kimi Delta Attention: rank of the two-step products for decays and output gates. 0: both come from the layer's
     # input.
     gate_rank: int = 0
+    has_positive_rate: bool = False  # in the file, `ssm_a` is exp(A_log); else -exp(A_log)
 
     @property
     def input_parts(self) -> tuple[tuple[str, int], ...]:
         """Names and rows of the matrices over the layer's input: qkv, z, then b and a. For Kimi: q, k, v, b, then
-        the first steps of a and z."""
+        a and z, or the first steps of these."""
         h = self.heads
         if h.is_kimi:
             qkv = ((n.ATTN_Q, h.key_width), (n.ATTN_K, h.key_width), (n.ATTN_V, h.value_width))
-            return *qkv, (n.SSM_BETA, h.value_heads), (n.SSM_F_A, self.gate_rank), (n.SSM_G_A, self.gate_rank)
+            a, z = self.gate_rank or h.decays, self.gate_rank or h.value_width
+            return *qkv, (n.SSM_BETA, h.value_heads), (n.SSM_F_A, a), (n.SSM_G_A, z)
         parts = ((n.ATTN_QKV, h.channels), (n.ATTN_GATE, h.value_width))
         if self.merged_gates:
             return *parts, (n.SSM_BA, 2 * h.value_heads)
@@ -54,7 +56,8 @@ class GatedDeltaNetShape:
         """The sizes that determine the matrices' dimensions, by metadata name."""
         h = self.heads
         if h.is_kimi:
-            return {"kda.head_dim": h.key_dim, "columns of ssm_f_b.weight": self.gate_rank}
+            of_rank = {"columns of ssm_f_b.weight": self.gate_rank} if self.gate_rank else {}
+            return {"kda.head_dim": h.key_dim} | of_rank
         return {"ssm.state_size": h.key_dim, "ssm.inner_size / ssm.time_step_rank": h.value_dim}
 
     @property

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from moeserve.models.afmoe.family import FAMILY as AFMOE
+from moeserve.models.bailingmoe3.family import FAMILY as BAILINGMOE3
 from moeserve.models.cohere2moe.family import FAMILY as COHERE2_MOE
 from moeserve.models.column_orders import column_orders
 from moeserve.models.deepseek2.family import FAMILY as DEEPSEEK2
@@ -100,6 +101,7 @@ _families: dict[str, ModelFamily] = {
         COHERE2_MOE,
         GLM5_NEXT,
         GLM5_NEXT_EARLIER,
+        BAILINGMOE3,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

@@ -7,29 +7,29 @@ where it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from math import prod
-from typing import Literal
+from dataclasses import replace
 
 from moeserve.kernels.choice_rule import stride_of_choice
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK
 from moeserve.kernels.linear.integer_pieces import has_whole_super_blocks, partial_numbers
 from moeserve.models.attention import AttentionShape
+from moeserve.models.buffers import BYTES, Buffer, GpuFloat, activation_buffers, arena_bytes
 from moeserve.models.column_orders import ColumnOrders
+from moeserve.models.compressed_buffers import (
+    compressed_buffers,
+    compressed_input_width,
+    compressed_numbers,
+)
 from moeserve.models.head_shortlist import most_panels
 from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
-from moeserve.models.residual import HyperConnections, NgramShape
-
-BYTES: dict[str, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int8": 1, "uint8": 1}
-GpuFloat = Literal["float32", "float16", "bfloat16"]
+from moeserve.models.residual import HyperConnections
+from moeserve.models.residual_buffers import ngram_buffers, stream_buffers
 
 GPU_LOGIT_ROWS = 256  # rows of logits per head call on a GPU: 156 MB with a vocabulary of 151,936
-ALIGNMENT = 256  # bytes; every buffer in a GPU's arena begins at a multiple
 
 # In GPU steps of up to this number of rows, products take int8 activations (kernels/linear), and each route
 # computes its expert separately (kernels/experts). For 16 rows the other kernels are 1.05 to 1.4 times as fast, for
@@ -62,23 +62,11 @@ GPU_INDEX_SCORES = 1 << 25
 LEAST_SCORED_ROWS = 16
 # And attention's matrices (whole steps of 128 rows 1.014 times as fast, of 256 within 0.4%).
 DENSE_INTEGER_ROWS = range(9, 129)
-INT8_GROUP = 32  # columns that share a scale of int8 activations
 
 
 def unpacks_experts(rows: int, top_k: int, experts: int) -> bool:
     """Returns whether a step of `rows` rows unpacks experts."""
     return rows > UNPACK_ROWS and rows * top_k >= UNPACK_ROUTES * experts
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    name: str
-    shape: tuple[int, ...]
-    dtype: str = "float32"
-
-    @property
-    def nbytes(self) -> int:
-        return prod(self.shape) * BYTES[self.dtype]
 
 
 def gpu_state_drafts(model: ModelShape, max_num_seqs: int, drafts: int) -> int:
@@ -124,7 +112,7 @@ def chain_numbers(rows: int, depths: int, panels: int) -> int:
 
 def _activation_bytes(rows: int, cols: int, floats: GpuFloat) -> int:
     small = rows <= SMALL_BATCH_ROWS
-    acts = _activations("", rows, cols, "float32" if small else floats, quantised=small)
+    acts = activation_buffers("", rows, cols, "float32" if small else floats, quantised=small)
     return sum(buffer.nbytes for buffer in acts)
 
 
@@ -162,21 +150,22 @@ def gpu_step_buffers(
     of_attention = (
         model.q_rows + gates + model.kv_width + model.value_width if latent is None else latent.input_width
     )
-    projected = max(of_attention, 0 if recurrence is None else recurrence.input_width)
+    compressed = compressed_input_width(model)
+    projected = compressed or max(of_attention, 0 if recurrence is None else recurrence.input_width)
     buffers = [
         Buffer("x", (rows, model.residual_width)),  # the residual
-        *_activations("y", rows, hidden, acts, quantised=small),  # norm of x
-        # q, k and v, or a recurrent layer's input products.
-        Buffer("projected", (rows * projected,), wide),
+        *activation_buffers("y", rows, hidden, acts, quantised=small),  # norm of x
+        # q, k and v, or a recurrent layer's input products; compressed attention's gates are exponents.
+        Buffer("projected", (rows * projected,), "float32" if compressed else wide),
         Buffer("q", (rows, model.q_width if latent is None else latent.latent_width), "float16"),
-        *_activations("attended", rows, model.mixed_width, acts, quantised=small),
+        *activation_buffers("attended", rows, model.mixed_width, acts, quantised=small),
         Buffer("output", (rows, 1, hidden), wide),  # output of the mixer
         Buffer("router_logits", (rows, model.num_experts)),
         Buffer("expert_ids", (rows, routes), "int32"),
         Buffer("local_expert_ids", (rows, routes), "int32"),  # index among the experts on this GPU
         Buffer("streamed_expert_ids", (rows, routes), "int32"),  # index among the streamed experts
         Buffer("route_weights", (rows, routes)),
-        *_activations("h", rows * top_k, model.expert_width, acts, quantised=small),
+        *activation_buffers("h", rows * top_k, model.expert_width, acts, quantised=small),
         # Outputs of the experts on this GPU: with few rows one sum per token, with many rows one part per route.
         Buffer("parts", (rows, 1 if small else routes, hidden), wide),
         Buffer("pool_sum", (rows, hidden)),  # sum of the RAM experts' outputs
@@ -192,7 +181,7 @@ def gpu_step_buffers(
         buffers.append(Buffer("integer_partials", (partial_numbers(rows),)))
     weighs_input = any(layer.moe is not None and layer.moe.weighs_input for layer in model.layers)
     if model.is_sandwiched or weighs_input:
-        buffers += _activations("experts_input", rows, hidden, acts, quantised=small)
+        buffers += activation_buffers("experts_input", rows, hidden, acts, quantised=small)
     if weighs_input:
         # The routes' weights; the routes then have weight 1.
         buffers.append(Buffer("input_weights", (rows, 1)))
@@ -205,7 +194,7 @@ def gpu_step_buffers(
     elif isinstance(recurrence, GatedDeltaNetShape):
         buffers += _delta_net_buffers(recurrence, rows, wide)
         if recurrence.gate_rank:
-            buffers += _activations("delta_low_rank", rows, recurrence.gate_rank, acts, quantised=small)
+            buffers += activation_buffers("delta_low_rank", rows, recurrence.gate_rank, acts, quantised=small)
     if rows > UNPACK_ROWS:
         room = rows * UNPACK_BYTES_OF_ROW // BYTES[floats]
         buffers.append(Buffer("unpacked", (_unpacked_numbers(model, projected, room),), floats))
@@ -214,18 +203,25 @@ def gpu_step_buffers(
     if latent is not None:
         buffers += _latent_buffers(latent, rows, wide, floats)
         if latent.q_rank:
-            buffers += _activations("q_a", rows, latent.q_rank, acts, quantised=small)
+            buffers += activation_buffers("q_a", rows, latent.q_rank, acts, quantised=small)
     if model.indexer is not None:
         buffers += _indexer_buffers(model.indexer, rows, length or model.context_length, wide)
+    buffers += compressed_buffers(
+        *(model, rows, length or model.context_length, acts, wide, floats),
+        quantised=small,
+        most_scores=GPU_INDEX_SCORES,
+    )
     if small and rows > 1 and model.dense_width:
         # Gate and up as one product, for several rows of a layer without experts.
         buffers.append(Buffer("dense_products", (rows, 2 * model.dense_width)))
-    if isinstance(model.streams, HyperConnections):
-        buffers += _stream_buffers(model.streams, hidden, rows, acts, wide)
+    if model.streams is not None:
+        buffers += stream_buffers(model.streams, hidden, rows, acts, wide, quantised=small)
     if model.ngrams is not None:
-        buffers += _ngram_buffers(model.ngrams, model.residual_width, hidden, rows, acts, wide)
+        buffers += ngram_buffers(
+            model.ngrams, model.residual_width, hidden, rows, acts, wide, quantised=small
+        )
     if model.unrouted_width:
-        buffers += _activations("unrouted_h", rows, model.unrouted_width, acts, quantised=small)
+        buffers += activation_buffers("unrouted_h", rows, model.unrouted_width, acts, quantised=small)
     if model.orders is not None:
         buffers += _gathered_buffers(model.orders, rows, top_k, acts, quantised=small)
     if model.deep_layers:
@@ -249,7 +245,9 @@ def _delta_net_buffers(delta_net: GatedDeltaNetShape, rows: int, wide: GpuFloat)
     heads = delta_net.heads
     mixed = Buffer("delta_mixed", (rows, heads.channels), wide)  # q, k and v after the convolution
     if heads.is_kimi:
-        widths = {"delta_qkv": heads.channels, "delta_a": heads.decays, "delta_z": heads.value_width}
+        widths = {"delta_qkv": heads.channels}
+        if delta_net.gate_rank:
+            widths |= {"delta_a": heads.decays, "delta_z": heads.value_width}
         return [mixed, *(Buffer(name, (rows, width), wide) for name, width in widths.items())]
     if rows <= SMALL_BATCH_ROWS:
         return [mixed]
@@ -285,42 +283,19 @@ def _indexer_buffers(
     ]
 
 
-def _stream_buffers(streams: HyperConnections, hidden: int, rows: int, acts: str, wide: str) -> list[Buffer]:
-    """Returns the buffers of one block that reads a residual of several streams."""
-    small, width = rows <= SMALL_BATCH_ROWS, streams.count * hidden
-    return [
-        *_activations("stream_normed", rows, width, acts, quantised=small),
-        Buffer("stream_inverse", (rows, streams.count)),
-        Buffer("stream_products", (rows * (streams.low_rank + streams.count),)),
-        *_activations("stream_low_rank", rows, streams.low_rank, acts, quantised=small),
-        Buffer("stream_gate", (rows, width), wide),
-    ]
-
-
 def head_stream_buffers(model: ModelShape, rows: int, floats: GpuFloat) -> tuple[Buffer, ...]:
     """Returns the buffers through which a head of up to `rows` rows reads a residual of several streams; none if it is
     one vector. Apart from a step's, as a head of few rows takes int8 activations in large steps too."""
-    if not isinstance(model.streams, HyperConnections):
+    if model.streams is None:
         return ()
-    acts = "float32" if rows <= SMALL_BATCH_ROWS else floats
-    return tuple(_stream_buffers(model.streams, model.hidden_size, rows, acts, "float32"))
+    small = rows <= SMALL_BATCH_ROWS
+    acts, streams, hidden = "float32" if small else floats, model.streams, model.hidden_size
+    return tuple(stream_buffers(streams, hidden, rows, acts, "float32", quantised=small))
 
 
 def head_arena_bytes(model: ModelShape, rows: int, floats: GpuFloat) -> int:
     """Returns the bytes of the arena that heads of all sizes up to `rows` rows share."""
     return max(arena_bytes(head_stream_buffers(model, size, floats)) for size in step_sizes(rows))
-
-
-def _ngram_buffers(
-    shape: NgramShape, residual: int, hidden: int, rows: int, acts: str, wide: str
-) -> list[Buffer]:
-    return [
-        Buffer("ngram_rows", (rows, shape.width)),  # the table's rows, from the host
-        *_activations("ngram_input", rows, shape.width, acts, quantised=rows <= SMALL_BATCH_ROWS),
-        Buffer("ngram_products", (rows * (residual + hidden),), wide),  # keys and values
-        Buffer("ngram_factors", (rows, residual // hidden)),
-        Buffer("ngram_inputs", (rows, residual)),  # of the convolution
-    ]
 
 
 def _adapter_buffers(model: ModelShape, rows: int, rank: int, wide: GpuFloat) -> list[Buffer]:
@@ -338,7 +313,7 @@ def _gathered_buffers(
 ) -> list[Buffer]:
     """Returns the buffers for the input of one product, or of all routes' experts, in the order of their columns."""
     numbers = rows * max(orders.most_columns, top_k * orders.expert_columns)
-    return _activations("gathered", 1, numbers, acts, quantised=quantised)
+    return activation_buffers("gathered", 1, numbers, acts, quantised=quantised)
 
 
 def _dense_numbers(model: ModelShape, projected: int) -> int:
@@ -346,6 +321,7 @@ def _dense_numbers(model: ModelShape, projected: int) -> int:
     matrices over the layer's input."""
     hidden, latent = model.hidden_size, model.latent
     dense = max(projected * hidden, hidden * model.mixed_width)
+    dense = max(dense, compressed_numbers(model))
     if isinstance(model.streams, HyperConnections):
         dense = max(dense, (model.streams.low_rank + model.streams.count) * model.residual_width)
     if model.ngrams is not None:
@@ -360,19 +336,6 @@ def _unpacked_numbers(model: ModelShape, projected: int, room: int) -> int:
     of_expert = 2 * model.expert_width * hidden
     experts = min(model.num_experts * of_expert, room)
     return max(_dense_numbers(model, projected), 2 * model.unrouted_width * hidden, of_expert, experts)
-
-
-def _activations(name: str, rows: int, cols: int, dtype: str, *, quantised: bool) -> list[Buffer]:
-    buffers = [Buffer(name, (rows, cols), dtype)]
-    if quantised:
-        buffers.append(Buffer(f"{name}_codes", (rows, cols), "int8"))
-        buffers.append(Buffer(f"{name}_scales", (rows, cols // INT8_GROUP)))
-    return buffers
-
-
-def arena_bytes(buffers: Iterable[Buffer]) -> int:
-    """Returns the bytes of a region that holds the buffers one after another, each aligned."""
-    return sum(-(-buffer.nbytes // ALIGNMENT) * ALIGNMENT for buffer in buffers)
 
 
 def gpu_arena_bytes(

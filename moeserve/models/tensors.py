@@ -81,6 +81,13 @@ def unloaded_tensors(shape: ModelShape) -> frozenset[str]:
     return frozenset() if shape.ngrams is None else frozenset({n.LAYER_INPUT_EMBD})
 
 
+def id_tensors(shape: ModelShape) -> frozenset[str]:
+    """Returns the tensors of numbers of experts, with which nothing is computed."""
+    layers = enumerate(shape.loaded_layers)
+    by_token = (index for index, layer in layers if layer.moe is not None and layer.moe.by_token)
+    return frozenset(n.of_layer(index, n.EXPERTS_BY_TOKEN) for index in by_token)
+
+
 def _attention_tensors(hidden: int, a: AttentionShape) -> dict[str, tuple[int, ...]]:
     q, kv = a.q_width, a.kv_width
     rows_of = {n.ATTN_Q: a.q_rows, n.ATTN_K: kv, n.ATTN_V: a.value_width}
@@ -237,5 +244,6 @@ def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int
 def next_token_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     """Returns the tensors of the next-token block, besides those of its layer."""
     hidden, index = shape.hidden_size, shape.num_layers
-    parts: dict[str, tuple[int, ...]] = {n.of_layer(index, norm): (hidden,) for norm in n.NEXTN_NORMS}
+    norms = (n.NEXTN_ENORM, n.NEXTN_HNORM, shape.next_token_norm)
+    parts: dict[str, tuple[int, ...]] = {n.of_layer(index, norm): (hidden,) for norm in norms}
     return parts | {n.of_layer(index, n.NEXTN_EH_PROJ): (hidden, 2 * hidden)}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from moeserve.config import ServerConfig, num_drafts
 from moeserve.kv.layout import KvLayout
+from moeserve.kv.slot_kinds import spare_bytes
 from moeserve.kv.tier_sizes import staging_bytes
+from moeserve.models.buffers import GpuFloat
 from moeserve.models.cpu_step_buffers import (
     CPU_LOGIT_ROWS,
     cpu_step_buffers,
@@ -15,7 +17,6 @@ from moeserve.models.cpu_step_buffers import (
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import (
     GPU_LOGIT_ROWS,
-    GpuFloat,
     gpu_arena_bytes,
     gpu_draft_records,
     gpu_state_drafts,
@@ -45,7 +46,8 @@ def gpu_reserved_bytes(
     on_cuda: bool = True,
 ) -> int:
     """Returns the bytes that a GPU engine needs besides weights and KV: step buffers for `max_tokens` rows, logits,
-    slot and RoPE tables, the sampler, staging for KV pages; on CUDA also its overhead and the allocator's loss.
+    slot and RoPE tables, the sampler, staging for KV pages, spare KV slots, a step's keys; on CUDA also its overhead
+    and the allocator's loss.
     sizes: the weights'. usable: bytes of GPU memory that the engine may use. adapter_rank: see `gpu_step_buffers`.
     on_cuda: False for Triton's interpreter, which multiplies in float32."""
     length = config.max_model_len or shape.context_length
@@ -75,6 +77,8 @@ def gpu_reserved_bytes(
         + gpu_sampler_bytes(config.max_num_seqs, shape.vocab_size, head_rows)
         + staging_bytes(config, KvLayout(shape).state_bytes())
         + gpu_draft_record_bytes(config, shape)
+        + spare_bytes(KvLayout(shape), config.max_num_seqs)
+        + KvLayout(shape).step_key_bytes(step_sizes(max_tokens)[-1])
         + (0 if shape.next_token_layer is None else block_bytes())
         + (0 if shape.orders is None else 4 * shape.orders.num_columns)
         + (of_cuda if on_cuda else 0)

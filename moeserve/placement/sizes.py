@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from moeserve.kv.layout import KvLayout
+from moeserve.models.attention import AttentionShape
 from moeserve.models.interface import ModelShape
+from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.residual import cached_table_bytes
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
@@ -137,8 +139,10 @@ def has_float_weights(tensors: Mapping[str, TensorInfo], shape: ModelShape) -> b
     names: list[str] = []
     for index, layer in enumerate(shape.layers):
         parts: list[str] = []
-        if layer.mixer is not None:
-            parts.append(n.ATTN_OUTPUT if layer.recurrence is None else layer.recurrence.output_part)
+        if isinstance(layer.mixer, AttentionShape | LatentAttentionShape):
+            parts.append(n.ATTN_OUTPUT)
+        elif layer.mixer is not None:
+            parts.append(layer.mixer.output_part)
         if layer.ffn is not None:
             gate, _, down = layer.ffn.parts
             parts += [gate, down]

@@ -132,10 +132,14 @@ class ChatRenderer:
         return await self._sandbox.run(lambda: self._exchange(frame), tenant)
 
     def render_now(
-        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """As `render`, blocking: not for an event loop's thread."""
-        frame = self._frame(messages, tools, True, None)
+        frame = self._frame(messages, tools, True, kwargs)
         return self._sandbox.run_sync(lambda: self._exchange(frame))
 
     def close(self) -> None:

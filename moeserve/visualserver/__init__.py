@@ -1,9 +1,9 @@
-"""The visual server: from pictures to the embeddings that stand for them in a prompt.
+"""The visual server: turns pictures into the embeddings that stand for them in a prompt.
 
-    messages    httpserver sends pictures as clients have sent them, and gets embeddings by their files' names
+    messages    httpserver sends each picture as the client sent it, and gets the name of a file of embeddings
     decoding    an untrusted picture is decoded and resized in a sandboxed process (`decode_process.py`)
-    towers/     the network that reads pixels, from the model's `mmproj` GGUF
+    towers/     the networks that read pixels; the weights are in the model's `mmproj` GGUF
 
-The process runs only where a model has a tower. It is not on the path of a token: when it is lost, requests whose
-pictures it had wait for the next one, and all others go on.
+The process runs only if the model has a vision tower. No token passes through it. When it is lost, the requests whose
+pictures it was encoding wait for its replacement, and all other requests continue.
 """

@@ -1,4 +1,4 @@
-"""`python -m moeserve.visualserver`: the visual server's process, started by the launcher where there is a tower."""
+"""`python -m moeserve.visualserver`: the visual server's process. The launcher starts it if there is a tower."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from moeserve.visualserver.tower_file import AnyTowerShape, open_tower
 if TYPE_CHECKING:
     from moeserve.visualserver.towers.tower import Tower
 
-# Of the encoding thread and those that it starts: where the worker's threads want a core, too, Linux gives them nine
-# tenths of it.
+# Niceness of the encoding thread and of the threads that it starts. On a core that a worker's thread needs too, Linux
+# gives the worker nine tenths of the time.
 NICENESS: Final = 10
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def main(process: Process) -> None:
         bounds = [each for each in (most, max_tokens) if each is not None]
         return shape.size_rule(config.image_min_tokens, min(bounds, default=None))
 
-    rule(None)  # a flag that the tower does not take is refused at the start
+    rule(None)  # refuses a flag that the tower does not support at the start
     tower, gpu_memory = _load(config, file, shape)
     _tell_worker(process.paths, gpu_memory)
     os.nice(NICENESS)
@@ -88,11 +88,12 @@ def _open(path: Path, model: Path) -> tuple[TensorSource, AnyTowerShape]:
 
 
 def _load(config: ServerConfig, file: TensorSource, shape: AnyTowerShape) -> tuple[Tower, int]:
-    """Returns the tower, and the bytes of GPU memory that its process has. Raises ModelError, ConfigError."""
+    """Returns the tower, and the bytes of GPU memory that this process holds. Raises ModelError, ConfigError."""
     began = time.monotonic()
-    # OpenMP's threads would spin between products, on cores that the worker's need: 10% of the tower's CPU time.
+    # Otherwise OpenMP's threads would spin between products, on cores that the worker's threads need: 10% of the
+    # tower's CPU time.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Pictures differ in size: without it, freed blocks of one size would not serve another.
+    # Pictures differ in size. Without this setting, a freed block of one size could not serve a picture of another.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     with imports_without_gc():
         import torch

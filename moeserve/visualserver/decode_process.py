@@ -1,7 +1,8 @@
 """The process that decodes untrusted pictures: `python -m moeserve.visualserver.decode_process`, in a Sandbox.
 
-Pillow reads the formats of FORMATS alone, and the picture is what transformers' processors make of it: turned as its
-EXIF says, RGB, resized bicubically. What is transparent lies on white, as vLLM has it: on black, most diagrams vanish.
+Pillow reads only the formats in FORMATS. A picture is turned as its EXIF data says, converted to RGB and resized
+bicubically, as in transformers' processors. Transparent pixels become white, as in vLLM: on black, most diagrams
+vanish.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from moeserve.visualserver.decode_protocol import (
 )
 from moeserve.visualserver.picture_size import PadRule, SizeRule, StretchRule, TileRule
 
-FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")  # of several frames the first
-# Other files that clients send, by bytes at a place.
+FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")  # of a file with several frames, the first is read
+# Other files that clients send, recognised by bytes at an offset.
 _OTHERS: Final = (
     ("HEIC", 4, (b"ftyphei", b"ftyphev", b"ftypmif1", b"ftypmsf1")),
     ("AVIF", 4, (b"ftypavi",)),
@@ -39,13 +40,14 @@ _OTHERS: Final = (
     ("a web page", 0, (b"<!DOCTYPE", b"<!doctype", b"<html")),
     ("JPEG XL", 0, (b"\xff\x0a", b"\0\0\0\x0cJXL ")),
 )
-# Address space beyond what the process needs to be there at all: Pillow keeps 4 bytes a pixel, and conversions have two
-# copies of a picture.
+# Address space in addition to the process's own: Pillow keeps 4 bytes per pixel, and a conversion holds two copies of a
+# picture.
 MEMORY_BYTES: Final = 768 << 20
-# Of one text in a PNG, which Pillow unpacks: programs that make pictures keep their whole settings there, more than its
-# own limit of 1 MiB. All texts together: 64 MiB.
+# The most bytes of one text in a PNG, which Pillow unpacks. Programs that generate pictures keep all their settings in
+# such a text, which may exceed Pillow's own limit of 1 MiB. All texts together may have 64 MiB.
 MOST_TEXT_BYTES: Final = 64 << 20
-# Pillow's modules for them, and what they ask for: EXIF, and the several pictures in one of a phone's JPEG.
+# Pillow's modules for these formats, and for the parts that they contain: EXIF data, and the several pictures in a
+# phone's JPEG.
 _MODULES: Final = ("Png", "Jpeg", "WebP", "Gif", "Tiff", "Mpo")
 
 
@@ -63,7 +65,7 @@ def main() -> None:
 
 
 def decode(request: Decode) -> Decoded | Refused:
-    """One picture, resized."""
+    """Decodes and resizes one picture."""
     try:
         with Image.open(io.BytesIO(request.data), formats=FORMATS) as picture:
             if picture.width * picture.height > MOST_PIXELS:
@@ -81,14 +83,15 @@ def decode(request: Decode) -> Decoded | Refused:
 
 
 def _named(data: bytes) -> str:
-    """What a file is that none of FORMATS reads."""
+    """Returns a text that names the format of a file that is not in FORMATS."""
     kinds = [kind for kind, at, begin in _OTHERS if data[at : at + 64].lstrip().startswith(begin)]
     return f"is {kinds[0]}, which is not read" if kinds else "is in no known format"
 
 
 def _resized(picture: Image.Image, rule: SizeRule) -> np.ndarray:
-    """uint8 [height, width, 3]. Raises ValueError for a size that `rule` does not take, and whatever Pillow raises."""
-    rule.resized(picture.height, picture.width)  # before it is decoded
+    """Returns uint8 [height, width, 3]. Raises ValueError for a size that `rule` does not accept, and Pillow's
+    errors."""
+    rule.resized(picture.height, picture.width)  # raises for a bad size before the picture is decoded
     turned = _rgb(ImageOps.exif_transpose(picture))
     height, width = rule.resized(turned.height, turned.width)
     if not isinstance(rule, PadRule | TileRule):
@@ -103,7 +106,7 @@ def _resized(picture: Image.Image, rule: SizeRule) -> np.ndarray:
 
 
 def _rgb(picture: Image.Image) -> Image.Image:
-    if picture.mode.startswith("I;16"):  # grey values of 16 bits, which `convert` cuts off at 255
+    if picture.mode.startswith("I;16"):  # grey values of 16 bits, which `convert` would clip at 255
         return Image.fromarray((np.asarray(picture) >> 8).astype(np.uint8)).convert("RGB")
     if not picture.has_transparency_data:
         return picture.convert("RGB")
@@ -114,10 +117,10 @@ def _rgb(picture: Image.Image) -> Image.Image:
 
 
 def _load_the_rest() -> None:
-    """What Pillow loads on first use: its codecs, and the tables of conversions."""
+    """Loads the parts that Pillow loads on first use: its codecs, and the tables of conversions."""
     for name in _MODULES:
         import_module(f"PIL.{name}ImagePlugin")
-    Image.MAX_IMAGE_PIXELS = None  # MOST_PIXELS is our own limit
+    Image.MAX_IMAGE_PIXELS = None  # MOST_PIXELS replaces this limit
     PngImagePlugin.MAX_TEXT_CHUNK = MOST_TEXT_BYTES
     rule = StretchRule(8, 64, 4096)
     for name in FORMATS:

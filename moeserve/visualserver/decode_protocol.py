@@ -1,4 +1,4 @@
-"""What the visual server and its decoding process tell each other: msgpack in frames."""
+"""The messages between the visual server and its decoding process: msgpack in frames."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from moeserve.visualserver.picture_size import SizeRule
 
-MOST_PIXELS: Final = 50_000_000  # of a picture as it comes: phones take 48 million
+MOST_PIXELS: Final = 50_000_000  # the most pixels of a picture before it is resized: phones take 48 million
 MOST_MESSAGE: Final = 300  # characters
 
 

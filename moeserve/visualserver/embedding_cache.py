@@ -1,4 +1,4 @@
-"""The embeddings of pictures that may come again: conversations send theirs with every turn."""
+"""Keeps the embeddings of pictures that may come again: a conversation sends its pictures with every turn."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    rows: int  # tokens; of a picture in tiles see `PictureEncoded.more`
+    rows: int  # tokens; for a picture in tiles, see `PictureEncoded.more`
     columns: int
     data: bytes  # float32 [rows * columns, hidden]
     sha256: bytes  # of the first tile's part of `data`
-    tiles: int = 1  # which have equal parts of `data`
+    tiles: int = 1  # tiles of the picture, which have equal parts of `data`
 
     @property
     def parts(self) -> list[memoryview]:
-        """The tiles' embeddings."""
+        """Returns the embeddings of each tile."""
         size = len(self.data) // self.tiles
         return [memoryview(self.data)[start : start + size] for start in range(0, len(self.data), size)]
 
 
 class EmbeddingCache:
-    """The embeddings that were used last, up to `budget` bytes. One writer: the encoding thread."""
+    """The embeddings that were used last, up to `budget` bytes. Only the encoding thread uses the cache."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -36,7 +36,7 @@ class EmbeddingCache:
         return found
 
     def put(self, key: bytes, embeddings: Embeddings) -> None:
-        """A key that is not there. What is larger than the budget is not kept."""
+        """Adds embeddings under a key that is not in the cache. Embeddings larger than the budget are not kept."""
         self._entries[key] = embeddings
         self._used += len(embeddings.data)
         while self._used > self._budget:

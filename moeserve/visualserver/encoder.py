@@ -1,4 +1,4 @@
-"""From a picture as a client has sent it to the file of its embeddings."""
+"""Turns a picture, as the client sent it, into the file of its embeddings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class PictureEncoder:
         files: EmbeddingFiles,
         slices: Slices,
     ) -> None:
-        """rule: the sizes of pictures for a request's limit of tokens; None: for the server's own."""
+        """rule: returns the rule of picture sizes for a request's limit of tokens; None stands for the server's own
+        limit."""
         self._tower = tower
         self._decoder = decoder
         self._rule = rule
@@ -85,5 +86,5 @@ class PictureEncoder:
             return Embeddings(height // rule.factor, width // rule.factor, rows, sha256(rows).digest())
         tiles = len(tiles_of(pixels, rule.tile))
         first = sha256(memoryview(rows)[: len(rows) // tiles]).digest()
-        below = rule.tile if tiles > 1 else 0  # the whole picture's
+        below = rule.tile if tiles > 1 else 0  # rows of pixels of the whole picture, which is the last tile
         return Embeddings((height - below) // rule.factor, width // rule.factor, rows, first, tiles)

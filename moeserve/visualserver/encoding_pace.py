@@ -1,11 +1,11 @@
-"""How long the tower rests between two slices of a picture, so that running answers keep their speed.
+"""Decides how long the tower rests between two slices of a picture, so that running answers keep their speed.
 
-The tower and the engine compute on the same device, so what the tower takes, steps lose. While requests are open, the
-tower therefore takes at most `share` of the time: a slice that took d seconds is followed by a rest until d / share
-seconds after its begin. The loss of running answers is at most that share, even if steps stand still during a slice.
+The tower and the engine compute on the same device, so steps lose the time that the tower takes. While requests are
+open, the tower therefore takes at most `share` of the time: after a slice of d seconds it rests until d / share seconds
+after the slice's beginning. Running answers lose at most that share, even if steps stand still during a slice.
 
-Nothing waits without end. The share grows as far as a picture needs to be encoded `patience` seconds after its begin;
-if the whole device does not suffice for that, there are no rests.
+Every picture is finished in bounded time. The share grows as far as is needed to finish a picture `patience` seconds
+after its beginning. If the whole device does not suffice for that, the tower does not rest.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ class EncodingPace:
     """Times are seconds of the caller's clock."""
 
     def __init__(self, share: float, patience: float = PATIENCE_S) -> None:
-        """0 < share <= 1: of the device's time, for all pictures together, while requests are open."""
+        """share: part of the device's time for all pictures together while requests are open, 0 < share <= 1. patience:
+        seconds, see above."""
         self._least_share = share
         self._patience = patience
         self._resume_at = 0.0
         self._due = 0.0  # when the picture should be ready
-        self._taken = 0.0  # by its slices
-        self.share = share  # current one
+        self._taken = 0.0  # seconds that the picture's slices took
+        self.share = share  # the current share
 
     def began(self, now: float) -> None:
-        """Begins a picture. A rest that its predecessor owes remains."""
+        """Begins a picture. A rest that the picture before it owes remains due."""
         self._due = now + self._patience
         self._taken = 0.0
         self.share = self._least_share
 
     def slice_ended(self, now: float, began: float, taken: float, progress: float) -> None:
-        """Accounts for a slice. taken: seconds of the whole device. 0 < progress <= 1: fraction of the picture that is
-        encoded now."""
+        """Accounts for a slice. taken: seconds of the whole device. progress: fraction of the picture that is encoded
+        now, 0 < progress <= 1."""
         self._taken += taken
         self.share = self._needed_share(now, progress)
         self._resume_at = max(began + taken / self.share, self._resume_at)

@@ -23,16 +23,16 @@ def serve(
     to_http: PushChannel,
     heartbeat: Callable[[], None],
 ) -> None:
-    """Serves until Shutdown. A thread encodes pictures, each for up to a minute, so that heartbeats are answered
-    meanwhile; only that thread uses to_http. Raises what the thread raises."""
-    waiting: queue.SimpleQueue[EncodePicture] = queue.SimpleQueue()  # httpserver sends one at a time
+    """Serves until Shutdown. A second thread encodes pictures, each for up to a minute, so that this thread can answer
+    heartbeats meanwhile. Only the second thread uses to_http. Raises the errors of that thread."""
+    waiting: queue.SimpleQueue[EncodePicture] = queue.SimpleQueue()  # httpserver sends one picture at a time
     failure: list[BaseException] = []
 
     def encode() -> None:
         try:
             while True:
                 to_http.send(encoder.answer(waiting.get()))
-        except BaseException as error:  # noqa: BLE001  the other thread raises it again
+        except BaseException as error:  # noqa: BLE001  the first thread raises it again
             failure.append(error)
 
     threading.Thread(target=encode, name="encoding", daemon=True).start()

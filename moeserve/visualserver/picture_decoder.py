@@ -18,8 +18,8 @@ from moeserve.visualserver.decode_protocol import Decode, Refused, decode_reply,
 from moeserve.visualserver.picture_size import SizeRule
 from moeserve.visualserver.tower_file import MOST_TOKENS
 
-TIMEOUT_S: Final = 20.0  # of CPU time; 48 million pixels of PNG take 2 to 4
-_MOST_SIDE: Final = 64 * 8  # pixels of a token
+TIMEOUT_S: Final = 20.0  # seconds of CPU time; a PNG of 48 million pixels takes 2 to 4
+_MOST_SIDE: Final = 64 * 8  # pixels of the longest side of a token
 
 
 class PictureError(ValueError):
@@ -38,12 +38,12 @@ class PictureDecoder:
         )
 
     def decode(self, data: bytes, rule: SizeRule) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """uint8 [height, width, 3], of a size that `rule` gives. Raises PictureError, and SandboxUnavailable where the
-        picture is not to blame. Blocks."""
+        """Returns the picture as uint8 [height, width, 3], in the size that `rule` gives. Raises PictureError, or
+        SandboxUnavailable if the picture is not to blame. Blocks."""
         return self._sandbox.run_sync(lambda: self._decode(encode(Decode(data, rule))))
 
     def start(self) -> None:
-        """So that the first picture need not wait for it. Raises SandboxUnavailable."""
+        """Starts the process in advance, so that the first picture need not wait for it. Raises SandboxUnavailable."""
         self._sandbox.run_sync(self._sandbox.start)
 
     def close(self) -> None:
@@ -64,7 +64,8 @@ class PictureDecoder:
         return np.frombuffer(reply.pixels, np.uint8).reshape(reply.height, reply.width, 3)
 
     def _reply(self, frame: bytes) -> bytes:
-        """A process that was lost may have been killed for another's sake, so a second one is asked."""
+        """Returns the process's reply. If the process is lost, asks a second one, because the first may have been
+        killed to free memory for another process."""
         if self._sandbox.is_running:
             with suppress(SandboxLost):
                 return self._sandbox.ask(frame, "decode it")

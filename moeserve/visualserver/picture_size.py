@@ -1,4 +1,4 @@
-"""To what size a picture is brought before a tower reads it, by the rule of the tower's publisher."""
+"""The size to which a picture is brought before a tower reads it, by the rule of the tower's publisher."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-MOST_ASPECT: Final = 200  # of the longer side to the shorter, in the processors of Qwen and GLM
+# The highest ratio of the longer side to the shorter, in the processors of Qwen and GLM.
+MOST_ASPECT: Final = 200
 
 
 class StretchRule(msgspec.Struct, frozen=True, tag=True):
-    """Qwen's and GLM's. Sides become multiples of `factor` pixels, and the area lies between the two bounds. A picture
-    is stretched, not padded."""
+    """Qwen's and GLM's rule. Sides become multiples of `factor` pixels, and the area lies between the two bounds. A
+    picture is stretched, not padded."""
 
     factor: int  # pixels: a token's side
     min_pixels: int
     max_pixels: int
-    # GLM's: a picture with a side shorter than `factor` is enlarged first, so that its sides' ratio stays.
+    # GLM's rule: a picture with a side shorter than `factor` is enlarged first, so that the ratio of its sides stays.
     enlarges_sides: bool = False
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width in pixels. Raises ValueError for a picture that is too narrow."""
+        """Returns the new height and width in pixels. Raises ValueError for a picture that is too narrow."""
         if self.enlarges_sides and min(height, width) < self.factor:
             scale = max(self.factor / height, self.factor / width)
             height, width = int(height * scale), int(width * scale)
@@ -32,7 +33,7 @@ class StretchRule(msgspec.Struct, frozen=True, tag=True):
         sides = height, width
         rounded = [
             round(side / self.factor) * self.factor for side in sides
-        ]  # halves to even, as Qwen's processor
+        ]  # rounds halves to even, as Qwen's processor does
         area = rounded[0] * rounded[1]
         if area > self.max_pixels:
             shrink = math.sqrt(height * width / self.max_pixels)
@@ -46,8 +47,8 @@ class StretchRule(msgspec.Struct, frozen=True, tag=True):
 
 
 class LargestRule(msgspec.Struct, frozen=True, tag=True):
-    """Gemma 4's. A picture is shrunk or enlarged to the area of `max_tokens` tokens, and then its sides are cut down to
-    multiples of `factor` pixels."""
+    """Gemma 4's rule. A picture is shrunk or enlarged to the area of `max_tokens` tokens, and its sides are rounded
+    down to multiples of `factor` pixels."""
 
     factor: int  # pixels: a token's side
     max_tokens: int
@@ -57,7 +58,7 @@ class LargestRule(msgspec.Struct, frozen=True, tag=True):
         """Height and width in pixels."""
         scale = math.sqrt(self.max_tokens * self.factor**2 / (height * width))
         rows, columns = (math.floor(scale * side / self.factor) for side in (height, width))
-        # A narrow picture has one row or column of tokens, and as many of them as the sides' ratio says.
+        # A narrow picture becomes one row or column of tokens, whose number follows from the ratio of the sides.
         if rows == 0:
             rows, columns = 1, min(width // height, self.max_tokens)
         elif columns == 0:
@@ -67,8 +68,8 @@ class LargestRule(msgspec.Struct, frozen=True, tag=True):
 
 
 class PadRule(msgspec.Struct, frozen=True, tag=True):
-    """Kimi-K2.5's. A picture of more than `max_patches` patches, or with a side of more than `max_side`, is shrunk.
-    Black pixels on the right and below make its sides multiples of `factor`."""
+    """Kimi-K2.5's rule. A picture of more than `max_patches` patches, or with a side of more than `max_side` patches,
+    is shrunk. Black pixels added on the right and below make its sides multiples of `factor`."""
 
     factor: int  # pixels: a token's side
     patch: int  # pixels a side
@@ -76,12 +77,12 @@ class PadRule(msgspec.Struct, frozen=True, tag=True):
     max_side: int  # patches
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width in pixels, with what is added."""
+        """Returns height and width in pixels, including the added pixels."""
         rows, columns = (-(-side // self.factor) * self.factor for side in self.drawn(height, width))
         return rows, columns
 
     def drawn(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width in pixels of the picture itself."""
+        """Returns height and width in pixels of the picture without the added pixels."""
         patches = max(1, height // self.patch) * max(1, width // self.patch)
         longest = self.max_side * self.patch
         scale = min(1.0, math.sqrt(self.max_patches / patches), longest / height, longest / width)
@@ -90,16 +91,16 @@ class PadRule(msgspec.Struct, frozen=True, tag=True):
 
 
 class TileRule(msgspec.Struct, frozen=True, tag=True):
-    """Llama 4's. A picture is shrunk, or enlarged to a tile's side at most, onto a canvas of square tiles: the one that
-    shrinks it least, of these the smallest. Where there are several tiles, the whole picture is one more: it lies below
-    them on the left."""
+    """Llama 4's rule. A picture is shrunk, or enlarged to at most a tile's side, onto a canvas of square tiles. The
+    canvas is the one that shrinks the picture least and, of several such, the smallest. If there are several tiles, the
+    whole picture is one more tile, which lies below the others on the left."""
 
     factor: int  # pixels: a token's side
     tile: int  # pixels a side
     max_tiles: int
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of tiles."""
+        """Returns the rows and columns of tiles."""
         found = list(self._grids())
         # float32, as the publisher compares them.
         sides = np.array(found, np.float32) * self.tile / np.array([height, width], np.float32)
@@ -109,12 +110,12 @@ class TileRule(msgspec.Struct, frozen=True, tag=True):
         return min((found[at] for at in np.flatnonzero(scales == best)), key=math.prod)
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width in pixels of all tiles, see `tiles_of`."""
+        """Returns height and width in pixels of all tiles together, see `tiles_of`."""
         rows, columns = self.grid(height, width)
         return (rows + (rows * columns > 1)) * self.tile, columns * self.tile
 
     def drawn(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width in pixels of the picture on the canvas."""
+        """Returns height and width in pixels of the picture on the canvas."""
         rows, columns = (
             min(max(side, self.tile), count * self.tile)
             for side, count in zip((height, width), self.grid(height, width), strict=True)
@@ -124,7 +125,8 @@ class TileRule(msgspec.Struct, frozen=True, tag=True):
         return rows, max(1, min(math.floor(width * (rows / height)), columns))
 
     def _grids(self) -> Iterator[tuple[int, int]]:
-        """All rows and columns, in the publisher's order: by ratio, of the largest number of tiles with it."""
+        """Returns all pairs of rows and columns in the publisher's order: by their ratio; of pairs with one ratio, the
+        one with the most tiles first."""
         ratios: dict[float, list[tuple[int, int]]] = {}
         for count in range(self.max_tiles, 0, -1):
             for rows in range(1, count + 1):
@@ -135,8 +137,8 @@ class TileRule(msgspec.Struct, frozen=True, tag=True):
 
 
 def tiles_of(pixels: Any, side: int) -> list[Any]:
-    """Returns the tiles of what `TileRule.resized` says, row by row, and the whole picture's last. pixels: an array or
-    tensor [height, width, 3]."""
+    """Returns the tiles of a picture that has the size of `TileRule.resized`, row by row, and the whole picture's tile
+    last. pixels: an array or tensor [height, width, 3]."""
     height, width = pixels.shape[:2]
     if height == side:
         return [pixels]

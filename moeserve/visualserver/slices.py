@@ -1,4 +1,4 @@
-"""Slices: a picture is encoded in pieces, between which the tower waits for its device and rests."""
+"""Slices: a picture is encoded in pieces; between two pieces the tower waits for its device and rests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from moeserve.processes.tower_page import TowerPage
 from moeserve.visualserver.encoding_pace import EncodingPace
 
-LOOK_S: Final = 0.005  # interval in which a resting tower sees that all answers have ended
+LOOK_S: Final = 0.005  # seconds after which a resting tower notices that all answers have ended
 
 
 class SliceDevice(Protocol):
@@ -24,7 +24,7 @@ class SliceDevice(Protocol):
 
     @property
     def stops_steps(self) -> bool:
-        """True if a step may stand still during a slice: a GPU has no priorities among processes, a CPU has."""
+        """True if a step may stand still during a slice. A GPU has no priorities among processes; a CPU has."""
 
 
 class Slices:
@@ -43,13 +43,14 @@ class Slices:
         self._device = device
         self._clock = clock
         self._sleep = sleep
-        self._began = self._used = 0.0  # of the running slice
-        self._longest_ms = 0.0  # slice of the picture beside open requests
+        # When the running slice began, and the seconds that were used before it.
+        self._began = self._used = 0.0
+        self._longest_ms = 0.0  # longest slice of the picture while requests were open
         page.encoding = 0.0, 0.0
 
     @contextmanager
     def picture(self) -> Iterator[None]:
-        """Encloses the encoding of one picture."""
+        """A context manager for the encoding of one picture."""
         self._pace.began(self._clock())
         self._longest_ms = 0.0
         self._rest()
@@ -61,8 +62,8 @@ class Slices:
 
     def ended(self, progress: float) -> None:
         """Called by the tower between slices, with the fraction of the picture that is encoded then."""
-        # Without open requests the GPU gets the next slice before it has finished this one. More are not launched
-        # ahead: they could not be taken back when a request begins.
+        # Without open requests the GPU gets the next slice before it has finished this one. Further slices are not
+        # launched ahead, because they could not be withdrawn when a request begins.
         self._device.wait(0 if self._page.open_requests else 1)
         self._account(progress)
         self._rest()

@@ -1,4 +1,4 @@
-"""What an `mmproj` GGUF, or a folder in Hugging Face's layout, says of its tower. No torch."""
+"""Opens an `mmproj` GGUF, or a folder in Hugging Face's layout, and reads its tower's shape. Does not import torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _READERS: Final[Mapping[str, Callable[[TensorSource], AnyTowerShape]]] = {
 
 
 def open_tower(path: Path) -> tuple[TensorSource, AnyTowerShape]:
-    """The file or folder and its shape. Raises ModelError for what is no tower, or one that is not supported."""
+    """Returns the file or folder and the tower's shape. Raises ModelError for a file without a tower, or with one that
+    is not supported."""
     file: TensorSource = open_tower_folder(path) if path.is_dir() else open_gguf(path)
     meta = file.metadata
     if file.architecture != "clip":

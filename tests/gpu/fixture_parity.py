@@ -57,6 +57,7 @@ NAMES = [
     *(f"families/tiny-gemma4-{name}" for name in ("f16", "q4_k_m")),
     *(f"families/tiny-{name}-q4_k_m" for name in MORE),
     "next/tiny-kimilinear-f16",
+    "next/tiny-bailing3-f16",
     "next/tiny-glmdsa-f16",
     "next/tiny-qwen4exp-f16",
     "next/tiny-minimaxm3-f16",

@@ -1,5 +1,5 @@
 """DeepSeek-V4 on the CPU engine, beside transformers' model of the same weights: other seeds and types than the
-fixture's."""
+fixture's. On a GPU: test_deepseek4_gpu.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from moeserve.kv.host_blocks import HostPage
 from moeserve.kv.layout import KvLayout
 from moeserve.kv.slot_kinds import spare_bytes
 from moeserve.models.errors import ModelError
-from moeserve.models.gpu_features import check_gpu_features
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.worker.loading.cpu.load import load_cpu_runner
@@ -138,12 +137,6 @@ def test_a_token_takes_the_bytes_of_its_entries(tmp_path: Path) -> None:
     assert [layout.ring_bytes(layer) for layer in range(3)] == [ring] * 3
     of_keys, of_index = 3 * HEAD_DIM, 3 * INDEX_DIM
     assert [layout.state_values(layer) for layer in range(3)] == [0, 2 * (of_keys + of_index), of_keys]
-
-
-def test_a_gpu_refuses_it_by_name(tmp_path: Path) -> None:
-    source = open_gguf(write_model(new_model(8), tmp_path / "m.gguf", Type.F16))
-    with pytest.raises(ModelError, match=r"compressed attention.*--device cpu"):
-        check_gpu_features(source, read_checked_shape(source))
 
 
 @pytest.mark.parametrize(

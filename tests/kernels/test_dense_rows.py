@@ -25,7 +25,15 @@ HIDDEN, WIDTH, LIVE = 32, 32, 3
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "form", [("silu", None, 0.0), ("silu", 0.4, 0.0), ("gelu", None, 0.0), ("swiglu_oai", 0.5, 1.3)]
+    "form",
+    [
+        ("silu", None, 0.0),
+        ("silu", 0.4, 0.0),
+        ("clamped_silu", 0.4, 0.0),
+        ("clamped_silu", 0.0, 0.0),
+        ("gelu", None, 0.0),
+        ("swiglu_oai", 0.5, 1.3),
+    ],
 )
 def test_dense_products_are_a_mixture_of_one_expert(form: tuple[Activation, float | None, float]) -> None:
     """The dense layer is narrower than the widest one: its products lie at the beginning of their buffer."""

@@ -71,6 +71,7 @@ FAMILIES = (
     "laguna",
     "afmoe",
     "kimilinear",
+    "bailing3",
     "nemotronhmoe",
     "granitehybrid",
     "lfm2moe",

@@ -37,7 +37,8 @@ DENSE = {"all on the GPU", "two dense layers on the GPU"}
 # A file of each family, and how many tokens its large step has: more than gpt-oss's window and Gemma's.
 FAMILIES = {"gptoss-mxfp4": 40, "glm4moe-q4_k_m": 20, "minimaxm2-q4_k_m": 20, "qwen3-q4_k_m": 20,
             "qwen3next-q4_k_m": 20, "qwen35moe-q4_k_m": 20, "deepseek2-q4_k_m": 20, "gemma4-q4_k_m": 40,
-            "minimaxm3-f16": 40, "kimilinear-f16": 20, "qwen4exp-f16": 20}  # fmt: skip
+            "minimaxm3-f16": 40, "kimilinear-f16": 20, "bailing3-f16": 20, "qwen4exp-f16": 20,
+            "deepseek4-f16": 40}  # fmt: skip
 CASES = [
     (OWN_FIXTURES / f"tiny-{file}.gguf", 20, name)
     for file in ("qwen2moe-q4_k_m", "nemotronhmoe-f16", "granitehybrid-f16", "lfm2moe-f16")
@@ -52,6 +53,7 @@ CASES += [
     for model in family_models(file.partition("-")[0])
     if model.stem == f"tiny-{file}"
     for name in (DENSE if file.startswith("qwen3-") else PLACEMENTS.keys() - {"two dense layers on the GPU"})
+    if not (file.startswith("deepseek4") and "n_gpu_layers" in PLACEMENTS[name])  # refused
 ]
 
 

@@ -144,7 +144,7 @@ def test_the_bytes_of_a_token_and_of_a_state(path: Path) -> None:
 
 def test_a_gpu_refuses_it_by_name(path: Path) -> None:
     source = open_gguf(path)
-    with pytest.raises(ModelError, match=r"decays with a lower bound.*pooled index keys.*--device cpu"):
+    with pytest.raises(ModelError, match=r"without rotated numbers.*pooled index keys.*--device cpu"):
         check_gpu_features(source, read_checked_shape(source))
 
 

@@ -31,7 +31,7 @@ from tests.gpu.driver import small_config
 from tests.kernels.model_engine import distance
 from tests.support.foreseen_drafts import Foreseen, asked, whole_texts
 from tests.support.served_answers import serve
-from tests.worker.next_token_rows import MODELS, Drafting
+from tests.worker.next_token_rows import MODELS, Drafting, model_of
 
 LENGTH, REQUESTS, DEPTHS = 16, 4, 2
 DEV = torch.device(DEVICE)
@@ -100,10 +100,10 @@ class Trunk:
 pytestmark = pytest.mark.slow  # minutes in the interpreter
 
 
-@pytest.mark.parametrize("name", ["glm4moe", "glmdsa"])
+@pytest.mark.parametrize("name", ["glm4moe", "glmdsa", "bailing3"])
 def test_logits_and_chains(name: str, wide_fixtures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where keys and values are stored a few rows at a time; and a request whose text is cached up to a page."""
-    path = wide_fixtures / f"{MODELS[name]}.gguf"
+    path = model_of(name, wide_fixtures)
     golden = json.loads((wide_fixtures / "next" / f"{path.stem}.golden.json").read_text())
     truth = np.load(wide_fixtures / "next" / f"{path.stem}.truth.npz", allow_pickle=False)["mtp_case0"]
     monkeypatch.setattr("moeserve.models.blocks.gpu.next_token.NEXT_TOKEN_ROWS", REQUESTS)

@@ -17,14 +17,16 @@ from moeserve.models.blocks.cpu.workspace import (
     ShortConvWorkspace,
 )
 from moeserve.models.blocks.gpu.workspace import make_workspaces
+from moeserve.models.buffers import Buffer, arena_bytes
 from moeserve.models.cpu_step_buffers import cpu_step_buffers
 from moeserve.models.interface import ModelShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
 from moeserve.models.short_conv import ShortConvShape
-from moeserve.models.step_buffers import Buffer, arena_bytes, gpu_arena_bytes, gpu_step_buffers, step_sizes
+from moeserve.models.step_buffers import gpu_arena_bytes, gpu_step_buffers, step_sizes
 from tests.conftest import OWN_FIXTURES
+from tests.support.deepseek4_model import new_model, write_model
 from tests.support.gemma_file import write_gemma
 from tests.support.model_header import qwen3moe
 
@@ -81,6 +83,17 @@ def test_the_workspace_of_short_convolutions() -> None:
     space = ShortConvWorkspace(shape.recurrence, 16, Activations(16, shape.mixed_width))
     planned = [buffer for buffer in cpu_step_buffers(shape, 16) if buffer.name == "short_conv"]
     assert space.projected.nbytes == sum(buffer.nbytes for buffer in planned)
+
+
+def test_the_workspaces_of_compressed_attention_and_mixed_streams(tmp_path: Path) -> None:
+    shape = read_shape(open_model(write_model(new_model(8), tmp_path / "m.gguf", Type.F16)))
+    for max_tokens in (16, 300):
+        assert_planned(shape, max_tokens, float_weights=False)
+    space = make_workspaces(shape, 16, torch.float32, torch.device("cpu"), float_weights=False)[16]
+    assert space.projected.dtype == torch.float32
+    assert space.compressed is not None
+    assert space.compressed.choice is not None
+    assert space.compressed.choice.chosen.shape == (16, 1, 9)
 
 
 def test_the_workspace_of_latent_experts() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -30,6 +32,7 @@ EPS = 1e-6
 GROUPED = DeltaHeads(key_heads=2, value_heads=4, key_dim=32, value_dim=64, conv_kernel=4)
 TILED = DeltaHeads(key_heads=2, value_heads=4, key_dim=64, value_dim=32, conv_kernel=3, is_tiled=True)
 KIMI = DeltaHeads(key_heads=2, value_heads=2, key_dim=64, value_dim=64, conv_kernel=4, is_kimi=True)
+BOUNDED = replace(KIMI, decay_bound=-5.0)
 BEFORE = 16  # values of other layers in a slot before this one's
 SLOTS = 4
 DRAFTS = 8  # records
@@ -127,8 +130,8 @@ def check(layer: Layer, slot: int, projected: torch.Tensor, out: torch.Tensor) -
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "heads",
-    [pytest.param(GROUPED, marks=pytest.mark.slow), TILED, KIMI],
-    ids=["grouped", "tiled", "kimi"],
+    [GROUPED, TILED, KIMI, BOUNDED],
+    ids=["grouped", "tiled", "kimi", "bounded"],
 )
 def test_sequences_of_several_lengths_over_steps(heads: DeltaHeads) -> None:
     width = heads.channels + heads.value_width + heads.value_heads + heads.decays
@@ -146,6 +149,15 @@ def test_sequences_of_several_lengths_over_steps(heads: DeltaHeads) -> None:
         check(layer, slot, tokens[slot][: done[slot]], torch.cat(parts))
     assert not layer.states[1, BEFORE:].any(), "wrote into a free slot"
     assert (layer.states[:, :BEFORE] == 77.0).all()
+
+
+def test_decays_with_a_lower_bound() -> None:
+    """The reference's sigmoid beside the kernel's; without the bound, others."""
+    width = BOUNDED.channels + BOUNDED.value_width + BOUNDED.value_heads + BOUNDED.decays
+    rows, layer, other = normal(2, width), Layer(BOUNDED), Layer(KIMI)
+    out = layer.step(rows, [2], [1], 2)
+    check(layer, 1, rows, out)
+    assert nmse(other.step(rows, [2], [1], 2), out) > 1e-3
 
 
 @pytest.mark.parametrize("heads", [TILED, KIMI], ids=["tiled", "kimi"])

@@ -194,6 +194,8 @@ ROUTERS = [
     RouterOptions("softmax", scale=2.5),
     RouterOptions("sigmoid"),
     RouterOptions("sigmoid", normalize=False, scale=0.5),
+    RouterOptions("sqrt_softplus", scale=1.5),
+    RouterOptions("sqrt_softplus", normalize=False),
     RouterOptions("softmax_topk"),
     RouterOptions("sigmoid", scale=2.5, groups=4, top_groups=2),
     RouterOptions("softmax", groups=3, top_groups=1, normalize=False),
@@ -226,6 +228,27 @@ def test_routers(options: RouterOptions, with_bias: bool) -> None:
     assert (weights[live:, :top_k] == 0).all()
     assert (ids[:, top_k] == -7).all()
     assert (weights[:, top_k] == GUARD).all()
+
+
+def test_experts_by_token_id() -> None:
+    """A table chooses, and the logits weigh; an embedding's row, which has no token, takes token 0's."""
+    n, live, experts, top_k = 5, 4, 12, 3
+    logits, table = normal(n, experts) * 2, torch.stack([torch.randperm(experts)[:top_k] for _ in range(7)])
+    tokens = torch.tensor([6, 0, 3, -9, 5])
+    options = RouterOptions("sqrt_softplus", scale=1.5)
+    expected = route_reference(logits, top_k, options, given=table[tokens.clamp(min=0)])
+    ids, where = torch.full((n, top_k), -7, dtype=torch.int32, device=DEVICE), torch.arange(experts).int() - 2
+    local, weights, counts = ids.clone(), torch.empty(n, top_k, device=DEVICE), torch.zeros(experts).long()
+    counted = counts.to(DEVICE)
+    route(
+        logits.to(DEVICE), where.to(DEVICE), counter(live), ids, local, weights, counted, options=options,
+        by_token=(ints(table), ints(tokens)),
+    )  # fmt: skip
+    assert torch.equal(ids[:live].cpu(), expected[0][:live])
+    assert torch.equal(local[:live].cpu(), where[expected[0][:live].long()])
+    assert torch.allclose(weights[:live].cpu().double(), expected[1][:live], rtol=2e-5, atol=1e-12)
+    assert (ids[live:] == -1).all()
+    assert torch.equal(counted.cpu(), torch.bincount(expected[0][:live].flatten(), minlength=experts))
 
 
 def test_a_router_that_cannot_choose_so_many_is_refused() -> None:

@@ -99,3 +99,15 @@ def test_a_head_reads_chosen_rows(streams: int, hidden: int) -> None:
     read = sinkhorn.read(products, x[chosen].view(3, streams, hidden), mix)
     check_norm(y, norm(read, gain, EPS)[:2], 2)
     assert torch.equal(found.cpu(), x)
+
+
+@each_size
+def test_a_head_reads_the_streams_mean(streams: int, hidden: int) -> None:
+    gain, x, chosen = (
+        normal(hidden, seed=3).abs() + 0.5,
+        normal(ROWS, streams * hidden),
+        torch.tensor([4, 0, 4]),
+    )
+    y = guarded(3, hidden)
+    read_mixed(None, on_device(x), ints(chosen), None, on_device(gain), EPS, counter(2), y, None, None)
+    check_norm(y, norm(x[chosen].view(3, streams, hidden).double().mean(dim=1), gain, EPS)[:2], 2)

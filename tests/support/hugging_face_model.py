@@ -91,6 +91,16 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
         },
     ),
+    "bailing_hybrid": (
+        "BailingHybridConfig",
+        "BailingHybridForCausalLM",
+        LATENT
+        | {
+            "num_hidden_layers": 4, "num_local_experts": 8, "head_dim": 64, "layer_group_size": 2, "n_group": 4,
+            "topk_group": 2, "first_k_dense_replace": 1, "pad_token_id": 0, "eos_token_id": 1, "rope_theta": 6e6,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 6e6},
+        },
+    ),
     "deepseek_v2": (
         "DeepseekV2Config",
         "DeepseekV2ForCausalLM",

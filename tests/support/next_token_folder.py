@@ -11,14 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moeserve.models.registry import FAMILIES
-from moeserve.models.sources.gguf import names as n
 from tests.support.hugging_face_model import write_family
 from tests.support.rounded_kv import round_kv
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-PARTS = tuple(map(n.of_part, (n.NEXTN_EH_PROJ, n.NEXTN_ENORM, n.NEXTN_HNORM, n.NEXTN_HEAD_NORM)))
 
 
 class NextTokenFolder:
@@ -50,8 +47,9 @@ class NextTokenFolder:
             if name.startswith(last)
         }
         generator = torch.Generator().manual_seed(9)
-        self.own = {part: 1 + 0.2 * torch.randn(hidden, generator=generator) for part in PARTS}
-        self.own[PARTS[0]] = 0.1 * torch.randn(hidden, 2 * hidden, generator=generator)
+        projection, *norms = names.parts  # of the token, the state and the head
+        self.own = {part: 1 + 0.2 * torch.randn(hidden, generator=generator) for part in norms}
+        self.own |= {projection: 0.1 * torch.randn(hidden, 2 * hidden, generator=generator)}
         block |= {of_block + names.parts[part]: value for part, value in self.own.items()}
         self.tensors = block
         save_file(block, self.path / "model-mtp.safetensors")
@@ -69,11 +67,12 @@ class NextTokenFolder:
             model(torch.tensor([tokens[:-1]]), use_cache=False)  # for a mask and positions of one row less
             options = {key: value for key, value in seen.items() if key != "hidden_states"}
             states = model.model(torch.tensor([tokens]), use_cache=False).last_hidden_state[:, :-1]
-            token = self._norm(model.model.embed_tokens(torch.tensor([tokens[1:]])), PARTS[1], model)
-            x = torch.cat([token, self._norm(states, PARTS[2], model)], -1) @ self.own[PARTS[0]].T
+            of_token, of_state, of_head, projection = self.own
+            token = self._norm(model.model.embed_tokens(torch.tensor([tokens[1:]])), of_token, model)
+            x = torch.cat([token, self._norm(states, of_state, model)], -1) @ self.own[projection].T
             x = block(hidden_states=x, **options)
             x = x[0] if isinstance(x, tuple) else x
-            logits: torch.Tensor = model.lm_head(self._norm(x, PARTS[3], model))[0]
+            logits: torch.Tensor = model.lm_head(self._norm(x, of_head, model))[0]
         return logits
 
     def _read(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:

@@ -38,7 +38,7 @@ def round_kv(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     is_normed_after = module.__name__.endswith("hunyuan_v1_moe")
     monkeypatch.setattr(module, name, rotate_and_round)
     for layer in model.model.layers:
-        if not hasattr(layer, "self_attn"):
+        if not hasattr(layer, "self_attn") or hasattr(layer.self_attn, "forget_gate"):
             continue  # it is recurrent
         if is_normed_after:
             layer.self_attn.key_layernorm.register_forward_hook(lambda module, inputs, k: k.half().float())

@@ -22,6 +22,7 @@ class Script:
     load_s: float = 2.0
     stop_s: float = 0.1
     failure: str = ""  # of the load
+    is_crash: bool = False  # the failure is a crash
     file_error: str = ""  # of the look at the file
     version: int = 0  # of the file
 
@@ -40,7 +41,7 @@ class ScriptedInstance(Instance):
         tell("weights", 0.5)
         await asyncio.sleep(self.script.load_s / 2)
         if self.script.failure:
-            raise LoadFailed(self.script.failure)
+            raise LoadFailed(self.script.failure, is_crash=self.script.is_crash)
 
     async def until_ended(self) -> str:
         await self.ended.wait()

@@ -31,7 +31,7 @@ NAMES: Final = [*TEMPLATES, "harmony"]
 
 def parser_of(name: str, *, is_open: bool = False, offered: tuple[str, ...] = ("f", "now")) -> AnswerParser:
     if name == "harmony":
-        return HarmonyParser("<|start|>assistant", reads_calls=True)
+        return HarmonyParser("<|start|>assistant", reads_calls=True, offered=offered)
     thought = ReasoningParser(is_open, tags_of(name))
     return OutputParser(thought, TOOL_FORMATS[name].parser(SCHEMAS), offered)
 

@@ -18,7 +18,16 @@ MODELS = {
     "hyv3": "next/tiny-hyv3-f16",
     "glm4moe": "families/tiny-glm4moe-f16",
     "glmdsa": "next/tiny-glmdsa-f16",
+    "bailing3": "next/tiny-bailing3-f16",
 }
+
+
+def model_of(name: str, fixtures: Path) -> Path:
+    """Skips the test where a file of a later set of fixtures is not there. name: of MODELS, or a path."""
+    path = fixtures / f"{MODELS.get(name, name)}.gguf"
+    if not path.exists():
+        pytest.skip(f"there is no {path}")
+    return path
 
 
 class Drafting:

@@ -15,12 +15,12 @@ from moeserve.models.open import open_model
 from moeserve.models.registry import read_checked_shape
 from tests.conftest import OWN_FIXTURES
 from tests.kernels.model_engine import distance
-from tests.worker.next_token_rows import MODELS, Drafting
+from tests.worker.next_token_rows import MODELS, Drafting, model_of
 
 
 @pytest.fixture(params=MODELS, name="model")
 def _model(request: pytest.FixtureRequest, wide_fixtures: Path) -> Path:
-    return wide_fixtures / f"{MODELS[request.param]}.gguf"
+    return model_of(request.param, wide_fixtures)
 
 
 def test_no_further_from_the_truth_than_llama_cpp(model: Path, wide_fixtures: Path) -> None:

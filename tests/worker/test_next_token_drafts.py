@@ -20,7 +20,7 @@ from moeserve.worker.sequences import Int32s, StepLayout
 from tests.support.foreseen_drafts import ANSWER, Foreseen, asked, whole_texts
 from tests.support.nightly import nightly_after
 from tests.support.served_answers import load, lose_at, serve
-from tests.worker.next_token_rows import MODELS, Drafting
+from tests.worker.next_token_rows import MODELS, Drafting, model_of
 
 MOST = 3
 MTP = '{"method": "mtp", "num_speculative_tokens": 3}'
@@ -69,7 +69,7 @@ DRAFTING = MODELS | {"qwen35moe": "families/tiny-qwen35moe-f16"}
 
 @pytest.fixture(scope="module", params=DRAFTING)
 def path(request: pytest.FixtureRequest) -> Path:
-    return Path(request.getfixturevalue("wide_fixtures")) / f"{DRAFTING[request.param]}.gguf"
+    return model_of(DRAFTING[request.param], request.getfixturevalue("wide_fixtures"))
 
 
 @pytest.fixture(scope="module")

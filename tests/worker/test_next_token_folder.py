@@ -35,6 +35,7 @@ FOLDERS: dict[str, dict[str, Any]] = {
     "hy_v3": NEXT,
     "deepseek_v3": NEXT,
     "glm4_moe_lite": NEXT,
+    "bailing_hybrid": NEXT,
 }
 
 
@@ -51,7 +52,7 @@ def test_what_torch_computes(model_type: str, tmp_path: Path, monkeypatch: pytes
     assert torch.equal(torch.stack([from_gguf.logits(row) for row in range(1, 40)]), logits)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_5_moe_text", "deepseek_v3"])
+@pytest.mark.parametrize("model_type", ["qwen3_5_moe_text", "deepseek_v3", "bailing_hybrid"])
 def test_its_drafts_leave_the_text_as_it_is(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

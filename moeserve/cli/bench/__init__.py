@@ -1,1 +1,2 @@
-"""`moeserve bench`: measures the engine alone, its steps, or any server from outside. Further programs: benchmarks/."""
+"""`moeserve bench`: measures the engine without a server, the engine's steps, or any server through its API.
+benchmarks/ has further programs."""

@@ -1,8 +1,8 @@
-"""`moeserve bench serve --against-engine FLAGS`: measures the time that the server adds to its engine's. First the
-engine alone computes work of the same lengths in a process of its own (`bench engine`); then a server with the same
-flags is started and measured.
+"""`moeserve bench serve --against-engine FLAGS`: measures the time that a server adds to its engine's time. First the
+engine without a server computes prompts and answers of the same lengths in a process of its own (`bench engine`). Then
+a server with the same flags is started and measured.
 
-The engine computes all prompts and then decodes all streams together, so its time is a lower bound: no request waits or
+The engine computes all prompts and then decodes all streams together. Its time is a lower bound: no request waits or
 arrives late, and nothing is tokenised, sampled with penalties, or sent.
 """
 
@@ -39,15 +39,15 @@ STOP_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class EngineRates:
-    """The engine's rates alone, in tokens per second."""
+    """The rates of the engine without a server, in tokens per second."""
 
     prefill: float
     decode: float  # summed over the streams
     streams: int
 
     def seconds_for(self, result: dict[str, Any]) -> float:
-        """Returns the engine's seconds for a server's work: its output tokens, and its prompt tokens that were not
-        cached."""
+        """Returns the engine's seconds for the work that a server did: the output tokens, and the prompt tokens that
+        were not cached."""
         computed = result["total_input_tokens"] - (result["total_cached_tokens"] or 0)
         return float(computed / self.prefill + result["total_output_tokens"] / self.decode)
 
@@ -98,7 +98,7 @@ def server_of(flags: Sequence[str]) -> Iterator[str]:
         [*MOESERVE, *flags, "--port", str(port)],
         stdout=sys.stderr,
         env={env_name("log_level"): "warning"}
-        | python_environment(),  # log lines of requests would hide the progress bar
+        | python_environment(),  # without log lines of requests, which would hide the progress bar
     )
     url = f"http://127.0.0.1:{port}"
     try:

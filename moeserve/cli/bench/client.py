@@ -1,7 +1,7 @@
 """Sends streamed requests to an OpenAI-compatible server and records their outcomes.
 
 CPU time per token, measured with 64 streams of 50 tokens per second: aiohttp takes 28 us on uvloop and 45 us on
-asyncio's own loop, httpx 59 us and 105 us. Each run reports its own (`client_cpu_us_per_token`).
+asyncio's own loop, httpx 59 us and 105 us. Each run reports its own value (`client_cpu_us_per_token`).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Client:
     """Sends requests to one URL. Times are seconds since `start_clock`."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, common: dict[str, Any]) -> None:
-        """common: fields of every request's body."""
+        """common: fields that every request's body has."""
         self._session = session
         self._url = url
         self._common = common | {"stream": True, "stream_options": {"include_usage": True}}
@@ -128,8 +128,8 @@ class Pieces:
             self._answer.token_ids += choice.token_ids
         if choice.delta is not None:
             self._texts.append(choice.delta.content or "")
-            # A chat's first chunk (the role) and its last one have no token and arrive with a neighbouring chunk that
-            # has: counted (as in vLLM's benchmark) they would add two gaps of zero to each answer.
+            # A chat's first chunk (the role) and its last chunk have no token, and arrive together with a chunk that
+            # has tokens. If they counted, as in vLLM's benchmark, they would add two gaps of zero to each answer.
             if not (choice.delta.content or choice.delta.reasoning_content or choice.delta.tool_calls):
                 return
         else:
@@ -144,8 +144,8 @@ class Pieces:
         self._last = now
 
     def finish(self, now: float) -> None:
-        """Ends the outcome with the stream. An answer whose tokens have no text, as half a character has none, came
-        when it ended."""
+        """Ends the outcome at the stream's end. If the answer's tokens have no text, such as half a character, the
+        stream's end counts as their time."""
         outcome = self._answer.outcome
         self._answer.text = "".join(self._texts)
         if outcome.error:

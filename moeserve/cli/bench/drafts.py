@@ -1,7 +1,8 @@
-"""Decode with drafts in `moeserve bench engine`: a given share of them is accepted, as dummy weights' are never right.
+"""Decode with drafts in `moeserve bench engine`. A given share of the drafts is accepted whatever is sampled, because
+drafts of dummy weights are never right.
 
-Each step takes the tokens that the step before it brought, so that a plan follows the result, as in a server. There
-are as many drafts as --speculative-config allows, whether they pay or not: a server's router makes fewer.
+Each step takes the tokens that the step before it sampled, so a plan is made after the result, as in a server. Every
+step has as many drafts as --speculative-config allows, whether they save time or not; a server's router makes fewer.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ class Driven(Protocol):
 
 
 class DraftedDecode:
-    """Decodes with drafts behind prompts that were computed before."""
+    """Decodes with drafts after prompts that were computed before."""
 
     def __init__(self, bench: Driven, runner: Runner, drafts: int) -> None:
-        """drafts: of each sequence in a step. Raises ConfigError for a model whose windows have a pool of their own."""
+        """drafts: number for each sequence and step. Raises ConfigError for a model whose windows have a KV pool of
+        their own."""
         if runner.ready().num_window_slots:
             raise ConfigError(
                 "--acceptance: does not work yet where windowed layers have their own KV pool; leave it out"
@@ -58,8 +60,8 @@ class DraftedDecode:
                 yield Figure.of(f"at {right:.0%}", batch, prompt, 0, gen, timed, rates)
 
     def run(self, batch: int, first: int, gen: int, right: float) -> tuple[float, int]:
-        """Decodes until the sequences have on average got `gen` tokens. first: known tokens of each. right: share of
-        drafts that are accepted. Returns the seconds, and the tokens of all sequences together."""
+        """Decodes until the sequences have on average got `gen` tokens. first: known tokens of each sequence. right:
+        share of accepted drafts. Returns the seconds, and the tokens of all sequences together."""
         self._runner.force_acceptance(right)
         room = room_of(gen, self._drafts)
         kinds = self._runner.ready().kv_slot_kinds
@@ -83,7 +85,8 @@ class DraftedDecode:
 
 
 def room_of(gen: int, drafts: int) -> int:
-    """Returns the positions of a sequence that gets `gen` tokens or, if it is lucky, up to twice as many."""
+    """Returns the number of positions of a sequence that gets `gen` tokens or, if many of its drafts are accepted, up
+    to twice as many."""
     return 2 * gen + (WARM_STEPS + 2) * (1 + drafts)
 
 

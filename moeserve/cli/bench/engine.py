@@ -37,11 +37,11 @@ from moeserve.messages.steps import NewSeq, Row, StepPlan, StepResult
 from moeserve.placement.expert_cache.replay import SETTLING_STEPS
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace, read_trace
 
-if TYPE_CHECKING:  # torch is loaded with a runner, not for --help
+if TYPE_CHECKING:  # torch is imported with a runner, not for --help
     from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
     from moeserve.worker.runner import Runner
 
-# Options of the server that mean the same here.
+# Options that have the same meaning as the server's.
 SHARED = (
     "model",
     "load_format",
@@ -75,8 +75,8 @@ class EngineBench:
     def __init__(
         self, runner: Runner, step_tokens: int, temperature: float = 0.0, trace: RoutingTrace | None = None
     ) -> None:
-        """trace: the experts that the model's routers choose in decode steps; the runner must have been loaded for
-        it."""
+        """trace: the experts that decode steps use instead of the routers' choice; the runner must have been loaded for
+        a trace."""
         self._runner = runner
         self._trace = trace
         self._step_tokens = step_tokens
@@ -86,8 +86,8 @@ class EngineBench:
         self.steps = 0
 
     def figures(self, batches: list[int], prompt: int, gen: int, warm_up: int = 0) -> Iterator[Figure]:
-        """Yields the figures. warm_up: tokens of each sequence generated before the `gen` measured ones, with a figure
-        of their own."""
+        """Yields the figures. warm_up: tokens that each sequence generates before the `gen` measured ones; they get a
+        figure of their own."""
         for batch in batches:
             before = self.read_gb_s()
             timed = Timed(*self._measured(partial(self.prefill, batch, prompt)))
@@ -114,7 +114,7 @@ class EngineBench:
         return Timed(seconds, read, cache)
 
     def read_gb_s(self) -> float:
-        """Returns the GB/s of reading all experts once with all threads; on a GPU those of a copy, reads plus
+        """Returns the GB/s of reading all experts once with all threads; on a GPU, the GB/s of a copy, reads plus
         writes."""
         seconds, read = self._runner.engine.read_weights()
         return read / seconds / 1e9
@@ -152,8 +152,8 @@ class EngineBench:
                 new, zeroed = [], b""
 
     def decode(self, batch: int, prompt: int, gen: int, *, first_of_trace: int = 0) -> float:
-        """Returns the seconds of decode steps. Their plans are made beforehand, because a router makes a plan while
-        the previous step runs."""
+        """Returns the seconds of decode steps. The steps' plans are made beforehand, because a router makes a plan
+        while the previous step runs."""
         plans = [self.decode_plan(batch, position) for position in range(prompt, prompt + gen)]
         forced = self.forced(batch, gen, first_of_trace)
         began = time.perf_counter()
@@ -207,7 +207,7 @@ class EngineBench:
 
 
 def choosing(forced: ForcedRouting, plans: Iterable[StepPlan], first: int = 0) -> Iterator[StepPlan]:
-    """Yields the plans. Before each it sets the routers' choices to the trace's next step, from step `first` on."""
+    """Yields the plans. Before each plan, sets the routers' choices to the trace's next step, from step `first` on."""
     for step, plan in enumerate(plans, first):
         forced.choose(step)
         yield plan
@@ -230,7 +230,7 @@ def main(arguments: list[str]) -> int:
         parser.error(str(error))
     step_tokens = runner.ready().max_num_batched_tokens
     bench = EngineBench(runner, step_tokens, args.temperature, trace)
-    # Warm-up: touches every buffer for the first time; on a GPU it loads the kernels for the measured size.
+    # Warm-up: touches every buffer for the first time and, on a GPU, loads the kernels for the measured size.
     bench.prefill(1, min(prompt, 32 if config.device == "cpu" else step_tokens))
     use = runner.expert_use()
     warm_up = args.warm_up
@@ -349,7 +349,7 @@ def _config(args: argparse.Namespace) -> ServerConfig:
     config = resolve(read_options({name: getattr(args, name) for name in SHARED}, os.environ))
     device = choose_device(config.device)
     warm_up = args.warm_up
-    if warm_up is None:  # known only after placement: whether the expert cache is on
+    if warm_up is None:  # only placement decides whether the expert cache is on
         warm_up = SETTLING_STEPS if device != "cpu" and config.expert_cache != "off" else 0
     if args.acceptance and not num_drafts(config):
         raise ConfigError("--acceptance: there are no drafts; say how many with --speculative-config")

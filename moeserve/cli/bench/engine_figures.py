@@ -27,7 +27,7 @@ class CacheFigure:
     def between(
         cls, before: ExpertCacheCounts | None, now: ExpertCacheCounts | None, steps: int
     ) -> CacheFigure | None:
-        """Returns the figures between two counts; None if the experts' placement is fixed."""
+        """Returns the means over the steps between two counts; None if the experts' placement is fixed."""
         if before is None or now is None:
             return None
         did = now.since(before)
@@ -49,7 +49,7 @@ class Figure:
     phase: str  # "prefill", "warm-up" or "decode"
     batch: int
     prompt: int  # prompt tokens of each sequence
-    warm_up: int  # tokens of each sequence generated before
+    warm_up: int  # tokens of each sequence that were generated before
     gen: int  # decode steps; 0 for prefill
     tok_s: float  # summed over the batch
     bytes_per_token: float

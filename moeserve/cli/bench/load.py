@@ -1,4 +1,4 @@
-"""Sends a workload's requests to a server at their times, at most `max_concurrency` at once."""
+"""Sends a workload's requests to a server at their times, but at most `max_concurrency` at once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Load:
         return Run(self._outcomes, self._client.now(), time.process_time() - cpu)
 
     async def _play(self, session: Session, number: int) -> None:
-        """Plays one session's turns. A failed turn is the last, because the next prompt would need its answer."""
+        """Plays one session's turns. A failed turn ends the session, because the next prompt would need its answer."""
         prompts = self._writer(number)
         length = session.prefix_len
         ended = 0.0

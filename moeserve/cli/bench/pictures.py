@@ -17,7 +17,7 @@ from moeserve.cli.workload.trace import Workload
 from moeserve.errors import ConfigError
 from moeserve.messages.pictures import MOST_PICTURES
 
-MOST_PIXELS: Final = 16384  # of a side
+MOST_PIXELS: Final = 16384  # the longest side of a picture
 DEFAULT_SIZE: Final = (256, 256)
 _PICTURE: Final = 2  # the purpose of a random stream; see `workload/prompts.py`
 

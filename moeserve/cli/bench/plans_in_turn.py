@@ -1,4 +1,4 @@
-"""Runs plans in turn, as in a server: the worker has the next plan while it computes a step."""
+"""Runs plans in turn. As in a server, the worker has the next plan while it computes a step."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Answered(NamedTuple):
 
 
 def run_in_turn(worker: Worker, plans: Iterable[StepPlan]) -> Iterator[Answered]:
-    """Yields the results in order. If the worker launches ahead, a plan that may follow is launched while the current
-    step runs. No plan may be without rows."""
+    """Yields the results in order. If the worker launches ahead, the next plan is launched while the current step runs,
+    if `may_follow` allows it. Every plan must have rows."""
     if not worker.runs_ahead:
         for plan in plans:
             yield Answered(worker.step(plan), is_ahead=False)

@@ -1,8 +1,8 @@
-"""Writes a workload's prompts for a server: as token ids if it accepts them, else as text; or as a chat.
+"""Writes a workload's prompts for a server: as token ids if the server accepts them, else as text; or as a chat.
 
-Texts consist of common English words of about one token each. Two requests of one token each measure, from the `usage`
-that the server returns, how many tokens a word and an empty prompt take; the figures of a run use the server's count of
-each prompt anyway.
+Texts consist of common English words of about one token each. Two requests of one token measure how many tokens a word
+and an empty prompt take, by the `usage` that the server returns. The figures of a run do not depend on this estimate:
+they use the server's count of each prompt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Prompts(Protocol):
         ...
 
     def answered(self, answer: StreamedAnswer) -> None:
-        """Notes an answer: the next turn's prompt repeats it."""
+        """Stores an answer, which the next turn's prompt repeats."""
         ...
 
 
@@ -71,7 +71,7 @@ class WordCount:
 
 
 class WordPrompts:
-    """A session's prompts as text: its prefix (maybe empty) and its turns."""
+    """A session's prompts as text: the session's prefix, which may be empty, and its turns."""
 
     def __init__(self, workload: Workload, session: int, count: WordCount) -> None:
         self._workload = workload
@@ -127,12 +127,13 @@ class ChatPrompts:
 
 
 def _words(ids: Int32s) -> str:
-    """Returns words for token ids. Equal ids give equal words, so prompts with a common prefix have one as text too."""
+    """Returns words for token ids. Equal ids give equal words, so prompts with a common prefix of ids also have a
+    common prefix as text."""
     return "".join([f" {WORDS[id % len(WORDS)]}" for id in ids.tolist()])
 
 
 class ProbeFailed(UserError):
-    """The server fails a request of one token; the message is the server's."""
+    """The server fails even a request of one token. The message is the server's."""
 
 
 async def choose_writer(

@@ -9,8 +9,8 @@ One JSON object:
      "settings": {"model": "...", "threads": "2"},   everything else that the figures depend on
      "figures": [{"name": "decode, 1 stream", "value": 412.3, "unit": "tok/s", "higher_is_better": true}]}
 
-`commit` is null if moeserve does not run from a git checkout, and ends in "-dirty" if files differ from it. Names are
-unique in a file, and mean the same in every file of one benchmark.
+`commit` is null if moeserve does not run from a git checkout, and ends in "-dirty" if files differ from the commit. A
+figure's name is unique in a file, and has the same meaning in every file of one benchmark.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Results(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def results_of(
     benchmark: str, settings: Mapping[str, object], figures: Sequence[Measured], gpu: str | None = None
 ) -> Results:
-    """Returns the results of a run on this machine that ends now. gpu: its name, if one was used."""
+    """Returns the results of a run that ends now on this machine. gpu: the GPU's name, if one was used."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     shown = {name: str(value) for name, value in settings.items()}
     return Results(FORMAT, VERSION, benchmark, _machine(gpu), _commit(), now, shown, list(figures))

@@ -1,7 +1,8 @@
-"""`moeserve bench serve`: puts load on any OpenAI-compatible server and measures latency and throughput for its users.
+"""`moeserve bench serve`: puts load on any OpenAI-compatible server and measures the latency and throughput that its
+users see.
 
-Options, figures and their names are those of `vllm bench serve` (docs/reference/benchmark-figures.md lists the few
-differences), so that figures of different servers can be compared.
+The options and figures, and their names, are those of `vllm bench serve` (docs/reference/benchmark-figures.md lists the
+few differences), so that figures of different servers can be compared.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""`moeserve bench steps`: fits a model of a step's duration by its contents, for `moeserve simulate`.
+"""`moeserve bench steps`: fits a model that predicts a step's duration from the step's contents, for `moeserve
+simulate`.
 
-It runs the real runner in this process and times: chunks of every size at growing depth of one long prompt, growing
-decode batches, chunks beside decoding rows, several prompts in a step, decode batches with the long sequence in them,
-and decode batches that together have the long prompt's context. The model is fitted to all steps at once; its error is
-printed.
+It runs the real runner in this process and times these steps: chunks of every size at growing depth of one long prompt,
+growing decode batches, chunks with decoding rows in the same step, several prompts in a step, decode batches that
+contain the long sequence, and decode batches that together have the long prompt's context. The model is fitted to all
+steps at once, and its error is printed.
 
 Decode is measured as in a server: the next plan is ready while a step is computed, and tokens are sampled at
 temperature 1 (with random weights, greedy answers soon use the same experts again and again).
@@ -47,7 +48,8 @@ SHARED = (*engine.SHARED, "max_num_seqs")
 SMALLEST_CHUNK = 8
 SHORT_PROMPT = 16
 TOGETHER = 256  # tokens of each prompt in steps of several prompts
-LONGEST_CHUNKS = 8  # full steps in the long prompt, unless the user or the model's context says otherwise
+# Full steps in the long prompt, unless the user or the model's context sets another number.
+LONGEST_CHUNKS = 8
 REPEATS = 5  # repetitions of a decode step; the median counts
 BESIDE = 8  # decoding rows in a mixed step of a few tokens
 MANY_BESIDE, LARGE_CHUNKS = 64, (512, 2048)  # decoding rows, and chunk sizes in tokens, of large mixed steps
@@ -70,7 +72,7 @@ class StepBench:
         self._num_steps = 0
         self._random = np.random.default_rng(0)
         self.samples: list[StepSample] = []
-        # Additional seconds of a step that is not launched ahead; set by `measure`.
+        # Additional seconds of a step that is not launched ahead. `measure` sets them.
         self.launch_s = 0.0
 
     def measure(self) -> None:
@@ -97,7 +99,7 @@ class StepBench:
         for rows, size in mixed:
             beside = self._decode(range(1, 1 + rows))
             self._once([*beside, self._chunk(LONG, size - rows)])
-        # Chunks of the same sizes deep in the prompt separate the cost of depth from that of size.
+        # Chunks of the same sizes deep in the prompt: they separate the cost of depth from the cost of size.
         for size in reversed(sizes):
             while size < self._left:
                 self._once([self._chunk(LONG, size)])
@@ -168,7 +170,8 @@ class StepBench:
         self.launch_s = max(median(alone) - median(behind), 0.0) / 1e3
 
     def _of_equals(self, steps: list[StepSample]) -> None:
-        """Adds one sample for several steps with equal contents: one for each would outweigh all other steps."""
+        """Adds one sample for several steps with equal contents. One sample for each of them would outweigh all other
+        steps."""
         if steps:
             self.samples.append(sorted(steps, key=lambda sample: sample.seconds)[len(steps) // 2])
 
@@ -193,8 +196,8 @@ def _sample(plan: StepPlan, result: StepResult) -> StepSample:
 
 
 def slots_needed(num_seqs: int, long_prompt: int) -> int:
-    """Returns the KV slots that `measure` needs: for all prompts and all decoded tokens (1 + 2 + 4 + ... < 2 num_seqs
-    in each kind of batch, plus steps of one row and mixed steps)."""
+    """Returns the KV slots that `measure` needs for all prompts and all decoded tokens. Each kind of batch needs 1 + 2
+    + 4 + ... < 2 num_seqs; steps of one row and mixed steps are added."""
     in_mixed = BESIDE * 17 + MANY_BESIDE * len(LARGE_CHUNKS)
     batches = (3 * (1 + REPEATS) + 1) * 2 * num_seqs
     return long_prompt + num_seqs * SHORT_PROMPT + batches + 2 * REPEATS + in_mixed
@@ -254,7 +257,7 @@ def measure(config: ServerConfig, long_prompt: int, report_to: Callable[[str], o
 
     runner = load_runner(config, engine.TerminalBar())
     num_seqs = config.max_num_seqs
-    # Leaves room for the tokens that the long sequence decodes later.
+    # The long prompt is shortened by the tokens that its sequence decodes later.
     room = runner.ready().max_model_len - (1 + REPEATS) * num_seqs.bit_length() - 1
     bench = StepBench(runner, num_seqs, runner.ready().max_num_batched_tokens, min(long_prompt, room))
     bench.measure()
@@ -274,7 +277,7 @@ def measure(config: ServerConfig, long_prompt: int, report_to: Callable[[str], o
 
 
 def _ahead_tokens(runner: Runner) -> int:
-    """Returns the value for StepTime.ahead_tokens."""
+    """Returns the value of StepTime.ahead_tokens for this runner."""
     if not runner.runs_ahead:
         return 0
     sizes = powers_of_two(1, runner.ready().max_num_batched_tokens)

@@ -10,7 +10,7 @@ from moeserve.messages.steps import WorkerReady
 
 
 class WindowSlots:
-    """Assigns window slots as a router does: slots that no later row of a sequence reads are free for the next plan."""
+    """Assigns window slots as a router does. Slots that no later row of a sequence reads are free for the next plan."""
 
     def __init__(self, ready: WorkerReady) -> None:
         self._window = ready.window
@@ -19,7 +19,7 @@ class WindowSlots:
 
     def take(self, seq: int, start: int, count: int) -> bytes:
         """Returns `Row.window_slots` for `count` positions from `start` on. Slots that the sequence had from `start` on
-        are freed; one that starts at 0 is a new sequence."""
+        are freed. A start of 0 begins a new sequence."""
         if not self._window:
             return b""
         held = self._held.setdefault(seq, deque())
@@ -31,8 +31,8 @@ class WindowSlots:
         return np.array(taken, np.int32).tobytes()
 
     def take_last(self, seq: int, position: int) -> bytes:
-        """Frees a sequence's window slots and takes new ones for the positions that its row at `position` attends
-        to: the value of `NewSeq.prefix_window_slots`."""
+        """Frees a sequence's window slots, and takes new ones for the positions that the sequence's row at `position`
+        attends to. Returns `NewSeq.prefix_window_slots`."""
         if not self._window:
             return b""
         held = self._held.get(seq, deque())

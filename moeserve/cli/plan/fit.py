@@ -27,6 +27,7 @@ from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import Gpu, ModelSizes, Placement, place
 from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES, gpu_reserved_bytes
+from moeserve.placement.gpu_compressed import check_compressed_placed, check_gpu_compressed
 from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.options import (
     placement_options,
@@ -79,6 +80,7 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     if gpu is not None:
         model = gpu_drafting_shape(model)
         check_gpu_drafts(config, model)
+        check_gpu_compressed(config, model)
     small = open_draft_model(config, source, has_tensors=False)
     layout = layout_of(config, model, None if small is None else small.layout)
     sizes = ModelSizes.of(source.tensors, layout)
@@ -111,6 +113,7 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     placement = with_expert_cache(place(sizes, first, room), sizes, config, ram)
     if gpu is not None:
         check_drafts_placed(config, model, placement)
+        check_compressed_placed(model, placement)
     disk = None
     if gpu is None:
         free = ram - processes_bytes(config, model, placement, in_a_step)

@@ -13,7 +13,7 @@ from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.kv.layout import KvLayout, check_cpu_reads
-from moeserve.kv.slot_kinds import spare_bytes
+from moeserve.kv.slot_kinds import slot_kinds, spare_bytes
 from moeserve.kv.state_capacity import state_slots
 from moeserve.kv.tier_sizes import default_ram_bytes
 from moeserve.kv.window_capacity import KvPools, divide
@@ -215,7 +215,8 @@ def predict(
         ram_adapters=adapters.resident,
         ram_later_adapters=adapters.later,
         ram_tier=_ram_tier(
-            *(config, placement, gpu_kv, free - ram_kv), has_window_pool=pools.num_window_slots > 0
+            *(config, placement, gpu_kv, free - ram_kv),
+            has_window_pool=pools.num_window_slots > 0 or len(slot_kinds(layout, 1, 1)) > 0,
         ),
         gpu_weights=placement.gpu_weight_bytes,
         gpu_kv=gpu_kv,

@@ -1,7 +1,7 @@
-"""Anthropic's tools that a request names by type only, without a schema, and that the client runs: shell, text editor,
-memory.
+"""The tools of Anthropic's that the client runs, and that a request names by type only, without a schema: shell, text
+editor, memory.
 
-Models here are given functions only, so each tool becomes a function with the parameters of its calls.
+Models get functions only, so each tool becomes a function whose parameters are the fields of the tool's calls.
 
 Source: Anthropic's documentation of its bash, text editor and memory tools.
 """
@@ -76,8 +76,8 @@ _UNDOES: Final = "20250124"
 
 
 def as_functions(tools: Any) -> Any:
-    """Returns a request's tools, in which the tools of this table have become custom tools. Raises PydanticCustomError
-    for computer use, whose results are pictures."""
+    """Returns a request's tools with the tools of this table replaced by custom tools. Raises PydanticCustomError for
+    computer use, whose results are pictures."""
     return [_as_function(tool) for tool in tools] if isinstance(tools, list) else tools
 
 

@@ -1,4 +1,4 @@
-"""Anthropic's content blocks: pictures, and those that become text here (texts, documents, search results).
+"""Anthropic's content blocks: pictures, and the blocks that become text here (texts, documents, search results).
 
 Source: Anthropic's API reference (Messages, version 2023-06-01) and its Python client's types.
 """

@@ -42,7 +42,7 @@ class ToolUseAmount(RequestModel):
 
 
 class ClearToolUses(RequestModel):
-    """Replaces the results of all tool uses but the last ones, once the prompt is long."""
+    """Replaces the results of all tool uses except the last ones, if the prompt is long."""
 
     empty: ClassVar = frozenset({"exclude_tools", "clear_tool_inputs"})
 
@@ -125,8 +125,8 @@ class AllTurns(RequestModel):
 
 
 class ClearThinking(RequestModel):
-    """Leaves out the thinking of all turns but the last ones. A turn begins with a user's message that has more than
-    tool results."""
+    """Leaves out the thinking of all turns except the last ones. A turn begins with a user's message that has content
+    besides tool results."""
 
     type: Literal["clear_thinking_20251015"]
     keep: Literal["all"] | Annotated[ThinkingTurns | AllTurns, Field(discriminator="type")] = ThinkingTurns(
@@ -134,7 +134,7 @@ class ClearThinking(RequestModel):
     )
 
     def without(self, messages: Conversation) -> tuple[list[AnyMessage], int]:
-        """Returns the messages without the cleared thinking, and the number of turns that lost theirs."""
+        """Returns the messages without the cleared thinking, and the number of turns whose thinking was cleared."""
         if not isinstance(self.keep, ThinkingTurns):
             return list(messages), 0
         turns = _turns(messages)

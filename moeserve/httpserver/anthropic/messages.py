@@ -26,7 +26,7 @@ from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Lab
 
 
 class ThinkingBlock(RequestModel):
-    """The thinking of an earlier turn, as this server's answer had it."""
+    """The thinking of an earlier turn, in the form in which this server's answer had it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -34,7 +34,7 @@ class ThinkingBlock(RequestModel):
 
 
 class RedactedThinkingBlock(RequestModel):
-    """Thinking that Anthropic's servers have encrypted: the conversation began there."""
+    """Thinking that Anthropic's servers have encrypted, in a conversation that began there."""
 
     type: Literal["redacted_thinking"]
     data: Annotated[Any, NO_EFFECT]

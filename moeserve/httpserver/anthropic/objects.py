@@ -33,7 +33,7 @@ class ContentBlock(TypedDict):
 
 
 class AppliedEdit(TypedDict):
-    """What a context edit left out of the prompt."""
+    """The parts that a context edit left out of the prompt."""
 
     type: str
     cleared_tool_uses: NotRequired[int]
@@ -58,8 +58,8 @@ class Message(TypedDict):
 
 
 class MessageEvent(TypedDict):
-    """message_start, ping, content_block_start, content_block_delta, content_block_stop, message_delta,
-    message_stop or error, with the fields that each has in Anthropic's reference."""
+    """An event: message_start, ping, content_block_start, content_block_delta, content_block_stop, message_delta,
+    message_stop or error. Its fields are those of Anthropic's reference."""
 
     type: str
 

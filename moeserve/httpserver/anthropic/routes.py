@@ -92,7 +92,7 @@ async def _tokens(service: Service, body: CountTokensRequest, caller: Caller) ->
 
 
 async def _edited(service: Service, body: Body, caller: Caller) -> tuple[Body, list[AppliedEdit]]:
-    """Returns the body with its context edits applied, and what they left out."""
+    """Returns the body with its context edits applied, and the parts that they left out."""
     assert body.context_management is not None
     of_messages = partial(_with_messages, body)
     messages, applied = await edited(
@@ -165,7 +165,7 @@ class MessagesHandler:
         return await prepare(self.service, self.body.asked(self.caller))
 
     def _edits(self) -> AppliedEdits | None:
-        """What the request's context edits did; None where it has none."""
+        """The effects of the request's context edits; None without context edits."""
         return None if self.body.context_management is None else {"applied_edits": self._applied}
 
     def _message(self, tally: UsageTally) -> Message:

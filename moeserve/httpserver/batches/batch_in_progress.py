@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from moeserve.httpserver.batches.journal import Journal, recover
 from moeserve.httpserver.batches.outcomes import Kind, Outcome, Tally, is_error_line, line_of
 from moeserve.httpserver.batches.records import Batch, LineError, StoredFile
 from moeserve.httpserver.batches.store import RETENTION_S, BatchStore
+from moeserve.httpserver.transport.errors import ApiError
 
 GIVEN_UP_AT_ONCE: Final = 256  # lines
 
@@ -27,8 +29,11 @@ class BatchInProgress:
         self.tally = tally
         self.pending = deque(line for line in lines if line.custom_id not in tally.done)
         self.num_open = 0  # lines being answered; written by the runner
-        self.takes_no_more = False  # True if the batch is cancelled or late; written by the runner
+        # No more lines begin, because the batch is cancelled or late; written by the runner.
+        self.takes_no_more = False
         self._store = store
+        self._saving = asyncio.Lock()
+        self._has_unsaved_losses = False
         self._file = file
         path = store.folder.path
         self._output = Journal(path / batch.output)
@@ -72,12 +77,32 @@ class BatchInProgress:
         body: dict[str, Any] = request["body"]
         return body
 
+    def is_suspect(self, line: Line) -> bool:
+        """Returns whether a server has ended while it had the line."""
+        return line.custom_id in self.batch.losses
+
+    async def add_loss(self, line: Line) -> int:
+        """Counts a server that has ended while it had the line, on the disk too: a later server of ours counts on.
+        Returns the line's count. Raises ApiError."""
+        losses = self.batch.losses
+        losses[line.custom_id] = losses.get(line.custom_id, 0) + 1
+        self._has_unsaved_losses = True
+        await self._save_losses()
+        return losses[line.custom_id]
+
+    async def _save_losses(self) -> None:
+        async with self._saving:
+            if self._has_unsaved_losses:
+                await self._store.save(self.batch)
+                self._has_unsaved_losses = False
+
     async def keep(self, outcome: Outcome) -> None:
         """Stores a result; returns when it is on the disk. Raises OSError."""
         line = line_of(self.batch.style, outcome)
         journal = self._errors if is_error_line(self.batch.style, outcome) else self._output
         await journal.append(line)
         self.tally.add(outcome)
+        self.batch.losses.pop(outcome.custom_id, None)
         self._store.grew(self.batch, len(line) + 1)
 
     async def give_up(self, kind: Kind) -> None:
@@ -105,6 +130,8 @@ class BatchInProgress:
         self._store.tallies.pop(batch.id, None)
 
     async def close(self) -> None:
+        with contextlib.suppress(ApiError):  # a full disk; the count of a line is lower then
+            await self._save_losses()
         await self._output.close()
         if self._errors is not self._output:
             await self._errors.close()

@@ -1,8 +1,8 @@
 """A line of a batch that the front passes to one model's server (`moeserve/front/batch_lines.py`).
 
-With several models the front has the batches, and a model's server answers the lines that name it, exactly as it would
-answer those of a batch of its own: in the background, in the name of the batch's API key. The route exists only in a
-server that a front has started, and takes a line only with the front's secret.
+With several models the front keeps the batches. A model's server answers the lines that name its model, exactly as it
+answers lines of its own batches: in the background, for the batch's API key. The route exists only in a server that a
+front has started, and accepts a line only with the front's secret.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LineAnswer(msgspec.Struct):
     status: int
     request_id: str
     retry_after: int | None
-    seconds: float  # that this process's event loop has spent on it
+    seconds: float  # that this process's event loop has spent on the line
     body: msgspec.Raw
 
     def as_answered(self) -> Answered:
@@ -47,7 +47,8 @@ class LineAnswer(msgspec.Struct):
 
 @router.post(PATH, include_in_schema=False)
 async def answer_line(request: Request) -> Response:
-    """Answers a line. Query: the path that it is for, and the tenant and the owner of its batch's API key."""
+    """Answers a line. Query parameters: the path of the line's request, and the tenant and the owner of the batch's API
+    key."""
     given = request.headers.get(SECRET_HEADER, "")
     if not hmac.compare_digest(given.encode(), os.environ[FRONT_SECRET_ENV].encode()):
         raise ApiError(401, "only the front may send lines of batches", code="invalid_api_key")
@@ -96,5 +97,6 @@ API: Final = Api(
     routers=(router,),
     open_paths=frozenset({PATH}),
     quiet_paths=frozenset({PATH}),
-    uploads={PATH: MAX_LINE_BYTES},  # it has been read before: the bounds on clients' bodies are not for it
+    # The front has read the line already, so the bounds on clients' bodies do not apply.
+    uploads={PATH: MAX_LINE_BYTES},
 )

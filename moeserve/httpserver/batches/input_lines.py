@@ -1,4 +1,4 @@
-"""The lines of a batch's input: all are checked before any is answered; later they are read one by one."""
+"""The lines of a batch's input. All lines are checked before the first is answered; later they are read one by one."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def _check(
 
 
 def route_of(url: str) -> str:
-    """Returns the route for a line's url or a batch's endpoint. Accepts a host before it, and Azure's form without
-    /v1."""
+    """Returns the route for a line's url or a batch's endpoint. Accepts a host before the path, and Azure's form
+    without /v1."""
     if url.startswith(("http://", "https://")):
         url = "/" + url.split("/", 3)[3] if url.count("/") >= 3 else ""
     path = url.split("?")[0].rstrip("/")

@@ -1,9 +1,9 @@
 """LinePace limits how fast lines of batches begin while other answers are in progress.
 
-The router gives background requests a small share of the engine's time. It does not see a line's other costs: reading,
-templates, tokenising, parsing and writing. With a small model these exceed the engine's part. So the event loop's time
-for each line is added to a debt, which falls by LINE_SHARE seconds per second, and no line begins while there is debt.
-If there are no other answers, lines begin at once.
+The router gives background requests a small share of the engine's time. It does not see a line's costs in this process:
+reading, templates, tokenising, parsing and writing. With a small model these costs exceed the engine's. So the event
+loop's time for each line is added to a debt. The debt falls by LINE_SHARE seconds per second, and no line begins while
+there is debt. If there are no other answers, lines begin at once.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from moeserve.httpserver.transport.metered import Metered
 LINE_SHARE: Final = 0.03  # share of one core's time while there are other answers
 # A line's cost in other threads and processes, per second of the event loop.
 ELSEWHERE: Final = 1.0
-MAX_DEBT_S: Final = 0.5  # the debt never exceeds this, however much a line costs
+MAX_DEBT_S: Final = 0.5  # the highest debt, however much a line costs
 FIRST_S: Final = 0.002  # expected cost of a line before any has ended
-LINGER_S: Final = 2.0  # how long lines stay limited after the last other answer: another often follows
+# How long lines stay limited after the last other answer, because another answer often follows.
+LINGER_S: Final = 2.0
 
 T = TypeVar("T")
 
@@ -46,8 +47,8 @@ class LinePace:
         return self._debt / LINE_SHARE if now < self._busy_until else 0.0
 
     def begin(self, line: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        """Wraps a line's coroutine so that its time is added to the debt. Until it ends, it counts with the average
-        cost of earlier lines."""
+        """Wraps a line's coroutine so that the coroutine's time is added to the debt. Until it ends, the line counts
+        with the average cost of earlier lines."""
         advance = self._expected
         self._charge(advance)
         return self._metered(line, advance)

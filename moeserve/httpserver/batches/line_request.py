@@ -1,5 +1,4 @@
-"""Answers one line of a batch through the route that a client would have called, with the same checks and the same
-answer."""
+"""Answers one line of a batch through the route that a client would call, with the same checks and the same answer."""
 
 from __future__ import annotations
 
@@ -31,6 +30,7 @@ class Answered:
     request_id: str
     retry_after: int | None = None  # seconds; set if the server could not take the request now
     seconds_elsewhere: float = 0.0  # that another process's event loop has spent on it
+    is_lost: bool = False  # its server has ended meanwhile; `body` is the error if that happens too often
 
 
 def new_request_id() -> str:
@@ -55,7 +55,7 @@ class LineAnswerer:
     error_body: Callable[[str, ApiError, str], Mapping[str, Any]]  # `ApiTable.error_body`
 
     async def answer(self, path: str, body: Mapping[str, Any], tenant: str, owner: str) -> Answered:
-        """Answers one request. tenant, owner: those of the batch's API key, as in `RequestState`."""
+        """Answers one request. tenant, owner: the tenant and the owner of the batch's API key (see `RequestState`)."""
         request_id = new_request_id()
         request = self._request(path, orjson.dumps(body), request_id, tenant, owner)
         try:

@@ -1,7 +1,8 @@
-"""The body of POST /v1/messages/batches: one object with all requests. It is converted to a file with a line per
-request.
+"""The body of POST /v1/messages/batches: one object with all requests. The body is converted to a file with one line
+per request.
 
-It may be large, so it is written to disk while it arrives. A thread then splits it into requests, without parsing each.
+A body may be large, so it is written to disk while it arrives. A thread then splits it into requests, without parsing
+each request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parses a multipart/form-data body (RFC 7578) while it arrives: a file's bytes are passed on and not kept."""
+"""Parses a multipart/form-data body (RFC 7578) while it arrives. A file's bytes are passed on and not kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outcome: how a batch's request ended, and its line in each API's results file."""
+"""Outcome: how a request of a batch ended, and the outcome's line in each API's results file."""
 
 from __future__ import annotations
 

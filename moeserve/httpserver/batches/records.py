@@ -64,12 +64,13 @@ class Batch(msgspec.Struct, kw_only=True):
     ended_at: int | None = None
     total: int = 0
     counts: dict[str, int] = {}  # number of requests by `outcomes.Kind`, once the batch has ended
-    # Ids of its future result files; the client sees them when the files exist.
+    # Ids of the batch's future result files; the client sees an id when the file exists.
     output_file_id: str
     error_file_id: str
     has_output: bool = False
     has_errors: bool = False
     output_expires_after: int | None = None  # seconds
+    losses: dict[str, int] = {}  # how often a server has ended over a line without a result, by its custom_id
     errors: list[LineError] = []
     metadata: dict[str, Any] | None = None
 

@@ -1,9 +1,12 @@
-"""BatchRunner answers the lines of all batches in the background, at most as many at once as the engine has request
-slots.
+"""BatchRunner answers the lines of all batches in the background. It answers at most as many lines at once as the
+engine has request slots.
 
 Batches of different API keys take turns, line by line; batches of the same key are answered one after another. For the
 router each line is a background request, so other requests come first. A line is done when its result is on the disk;
 after a crash, the next server answers all other lines again.
+
+A line over which its model's server ends is tried MOST_LOSSES times. Those that were in flight beside it are tried
+again one after another, so that only the line that ends servers reaches that count.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ LOCK_INTERVAL_S: Final = 0.5
 TICK_S: Final = 1.0  # interval of checks for expired and late batches
 SWEEP_S: Final = 600.0
 MOST_WAIT_S: Final = 10  # longest wait before a line that the server could not take is sent again
+MOST_LOSSES: Final = 3  # servers that may end over a line; then the line fails
 DISK_WAIT_S: Final = 5.0  # wait before a result is written again after the disk was full
 
 
@@ -67,7 +71,8 @@ class BatchServer(Protocol):
 
     @abstractmethod
     async def answer(self, path: str, body: Mapping[str, Any], tenant: str, owner: str) -> Answered:
-        """Answers one line as its route does. tenant, owner: those of the batch's API key, as in `RequestState`."""
+        """Answers one line as its route does. tenant, owner: the tenant and the owner of the batch's API key (see
+        `RequestState`)."""
 
 
 class BatchRunner:
@@ -83,9 +88,10 @@ class BatchRunner:
         self._turns: deque[str] = deque()  # owners, the next one first
         self._wake = asyncio.Event()
         self._swept_at = time.monotonic()
+        self._trying = asyncio.Lock()  # held by the line that may be the cause of a server's end
 
     async def run(self) -> None:
-        """Runs until it is cancelled; then releases the folder for another server. Raises ConfigError, OSError."""
+        """Runs until it is cancelled, and then releases the folder for another server. Raises ConfigError, OSError."""
         store = self._store
         try:
             while not await asyncio.to_thread(store.open):
@@ -182,7 +188,7 @@ class BatchRunner:
         self._wake.set()
 
     async def _answer(self, running: BatchInProgress, line: Line) -> None:
-        """Answers a line and stores its result. If it is cancelled earlier, the line is pending again."""
+        """Answers a line and stores its result. If the call is cancelled before that, the line is pending again."""
         task = asyncio.current_task()
         assert task is not None
         self._asking.add(task)
@@ -214,16 +220,20 @@ class BatchRunner:
             tenant = self._tenant_of(batch.owner)
             answered = None
             if tenant is not None:
-                answered = await self._server.answer(batch.endpoint, body, tenant, batch.owner)
+                alone = self._trying if running.is_suspect(line) else contextlib.nullcontext()
+                async with alone:
+                    answered = await self._server.answer(batch.endpoint, body, tenant, batch.owner)
                 self._pace.add(answered.seconds_elsewhere)
+            if answered is not None and answered.is_lost and await running.add_loss(line) < MOST_LOSSES:
+                continue
             if answered is not None and answered.retry_after is None:
                 return _outcome_of(line, answered)
             wait = MOST_WAIT_S if answered is None else min(answered.retry_after or 1, MOST_WAIT_S)
             await asyncio.sleep(wait)
 
     def _tenant_of(self, owner: str) -> str | None:
-        """Returns the tenant of an API key's owner; None if the server no longer knows the key: its batches then wait
-        until the key is back, or expire."""
+        """Returns the tenant of an API key's owner. Returns None if the server no longer knows the key; the key's
+        batches then wait until the key is back, or expire."""
         keys = self._server.keys
         if not owner or not keys:
             return "" if not owner and not keys else None

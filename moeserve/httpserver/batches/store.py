@@ -29,7 +29,7 @@ RETENTION_S: Final = 30 * 86400  # how long ended batches and their results are 
 
 class BatchStore:
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """max_bytes: limit of all files together. Raises ConfigError."""
+        """max_bytes: the most bytes of all files together. Raises ConfigError."""
         self.folder = BatchFolder(path)
         self.files: dict[str, StoredFile] = {}
         self.batches: dict[str, Batch] = {}
@@ -38,6 +38,7 @@ class BatchStore:
         self.changed: Callable[[], None] = lambda: None  # set by the runner: tells it that there is work
         self._max_bytes = max_bytes
         self._bytes = Counter[str]()  # by owner
+        self._saving = asyncio.Lock()  # a record is written by one thread at a time
 
     def open(self) -> bool:
         """Locks and reads the folder. Returns False if another server uses it. Raises ConfigError, OSError."""
@@ -97,8 +98,8 @@ class BatchStore:
         return ApiError(413, message, code="storage_full", refusal=Refusal.QUOTA)
 
     async def add_file(self, file: StoredFile, upload: str | None = None) -> None:
-        """Stores a file's record. upload: the uploaded bytes' name, which are moved to their place; None: they are
-        there already. Raises ApiError."""
+        """Stores a file's record. upload: the name of the uploaded bytes, which are moved to the file's place; None:
+        the bytes are at the file's place already. Raises ApiError."""
         if upload is not None:
             if len(self.files_of(file.owner, None)) >= MAX_FILES_PER_OWNER:
                 message = f"this API key has {MAX_FILES_PER_OWNER} files, the most: delete some"
@@ -126,7 +127,7 @@ class BatchStore:
     # ---- batches
 
     def batch(self, owner: str, batch_id: str, style: str) -> Batch:
-        """Returns an owner's batch. style: the API that it was made by. Raises ApiError 404."""
+        """Returns an owner's batch. style: the API through which it was created. Raises ApiError 404."""
         self.require_open()
         batch = self.batches.get(batch_id)
         if batch is None or batch.owner != owner or batch.style != style:
@@ -154,10 +155,14 @@ class BatchStore:
 
     async def save(self, batch: Batch) -> None:
         """Writes a batch's state to disk. Raises ApiError 500."""
-        await self.on_disk(self.folder.write, "batches", batch)
+        await asyncio.shield(asyncio.create_task(self._write(batch)))
         if batch.id not in self.batches:
             self._bytes[batch.owner] += self._bytes_of(batch)
         self.batches[batch.id] = batch
+
+    async def _write(self, batch: Batch) -> None:
+        async with self._saving:
+            await self.on_disk(self.folder.write, "batches", batch)
 
     async def delete_batch(self, batch: Batch) -> None:
         """Deletes an ended message batch, with its requests and results. Raises ApiError."""
@@ -192,7 +197,7 @@ class BatchStore:
             raise ApiError(500, f"the batch folder failed: {error}", code="storage_error") from error
 
     def _bytes_of(self, batch: Batch) -> int:
-        """Returns the bytes of a batch's requests and journals that are not files of the owner."""
+        """Returns the bytes of a batch's requests and journals, without those that are files of the owner."""
         if batch.style == "openai":
             return 0
         return self.folder.size(batch.requests) + self.folder.size(batch.output)

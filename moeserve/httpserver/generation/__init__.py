@@ -1,9 +1,7 @@
-"""What the APIs share, from a request body to the engine and back. It goes one way:
+"""What the APIs share, from a request body to the engine and back. Requests pass these modules in order:
 
-request/          what a client asks for: parts of bodies, and `Asked`, which a body is mapped to
-chat/             a conversation's prompt, and the form of its answer
-resolve/          `Resolved`, the request as the served model gets it, and the messages to the engine
-prepare.py        takes a request from `Asked` to those messages
-engine/           sends the messages to the router, and delivers what comes back
-usage.py, logprobs.py, chat/answers.py    read the answers
-service.py        what every route works with"""
+request/          what a client asks for: parts of bodies, and `Asked`, to which each body is mapped chat/             a
+conversation's prompt, and the form of its answer resolve/          `Resolved`, the request with the served model's
+values filled in, and the messages to the engine prepare.py        makes these messages from `Asked` engine/ sends the
+messages to the router, and delivers the answers usage.py, logprobs.py, chat/answers.py read the answers service.py the
+objects that every route uses"""

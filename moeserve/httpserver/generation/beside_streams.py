@@ -1,4 +1,4 @@
-"""Work that is too long for the event loop runs on a thread, in pieces, so that streams continue between them."""
+"""Work that is too long for the event loop runs on a thread, in pieces, so that streams continue between two pieces."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.schema import TextItem
 
-# Tokens encoded at once. With 20 alternatives each they take 1 ms, in which no other thread runs.
+# Tokens encoded at once. With 20 alternatives for each token this takes 1 ms, in which no other thread runs.
 TOKENS_AT_ONCE: Final = 256
 LOWEST = -9999.0  # vLLM's substitute for minus infinity, which JSON cannot express
 
@@ -36,7 +36,8 @@ class RankedLogprob(TypedDict):
     decoded_token: str
 
 
-# vLLM's format: null for the first token; for every other one a dict of its own and the most likely tokens, by id.
+# vLLM's format: null for the first token; for every other token a dict by token id, of the token itself and the most
+# likely ones.
 PromptLogprobs = list[dict[str, RankedLogprob] | None]
 
 
@@ -71,7 +72,7 @@ def prompt_logprobs(text: ModelText, items: Sequence[TextItem], top: int) -> Pro
 def chat_logprobs(
     text: ModelText, tokens: Sequence[TokenLogprob], top: int, as_ids: bool
 ) -> list[ChatLogprob]:
-    """Returns one object a token, each with `top` alternatives. `as_ids` names tokens "token_id:123"."""
+    """Returns one object for each token, with `top` alternatives. With `as_ids`, tokens are named "token_id:123"."""
 
     def entry(token_id: int, logprob: float) -> TopLogprob:
         return {

@@ -1,4 +1,4 @@
-"""PreparedRequest: a resolved request, with which a route runs its generations and reads their answers."""
+"""PreparedRequest: a resolved request. With it a route runs the request's generations and reads their answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PreparedRequest:
     text: ModelText
     resolved: Resolved
     requests: list[GenerateRequest]  # one a choice
-    readers: list[AnswerReader]  # one a choice of a conversation; empty for plain prompts
+    readers: list[AnswerReader]  # one for each choice of a conversation; empty for plain prompts
     tally: UsageTally
 
     def stream(self) -> GenerationStream:
@@ -42,8 +42,8 @@ class PreparedRequest:
         return answers
 
     def stop_reason(self, end: TextItem) -> str | int | None:
-        """Returns the client's stop string or token that ended the choice; None if our own stop token after a single
-        call did."""
+        """Returns the client's stop string or token that ended the choice. Returns None if the choice ended at the
+        server's own stop token, which follows a single call."""
         is_tag = end.stop_reason is not None and end.stop_reason == self.text.formats.call_end
         is_own = end.stop_reason in self.resolved.asked.stop_token_ids
         return None if is_tag and not is_own else end.stop_reason

@@ -38,7 +38,7 @@ class Service:
     keys: ApiKeys | None = None  # written by `build_app`
     text: ModelText | None = None  # set by `server.py` once it is built; None while the server is loading
     created: int = field(default_factory=lambda: int(time.time()))
-    # Paths by name of models that clients have downloaded, and that this server does not serve.
+    # Models that clients have downloaded and that this server does not serve: their paths, by name.
     downloaded: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,8 +61,8 @@ class Service:
         return Served(self.text, limit, min(ready.vocab_size, self.text.vocab_size), ready.max_num_seqs)
 
     def picture_client(self, asked: Asked) -> PictureClient | None:
-        """Returns None if the model does not see pictures. Raises ApiError 400 for a conversation with pictures that
-        this engine cannot compute."""
+        """Returns the client of the visual server; None if the model does not see pictures. Raises ApiError 400 for a
+        conversation with pictures if this engine cannot compute them."""
         has_pictures = isinstance(asked.prompt, ChatPrompt) and asked.prompt.pictures
         ready = self.engine.state.ready
         if (
@@ -96,7 +96,7 @@ class Service:
         return self.adapters[model].key
 
     def answering(self, model: str | None) -> str:
-        """Returns the model name for the answer to a request that names `model`: the adapter's, or the model's first
+        """Returns the name in the answer to a request that names `model`: the adapter's name, or the model's first
         name."""
         return self.model_name if model is None or model in self.aliases else model
 
@@ -110,7 +110,7 @@ class Service:
         return ApiError(404, message, param="model", code="model_not_found")
 
     def how_to_serve(self, name: str) -> str:
-        """Says how a downloaded model comes to be served."""
+        """Returns a sentence that says how a downloaded model can be served."""
         return (
             f"this server has one model, {self.model_name!r}; stop it, and start `moeserve serve {name}`, or "
             f"`moeserve serve MODEL {name}` for both"

@@ -1,4 +1,4 @@
-"""A request's usage and timings, summed up from its generations'."""
+"""A request's usage and timings, computed from its generations' usages."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class UsageInfo(TypedDict):
 
 
 class Timings(TypedDict):
-    """Times and rates of a request's phases. With several choices, milliseconds are the slowest choice's and tokens the
-    sum of all. A rate is tokens over the time from the first choice's start to the last one's end; null if the phase
-    took no time."""
+    """Times and rates of a request's phases. With several choices, times are the slowest choice's, in milliseconds, and
+    token counts are sums over the choices. A rate is the tokens over the time from the first choice's start to the last
+    choice's end; null if the phase took no time."""
 
     queue_ms: float
     prefill_ms: float
@@ -68,7 +68,7 @@ class UsageTally:
         self._finished: dict[int, Usage] = {}
 
     def take(self, index: int, item: TextItem, reasoning_tokens: int = 0) -> None:
-        """Counts an item's tokens. The last item has the generation's final figures, which replace the count.
+        """Counts an item's tokens. A generation's last item has its final figures, which replace the count.
         reasoning_tokens: the choice's reasoning tokens so far."""
         self._reasoning[index] = reasoning_tokens
         self._completion[index] += len(item.token_ids)
@@ -104,8 +104,8 @@ class UsageTally:
         computed = sum(usage.prompt_tokens - usage.cached_tokens for usage in usages)
         # Each answer's first token comes from its prefill, so it does not count as decoded.
         decoded = sum(max(usage.completion_tokens - 1, 0) for usage in usages)
-        # Choices run together and may wait for one another, so a rate is taken over the time from the first start to
-        # the last end.
+        # Choices run together and may wait for one another, so a rate uses the time from the first start to the last
+        # end.
         prefill_spans = [(u.queue_ms, u.queue_ms + u.prefill_ms) for u in usages]
         decode_spans = [(end, end + u.decode_ms) for (_, end), u in zip(prefill_spans, usages, strict=True)]
         return {

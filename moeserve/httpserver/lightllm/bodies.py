@@ -1,6 +1,6 @@
 """The request body of /generate and /generate_stream, with LightLLM's names, defaults and ranges.
 
-Source: LightLLM's documentation and its `SamplingParams.verify`. As there, only /generate takes `n` above 1.
+Source: LightLLM's documentation and its `SamplingParams.verify`. As in LightLLM, only /generate takes `n` above 1.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ class GenerateToken(TypedDict):
 
 
 class GenerateResponse(TypedDict):
-    """The response of /generate: with n > 1, per-choice values are lists; `generated_text` is always a list."""
+    """The response of /generate. With n > 1, each per-choice value is a list; `generated_text` is always a list."""
 
     generated_text: list[str]
     count_output_tokens: int | list[int]

@@ -139,6 +139,7 @@ def _tokens(text: ModelText, item: TextItem) -> list[GenerateToken]:
 
 
 def _without_token(item: TextItem) -> GenerateToken:
-    """Returns a placeholder token for an item without tokens: the end by a stop token, or text that was held back."""
+    """Returns a placeholder token for an item without tokens: the item is the end by a stop token, or text that was
+    held back."""
     stop_token = item.stop_reason if isinstance(item.stop_reason, int) else None
     return {"id": stop_token, "text": item.text, "logprob": None, "special": stop_token is not None}

@@ -17,7 +17,8 @@ _ABSENT: Final = object()
 
 
 class LlamaTimings(TypedDict):
-    """A rate is null if its phase took no time. `prompt_n` leaves out the `cache_n` tokens from the cache."""
+    """Token counts, times and rates of an answer. A rate is null if its phase took no time. `prompt_n` does not count
+    the `cache_n` tokens from the cache."""
 
     cache_n: int
     prompt_n: int
@@ -119,8 +120,8 @@ class LlamaCompletion(CompletionPiece):
 
 
 def fields_of(answer: Mapping[str, Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """Returns the answer with these fields only, those in other objects by their paths (`timings/prompt_ms`); without
-    names all of it."""
+    """Returns the answer with the named fields only. A path such as `timings/prompt_ms` names a field of a nested
+    object. Without names, returns the whole answer."""
     if not names:
         return answer
     found: dict[str, Any] = {}

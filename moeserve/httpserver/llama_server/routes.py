@@ -162,8 +162,8 @@ class CompletionHandler:
                     yield chunk
 
     async def _limited(self, prepared: PreparedRequest) -> AsyncGenerator[tuple[int, TextItem], None]:
-        """Yields the answers' items, as far as the lines' limits let them come: the last of each has a
-        `finish_reason`. The tally has taken them."""
+        """Yields the answers' items up to the limits of their lines. Each answer's last item has a `finish_reason`. The
+        items are counted in the tally."""
         body, number = self.body, len(prepared.requests)
         seconds = body.t_max_predict_ms / 1e3 if body.t_max_predict_ms > 0 else None
         limits = [TextLimits(body.n_indent, seconds) for _ in range(number)]
@@ -171,7 +171,7 @@ class CompletionHandler:
         async with prepared.stream() as stream:
             async for index, item in stream:
                 if limits[index].is_reached:
-                    continue  # it runs on until the others have ended, too
+                    continue  # this generation continues until the others have ended, too
                 kept = limits[index].take(item.text) if item.text else item.text
                 if limits[index].is_reached and item.finish_reason is None:
                     usage = self._usage_so_far(prepared, limits[index], item)
@@ -185,8 +185,8 @@ class CompletionHandler:
                     return
 
     def _usage_so_far(self, prepared: PreparedRequest, limits: TextLimits, item: TextItem) -> Usage:
-        """Returns the usage of an answer that ends at a limit of its lines, as this process sees it: the prompt's time
-        includes the queue."""
+        """Returns the usage of an answer that ends at a limit of its lines, as measured by this process: the prompt's
+        time includes the time in the queue."""
         usage = prepared.tally.usage()
         length = len(prepared.resolved.prompts[0])
         prefill = (limits.began_at - self.caller.arrival) * 1e3
@@ -211,8 +211,8 @@ class CompletionHandler:
         }
 
     def _timings_so_far(self, tally: UsageTally, first: float) -> LlamaTimings:
-        """Returns the timings that this process has measured; the prompt's time includes the queue. The last chunk has
-        the engine's exact timings."""
+        """Returns the timings as measured by this process: the prompt's time includes the time in the queue. The last
+        chunk has the engine's exact timings."""
         usage, decoded = tally.usage(), time.monotonic() - first
         return _llama_timings(
             cached=0,

@@ -1,4 +1,4 @@
-"""TextLimits: llama-server's ends of an answer that depend on its lines, for editors."""
+"""TextLimits: llama-server's conditions on an answer's lines that end the answer, for editors."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ class TextLimits:
     def __init__(
         self, min_indent: int, seconds: float | None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`min_indent`: blanks that each line but the first must begin with. `seconds` from the first token on, after
-        which the answer ends at a line's end."""
+        """min_indent: the answer ends before a line, other than the first, that begins with fewer blanks. seconds: the
+        answer ends at the first line end later than this after its first token."""
         self._min_indent = min_indent
         self._seconds = seconds
         self._clock = clock
         self._has_begun = False
         self.began_at = 0.0  # when the first text came
-        self._indent: int | None = None  # of the line so far; None: within its text, or in the first line
+        # Blanks of the line so far; None: within the line's text, or in the first line.
+        self._indent: int | None = None
         self.is_reached = False
 
     def take(self, text: str) -> str:
-        """Returns what belongs to the answer of its next piece of text; sets `is_reached` where it ends with that."""
+        """Takes the answer's next piece of text. Returns the part that belongs to the answer, and sets `is_reached` if
+        the answer ends with it."""
         now = self._clock()
         if not self._has_begun:
             self._has_begun, self.began_at = True, now

@@ -1,4 +1,4 @@
-"""Tools of MCP servers for the chat page. The server calls them at the addresses of --mcp-servers and at no other.
+"""Tools of MCP servers, for the chat page. The server calls tools only at the addresses of --mcp-servers.
 
 servers.py   the servers that the operator has named
 client.py    the protocol: Model Context Protocol, streamable HTTP

@@ -1,8 +1,8 @@
 """A client of one MCP server over streamable HTTP, for the length of one request.
 
-Source: Model Context Protocol, "Transports" and "Lifecycle", revisions 2025-03-26 to 2025-11-25. The server's answers
-are a stranger's: their bytes, their number and their time are bounded. Redirects are not followed, and no proxy of the
-environment is used: requests go to the operator's address alone.
+Source: Model Context Protocol, "Transports" and "Lifecycle", revisions 2025-03-26 to 2025-11-25. The MCP server's
+answers are untrusted, so their bytes, their number and their time are bounded. Requests go only to the address that the
+operator gave: redirects are not followed, and proxies of the environment are not used.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ KNOWN_VERSIONS: Final = frozenset({"2025-03-26", "2025-06-18", "2025-11-25"})
 CONNECT_S: Final = 5.0
 LIST_S: Final = 30.0  # for a server to begin a session and list its tools
 CALL_S: Final = 300.0
-MAX_BYTES: Final = 4 << 20  # of one answer, other messages of its stream included
+MAX_BYTES: Final = 4 << 20  # the most bytes of one answer, including other messages of its stream
 MAX_PAGES: Final = 16
 MAX_TOOLS: Final = 256
-MAX_SAID_CHARS: Final = 300  # of a server's own words in an error message
+MAX_SAID_CHARS: Final = 300  # the most characters of a server's text in an error message
 _SESSION_ID: Final = re.compile(r"[\x21-\x7e]{1,1024}")
 
 
 class _SessionLost(Exception):
-    """The server does not know the session any more."""
+    """The server no longer knows the session."""
 
 
 class McpClient:
     def __init__(self, name: str, url: str, session: str | None) -> None:
-        """session: as `session` returned it for an earlier request; None: a new one."""
+        """session: the value of `session` after an earlier request; None begins a new session."""
         self._name = name
         self._url = url
         self._version, _, self._id = (session or "").partition(" ")
@@ -60,7 +60,7 @@ class McpClient:
 
     @property
     def session(self) -> str:
-        """The protocol's version, and the session's id if the server has given one."""
+        """Returns the protocol's version and, if the server has given one, the session's id."""
         return f"{self._version} {self._id}".rstrip()
 
     async def tools(self) -> list[McpTool]:
@@ -110,7 +110,7 @@ class McpClient:
     # ------------------------------------------------------------ the protocol
 
     async def _asked(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the result of one request, in a session that begins if there is none, or if it was lost."""
+        """Returns the result of one request. Begins a session if there is none, or if the server has lost it."""
         if self._version:
             try:
                 return await self._request(method, params)
@@ -153,7 +153,7 @@ class McpClient:
         return result
 
     async def _post(self, message: Mapping[str, Any], number: int | None = None) -> dict[str, Any] | None:
-        """Sends a message; returns the response of this number, None to a notification."""
+        """Sends a message. Returns the response to the request `number`; None for a notification."""
         headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
         if self._version:
             headers["mcp-protocol-version"] = self._version
@@ -189,7 +189,7 @@ class McpClient:
         return found
 
     def _response_in(self, data: bytes, number: int) -> dict[str, Any] | None:
-        """Returns the response if the message is that, and None for the server's own requests and notifications."""
+        """Returns the message if it is the response; None if it is a request or notification of the server's."""
         try:
             found = orjson.loads(data)
         except orjson.JSONDecodeError:

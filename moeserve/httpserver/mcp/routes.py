@@ -1,4 +1,4 @@
-"""/v1/mcp: the tools of the MCP servers that the operator has named, and calls of them."""
+"""/v1/mcp: lists and calls the tools of the MCP servers that the operator has named."""
 
 from __future__ import annotations
 

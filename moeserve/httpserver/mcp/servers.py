@@ -37,7 +37,7 @@ class McpServers:
 
     @contextmanager
     def request_to(self, name: str) -> Iterator[str]:
-        """Gives the server's address for one request. Raises ApiError: 404 for a name that the operator has not given,
+        """Yields the server's address for one request. Raises ApiError: 404 for a name that the operator has not given,
         503 if too many requests run."""
         if name not in self.urls:
             named = ", ".join(map(repr, self.urls)) or "none"
@@ -54,8 +54,8 @@ class McpServers:
 
 
 def _is_address(url: str) -> bool:
-    """Whether it is an HTTP address without a user's name and password, which others would see in the list of
-    processes."""
+    """Returns whether the text is an HTTP address without a user name and password, which the list of processes would
+    show to others."""
     try:
         parts = urlsplit(url)
         return (

@@ -28,7 +28,7 @@ _TEXT: Final[dict[int | str, dict[str, Any]]] = {
     responses=_TEXT,
 )
 async def load_adapter(request: Request) -> Response:
-    """Loads a LoRA adapter from the folder of --lora-dir. Answers once requests may name it."""
+    """Loads a LoRA adapter from the folder of --lora-dir. The answer is sent when requests may name the adapter."""
     body = await read_body(request, LoadAdapterRequest)
     service = service_of(request)
     directory = _directory(service)
@@ -50,8 +50,8 @@ async def load_adapter(request: Request) -> Response:
     responses=_TEXT,
 )
 async def unload_adapter(request: Request) -> Response:
-    """Unloads a LoRA adapter. New requests cannot name it from now on; running ones continue, and its memory is freed
-    when they have ended."""
+    """Unloads a LoRA adapter. New requests can no longer name it. Running requests continue, and the adapter's memory
+    is freed when they have ended."""
     body = await read_body(request, UnloadAdapterRequest)
     service = service_of(request)
     _directory(service)

@@ -24,7 +24,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/health/ready", responses={200: {"model": Health}, 503: {"model": Health}})
 async def ready(request: Request) -> Response:
-    """Whether a load balancer may send requests here: the same as /health."""
+    """Says whether a load balancer may send requests here. The same as /health."""
     return await health(request)
 
 

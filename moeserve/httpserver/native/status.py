@@ -1,4 +1,4 @@
-"""The version, the models and the load, which are answered while the model is still loading."""
+"""The version, the models and the load. These routes answer while the model is still loading."""
 
 from __future__ import annotations
 

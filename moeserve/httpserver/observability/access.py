@@ -1,6 +1,6 @@
 """Access: one log line, one count and, with tracing, one span for each HTTP request.
 
-Plain ASGI. Only the middleware that sets the request's id is further outside.
+This is plain ASGI middleware. Only the middleware that sets the request's id is outside it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Access:
             return
         record = record_of(scope)
         span = self._begin(scope, record)
-        status = CLIENT_CLOSED_REQUEST  # unless an answer begins
+        status = CLIENT_CLOSED_REQUEST  # replaced by the answer's status
 
         async def send_noting(message: Message) -> None:
             nonlocal status

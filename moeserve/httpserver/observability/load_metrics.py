@@ -1,4 +1,5 @@
-"""Metrics from the router's and the worker's reports: the fields of LoadReport, and metrics computed from them."""
+"""Metrics from the router's and the worker's reports: the fields of LoadReport, and metrics computed from these
+fields."""
 
 from __future__ import annotations
 

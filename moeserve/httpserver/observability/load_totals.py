@@ -1,4 +1,4 @@
-"""A server's totals over all the router processes that it has had; each router counts from 0."""
+"""A server's totals over all its router processes, each of which counts from 0."""
 
 from __future__ import annotations
 

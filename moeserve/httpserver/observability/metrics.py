@@ -1,7 +1,7 @@
 """The Prometheus registry, with vLLM's metric names and meanings under `moeserve:`.
 
-The router's counts arrive as `LoadReport` (`load_metrics.py`). Events that only this process sees (arrival of tokens,
-ends of requests) are observed here. Times are in seconds.
+The router's counts arrive as `LoadReport` (`load_metrics.py`). This process observes the events that only it sees:
+tokens arrive, requests end. Times are in seconds.
 """
 
 from __future__ import annotations
@@ -169,9 +169,9 @@ class Metrics:
         self._batch_requests_left.set(count)
 
     def tokens(self, count: int, now: float, arrival: float, last: float | None) -> None:
-        """Observes `count` tokens of one generation that came together at `now`; its previous token came at `last`.
-        Each of them is observed with an equal share of the gap, so the histogram has the right mean and counts one gap
-        for each token."""
+        """Observes `count` tokens of one generation that came together at `now`; the generation's previous token came
+        at `last`. Each token is observed with an equal share of the gap, so the histogram has the right mean and counts
+        one gap per token."""
         if last is None:
             self._ttft.observe(now - arrival)
             count -= 1

@@ -17,7 +17,8 @@ _KEY: Final = "moeserve_record"  # in the scope's state
 
 @dataclass(slots=True)
 class RequestRecord:
-    """The results. `Access` creates it, `EngineClient` writes its generations' results, `app.py` the error."""
+    """The results of one request. `Access` creates the record, `EngineClient` writes the results of the request's
+    generations, and `app.py` writes the error."""
 
     arrival: float  # time.monotonic()
     error: str = ""

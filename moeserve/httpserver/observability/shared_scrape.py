@@ -15,8 +15,8 @@ MAX_REST_S: Final = 1.0  # the longest pause after a rendering
 
 
 class SharedScrape(Generic[T]):
-    """Each caller gets a text that was rendered after its call. After each rendering there is a pause; all callers that
-    come in the pause share the next text."""
+    """Each caller gets a text that was rendered after the call. A pause follows each rendering; all callers during the
+    pause share the next text."""
 
     def __init__(self, render: Callable[[], T]) -> None:
         self._render = render
@@ -31,7 +31,8 @@ class SharedScrape(Generic[T]):
         asked = time.monotonic()
         async with self._one_by_one:
             if self._last is None or self._last[0] < asked:
-                # A task of its own: SHARE bounds its time, which must not be charged to the first caller's connection.
+                # Rendering is a task of its own, because its time must not be charged to the first caller's connection.
+                # SHARE bounds that time.
                 self._last = await asyncio.create_task(self._rendered())
             return self._last[1]
 

@@ -39,8 +39,8 @@ SHARED: Final[dict[str, tuple[str, ...]]] = {
 
 
 def under_vllm_names(exposition: str) -> str:
-    """Returns the lines of the SHARED metrics under vLLM's names. It copies text: a second rendering would block the
-    event loop for 10 ms."""
+    """Returns the lines of the SHARED metrics under vLLM's names. The lines are copied, because a second rendering
+    would block the event loop for 10 ms."""
     renamed: list[str] = []
     for block in exposition.split("# HELP moeserve:")[1:]:
         name = block.partition(" ")[0].removesuffix("_total")
@@ -54,7 +54,7 @@ def under_vllm_names(exposition: str) -> str:
 
 
 class VllmCollector(Collector):
-    """vLLM's metrics that moeserve does not have under a name of its own."""
+    """Metrics of vLLM's that have no counterpart under `moeserve:`."""
 
     def __init__(
         self, load: LoadCollector, model_name: str, block_size: int, cache_dtype: str, max_adapters: int

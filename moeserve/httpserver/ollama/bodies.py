@@ -56,7 +56,7 @@ from moeserve.messages.pictures import MOST_PICTURES
 Images = Annotated[list[str], Field(max_length=MOST_PICTURES, description="Pictures in base64.")]
 _PLAIN_NAME: Final = re.compile(r"[\w./@:-]{1,512}", re.ASCII)
 _LATEST: Final = ":latest"  # the tag that Ollama's clients add to a name without one
-_HOSTS: Final = ("hf.co/", "huggingface.co/")  # which Ollama's clients put before names of the Hub
+_HOSTS: Final = ("hf.co/", "huggingface.co/")  # hosts that Ollama's clients put before names of the Hub
 
 
 class Options(OllamaSampling):
@@ -104,7 +104,7 @@ class ToolCall(RequestModel):
 
 
 def _picture(image: str) -> Picture:
-    """Some clients of OpenAI's form pass an address on as it is."""
+    """Reads a picture in base64. Some clients that know OpenAI's form send a URL instead, which is read too."""
     is_address = image[:8].lower().startswith(("http://", "https://"))
     return picture_of_url(image) if is_address else picture_of_base64(image)
 
@@ -307,7 +307,8 @@ class DeleteBody(_HubBody):
 
 
 def served_name(name: str) -> str:
-    """Returns the served model's name for what Ollama's clients say: hf.co/org/repo:Q4_K_M, or name:latest."""
+    """Returns the served model's name for the names that Ollama's clients send: hf.co/org/repo:Q4_K_M, or
+    name:latest."""
     for host in _HOSTS:
         name = name.removeprefix(host)
     return name.removesuffix(_LATEST)

@@ -12,14 +12,14 @@ log = logging.getLogger(__name__)
 
 
 class DownloadedBeside:
-    """Implements `DownloadedModels`: such models are listed by /api/tags, and a request for one is told how to serve
-    it (`Service.unknown_model`)."""
+    """Implements `DownloadedModels`. /api/tags lists these models, and the error for a request that names one says how
+    it can be served (`Service.unknown_model`)."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
 
     def require_room(self, name: str) -> None:
-        pass  # nothing but the disk bounds it, which the download looks at
+        pass  # only the disk bounds the number of models, and the download checks the disk
 
     def come(self, name: str, path: str) -> None:
         if not os.path.samefile(path, self._service.config.model):

@@ -23,10 +23,10 @@ from moeserve.sampling.parameters import PARAMETERS
 
 router = APIRouter(tags=["Ollama"], route_class=DocumentedRoute)
 
-# Clients compare it with the version of Ollama that has the features they need: tools, thinking, schemas as formats,
+# Clients check by this version whether the server has the features that they need: tools, thinking, schemas as formats,
 # logprobs.
 OLLAMA_VERSION: Final = "0.12.11"
-# The time at which the model is unloaded. It is never: this is the date that Ollama gives for keep_alive -1.
+# The time at which the model is unloaded. The model is never unloaded; Ollama gives this date for keep_alive -1.
 NEVER: Final = "2318-01-01T00:00:00Z"
 
 

@@ -1,4 +1,5 @@
-"""/api/pull and /api/delete: models of the Hugging Face Hub, into its cache and out of it. Off without --pull allow."""
+"""/api/pull and /api/delete: download models of the Hugging Face Hub to its cache, and delete them. Off without --pull
+allow."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Pulls: downloads that clients of Ollama's API ask for, each in a process of its own (`cli/models/hub_requests.py`).
 
-Clients that ask for the same model follow one download. It ends when the last of them leaves: what has come is kept,
-and the next one goes on from there.
+Clients that ask for the same model follow one download. The download ends when the last of these clients leaves. The
+downloaded part is kept, and the next download of the model continues from it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,22 @@ from moeserve.processes.lifecycle import python_environment
 MODULE: Final = "moeserve.cli.models.hub_requests"
 MAX_PULLS: Final = 2  # different models at once
 DELETE_S: Final = 60.0
-_STATUS: Final = {"name": 400, "absent": 404, "served": 409, "hub": 502}  # of the program's kinds of errors
+# HTTP status by the program's kind of error.
+_STATUS: Final = {"name": 400, "absent": 404, "served": 409, "hub": 502}
 _CLOSED: Final = "the server is shutting down; pull again to go on"
 
 
 class DownloadedModels(Protocol):
-    """What the server does with models that come and go."""
+    """The server's side of downloads and deletions."""
 
     def require_room(self, name: str) -> None:
         """Raises ApiError if the server could not take one more model."""
 
     def come(self, name: str, path: str) -> None:
-        """A model was downloaded. name: as the Hub has it; path: its GGUF file, or its folder."""
+        """Called after a model was downloaded. name: the model's name in the Hub; path: its GGUF file or folder."""
 
     def gone(self, path: str) -> None:
-        """A model's files were deleted."""
+        """Called after a model's files were deleted."""
 
     def kept(self) -> Iterable[str]:
         """Returns the paths of models that clients may not delete."""
@@ -48,7 +49,7 @@ class _Pull:
 
     def __init__(self) -> None:
         self.listeners = 0
-        self.progress: tuple[int, int] | None = None  # bytes that are there, and of all files
+        self.progress: tuple[int, int] | None = None  # bytes on the disk, and bytes of all files
         self.error: ApiError | None = None
         self.task: asyncio.Task[None] | None = None
         self.news = asyncio.Event()
@@ -78,7 +79,7 @@ class Pulls:
             raise ApiError(403, message, code="pull_off")
 
     async def pull(self, name: str) -> AsyncGenerator[tuple[int, int], None]:
-        """Yields the bytes that are there, and those of all files, as they change. Raises ApiError."""
+        """Yields the bytes on the disk and the bytes of all files, whenever they change. Raises ApiError."""
         pull = self._joined(name)
         pull.listeners += 1
         try:
@@ -99,7 +100,8 @@ class Pulls:
                 self._drop(name, pull)
 
     async def delete(self, name: str) -> None:
-        """Deletes a downloaded model. Raises ApiError if it is not there, is served, or is no name of the Hub."""
+        """Deletes a downloaded model. Raises ApiError if the model is not on the disk or is being served, or if `name`
+        is not a name of the Hub."""
         async with asyncio.timeout(DELETE_S):
             async for said in _said("delete", name, *self._models.kept()):
                 _check(said)
@@ -107,7 +109,7 @@ class Pulls:
                     self._models.gone(said["path"])
 
     def close(self) -> None:
-        """Ends all downloads; clients that follow one are told so."""
+        """Ends all downloads. Clients that follow a download get an error."""
         self._is_closed = True
         for name, pull in list(self._running.items()):
             pull.error = _closed()
@@ -172,7 +174,7 @@ async def _said(*arguments: str) -> AsyncGenerator[dict[str, Any], None]:
 
 
 def _check(said: dict[str, Any]) -> None:
-    """Raises ApiError for the program's word of an error."""
+    """Raises ApiError if the program reports an error."""
     if "error" in said:
         raise ApiError(_STATUS[said["kind"]], said["error"], code="hub_error")
 

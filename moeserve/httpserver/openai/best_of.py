@@ -12,8 +12,8 @@ from moeserve.messages.schema import TextItem
 def best_answers(
     candidates: Sequence[Sequence[TextItem]], per_prompt: int, n: int
 ) -> list[Sequence[TextItem]]:
-    """Returns the best n candidates of each prompt, best first; equal ones keep their order. candidates: `per_prompt`
-    for each prompt, prompt by prompt, with their tokens' log-probabilities."""
+    """Returns the best n candidates of each prompt, best first; equal candidates keep their order. candidates:
+    `per_prompt` candidates for each prompt, prompt by prompt, with the log-probabilities of their tokens."""
     found: list[Sequence[TextItem]] = []
     for first in range(0, len(candidates), per_prompt):
         found += sorted(candidates[first : first + per_prompt], key=mean_logprob, reverse=True)[:n]
@@ -21,6 +21,6 @@ def best_answers(
 
 
 def mean_logprob(items: Sequence[TextItem]) -> float:
-    """Returns the mean log-probability of a candidate's tokens; minus infinity for one without tokens."""
+    """Returns the mean log-probability of a candidate's tokens; minus infinity for a candidate without tokens."""
     logprobs = [token.logprob for item in items for token in item.logprobs or ()]
     return sum(logprobs) / len(logprobs) if logprobs else -math.inf

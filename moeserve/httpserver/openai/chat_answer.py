@@ -32,7 +32,7 @@ class ChatAnswer:
     def __init__(self, custom: Set[str], is_legacy: bool) -> None:
         self._custom: Final = custom
         self._is_legacy: Final = is_legacy
-        # The arguments' JSON so far, by call: for incomplete calls of custom tools.
+        # The arguments' JSON so far of each incomplete call of a custom tool, by call.
         self._inputs: dict[int, str] = {}
 
     def message(self, found: Answer) -> ChatMessage:

@@ -19,7 +19,7 @@ from moeserve.messages.sampling import TokenLogprob
 
 class TextOffsets:
     """Computes the offset of each token in the returned text, in characters. A token that begins within a character
-    gets that character's offset; a token that is not part of the text gets the next one's."""
+    gets the offset of that character. A token that is not part of the text gets the offset of the next token."""
 
     def __init__(
         self, text: ModelText, *, start: int = 0, skips_special: bool, hides_first: bool = False
@@ -46,7 +46,7 @@ class TextOffsets:
 
 
 class CompletionLogprobsWriter:
-    """Makes the parallel lists of a prompt or of one choice; `text_offset` continues from chunk to chunk.
+    """Makes the parallel lists of a prompt or of one choice. `text_offset` continues from chunk to chunk.
 
     `top_logprobs` are dicts keyed by the token's text, so of two tokens with the same text only the likelier one is
     kept. With `as_ids` the keys are "token_id:123", which are unique.
@@ -92,12 +92,13 @@ class CompletionLogprobsWriter:
 
 
 class EchoedLogprobs:
-    """The log-probabilities of one prompt, as JSON. A choice's lists are its prompt's followed by its answer's."""
+    """The log-probabilities of one prompt, as JSON. Each list of a choice consists of the prompt's entries and then the
+    answer's."""
 
     def __init__(
         self, writer: CompletionLogprobsWriter, first_id: int, tokens: Sequence[TokenLogprob]
     ) -> None:
-        """writer: a fresh one. first_id: the prompt's first token. tokens: the prompt's other tokens."""
+        """writer: a new writer. first_id: the prompt's first token. tokens: the prompt's other tokens."""
         first = _encoded(writer.first_prompt_token(first_id))
         self._lists = _joined([first, *_pieces(writer, tokens)])
 

@@ -66,7 +66,7 @@ class Echo:
     begins_unseen: bool = False  # the first token is the model's begin-of-text token, not part of the text
     writer: CompletionLogprobsWriter | None = None
     scored: EchoedLogprobs | None = None
-    # In a stream, the newest piece of the prompt's log-probabilities, which all choices get in turn.
+    # The newest piece of the prompt's log-probabilities in a stream. All choices get it in turn.
     first_piece: CompletionLogprobs | None = None
     last_piece: tuple[list[TokenLogprob], CompletionLogprobs] | None = None
 

@@ -1,4 +1,4 @@
-"""The fields that constrain the answer's form, and the grammars that they become."""
+"""The fields that constrain the answer's form, and their translation to grammars."""
 
 from __future__ import annotations
 

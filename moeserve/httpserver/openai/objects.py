@@ -18,8 +18,8 @@ ChatFinishReason = FinishReason | Literal["tool_calls", "function_call"]
 
 
 class CompletionLogprobs(TypedDict):
-    """Parallel lists over tokens. `text_offset`: the character of the returned text at which the token begins, or of
-    which it is a part."""
+    """Parallel lists over tokens. `text_offset`: the character of the returned text with which the token begins, or of
+    which the token is a part."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -89,8 +89,8 @@ class CustomDelta(TypedDict):
 
 
 class ToolCallDelta(TypedDict):
-    """A part of a call. The first delta has its id and name, the others pieces of its arguments. A custom tool's input
-    comes in one delta, because it is known only when the call is complete."""
+    """A part of a call. The first delta has the call's id and name, and the others have pieces of its arguments. A
+    custom tool's input comes in one delta, because it is known only when the call is complete."""
 
     index: int
     id: NotRequired[str]

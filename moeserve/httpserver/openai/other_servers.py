@@ -13,8 +13,7 @@ from moeserve.httpserver.transport.request_model import Elsewhere
 _UNUSED: Final = Elsewhere()  # refused unless empty
 _OFF: Final = Elsewhere((False,))
 
-# Fields that would not change the answer: hints for a cache or a scheduler, labels, and details of features that are
-# off.
+# Fields that do not change the answer: hints for a cache or a scheduler, labels, and details of features that are off.
 IDLE: Final = frozenset(
     {
         *("adaptive_decay", "backend_sampling", "cache_prompt", "dynatemp_exponent", "id_slot"),

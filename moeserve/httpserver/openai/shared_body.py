@@ -132,7 +132,8 @@ class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields)
         return self.beam_params(self.n)
 
     def shared_asked(self, caller: Caller, prompt: ChatPrompt | PlainPrompts) -> Asked:
-        """Returns the part of `Asked` that these fields determine; the subclass replaces its own fields in it."""
+        """Returns an `Asked` with the values that these fields determine. The subclass replaces the values that its own
+        fields determine."""
         return Asked(
             caller=caller,
             prompt=prompt,

@@ -1,7 +1,7 @@
-"""Responses that are made in the background: their tasks, and what is known of them.
+"""Responses that are made in the background: their tasks and their events.
 
 A run belongs to no connection. Its response is in the store from the beginning, as queued. If the server ends before
-it, the next one with the same --data-dir finds it there and says that it has failed.
+the run, the next server with the same --data-dir finds the response in the store and reports it as failed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from moeserve.messages.refusal import Refusal
 
 log = logging.getLogger(__name__)
 
-MAX_RUNS: Final = 256  # that have not ended
+MAX_RUNS: Final = 256  # the most runs that have not ended
 MAX_RUNS_OF_KEY: Final = 64
-KEPT_S: Final = 600.0  # events, after the response has ended; OpenAI keeps them for five minutes
+# How long events are kept after the response has ended; OpenAI keeps them for five minutes.
+KEPT_S: Final = 600.0
 
 
 class Run:
@@ -44,7 +45,7 @@ class Run:
         self.task: asyncio.Task[None] | None = None
 
     def events(self, starting_after: int = -1) -> AsyncGenerator[ResponseEvent, None]:
-        """As `KeptEvents.after`."""
+        """See `KeptEvents.after`."""
         return self.kept.after(starting_after)
 
 
@@ -55,17 +56,19 @@ class BackgroundResponses:
         self._runs: dict[str, Run] = {}
 
     def find(self, owner: str, response_id: str) -> Run | None:
-        """Returns a run whose response has not ended, or whose events are kept; None where there is none."""
+        """Returns a run whose response has not ended or whose events are kept; None if there is no such run."""
         self._forget_old()
         run = self._runs.get(response_id)
         return run if run is not None and run.owner == owner else None
 
     async def begin(self, handler: ResponsesHandler) -> Run:
-        """Returns when the response is in the store. Raises ApiError, as for a response that is waited for."""
+        """Begins a run. Returns when its response is in the store. Raises ApiError, as for a response that the client
+        waits for."""
         self._forget_old()
         self._check_room(handler.caller.key_owner)
         admit = handler.caller.admit
-        # The connection has other requests by the time this one reaches the engine.
+        # `admit` is called below and not by the engine: when the request reaches the engine, its connection may have
+        # other requests.
         handler.caller = replace(handler.caller, admit=lambda: None)
         run = self._runs[handler.id] = Run(handler, self._memory.open())
         try:
@@ -79,7 +82,7 @@ class BackgroundResponses:
         return run
 
     async def cancel(self, run: Run) -> ResponseObject:
-        """Returns the response, which has ended: as cancelled, unless it had ended before."""
+        """Ends the response as cancelled, unless it has ended already. Returns the response."""
         if run.task is not None and run.ended_at is None:
             if not run.is_cancelled:
                 run.is_cancelled = True
@@ -88,7 +91,7 @@ class BackgroundResponses:
         return run.response
 
     async def forget(self, run: Run) -> None:
-        """Cancels it if it has not ended."""
+        """Forgets a run, and cancels it if it has not ended."""
         await self.cancel(run)
         self._drop(run)
 

@@ -100,7 +100,7 @@ Include = Literal[
 
 
 def _with_known_parts(include: Any, info: ValidationInfo) -> Any:
-    """Leaves out unknown parts of `include`, which newer clients send: no answer has them."""
+    """Leaves out unknown parts of `include`, which newer clients send. No answer has these parts."""
     if not isinstance(include, list) or len(include) > MAX_PARTS:
         return include
     known = get_args(Include)
@@ -204,7 +204,7 @@ class InputTokensRequest(RequestModel):
         return GrammarConstraint(grammar.ANY_OBJECT, "text.format") if format.type == "json_object" else None
 
     def asked(self, caller: Caller, items: list[Item]) -> Asked:
-        """Returns what the request asks the engine for; `items` are the whole conversation's."""
+        """Returns the request to the engine. items: the items of the whole conversation."""
         return Asked(
             caller=caller,
             model=self.model,

@@ -1,8 +1,8 @@
-"""Tools of /v1/responses that a request names by type only, without a schema, and that the client runs: two shells and
-an editor.
+"""The tools of /v1/responses that the client runs, and that a request names by type only, without a schema: two shells
+and an editor.
 
-Models here are given functions only, so each tool becomes a function with the parameters of its calls. One table says
-which item a call becomes; whatever the model wrote, the item has the form that the client expects.
+Models get functions only, so each tool becomes a function whose parameters are the fields of the tool's calls. One
+table says which item a call becomes. The item has the form that the client expects, whatever the model wrote.
 
 Source: OpenAI's API reference (Responses) and its Python client's types."""
 
@@ -38,7 +38,7 @@ def _of_kinds(given: dict[str, Any], **kinds: type) -> dict[str, Any]:
 
 
 def _exec(given: dict[str, Any]) -> dict[str, Any]:
-    """Returns the action of a local shell: a command that is a text instead of a list of words is given to a shell."""
+    """Returns the action of a local shell. If the command is a text instead of a list of words, a shell runs it."""
     command = given.get("command", [])
     if not isinstance(command, list):
         command = ["bash", "-lc", str(command)]

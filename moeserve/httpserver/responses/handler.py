@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 
 
 async def conversation_of(store: ResponseStore, owner: str, body: InputTokensRequest) -> list[Item]:
-    """Returns the items of all responses that a request builds on, oldest first, then its own, in which references are
-    replaced by the items that they name. `owner` is the client's (`Caller.key_owner`). Raises ApiError 404,
-    and 400 for a response that has not ended."""
+    """Returns the items of all responses that a request builds on, oldest first, and then the request's own items, with
+    references replaced by the items that they name. owner: the client's `Caller.key_owner`. Raises ApiError 404, and
+    400 for a response that has not ended."""
     earlier: list[dict[str, Any]] = []
     if body.previous_response_id is not None:
         for stored in await store.chain(owner, body.previous_response_id):
@@ -76,8 +76,8 @@ class ResponsesHandler:
 
     def __post_init__(self) -> None:
         self.created = int(time.time())
-        self._items: list[Item] = []  # the whole conversation's; the request's own are the last ones
-        self._given: list[dict[str, Any]] | None = None  # the own items, as they are stored
+        self._items: list[Item] = []  # the items of the whole conversation; the last ones are the request's
+        self._given: list[dict[str, Any]] | None = None  # the request's items in their stored form
         # Log-probabilities of tokens whose text will come with a later token.
         self._held: list[ChatLogprob] = []
 
@@ -113,8 +113,8 @@ class ResponsesHandler:
     async def events_of(
         self, prepared: PreparedRequest, writer: ItemWriter
     ) -> AsyncGenerator[ResponseEvent, None]:
-        """Yields the response's events. The first one comes with the first token; a failure before it raises ApiError.
-        A background response's comes at once, and it never raises."""
+        """Yields the response's events. The first event comes with the first token, and a failure before it raises
+        ApiError. For a background response the first event comes at once, and no failure raises."""
         in_background = self.body.background
         if in_background:
             for name in ("response.created", "response.queued"):
@@ -185,7 +185,7 @@ class ResponsesHandler:
             response["store"] = False
 
     def stored(self, response: ResponseObject) -> Stored:
-        """Returns what is kept of the response and its request, which `prepare` has read."""
+        """Returns the response and its request in their stored form. `prepare` must have read the request."""
         if self._given is None:
             own = self._items[len(self._items) - len(self.body.input) :]
             self._given = [item.model_dump(mode="json", exclude_none=True) for item in own]
@@ -202,7 +202,7 @@ class ResponsesHandler:
     def ended(
         self, writer: ItemWriter, status: Literal["cancelled", "failed"], error: ApiError | None
     ) -> ResponseObject:
-        """Returns the response with the output that it has, where it has not come to its end."""
+        """Returns a response that was ended early, with the output so far."""
         response = self._response(writer.output)
         response["status"] = status
         if error is not None:

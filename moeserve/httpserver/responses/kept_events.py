@@ -1,4 +1,5 @@
-"""KeptEvents: the events of a background response, for clients that come back to it. EventMemory bounds them."""
+"""KeptEvents: the events of a background response, for clients that reconnect to it. EventMemory bounds the memory of
+all events."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from moeserve.httpserver.responses.objects import ResponseEvent
 from moeserve.httpserver.transport.errors import ApiError, invalid
 
 EVENT_BYTES: Final = 64 << 20  # of all responses together
-OVERHEAD_BYTES: Final = 100  # of an event, besides its JSON
+OVERHEAD_BYTES: Final = 100  # bytes of an event in addition to its JSON
 
 
 class KeptEvents:
@@ -21,11 +22,11 @@ class KeptEvents:
     def __init__(self) -> None:
         self.size = 0  # bytes
         self.has_ended = False  # no more events come
-        self._events: list[bytes] | None = []  # by sequence number; None: they are not kept any more
+        self._events: list[bytes] | None = []  # by sequence number; None: the events are no longer kept
         self._news = asyncio.Event()
 
     def add(self, event: ResponseEvent) -> int:
-        """Returns the bytes that the event takes."""
+        """Adds an event. Returns the bytes that it takes."""
         size = 0
         if self._events is not None:
             self._events.append(orjson.dumps(event))
@@ -39,7 +40,7 @@ class KeptEvents:
         self._tell()
 
     def forget(self) -> int:
-        """Returns the bytes that it has held. Readers that wait for more get an error."""
+        """Forgets all events. Returns the bytes that they took. Readers that wait for more events get an error."""
         size, self._events, self.size = self.size, None, 0
         self._tell()
         return size
@@ -49,8 +50,8 @@ class KeptEvents:
         self._news = asyncio.Event()
 
     async def after(self, starting_after: int) -> AsyncGenerator[ResponseEvent, None]:
-        """Yields the events behind the one with this sequence number, those to come too. Raises ApiError 400 if they
-        are not kept."""
+        """Yields the events after the one with this sequence number, including future events. Raises ApiError 400 if
+        the events are not kept."""
         at = starting_after + 1
         while True:
             news = self._news
@@ -62,7 +63,7 @@ class KeptEvents:
                 raise not_kept()
             if self.has_ended:
                 return
-            await news.wait()  # it is set already if something came while the reader was slow
+            await news.wait()  # set already if an event came while the reader was slow
 
 
 class EventMemory:
@@ -78,7 +79,8 @@ class EventMemory:
         return events
 
     def add(self, events: KeptEvents, event: ResponseEvent) -> None:
-        """Beyond the bound, events of whole responses are forgotten: first of ended ones, the oldest first."""
+        """Adds an event. If the bound is exceeded, forgets all events of one response after another: of ended responses
+        first, the oldest first."""
         self._size += events.add(event)
         while self._size > self._most:
             self._size -= min(

@@ -31,7 +31,8 @@ from moeserve.httpserver.transport.openapi import documented
 from moeserve.httpserver.transport.sse import EventStream, JsonResponse, answer
 
 API_NAME: Final = "responses"
-# The response's id, for whoever passes answers on and must know that one goes on behind its request.
+# A header with the response's id. The front, which passes answers on, learns from it that a response continues after
+# its request.
 BACKGROUND_HEADER: Final = "x-moeserve-background-response"
 
 RESPONSES: Final = "/v1/responses"
@@ -87,14 +88,14 @@ async def count_input_tokens(request: Request) -> Response:
     responses={200: {"model": ResponseObject, "description": "With stream true: response.* events."}},
 )
 async def get_response(request: Request, response_id: str) -> Response:
-    """A response that is stored or made in the background. Of the latter `stream=true` sends the events after
-    `starting_after`, and then those to come."""
+    """A response that is stored or made in the background. For a background response, `stream=true` sends the events
+    after `starting_after`, including future events."""
     _refuse_queries(request, "stream", "starting_after", "include", "include[]", "include_obfuscation")
     state, owner = _state(service_of(request)), caller_of(request).key_owner
     run = state.background.find(owner, response_id)
     if _streams(request):
         if run is None:
-            await state.store.get(owner, response_id)  # it must be there
+            await state.store.get(owner, response_id)  # raises ApiError if there is no such response
             raise not_kept()
         return _event_stream(run.events(_starting_after(request)))
     if run is not None:
@@ -104,7 +105,7 @@ async def get_response(request: Request, response_id: str) -> Response:
 
 @router.post("/v1/responses/{response_id}/cancel", responses={200: {"model": ResponseObject}})
 async def cancel_response(request: Request, response_id: str) -> Response:
-    """Ends a response that is made in the background, and returns it. One that has ended stays as it is."""
+    """Ends a response that is made in the background, and returns it. A response that has ended is not changed."""
     _refuse_queries(request)
     state, owner = _state(service_of(request)), caller_of(request).key_owner
     if (run := state.background.find(owner, response_id)) is not None:
@@ -117,7 +118,7 @@ async def cancel_response(request: Request, response_id: str) -> Response:
 
 @router.delete("/v1/responses/{response_id}", responses={200: {"model": DeletedResponse}})
 async def delete_response(request: Request, response_id: str) -> Response:
-    """Deletes a stored response. One that is made in the background ends first."""
+    """Deletes a stored response. A response that is being made in the background ends first."""
     _refuse_queries(request)
     state, owner = _state(service_of(request)), caller_of(request).key_owner
     if (run := state.background.find(owner, response_id)) is not None:
@@ -171,7 +172,7 @@ def _streams(request: Request) -> bool:
 
 
 def _starting_after(request: Request) -> int:
-    """Returns -1 where it is not given."""
+    """Returns the query parameter `starting_after`; -1 without it."""
     value = request.query_params.get("starting_after")
     if value is None:
         return -1

@@ -29,7 +29,7 @@ FILE_NAME: Final = "responses.sqlite3"
 RETENTION_S: Final = 30 * 86400.0  # since the last use; OpenAI's
 MAX_MEMORY_BYTES: Final = 64 << 20
 MAX_FILE_BYTES: Final = 1 << 30
-# Bytes of all responses of a conversation: as many as one request body may have.
+# The most bytes of all responses of a conversation. A request body has the same limit.
 MAX_CHAIN_BYTES: Final = 32 << 20
 
 SERVER_ENDED: Final = {
@@ -84,12 +84,12 @@ class ResponseStore:
         self._db = self._thread.submit(self._open, directory).result()
 
     async def begin(self, stored: Stored) -> None:
-        """Stores a response that is yet to be made: a `put` must follow. If the server ends before, the next one finds
-        that it has failed. Raises ApiError 500."""
+        """Stores a response that is not made yet; a `put` must follow. If the server ends before the `put`, the next
+        server marks the response as failed. Raises ApiError 500."""
         await self._run(lambda: self._put(stored, is_finished=False))
 
     async def put(self, stored: Stored) -> None:
-        """Stores a response, in place of what `begin` has stored of it, and evicts old ones if needed. Raises ApiError
+        """Stores a response, replacing the one that `begin` stored, and evicts old responses if needed. Raises ApiError
         500."""
         await self._run(lambda: self._put(stored))
 
@@ -131,7 +131,8 @@ class ResponseStore:
                 path = directory / FILE_NAME
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # prompts and answers are private
                 db = sqlite3.connect(path, timeout=1.0)
-                db.execute("PRAGMA locking_mode = EXCLUSIVE")  # a second server would not know the size
+                # The size would be wrong if a second server wrote to the file.
+                db.execute("PRAGMA locking_mode = EXCLUSIVE")
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute("PRAGMA synchronous = NORMAL")
             db.executescript(_SCHEMA)
@@ -230,8 +231,8 @@ class ResponseStore:
         return [found[item_id] for item_id in item_ids]
 
     def _place(self, owner: str, item_id: str) -> str | None:
-        """Returns the id of this owner's latest response with this item; None if there is none. Several may have it:
-        clients send items again, and choose ids."""
+        """Returns the id of this owner's latest response with this item; None if there is none. Several responses may
+        have an item with this id, because clients send items again and choose ids."""
         row = self._db.execute(
             "SELECT id FROM item_places JOIN responses ON id = item_places.response WHERE item = ? AND owner = ? "
             "ORDER BY used DESC LIMIT 1",
@@ -259,7 +260,7 @@ def _size_of(db: sqlite3.Connection) -> int:
 
 
 def _fail_unfinished(db: sqlite3.Connection) -> None:
-    """Marks responses that the server before this one has left unfinished as failed."""
+    """Marks the responses that an earlier server left unfinished as failed."""
     with db:
         rows = db.execute(
             "SELECT id, response FROM responses WHERE id IN (SELECT id FROM unfinished)"

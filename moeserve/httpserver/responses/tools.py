@@ -1,9 +1,9 @@
-"""Turns the tools of /v1/responses into functions for the model, and calls of them into the items that the client
-expects.
+"""Turns the tools of /v1/responses into functions for the model, and the functions' calls into the items that the
+client expects.
 
-Models here are given functions only. A namespace becomes several functions. A custom tool, whose input is free text,
-and the tools of `client_tools` become functions whose parameters are the fields of their call items. Tools that run at
-OpenAI are left out.
+Models get functions only. A namespace becomes several functions. A custom tool, whose input is free text, and the tools
+of `client_tools` become functions whose parameters are the fields of their call items. Tools that run at OpenAI are
+left out.
 
 Source: OpenAI's API reference (Responses) and its Python client's types.
 """

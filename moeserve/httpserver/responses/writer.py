@@ -85,7 +85,7 @@ def output_of(
 
 
 class ItemWriter:
-    """Makes events in OpenAI's order; one item is open at a time. `output` holds the items so far."""
+    """Makes events in OpenAI's order, with one open item at a time. `output` holds the items so far."""
 
     def __init__(self, toolbox: Toolbox, *, encrypt: bool) -> None:
         self.output: list[OutputItem] = []

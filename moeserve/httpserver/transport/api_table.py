@@ -1,7 +1,7 @@
-"""Api: the one interface between an API's folder and the server around it.
+"""Api: the only interface between an API's folder and the server.
 
-Each API is a folder of `httpserver` that exports one `Api` as `API`; `app.py` lists them in one table. The `Api` is all
-that the server uses of a folder, so a new API is a folder and a line of that table.
+Each API is a folder of `httpserver` that exports one `Api` as `API`; `app.py` lists them in one table. The server uses
+nothing else of a folder, so a new API is a folder and a line of that table.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ class Api:
     request_id_header: str | None = None
     open_paths: frozenset[str] = frozenset()  # need no API key
     quiet_paths: frozenset[str] = frozenset()  # polled every few seconds: logged at debug level, not traced
-    # GETs of load balancers, matched before all other routes. Their endpoints take the request as their only argument.
+    # Load balancers' GET routes, matched before all other routes. Their endpoints take the request as their only
+    # argument.
     probe_paths: frozenset[str] = frozenset()
-    # Paths whose bodies are written to disk while they arrive, with the most bytes of a body. The bounds on bodies in
-    # memory do not apply.
+    # Paths whose bodies are written to disk while they arrive, each with the most bytes of a body. The bounds on bodies
+    # in memory do not apply to them.
     uploads: Mapping[str, int] = field(default_factory=dict)
     # The routes that also answer the lines of batches, by path.
     batched: Mapping[str, Endpoint] = field(default_factory=dict)
@@ -84,7 +85,8 @@ class ApiTable:
         return None if api is None else api.request_id_header
 
     def open_states(self, config: ServerConfig) -> dict[str, ApiState]:
-        """Opens the APIs' own resources, by API name; nothing stays open if one fails. Raises ConfigError."""
+        """Opens the APIs' own resources, by API name. If one cannot be opened, closes the others and raises
+        ConfigError."""
         states: dict[str, ApiState] = {}
         try:
             for api in self.apis:

@@ -19,9 +19,12 @@ from moeserve.httpserver.transport.turns import RawHeaders, Turns
 from moeserve.messages.refusal import Refusal
 from moeserve.processes.listeners import BACKLOG
 
-KEEP_ALIVE_S: Final = 120  # of a connection without a request: longer than clients' pools keep one
-LAST_BYTES_S: Final = 3  # after the last request has ended: for clients to read the rest of their answers
-SPARE_CONNECTIONS: Final = 256  # for /health, /metrics and refusals, beside the requests
+# How long a connection without a request is kept: longer than clients' pools keep one.
+KEEP_ALIVE_S: Final = 120
+# Time after the last request's end in which clients may read the rest of their answers.
+LAST_BYTES_S: Final = 3
+# Connections for /health, /metrics and refusals, in addition to those of requests.
+SPARE_CONNECTIONS: Final = 256
 
 
 def bounded_config(
@@ -33,8 +36,8 @@ def bounded_config(
     count_refusal: Callable[[Refusal], None],
     descriptors_per_request: int = 1,
 ) -> uvicorn.Config:
-    """is_busy: whether answers are in progress. descriptors_per_request: file descriptors of a request, its client's
-    connection included. Raises ConfigError for a bad certificate."""
+    """is_busy: whether answers are in progress. descriptors_per_request: file descriptors of a request, including its
+    client's connection. Raises ConfigError for a bad certificate."""
     most_requests = config.max_num_queued_reqs + config.max_num_seqs
     idle = IdleConnections(config.max_idle_connections_per_address or most_requests + SPARE_CONNECTIONS // 2)
     most = most_requests + SPARE_CONNECTIONS

@@ -21,12 +21,12 @@ from moeserve.httpserver.transport.sliced_connection import SlicedHttpProtocol
 from moeserve.httpserver.transport.sse import JsonResponse
 from moeserve.messages.refusal import Refusal
 
-# Bytes of the request line and headers; the same again for trailers and chunk extensions.
+# The most bytes of the request line and headers. Trailers and chunk extensions have the same bound.
 MAX_HEAD_BYTES: Final = 64 << 10
 MAX_TARGET_BYTES: Final = 8 << 10
-# Header lines, and as many trailers: each look-up of a header walks through all of them.
+# The most header lines, and the most trailers. They are few because each look-up of a header walks through all of them.
 MAX_FIELDS: Final = 128
-MAX_FRAMING_BYTES: Final = 1 << 20  # of a chunked body: bytes that are not the body's own
+MAX_FRAMING_BYTES: Final = 1 << 20  # the most bytes of a chunked body's framing
 HEAD_TIMEOUT_S: Final = 10.0
 BODY_TIMEOUT_S: Final = 120.0  # seconds for a whole body: the largest one then needs 2.3 Mbit/s
 BODY_INTERVAL_S: Final = 10.0  # seconds: in each interval a minimum number of a body's bytes must come
@@ -51,10 +51,11 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
     ) -> None:
         super().__init__(*args, **kwargs)
         self._idle = idle
-        # Called for requests that are refused here, before any middleware.
+        # Called for requests that this class refuses, before any middleware.
         self._count_refusal = count_refusal
         self._had_request = False
-        self._spare_bytes = 0  # bytes of the head that is arriving, or since the last piece of the body
+        # Bytes of the arriving head, or bytes of framing since the last piece of the body.
+        self._spare_bytes = 0
         self._framing_bytes = 0  # bytes of the arriving body's framing
         self._fields = 0  # header lines of the head that is arriving, or trailers
         self._head_timer: asyncio.TimerHandle | None = None  # set while a head is awaited or arriving
@@ -85,8 +86,8 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         return None if self.client is None else self.client[0]
 
     def close_idle(self) -> None:
-        """Closes the connection, because too many connections wait for a request. It no longer counts as one of
-        them."""
+        """Closes the connection, because too many connections wait for a request. The connection no longer counts as
+        waiting."""
         self.connections.discard(self)
         if self._had_request:
             self.transport.close()
@@ -202,7 +203,7 @@ class BoundedHttpProtocol(SlicedHttpProtocol):
         return self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency
 
     def _make_room(self) -> bool:
-        """Closes a connection that is kept alive without a request, if there is one."""
+        """Closes one connection that is kept alive without a request, if any is."""
         return self._idle is not None and self._idle.close_kept_alive()
 
     def on_body(self, body: bytes) -> None:

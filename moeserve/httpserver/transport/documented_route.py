@@ -10,11 +10,11 @@ from starlette.routing import BaseRoute
 
 
 class DocumentedRoute(APIRoute):
-    """A route whose function returns a Response. FastAPI would build a validator of each type in `responses` while the
-    process starts; they serve the document only."""
+    """A route whose function returns a Response. FastAPI would build a validator for each type in `responses` while the
+    process starts, although these types serve the document only."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
-        """options: as of APIRoute."""
+        """options: see APIRoute."""
         answers = options.pop("responses", None) or {}
         without_types = {
             status: {key: value for key, value in answer.items() if key != "model"}

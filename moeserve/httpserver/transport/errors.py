@@ -46,7 +46,7 @@ class ErrorBody(TypedDict):
 
 
 class Overflow(NamedTuple):
-    """The length of a prompt that is too long, and the limit, in tokens: for APIs whose clients parse both from the
+    """The length of a prompt that is too long, and the limit, in tokens. Some APIs' clients parse both from the error
     message."""
 
     prompt: int

@@ -1,8 +1,8 @@
 """A connection's received but unparsed bytes, handed to the parser in slices.
 
-One read may bring 256 KiB: thousands of requests or chunks. A slice never extends beyond the end of a message, so a
-connection's next request is parsed only after the one before is answered, and every slice is quick to parse. Where a
-slice ends does not change what the parser finds."""
+One read may bring 256 KiB: thousands of requests or chunks. Every slice is short, so it is quick to parse. A slice
+never extends beyond the end of a message, so a connection's next request is parsed only after the one before it is
+answered. The place where a slice ends does not change the parser's result."""
 
 from __future__ import annotations
 

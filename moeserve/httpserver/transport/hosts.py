@@ -1,9 +1,9 @@
 """The defence against DNS rebinding: a check of the Host header.
 
 A malicious site can make its own name resolve to 127.0.0.1 after its page was loaded. For the browser, the page's
-scripts and the visitor's local server then have the same origin, so the scripts could use the server; but the Host
-header still has the site's name. So a server on a loopback address without API keys answers only to names that cannot
-exist on the public internet, and to the names of --allowed-host.
+scripts and the visitor's local server then have the same origin, so the scripts could use the server. But their
+requests' Host header still has the site's name. So a server on a loopback address without API keys answers only to
+names that cannot exist on the public internet, and to the names of --allowed-host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError, shown
 from moeserve.httpserver.transport.refuse import refuse
 
-# Domains that are never in the public DNS (RFC 6761, RFC 6762, ICANN's decision of 2024).
+# Domains that the public DNS never has (RFC 6761, RFC 6762, ICANN's decision of 2024).
 _PRIVATE_DOMAINS: Final = (".localhost", ".local", ".internal")
 
 

@@ -1,5 +1,5 @@
-"""The connections without a request: a bound for each client address, so that no client can keep others out, and the
-choice of kept-alive connections to close when the server is full."""
+"""The connections without a request. Each client address has a bound on them, so that no client can keep others out.
+When the server is full, this module chooses the kept-alive connections to close."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Idle(Protocol):
 
 
 class IdleConnections:
-    """The idle connections of each address, the longest-waiting first. If an address has more than `most`, its first is
-    closed: a client that opens many connections displaces its own."""
+    """The idle connections of each address, the longest-waiting first. If an address has more than `most`, its first
+    connection is closed: a client that opens many connections displaces its own ones."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -22,19 +22,19 @@ from moeserve.httpserver.transport.request_state import state_of
 from moeserve.messages.refusal import Refusal
 from moeserve.processes import logs
 
-# The limit on a body grows with the context: four times the average size of the longest tokens, escaped in JSON. It
-# ends at 32 MiB: parsing that much of the worst JSON stops all streams for seconds.
+# The limit on a body grows with the context: for each token, four times the average size of the longest tokens, escaped
+# in JSON. It is never more than 32 MiB, because parsing 32 MiB of the worst JSON stops all streams for seconds.
 BODY_BYTES_PER_TOKEN: Final = 64
 MIN_BODY_LIMIT: Final = 4 << 20
 MAX_BODY_BYTES: Final = 32 << 20  # the limit while the context is not known yet
-# Bytes of all bodies together; parsed, a hostile body takes twenty times its bytes.
+# The most bytes of all bodies together. A hostile body takes twenty times its bytes when it is parsed.
 MAX_BODIES_BYTES: Final = 256 << 20
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class RequestId:
-    """Gives every request an id: the client's X-Request-Id if it is valid, else a new one. The answer has it as a
-    header."""
+    """Gives every request an id: the client's X-Request-Id if it is valid, else a new id. A header of the answer has
+    the id."""
 
     def __init__(self, app: ASGIApp, apis: ApiTable) -> None:
         self.app = app
@@ -110,9 +110,10 @@ def body_limit(context: int | None) -> int:
 
 class BodyLimit:
     """Bounds bodies. A body over `body_limit` gets a 413: at once if its length is announced, else when it reaches the
-    limit. An upload, which is written to disk while it arrives, has a limit of its own. A body gets a 503 if it would
-    take the bodies of all running requests over MAX_BODIES_BYTES, or its API key over its share: 1 / (n + 1) of that
-    while n keys have bodies, so that there is room for one more key. A key's only body is never over its share."""
+    limit. An upload, which is written to disk while it arrives, has a limit of its own. A body gets a 503 if the bodies
+    of all running requests would exceed MAX_BODIES_BYTES, or if its API key's bodies would exceed the key's share.
+    While n keys have bodies, a key's share is 1 / (n + 1) of MAX_BODIES_BYTES, so that there is room for one more key.
+    A key's only body never exceeds its share."""
 
     def __init__(self, app: ASGIApp, apis: ApiTable, context: Callable[[], int | None]) -> None:
         """`context` returns the longest prompt plus answer in tokens, or None while it is not known."""
@@ -171,7 +172,7 @@ def _no_room(who: str, refusal: Refusal) -> ApiError:
 
 
 class _BodyRefused(Exception):
-    """Raised in a route while it reads its body, so before it has answered."""
+    """Raised in a route while the route reads its body, and thus before the answer begins."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.message)

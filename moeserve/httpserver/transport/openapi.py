@@ -1,4 +1,5 @@
-"""Adds to FastAPI's /openapi.json: bodies that the routes read themselves, streams, errors, and the API key."""
+"""Completes FastAPI's /openapi.json with the bodies that the routes read themselves, streams, errors, and the API
+key."""
 
 from __future__ import annotations
 

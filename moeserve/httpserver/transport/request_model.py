@@ -29,8 +29,8 @@ MAX_DEPTH: Final = 32  # nesting of free-form JSON inside a request
 MAX_VALUES: Final = 100_000  # in free-form JSON
 MAX_SCHEMA_DEPTH: Final = 96
 
-# Fields that clients put into any object of a request, mostly copied from an earlier answer: cache markers, which have
-# no effect here, and a client's own parse of an answer.
+# Fields that clients put into any object of a request, mostly copies from an earlier answer: cache markers, which have
+# no effect on this server, and a client's own parse of an answer.
 IDLE_ANYWHERE: Final = frozenset(
     {
         *("annotations", "cache_control", "prompt_cache_breakpoint", "provider_specific_fields"),
@@ -39,7 +39,7 @@ IDLE_ANYWHERE: Final = frozenset(
 )
 
 
-# Values that mean "not set": forms, and clients in languages without null, send them.
+# Values that mean "not set". Forms, and clients in languages without null, send them.
 EMPTY: Final[tuple[Any, ...]] = ([], {}, "")
 
 
@@ -89,8 +89,8 @@ class RequestModel(BaseModel):
     neutral, and fields in `idle` are accepted and have no effect. Among the declared fields, those in `empty` count as
     left out if their value is empty, and those marked `Advisory` count as unknown fields if their value is invalid.
 
-    Validation of a list or an object ends at its first wrong member. Pydantic would describe every one: the million
-    that fit into 4 MB took 25 s and 2 GB, and all streams waited.
+    Validation of a list or an object ends at its first wrong member. By default pydantic describes every wrong member:
+    the million that fit into 4 MB took 25 s and 2 GB, and all streams waited.
     """
 
     model_config = ConfigDict(
@@ -99,7 +99,8 @@ class RequestModel(BaseModel):
         allow_inf_nan=False,
         frozen=True,
         protected_namespaces=(),
-        defer_build=True,  # until the first such body: a tenth of the process's start
+        # Models are built at their first body: building all of them takes a tenth of the process's start.
+        defer_build=True,
         json_schema_extra=lambda schema: schema.pop("additionalProperties", None),
     )
     elsewhere: ClassVar[Mapping[str, Elsewhere]] = {}
@@ -220,14 +221,14 @@ NO_EFFECT: Final = Advisory("Accepted for OpenAI's clients; has no effect.")
 
 
 def check_depth(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """Bounds the nesting and the number of values of free-form JSON, which other code (templates) walks through. Raises
-    PydanticCustomError."""
+    """Bounds the nesting and the number of values of free-form JSON, because other code (templates) walks through it.
+    Raises PydanticCustomError."""
     _count_values(value, depth, MAX_VALUES)
     return value
 
 
 def _count_values(value: Any, depth: int, most: int) -> int:
-    """Subtracts the number of values in free-form JSON from `most` and returns the rest."""
+    """Returns `most` minus the number of values in free-form JSON."""
     if depth == 0:
         raise PydanticCustomError("too_deep", "is nested too deep")
     if most < 0:

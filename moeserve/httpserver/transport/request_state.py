@@ -22,7 +22,7 @@ class RequestState:
     # Name of the request's API key; "" without keys. The router gets the name, never the key.
     tenant: str = ""
     key_owner: str = ""  # owner of the data that it stores: `ApiKeys.owner_of`
-    # Headers for the answer, such as ignored fields; values are visible ASCII and blanks.
+    # Headers for the answer, such as the one that names ignored fields; values are visible ASCII and blanks.
     notes: dict[str, str] = field(default_factory=dict)
     refusal: Refusal | None = None  # the first reason why the request was refused
     # Called when the request reaches the engine: `Turns.admit`.

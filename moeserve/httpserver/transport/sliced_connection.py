@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 connection, which parses only in its turns (`turns.py`).
 
-uvicorn itself parses everything that a read brings at once: it may be thousands of requests of a client without a key.
-After a refusal it reads the rest of the body, however long that is.
+uvicorn itself parses all bytes of a read at once; these may be thousands of requests of a client without a key. After a
+refusal it reads the rest of the body, however long the body is.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SendMessage = Callable[[ASGISendEvent], Coroutine[Any, Any, None]]
 class SlicedHttpProtocol(HttpToolsProtocol):
     """Parses one slice of the received bytes in each turn, and a next request only after the one before it is answered.
     An answer to a request that has not arrived completely is the connection's last: it says `connection: close`, and
-    what the client still sends is dropped for a while. (If the connection were closed at once, the kernel would reset
-    it, and the client could lose the answer.)
+    bytes that the client still sends are dropped for a while. (If the connection were closed at once, the kernel would
+    reset it, and the client could lose the answer.)
 
     An `Upgrade` header is ignored, as HTTP allows. (httptools treats the bytes after such a head as another protocol,
     so the body would be lost or read as the next request.)"""
@@ -90,7 +90,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
 
     def _go_on(self) -> None:
         """Asks for a turn if there is something to do, and reads from the socket if no bytes are held. While a request
-        is being answered it reads in any case, to notice a disconnect."""
+        is being answered the socket is always read, to notice a disconnect."""
         if self._is_refused or self.transport.is_closing():
             return
         may_parse = self._may_parse
@@ -260,7 +260,8 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def linger(self) -> None:
-        """Closes the sending direction, and drops what the client sends until it closes the other."""
+        """Closes the sending direction, and drops the bytes that the client sends until the client closes the other
+        direction."""
         if self._lingering is not None or self.transport.is_closing():
             return
         self._is_refused = True

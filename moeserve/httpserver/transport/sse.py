@@ -51,9 +51,9 @@ async def answer(request: Request, work: Coroutine[Any, Any, Answered]) -> Respo
 class _Awaited(Response):
     """JSON that may take longer than proxies and clients wait for the first byte of an answer (nginx 60 s, Node 300 s).
 
-    An answer within BLANKS_AFTER_S has its own status. After that, status 200 is sent, and blanks until the JSON comes,
-    which JSON allows. A failure can then no longer set the status: its JSON is sent, and the connection is closed
-    before the body's end, so that no client takes it for an answer."""
+    An answer within BLANKS_AFTER_S has its own status. After that time, status 200 is sent, and then blanks, which JSON
+    allows, until the JSON comes. A failure can then no longer set the status: the error's JSON is sent, and the
+    connection is closed before the body's end, so that no client takes the error for an answer."""
 
     media_type = JsonResponse.media_type
 
@@ -96,10 +96,10 @@ async def json_of(response: Response) -> bytes:
 class EventStream(Response):
     """Sends each chunk as one event; with `named`, the event's name is the chunk's `type`.
 
-    The status line is sent with the first chunk, but at most after COMMENTS_AFTER_S: refusals come sooner, and a
-    request that takes longer is queued or in prefill. A failure before the status line is a plain HTTP error, a later
-    one an event of `error_body`. After BEAT_S without an event a comment is sent, because proxies and clients close
-    silent connections. `chunks` is closed in every case.
+    The status line is sent with the first chunk, or after COMMENTS_AFTER_S if the first chunk has not come. Refusals
+    come sooner; a request that takes longer is queued or in prefill. A failure before the status line is a plain HTTP
+    error, a later one an event of `error_body`. After BEAT_S without an event a comment is sent, because proxies and
+    clients close silent connections. `chunks` is closed in every case.
     """
 
     media_type = "text/event-stream"
@@ -139,8 +139,8 @@ class EventStream(Response):
 
 
 class JsonLines(EventStream):
-    """Sends each chunk as a line of JSON. Its clients know no comments, and parse each line: so what comes between two
-    chunks is a blank, which JSON allows before the next line's object."""
+    """Sends each chunk as a line of JSON. Clients parse each line and do not know comments. So between two chunks a
+    blank is sent instead of a comment; JSON allows it before the next line's object."""
 
     media_type = "application/x-ndjson"
     comment = BLANK
@@ -156,7 +156,8 @@ class JsonLines(EventStream):
 
 
 class _Parts:
-    """Sends the parts of an answer, with its head before the first, and `beat` if no part comes for a while."""
+    """Sends the parts of an answer, with the answer's head before the first part, and `beat` if no part comes for a
+    while."""
 
     def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], patience: float, beat: bytes) -> None:
         """patience: seconds without a part until the first `beat`; the next ones follow every BEAT_S."""

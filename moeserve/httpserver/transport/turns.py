@@ -1,13 +1,14 @@
-"""Connections take turns on the event loop: which one's bytes are parsed next, and which request begins.
+"""Connections take turns on the event loop. This module decides whose bytes are parsed next, and which request begins.
 
 All connections and answers share one thread. In a turn, a slice of one connection's bytes is parsed (`held_input.py`)
 or a request begins; between turns the loop writes answers.
 
 A request without a key that does not reach the engine is a stranger's: a refusal, a probe, a web page. While answers
-are in progress, all strangers together get at most a share of the thread's time. A third of it is reserved for each
-need (`Need`), and strangers with the same need share it equally (`_FairQueue`). So a crowd with one need does not delay
-the other needs: heads, which may bring a key, are still parsed, and health probes are answered. A connection that asks
-without end waits for its turns, and the kernel stops its sender when the socket's buffers are full.
+are in progress, all strangers together get at most a share of the thread's time. A third of that share is reserved for
+each need (`Need`), and strangers with the same need share the third equally (`_FairQueue`). So a crowd with one need
+does not delay the other needs: heads, which may bring a key, are still parsed, and health probes are answered. A
+connection that always asks for turns waits for them, and the kernel stops its sender when the socket's buffers are
+full.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from moeserve.httpserver.transport.request_state import state_of
 
 SHARE: Final = 0.1  # of the thread's time, for strangers while answers are under way
 BURST_S: Final = 0.05  # the most unused share that is saved up while there are no strangers
-# The most debt after a costly request: at SHARE it is paid in a fifth of a second.
+# The most debt after a costly request. At the rate SHARE it is paid in a fifth of a second.
 MAX_DEBT_S: Final = 0.02
 # The shortest wait for debt to be paid: a shorter one might be rounded to nothing.
 LEAST_WAIT_S: Final = 0.0002
-# Of the thread's time, after which the loop does its other work; strangers get half of it.
+# The seconds of turns after which the loop does its other work. Strangers get half of these seconds.
 SLICE_S: Final = 0.002
 MOST_BEGUN: Final = 8  # requests begun before the loop does its other work; at most one stranger's
 SLACK: Final = 64  # entries of closed connections that a queue may keep
@@ -46,7 +47,7 @@ RawHeaders = Sequence[tuple[bytes, bytes]]
 
 
 class Need(Enum):
-    """What a connection's turn is for."""
+    """The purpose of a connection's turn."""
 
     PARSE = 0
     PROBE = 1  # to begin a health probe
@@ -58,7 +59,8 @@ class Account:
 
     def __init__(self, *, is_trusted: bool = False) -> None:
         self._is_trusted = (
-            is_trusted  # its last request was not a stranger's; or it has had none, and no key is needed
+            # The connection's last request was not a stranger's; or it has had no request, and no key is needed.
+            is_trusted
         )
         self._request_is_admitted = False  # the request being answered is not a stranger's
         self._of_request = 0.0
@@ -110,12 +112,12 @@ class Waiting(Protocol):
 
 
 class _FairQueue:
-    """The waiting strangers with one need, ordered by the due time of their next turn.
+    """The waiting strangers that have one need, ordered by the due time of their next turn.
 
-    The queue's clock is the due time of the last turn given. A connection's next turn is due later by the time that it
-    has used; a connection that has not asked for a while is due at once. The clock also advances by itself, at a
-    quarter of the rate at which each waiting connection is served: otherwise a stream of new connections, which have
-    used no time, would keep out a connection that has used a little."""
+    The queue's clock is the due time of the last turn that was given. The time that a connection uses in a turn delays
+    the due time of its next turn; a connection that has not asked for a while is due at once. The clock also advances
+    by itself, at a quarter of the rate at which each waiting connection is served. Otherwise a stream of new
+    connections, which have used no time, would keep out a connection that has used a little."""
 
     def __init__(self, need: Need) -> None:
         self.used = 0.0  # seconds of the thread's time, in all turns
@@ -179,15 +181,15 @@ class Turns:
         self._next_run: asyncio.Handle | None = None
 
     def ask(self, connection: Waiting) -> None:
-        """Gives `connection` a turn later. It may have asked already."""
+        """Queues `connection` for a turn. It may be queued already."""
         if connection in self._asking:
             return
         if self._queue(connection) or self._next_run is None:
             self._schedule()
 
     def _queue(self, connection: Waiting) -> bool:
-        """Queues the connection; its earlier entry becomes outdated. Returns whether it may come before all waiting
-        ones."""
+        """Queues the connection; its earlier entry becomes outdated. Returns whether its turn may come before those of
+        all waiting connections."""
         place = self._asking[connection] = next(self._places)
         if not connection.account.is_strangers:
             self._admitted.append((place, connection))
@@ -208,7 +210,7 @@ class Turns:
     def charge(self, connection: Waiting, seconds: float) -> None:
         strangers = connection.account.charge(seconds)
         if strangers:
-            # Pays for the time that has passed, this turn's included, before this turn's cost is added to the debt.
+            # The passed time, including this turn's, reduces the debt before this turn's cost is added.
             self._pay()
             self._debt = min(self._debt + strangers, MAX_DEBT_S)
             self._strangers[connection.account.need].charge(strangers)

@@ -1,9 +1,9 @@
 """Unknown fields of a body: fields that no request model declares, and fields without effect whose value is invalid.
---unknown-fields says whether they are refused, or dropped, counted and logged.
+--unknown-fields says whether unknown fields are refused, or dropped, counted and logged.
 
-Clients add fields of their own to every object of a request, and new versions add more, so the default drops them. A
-field that changes the answer on other servers is not unknown: a model lists it in `RequestModel.elsewhere`, and it is
-refused.
+Clients add fields of their own to every object of a request, and new versions of clients add more, so the default is to
+drop unknown fields. A field that changes the answer on other servers is not unknown: a model lists it in
+`RequestModel.elsewhere`, and it is refused.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ Dropped = dict[_Dropped, None]
 def drop_unknown(
     info: ValidationInfo, owner: Owner, names: Iterable[str], *, are_known: bool = False
 ) -> bool:
-    """Notes dropped fields of one object: unknown ones, or (are_known) those without effect whose value is invalid.
-    Returns False if they must be refused instead, because the validation has no context."""
+    """Records dropped fields of one object: unknown fields or, with are_known, fields without effect whose value is
+    invalid. Returns False if the fields must be refused instead, because the validation has no context."""
     dropped: Dropped | None = info.context
     if dropped is None:
         return False

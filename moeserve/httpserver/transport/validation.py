@@ -40,8 +40,8 @@ def from_validation(model: type[RequestModel], errors: list[ErrorDetails]) -> Ap
 
 
 def _is_within(param: str, params: Collection[str]) -> bool:
-    """Returns whether `param` lies inside one of the fields `params`: an error of a union's alternative that did not
-    match."""
+    """Returns whether `param` lies inside one of the fields `params`. Such an error comes from an alternative of a
+    union that did not match."""
     outer, dot, _ = param.rpartition(".")
     return bool(dot) and (outer in params or _is_within(outer, params))
 
@@ -54,7 +54,7 @@ def _param_of(model: type[RequestModel], error: ErrorDetails) -> str:
     if not param and error["type"] in model.model_fields:
         param = error[
             "type"
-        ]  # fields that contradict each other: the error's type is the name of the one at fault
+        ]  # fields that contradict each other: the error's type is the name of the field at fault
     return param[:MAX_PARAM_CHARS]
 
 

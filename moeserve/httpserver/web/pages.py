@@ -41,8 +41,8 @@ _POLICY: Final = {
     "require-trusted-types-for": "'script'",
     "trusted-types": "'none'",
 }
-# Swagger's page builds HTML from text and sets styles on elements; its pictures are in its style sheet. Its scripts
-# come from this server too.
+# The policy of Swagger's page, which builds HTML from text and sets styles on elements. Its pictures are in its style
+# sheet, and its scripts come from this server.
 _SWAGGER_POLICY: Final = {
     name: value
     for name, value in _POLICY.items()
@@ -57,7 +57,7 @@ _CHAT_POLICY: Final = _POLICY | {
     "img-src": "'self' data:",
     "frame-src": "'self'",  # artifact.html: a frame that goes elsewhere by itself is stopped, too
 }
-# What a model wrote runs there as HTML, without an origin ("sandbox") and without network access.
+# HTML that a model wrote runs in this frame, without an origin ("sandbox") and without network access.
 _ARTIFACT_POLICY: Final = {name: "'none'" for name in _POLICY if "trusted-types" not in name} | {
     "script-src": "'unsafe-inline'",
     "style-src": "'unsafe-inline'",
@@ -67,11 +67,11 @@ _ARTIFACT_POLICY: Final = {name: "'none'" for name in _POLICY if "trusted-types"
     "frame-ancestors": "'self'",
     "sandbox": "allow-scripts",
 }
-# The PDF worker reads untrusted files and needs only its scripts. It has no network, so a malicious file cannot send
-# anything.
+# The PDF worker reads untrusted files and needs only its scripts. It has no network access, so a malicious file cannot
+# send data.
 _PDF_POLICY: Final = dict.fromkeys(_POLICY, "'none'") | {
     "script-src": "'self'",
-    "worker-src": "'self'",  # some browsers apply worker-src to a worker's imports
+    "worker-src": "'self'",  # for browsers that apply worker-src to a worker's imports
     "require-trusted-types-for": "'script'",
 }
 _POLICIES: Final = {
@@ -83,7 +83,7 @@ _POLICIES: Final = {
 _HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "x-dns-prefetch-control": "off",  # the name of a host, too, would tell somebody something
+    "x-dns-prefetch-control": "off",  # prefetching would reveal the names of hosts in an answer
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",  # revalidated at each use, but sent again only after a change

@@ -98,7 +98,7 @@ def recurrent_rule(
         None if drafts is None else records, x.out, x.qkv.stride(0),
         x.gates.b.stride(0), x.gates.a.stride(0), x.gates.group, x.states.stride(0), h.delta_values, h.key_heads,
         h.value_heads, h.key_dim, h.value_dim, h.is_tiled, h.conv_kernel,
-        next_power_of_2(h.key_dim), COLUMNS, _share(h), h.is_kimi, h.pending_values, pdl(),
+        next_power_of_2(h.key_dim), COLUMNS, _share(h), h.is_kimi, h.decay_bound, h.pending_values, pdl(),
         num_warps=4, launch_pdl=pdl(),
     )  # fmt: skip
 

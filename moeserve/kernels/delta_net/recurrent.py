@@ -19,6 +19,12 @@ def log_decay(a, rate, dt_bias):
 
 
 @triton.jit
+def bounded_log_decay(a, rate, dt_bias, BOUND: tl.constexpr):
+    """BOUND * sigmoid(exp(A_log) * (a + dt_bias)), with rate = -exp(A_log)."""
+    return BOUND / (1.0 + tl.exp(rate * (a.to(tl.float32) + dt_bias)))
+
+
+@triton.jit
 def sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x.to(tl.float32)))
 
@@ -58,7 +64,7 @@ def recurrent_kernel(
     QKV_STRIDE: tl.constexpr, B_STRIDE: tl.constexpr, A_STRIDE: tl.constexpr, GROUP: tl.constexpr, SLOT: tl.constexpr,
     CONV: tl.constexpr, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, TILED: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    SHARE: tl.constexpr, BY_CHANNEL: tl.constexpr, RECORD: tl.constexpr, PDL: tl.constexpr,
+    SHARE: tl.constexpr, BY_CHANNEL: tl.constexpr, BOUND: tl.constexpr, RECORD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (sequences, VALUE_HEADS, VALUE_DIM / BLOCK). seq_first, seq_count, seq_slot int32: a sequence's first
     row, number of rows (0: padding) and state slot.
@@ -68,8 +74,9 @@ def recurrent_kernel(
 
     mixed [n, channels]: the convolution's output; qkv, rows QKV_STRIDE apart: its input, whose last rows become the
     convolution state. b, a: of value head h, at h // R * GROUP + h % R with R = VALUE_HEADS / KEY_HEADS.
-    BY_CHANNEL: a and dt_bias are per dimension of the key heads instead (there are VALUE_HEADS key heads). states
-    float32, slots SLOT apart: [VALUE_HEADS, KEY_DIM, VALUE_DIM], and [TAPS - 1, channels] at offset CONV. out
+    BY_CHANNEL: a and dt_bias are per dimension of the key heads instead (there are VALUE_HEADS key heads), and with
+    BOUND below 0 this is the least logarithm of a decay.
+    states float32, slots SLOT apart: [VALUE_HEADS, KEY_DIM, VALUE_DIM], and [TAPS - 1, channels] at offset CONV. out
     float32 [n, VALUE_HEADS * VALUE_DIM]. SIZE: a power of two that holds KEY_DIM; SHARE: a power of two that holds
     a program's part of the channels.
     """
@@ -116,7 +123,10 @@ def recurrent_kernel(
         beta = sigmoid(tl.load(b + row * B_STRIDE + gate))
         if BY_CHANNEL:
             x = tl.load(a + row * A_STRIDE + head * KEY_DIM + d, live, 0.0)
-            decay = tl.exp(log_decay(x, speed, bias))
+            if BOUND < 0:
+                decay = tl.exp(bounded_log_decay(x, speed, bias, BOUND))
+            else:
+                decay = tl.exp(log_decay(x, speed, bias))
             s *= decay[:, None]
         else:
             decay = tl.exp(log_decay(tl.load(a + row * A_STRIDE + gate), speed, bias))

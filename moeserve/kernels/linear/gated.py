@@ -60,6 +60,11 @@ def gated(gate, up, FORM: tl.constexpr):
             out = clamped_silu_mul(gate, up, FORM.limit)
         else:
             out = silu_mul(gate, up)
+    elif FORM.activation == "clamped_silu":
+        if FORM.limit > 0:
+            out = silu_mul(at_most(gate, FORM.limit), within(up, FORM.limit))
+        else:
+            out = silu_mul(gate, up)
     elif FORM.activation == "relu":
         out = relu_mul(gate, up)
     elif FORM.activation == "gelu":

@@ -24,6 +24,7 @@ def route(
     options: RouterOptions = DEFAULT_ROUTER,
     bias: Tensor | None = None,
     expert_scale: Tensor | None = None,
+    by_token: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """Chooses each row's experts: ids int32, weights float32 [n, top_k], from logits [n, experts]; rows from
     count[0] on get ids -1 and weights 0.
@@ -32,7 +33,8 @@ def route(
     added to the scores for choosing (`RouterOptions`), not to the weights. expert_scale float32 [experts]:
     multiplies a chosen expert's weight. local_expert_ids int32 [n, top_k] = expert_map[ids]; expert_map int32
     [experts]: index on this device, negative if elsewhere. expert_token_counts int64 [experts]: each expert's
-    tokens are added. Raises ValueError if the options do not fit.
+    tokens are added. by_token: int32 [vocab, top_k], the experts of each token id, all in range, and int32 [n], the
+    rows' token ids; the logits then only weigh them. Raises ValueError if the options do not fit.
     """
     n, experts = logits.shape
     per_program = 4 if n % 4 == 0 and n >= 1024 else 1
@@ -44,6 +46,7 @@ def route(
         bias,
         expert_scale,
         expert_map,
+        *((None, None) if by_token is None else by_token),
         count,
         ids,
         local_expert_ids,

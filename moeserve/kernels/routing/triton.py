@@ -24,6 +24,11 @@ def scores_of(logits, SCORING: tl.constexpr):
     elif SCORING == "softmax":
         likely = tl.exp(logits - tl.max(logits, 1)[:, None])
         scores = likely / tl.sum(likely, 1)[:, None]
+    elif SCORING == "sqrt_softplus":
+        # log(1 + exp(x)) without overflow. Of a small exp(x), whose sum with 1 would round, the logarithm is itself.
+        small = tl.exp(-tl.abs(logits))
+        scores = tl.maximum(logits, 0.0) + tl.where(small < 1e-4, small, tl.log(1.0 + small))
+        scores = tl.sqrt(scores)
     else:
         scores = logits
     return scores
@@ -77,9 +82,28 @@ def chosen_weights(
     return weights
 
 
+@triton.jit
+def best_of(left, all_logits, e, k, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BY_LOGITS: tl.constexpr):
+    """Returns the ids of the TOP_K highest of left [BT, E], the lower id first among equals, and their logits: int32
+    and float32 [BT, K]. BY_LOGITS: left are the logits."""
+    chosen = tl.zeros([left.shape[0], k.shape[1]], tl.int32)
+    scores = tl.full([left.shape[0], k.shape[1]], float("-inf"), tl.float32)
+    for j in tl.static_range(TOP_K):
+        best = tl.max(left, 1)[:, None]
+        # The lowest id among equals. (With NaN nothing is equal; then any id in range is valid.)
+        at = tl.min(tl.where(left == best, e, EXPERTS - 1), 1)[:, None]
+        left = tl.where(e == at, float("-inf"), left)
+        chosen = tl.where(k == j, at, chosen)
+        if not BY_LOGITS:
+            best = tl.max(tl.where(e == at, all_logits, float("-inf")), 1)[:, None]
+        scores = tl.where(k == j, best, scores)
+    return chosen, scores
+
+
 @kernel
 def route_kernel(
-    logits, bias, expert_scale, expert_map, count, ids, local_expert_ids, weights, expert_token_counts,
+    logits, bias, expert_scale, expert_map, by_token, token_ids, count, ids, local_expert_ids, weights,
+    expert_token_counts,
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, SCORING: tl.constexpr, NORMALIZE: tl.constexpr,
     SCALE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr, BT: tl.constexpr,
     E: tl.constexpr, K: tl.constexpr, PDL: tl.constexpr,
@@ -89,8 +113,9 @@ def route_kernel(
 
     local_expert_ids, optional: expert_map[ids], an expert's index on this device, negative if elsewhere. The map is
     read once per route, because it may change meanwhile. Rows from count[0] on get ids -1 and weights 0.
-    expert_token_counts int64 [EXPERTS], optional: tokens are added. E, K: powers of two that hold EXPERTS and
-    TOP_K.
+    expert_token_counts int64 [EXPERTS], optional: tokens are added. by_token int32 [vocab, TOP_K], optional: the
+    experts of each token id, which token_ids int32 [n] names; the logits then only weigh them. E, K: powers of two that
+    hold EXPERTS and TOP_K.
     """
     if PDL:
         gdc_launch_dependents()
@@ -110,17 +135,12 @@ def route_kernel(
         if GROUPS > 1:
             left = within_groups(left, e, EXPERTS, GROUPS, TOP_GROUPS, GROUP_BEST)
     live = t < existing
-    chosen = tl.zeros([BT, K], tl.int32)
-    scores = tl.full([BT, K], float("-inf"), tl.float32)
-    for j in tl.static_range(TOP_K):
-        best = tl.max(left, 1)[:, None]
-        # The lowest id among equals. (With NaN nothing is equal; then any id in range is valid.)
-        at = tl.min(tl.where(left == best, e, EXPERTS - 1), 1)[:, None]
-        left = tl.where(e == at, float("-inf"), left)
-        chosen = tl.where(k == j, at, chosen)
-        if not BY_LOGITS:
-            best = tl.max(tl.where(e == at, all_logits, float("-inf")), 1)[:, None]
-        scores = tl.where(k == j, best, scores)
+    if by_token is not None:
+        of_token = tl.maximum(tl.load(token_ids + t, live, 0), 0).to(tl.int64)  # below 0: an embedding's row
+        chosen = tl.load(by_token + of_token[:, None] * TOP_K + k, k < TOP_K, 0)
+        scores = tl.load(logits + t[:, None] * EXPERTS + chosen, k < TOP_K, float("-inf")).to(tl.float32)
+    else:
+        chosen, scores = best_of(left, all_logits, e, k, EXPERTS, TOP_K, BY_LOGITS)
     share = chosen_weights(scores, all_logits, TOP_K, K, SCORING, NORMALIZE, SCALE)
     if expert_scale is not None:
         share *= tl.load(expert_scale + chosen)

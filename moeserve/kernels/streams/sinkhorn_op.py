@@ -54,10 +54,10 @@ def norm_mixed(
 
 
 def read_mixed(
-    products: Tensor,
+    products: Tensor | None,
     x: Tensor,
     rows: Tensor | None,
-    mix: SinkhornMix,
+    mix: SinkhornMix | None,
     norm: Tensor,
     eps: float,
     count: Tensor,
@@ -70,11 +70,15 @@ def read_mixed(
 
     products float32 [m, streams * (2 + streams)]; x float32 [n, streams * hidden]; rows int32 [m] or None: row i; norm
     float32 [hidden]; y [m, hidden]; exact float32 [m, hidden], y unrounded; weights float32 [m, streams * (1 +
-    streams)]. Before the head weights is None, and products [m, streams]."""
-    hidden = len(norm)
+    streams)]. Before the head weights is None, and products [m, streams]; or products and mix are None: y is of the
+    streams' mean."""
+    assert (products is None) == (mix is None)
+    some, hidden = y.codes if y.x is None else y.x, len(norm)
+    assert some is not None
     streams, size = x.shape[1] // hidden, next_power_of_2(hidden)
+    base, scale, *constants = (None, None, 0.0, 0) if mix is None else mix
     read_mixed_kernel(
-        (len(products),), products, x, rows, mix.base, mix.scale, norm, count, y.x, y.codes, y.scales, exact, weights,
-        streams, hidden, mix.eps, mix.iterations, eps, size, next_power_of_2(streams), pdl(),
+        (len(some),), products, x, rows, base, scale, norm, count, y.x, y.codes, y.scales, exact, weights,
+        streams, hidden, *constants, eps, size, next_power_of_2(streams), pdl(),
         num_warps=norm_warps(size), launch_pdl=pdl(),
     )  # fmt: skip

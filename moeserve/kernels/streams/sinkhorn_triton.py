@@ -112,10 +112,10 @@ def read_mixed_kernel(
     """Grid (m), for rows i < count[0]. y[i] = RMSNorm(a weighted sum of x[rows[i]]'s streams) * norm; weights[i] = the
     weights of the block's output and the mix.
 
-    products float32 [m, STREAMS * (2 + STREAMS)], before the head (weights None) [m, STREAMS]; x float32 [n, STREAMS *
-    HIDDEN]; rows int32 [m], None: row i; base, scale: SinkhornMix's; norm float32 [HIDDEN]; y, codes with scales, exact
-    float32: [m, HIDDEN], each optional; weights float32 [m, STREAMS * (1 + STREAMS)]. SIZE and PADDED: HIDDEN and
-    STREAMS or the powers of two above."""
+    products float32 [m, STREAMS * (2 + STREAMS)], before the head (weights None) [m, STREAMS], or None: the mean of the
+    streams is read; x float32 [n, STREAMS * HIDDEN]; rows int32 [m], None: row i; base, scale: SinkhornMix's; norm
+    float32 [HIDDEN]; y, codes with scales, exact float32: [m, HIDDEN], each optional; weights float32 [m, STREAMS * (1
+    + STREAMS)]. SIZE and PADDED: HIDDEN and STREAMS or the powers of two above."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -126,15 +126,19 @@ def read_mixed_kernel(
     row = out
     if rows is not None:
         row = tl.load(rows + i).to(tl.int64)
-    of_row = products + out * STREAMS
+    of_row = products
     if weights is not None:
-        of_row = products + out * STREAMS * (2 + STREAMS)
+        of_row += out * STREAMS * (2 + STREAMS)
+    elif products is not None:
+        of_row += out * STREAMS
     c = tl.arange(0, SIZE)
     live = c < HIDDEN
     total = tl.zeros([SIZE], tl.float32)
-    of_read = tl.load(scale)
     for s in tl.static_range(STREAMS):
-        before = tl.sigmoid(tl.load(of_row + s) * of_read + tl.load(base + s)) + MIX_EPS
+        if products is None:
+            before = 1.0 / STREAMS
+        else:
+            before = tl.sigmoid(tl.load(of_row + s) * tl.load(scale) + tl.load(base + s)) + MIX_EPS
         total += before * tl.load(x + (row * STREAMS + s) * HIDDEN + c, live, 0.0)
     store_norm(total, tl.load(norm + c, live, 0.0), y, codes, scales, exact, out, HIDDEN, EPS, SIZE)
     if weights is not None:

@@ -144,7 +144,7 @@ class CpuLoader:
             from_state=LinearGroup([from_state]),
             layer=layer,
             k_v=k_v,
-            head_norm=self._vector(n.of_layer(index, n.NEXTN_HEAD_NORM)),
+            head_norm=self._vector(n.of_layer(index, self._shape.next_token_norm)),
             dense_bytes=sum(m.bytes for m in self._matrices[before:]) - _expert_bytes([layer]),
         )
 

@@ -47,7 +47,7 @@ def _delta_net(
         gates=[group(part) for part, _ in shape.gate_parts],
         parameters=DeltaParameters(
             conv=conv.t().contiguous(),
-            rate=vector(n.SSM_A).view(-1),
+            rate=vector(n.SSM_A).view(-1) * (-1 if shape.has_positive_rate else 1),
             dt_bias=vector(n.bias_of_part(n.SSM_DT)),
             norm=vector(n.of_part(n.SSM_NORM)),
         ),

@@ -21,6 +21,7 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
+from moeserve.models.loading.gpu_compressed import load_by_token, load_compressed_attention
 from moeserve.models.loading.gpu_indexer import load_block_indexer, load_indexer
 from moeserve.models.loading.gpu_merged import load_merged, with_biases
 from moeserve.models.loading.gpu_next_token import load_next_token
@@ -159,7 +160,10 @@ class GpuLoader:
             return self._mamba2(index, mixer)
         if isinstance(mixer, ShortConvShape):
             return self._short_conv(index)
-        assert not isinstance(mixer, CompressedAttentionShape)  # of the CPU engine alone: gpu_features.py
+        if isinstance(mixer, CompressedAttentionShape):
+            of_input = self._mixer_input(index)
+            of_layer = (mixer, index, of_input, self._vector, self._merged, self._by_group)
+            return load_compressed_attention(*of_layer)
         return None if mixer is None else self._delta_net(index, mixer)
 
     def _latent_attention(self, index: int, shape: LatentAttentionShape) -> GpuLatentAttention:
@@ -196,7 +200,7 @@ class GpuLoader:
             inputs=self._linear(index, *(part for part, _ in shape.input_parts), has_bias=False),
             gates=[self._linear(index, part, has_bias=False)[0] for part, _ in shape.gate_parts],
             conv=conv.t().contiguous(),
-            rate=self._vector(n.in_layer(index, n.SSM_A)).view(-1),
+            rate=self._vector(n.in_layer(index, n.SSM_A)).view(-1) * (-1 if shape.has_positive_rate else 1),
             dt_bias=self._vector(n.bias_of_layer(index, n.SSM_DT)),
             output_norm=self._vector(n.of_layer(index, n.SSM_NORM)),
             output=self._linear(index, shape.output_part, has_bias=False)[0],
@@ -250,6 +254,7 @@ class GpuLoader:
             expert_map=None if len(ids) == num_experts else expert_map_of(ids, num_experts, self._device),
             shared=None if shared is None else self._shared_expert(index, shared),
             choice_bias=self._vector(n.bias_of_layer(index, n.EXP_PROBS_B)) if shape.choice_bias else None,
+            by_token=load_by_token(self._source, shape, index, self._device),
             expert_scale=self._vector(n.in_layer(index, n.scale_of_part(n.FFN_DOWN_EXPS)))
             if shape.expert_scale
             else None,
@@ -330,6 +335,15 @@ class GpuLoader:
             self._upload.rows(planes, self._rows(name), row)
             row += tensor.shape[0]
             self._finish(name)
+        return planes
+
+    def _by_group(self, name: str, groups: int) -> Planes:
+        """Loads a matrix as `groups` matrices of equal parts of its rows."""
+        tensor = self._source.tensors[name]
+        rows, cols = tensor.shape
+        planes = empty_planes(tensor.type, (groups, rows // groups, cols), self._device)
+        self._upload.rows(planes, self._source.data(name), 0)
+        self._finish(name)
         return planes
 
     def _rows(self, name: str) -> npt.NDArray[np.uint8]:

@@ -28,5 +28,5 @@ def load_next_token(
         state_norm=vector(n.of_layer(index, n.NEXTN_HNORM)),
         projection=MergedLinear(planes(n.of_layer(index, n.NEXTN_EH_PROJ))),
         layer=layer(index, range(shape.next_token_layer.num_experts)),
-        head_norm=vector(n.of_layer(index, n.NEXTN_HEAD_NORM)),
+        head_norm=vector(n.of_layer(index, shape.next_token_norm)),
     )

@@ -8,10 +8,18 @@ from torch import Tensor
 
 from moeserve.kernels.codebooks import bring_codebook
 from moeserve.kernels.residual_operations import NgramNorms
+from moeserve.kernels.streams.sinkhorn import SinkhornMix
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.gpu_weights import GpuInput, GpuNgrams, GpuStreamMix, MergedLinear
+from moeserve.models.loading.gpu_weights import (
+    GpuInput,
+    GpuNgrams,
+    GpuSinkhornMix,
+    GpuStreamMean,
+    GpuStreamMix,
+    MergedLinear,
+)
 from moeserve.models.loading.table_rows import TableRows
-from moeserve.models.residual import HyperConnections
+from moeserve.models.residual import SinkhornConnections
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
@@ -26,13 +34,19 @@ def load_input(
     head. norm: the norm's full name. block: the beginning of the tensors' names, for a residual of several streams."""
     if shape.streams is None:
         return vector(norm)
-    assert isinstance(
-        shape.streams, HyperConnections
-    )  # other streams are the CPU engine's alone: gpu_features.py
 
     def name(part: str) -> str:
         return n.of_part(f"{block}_{part}") if index is None else n.of_layer(index, f"{block}_{part}")
 
+    if isinstance(shape.streams, SinkhornConnections):
+        connections = shape.streams
+        if index is None and not connections.weighs_head:
+            return GpuStreamMean(vector(norm))
+        (product,) = merged(name("fn"))
+        mix = SinkhornMix(
+            vector(name("base")), vector(name("scale")), connections.eps, connections.iterations
+        )
+        return GpuSinkhornMix(product, mix, vector(norm))
     down = ("down",) if index is None else ("down", "inject")  # the head injects nothing
     (up,) = merged(name("up"))
     return GpuStreamMix(

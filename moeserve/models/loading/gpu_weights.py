@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moeserve.kernels.compressed_operations import CompressorParameters
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.planes import Planes
 from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.stream_operands import Mamba2Parameters
+from moeserve.kernels.streams.sinkhorn import SinkhornMix
 from moeserve.models.loading.table_rows import TableRows
 from moeserve.quantization.table import F16
 
@@ -62,12 +64,36 @@ class GpuStreamMix:
         return self.up.nbytes + sum(matrix.nbytes for matrix in self.down)
 
 
-GpuInput = Tensor | GpuStreamMix  # what a block reads the residual through: a norm [hidden], or a stream mix
+@dataclass(frozen=True, slots=True)
+class GpuSinkhornMix:
+    """The weights that compute a block's input from streams that are mixed behind it: kernels/streams/sinkhorn.py."""
+
+    product: MergedLinear  # with the normalised residual
+    mix: SinkhornMix
+    norm: Tensor  # [hidden], of the weighted sum
+
+    @property
+    def nbytes(self) -> int:
+        return self.product.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStreamMean:
+    """A head that reads the norm of the streams' mean."""
+
+    norm: Tensor  # [hidden]
+    nbytes: int = 0  # of matrices
+
+
+GpuStreams = (
+    GpuStreamMix | GpuSinkhornMix | GpuStreamMean
+)  # what a residual of several streams is read through
+GpuInput = Tensor | GpuStreams  # what a block reads the residual through: a norm [hidden], or streams
 
 
 def input_bytes(w: GpuInput | None) -> int:
     """Returns the bytes of the matrices through which a block reads the residual."""
-    return w.nbytes if isinstance(w, GpuStreamMix) else 0
+    return w.nbytes if isinstance(w, GpuStreams) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +170,24 @@ class GpuLatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuCompressedAttention:
+    norm: GpuInput
+    inputs: list[MergedLinear]  # the rows of CompressedAttentionShape.input_parts
+    q_a_norm: Tensor  # [q_rank]
+    q_b: list[MergedLinear]  # the rows of q and, with an indexer, of its queries
+    kv_norm: Tensor  # [head_dim]
+    compressors: list[CompressorParameters]  # as CompressedAttentionShape.compressors
+    sinks: Tensor  # [heads]
+    output_a: Planes  # [groups, output_rank, heads of a group * head_dim]
+    output: MergedLinear  # [hidden, groups * output_rank]
+
+    @property
+    def nbytes(self) -> int:
+        products = sum(matrix.nbytes for matrix in (self.output, *self.inputs, *self.q_b))
+        return self.output_a.nbytes + products
+
+
+@dataclass(frozen=True, slots=True)
 class GpuDeltaNet:
     norm: GpuInput
     inputs: list[MergedLinear]  # the rows of GatedDeltaNetShape.input_parts
@@ -199,6 +243,7 @@ class GpuMoe:
     expert_map: Tensor | None
     shared: GpuSharedExpert | None = None
     choice_bias: Tensor | None = None  # [E]: added to scores for choosing experts only
+    by_token: Tensor | None = None  # int32 [vocab, top_k]: experts of each token id; None: scores choose
     expert_scale: Tensor | None = None  # [E]: factors of the chosen experts' weights
     sandwich: SandwichNorms | None = None  # None: the layer is not sandwiched
     order: Tensor | None = None  # int32 [E, hidden]: of each expert's gate and up, wherever it is
@@ -221,7 +266,7 @@ class GpuDenseFfn:
         return self.expert.experts.nbytes
 
 
-GpuMixer = GpuAttention | GpuLatentAttention | GpuDeltaNet | GpuMamba2 | GpuShortConv
+GpuMixer = GpuAttention | GpuLatentAttention | GpuCompressedAttention | GpuDeltaNet | GpuMamba2 | GpuShortConv
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,12 @@ SEED_CODER = Split(
     _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+" + _ENDS,
     nfc=False,
 )
+# Ling and Ring: the words of HUNYUAN by another expression.
+BAILING = Split(
+    ("bailingmoe2", "bailingmoe", "llada-moe"),
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
+    nfc=False,
+)
 # K-EXAONE: words separated by single spaces form one word; combining marks belong to words.
 EXAONE_MOE = Split(
     ("exaone-moe",),
@@ -199,7 +205,7 @@ KIMI_K2 = Split(
 SPLITS: dict[str, Split] = {
     name: split
     for split in (
-        *(HUNYUAN, QWEN2, QWEN35, LAGUNA, SEED_CODER, EXAONE_MOE),
+        *(HUNYUAN, QWEN2, QWEN35, LAGUNA, SEED_CODER, BAILING, EXAONE_MOE),
         *(SMAUG, LLAMA3, GLM4, MINICPM5, OLMO, GPT2, SMOLLM, VIKING, O200K, TINY_AYA, TEKKEN, YOUTU),
         *(AFMOE, DEEPSEEK_V3, DEEPSEEK_LLM, DEEPSEEK_CODER, KIMI_K2),
     )

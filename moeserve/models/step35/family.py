@@ -7,10 +7,8 @@ predict further tokens (MTP) and are not loaded.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from moeserve.models.attention import AttentionShape
-from moeserve.models.feed_forward import DenseFfnShape, MoeShape
+from moeserve.models.clamped_ffns import clamped
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
@@ -40,22 +38,11 @@ def read_shape(source: ModelSource) -> ModelShape:
             gate="head",
         )
 
-    routed, shared = (reader.layer_limits(f"swiglu_clamp_{kind}") for kind in ("exp", "shexp"))
     layers = [
-        LayerShape(attention(index), _clamped(ffn, routed[index], shared[index]))
-        for index, ffn in enumerate(reader.sigmoid_mixtures(normalize=True))
+        LayerShape(attention(index), ffn)
+        for index, ffn in enumerate(clamped(reader, reader.sigmoid_mixtures(normalize=True)))
     ]
     return reader.model(tuple(layers))
-
-
-def _clamped(
-    ffn: MoeShape | DenseFfnShape, routed: float | None, shared: float | None
-) -> MoeShape | DenseFfnShape:
-    if isinstance(ffn, DenseFfnShape):
-        return replace(ffn, limit=shared)
-    return replace(
-        ffn, limit=routed, shared=None if ffn.shared is None else replace(ffn.shared, limit=shared)
-    )
 
 
 FAMILY = ModelFamily(architecture="step35", read_shape=read_shape, hugging_face=MAPPING)

@@ -18,6 +18,7 @@ from moeserve.models.sources.huggingface.layer_settings import (
     integer,
     layer_flags,
     layer_types,
+    limits,
     number,
 )
 from moeserve.models.sources.huggingface.llama3_rope import ROTATED, is_llama3, llama3_rope, rope_factors
@@ -65,8 +66,8 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         "attention.head_count_kv": _of_kinds(types, kv_heads, windowed_kv),
         n.WINDOWED_LAYERS: np.array([kind == SLIDING for kind in types]),
         n.DENSE_LAYERS: np.array(_without_experts(path, config, layers)),
-        "swiglu_clamp_exp": _limits(path, config, "swiglu_limits", layers),
-        "swiglu_clamp_shexp": _limits(path, config, "swiglu_limits_shared", layers),
+        "swiglu_clamp_exp": limits(path, config, "swiglu_limits", layers),
+        "swiglu_clamp_shexp": limits(path, config, "swiglu_limits_shared", layers),
         **({n.SLIDING_WINDOW: integer(path, config, "sliding_window")} if SLIDING in types else {}),
     }
 
@@ -112,18 +113,6 @@ def _without_experts(path: Path, config: Mapping[str, Any], layers: int) -> list
         raise ModelError(path, f"'moe_layers_enum' is {listed!r:.80}; numbers of layers are expected")
     sparse = {int(each) for each in numbers if each != ""}
     return [layer not in sparse for layer in range(layers)]
-
-
-def _limits(
-    path: Path, config: Mapping[str, Any], name: str, layers: int
-) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Returns the clamp of each layer; 0 for none."""
-    given = config.get(name) or [0.0] * layers
-    if not isinstance(given, list) or len(given) != layers:
-        raise ModelError(
-            path, f"{name!r} is {given!r:.80}; a number or null for each of {layers} layers is expected"
-        )
-    return np.array([number(path, {name: each}, name, 0, 1e6, default=0.0) for each in given], np.float32)
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:

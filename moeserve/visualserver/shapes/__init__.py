@@ -1,1 +1,2 @@
-"""What `mmproj` files say of their towers, one module for each projector. No torch."""
+"""The shapes of vision towers as `mmproj` files describe them, one module for each projector. Nothing here imports
+torch."""

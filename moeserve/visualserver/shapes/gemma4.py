@@ -1,4 +1,4 @@
-"""Gemma 4's tower (https://ai.google.dev/gemma/docs/core), as 26B-A4B and 31B have it, and the smaller one of E2B and
+"""Gemma 4's tower (https://ai.google.dev/gemma/docs/core): that of 26B-A4B and 31B, and the smaller one of E2B and
 E4B."""
 
 from __future__ import annotations
@@ -11,39 +11,29 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import LargestRule
-from moeserve.visualserver.shapes.shape import VISION, check_pixels
+from moeserve.visualserver.shapes.shape import VISION, TowerSizes, check_pixels, read_sizes
 
 PROJECTOR: Final = "gemma4v"
 DEFAULT_MAX_TOKENS: Final = 280  # transformers' `max_soft_tokens`; the file has none
-POOLED: Final = 3  # patches a side of what becomes one token, where the file does not say
+POOLED: Final = 3  # patches a side of one token, if the file does not say
 
 PRODUCTS: Final = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
-# What the inputs and outputs of a layer's products are clamped to, in the towers of E2B and E4B.
+# The bounds to which the inputs and outputs of a layer's products are clamped, in the towers of E2B and E4B.
 BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
-# What is subtracted from a token, and what it is multiplied by then, in the tower of the others.
+# A vector that is subtracted from each token, and one by which the difference is multiplied, in the tower of 26B-A4B
+# and 31B.
 STANDARD: Final = ("v.std_bias", "v.std_scale")
 
 
-@dataclass(frozen=True, slots=True)
-class Gemma4Shape:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gemma4Shape(TowerSizes):
     """See `TowerShape`."""
 
-    hidden: int
-    heads: int
-    layers: int
     ffn: int
-    patch: int  # pixels a side
-    merge: int  # patches a side of what becomes one token
-    output: int  # the text model's hidden size
-    positions: int  # of each learned table, by column and by row
+    positions: int  # rows of each learned table; one table is by column and one by row
     eps: float  # of RMS norms
     is_standardized: bool
     is_clamped: bool
-
-    @property
-    def token_side(self) -> int:
-        """Pixels."""
-        return self.patch * self.merge
 
     @property
     def default_max_tokens(self) -> int:
@@ -61,10 +51,6 @@ class Gemma4Shape:
             )
         most = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
         return LargestRule(self.token_side, most, min(most, self.positions // self.merge))
-
-    @property
-    def embedding_size(self) -> int:
-        return self.output
 
     def fits(self, text: ModelShape) -> bool:
         return text.architecture == "gemma4"
@@ -94,19 +80,11 @@ def read_shape(file: TensorSource) -> Gemma4Shape:
     """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
     meta = file.metadata
     check_pixels(file, 0.0, 1.0)
-    hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
-    heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
-    if hidden % (4 * heads):
-        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
     merge = meta.require_int(VISION + "projector.scale_factor", 1, 8, default=POOLED)
     return Gemma4Shape(
-        hidden=hidden,
-        heads=heads,
-        layers=meta.require_int(VISION + "block_count", 1, 512),
+        **read_sizes(file),
         ffn=meta.require_int(VISION + "feed_forward_length", 1, 1 << 18),
-        patch=meta.require_int(VISION + "patch_size", 1, 64),
         merge=merge,
-        output=meta.require_int(VISION + "projection_dim", 1, 1 << 16),
         positions=_num_positions(file, merge),
         eps=meta.require_float(VISION + "attention.layer_norm_epsilon", 1e-12, 1e-2),
         is_standardized=any(name in file.tensors for name in STANDARD),

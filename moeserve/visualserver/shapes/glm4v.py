@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import StretchRule
 from moeserve.visualserver.shapes.shape import (
     VISION,
     PixelScale,
+    TowerSizes,
     position_side,
     read_pixel_scale,
+    read_sizes,
     stretch_rule,
 )
 
@@ -22,25 +23,15 @@ DEFAULT_MIN_TOKENS: Final = 8  # the publisher's, as 112 x 112 pixels of a video
 DEFAULT_MAX_TOKENS: Final = 4096  # llama.cpp's; the publisher's own is 6,144
 
 
-@dataclass(frozen=True, slots=True)
-class GlmShape:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlmShape(TowerSizes):
     """See `TowerShape`."""
 
-    hidden: int
-    heads: int
-    layers: int
-    merger_ffn: int  # of the network behind the layers, whose own feed-forwards have the width of `output`
-    patch: int  # pixels a side
-    merge: int  # patches a side of what becomes one token
-    output: int  # the text model's hidden size
+    # Width of the network behind the layers; the layers' feed-forwards have the width `output`.
+    merger_ffn: int
     positions: int  # a side of the learned table, in patches
     eps: float  # of RMS norms
     pixels: PixelScale
-
-    @property
-    def token_side(self) -> int:
-        """Pixels."""
-        return self.patch * self.merge
 
     @property
     def default_max_tokens(self) -> int:
@@ -53,10 +44,6 @@ class GlmShape:
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
         default = (DEFAULT_MIN_TOKENS, DEFAULT_MAX_TOKENS)
         return stretch_rule(self.token_side, (min_tokens, max_tokens), default, enlarges_sides=True)
-
-    @property
-    def embedding_size(self) -> int:
-        return self.output
 
     def fits(self, text: ModelShape) -> bool:
         return text.rope_sections is not None and text.sections_in_blocks
@@ -96,20 +83,12 @@ class GlmShape:
 def read_shape(file: TensorSource) -> GlmShape:
     """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
     meta = file.metadata
-    hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
-    heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
-    if hidden % (4 * heads):
-        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
     return GlmShape(
-        hidden=hidden,
-        heads=heads,
-        layers=meta.require_int(VISION + "block_count", 1, 512),
+        **read_sizes(file),
         merger_ffn=meta.require_int(VISION + "feed_forward_length", 1, 1 << 18),
-        patch=meta.require_int(VISION + "patch_size", 1, 64),
         merge=meta.require_int(
             VISION + "spatial_merge_size", 1, 8, default=2
         ),  # llama.cpp's files have no key
-        output=meta.require_int(VISION + "projection_dim", 1, 1 << 16),
         positions=position_side(file),
         eps=meta.require_float(VISION + "attention.layer_norm_epsilon", 1e-12, 1e-2),
         pixels=read_pixel_scale(file),

@@ -10,7 +10,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import PadRule
-from moeserve.visualserver.shapes.shape import VISION, PixelScale, read_pixel_scale
+from moeserve.visualserver.shapes.shape import VISION, PixelScale, TowerSizes, read_pixel_scale, read_sizes
 
 PROJECTOR: Final = "kimik25"
 DEFAULT_MAX_TOKENS: Final = 4096  # the publisher's 16,384 patches
@@ -18,25 +18,14 @@ MOST_SIDE: Final = 512  # patches, in the publisher's processor
 POSITIONS: Final = "v.position_embd.weight"
 
 
-@dataclass(frozen=True, slots=True)
-class KimiShape:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KimiShape(TowerSizes):
     """See `TowerShape`."""
 
-    hidden: int
-    heads: int
-    layers: int
     ffn: int
-    patch: int  # pixels a side
-    merge: int  # patches a side of what becomes one token
-    output: int  # the text model's hidden size
     positions: tuple[int, int]  # rows and columns of the learned table, in patches
     eps: float  # of LayerNorms
     pixels: PixelScale
-
-    @property
-    def token_side(self) -> int:
-        """Pixels."""
-        return self.patch * self.merge
 
     @property
     def default_max_tokens(self) -> int:
@@ -53,10 +42,6 @@ class KimiShape:
             )
         most = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
         return PadRule(self.token_side, self.patch, most * self.merge**2, MOST_SIDE)
-
-    @property
-    def embedding_size(self) -> int:
-        return self.output
 
     def fits(self, text: ModelShape) -> bool:
         return text.latent is not None
@@ -89,23 +74,15 @@ class KimiShape:
 def read_shape(file: TensorSource) -> KimiShape:
     """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
     meta = file.metadata
-    hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
-    heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
-    if hidden % (4 * heads):
-        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
     table = file.tensors.get(POSITIONS)
     if table is None or len(table.shape) != 3:
         raise ModelError(
             file.path, f"{POSITIONS} is no table of positions by row and column; convert it again"
         )
     return KimiShape(
-        hidden=hidden,
-        heads=heads,
-        layers=meta.require_int(VISION + "block_count", 1, 512),
+        **read_sizes(file),
         ffn=meta.require_int(VISION + "feed_forward_length", 1, 1 << 18),
-        patch=meta.require_int(VISION + "patch_size", 1, 64),
         merge=meta.require_int(VISION + "projector.scale_factor", 1, 8),
-        output=meta.require_int(VISION + "projection_dim", 1, 1 << 16),
         positions=(table.shape[0], table.shape[1]),
         eps=meta.require_float(VISION + "attention.layer_norm_epsilon", 1e-12, 1e-2, default=1e-5),
         pixels=read_pixel_scale(file),

@@ -11,33 +11,29 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.sources.huggingface.towers.llama_4 import PROJECTOR as _PROJECTOR
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import TileRule
-from moeserve.visualserver.shapes.shape import VISION, PixelScale, read_pixel_scale
+from moeserve.visualserver.shapes.shape import (
+    VISION,
+    PixelScale,
+    TowerSizes,
+    matrix_rows,
+    read_pixel_scale,
+    read_sizes,
+)
 
 PROJECTOR: Final = _PROJECTOR
-MOST_TILES: Final = 16  # beside that of the whole picture, in the publisher's processor
+MOST_TILES: Final = 16  # in addition to the whole picture's tile, in the publisher's processor
 QKV: Final = ("attn_q", "attn_k", "attn_v")
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaShape:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaShape(TowerSizes):
     """See `TowerShape`."""
 
-    hidden: int
-    heads: int
-    layers: int
     ffn: int
-    patch: int  # pixels a side
-    merge: int  # patches a side of what becomes one token
     tile: int  # pixels a side
-    output: int  # the text model's hidden size
     adapter: tuple[int, int]  # widths of the network between the layers and the last product
     eps: float  # of LayerNorms
     pixels: PixelScale
-
-    @property
-    def token_side(self) -> int:
-        """Pixels."""
-        return self.patch * self.merge
 
     @property
     def tile_tokens(self) -> int:
@@ -61,12 +57,8 @@ class LlamaShape:
             )
         return TileRule(self.token_side, self.tile, max(1, min(MOST_TILES, most // self.tile_tokens - 1)))
 
-    @property
-    def embedding_size(self) -> int:
-        return self.output
-
     def fits(self, text: ModelShape) -> bool:
-        return text.architecture == PROJECTOR  # of both the name
+        return text.architecture == PROJECTOR  # both have this name
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         h, (wide, narrow) = self.hidden, self.adapter
@@ -94,34 +86,20 @@ class LlamaShape:
 def read_shape(file: TensorSource) -> LlamaShape:
     """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
     meta = file.metadata
-    hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
-    heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
-    if hidden % (4 * heads):
-        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
-    patch = meta.require_int(VISION + "patch_size", 1, 64)
+    sizes = read_sizes(file)
     merge = meta.require_int(VISION + "projector.scale_factor", 1, 8)
     tile = meta.require_int(VISION + "image_size", 1, 2048)
-    if tile % (patch * merge):
+    token_side = sizes["patch"] * merge
+    if tile % token_side:
         raise ModelError(
-            file.path, f"tiles of {tile} pixels do not hold whole tokens of {patch * merge}; convert it again"
+            file.path, f"tiles of {tile} pixels do not hold whole tokens of {token_side}; convert it again"
         )
     return LlamaShape(
-        hidden=hidden,
-        heads=heads,
-        layers=meta.require_int(VISION + "block_count", 1, 512),
+        **sizes,
         ffn=meta.require_int(VISION + "feed_forward_length", 1, 1 << 18),
-        patch=patch,
         merge=merge,
         tile=tile,
-        output=meta.require_int(VISION + "projection_dim", 1, 1 << 16),
-        adapter=(_rows(file, "mm.model.mlp.1.weight"), _rows(file, "mm.model.mlp.2.weight")),
+        adapter=(matrix_rows(file, "mm.model.mlp.1.weight"), matrix_rows(file, "mm.model.mlp.2.weight")),
         eps=meta.require_float(VISION + "attention.layer_norm_epsilon", 1e-12, 1e-2),
         pixels=read_pixel_scale(file),
     )
-
-
-def _rows(file: TensorSource, name: str) -> int:
-    tensor = file.tensors.get(name)
-    if tensor is None or len(tensor.shape) != 2:
-        raise ModelError(file.path, f"{name} is no matrix; convert it again")
-    return tensor.shape[0]

@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import StretchRule
-from moeserve.visualserver.shapes.shape import VISION, PixelScale, read_pixel_scale, stretch_rule
+from moeserve.visualserver.shapes.shape import (
+    VISION,
+    PixelScale,
+    TowerSizes,
+    matrix_rows,
+    read_pixel_scale,
+    read_sizes,
+    stretch_rule,
+)
 
 PROJECTOR: Final = "minimax_m3"
 DEFAULT_MIN_TOKENS: Final = 4  # the publisher's
@@ -17,25 +24,14 @@ DEFAULT_MAX_TOKENS: Final = 576  # the publisher's 451,584 pixels
 QKV: Final = ("attn_q", "attn_k", "attn_v")
 
 
-@dataclass(frozen=True, slots=True)
-class MiniMaxShape:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniMaxShape(TowerSizes):
     """See `TowerShape`."""
 
-    hidden: int
-    heads: int
-    layers: int
     ffn: int
-    patch: int  # pixels a side
-    merge: int  # patches a side of what becomes one token
-    output: int  # the text model's hidden size
-    inner: int  # width of the two networks behind the layers
+    inner: int  # inner width of the two networks behind the layers
     eps: float  # of LayerNorms
     pixels: PixelScale
-
-    @property
-    def token_side(self) -> int:
-        """Pixels."""
-        return self.patch * self.merge
 
     @property
     def default_max_tokens(self) -> int:
@@ -49,10 +45,6 @@ class MiniMaxShape:
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
         default = (DEFAULT_MIN_TOKENS, DEFAULT_MAX_TOKENS)
         return stretch_rule(self.token_side, (min_tokens, max_tokens), default)
-
-    @property
-    def embedding_size(self) -> int:
-        return self.output
 
     def fits(self, text: ModelShape) -> bool:
         return text.architecture == "minimax-m3"
@@ -85,22 +77,11 @@ class MiniMaxShape:
 def read_shape(file: TensorSource) -> MiniMaxShape:
     """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
     meta = file.metadata
-    hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
-    heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
-    if hidden % (2 * heads) or hidden // heads < 6:
-        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
-    inner = file.tensors.get("mm.1.weight")
-    if inner is None or len(inner.shape) != 2:
-        raise ModelError(file.path, "mm.1.weight is no matrix; convert it again")
     return MiniMaxShape(
-        hidden=hidden,
-        heads=heads,
-        layers=meta.require_int(VISION + "block_count", 1, 512),
+        **read_sizes(file, parts=2, least_head=6),
         ffn=meta.require_int(VISION + "feed_forward_length", 1, 1 << 18),
-        patch=meta.require_int(VISION + "patch_size", 1, 64),
         merge=meta.require_int(VISION + "spatial_merge_size", 1, 8, default=2),
-        output=meta.require_int(VISION + "projection_dim", 1, 1 << 16),
-        inner=inner.shape[0],
+        inner=matrix_rows(file, "mm.1.weight"),
         eps=meta.require_float(VISION + "attention.layer_norm_epsilon", 1e-12, 1e-2, default=1e-5),
         pixels=read_pixel_scale(file),
     )

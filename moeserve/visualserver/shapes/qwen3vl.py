@@ -5,40 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import StretchRule
-from moeserve.visualserver.shapes.shape import VISION, PixelScale, check_pixels, position_side, stretch_rule
+from moeserve.visualserver.shapes.shape import (
+    VISION,
+    PixelScale,
+    TowerSizes,
+    check_pixels,
+    position_side,
+    read_sizes,
+    stretch_rule,
+)
 
 PROJECTOR: Final = "qwen3vl_merger"
-# The file has no bounds of a picture's size; llama.cpp assumes these for the projector.
+# The file has no bounds of a picture's size. llama.cpp assumes these bounds for the projector.
 DEFAULT_MIN_TOKENS: Final = 8
 DEFAULT_MAX_TOKENS: Final = 4096
 
 _HALF: Final = 0.5  # mean and deviation of the pixels, of each channel
 
 
-@dataclass(frozen=True, slots=True)
-class Qwen3VlShape:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3VlShape(TowerSizes):
     """See `TowerShape`."""
 
-    hidden: int
-    heads: int
-    layers: int
     ffn: int
-    patch: int  # pixels a side
-    merge: int  # patches a side of what becomes one token
-    output: int  # the text model's hidden size
     positions: int  # a side of the learned table, in patches
     deep: tuple[
         int, ...
-    ] = ()  # layers whose outputs are merged, too, for the text model's first layers (DeepStack)
-
-    @property
-    def token_side(self) -> int:
-        """Pixels."""
-        return self.patch * self.merge
+    ] = ()  # layers whose outputs also become tokens, for the text model's first layers (DeepStack)
 
     @property
     def default_max_tokens(self) -> int:
@@ -102,22 +98,14 @@ class Qwen3VlShape:
 def read_shape(file: TensorSource) -> Qwen3VlShape:
     """Reads the tower's shape from its metadata. Raises ModelError if that is missing or unsupported."""
     meta = file.metadata
-    layers = meta.require_int(VISION + "block_count", 1, 512)
+    sizes = read_sizes(file)
     key = VISION + "is_deepstack_layers"
-    is_deep = meta.require_bools(key, layers) if key in meta else []
+    is_deep = meta.require_bools(key, sizes["layers"]) if key in meta else []
     check_pixels(file, _HALF, _HALF)
-    hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
-    heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
-    if hidden % (4 * heads):
-        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
     return Qwen3VlShape(
-        hidden=hidden,
-        heads=heads,
-        layers=layers,
+        **sizes,
         ffn=meta.require_int(VISION + "feed_forward_length", 1, 1 << 18),
-        patch=meta.require_int(VISION + "patch_size", 1, 64),
         merge=meta.require_int(VISION + "spatial_merge_size", 1, 8),
-        output=meta.require_int(VISION + "projection_dim", 1, 1 << 16),
         positions=position_side(file),
         deep=tuple(layer for layer, each in enumerate(is_deep) if each),
     )

@@ -1,10 +1,10 @@
-"""What the visual server and the memory plan ask of a tower's shape, whichever tower it is."""
+"""The interface of a tower's shape, for the visual server and the memory plan."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
@@ -16,7 +16,7 @@ VISION = "clip.vision."
 
 @dataclass(frozen=True, slots=True)
 class PixelScale:
-    """What a tower reads: a pixel, from 0 to 1, minus `mean`, divided by `deviation`; each by channel."""
+    """The input of a tower: (pixel - mean) / deviation, by channel, for pixels from 0 to 1."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
@@ -45,31 +45,78 @@ class TowerShape(Protocol):
 
     @property
     def default_max_tokens(self) -> int:
-        """The most tokens of a picture where --image-max-tokens does not say."""
+        """The most tokens of a picture without --image-max-tokens."""
         ...
 
     @property
     def token_side(self) -> int:
-        """Pixels a side of what becomes one token."""
+        """Pixels a side of the square that becomes one token."""
         ...
 
     @property
     def token_floats(self) -> int:
-        """Floats that a token's patches have in memory at once while they are encoded."""
+        """Floats of memory per token while a picture is encoded."""
         ...
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> SizeRule:
-        """The sizes of pictures of `min_tokens` to `max_tokens` tokens; None: the projector's default. Raises
-        ConfigError for bounds that the projector does not have."""
+        """Returns the rule for pictures of `min_tokens` to `max_tokens` tokens; None stands for the projector's
+        default. Raises ConfigError for a bound that the projector does not support."""
         ...
 
     def fits(self, text: ModelShape) -> bool:
-        """Whether the tower is for models of this architecture."""
+        """Returns whether the tower is for models of this architecture."""
         ...
 
     def tensor_shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """Every tensor that the tower must have by name, row-major."""
+        """Returns the row-major shape of every tensor that the tower must have, by name."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TowerSizes:
+    """The sizes that all towers have: the base of the shapes. See `TowerShape`."""
+
+    hidden: int
+    heads: int
+    layers: int
+    patch: int  # pixels a side
+    merge: int  # patches a side of the square that becomes one token
+    output: int  # the text model's hidden size
+
+    @property
+    def token_side(self) -> int:
+        return self.patch * self.merge
+
+    @property
+    def embedding_size(self) -> int:
+        return self.output
+
+
+class FileSizes(TypedDict):
+    """The fields of `TowerSizes` that all files have under the same keys."""
+
+    hidden: int
+    heads: int
+    layers: int
+    patch: int
+    output: int
+
+
+def read_sizes(file: TensorSource, parts: int = 4, least_head: int = 1) -> FileSizes:
+    """Reads the sizes. A head has a multiple of `parts` dimensions, and at least `least_head`. Raises ModelError if a
+    size is missing or unsupported."""
+    meta = file.metadata
+    hidden = meta.require_int(VISION + "embedding_length", 4, 1 << 16)
+    heads = meta.require_int(VISION + "attention.head_count", 1, 1024)
+    if hidden % (parts * heads) or hidden // heads < least_head:
+        raise ModelError(file.path, f"{heads} heads of {hidden} dimensions cannot rotate; convert it again")
+    return {
+        "hidden": hidden,
+        "heads": heads,
+        "layers": meta.require_int(VISION + "block_count", 1, 512),
+        "patch": meta.require_int(VISION + "patch_size", 1, 64),
+        "output": meta.require_int(VISION + "projection_dim", 1, 1 << 16),
+    }
 
 
 def stretch_rule(
@@ -79,8 +126,8 @@ def stretch_rule(
     *,
     enlarges_sides: bool = False,
 ) -> StretchRule:
-    """Returns the rule for pictures of the given least and most tokens; None: the default's. A default least gives way
-    to a smaller most."""
+    """Returns the rule for pictures of the given least and most tokens; None stands for the default. If the given most
+    is below the default least, it replaces that least."""
     min_tokens, max_tokens = given
     most = default[1] if max_tokens is None else max_tokens
     least = min(default[0], most) if min_tokens is None else min_tokens
@@ -102,7 +149,7 @@ def check_tensors(file: TensorSource, shape: TowerShape) -> None:
 
 
 def check_pixels(file: TensorSource, mean: float, deviation: float) -> None:
-    """Raises ModelError unless the file brings pixels, from 0 to 1, to this mean and deviation in each channel."""
+    """Raises ModelError unless the file scales pixels with this mean and deviation in each channel."""
     for name, value in (("image_mean", mean), ("image_std", deviation)):
         key = VISION + name
         if any(each != value for each in file.metadata.require_floats(key, 3)):
@@ -128,3 +175,11 @@ def position_side(file: TensorSource) -> int:
             file.path, "v.position_embd.weight is no square table of positions; convert it again"
         )
     return side
+
+
+def matrix_rows(file: TensorSource, name: str) -> int:
+    """Returns a matrix's number of rows. Raises ModelError if the tensor is missing or not a matrix."""
+    tensor = file.tensors.get(name)
+    if tensor is None or len(tensor.shape) != 2:
+        raise ModelError(file.path, f"{name} is no matrix; convert it again")
+    return tensor.shape[0]

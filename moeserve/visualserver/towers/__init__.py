@@ -1,1 +1,1 @@
-"""The networks that read pictures, one module each."""
+"""The networks that read pictures, one module for each."""

@@ -1,4 +1,4 @@
-"""What towers share whose patches lie in the order of tokens and whose heads rotate by row and column."""
+"""The base of towers whose patches lie in the order of tokens and whose heads rotate by row and column."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AxialShape(TowerShape, Protocol):
 
     @property
     def merge(self) -> int:
-        """Patches a side of what becomes one token."""
+        """Patches a side of the square that becomes one token."""
         ...
 
     @property
@@ -29,8 +29,8 @@ class AxialShape(TowerShape, Protocol):
 
 
 class AxialTower(Tower):
-    """All patches see each other. Heads rotate in split halves, of each half a quarter of the head by row and a quarter
-    by column."""
+    """All patches see each other. Heads rotate in split halves. In each half, a quarter of the head rotates by row and
+    a quarter by column."""
 
     def __init__(
         self,
@@ -49,25 +49,26 @@ class AxialTower(Tower):
         self._shift = (mean / deviation).float().to(device)
 
     def _still_patches(self) -> Tensor:
-        """Takes the patches' matrices of two times out of the weights and returns their sum, [hidden, 3 * patch *
-        patch]: a still picture is the same at both."""
+        """Removes the patches' two matrices, one for each of two frames, from the weights, and returns their sum,
+        [hidden, 3 * patch * patch]: a still picture is the same in both frames."""
         later = self.weights.pop("v.patch_embd.weight.1")
         return (self.weights.pop("v.patch_embd.weight") + later).flatten(1)
 
     def _patches_of(self, pixels: Tensor) -> Tensor:
-        """Returns float32 [patches, 3 * patch * patch], row by row: per patch, its numbers by channel, row and
-        column."""
+        """Returns float32 [patches, 3 * patch * patch], patches row by row. A patch's numbers are in the order channel,
+        row, column."""
         side = self._axes.patch
         rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
         scaled = pixels.float() / self._scale - self._shift
         return scaled.view(rows, side, columns, side, 3).permute(0, 2, 4, 1, 3).reshape(rows * columns, -1)
 
     def _joined(self, x: Tensor) -> Tensor:
-        """The patches of a token, one after another: [tokens, merge * merge * hidden]."""
+        """Joins the patches of each token: [tokens, merge * merge * hidden]."""
         return x.view(-1, self._axes.hidden * self._axes.merge**2)
 
     def _angles(self, columns: int, order: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of a head's first half, float32 [patches, head / 2]: a quarter by row, a quarter by column."""
+        """Returns cos and sin of a head's first half, float32 [patches, head / 2]: a quarter of the head by row, a
+        quarter by column."""
         row, column = order // columns, order % columns
         angles = torch.stack((row, column), 1).double()[:, :, None] * self._inverse
         flat = angles.flatten(1)
@@ -75,7 +76,7 @@ class AxialTower(Tower):
 
     def _attend(self, at: str, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         n, heads = len(x), self._axes.heads
-        # With q, k and the last products of rounded inputs the error would be twice as large: 1e-3.
+        # If q, k and the last products had rounded inputs, the error would be twice as large: 1e-3.
         qkv = self.weights.product(at + "attn_qkv", x, is_exact=True)
         qkv = qkv.view(n, 3, heads, -1).permute(1, 2, 0, 3)
         q, k = _rotated(qkv[:2], cos, sin, self.weights.dtype)[:, None]
@@ -89,14 +90,15 @@ class AxialTower(Tower):
 
 
 def merge_order(rows: int, columns: int, merge: int) -> Tensor:
-    """The patches, counted row by row, in the tower's order: those of a token follow one another."""
+    """Returns the patches' indices, counted row by row, in the tower's order: the patches of a token follow one
+    another."""
     count = torch.arange(rows * columns)
     return count.view(rows // merge, merge, columns // merge, merge).permute(0, 2, 1, 3).flatten()
 
 
 def pairs_in_split_halves(hidden: int, heads: int) -> Tensor:
     """Returns the file's row for each row of `AxialTower`'s q and k, int64 [hidden]. In the file the first half of each
-    head rotates by column and the second by row, each number with its neighbour."""
+    head rotates by column and the second half by row, and each number rotates with its neighbour."""
     count = torch.arange(hidden).view(heads, 2, -1, 2)  # [heads, column or row, frequency, pair]
     return count.flip(1).permute(0, 3, 1, 2).flatten()
 
@@ -109,8 +111,8 @@ def bicubic_positions(table: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rotates heads, float32 [..., patches, dim], in split halves. Returns `dtype`, contiguous: rounded
-    as it is written, because on a GPU each further operation reads and writes all heads."""
+    """Rotates heads, float32 [..., patches, dim], in split halves. Returns a contiguous tensor of `dtype`. The result
+    is rounded while it is written, because on a GPU each further operation would read and write all heads."""
     a, b = heads.chunk(2, dim=-1)
     out = torch.empty(heads.shape, dtype=dtype, device=heads.device)
     first, second = out.chunk(2, dim=-1)

@@ -37,7 +37,8 @@ class Gemma4Tower(Tower):
         super().__init__(source, shape, device, dtype)
         self.shape = shape
         self._patches = self.weights.pop("v.patch_embd.weight").flatten(1)
-        self._bounds: dict[str, list[float]] = {}  # by product: of inputs and outputs, least and most
+        # By product: the least and the most of its inputs, and of its outputs.
+        self._bounds: dict[str, list[float]] = {}
         if shape.is_clamped:
             for product in (f"v.blk.{layer}.{name}" for layer in range(shape.layers) for name in PRODUCTS):
                 self._bounds[product] = [self.weights.pop(f"{product}.{bound}").item() for bound in BOUNDS]
@@ -63,14 +64,16 @@ class Gemma4Tower(Tower):
         return self.weights.product("mm.input_projection", self._pooled(x, rows, columns))
 
     def _patches_of(self, pixels: Tensor) -> Tensor:
-        """float32 [patches, 3 * patch * patch], row by row, from -1 to 1: channel, row, column of each."""
+        """Returns float32 [patches, 3 * patch * patch] from -1 to 1, patches row by row. A patch's numbers are in the
+        order channel, row, column."""
         side = self.shape.patch
         rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
         split = pixels.view(rows, side, columns, side, 3)
         return 2.0 * (split.permute(0, 2, 4, 1, 3).reshape(rows * columns, -1).float() / 255.0 - 0.5)
 
     def _angles(self, column: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin, float32 [patches, 2, head / 4]: of a head's half that rotates by column, and of the other."""
+        """Returns cos and sin, float32 [patches, 2, head / 4]: for the half of a head that rotates by column, and for
+        the half that rotates by row."""
         angles = torch.stack((column, row), 1).double()[:, :, None] * self._inverse
         return angles.cos().float(), angles.sin().float()
 
@@ -91,7 +94,7 @@ class Gemma4Tower(Tower):
         return self._product(at + "ffn_down", gate)
 
     def _pooled(self, x: Tensor, rows: int, columns: int) -> Tensor:
-        """The tokens before the last product, [tokens, hidden]."""
+        """Returns the tokens before the last product, [tokens, hidden]."""
         side, hidden = self.shape.merge, self.shape.hidden
         split = x.view(rows // side, side, columns // side, side, hidden)
         tokens = split.mean(dim=(1, 3)).view(-1, hidden) * hidden**0.5
@@ -113,7 +116,7 @@ class Gemma4Tower(Tower):
 
 
 def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """heads: [patches, heads, dim], whose halves rotate apart, each half against half."""
+    """Rotates heads, [patches, heads, dim]. The two halves of a head rotate separately, each as split halves."""
     halves = heads.unflatten(-1, (2, 2, -1))  # [patches, heads, column or row, half, dim / 4]
     a, b = halves[:, :, :, 0], halves[:, :, :, 1]
     cos, sin = cos[:, None], sin[:, None]

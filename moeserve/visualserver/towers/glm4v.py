@@ -39,7 +39,8 @@ class GlmTower(AxialTower):
         self.shape = shape
         self._patches = self._still_patches()
         self._table = self.weights.pop("v.position_embd.weight").view(shape.positions, shape.positions, -1)
-        # A row of a token's joined patches has them one after another, not channel by channel.
+        # Reorders the matrix's columns: a row of joined patches has one patch after another; the file has one channel
+        # after another.
         merger = self.weights.pop("mm.patch_merger.weight").permute(0, 2, 3, 1)
         self._merger = merger.reshape(shape.output, -1).contiguous()
 

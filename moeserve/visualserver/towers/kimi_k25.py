@@ -5,7 +5,7 @@ x += attention(LayerNorm(x))       all patches see each other; heads rotate by r
 x += down(gelu(up(LayerNorm(x))))
 tokens = fc2(gelu(fc1(merge x merge patches of LayerNorm(LayerNorm(x)), joined)))
 
-Time's positions and the mean over frames are videos'.
+The positions by time and the mean over frames concern videos only.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ x += attention(LayerNorm(x))       a tile's patches see each other; heads rotate
 x += down(gelu(up(LayerNorm(x))))
 tokens = fc(gelu(fc2(gelu(fc1(merge x merge patches of LayerNorm(x), joined)))))
 
-The whole picture is one more tile, behind the others.
+The whole picture is one more tile, which follows the others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LlamaTower(AxialTower):
     ) -> None:
         super().__init__(source, shape, device, dtype)
         self.shape = shape
-        self._side = shape.tile  # of what `warm` encodes
+        self._side = shape.tile  # pixels a side of the picture that `warm` encodes
         side = shape.tile // shape.patch
         self._order = merge_order(side, side, shape.merge).to(device)
         table = self.weights.pop("v.position_embd.weight")
@@ -49,7 +49,7 @@ class LlamaTower(AxialTower):
             self.weights.join([at + name for name in QKV], at + "attn_qkv")
 
     def warm(self, max_tokens: int) -> int:
-        """See `Tower`. Tiles are encoded one at a time, so one takes the memory of all."""
+        """See `Tower`. Tiles are encoded one at a time, so all tiles need the memory of one."""
         return super().warm(1)
 
     def _tokens(self, pixels: Tensor, slice_ended: SliceEnded) -> Tensor:
@@ -82,7 +82,7 @@ class LlamaTower(AxialTower):
         return product("mm.model.fc", x, is_exact=True)
 
     def _turns_of(self, side: int) -> tuple[Tensor, Tensor]:
-        """cos and sin of a tile's patches, whose rows and columns count from 1, and of the class patch."""
+        """Returns cos and sin for a tile's patches, whose rows and columns count from 1, and for the class patch."""
         row, column = self._order // side, self._order % side
         angles = torch.stack((row + 1, column + 1), 1).double()[:, :, None] * self._inverse
         flat = functional.pad(angles.flatten(1), (0, 0, 0, 1))

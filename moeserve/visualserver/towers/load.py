@@ -26,14 +26,14 @@ from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
 from moeserve.visualserver.towers.tower import CPU, Tower, TowerMemoryError
 from moeserve.worker.loading.device import choose_device, gpu_obstacle, is_divided
 
-GPU = torch.device("cuda", 0)  # the worker's, if it has one
+GPU = torch.device("cuda", 0)  # the worker's GPU, if it has one
 
 log = logging.getLogger(__name__)
 
 
 def load_tower(config: ServerConfig, file: TensorSource, shape: AnyTowerShape) -> tuple[Tower, int]:
-    """Returns the tower after its first picture, and the bytes of GPU memory that this process has then. Raises
-    ModelError, and UserError for a --mmproj-device that cannot be had."""
+    """Returns the tower after it has encoded its first picture, and the bytes of GPU memory that this process holds
+    then. Raises ModelError, and UserError if --mmproj-device names a device that cannot be used."""
     tokens = config.image_max_tokens or shape.default_max_tokens
     device = _device(config, shape)
     if device.type == "cuda":
@@ -60,8 +60,8 @@ def _warm_tower(
 def make_tower(
     file: TensorSource, shape: AnyTowerShape, device: torch.device = CPU, dtype: torch.dtype | None = None
 ) -> Tower:
-    """Loads the tower's weights to the device. dtype: of products; None: the device's. Raises ModelError if a tensor is
-    missing or unsupported."""
+    """Loads the tower's weights to the device. dtype: type of the products' inputs; None: the device's default. Raises
+    ModelError if a tensor is missing or unsupported."""
     match shape:
         case Gemma4Shape():
             return Gemma4Tower(file, shape, device, dtype)

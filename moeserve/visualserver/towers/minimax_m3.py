@@ -6,7 +6,7 @@ x += down(gelu(up(LayerNorm(x))))
 y = fc2(gelu(fc1(x)))
 tokens = fc4(gelu(fc3(merge x merge patches of y, joined)))
 
-A third of each head rotates by time, which is 0 for still pictures: it does not rotate here.
+A third of each head rotates by time. Time is 0 for still pictures, so this third does not rotate here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MiniMaxTower(AxialTower):
         self.shape = shape
         self._patches = self._still_patches()
         dim = shape.hidden // shape.heads
-        self._pairs = dim // 3 // 2  # of each axis
+        self._pairs = dim // 3 // 2  # rotating pairs of each axis
         exponents = torch.arange(self._pairs, dtype=torch.float64, device=device) / self._pairs
         self._inverse = ROPE_THETA**-exponents
         order = rows_in_split_halves(shape.hidden, shape.heads).to(device)
@@ -67,8 +67,8 @@ class MiniMaxTower(AxialTower):
         )
 
     def _angles(self, columns: int, order: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of a head's first half, float32 [patches, head / 2]: of time, height, width, and what does
-        not rotate."""
+        """Returns cos and sin of a head's first half, float32 [patches, head / 2]: the parts of time, height and width,
+        and then the numbers that do not rotate."""
         row, column = order // columns, order % columns
         turning = torch.stack((row, column), 1).double()[:, :, None] * self._inverse
         angles = torch.zeros(
@@ -79,8 +79,8 @@ class MiniMaxTower(AxialTower):
 
 
 def rows_in_split_halves(hidden: int, heads: int) -> Tensor:
-    """Returns the file's row for each row of `AxialTower`'s q and k, int64 [hidden]. In the file a head has time's,
-    height's and width's halves, one pair of halves behind another, and what does not rotate."""
+    """Returns the file's row for each row of `AxialTower`'s q and k, int64 [hidden]. In the file a head has the two
+    halves of time, then those of height, then those of width, and then the numbers that do not rotate."""
     count = torch.arange(hidden).view(heads, -1)
     pairs = count.shape[1] // 3 // 2
     halves = count[:, : 6 * pairs].reshape(heads, 3, 2, pairs).transpose(1, 2).reshape(heads, 2, -1)

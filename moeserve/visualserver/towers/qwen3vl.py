@@ -20,7 +20,7 @@ from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.towers.axial import AxialTower, merge_order
 from moeserve.visualserver.towers.tower import CPU, SliceEnded
 
-EPS: Final = 1e-6  # of LayerNorm: the file's key has the text model's
+EPS: Final = 1e-6  # of LayerNorm; the file's key has the text model's value
 
 
 class Qwen3VlTower(AxialTower):
@@ -38,7 +38,8 @@ class Qwen3VlTower(AxialTower):
         self._patches = self._still_patches()
 
     def _tokens(self, pixels: Tensor, slice_ended: SliceEnded) -> Tensor:
-        """A row has the embedding, then what each layer of DeepStack has for the text model's layers."""
+        """Returns rows that consist of the embedding and, for each layer of DeepStack, the numbers that are added in a
+        layer of the text model."""
         shape, product = self.shape, self.weights.product
         rows, columns = pixels.shape[0] // shape.patch, pixels.shape[1] // shape.patch
         order = merge_order(rows, columns, shape.merge).to(self.device)
@@ -65,7 +66,8 @@ class Qwen3VlTower(AxialTower):
         return torch.cat([tokens, *deep], dim=1)
 
     def _positions(self, rows: int, columns: int) -> Tensor:
-        """The learned table, resampled bilinearly with its corners at the picture's: [patches, hidden], row by row."""
+        """Returns the learned table, resampled bilinearly with its corners at the picture's corners: [patches, hidden],
+        row by row."""
         side = self.shape.positions
         table = self.weights["v.position_embd.weight"].view(1, side, side, -1).permute(0, 3, 1, 2)
         grid = functional.interpolate(table, (rows, columns), mode="bilinear", align_corners=True)

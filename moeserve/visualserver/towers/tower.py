@@ -1,4 +1,4 @@
-"""What the towers share: where they compute, in which numbers, and what happens when these do not suffice."""
+"""The base of all towers: their device, their number formats, and the handling of overflow and of missing memory."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from moeserve.visualserver.towers.weights import TowerWeights
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 CPU: Final = torch.device("cpu")
-# Products on a GPU, whose tensor cores multiply 16 bits at more than ten times the rate of float32.
+# The type of products' inputs on a GPU: tensor cores multiply 16 bits at more than ten times the rate of float32.
 GPU_DTYPE: Final = torch.float16
 
-SliceEnded = Callable[[float], None]  # gets the fraction of the picture that is encoded then
+SliceEnded = Callable[[float], None]  # called with the fraction of the picture that is encoded
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +45,12 @@ class TowerMemoryError(UserError):
 
 
 def _goes_on(progress: float) -> None:
-    """For pictures that nothing waits beside."""
+    """Does nothing: no other work waits for the device."""
 
 
 class Tower(ABC):
-    """One writer and reader: the visual server's thread. On the CPU all is float32. On a GPU, products and attention
-    take float16 and accumulate in float32; the sums between them, and norms, stay float32."""
+    """Only the visual server's encoding thread uses a tower. On the CPU all numbers are float32. On a GPU, products and
+    attention take float16 and accumulate in float32; the sums between them, and norms, stay float32."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Tower(ABC):
         device: torch.device,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Reads all weights onto `device`. dtype: of products; None: the device's."""
+        """Reads all weights onto `device`. dtype: type of the products' inputs; None: the device's default."""
         if dtype is None:
             dtype = GPU_DTYPE if device.type == "cuda" else torch.float32
         self.device = device
@@ -71,9 +71,9 @@ class Tower(ABC):
         self._threads = len(os.sched_getaffinity(0))
 
     def warm(self, max_tokens: int) -> int:
-        """Encodes a picture of zeros: a small one on the CPU, for what torch loads and allocates with the first; one of
-        `max_tokens` tokens on a GPU, so that torch keeps the memory that it takes. Returns the bytes of GPU memory that
-        the process has then. Raises TowerMemoryError."""
+        """Encodes a picture of zeros. On the CPU the picture is small; torch loads and allocates things at the first
+        picture. On a GPU it has `max_tokens` tokens, so that torch keeps the memory that a picture takes. Returns the
+        bytes of GPU memory that the process holds then. Raises TowerMemoryError."""
         rows = math.isqrt(max_tokens) if self.device.type == "cuda" else 4
         columns = max_tokens // rows if self.device.type == "cuda" else 4
         self.encode(np.zeros((rows * self._side, columns * self._side, 3), np.uint8))
@@ -84,9 +84,8 @@ class Tower(ABC):
     def encode(
         self, pixels: Pixels, slice_ended: SliceEnded = _goes_on
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """pixels: [height, width, 3], sides multiples of `shape.token_side`. slice_ended: called behind each
-        layer's attention and between layers. Returns [tokens, shape.embedding_size], row by row. Raises
-        TowerMemoryError."""
+        """pixels: [height, width, 3], sides multiples of `shape.token_side`. slice_ended: called after each layer's
+        attention and between layers. Returns [tokens, shape.embedding_size], row by row. Raises TowerMemoryError."""
         try:
             return self._encoded(pixels, slice_ended)
         except torch.cuda.OutOfMemoryError:
@@ -101,14 +100,15 @@ class Tower(ABC):
         """See `SliceDevice`."""
         if self.device.type == "cpu":
             return
-        event = torch.cuda.Event(blocking=True)  # the thread sleeps: its core may be the worker's
+        # The thread sleeps instead of spinning: the worker may need its core.
+        event = torch.cuda.Event(blocking=True)
         event.record()
         self._launched.append(event)
         while len(self._launched) > behind:
             self._launched.popleft().synchronize()
 
     def used_s(self) -> float:
-        """See `SliceDevice`. A GPU is taken as used all the time: what a process has of it cannot be measured."""
+        """See `SliceDevice`. A GPU counts as used all the time, because a process's part of it cannot be measured."""
         if self.device.type == "cpu":
             return time.process_time() / self._threads
         return time.monotonic()
@@ -132,10 +132,11 @@ class Tower(ABC):
         if not pixels.is_cuda:
             return self._tokens(pixels, slice_ended)
         patches = pixels.shape[0] * pixels.shape[1] // self._patch**2
-        # A kernel that does not take these numbers (cuDNN's no float32) leaves them to the next.
+        # A kernel that does not support the numbers' type leaves them to the next one (cuDNN's does not support
+        # float32).
         with sdpa_kernel(self._attention.order(patches), set_priority=True):
             return self._tokens(pixels, slice_ended)
 
     @abstractmethod
     def _tokens(self, pixels: Tensor, slice_ended: SliceEnded) -> Tensor:
-        """See `encode`. pixels: uint8 on `device`. Returns what is on `device`, of any float type."""
+        """See `encode`. pixels: uint8 on `device`. Returns a tensor on `device`, of any float type."""

@@ -45,6 +45,7 @@ from tests.support.gpu_operators.attention import (
     short_convolution,
     wide_attention,
 )
+from tests.support.gpu_operators.compressed import compressed, experts_by_token
 from tests.support.gpu_operators.indexer import block_indexer, indexer
 from tests.support.gpu_operators.next_token import drafts
 from tests.support.gpu_operators.products import (
@@ -76,6 +77,12 @@ INT4 = ZERO_TYPES[4, 32, StoredScales.BF16_ZERO]
 FP8, NVFP4 = FP8_TYPES[128], NVFP4_TYPES[256]
 INT8 = ZERO_TYPES[8, 128, StoredScales.F16_ZERO]
 CALLS: dict[str, list[Callable[[], None]]] = {
+    "compressed attention": [
+        partial(compressed, 4, f32),
+        partial(compressed, 100, torch.bfloat16),
+        partial(experts_by_token, 4),
+        partial(experts_by_token, 1024),
+    ],
     "linear, few": [partial(linear, 4, Q4, 512, 96, Q6, 32)],
     "linear, many": [partial(linear, 200, Q4, 512, 96, Q6, 32)],
     "linear, looked up": [partial(linear, 20, IQ4, 512, 96, None, 0)],

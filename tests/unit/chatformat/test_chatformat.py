@@ -106,7 +106,7 @@ def test_who_has_shown_a_call_that_breaks_shows_the_rest_as_text() -> None:
 
 
 def test_after_a_malformed_call_the_next_one_is_found() -> None:
-    assert read(hermes, f"<tool_call>\n{CALL}") == Answer("<tool_call>\n", "", [F])
+    assert read(hermes, f"<tool_call>\n{CALL}") == Answer("", "", [F])
     assert read(hermes, f'<tool_call>{{"a": {CALL}') == Answer('<tool_call>{"a": ', "", [F])
     assert read(coder, f"<tool_call>\n{XML}").calls == [SEARCH]
 

@@ -180,7 +180,6 @@ def test_variants_that_models_write(name: str, text: str, answer: list[tuple[str
         ("minimax_m3", '|<tool_call>|<invoke name="f">text'.replace("|", MARK)),
         ("minimax_m3", '|<tool_call>|<invoke name="">'.replace("|", MARK)),
         ("minimax_m3", f"a [>[ b ]<]mini and {MARK} c ]<]"),
-        ("minimax_m2", '<invoke name="f"></invoke>'),
         ("minimax_m2", '<minimax:tool_call><invoke name="f"><parameter name="a">1</param'),
         ("minimax_m2", '<minimax:tool_call><invoke name="' + "f" * 2000),
         ("deepseek_v3", f"{BLOCK} and text"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moeserve.front.lives import FIRST_BACKOFF_S
+from moeserve.front.lives import FIRST_BACKOFF_S, SHORT_LIFE_S
 from moeserve.httpserver.transport.errors import ApiError
 from tests.support.pool_runs import request, run
 from tests.support.scripted_models import Script, ScriptedInstance, pool_of
@@ -90,22 +90,59 @@ def test_a_server_that_is_lost_is_started_again_and_others_are_not_touched() -> 
 
 
 def test_a_server_that_dies_at_once_again_and_again_is_not_started_without_end() -> None:
+    """The first crash may be anyone's fault: a request that waits has the model loaded again at once."""
     clock = Clock()
     pool, world = pool_of(clock, 1, a=Script())
 
-    async def work() -> ApiError:
+    async def dies() -> None:
         await request(pool, "a")
         instance = pool.find("a").instance
         assert isinstance(instance, ScriptedInstance)
         instance.die("signal 11, Segmentation fault")
         await asyncio.sleep(0.5)
+
+    async def work() -> list[tuple[float, ApiError]]:
+        found = []
+        await dies()
+        for _ in range(2):
+            await dies()
+            with pytest.raises(ApiError) as refused:
+                await request(pool, "a")
+            found.append((pool.find("a").retry_at - pool.now, refused.value))
+            await asyncio.sleep(FIRST_BACKOFF_S)
+        await asyncio.sleep(FIRST_BACKOFF_S)
+        await request(pool, "a", SHORT_LIFE_S)
+        await dies()
+        await dies()
+        return found
+
+    (first, error), (second, _) = run(clock, pool, work())
+    assert "Segmentation fault" in error.message
+    assert (first, second) == pytest.approx((FIRST_BACKOFF_S - 0.5, 2 * FIRST_BACKOFF_S - 0.5))
+    assert world.history == ["a"] * 5
+
+
+def test_a_server_that_is_killed_during_its_load_is_started_again_once() -> None:
+    clock = Clock()
+    script = Script(failure="signal 9, Killed", is_crash=True)
+    pool, world = pool_of(clock, 1, a=script)
+
+    async def work() -> ApiError:
+        waiting = asyncio.create_task(request(pool, "a"))
+        await asyncio.sleep(2.05)  # the first load has failed
+        script.failure = ""
+        await waiting
+        await asyncio.sleep(SHORT_LIFE_S)
+        pool.unload(pool.find("a"))
+        await asyncio.sleep(1)
+        script.failure = "signal 9, Killed"
         with pytest.raises(ApiError) as refused:
             await request(pool, "a")
         return refused.value
 
     error = run(clock, pool, work())
-    assert "Segmentation fault" in error.message
-    assert world.history == ["a"]
+    assert "ended during its load: signal 9, Killed" in error.message
+    assert world.history == ["a"] * 4
 
 
 def test_a_wait_has_an_end() -> None:

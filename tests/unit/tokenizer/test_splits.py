@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from moeserve.models.sources.splits import (
     AFMOE,
+    BAILING,
     BY_EXPRESSIONS,
     DEEPSEEK_CODER,
     DEEPSEEK_LLM,
@@ -116,6 +117,7 @@ def test_another_engine_finds_the_same_words(split: Split, text: str) -> None:
         (GPT2, "I'll DON'T 123", ["I", "'ll", " DON", "'", "T", " 123"]),
         (LAGUNA, "a  \n\n b", ["a", "  ", "\n\n", " b"]),
         (SEED_CODER, "a //\n\n 12", ["a", " //", "\n\n", " ", "1", "2"]),
+        (BAILING, "I'LL //\n  \n\n 12", ["I", "'LL", " //\n", "  \n\n", " ", "1", "2"]),
         (
             EXAONE_MOE,
             "see the end, 12 of a//\n\n",

@@ -1,4 +1,5 @@
-"""How a conversation's tools and reasoning shape its answer: a grammar, biased and stop tokens, and how it is read."""
+"""How a conversation's tools and reasoning shape its answer: the grammar, the biased and stop tokens, and the reading
+of the answer."""
 
 from __future__ import annotations
 
@@ -27,10 +28,10 @@ _NEVER: Final = -100.0  # a logit bias that excludes a token
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
     grammar: GrammarConstraint | None = None
-    logit_bias: dict[int, float] = field(default_factory=dict)  # beside the client's own
+    logit_bias: dict[int, float] = field(default_factory=dict)  # in addition to the client's biases
     thinking: Thinking | None = None
     shown_tokens: tuple[int, ...] = ()  # control tokens kept in the text for the format's parser
-    stop_token_ids: tuple[int, ...] = ()  # the chat format's, after which the answer is complete
+    stop_token_ids: tuple[int, ...] = ()  # stop tokens of the chat format: the answer is complete after one
     reading: AnswerReading | None = None  # None: the answer is plain text
 
 
@@ -46,7 +47,8 @@ def form_of(
     if formats.channels is not None:
         begun = formats.channels.prompt_end(text.tokenizer, ids)
         constraint = given
-        if harmony.MESSAGE not in begun:  # the grammar begins at the message's header, else at its text
+        # The grammar begins at the message's header; otherwise it begins at the message's text.
+        if harmony.MESSAGE not in begun:
             constraint = channel_grammar(prompt, _combined(tools, given), formats.channels)
         reading = AnswerReading(prompt, formats, asked.stop_token_ids, constraint, begun=begun)
         return AnswerForm(constraint, shown_tokens=tuple(formats.channels.tokens.values()), reading=reading)
@@ -56,7 +58,8 @@ def form_of(
     constraint = _grammar(tools, given, formats)
     call = _call_tokens(constraint, formats)
     stops = _call_end(tools, constraint, formats)
-    if wanted.budget and formats.thinking is None:
+    reads_effort = wanted.effort is not None and bool(formats.efforts.levels)
+    if wanted.budget and formats.thinking is None and not reads_effort:
         raise invalid(wanted.param, "this model has no reasoning to limit (see --reasoning-parser)")
     thinking: Thinking | None = None  # sent to the worker if a budget or a grammar depends on it
     is_asked = wanted.budget is not None or constraint is not None
@@ -99,7 +102,8 @@ def _combined(tools: ToolUse, given: GrammarConstraint | None) -> GrammarConstra
         return given
     if isinstance(given.spec, grammar.JsonSchema):
         if of_tools is not None and tools.choice != "auto":
-            return GrammarConstraint(of_tools, tools.param)  # a call must come: no text could match `given`
+            # A call is required, so no text could match `given`.
+            return GrammarConstraint(of_tools, tools.param)
         shapes = [tool.for_grammar() for tool in tools.callable]
         either = grammar.JsonOrToolCalls(given.spec.schema, shapes, tools.parallel)
         return GrammarConstraint(either, given.param)
@@ -121,8 +125,8 @@ def _call_end(tools: ToolUse, constraint: GrammarConstraint | None, formats: Cha
 
 
 def _call_tokens(constraint: GrammarConstraint | None, formats: ChatFormats) -> tuple[int, ...]:
-    """Returns the token that begins a call of the grammar and so ends the reasoning, after the one before it in its tag
-    if there is one; () if no call ends the reasoning."""
+    """Returns the token that begins a call of the grammar and so ends the reasoning. If that token is the second one of
+    its tag, the first precedes it. Returns () if no call ends the reasoning."""
     has_calls = constraint is not None and isinstance(constraint.spec, grammar.WithCalls)
     return formats.call_opening if has_calls else ()
 

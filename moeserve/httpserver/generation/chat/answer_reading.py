@@ -18,9 +18,9 @@ from moeserve.httpserver.generation.request.asked import ChatPrompt, GrammarCons
 class AnswerReading:
     prompt: ChatPrompt
     formats: ChatFormats
-    stop_token_ids: tuple[int, ...]  # the client's own
+    stop_token_ids: tuple[int, ...]  # the client's stop tokens
     constraint: GrammarConstraint | None = None
-    calls_end_reasoning: bool = False  # a call of the constraint does
+    calls_end_reasoning: bool = False  # a call that the grammar enforces ends the reasoning
     thinking: ThinkingState = "closed"  # the state at the prompt's end
     begun: str = ""  # gpt-oss only: text of a message that the prompt has begun
 
@@ -36,7 +36,8 @@ class AnswerReading:
         formats, tools = self.formats, self.prompt.tools
         if formats.channels is not None:
             separates = formats.channels.separates_reasoning and self.prompt.separate_reasoning
-            return HarmonyParser(self.begun, tools.may_call, separates)
+            names = {tool.name for tool in tools.callable}
+            return HarmonyParser(self.begun, tools.may_call, separates, names)
         reasoning = None
         if formats.thinking is not None and self.thinking != "closed" and self.prompt.separate_reasoning:
             reasoning = ReasoningParser(self.thinking == "open", formats.thinking.tags)

@@ -30,8 +30,8 @@ class AnswerReader:
         end_tags: Mapping[int, str] | None = None,
         stop_token_ids: Collection[int] = (),
     ) -> None:
-        """end_tags: tokens of the format that may end an answer, with their texts, which the answer's text lacks.
-        stop_token_ids: the client's own."""
+        """end_tags: tokens of the format that may end an answer, with their texts, which are not in the answer's text.
+        stop_token_ids: the client's stop tokens."""
         self._parser = parser
         self._show_reasoning = show_reasoning
         self._end_tags = end_tags or {}
@@ -57,7 +57,7 @@ class AnswerReader:
         return [event for event in events if not isinstance(event, Reasoning)]
 
     def _ended_by(self, item: TextItem) -> str | None:
-        """Returns the text of the tag with which the model has ended the answer; None if it has not."""
+        """Returns the text of the tag that ended the answer; None if no tag did."""
         token_id = item.stop_reason
         if item.finish_reason != "stop" or isinstance(token_id, str) or token_id in self._stop_token_ids:
             return None

@@ -12,8 +12,8 @@ _KEY: Final = "arguments"  # the name given to a text that has no keys
 
 
 def as_object(text: str) -> dict[str, Any]:
-    """Returns the arguments that can be read before the text was cut off; if there are none, the text itself as one
-    argument."""
+    """Returns the arguments that stand before the point where the text was cut off. If no argument can be read, returns
+    the text as one argument."""
     if text.count("[") + text.count("{") > MAX_VALUES:
         return {_KEY: text}
     try:

@@ -20,7 +20,8 @@ class Channels:
     separates_reasoning: bool
 
     def prompt_end(self, tokenizer: TextTokenizer, prompt: Sequence[int]) -> str:
-        """Returns the beginning of the answer's message that the prompt already has; "" if none."""
+        """Returns the beginning of the answer's message with which the prompt ends; "" if the prompt begins no
+        message."""
         start = self.tokens[harmony.START]
         for at in range(len(prompt) - 1, -1, -1):
             if prompt[at] == start:
@@ -31,8 +32,8 @@ class Channels:
 def channel_grammar(
     prompt: ChatPrompt, combined: GrammarConstraint | None, channels: Channels
 ) -> GrammarConstraint | None:
-    """Returns the grammar of the answer's messages: it enforces `combined`, a bound on reasoning, and that there are no
-    calls if none are allowed. None if every message is allowed."""
+    """Returns the grammar of the answer's messages. It enforces `combined` and the bound on reasoning, and excludes
+    calls if none are allowed. Returns None if every message is allowed."""
     tools, thinking = prompt.tools, prompt.thinking
     bound = _bound(thinking)
     if combined is None:

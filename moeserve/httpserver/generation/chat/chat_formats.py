@@ -17,6 +17,7 @@ from moeserve.errors import ConfigError
 from moeserve.grammar.spec import ArgumentTags, CallForm, Piece
 from moeserve.httpserver.generation.chat import template_input
 from moeserve.httpserver.generation.chat.channels import Channels
+from moeserve.httpserver.generation.chat.template_efforts import TemplateEfforts, efforts_of
 from moeserve.httpserver.generation.chat.template_probe import shapes_of
 from moeserve.httpserver.generation.chat.template_shape import Conversation, Shapes, TemplateShape
 from moeserve.httpserver.generation.chat.thinking_tokens import ThinkingTokens
@@ -25,7 +26,7 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 log = logging.getLogger(__name__)
 
-HARMONY: Final = "harmony"  # its name in the flags
+HARMONY: Final = "harmony"  # the value of the flags for gpt-oss's format
 
 
 @dataclass(frozen=True)
@@ -33,16 +34,20 @@ class ChatFormats:
     tools: ToolFormat | None = None
     thinking: ThinkingTokens | None = None
     call_form: CallForm | None = None  # how calls in JSON are written, for grammars that enforce calls
-    own_form: CallForm | None = None  # the same with arguments in the model's own tags
+    own_form: CallForm | None = None  # the same with the arguments in the model's own tags
     # The control tokens that the format's parser reads as text: token ids by text.
     control_tokens: Mapping[str, int] = field(default_factory=dict)
-    tool_open: int | None = None  # a token that is in calls' opening tags alone; None: no single token is
+    # A token that occurs only in calls' opening tags; None: there is no such token.
+    tool_open: int | None = None
     call_opening: tuple[
         int, ...
     ] = ()  # `tool_open` after the token before it in the tag; (): not one or two tokens
     call_end: int | None = None  # ends one call; None if that takes several tokens
-    channels: Channels | None = None  # gpt-oss's format, in place of all the others
+    channels: Channels | None = None  # gpt-oss's format, which replaces all the others
     shapes: Shapes = field(default_factory=Shapes)  # the template's shapes
+    efforts: TemplateEfforts = field(
+        default_factory=TemplateEfforts
+    )  # the template's words of reasoning effort
 
     @property
     def calls_tools(self) -> bool:
@@ -54,13 +59,13 @@ class ChatFormats:
 
     @property
     def end_tags(self) -> dict[int, str]:
-        """Returns the format's tokens that may end an answer, with their texts, which the answer's text lacks."""
+        """Returns the format's tokens that may end an answer, with their texts, which are not in the answer's text."""
         if self.channels is not None:
             return {self.channels.tokens[word]: word for word in (harmony.END, harmony.CALL, harmony.RETURN)}
         return {} if self.tools is None or self.call_end is None else {self.call_end: self.tools.call_end}
 
     def names(self) -> tuple[str, str]:
-        """Returns the names of the formats of tool calls and of reasoning, as the flags have them."""
+        """Returns the names of the formats of tool calls and of reasoning, as values of the flags."""
         if self.channels is not None:
             return HARMONY if self.calls_tools else "none", HARMONY if self.thinks else "none"
         return "none" if self.tools is None else self.tools.name, (
@@ -70,7 +75,7 @@ class ChatFormats:
     def for_template(
         self, messages: Conversation, tools: list[dict[str, Any]] | None, template: str | None
     ) -> tuple[Conversation, list[dict[str, Any]] | None]:
-        """Returns messages and tools in the form that the model's template is written for."""
+        """Returns messages and tools in the form that the model's template expects."""
         if template is None:
             return messages, tools
         if tools and self._describes_tools(template):
@@ -91,7 +96,8 @@ class ChatFormats:
         return is_plain_json and not template_input.shows_tools(template)
 
     def probed(self, renderer: ChatRenderer) -> ChatFormats:
-        """Returns the formats completed with the template's shapes. Logs once what the template cannot show."""
+        """Returns the formats with the template's shapes and efforts added. Logs once the parts of conversations that
+        the template cannot show."""
 
         def render(messages: Conversation, tools: list[dict[str, Any]] | None, shape: TemplateShape) -> str:
             formats = replace(self, shapes=Shapes(shape, shape))
@@ -103,7 +109,9 @@ class ChatFormats:
         shapes, missed = shapes_of(render)
         if missed:
             log.info("the chat template does not show as they come: %s", "; ".join(missed))
-        return replace(self, shapes=shapes)
+        example = [{"role": "user", "content": "Hi"}]
+        efforts = efforts_of(renderer.source, lambda kwargs: renderer.render_now(example, kwargs=kwargs))
+        return replace(self, shapes=shapes, efforts=efforts)
 
 
 def formats_of(config: ServerConfig, tokenizer: TextTokenizer, *templates: str) -> ChatFormats:
@@ -191,8 +199,7 @@ def _thinking(
 
 
 def _control_tokens(tokenizer: TextTokenizer, words: Sequence[str]) -> dict[str, int]:
-    """Returns the token ids of those words that are control tokens. Detokenised text omits control tokens by
-    default."""
+    """Returns the token ids of the words that are control tokens. Detokenised text omits control tokens by default."""
     special = tokenizer.vocabulary.special
     encoded = {word: tokenizer.encode(word) for word in words}
     return {word: ids[0] for word, ids in encoded.items() if len(ids) == 1 and ids[0] in special}

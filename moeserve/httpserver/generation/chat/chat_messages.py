@@ -32,7 +32,7 @@ from moeserve.httpserver.transport.request_model import (
 from moeserve.httpserver.transport.unknown_fields import drop_unknown
 from moeserve.tokenizer.renderer import RESERVED
 
-# By a part's type, the field with its text; the last two types are the Responses API's.
+# The field with a part's text, by the part's type; the last two types are the Responses API's.
 _TEXT_PARTS: Final = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
 
 

@@ -1,27 +1,25 @@
-"""A conversation as the chat template writes it, and as token ids."""
+"""A conversation's prompt: as text that the chat template writes, and as token ids."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.chat.picture_tokens import ChatTokens
+from moeserve.httpserver.generation.chat.template_efforts import SWITCHES, VARIABLE
 from moeserve.httpserver.generation.chat.thinking_tokens import template_effort
 from moeserve.httpserver.generation.engine.picture_client import PictureClient
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
 from moeserve.httpserver.transport.errors import invalid
 from moeserve.messages.pictures import MOST_PICTURES
 
-# Template variables that switch reasoning; the second is DeepSeek's.
-_SWITCHES: Final = ("enable_thinking", "thinking")
-
 
 async def encode(
     text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt, client: PictureClient | None
 ) -> ChatTokens:
-    """Returns the conversation as token ids: at most about `limit` of them, not counting pictures. Raises ApiError 400,
-    and 503 if no picture can be encoded now. client: None if the model does not see pictures."""
+    """Returns the conversation as token ids. Raises ApiError: 400 for more than about `limit` tokens without pictures,
+    503 if no picture can be encoded now. client: None if the model does not see pictures."""
     pieces = await render(text, limit, asked, prompt)
     if not prompt.pictures:
         return ChatTokens(await text.encode_chat(pieces))
@@ -36,7 +34,7 @@ async def encode(
 
 
 async def render(text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt) -> list[str]:
-    """Returns the conversation as the chat template writes it: see `ModelText.render_chat`. Raises ApiError 400."""
+    """Returns the text that the chat template writes: see `ModelText.render_chat`. Raises ApiError 400."""
     if prompt.pictures and text.pictures is None:
         message = "has a picture, and this server sees none: it runs without a vision tower (--mmproj)"
         raise invalid(asked.prompt_param, message)
@@ -58,12 +56,15 @@ async def render(text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt) 
 
 def _template_kwargs(prompt: ChatPrompt, formats: ChatFormats) -> dict[str, Any]:
     kwargs = dict(prompt.template_kwargs)
-    if formats.channels is not None:
-        effort = template_effort(prompt.thinking)
-        return kwargs if effort is None else {"reasoning_effort": effort} | kwargs
+    has_channels = formats.channels is not None
+    effort = template_effort(prompt.thinking) if has_channels else formats.efforts.word(prompt.thinking)
+    if effort is not None:
+        kwargs = {VARIABLE: effort} | kwargs
+    if has_channels:
+        return kwargs
     if prompt.thinking.is_enabled is not None:
-        kwargs |= dict.fromkeys(_SWITCHES, prompt.thinking.is_enabled)
-    is_enabled = kwargs.get(_SWITCHES[0])
+        kwargs |= dict.fromkeys(SWITCHES, prompt.thinking.is_enabled)
+    is_enabled = kwargs.get(SWITCHES[0])
     if formats.thinking is not None and isinstance(is_enabled, bool):
         tags = formats.thinking.tags
         own = {tags.mode: "enabled" if is_enabled else "disabled", tags.switch: is_enabled}

@@ -187,7 +187,7 @@ def _kind_of_choice(choice: Any) -> str:
 
 
 def _mode_alone(choice: Any) -> Any:
-    """Returns the mode of {"type": "auto"}, a form that some clients use for a mode."""
+    """Returns the mode that {"type": "auto"} names; some clients send a mode in this form."""
     modes = ("none", "auto", "required")
     return (
         choice["type"]
@@ -196,8 +196,8 @@ def _mode_alone(choice: Any) -> Any:
     )
 
 
-# The union is told apart by type. Pydantic's own union tries each model in turn, and a wrong model would report the
-# other model's fields as unknown.
+# The type decides which model reads a choice. Pydantic's own union tries each model in turn, and a wrong model would
+# report the other model's fields as unknown.
 ToolChoice = Annotated[
     ToolMode
     | Annotated[
@@ -227,9 +227,9 @@ def tool_use(
     allowed: Sequence[str] | None = None,
     params: tuple[LiteralString, LiteralString] = ("tools", "tool_choice"),
 ) -> ToolUse:
-    """Returns the tools with the client's choice. name: the tool that must be called. allowed: the only tools that may
-    be called. params: the client's names of the fields of tools and choice, for messages. Raises PydanticCustomError
-    for two tools of one name, and for a choice that names an unknown tool."""
+    """Returns the tools with the client's choice. name: the tool that must be called. allowed: the tools that may be
+    called. params: the client's names of the fields of tools and choice, for messages. Raises PydanticCustomError for
+    two tools of one name, and for a choice that names an unknown tool."""
     of_tools, of_choice = params
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
@@ -299,8 +299,8 @@ ChatToolCall = Annotated[
 
 
 def arguments_for_template(text: str) -> Any:
-    """Returns the arguments as an object, which all templates accept; as the unchanged text if it is not an object (the
-    call was cut short) or has too many values (nine million empty lists took 15 s to parse)."""
+    """Returns the arguments as an object, which all templates accept. Returns the unchanged text if it is not an object
+    (the call was cut short) or has too many values (nine million empty lists took 15 s to parse)."""
     if text.count("[") + text.count("{") > MAX_VALUES:
         return text
     try:

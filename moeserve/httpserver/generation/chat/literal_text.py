@@ -1,7 +1,8 @@
-"""Keeps control tokens that users and tools spell out as plain text; only the chat template's own become tokens.
+"""Keeps control tokens that users and tools spell out as plain text. Only the control tokens that the chat template
+writes become tokens.
 
-The rendered text contains both. So a mark that cannot be guessed is inserted into each spelled-out token before
-rendering, and the rendered text is cut at the marks: no piece then has the whole token."""
+The rendered text contains both kinds. So a mark that cannot be guessed is inserted into each spelled-out token before
+rendering, and the rendered text is cut at the marks. No piece then has the whole spelled-out token."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class LiteralText:
         ]
 
     def cut(self, text: str) -> list[str]:
-        """Cuts a rendered text at the marks. Control tokens in the pieces are the template's own."""
+        """Cuts a rendered text at the marks. All control tokens in the pieces were written by the template."""
         return text.split(self._mark)
 
     def _marked(self, value: Any) -> Any:

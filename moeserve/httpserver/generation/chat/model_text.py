@@ -1,4 +1,4 @@
-"""Text to token ids and back. Texts that may be long are handled on threads, never on the event loop's own.
+"""Converts text to token ids and back. Texts that may be long are handled on threads other than the event loop's.
 
 Uses `encode_batch` and not `encode`, because the former releases the GIL (measured on 1.8 MB of text: the loop waits at
 most 14 ms instead of 890 ms).
@@ -35,8 +35,8 @@ class ModelText:
     longest_token: int  # bytes
     parses_user_text: bool  # True: control tokens that users and tools spell out become tokens
     facts: ModelFacts  # for lists of models
-    pictures: PictureTokens | None = None  # None: the model sees none
-    fim: FimTokens | None = None  # None: the model fills in no middle
+    pictures: PictureTokens | None = None  # None: the model sees no pictures
+    fim: FimTokens | None = None  # None: the model has no fill-in-the-middle
 
     @classmethod
     def of(
@@ -70,9 +70,9 @@ class ModelText:
     async def encode(
         self, texts: Sequence[str], *, limit: int, param: str, add_special: bool = True
     ) -> list[list[int]]:
-        """Returns the token ids of each text. Raises ApiError 400 for a text too long for `limit` tokens, judged by its
-        bytes before it costs time and memory; `RequestBuilder` checks exactly. (NFC normalisation, the first step,
-        shortens only characters that are not part of long tokens.)"""
+        """Returns the token ids of each text. Raises ApiError 400 for a text that is too long for `limit` tokens. This
+        check estimates by bytes, before the text costs time and memory; `RequestBuilder` checks exactly. (NFC
+        normalisation, the first step, shortens only characters that are not part of long tokens.)"""
         for text in texts:
             self.check_length(text, limit, param)
         encoded = await asyncio.to_thread(self.tokenizer.encode_batch, texts)
@@ -118,8 +118,8 @@ class ModelText:
         continue_final_message: bool = False,
     ) -> list[str]:
         """Renders a conversation with the chat template, control tokens included; with `continue_final_message` only up
-        to the end of the last message's content. Returns it in pieces, cut where a spelled-out control token must stay
-        text. `tenant` is `Caller.tenant`. Raises ApiError 400, also if the template fails or takes too long."""
+        to the end of the last message's content. Returns the text in pieces, cut where a spelled-out control token must
+        stay text. `tenant` is `Caller.tenant`. Raises ApiError 400, also if the template fails or takes too long."""
         mark = secrets.token_hex(16) if continue_final_message else ""
         if mark:
             messages = [*messages[:-1], messages[-1] | {"content": messages[-1]["content"] + mark}]
@@ -168,8 +168,8 @@ class ModelText:
         return self._begun(ids) if add_special else ids
 
     def token_text(self, token_id: int) -> str:
-        """Returns the text of one token: U+FFFD where its bytes are not whole characters, "" for an id beyond the
-        vocabulary (the logits are padded)."""
+        """Returns the text of one token, with U+FFFD for bytes that are not whole characters. Returns "" for an id
+        beyond the vocabulary: the logits are padded."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:

@@ -1,9 +1,9 @@
 """The text around a picture, as the chat template writes it.
 
-Templates here get a message's content as one text, in which a picture is a mark. Given the parts as a list, some
-templates would trim the texts beside a picture (Gemma 4's does) or write something around it. So one message in parts,
-a picture between two words, is rendered at the start; what the template did between the words is then done to every
-message.
+Templates get a message's content as one text, in which a mark stands for a picture. If they got the parts as a list,
+some templates would trim the texts beside a picture (Gemma 4's does) or write text around it. So at the start one
+message in parts is rendered: a picture between two words. The template's changes between the two words are then made to
+every message.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class PictureText:
 
     @classmethod
     def of(cls, renderer: ChatRenderer, written: str) -> PictureText:
-        """Finds out what the template does. written: the text by which it shows a picture. A template that takes no
-        parts, or writes another text, changes nothing."""
+        """Finds the template's changes. written: the text by which the template shows a picture. A template that takes
+        no parts, or writes another text, changes nothing."""
         first, second = secrets.token_hex(8), secrets.token_hex(8)
         parts = [{"type": "text", "text": f" {first} "}, {"type": "image"}]
         parts.append({"type": "text", "text": f" {second} "})
@@ -44,7 +44,7 @@ class PictureText:
         return cls(before, behind, trims=True)
 
     def placed(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the messages with each mark surrounded as the template would do it."""
+        """Returns the messages with each mark surrounded by the text that the template would write."""
         return [
             {**message, "content": self._around(content)}
             if isinstance(content := message.get("content"), str)

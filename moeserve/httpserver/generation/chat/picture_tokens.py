@@ -22,19 +22,20 @@ class _Tiles(NamedTuple):
     """The special tokens of pictures in tiles."""
 
     beside: str  # between the tiles of a row
-    below: str  # behind a row
+    below: str  # after a row
     whole: str  # before the tile of the whole picture
 
 
 @dataclass(frozen=True, slots=True)
 class _Placeholders:
-    """The text that stands for pictures in prompts of one model family. Its special tokens are in angle brackets."""
+    """The text that stands for a picture in the prompts of one model family. Its special tokens are in angle
+    brackets."""
 
     before: str
     each: str  # one special token, which is repeated
     behind: str
     in_sections: bool = False  # a picture's rows rotate by time, row and column
-    alone: str = ""  # what chat templates write in place of it all
+    alone: str = ""  # the text that chat templates write in place of all the tokens
     tiles: _Tiles | None = None
 
     @property
@@ -89,7 +90,7 @@ class PictureTokens:
     before: list[int]
     each: int
     behind: list[int]
-    beside: list[int]  # between tiles; as the next two empty without
+    beside: list[int]  # between tiles; this list and the next two are empty without tiles
     below: list[int]
     whole: list[int]
     of_family: _Placeholders
@@ -141,7 +142,7 @@ class PictureTokens:
         return ChatTokens(prompt.ids, tuple(prompt.spans), tuple(pictures.values()))
 
     def _add_tiles(self, prompt: _Prompt, picture: EncodedPicture) -> None:
-        """Adds the tiles of a picture row by row, and the whole picture behind them."""
+        """Adds the tiles of a picture row by row, and then the whole picture."""
         *tiles, whole = picture.parts
         area = picture.rows * picture.columns // max(1, len(tiles))
         for number, tile in enumerate(tiles, 1):
@@ -163,7 +164,7 @@ class _Prompt:
     in_sections: bool
     ids: list[int] = field(default_factory=list)
     spans: list[EmbeddingSpan] = field(default_factory=list)
-    position: int = 0  # rotary position of the next row, where pictures have sections
+    position: int = 0  # rotary position of the next row, if pictures rotate in sections
 
     def add_text(self, ids: list[int]) -> None:
         self.ids += ids
@@ -184,8 +185,8 @@ class _Prompt:
         self.add_text([each] * count)
 
     def _positions(self, picture: EncodedPicture) -> bytes:
-        """Returns `EmbeddingSpan.positions`: every row has the same time position; row and column positions count from
-        it."""
+        """Returns `EmbeddingSpan.positions`. Every row has the same time position, from which row and column positions
+        count."""
         rows, columns, first = picture.rows, picture.columns, self.position
         positions = array("i", [first]) * (rows * columns)
         positions.extend(first + row for row in range(rows) for _ in range(columns))

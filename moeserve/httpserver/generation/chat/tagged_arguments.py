@@ -1,5 +1,5 @@
-"""Turns a tool's JSON Schema into a grammar of arguments in tags. Their texts are read back as `chatformat.values`
-does: JSON for numbers, objects and the like, plain text for strings."""
+"""Turns a tool's JSON Schema into a grammar of arguments in tags. `chatformat.values` reads the arguments' texts back:
+as JSON for numbers, objects and the like, as plain text for strings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def with_tagged_arguments(
 
 
 def tagged_arguments(schema: Mapping[str, Any], tags_say_type: bool = False) -> list[TaggedArgument] | None:
-    """Returns the schema's named arguments in its order; None for a schema that can be enforced in JSON only."""
+    """Returns the schema's named arguments in the schema's order; None for a schema that can be enforced in JSON
+    only."""
     properties, required = schema.get("properties"), schema.get("required", [])
     if _words(schema) - _OBJECT or not isinstance(required, list):
         return None
@@ -99,8 +100,8 @@ def _argument(
 
 
 def _listed(key: str, is_required: bool, options: Sequence[Any]) -> TaggedArgument:
-    """Returns an argument with the values that its schema lists, strings among them, where its tag says whether the
-    value is one."""
+    """Returns an argument with the values that its schema lists. Some are strings, so the argument's tag says whether a
+    value is a string."""
     words = [option for option in options if isinstance(option, str)]
     others = [option for option in options if not isinstance(option, str)]
     other_schema = json.dumps({"enum": others}) if others else None
@@ -145,8 +146,8 @@ def _options(one: Any, root: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _reads_back(word: str, option: Any, types: frozenset[str]) -> bool:
-    """Returns whether the option, written in tags, is read back unchanged. A text with tags, or that begins or ends
-    with a line end, is not."""
+    """Returns whether the option is read back unchanged if it is written in tags. A text that has tags, or begins or
+    ends with a line end, is changed."""
     if "<" in word or word != word.strip():
         return False
     reader = ValueReader(types, trims_line_end=False)

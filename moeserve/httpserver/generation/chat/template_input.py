@@ -14,7 +14,8 @@ from moeserve.chatformat.guided import GuidedCalls
 from moeserve.httpserver.generation.chat.template_shape import Conversation, one_call_each
 
 _SHOWS_TOOLS: Final = re.compile(r"\btools\b")
-# Matches DeepSeek templates that convert a call's arguments to JSON; other ones of DeepSeek concatenate them as text.
+# Matches DeepSeek templates that convert a call's arguments to JSON; DeepSeek's other templates concatenate the
+# arguments as text.
 _TO_JSON: Final = re.compile(r"arguments\W{0,3}\s*\|\s*tojson")
 
 

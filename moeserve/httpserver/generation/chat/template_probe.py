@@ -1,5 +1,5 @@
-"""Finds out what a chat template shows: it renders conversations with a marked text in each role and place, and looks
-for the marks."""
+"""Finds out which parts of a conversation a chat template shows: renders conversations with a marked text in each role
+and place, and looks for the marks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Repair:
     options: tuple[Mapping[str, Any], ...]  # fields of TemplateShape; the first set that helps is taken
 
 
-# In this order: a repair relies on those before it.
+# The order matters: a repair relies on the repairs before it.
 _REPAIRS: Final = (
     _Repair("messages of users in a row", "UUAU UAUU", "are joined", ({"joins_users": True},)),
     _Repair("messages of assistants in a row", "UAAU", "are joined", ({"joins_assistants": True},)),
@@ -71,8 +71,8 @@ _REPAIRS: Final = (
 
 
 def shapes_of(render: Render) -> tuple[Shapes, list[str]]:
-    """Returns the shapes in which the template shows conversations completely, and for the log, in words, what it would
-    leave out or refuse. If the template fails on the simplest conversation, nothing is changed."""
+    """Returns the shapes in which the template shows conversations completely, and the names of the parts that it would
+    leave out or refuse, for the log. If the template fails on the simplest conversation, the shapes change nothing."""
     try:
         plain, found = _shape(render, None)
         with_tools, found_with_tools = _shape(render, [_TOOL])

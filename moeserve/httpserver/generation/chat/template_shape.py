@@ -1,7 +1,7 @@
 """Rewrites conversations that a chat template would refuse or show incompletely.
 
-Many templates show a system message in the first place only, drop what an assistant says beside a call, or raise for
-two messages of one role in a row. `template_probe.py` finds out which of this a template does.
+Many templates show a system message in the first place only, drop an assistant's text beside a call, or raise an error
+for two consecutive messages of one role. `template_probe.py` finds out which of these a template does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TemplateShape:
     begins_with_user: bool = False  # an empty user message is put before a first message of the assistant
     joins_users: bool = False
     joins_assistants: bool = False
-    splits_calls: bool = False  # each call in a message of its own, with its results behind it
+    splits_calls: bool = False  # each call is in a message of its own, followed by its results
     # An assistant's text beside calls becomes a message of its own: always, or only if a later answer has no calls.
     texts_before_calls: Literal["", "answered", "all"] = ""
     writes_calls: bool = False  # calls become text, and their results user messages
@@ -47,8 +47,8 @@ class TemplateShape:
         return found
 
     def _steps(self) -> Iterator[tuple[bool, Callable[[Conversation], Conversation]]]:
-        """Yields the changes in order, each with whether it applies: later changes apply to the results of earlier
-        ones."""
+        """Yields the changes in order, each with a bool that says whether it applies. A later change applies to the
+        result of the earlier ones."""
         yield self.needs_objects, _arguments_as_objects
         yield self.writes_calls, _calls_written
         yield self.moves_lone_results, _lone_results_moved
@@ -83,7 +83,7 @@ class Shapes:
 
 
 def one_call_each(messages: Sequence[Message]) -> Conversation:
-    """Splits messages with several calls: each call is a message of its own, behind which its results follow."""
+    """Splits messages with several calls: each call becomes a message of its own, and its results follow it."""
     split: Conversation = []
     turn: list[Conversation] = []  # calls made at once, each with its results
     for message in messages:
@@ -147,8 +147,8 @@ def _num_first_systems(messages: Sequence[Message]) -> int:
 
 
 def _late_systems_moved(messages: Conversation) -> Conversation:
-    """Turns system messages after the beginning into user messages. Between a call and its results no message may come:
-    there the text is put after the last result."""
+    """Turns system messages after the beginning into user messages. A message between a call and its results moves
+    behind the last result."""
     count = _num_first_systems(messages)
     moved = messages[:count]
     waiting: Conversation = []
@@ -221,7 +221,7 @@ def _with_objects(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _calls_written(messages: Conversation) -> Conversation:
-    """Writes calls as text, for templates that show no calls: the conversation may have begun with another model."""
+    """Writes calls as text, for templates that show no calls. Such a conversation may have begun with another model."""
     written = []
     for message in messages:
         if message["role"] == "tool":
@@ -241,7 +241,8 @@ def _call_text(function: Mapping[str, Any]) -> str:
 
 
 def _lone_results_moved(messages: Conversation) -> Conversation:
-    """Turns a tool's result without a call before it into a user message: the history was cut."""
+    """Turns a tool's result without a call before it into a user message. Clients that cut the history send such
+    results."""
     moved = []
     has_calls = False
     for message in messages:

@@ -25,8 +25,8 @@ class ThinkingTokens:
     tags: ReasoningTags = QWEN3
 
     def state(self, prompt: Sequence[int], special: frozenset[int]) -> ThinkingState:
-        """Returns the state at the end of the prompt. Only the text after its last control token counts: the turn that
-        the prompt opens."""
+        """Returns the state at the end of the prompt. Only the text after the prompt's last control token counts: it
+        belongs to the turn that the prompt opens."""
         for token_id in reversed(prompt):
             if token_id == self.close:
                 return "closed"
@@ -37,16 +37,16 @@ class ThinkingTokens:
         return "possible"
 
     def message(self, is_open: bool, budget: int | None, call: Sequence[int] = ()) -> Thinking:
-        """call: the token that begins a call, which ends the reasoning, after the one before it in its tag if there
-        is one; (): no call does."""
+        """call: the token that begins a call and so ends the reasoning, preceded by the token before it in the call's
+        tag if there is one; (): no call ends the reasoning."""
         call_token = call[-1] if call else None
         lead = call[0] if len(call) > 1 else None
         return Thinking(self.open, self.close, self.ending, is_open, budget, call_token, lead)
 
 
 def template_effort(options: ThinkingOptions) -> str | None:
-    """Returns the effort for gpt-oss's template, which knows three: the client's effort, or the smallest one whose
-    budget covers the client's budget. None leaves the choice to the template."""
+    """Returns the effort for gpt-oss's template, which knows three efforts: the client's effort, or the smallest effort
+    whose budget covers the client's budget. None leaves the choice to the template."""
     budget = 0 if options.is_enabled is False else options.budget
     if options.effort is not None:
         budget = BUDGETS.get(options.effort)

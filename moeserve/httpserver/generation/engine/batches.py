@@ -7,7 +7,7 @@ from typing import Final
 
 from moeserve.messages.schema import GenerateRequest
 
-MAX_BATCH_BYTES: Final = 32 << 20  # of the tokens in a message, unless one request has more
+MAX_BATCH_BYTES: Final = 32 << 20  # the most bytes of tokens in a message, unless one request has more
 
 
 def batches_of(requests: Sequence[GenerateRequest]) -> list[list[GenerateRequest]]:

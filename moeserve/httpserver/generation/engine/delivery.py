@@ -10,7 +10,7 @@ from moeserve.httpserver.observability.request_record import RequestRecord
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.schema import GenerateRequest, TextItem
 
-Delivered = tuple[int, TextItem]  # the index of a request, and what came for it
+Delivered = tuple[int, TextItem]  # the index of a request, and an item of its answer
 
 
 class Delivery:

@@ -72,7 +72,7 @@ class EngineClient:
     heartbeat: Callable[[], None] = lambda: None  # called when the launcher asks for one
     state: EngineState = field(default_factory=EngineState)
     room: QueueRoom = field(default_factory=QueueRoom)  # in the router's queue
-    pictures: PictureClient | None = None  # None: the model sees none
+    pictures: PictureClient | None = None  # None: the model sees no pictures
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(self.first_id)
@@ -118,7 +118,7 @@ class EngineClient:
                 await self.to_router.send(still_open[0])
 
     def abort(self, delivery: Delivery) -> None:
-        """Aborts what still runs for the delivery, without waiting: the caller may be a cancelled task."""
+        """Aborts the delivery's running generations, without waiting: the caller may be a cancelled task."""
         for request_id in self._open.ids_of(delivery):
             self._cut_short(request_id, "abort")
             self.metrics.finished("abort")
@@ -256,7 +256,7 @@ class EngineClient:
         self.expert_use.failed(ApiError(503, f"the engine is restarted: {cause}", code="restarting"))
 
     async def _process_lost(self, lost: ProcessLost) -> None:
-        """Fails or sends again what the lost process was working on. Raises ChannelFull if it cannot be sent."""
+        """Fails the generations of the lost process, or sends them again. Raises ChannelFull if they cannot be sent."""
         if lost.process == "visualserver":
             assert self.pictures is not None
             await self.pictures.lost(by_itself=lost.by_itself)
@@ -279,9 +279,9 @@ class EngineClient:
             await self._resume(delivery, router_knows=lost.process != "router")
 
     def _not_to_resume(self, lost: ProcessLost) -> list[int]:
-        """Returns the ids of open generations that must end: those that have begun, unless `continue_requests`; and
-        those that may have caused the crash, because they were open at two crashes in a row without a token in
-        between."""
+        """Returns the ids of open generations that must end: without `continue_requests`, all generations that have
+        begun; and the generations that may have caused the crash, because they were open at two crashes in a row
+        without a token in between."""
         ending = []
         for generation in self._open:
             is_suspect = lost.by_itself and generation.crashed_at == len(generation.output)

@@ -1,4 +1,4 @@
-"""EngineState: whether the engine takes requests, and what it has reported about itself."""
+"""EngineState: whether the engine takes requests, and the engine's reports about itself."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from moeserve.messages.steps import WorkerReady
 
 
 class Health(TypedDict):
-    """`stage` and `fraction` while the model is loaded, `cause` while the engine is restarted or does not respond,
-    `note` while it serves more slowly than it might."""
+    """The answer of /health. It has `stage` and `fraction` while the model is being loaded, `cause` while the engine is
+    restarted or does not respond, and `note` while the engine is slower than it could be."""
 
     status: Status
     stage: NotRequired[str]
@@ -36,7 +36,7 @@ class EngineState:
     draining: bool = False  # no new requests
     ready: WorkerReady | None = None
     lost: str | None = None  # why the router or worker is gone at the moment; None before the first start
-    lost_detokenizer: str | None = None  # the same for the detokenizer for the detokenizer
+    lost_detokenizer: str | None = None  # the same for the detokenizer
     silences: Silences = field(default_factory=Silences)  # its `watch` must be running
     slow_disk: SlowDisk = field(default_factory=SlowDisk)
     progress: LoadProgress = field(default_factory=lambda: LoadProgress("starting", 0, 0))

@@ -85,7 +85,7 @@ class GenerationStream:
             return await self._delivery.take()
 
     async def __aiter__(self) -> AsyncIterator[Delivered]:
-        """Raises ApiError when one generation fails; the request then fails as a whole."""
+        """Raises ApiError when one generation fails: the whole request then fails."""
         while self._unfinished:
             index, item = await self._next()
             if item.finish_reason is not None:

@@ -21,8 +21,8 @@ MAX_CONSTRAINT_BYTES: Final = 256 << 20  # of the grammars of all open generatio
 
 @dataclass(slots=True)
 class RunningGeneration:
-    """One choice of one prompt while it runs: its request and its tokens so far, with which a new router or detokenizer
-    can continue it."""
+    """One running choice of one prompt: its request, and its tokens so far. A new router or detokenizer continues the
+    choice from these tokens."""
 
     index: int
     delivery: Delivery
@@ -30,7 +30,7 @@ class RunningGeneration:
     output: array[int] = field(default_factory=lambda: array("i"))  # tokens received
     num_scored: int = 0  # prompt positions whose logprobs were received
     cached_tokens: int | None = None
-    first_token_at: float | None = None  # when tokens came, time.monotonic()
+    first_token_at: float | None = None  # time.monotonic() at the first and the last token
     last_token_at: float | None = None
     crashed_at: int = -1  # len(output) at the last crash that this generation may have caused; -1: none
 
@@ -61,7 +61,8 @@ class OpenGenerations:
         self._room = room
         self._running: dict[int, RunningGeneration] = {}
         self._ids: dict[Delivery, set[int]] = {}  # ids of open requests; no set is empty
-        # Bytes of the open generations' grammars: each grammar takes space in the worker's cache.
+        # Bytes of the open generations' grammars. They are bounded because each grammar takes space in the worker's
+        # cache.
         self._constraint_bytes = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -114,8 +115,8 @@ class OpenGenerations:
         return generation
 
     def resumed(self, request_id: int, new_id: int) -> GenerateRequest | None:
-        """Renames an open generation to `new_id`, so that late messages for the old id are ignored. Returns the request
-        that continues it after its output so far; None if it is no longer open."""
+        """Gives an open generation the id `new_id`, so that late messages for the old id are ignored. Returns the
+        request that continues the generation after its output so far; None if it is no longer open."""
         generation = self._remove(request_id)
         if generation is None:
             return None

@@ -86,7 +86,7 @@ class PictureClient:
         except asyncio.CancelledError:
             asked.is_wanted = False
             turn.add_done_callback(self._drop)
-            # Else the visual server has it, and gets no other picture before it is done.
+            # Otherwise the visual server has the picture, and gets no other one before it has finished.
             if asked is not self._asked:
                 turn.cancel()
             raise
@@ -128,13 +128,14 @@ class PictureClient:
             if isinstance(message, PictureEncoded):
                 self._held.update(handle for _, handle in message.parts)
             asked.answer.set_result(message)
-        elif isinstance(message, PictureEncoded):  # from a visual server that has been lost since
+        # From a visual server that was lost after it had sent the message.
+        elif isinstance(message, PictureEncoded):
             for _, handle in message.parts:
                 self._files.remove(handle)
 
     async def lost(self, *, by_itself: bool) -> None:
-        """Handles the end of a visual server, which is being replaced. Removes the file that it may have written
-        without answering."""
+        """Handles the loss of a visual server, which is being replaced. Removes the file that the lost server may have
+        written without answering."""
         self._channel.reopen()
         self._files.remove_left(Owner.SENDER, self._held)
         asked = self._asked

@@ -1,8 +1,8 @@
 """Downloads pictures from URLs that clients send, only from hosts that the operator allows.
 
-Such a request makes the server connect to a host that the client chose (SSRF). So the host must be listed in
-`--allowed-media-domains`, and all its addresses must be public: a name that resolves into a private network is refused,
-and the connection goes to an address that was checked. Each redirect is checked like the first URL.
+A URL makes the server connect to a host that the client chose (SSRF). So the host must be listed in
+`--allowed-media-domains`, and all its addresses must be public. A name that resolves to a private address is refused,
+and the connection goes to one of the checked addresses. Each redirect is checked like the first URL.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from yarl import URL
 from moeserve.httpserver.transport.errors import invalid
 from moeserve.messages.pictures import MAX_PICTURE_BYTES
 
-MOST_SECONDS: Final = 20.0  # for a picture, redirects included
+MOST_SECONDS: Final = 20.0  # for one picture, including redirects
 MOST_REDIRECTS: Final = 3
 MOST_AT_ONCE: Final = 16
 _REDIRECTS: Final = (301, 302, 303, 307, 308)

@@ -12,9 +12,11 @@ Numbered = tuple[int, TextItem]  # the index of a choice, and an item for it
 
 @dataclass(slots=True)
 class _Prompt:
-    others: list[int] = field(default_factory=list)  # indices of its other choices; the first is scored
+    # Indices of the prompt's other choices; the engine scores the prompt for the first choice only.
+    others: list[int] = field(default_factory=list)
     left: int = 0  # positions whose log-probabilities have not come yet
-    held: list[Numbered] = field(default_factory=list)  # items of the other choices that wait for them
+    # Items of the other choices that wait for these positions.
+    held: list[Numbered] = field(default_factory=list)
 
 
 class PromptScores:
@@ -34,7 +36,7 @@ class PromptScores:
                 self._of_others[index] = prompt
 
     def given_out(self, index: int, item: TextItem) -> list[Numbered]:
-        """Returns the items to pass on now that an item has come."""
+        """Takes an item. Returns the items that can now be passed on."""
         prompt = self._of_others.get(index)
         if prompt is not None:
             if prompt.left:

@@ -1,9 +1,9 @@
-"""Whether the router's queue has room for a request, as far as this process can tell.
+"""Estimates whether the router's queue has room for a request.
 
 The router decides (`router/core/policy/back_pressure.py`), but only after this process has tokenised the request and
-sent each of its choices: a client that keeps sending refused requests would occupy the event loop. This process knows
-which generations are open and how many run; the rest waits in the router's queue. So most refusals can be made here,
-before the work."""
+sent each of its choices. A client that keeps sending refused requests would thus occupy the event loop. This process
+knows which generations are open and how many of them run; the others wait in the router's queue. So this process makes
+most refusals itself, before the work."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class QueueRoom:
             del self._open[request.key_name]
 
     def refused(self, retry_after: int) -> None:
-        """Notes that the router has refused a request. retry_after: seconds that its queue takes."""
+        """Notes that the router has refused a request. retry_after: the router's estimate of the wait in its queue, in
+        seconds."""
         self._retry_after = retry_after
 
     def check(self, key_name: str, wanted: int, running: int) -> None:

@@ -1,4 +1,4 @@
-"""The server's limit for a request, waiting and answering together: `--request-timeout`."""
+"""The server's time limit for a request, from its arrival to its complete answer: `--request-timeout`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from moeserve.httpserver.transport.errors import ApiError
 
 @asynccontextmanager
 async def request_deadline(arrival: float, limit: float | None) -> AsyncIterator[None]:
-    """Bounds the `async with` block. arrival: the request's, in `time.monotonic()`'s seconds. limit: seconds from then
-    on; None: no limit. Raises ApiError 504 if the block is not done by then."""
+    """Bounds the time of the `async with` block. arrival: time of the request's arrival (`time.monotonic()`). limit:
+    seconds from the arrival to the block's end; None: no limit. Raises ApiError 504 if the block takes longer."""
     left = None if limit is None else max(arrival + limit - time.monotonic(), 0.0)
     try:
         async with asyncio.timeout(left):

@@ -1,7 +1,7 @@
 """Measures how long the router and the detokenizer have sent nothing.
 
-Only time in which this process reads its inbox counts: while it is stopped or busy, their messages wait there. The
-launcher is watched too, by its heartbeat requests."""
+Only time in which this process reads its inbox counts, because messages wait there while this process is stopped or
+busy. The launcher's heartbeat requests are watched in the same way."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Silences:
 
     @property
     def longest(self) -> Speaker | None:
-        """Returns the process that has been silent longest, if for at least SILENCE_S; else None."""
+        """Returns the process that has been silent longest, if it has been silent for at least SILENCE_S; else None."""
         silent = [name for name, ticks in self._ticks.items() if ticks * TICK_S >= SILENCE_S]
         return max(silent, key=lambda name: self._ticks[name], default=None)
 
@@ -44,7 +44,7 @@ class Silences:
         self._ticks.pop(name, None)
 
     async def watch(self, is_lost: Callable[[], bool]) -> None:
-        """Measures until it is cancelled. If this task is delayed, the delay counts as one tick, however long it was.
+        """Measures the silences until it is cancelled. A delay of this task counts as one tick, however long it was.
         is_lost: whether a process of the engine is lost."""
         while True:
             await asyncio.sleep(TICK_S)

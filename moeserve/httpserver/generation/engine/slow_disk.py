@@ -1,4 +1,4 @@
-"""SlowDisk: whether steps mostly wait for experts from disk, as the router's reports tell."""
+"""SlowDisk: whether steps spend most of their time waiting for experts from disk. The router's reports tell."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from moeserve.messages.expert_disk import REPORT_S, ExpertDiskCounts
 
 
 class SlowDisk:
-    """Judges the last REPORT_S seconds each time that they have passed. Owned by the event loop's thread."""
+    """Judges each interval of REPORT_S seconds at its end. Owned by the event loop's thread."""
 
     def __init__(self) -> None:
         self._before = ExpertDiskCounts()
         self._judged_at = time.monotonic()
-        self.note: str | None = None  # what /health says of it
+        self.note: str | None = None  # the note in /health's answer
 
     def told(self, totals: ExpertDiskCounts) -> None:
-        """Takes the server's counts since its start."""
+        """Takes the totals since the server's start."""
         at = time.monotonic()
         seconds = at - self._judged_at
         if seconds < REPORT_S:

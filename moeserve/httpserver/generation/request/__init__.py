@@ -1,1 +1,1 @@
-"""What a client asks for, in terms that all APIs share."""
+"""A client's request in terms that all APIs share."""

@@ -1,4 +1,4 @@
-"""Asked: one HTTP request's wishes, in a form that all APIs share."""
+"""Asked: the content of one HTTP request, in a form that all APIs share."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class GrammarConstraint:
 class ChatPrompt:
     """A conversation for the chat template."""
 
-    messages: Sequence[dict[str, Any]]  # in their texts, marks stand for pictures
-    pictures: Sequence[Picture] = ()  # of all messages
+    messages: Sequence[dict[str, Any]]  # marks in their texts stand for pictures
+    pictures: Sequence[Picture] = ()  # the pictures of all messages, in order
     tools: ToolUse = field(default_factory=ToolUse)
     thinking: ThinkingOptions = field(default_factory=ThinkingOptions)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
-    continue_final_message: bool = False  # the answer continues the last message, an assistant's
+    continue_final_message: bool = False  # the answer continues the last message, which is an assistant's
     show_reasoning: bool = True
     separate_reasoning: bool = True  # False: reasoning is returned as part of the text
 
@@ -49,16 +49,16 @@ class FimFile:
 
 @dataclass(frozen=True, slots=True)
 class FimPrompt:
-    """Two texts of which the answer is the middle (fill-in-the-middle)."""
+    """Two texts; the answer is the text between them (fill-in-the-middle)."""
 
     prefix: str | list[int]
     suffix: str
-    # True: the layout of a repository, from which is left out what does not fit. False: a prompt that is too long is
-    # refused, and has no `files`.
+    # True: the prompt has the layout of a repository, and parts that do not fit are left out. False: the prompt has no
+    # `files`, and is refused if it is too long.
     is_cut_to_fit: bool = False
     files: Sequence[FimFile] = ()
     begun: str = ""  # the beginning of the middle
-    param: str = "suffix"  # the client's name of the suffix, for messages
+    param: str = "suffix"  # the client's name of the suffix, for error messages
 
 
 PlainPrompts = Sequence[str | list[int] | FimPrompt]
@@ -66,26 +66,27 @@ PlainPrompts = Sequence[str | list[int] | FimPrompt]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The request of any API: each body is mapped to it with that API's defaults. `resolve/` turns it into `Resolved`.
+    """A request of any API. Each API maps its bodies to `Asked`, with the API's defaults. `resolve/` turns an `Asked`
+    into a `Resolved`.
 
-    Fields of sampling and text mean the same as in SamplingParams and TextOptions. `*_param` are the client's names of
-    fields, for messages.
+    Fields of sampling and text have the same meaning as in SamplingParams and TextOptions. `*_param` are the client's
+    names of fields, for error messages.
     """
 
     caller: Caller
     prompt: ChatPrompt | PlainPrompts
     prompt_param: str = "prompt"
     truncate_prompt_tokens: int | None = None  # the number of last tokens to keep; -1: as many as fit
-    model: str | None = None  # None: the served one
+    model: str | None = None  # None: the served model
 
     n: int = 1  # choices for each prompt
     beams: BeamParams | None = None  # if given, the choices are the results of this beam search
     max_tokens: int | None = None  # None: `default_max_tokens`
-    # An upper bound only; None: the server's default, or the rest of the context.
+    # Used without `max_tokens`, as an upper bound. None: the server's default, or the rest of the context.
     default_max_tokens: int | None = None
     max_tokens_param: str = "max_tokens"
-    # If prompt plus max_tokens exceed the context. True: the answer ends with the context. False: the request is
-    # refused.
+    # For a prompt plus max_tokens that exceed the context. True: the answer ends where the context ends. False: the
+    # request is refused.
     ends_with_context: bool = False
     min_tokens: int = 0
     grammar: GrammarConstraint | None = None

@@ -1,4 +1,4 @@
-"""Caller: the sender of one HTTP request, and the objects that note its results."""
+"""Caller: the sender of one HTTP request, and the objects that record the request's results."""
 
 from __future__ import annotations
 

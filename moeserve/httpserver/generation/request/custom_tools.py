@@ -1,4 +1,4 @@
-"""OpenAI's `custom` tools, whose input is free text. Models here are given functions only, so each becomes a function
+"""OpenAI's `custom` tools, whose input is free text. Models get functions only, so each custom tool becomes a function
 with one argument.
 
 A tool's grammar is described to the model but not enforced.

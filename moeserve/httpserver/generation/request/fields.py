@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 INT64_MAX: Final = (1 << 63) - 1
 INT32_MAX: Final = (1 << 31) - 1
 MAX_CHOICES: Final = 128
-MAX_MESSAGES: Final = 16384  # of a conversation
+MAX_MESSAGES: Final = 16384  # the most messages of a conversation
 MAX_STOPS: Final = 16
 MAX_MANY_STOPS: Final = 128
 MAX_TOP_LOGPROBS: Final = 20
@@ -37,7 +37,7 @@ StopStrings = Annotated[
         description="At most 16 strings that end the text; not part of it. Empty ones are dropped.",
     ),
 ]
-# For APIs without a bound of their own: their clients list every speaker of a conversation.
+# A larger bound, for APIs that set none of their own: their clients send every speaker's name as a stop string.
 ManyStopStrings = Annotated[
     list[StopString],
     BeforeValidator(_stop_strings, json_schema_input_type=str | list[str]),

@@ -1,8 +1,8 @@
 """Pictures in conversations.
 
-Chat templates take texts, so each picture is represented by a random mark in a message's text. In the rendered text
-each mark is replaced by the model's placeholder tokens and the picture's embeddings. Placeholders that a client spells
-out are not marks, so they get no picture.
+Chat templates take texts, so a random mark stands for each picture in a message's text. In the rendered text each mark
+is replaced by the model's placeholder tokens and the picture's embeddings. A placeholder that a client spells out is
+not a mark, so it gets no picture.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
 MOST_URL: Final = 8192  # characters of a URL
-LOW_DETAIL_TOKENS: Final = 256  # of 512 x 512 pixels, as OpenAI has it
+LOW_DETAIL_TOKENS: Final = 256  # the tokens of 512 x 512 pixels; OpenAI's low detail has this size
 
 _MARK: Final = secrets.token_hex(16)  # begins every mark of this process
 _MARKS: Final = re.compile(f"({_MARK}[0-9a-f]{{16}})")
@@ -29,7 +29,7 @@ _MARKS: Final = re.compile(f"({_MARK}[0-9a-f]{{16}})")
 _DATA_URL: Final = re.compile(
     r"(?:\s*(?:data:)?([\w.+*/-]+)?(?:;\s*[\w.+-]+=[^;,]*)*;\s*base64,){1,2}", re.ASCII | re.IGNORECASE
 )
-# Base64 of PNG, JPEG, GIF and WebP files, in both alphabets: clients send it in a URL's place.
+# The beginnings of PNG, JPEG, GIF and WebP files in base64, in both alphabets: clients send base64 in a URL's place.
 _FILES: Final = ("iVBORw0KGgo", "/9j/", "_9j_", "R0lGOD", "UklGR")
 _SPACE: Final = re.compile(r"\s+")
 _URL_SAFE: Final = str.maketrans("-_", "+/")  # RFC 4648, section 5
@@ -69,7 +69,7 @@ def pictures_in(value: Any) -> Iterator[Picture]:
 
 
 def joined(texts: Iterable[str]) -> str:
-    """Joins the texts of a message's parts: each text becomes a line, pictures do not begin a new one."""
+    """Joins the texts of a message's parts. Each text begins a new line; pictures do not."""
     parts = list(texts)
     lines = parts[:1]
     for before, text in pairwise(parts):
@@ -79,7 +79,8 @@ def joined(texts: Iterable[str]) -> str:
 
 
 def split_at_marks(text: str) -> list[str]:
-    """Splits a text at its marks. Returns texts and marks alternately, a text (maybe empty) first and last."""
+    """Splits a text at its marks. Returns texts and marks alternately; the first and the last element are texts, which
+    may be empty."""
     return _MARKS.split(text)
 
 

@@ -1,5 +1,5 @@
-"""Sampling defaults of a server: the model maker's recommendations, and the operator's settings. Sources: Hugging
-Face's `generation_config.json`; GGUF's `general.sampling.*`, which llama.cpp's converter writes."""
+"""Sampling defaults of a server: the recommendations of the model's maker, and the operator's settings. Sources:
+Hugging Face's `generation_config.json`; GGUF's `general.sampling.*`, which llama.cpp's converter writes."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from moeserve.sampling.parameters import DEFAULTS, PARAMETERS, TYPES, Api, Param
 
 
 class SamplingFields(RequestModel):
-    """A body, or a part of one, with the sampling parameters that its API has, under the API's names."""
+    """A body, or a part of a body, with the API's sampling parameters under the API's names."""
 
     sampling_api: ClassVar[Api]
 

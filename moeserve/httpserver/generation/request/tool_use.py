@@ -38,7 +38,7 @@ class ToolUse:
     name: str = ""
     parallel: bool = True
     param: str = "tools"  # the client's name, for messages
-    allowed: frozenset[str] | None = None  # the only ones that may be called; None: all
+    allowed: frozenset[str] | None = None  # the tools that may be called; None: all
 
     @property
     def may_call(self) -> bool:
@@ -49,8 +49,8 @@ class ToolUse:
         return [tool for tool in self.tools if self.allowed is None or tool.name in self.allowed]
 
     def grammar_spec(self) -> grammar.GrammarSpec | None:
-        """Returns the grammar that guarantees valid calls; None if no call needs one. It covers all tools if a call is
-        required, else only strict tools. Calls of tools that are not allowed are excluded."""
+        """Returns the grammar that guarantees valid calls; None if no call needs a grammar. The grammar covers all
+        tools if a call is required, else only strict tools. It excludes calls of tools that are not allowed."""
         tools = [tool.for_grammar() for tool in self.callable]
         match self.choice:
             case "required":
@@ -62,7 +62,7 @@ class ToolUse:
         return None
 
     def any_call(self) -> grammar.TextWithToolCalls:
-        """Returns the grammar of text with any calls; calls of strict tools must match their schemas."""
+        """Returns the grammar of text with any number of calls. Calls of strict tools must match the tools' schemas."""
         loose = grammar.ANY_OBJECT.schema
         shapes = [
             tool.for_grammar() if tool.is_strict else grammar.GrammarTool(tool.name, loose)

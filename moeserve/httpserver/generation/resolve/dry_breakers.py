@@ -17,7 +17,7 @@ MAX_SEQUENCES: Final = 1 << 16  # sequences of more than one token
 
 
 async def breakers_of(asked: Asked, sampler: SamplerSettings, tokenizer: TextTokenizer) -> bytes:
-    """Returns `SamplingParams.dry_breakers`: empty where the request has no DRY. Raises ApiError 400."""
+    """Returns `SamplingParams.dry_breakers`: empty if the request does not use DRY. Raises ApiError 400."""
     if not sampler.dry_multiplier:
         return b""
     return await asyncio.to_thread(closed_breakers, tokenizer, asked.dry_sequence_breakers)
@@ -40,8 +40,8 @@ def closed_breakers(tokenizer: TextTokenizer, breakers: tuple[str, ...]) -> byte
 
 
 def _sequences(tokenizer: TextTokenizer, breaker: str) -> set[tuple[int, ...]]:
-    """Returns each token that contains the whole breaker, and each token that ends with a beginning of the breaker
-    followed by the tokens of the rest."""
+    """Returns the token sequences of a breaker: each token that contains the whole breaker; and each token that ends
+    with the breaker's beginning, followed by the tokens of the breaker's rest."""
     whole = breaker.encode()
     begins = [(breaker[:i].encode(), tuple(tokenizer.encode(breaker[i:]))) for i in range(1, len(breaker))]
     begins = [(begin, rest) for begin, rest in begins if len(rest) <= MAX_TAIL]

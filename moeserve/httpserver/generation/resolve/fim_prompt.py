@@ -1,7 +1,8 @@
-"""Fill-in-the-middle: the token ids of a prompt whose answer belongs between two texts.
+"""Fill-in-the-middle: the token ids of a prompt whose answer is the text between two texts.
 
-Texts are code of users: control tokens that are spelled out in them stay text. The layout with files of a repository,
-and what is left out where all does not fit, are llama-server's (its README, /infill, and the Qwen2.5-Coder report).
+The texts are users' code, so control tokens that are spelled out in them stay text. The layout with files of a
+repository is llama-server's, and so is the choice of the parts that are left out of a prompt that is too long. Sources:
+llama-server's README (/infill), and the Qwen2.5-Coder report.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from moeserve.httpserver.transport.errors import ApiError
 from moeserve.tokenizer.fill_in_middle import FimTokens
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
-ANSWER_TOKENS: Final = 256  # that have room where the request does not say how many it wants
+ANSWER_TOKENS: Final = 256  # tokens that are left for the answer if the request sets no limit
 _REPOSITORY: Final = "myproject\n"
 _CURRENT_FILE: Final = "filename\n"
-_SNIPPET: Final = "\n\n--- snippet ---\n\n"  # before each file, without a token for that
+# Written before each file, for vocabularies without a token that separates files.
+_SNIPPET: Final = "\n\n--- snippet ---\n\n"
 
 
 def _require_fim(text: ModelText, param: str) -> FimTokens:
@@ -35,7 +37,7 @@ def _require_fim(text: ModelText, param: str) -> FimTokens:
 async def encode_fim(
     text: ModelText, limit: int, asked: Asked, bound: int | None, prompt: FimPrompt
 ) -> list[int]:
-    """Returns the token ids; `limit` is the context's, `bound` that of the answer. Raises ApiError 400."""
+    """Returns the token ids. limit: tokens of the context; bound: tokens of the answer. Raises ApiError 400."""
     fim = _require_fim(text, prompt.param)
     if not prompt.is_cut_to_fit:
         for one in (prompt.prefix, prompt.suffix):
@@ -48,7 +50,7 @@ async def encode_fim(
 
 
 def _encode(tokenizer: TextTokenizer, fim: FimTokens, prompt: FimPrompt, most: int) -> list[int]:
-    """`most`: tokens, of a prompt that is cut to fit."""
+    """most: the tokens to which a prompt is cut."""
     prefix = prompt.prefix
     if isinstance(prefix, str):
         (prefix,) = tokenizer.encode_batch([prefix], parse_special=False)

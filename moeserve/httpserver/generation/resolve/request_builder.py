@@ -154,15 +154,15 @@ def check_beams(resolved: Resolved, beams: BeamParams, num_stop_ids: int, vocab_
 
 
 def constraint_bytes(resolved: Resolved) -> int:
-    """Returns the approximate bytes of a choice beside its prompt: its grammar, its stop strings, its biases."""
+    """Returns the approximate bytes of a choice without its prompt: of its grammar, stop strings and biases."""
     strings = (resolved.grammar, *resolved.asked.stop)
     numbers = len(resolved.logit_bias) + len(resolved.asked.stop_token_ids)
     return sum(map(len, strings)) + BYTES_PER_NUMBER * numbers
 
 
 def _stop_token_ids(resolved: Resolved, vocab_size: int, eos_ids: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the token ids that end the answer, without duplicates: end of sequence, the client's, the chat
-    format's."""
+    """Returns the token ids that end the answer, without duplicates: the end-of-sequence tokens, the client's stop
+    tokens, and the chat format's."""
     asked = resolved.asked
     check_ids("logit_bias", resolved.logit_bias, vocab_size)
     named = (*asked.stop_token_ids, *resolved.form.stop_token_ids)

@@ -1,4 +1,4 @@
-"""Resolved: a request with everything that depends on the served model."""
+"""Resolved: a request after everything that depends on the served model has been filled in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moeserve.sampling.parameters import DEFAULTS, SamplerSettings
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Everything that the messages to the engine contain, except ids and seeds."""
+    """All parts of the messages to the engine, except ids and seeds."""
 
     asked: Asked
     prompts: tuple[list[int], ...] = ()  # token ids
@@ -27,7 +27,8 @@ class Resolved:
     grammar: str = ""  # the compiled form of the answer form's grammar
     adapter: str = ""  # GenerateRequest.adapter
     chat: ChatTokens = NO_CHAT  # the tokens of a conversation, which is then the only prompt
-    fim_ends: tuple[int, ...] = ()  # tokens that end the middle of two texts, as the model's ends do
+    # Tokens that end a fill-in-the-middle answer, in addition to the model's end tokens.
+    fim_ends: tuple[int, ...] = ()
 
     def sampling(
         self, *, max_tokens: int, seed: int, stop_token_ids: tuple[int, ...], scores_prompt: bool

@@ -1,4 +1,4 @@
-"""Whether the queue has room for a request's generations, checked before any other work on it."""
+"""Checks that the queue has room for a request's generations, before any other work on the request."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def check_room(asked: Asked, most: int, room: QueueRoom, running: int) -> None:
         message = f"{asked.num_prompts} prompts with {asked.n} choices each are {total}; at most {most} fit"
         raise invalid("n", message)
     if asked.caller.is_background:
-        return  # the batches' runner bounds how many are open
+        return  # the batches' runner bounds the number of open ones
     wanted = asked.num_prompts if asked.beams is not None else total
     room.check(asked.caller.tenant, wanted, running)

@@ -1,4 +1,4 @@
-"""A request's sampling parameters; those that it does not set get the server's defaults."""
+"""A request's sampling parameters. Parameters that the request does not set get the server's defaults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moeserve.sampling.parameters import SamplerSettings
 
 
 def with_defaults(asked: Asked, defaults: SamplingDefaults) -> tuple[SamplerSettings, int | None]:
-    """Returns the sampling parameters, and the default limit of the answer's tokens, for requests and APIs that set
+    """Returns the sampling parameters, and the limit of the answer's tokens for a request whose client and API set
     none."""
     if asked.chosen is None:
         return asked.sampler, asked.default_max_tokens

@@ -1,4 +1,4 @@
-"""Served: the model and its limits when a request arrives."""
+"""Served: the model and its limits at the time when a request arrives."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 async def compile_grammar(
     grammars: GrammarChecker, asked: Asked, constraint: GrammarConstraint, tools: ToolUse
 ) -> str:
-    """Returns the constraint's grammar. Raises ApiError 400 for one that does not compile, and for fields that conflict
-    with a grammar, which ends the answer itself."""
+    """Returns the constraint's grammar. Raises ApiError 400 for a grammar that does not compile, and for fields that
+    conflict with the grammar's own end of the answer."""
     if asked.ignore_eos:
         raise invalid(
             "ignore_eos",

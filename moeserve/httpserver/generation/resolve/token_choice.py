@@ -1,4 +1,4 @@
-"""Fields that name the tokens an answer may or may not have."""
+"""The fields that name the tokens that an answer may contain, and the tokens that it may not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from moeserve.httpserver.generation.request.asked import Asked, GrammarConstrain
 from moeserve.httpserver.generation.resolve.token_ids import check_ids
 from moeserve.httpserver.transport.errors import invalid
 
-MAX_WORD_TOKENS: Final = 32  # of one of `bad_words`: they are compared with the answer's end at each token
+# The most tokens of one of `bad_words`, which are compared with the answer's end at each token.
+MAX_WORD_TOKENS: Final = 32
 EXCLUDED: Final = -1e4  # a logit bias that outweighs every logit
 
 

@@ -1,7 +1,7 @@
 """x += output(norm(delta_rule(conv(qkv))) * silu(z)), with qkv, z, b and a projected from norm(x); queued on the
 pool's stream.
 
-Some models' output gate is sigmoid(z), among them Kimi Delta Attention, which computes a and z by two products each,
+Some models' output gate is sigmoid(z), among them Kimi Delta Attention, which may compute a and z by two products each,
 through low-rank vectors f and g.
 """
 
@@ -50,7 +50,7 @@ def recur(
     a: Tensor | None
     if shape.heads.is_kimi:
         q, k, v, b = delta.inputs[:4]
-        qkv, (a, z) = (q, k, v), delta.gates
+        qkv, (a, z) = (q, k, v), delta.gates or delta.inputs[4:]
     else:
         qkv, z, b = delta.inputs[:3]
         a = None if shape.merged_gates else delta.inputs[3]

@@ -4,6 +4,8 @@ q = q_b(norm(q_a(y))), or q(y);  latent = kv_a(y)            y = norm(x)
 query = [k_b(q without positions) | rotated q]               of each head
 cached = [norm(latent) | rotated key]                        one vector for all heads
 x += output(v_b(softmax(query . cached) . latents))          v_b: of each head
+
+Some models multiply each head's output by sigmoid(gate(y)); the latents' sums are multiplied, as v_b is linear.
 """
 
 from __future__ import annotations
@@ -30,13 +32,14 @@ def project_latent(
     s = space.latent
     assert s is not None
     read_residual(stream, w.norm, eps, n, space)
+    gates = [] if s.gate is None else [s.gate]
     if w.q_b is None:
-        stream.linear(space.y, n, w.inputs, [s.q, s.latent])
+        stream.linear(space.y, n, w.inputs, [s.q, s.latent, *gates])
     else:
         assert s.q_a is not None
         assert s.q_a_normed is not None
         assert w.q_a_norm is not None
-        stream.linear(space.y, n, w.inputs, [s.q_a, s.latent])
+        stream.linear(space.y, n, w.inputs, [s.q_a, s.latent, *gates])
         stream.norm(s.q_a, w.q_a_norm, shape.latent_eps, n, s.q_a_normed)
         stream.linear(s.q_a_normed, n, w.q_b, [s.q])
         if w.indexer is not None and space.indexer is not None:
@@ -81,6 +84,6 @@ def attend_latent(
         q, weights = space.indexer.q, space.indexer.weights
         stream.choose_keys(plan, q, weights, kv, shape.indexer.num_heads)
     stream.linear_by_head(s.nope, n, w.k_b, s.queries)
-    stream.attention(plan, s.queries.f32, kv, s.attended, form.heads)
+    stream.attention(plan, s.queries.f32, kv, s.attended, form.heads, gate=s.gate)
     stream.linear_by_head(s.attended, n, w.v_b, form.attended)
     add_product(stream, form.attended, n, w.output, space)

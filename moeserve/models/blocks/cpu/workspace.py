@@ -144,6 +144,7 @@ class LatentWorkspace:
         self.q_a_normed = Activations(tokens, shape.q_rank) if shape.q_rank else None
         self.q = torch.empty(tokens, shape.q_rows)
         self.latent = torch.empty(tokens, shape.head_dim)
+        self.gate = torch.empty(tokens, shape.gate_width) if shape.has_head_gate else None
         self.nope = Activations(rows, shape.nope_dim)  # non-rotary part of q, by head
         self.queries = Activations(tokens, shape.q_width, q8=False)
         self.attended = Activations(rows, shape.rank)  # by head

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.models.step_buffers import ALIGNMENT, INT8_GROUP, Buffer, arena_bytes
+from moeserve.models.buffers import ALIGNMENT, INT8_GROUP, Buffer, arena_bytes
 
 
 def views_of(arena: Tensor, buffers: tuple[Buffer, ...]) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
     x = embed(tokens)
     for each layer:                         layers.py
-        x = x + attention(norm(x))          attention.py, latent.py, or a recurrence: recurrent.py
+        x = x + attention(norm(x))          attention.py, latent.py, compressed.py, or a recurrence: recurrent.py
         x = x + experts(norm(x))            ffn.py; in a parallel layer of the same norm(x) as attention
     logits = output(output_norm(x))
 
@@ -46,12 +46,13 @@ from moeserve.models.blocks.gpu.ngrams import Int32s, look_up
 from moeserve.models.blocks.gpu.residual import read_streams
 from moeserve.models.blocks.gpu.stage import WHOLE, Stage, StepPart
 from moeserve.models.blocks.gpu.state_drafts import GpuStateDrafts
+from moeserve.models.blocks.gpu.state_slots import StateSlots
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import FLOATS, GpuBatch, make_workspaces
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.expert_stream import ExpertStream
 from moeserve.models.loading.gpu_weights import (
-    GpuStreamMix,
+    GpuStreams,
     GpuWeights,
     float_type,
     has_float_weights,
@@ -108,6 +109,7 @@ class GpuDecoder:
         self._ngrams = next((layer.ngrams for layer in weights.layers if layer.ngrams is not None), None)
         self._kv = kv
         self._states = states
+        self._state_slots = StateSlots(states, kv)
         # x from the CPU goes through the embedding kernel, row by row, so that every step begins with the same
         # kernel.
         self._first_rows = weights.embedding if from_cpu is None else as_planes(from_cpu, self.device)
@@ -206,7 +208,7 @@ class GpuDecoder:
     @property
     def num_kv_slots(self) -> int:
         """Slots of the smallest KV pool; 0 if all layers are recurrent."""
-        return min((len(layer.keys) for layer in self._kv if len(layer.keys)), default=0)
+        return min((layer.num_slots for layer in self._kv if layer.num_slots), default=0)
 
     @property
     def has_states(self) -> bool:
@@ -289,7 +291,7 @@ class GpuDecoder:
             if observer is not None:
                 self._layers.show(index, s, observer)
         last, norm = self.num_layers - 1, self._weights.output_norm
-        if isinstance(norm, GpuStreamMix):
+        if isinstance(norm, GpuStreams):
             self._ffn.complete(last, s, batch.count)
         if self.next_token is not None:
             self.next_token.take_step(
@@ -314,7 +316,7 @@ class GpuDecoder:
             self._weights.output,
         )
         assert output is not None
-        if isinstance(norm, GpuStreamMix):
+        if isinstance(norm, GpuStreams):
             assert head.streams is not None
             read_streams(
                 norm, self.shape.rms_eps, s.x, None, rows, count, head.streams, head.final, None, NO_WORKSPACE
@@ -339,14 +341,7 @@ class GpuDecoder:
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Launches copies between slots of recurrent state, before a step, for each (source, target) pair in order;
         source -1 zeroes the target."""
-        if not self._states:
-            return
-        states = self._states[0].states
-        for source, target in pairs:
-            if source < 0:
-                states[target].zero_()
-            else:
-                states[target].copy_(states[source])
+        self._state_slots.copy(pairs)
 
     def commit_states(self, moved: Tensor, count: int) -> None:
         """Launches the changes of `count` sequences' states by the accepted drafts of the last step; moved: see

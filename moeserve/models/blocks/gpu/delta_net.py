@@ -73,20 +73,24 @@ def _project(
 def _project_kimi(
     shape: GatedDeltaNetShape, w: GpuDeltaNet, count: Tensor, s: GpuWorkspace
 ) -> tuple[Tensor, Tensor, Gates]:
-    """Like `_project` for Kimi: q, k and v have separate matrices of different types, and a and z take two products
+    """Like `_project` for Kimi: q, k and v have separate matrices of different types, and a and z may take two products
     each."""
     delta = s.delta
     assert delta is not None
     assert delta.kimi is not None
     space = delta.kimi
-    q, k, v, b, *low_rank = multiply_all(
+    q, k, v, b, *gates = multiply_all(
         w.inputs, [width for _, width in shape.input_parts], s.y, count, s.projected, s.dense
     )
     torch.cat([q, k, v], dim=1, out=space.qkv)
-    for source, matrix, out in zip(low_rank, w.gates, (space.a, space.z), strict=True):
-        norm_rows(source, None, 0.0, count, space.low_rank.x, space.low_rank.codes, space.low_rank.scales)
-        multiply(matrix, space.low_rank, count, out, s.dense)
-    return space.qkv, space.z, Gates(b, space.a, 1)
+    if space.second is None:
+        a, z = gates
+        return space.qkv, z, Gates(b, a, 1)
+    x = space.second.low_rank
+    for source, matrix, out in zip(gates, w.gates, (space.second.a, space.second.z), strict=True):
+        norm_rows(source, None, 0.0, count, x.x, x.codes, x.scales)
+        multiply(matrix, x, count, out, s.dense)
+    return space.qkv, space.second.z, Gates(b, space.second.a, 1)
 
 
 def first_of(sequences: StepSequences, count: int) -> StepSequences:

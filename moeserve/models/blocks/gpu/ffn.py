@@ -41,7 +41,7 @@ from moeserve.models.loading.gpu_weights import (
     GpuLayer,
     GpuMoe,
     GpuSharedExpert,
-    GpuStreamMix,
+    GpuStreams,
 )
 from moeserve.models.observer import LayerRouting
 from moeserve.models.sources.gguf import names
@@ -123,8 +123,11 @@ class GpuFfnBlock:
             for layer in range(len(self._layers)):
                 self._handoff.expert_token_counts(layer).zero_()
 
-    def mix(self, index: int, s: GpuWorkspace, count: Tensor, adapters: LayerAdapters | None = None) -> None:
+    def mix(
+        self, index: int, s: GpuWorkspace, batch: GpuBatch, adapters: LayerAdapters | None = None
+    ) -> None:
         """Launches a layer's feed-forward. Reads s.x and s.output (attention's output); its result is `pending`."""
+        count = batch.count
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn):
             if ffn.norm is not None:
@@ -136,12 +139,18 @@ class GpuFfnBlock:
             else:
                 self._add_unrouted(index, ffn.expert, s, count, adapters, names.FFN_PARTS)
         elif ffn is not None:
-            self._mix_experts(index, ffn, s, count, adapters)
+            self._mix_experts(index, ffn, s, count, batch.token_ids, adapters)
         if self._sums.sums_ffn(index):
             self._sum_over_gpus(index, s, count)
 
     def _mix_experts(
-        self, index: int, ffn: GpuMoe, s: GpuWorkspace, count: Tensor, adapters: LayerAdapters | None
+        self,
+        index: int,
+        ffn: GpuMoe,
+        s: GpuWorkspace,
+        count: Tensor,
+        token_ids: Tensor,
+        adapters: LayerAdapters | None,
     ) -> None:
         shape = self._shapes[index].moe
         assert shape is not None
@@ -158,6 +167,7 @@ class GpuFfnBlock:
         route(
             logits, ffn.expert_map, count, ids, local, weights, self.expert_token_counts[index],
             options=shape.router, bias=ffn.choice_bias, expert_scale=ffn.expert_scale,
+            by_token=None if ffn.by_token is None else (ffn.by_token, token_ids),
         )  # fmt: skip
         if shape.weighs_input:
             assert s.input_weights is not None
@@ -184,7 +194,7 @@ class GpuFfnBlock:
     ) -> None:
         """Launches x += pending output of layer `index`, and y = norm of that. With `rows`, only for these rows, and
         x stays unchanged. exact: `GpuFfnInputs.exact` of the next layer."""
-        if isinstance(weight, GpuStreamMix):
+        if isinstance(weight, GpuStreams):
             assert rows is None  # the head reads streams that are complete
             self.inputs.read_streams(weight, self.pending(index, s), s, count, y, exact)
             return

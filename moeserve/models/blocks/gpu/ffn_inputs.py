@@ -16,7 +16,7 @@ from moeserve.models.blocks.gpu.residual import read_streams
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace
 from moeserve.models.interface import LayerShape
-from moeserve.models.loading.gpu_weights import GpuDenseFfn, GpuInput, GpuMoe, GpuStreamMix
+from moeserve.models.loading.gpu_weights import GpuDenseFfn, GpuInput, GpuMoe, GpuStreams
 
 
 class GpuFfnInputs:
@@ -73,7 +73,7 @@ class GpuFfnInputs:
     def norm(self, index: int, weight: GpuInput, s: GpuWorkspace, count: Tensor) -> None:
         """Launches y = norm of x with the attention's output, or what the feed-forward reads of several streams."""
         exact, norms = None if s.router_input is s.y.x else s.router_input, self.sandwich(index)
-        if isinstance(weight, GpuStreamMix):
+        if isinstance(weight, GpuStreams):
             mixed = PendingSum(s.output, None, None, None)
             self.read_streams(weight, mixed, s, count, s.y, exact)
         elif norms is None:
@@ -83,7 +83,7 @@ class GpuFfnInputs:
 
     def read_streams(
         self,
-        w: GpuStreamMix,
+        w: GpuStreams,
         pending: PendingSum | None,
         s: GpuWorkspace,
         count: Tensor,

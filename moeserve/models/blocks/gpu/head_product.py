@@ -13,7 +13,7 @@ from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.quads import QuadTile, quad_order, quads_down, takes_quads
 from moeserve.kernels.linear.op import RouteBlocks, gemv_tokens
 from moeserve.models.blocks.gpu.arena_views import views_of
-from moeserve.models.blocks.gpu.residual_workspace import StreamsWorkspace
+from moeserve.models.blocks.gpu.residual_workspace import StreamsWorkspace, streams_workspace
 from moeserve.models.blocks.gpu.workspace import FLOATS
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.gpu_weights import MergedLinear, plane_tensors
@@ -49,7 +49,7 @@ class GpuHead:
         self.streams: StreamsWorkspace | None = None  # None: the residual is one vector
         if shape.streams is not None:
             views = views_of(arena, head_stream_buffers(shape, rows, FLOATS[floats]))
-            self.streams = StreamsWorkspace(views, shape.streams)
+            self.streams = streams_workspace(views, shape.streams)
 
 
 class HeadProduct:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from moeserve.kernels.delta_net.op import sigmoid_gate
 from moeserve.kernels.latent.op import (
     attend_chosen,
     decode_latent,
@@ -56,7 +57,7 @@ class GpuLatentAttentionBlock:
         a = of_form.attended
         assert space is not None
         assert a.x is not None
-        self.store(shape, w, kv, batch, s)
+        gate = self.store(shape, w, kv, batch, s)
         if w.indexer is not None:
             assert shape.indexer is not None
             assert s.indexer is not None
@@ -70,7 +71,9 @@ class GpuLatentAttentionBlock:
             assert s.indexer is not None
             _attend_chosen(kv, batch, of_form, space, s.indexer)
         _by_head(space.attended, w.v_b, count, space, a.x)
-        if a.codes is not None:
+        if gate is not None:
+            sigmoid_gate(a.x, gate, shape.value_dim, count, a.codes, a.scales)
+        elif a.codes is not None:
             norm_rows(a.x, None, 0.0, count, None, a.codes, a.scales, parts=shape.num_heads)
         multiply(w.output, a, count, s.output.view(s.rows, -1), s.dense)
 
@@ -81,12 +84,13 @@ class GpuLatentAttentionBlock:
         kv: KvLayer,
         batch: GpuBatch,
         s: GpuWorkspace,
-    ) -> None:
-        """Launches a layer's queries and its latents, which it stores. Reads s.y, the norm of x."""
+    ) -> Tensor | None:
+        """Launches a layer's queries and its latents, which it stores. Reads s.y, the norm of x. Returns the heads'
+        gates [rows, heads]; None if there are none."""
         count, space, form = batch.count, s.latent, self._forms[shape.form]
         assert space is not None
         widths = [width for _, width in shape.input_parts]
-        q, latent = multiply_all(w.inputs, widths, s.y, count, s.projected, s.dense)
+        q, latent, *gates = multiply_all(w.inputs, widths, s.y, count, s.projected, s.dense)
         if w.q_b is not None:
             assert space.q_a is not None
             norm_rows(q, w.q_a_norm, shape.latent_eps, count, space.q_a.x, space.q_a.codes, space.q_a.scales)
@@ -96,6 +100,7 @@ class GpuLatentAttentionBlock:
             q, latent, w.latent_norm, shape.latent_eps, form.cos, form.sin, batch.positions, batch.kv_slots,
             count, shape.scale, space.nope, space.rotated, kv.keys,
         )  # fmt: skip
+        return gates[0] if gates else None
 
     def _attend(
         self, kv: KvLayer, batch: GpuBatch, of_form: AttentionWorkspace, space: LatentWorkspace

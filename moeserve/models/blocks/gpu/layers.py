@@ -12,6 +12,7 @@ from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
+from moeserve.models.blocks.gpu.compressed import GpuCompressedAttentionBlock
 from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
 from moeserve.models.blocks.gpu.forms import GpuForm
 from moeserve.models.blocks.gpu.latent import GpuLatentAttentionBlock
@@ -22,15 +23,17 @@ from moeserve.models.blocks.gpu.recurrent import mix_recurrent
 from moeserve.models.blocks.gpu.state_drafts import GpuStateDrafts
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace
+from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.loading.gpu_weights import (
     GpuAttention,
+    GpuCompressedAttention,
     GpuInput,
     GpuLatentAttention,
     GpuLayer,
     GpuNgrams,
-    GpuStreamMix,
+    GpuStreams,
 )
 from moeserve.models.observer import LayerObserver
 from moeserve.models.recurrence import Recurrence
@@ -62,6 +65,8 @@ class GpuLayers:
         self._states = states
         self._attention = GpuAttentionBlock(shape.rms_eps, slot_table, forms, window_table)
         self._latent_attention = GpuLatentAttentionBlock(slot_table, forms)
+        mixers = [layer.mixer for layer in shape.layers[self._first_layer :]]
+        self._compressed_attention = GpuCompressedAttentionBlock(shape.rms_eps, slot_table, forms, mixers, kv)
         self._ffn = ffn
         self._sums = sums
         self._adapters = adapters
@@ -79,7 +84,7 @@ class GpuLayers:
             self._add_and_norm(index, s, layer.mixer.norm, batch.count)
             self._mix_tokens(index, layer, batch, s, adapters)
             self._sums.add_mixer(s)
-        self._ffn.mix(index, s, batch.count, adapters)
+        self._ffn.mix(index, s, batch, adapters)
         if s.deep is not None and (layer_number := self._first_layer + index) < self._shape.deep_layers:
             at = layer_number * self._shape.hidden_size  # the layer's own terms are added by the next norm
             add_deep(batch.token_ids, batch.count, s.deep[:, at : at + self._shape.hidden_size], s.x)
@@ -100,6 +105,10 @@ class GpuLayers:
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, GpuLatentAttention)
             self._latent_attention.attend(mixer, w, self._kv[index], batch, s)
+        elif isinstance(mixer, CompressedAttentionShape):
+            assert isinstance(w, GpuCompressedAttention)
+            of_layer = (index, mixer, w, self._kv[index], self._states[index])
+            self._compressed_attention.attend(*of_layer, batch, s)
         elif isinstance(mixer, Recurrence):
             assert w is not None
             assert batch.states is not None
@@ -149,7 +158,7 @@ class GpuLayers:
         """Launches y = norm of x, or what a block reads of several streams, after adding the previous layer's pending
         output."""
         y, exact = s.y, self._ffn.inputs.exact(index, s)
-        if isinstance(weight, GpuStreamMix) and (index == 0 or self._layers[index].ngrams is not None):
+        if isinstance(weight, GpuStreams) and (index == 0 or self._layers[index].ngrams is not None):
             self._ffn.inputs.read_streams(weight, None, s, count, y, exact)
         elif isinstance(weight, Tensor) and index == 0:
             add_norm(

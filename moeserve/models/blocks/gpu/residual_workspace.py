@@ -6,14 +6,24 @@ from torch import Tensor
 
 from moeserve.kernels.streams.op import StreamNorm
 from moeserve.models.blocks.gpu.arena_views import activations
-from moeserve.models.residual import HyperConnections, ResidualStreams
+from moeserve.models.residual import HyperConnections, ResidualStreams, SinkhornConnections
 
 
-class StreamsWorkspace:
+class SinkhornWorkspace:
+    """Additional buffers of a residual of streams that are mixed, for one block at a time."""
+
+    def __init__(self, views: dict[str, Tensor], shape: SinkhornConnections) -> None:
+        self.count = shape.count
+        self.normed = activations(views, "stream_normed")
+        self.products = views["stream_products"]  # float32 [rows * mix_values]
+        # float32 [rows, added_values]: of the current block's output, and the mix behind it
+        self.weights = views["stream_weights"]
+
+
+class GatedStreamsWorkspace:
     """Additional buffers of a residual of several streams, for one block at a time. Owns `inject`."""
 
-    def __init__(self, views: dict[str, Tensor], shape: ResidualStreams) -> None:
-        assert isinstance(shape, HyperConnections)  # others are the CPU engine's alone: gpu_features.py
+    def __init__(self, views: dict[str, Tensor], shape: HyperConnections) -> None:
         self.norm = StreamNorm(activations(views, "stream_normed"), views["stream_inverse"])
         self.products = views["stream_products"]
         self.widths = (shape.low_rank, shape.count)
@@ -21,6 +31,15 @@ class StreamsWorkspace:
         self.gate = views["stream_gate"]
         # float32 [rows, streams]: logits of the weights of the current block's output; None: no block has read yet.
         self.inject: Tensor | None = None
+
+
+StreamsWorkspace = GatedStreamsWorkspace | SinkhornWorkspace
+
+
+def streams_workspace(views: dict[str, Tensor], shape: ResidualStreams) -> StreamsWorkspace:
+    if isinstance(shape, SinkhornConnections):
+        return SinkhornWorkspace(views, shape)
+    return GatedStreamsWorkspace(views, shape)
 
 
 class NgramWorkspace:

@@ -22,10 +22,12 @@ from moeserve.kernels.latent.op import decode_workspace
 from moeserve.kernels.linear.large_batch import BLOCK, FEW_BLOCK, UnpackScratch
 from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.gpu.arena_views import activations, narrowed, spare, views_of
+from moeserve.models.blocks.gpu.compressed_workspace import compressed_workspace
 from moeserve.models.blocks.gpu.latent_workspace import IndexerWorkspace, LatentWorkspace
 from moeserve.models.blocks.gpu.linear import dense_workspace, integer_rows
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
-from moeserve.models.blocks.gpu.residual_workspace import NgramWorkspace, StreamsWorkspace
+from moeserve.models.blocks.gpu.residual_workspace import NgramWorkspace, streams_workspace
+from moeserve.models.buffers import GpuFloat
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
@@ -33,7 +35,6 @@ from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.step_buffers import (
     SMALL_BATCH_ROWS,
-    GpuFloat,
     gpu_arena_bytes,
     gpu_step_buffers,
     step_sizes,
@@ -113,13 +114,19 @@ class AttentionWorkspace(NamedTuple):
     mixed_decode: DecodeWorkspace  # in steps with prompts
 
 
+class GateProducts(NamedTuple):
+    """Buffers of the second products of Kimi Delta Attention's decays and output gates."""
+
+    low_rank: GpuActivations  # low-rank input of a, then of z
+    a: Tensor  # [rows, decays]
+    z: Tensor  # [rows, value_width]
+
+
 class KimiDeltaWorkspace(NamedTuple):
     """Additional buffers of Kimi Delta Attention."""
 
     qkv: Tensor  # [rows, channels]
-    low_rank: GpuActivations  # low-rank input of a, then of z
-    a: Tensor  # [rows, decays]
-    z: Tensor  # [rows, value_width]
+    second: GateProducts | None  # None: a and z have one product each
 
 
 class DeltaWorkspace:
@@ -130,8 +137,12 @@ class DeltaWorkspace:
         self.inverse = views.get("delta_inverse")
         self.kimi = None
         if shape.heads.is_kimi:
-            low_rank = activations(views, "delta_low_rank")
-            self.kimi = KimiDeltaWorkspace(views["delta_qkv"], low_rank, views["delta_a"], views["delta_z"])
+            second = None
+            if shape.gate_rank:
+                second = GateProducts(
+                    activations(views, "delta_low_rank"), views["delta_a"], views["delta_z"]
+                )
+            self.kimi = KimiDeltaWorkspace(views["delta_qkv"], second)
         self.out = activations(views, "attended", shape.heads.value_width)
 
 
@@ -174,7 +185,7 @@ class GpuWorkspace:
         self.x = views["x"]
         self.deep = views.get("deep")  # [rows, deep_layers * hidden]; None without DeepStack
         # None: the residual is one vector.
-        self.streams = None if shape.streams is None else StreamsWorkspace(views, shape.streams)
+        self.streams = None if shape.streams is None else streams_workspace(views, shape.streams)
         self.ngrams = NgramWorkspace(views) if shape.ngrams is not None else None
         self.y = activations(views, "y")
         self.projected = views["projected"]
@@ -190,6 +201,7 @@ class GpuWorkspace:
         }
         self.latent = None if shape.latent is None else LatentWorkspace(views, shape.latent, rows)
         self.indexer = None if shape.indexer is None else IndexerWorkspace(views, shape.indexer, rows)
+        self.compressed = compressed_workspace(views, shape, rows)
         recurrence = shape.recurrence
         self.delta = DeltaWorkspace(views, recurrence) if isinstance(recurrence, GatedDeltaNetShape) else None
         self.mamba2 = Mamba2Workspace(views, recurrence) if isinstance(recurrence, Mamba2Shape) else None

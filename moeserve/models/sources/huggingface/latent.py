@@ -85,11 +85,15 @@ def _scoring(path: Path, config: Mapping[str, Any]) -> int:
 
 
 def made_tensors(
-    path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
+    path: Path,
+    prefix: str,
+    metadata: Metadata,
+    stored: dict[str, StoredTensor],
+    under: str = "self_attn.",
 ) -> Iterator[tuple[str, MadeTensor]]:
     """Yields the up-projections of keys (transposed) and values, by head, from the merged matrix, and removes that
-    from `stored`."""
-    name = f"{prefix}self_attn.kv_b_proj.weight"
+    from `stored`. under: what its name begins with after `prefix`."""
+    name = f"{prefix}{under}kv_b_proj.weight"
     if name not in stored:
         return
     matrix = find_tensor(path, stored, name, 2)

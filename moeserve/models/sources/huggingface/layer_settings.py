@@ -142,3 +142,15 @@ def number(
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
         raise ModelError(path, f"{name!r} is {value!r:.80}; {low:g} to {high:g} is supported")
     return value
+
+
+def limits(
+    path: Path, config: Mapping[str, Any], name: str, layers: int
+) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Returns the limit of activations in each layer; 0: none. Raises ModelError."""
+    given = config.get(name) or [0.0] * layers
+    if not isinstance(given, list) or len(given) != layers:
+        raise ModelError(
+            path, f"{name!r} is {given!r:.80}; a number or null for each of {layers} layers is expected"
+        )
+    return np.array([number(path, {name: each}, name, 0, 1e6, default=0.0) for each in given], np.float32)

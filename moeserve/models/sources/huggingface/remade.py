@@ -81,6 +81,19 @@ def stored_as(names: Mapping[str, str]) -> Made:
     return made
 
 
+def named_by_kind(theirs: str, mark: str, with_mark: str, without: str) -> Made:
+    """Returns a function that yields a matrix under one of two names of a GGUF: that of layers that have the tensor
+    `mark`, which must not be used yet, or of those without."""
+
+    def made(
+        path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
+    ) -> Iterator[tuple[str, MadeTensor]]:
+        of_layer = stored_as({with_mark if prefix + mark in stored else without: theirs})
+        yield from of_layer(path, prefix, metadata, stored)
+
+    return made
+
+
 def together(*each: Made) -> Made:
     """Returns a function that yields what all of these do."""
 

@@ -163,7 +163,9 @@ def load_gpu_engine(
         on_progress,
         ranks,
         kept,
-        before_timing=lambda: buffers.tables.spread_dummy_slot(capacity.num_slots, capacity.num_window_slots),
+        before_timing=lambda: buffers.tables.spread_dummy_slot(
+            capacity.num_whole_slots, capacity.num_window_slots
+        ),
         is_gpu=device.type == "cuda",
     )
     kv_bytes = capacity.kv_bytes(plan.layout)
@@ -214,7 +216,14 @@ def _make_buffers(
     )
     on_gpu = range(placement.layers_in_ram, plan.shape.num_layers)
     with_kv = range(placement.layers_in_ram, len(plan.shape.loaded_layers))
-    kv = KvCache(layout, capacity.num_slots, with_kv, device, zeroed=True, num_window_slots=windows).layers
+    kv = KvCache(
+        *(layout, capacity.num_slots, with_kv, device),
+        zeroed=True,
+        num_window_slots=windows,
+        kinds=capacity.kinds,
+        num_states=state_slots,
+        step_rows=step_sizes(plan.max_tokens)[-1],
+    ).layers
     states = StateCache(layout, state_slots, on_gpu, device, zeroed=True).layers
     return _Buffers(capacity, tables, kv, states, state_slots, cpu_stage)
 
@@ -315,6 +324,8 @@ def _open_tiers(
 ) -> PageMover | None:
     """Opens the tiers behind the KV pool; None if there are none. Under Triton's interpreter there is no tier in RAM by
     default."""
+    if buffers.capacity.kinds:  # refused by `plan_load`
+        return None
     in_ram, has_window_pool = 0, buffers.capacity.num_window_slots > 0
     if config.kv_ram is not None or device.type == "cuda":
         in_ram = ram_tier_bytes(config, pool_bytes, available_bytes(), has_window_pool=has_window_pool)

@@ -27,8 +27,9 @@ from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.ranks.rank_source import RankSource
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.tensors import unloaded_tensors
+from moeserve.models.tensors import id_tensors, unloaded_tensors
 from moeserve.placement import Placement
+from moeserve.placement.gpu_compressed import check_compressed_placed, check_gpu_compressed
 from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.group import share_among
 from moeserve.placement.options import heat_counts
@@ -83,11 +84,12 @@ def plan_load(
     check_lanes(source, shape, "GPU")
     unloaded = unloaded_tensors(shape)  # the host reads their rows
     check_cpu_types(source, unloaded)
-    check_gpu_types(source, source.tensors.keys() - unloaded)
+    check_gpu_types(source, source.tensors.keys() - unloaded - id_tensors(shape))
     check_gpu_orders(source, is_shared=ranks is not None)
     check_gpu_features(source, shape)
     refuse_records_of_drafts(config)
     check_gpu_drafts(config, shape)
+    check_gpu_compressed(config, shape)
     share, heat = None, heat_counts(config, shape)
     if ranks is not None:
         share = share_among(config, shape, source.tensors, ranks.rank, ranks.num_ranks, heat)
@@ -105,6 +107,7 @@ def plan_load(
         connections = connect(share, ranks, max_tokens, is_observed=recorder is not None)
     placement = plan_placement(config, layout, source, max_tokens, device, share, adapters, heat)
     check_drafts_placed(config, shape, placement)
+    check_compressed_placed(shape, placement)
     if placement.layers_in_ram:
         check_cpu_reads(layout)
         refuse_tiers(config, "where the first layers are the CPU's")

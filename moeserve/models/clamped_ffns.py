@@ -1,0 +1,28 @@
+"""Reads the limits of SiLU and of up-projections that some models' feed-forwards have, by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from moeserve.models.feed_forward import DenseFfnShape, MoeShape
+from moeserve.models.shape_reader import ShapeReader
+
+
+def clamped(
+    reader: ShapeReader, feed_forwards: Sequence[MoeShape | DenseFfnShape]
+) -> list[MoeShape | DenseFfnShape]:
+    """Returns the layers' feed-forwards with the limits that the file has, if it has any. Raises ModelError."""
+    routed, shared = (reader.layer_limits(f"swiglu_clamp_{kind}") for kind in ("exp", "shexp"))
+    return [_clamped(*each) for each in zip(feed_forwards, routed, shared, strict=True)]
+
+
+def _clamped(
+    ffn: MoeShape | DenseFfnShape, routed: float | None, shared: float | None
+) -> MoeShape | DenseFfnShape:
+    """shared: the limit of feed-forwards that all tokens pass."""
+    if isinstance(ffn, DenseFfnShape):
+        return replace(ffn, limit=shared)
+    return replace(
+        ffn, limit=routed, shared=None if ffn.shared is None else replace(ffn.shared, limit=shared)
+    )

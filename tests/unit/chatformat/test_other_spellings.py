@@ -1,0 +1,149 @@
+"""Calls in spellings that are not their format's, but leave no doubt: from public reports (vllm#49248, sglang#21377,
+exo#2281, omlx#1886, vllm#51075, vllm-gaudi#1724, harmony#114). Whole, character by character and cut, they are the
+same."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from moeserve.chatformat.offered_names import offered_name
+from moeserve.chatformat.values import value_of_text
+from tests.support.chat_events import Answer
+from tests.support.written_answers import call, read
+
+XY: Final = {"a": "x", "b": "y"}
+ONE: Final = Answer("", "", [("f", XY)])
+TWO: Final = Answer("", "", [("f", XY)] * 2)
+JSON: Final = '{"a": "x", "b": "y"}'
+PARAMETERS: Final = "<parameter=a>\nx\n</parameter>\n<parameter=b>\ny\n</parameter>\n"
+CODER: Final = f"<tool_call>\n<function=f>\n{PARAMETERS}</function>\n</tool_call>"
+GLM: Final = call("glm45", XY)
+M2: Final = call("minimax_m2", XY)
+M3: Final = call("minimax_m3", XY)
+MARK: Final = "]<]minimax[>["
+HERMES: Final = f'<tool_call>\n{{"name": "f", "arguments": {JSON}}}\n</tool_call>'
+
+
+def kimi(name: str) -> str:
+    inner = f"<|tool_call_begin|>{name}<|tool_call_argument_begin|>{JSON}<|tool_call_end|>"
+    return f"<|tool_calls_section_begin|>{inner}<|tool_calls_section_end|>"
+
+
+def harmony(recipient: str) -> str:
+    return f"<|channel|>commentary to={recipient} <|constrain|>json<|message|>{JSON}<|call|>"
+
+
+def gemma(text: str) -> str:
+    return f"<|tool_call>call:{text}<tool_call|>"
+
+
+def hermes(call: str) -> str:
+    return f"<tool_call>\n{call}\n</tool_call>"
+
+
+NAMES: Final = (
+    *(("kimi_k2", kimi(n)) for n in ("functionsf5", "functions_f_1", "functions.f_0", "f_0", "functions.f")),
+    *(
+        ("harmony", harmony(n))
+        for n in ("functions/f", '"functions.f"', "assistant.f", " functions.f", "f:0")
+    ),
+    *(("gemma4", gemma(f'{name}{{a:<|"|>x<|"|>,b:"y"}}')) for name in ("default_api.f", "functions.f", "f:")),
+    ("glm45", GLM.replace("<tool_call>f", "<tool_call>functions.f")),
+    ("hermes", HERMES.replace('"f"', '"functions.f"')),
+    ("qwen3_coder", CODER.replace("=f>", '="f">')),
+    ("qwen3_coder", CODER.replace("=f>", ' name="f">')),
+    ("qwen3_coder", CODER.replace("<function=", "<function = ")),
+)
+TAGS: Final = (
+    ("qwen3_coder", CODER.replace("<parameter=a>", '<parameter name="a">')),
+    ("qwen3_coder", CODER.replace("<parameter=b>", '<parameter="b">')),
+    ("qwen3_coder", CODER.replace("<tool_call>", "<tool_call>\n<tool_call>")),
+    ("qwen3_coder", f"{CODER}\n</tool_call>"),
+    ("qwen3_coder", CODER.replace("</function>", "</function>\n</function>")),
+    ("qwen3_coder", CODER.replace(PARAMETERS, JSON + "\n")),
+    ("glm45", GLM.replace("<tool_call>", "<tool_call>\n<tool_call>")),
+    ("glm45", f"<tool_call>f\n{JSON}\n</tool_call>"),
+    ("glm45", f"<tool_call>f{JSON}</tool_call>"),
+    ("glm45", CODER),
+    ("minimax_m2", M2.replace('"', "'")),
+    ("minimax_m2", M2.replace('"', "")),
+    ("minimax_m2", M2.replace('"f"', '"f" ')),
+    ("minimax_m2", M2.replace('"a"', '"a" type="string"')),
+    ("minimax_m2", M2.replace("<minimax:tool_call>\n", "").replace("\n</minimax:tool_call>", "")),
+    ("minimax_m2", M2.replace("minimax:tool_call", "tool_call")),
+    ("minimax_m3", M3.replace("<invoke", "invoke")),
+    ("minimax_m3", M3.replace("<a>", "")),
+    ("kimi_k2", kimi("f").replace("<|tool_call_begin|>", "")),
+)
+BRACKETS: Final = (
+    ("gemma4", gemma('f(a=<|"|>x<|"|>, b="y")')),
+    ("gemma4", gemma("f(a='x', b='y')")),
+    ("gemma4", gemma('f{a:<|"|>x<|"|>b:<|"|>y<|"|>}')),
+    ("gemma4", gemma('f{a:<|"|>x<|"|>\n b:<|"|>y<|"|>}')),
+    ("hermes", CODER),
+    ("hermes", HERMES.replace("</tool_call>", "<tool_call>")),
+    ("hermes", HERMES.removesuffix(">")),
+    ("hermes", HERMES.replace("<tool_call>", "<tool_call>\n<tool_call>")),
+    ("hermes", hermes(f'{{{{"name": "f", "arguments": {JSON}}}}}')),
+    ("hermes", hermes(f'```json\n{{"name": "f", "arguments": {JSON}}}\n```')),
+    ("hermes", hermes(f'{{"type": "function", "function": {{"name": "f", "arguments": {JSON}}}}}')),
+    *(("hermes", hermes(f'{{"name": "f", "{key}": {JSON}}}')) for key in ("args", "input", "parameters")),
+    *(("hermes", hermes(f'{{"{key}": "f", "arguments": {JSON}}}')) for key in ("tool", "function")),
+    ("hermes", hermes('{name: "f", arguments: {a: "x", b: "y"}}')),
+    ("hermes", hermes('{"name": "f", "arguments": {"a": """x""", "b": \'\'\'y\'\'\'}}')),
+)
+
+
+@pytest.mark.parametrize(("name", "text"), [*NAMES, *TAGS, *BRACKETS])
+def test_a_call_in_another_spelling(name: str, text: str) -> None:
+    assert read(name, text) == ONE
+
+
+def test_two_calls_between_one_pair_of_tags() -> None:
+    one = f'{{"name": "f", "arguments": {JSON}}}'
+    assert read("hermes", hermes(f"{one}\n{one}")) == TWO
+
+
+@pytest.mark.parametrize("written", ["null", '""'])
+def test_a_call_that_says_it_has_no_arguments(written: str) -> None:
+    assert read("hermes", hermes(f'{{"name": "now", "arguments": {written}}}')) == Answer(
+        "", "", [("now", {})]
+    )
+
+
+def test_repeated_tags_around_no_call_stay_text() -> None:
+    for text in ("<tool_call>\n<tool_call> are tags", "<tool_call>\n<tool_call>\n", '{"name": "Ann"}'):
+        assert read("hermes", text) == Answer(text, "", [])
+    assert read("llama", '{"name": "Ann"}') == Answer('{"name": "Ann"}', "", [])
+
+
+def test_a_name_that_is_offered_or_means_no_tool_is_unchanged() -> None:
+    assert offered_name("functions.f", ["functions.f", "f"]) == "functions.f"
+    assert offered_name("f_0", ["f_0", "f"]) == "f_0"
+    assert offered_name("g_0", ["f"]) == "g_0"
+    assert offered_name("mcp.server.f", ["f"]) == "f"
+
+
+@pytest.mark.parametrize(
+    ("written", "kind", "value"),
+    [
+        ('"5"', "integer", 5),
+        ("'5'", "integer", 5),
+        ("+5", "integer", 5),
+        ("05", "integer", "05"),
+        (".5", "number", 0.5),
+        ("('a', 'b')", "array", ["a", "b"]),
+        ("[('a', 1), None]", "array", [["a", 1], None]),
+        ("()", "array", []),
+        ("{'t': (1, 2), 'k': True}", "object", {"t": [1, 2], "k": True}),
+        ("{k: 1, 2: 'x'}", "object", {"k": 1, "2": "x"}),
+        ('"{\\"k\\": 1}"', "object", {"k": 1}),
+        ('```json\n{"k": 1}\n```', "object", {"k": 1}),
+        ("'x'", "integer", "'x'"),
+        ("(a, b)", "array", "(a, b)"),
+    ],
+)
+def test_values_in_pythons_and_in_quotes(written: str, kind: str, value: Any) -> None:
+    assert value_of_text(written, frozenset({kind})) == value
