@@ -28,7 +28,7 @@ class EngineConfig(SpeculativeConfig):
         "instruction set of the CPU kernels; auto: the best that this CPU supports (for steps of few tokens, the one "
         "that a measurement finds fastest, which is kept for later starts); measure: as auto, but measured anew; the "
         "others are for comparisons",
-        choices=(*MEASURED, "plain", "avx2", "avx512_vnni", "neon_dotprod", "neon_i8mm"),
+        choices=(*MEASURED, "plain", "avx2", "avx512_vnni", "avx512_vbmi", "neon_dotprod", "neon_i8mm"),
     )
     weight_layout: str = option(
         "panels",

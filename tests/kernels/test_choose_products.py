@@ -8,7 +8,7 @@ from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.kernels.cpu_stream import CpuStream
 from tests.kernels.expert_layer import HIDDEN, Layer, routing
-from tests.kernels.operations import ISAS, load, run_linear, stream_of
+from tests.kernels.operations import ISAS, is_usable, load, run_linear, stream_of
 from tests.kernels.weights import activations, random_weights
 
 KINDS = (Type.Q4_K, Type.Q8_0, Type.IQ3_S)
@@ -20,8 +20,8 @@ needs_both = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def chosen() -> CpuStream:
-    """A pool that computes few tokens' products of KINDS with AVX2 and all else with AVX-512."""
-    stream = CpuStream(2, "avx512_vnni")
+    """A pool that computes few tokens' products of KINDS with AVX2 and all else with AVX-512, by VBMI where it can."""
+    stream = CpuStream(2, "avx512_vbmi" if is_usable("avx512_vbmi") else "avx512_vnni")
     choices = [c for kind in KINDS for c in stream.choose_products([kind], MUCH, least_gain=0.0)]
     assert [(c.type, c.tokens) for c in choices] == [(kind, n) for kind in KINDS for n in (1, 2, 3, 4)]
     assert {c.isa for c in choices} == {"avx2"}

@@ -12,11 +12,14 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
+from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.routing.options import RouterOptions
+from moeserve.quantization import QUANT_TYPES
 from tests.kernels.attention_step import Step as AttentionStep
 from tests.kernels.expert_layer import HIDDEN, Layer, routing
 from tests.kernels.operations import (
     ISAS,
+    is_usable,
     load,
     run_linear,
     run_norm,
@@ -44,6 +47,27 @@ def test_linear(kind: Type) -> None:
     for distribution in ACTIVATIONS:
         x = load(activations(distribution, 67, 768) * 3)
         assert_same_bits(lambda isa, x=x: run_linear(stream_of(isa), x, [weights.pack(stream_of(isa))]))
+
+
+needs_vbmi = pytest.mark.skipif(not is_usable("avx512_vbmi"), reason="this CPU lacks AVX-512 VBMI")
+
+
+@needs_vbmi
+@pytest.mark.parametrize("kind", [t for t in TYPES if QUANT_TYPES[t].codebook], ids=lambda kind: kind.name)
+def test_codebooks_by_byte_permutations(kind: Type) -> None:
+    """Packed and as in the file, with numbers of tokens on both sides of where AVX-512's own kernels take over."""
+    weights, (avx2, vbmi) = random_weights(kind, 70, 768), map(stream_of, ("avx2", "avx512_vbmi"))
+    for distribution in ACTIVATIONS:
+        for tokens in (1, 2, 24, 67):
+            x = load(activations(distribution, tokens, 768) * 3)
+            expected = run_linear(avx2, x, [weights.pack(avx2)])[0]
+            for matrix in (weights.pack(vbmi), weights.view(vbmi)):
+                assert torch.equal(run_linear(vbmi, x, [matrix])[0], expected)
+
+
+@needs_vbmi
+def test_the_widest_instruction_set_is_chosen() -> None:
+    assert CpuStream(1).isa == "avx512_vbmi"
 
 
 @needs_both

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from moeserve.kernels import _C
@@ -47,6 +48,25 @@ def test_rows_agree(row: QuantType) -> None:
         assert there.octets_at == layout.octets_at
     assert (there.offset, there.e4m3) == (layout.offset, layout.e4m3)
     assert tuple(there.levels) == (() if layout.table is None else layout.table.levels)
+
+
+@pytest.mark.parametrize(
+    ("name", "entries", "message"),
+    [
+        ("IQ3_XXS", np.arange(1024) % 9, "too many distinct magnitudes"),
+        ("IQ2_XXS", np.arange(2048) % 5, "too many distinct magnitudes"),
+        ("IQ1_S", np.full(16384, 2), "a number that no kernel multiplies"),
+        ("IQ3_S", np.full(2048, 16), "a number that no kernel multiplies"),
+        ("IQ3_S", np.ones(2047), "another number of them"),
+        ("Q4_K", np.ones(2048), "has no codebook"),
+    ],
+)
+def test_entries_that_a_kernel_could_not_look_up_are_refused(
+    name: str, entries: np.ndarray, message: str
+) -> None:
+    number = next(row.number for row in HERE.values() if row.name == name)
+    with pytest.raises(ValueError, match=message):
+        _C.set_codebook(number, entries.astype(np.int8))
 
 
 def _assert_books_agree(book: Codebook, there: _C.QuantType) -> None:

@@ -45,9 +45,10 @@ class Random {
 inline void set_test_codebook(int type, const Codebook& book, Random& random) {
   if (book.entries == 0) return;
   std::vector<int8_t> entries(static_cast<size_t>(book.entries) * book.columns);
+  const int levels = book.columns == 4 ? 8 : 4;  // BookLevels has no more
   for (int8_t& e : entries) {
-    e = static_cast<int8_t>(book.has_delta() ? static_cast<int>(random.next() % 3) - 1
-                                             : static_cast<int>(random.next() % (book.most + 1)));
+    const int level = static_cast<int>(random.next() % levels);
+    e = static_cast<int8_t>(book.has_delta() ? level % 3 - 1 : level * book.most / (levels - 1));
   }
   set_codebook(type, entries.data(), static_cast<int64_t>(entries.size()));
 }

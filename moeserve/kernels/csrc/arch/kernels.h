@@ -190,13 +190,15 @@ const Kernels* plain_kernels();
 // nullptr where they are not built: for another processor.
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
+const Kernels* avx512_vbmi_kernels();
 const Kernels* neon_dotprod_kernels();
 const Kernels* neon_i8mm_kernels();
 
-// The table of the next narrower instruction set, if both use vectors and this CPU can run it; else nullptr.
+// The table of the next narrower instruction set that multiplies all types differently, if both use vectors and this
+// CPU can run it; else nullptr.
 const Kernels* narrower_kernels(const Kernels& k);
 
-// The best table this CPU can run, or the one named ("plain", "avx2", "avx512_vnni", "neon_dotprod", "neon_i8mm").
+// The best table this CPU can run, or the one named ("plain", "avx2", "avx512_vnni", "avx512_vbmi", "neon_dotprod", "neon_i8mm").
 // nullptr if the name is unknown or the CPU cannot run it.
 const Kernels* select_kernels(const char* name_or_null);
 

@@ -12,6 +12,7 @@ namespace moeserve {
 #if !defined(MOESERVE_X86)
 const Kernels* avx2_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }
+const Kernels* avx512_vbmi_kernels() { return nullptr; }
 #endif
 #if !defined(MOESERVE_NEON)
 const Kernels* neon_dotprod_kernels() { return nullptr; }
@@ -28,6 +29,9 @@ constexpr unsigned long kDotProducts = 1ul << 20, kInt8Matrices = 1ul << 13;
 bool can_run(const Kernels* k) {
   if (k == nullptr) return false;
 #if defined(MOESERVE_X86)
+  if (k == avx512_vbmi_kernels()) {
+    return can_run(avx512_kernels()) && __builtin_cpu_supports("avx512vbmi");
+  }
   if (k == avx512_kernels()) {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -46,8 +50,14 @@ bool can_run(const Kernels* k) {
 
 // By speed, the best first; plain C++ is the last.
 using Source = const Kernels* (*)();
-constexpr Source kSources[] = {avx512_kernels, avx2_kernels, neon_i8mm_kernels, neon_dotprod_kernels,
-                               plain_kernels};
+constexpr Source kSources[] = {avx512_vbmi_kernels, avx512_kernels,       avx2_kernels,
+                               neon_i8mm_kernels,   neon_dotprod_kernels, plain_kernels};
+
+// Whether two tables differ in types with codebooks only.
+bool are_alike(const Kernels& a, const Kernels& b) {
+  constexpr int kind = static_cast<int>(Type::Q8_0);
+  return a.gemm[kind] == b.gemm[kind];
+}
 
 }  // namespace
 
@@ -64,7 +74,7 @@ const Kernels* narrower_kernels(const Kernels& k) {
   for (const Source source : kSources) {
     const Kernels* other = source();
     if (source == plain_kernels || other == nullptr) continue;
-    if (found && can_run(other)) return other;
+    if (found && can_run(other) && !are_alike(*other, k)) return other;
     found |= std::strcmp(other->name, k.name) == 0;
   }
   return nullptr;

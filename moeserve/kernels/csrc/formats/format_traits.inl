@@ -207,6 +207,7 @@ inline VF whole_scales(const uint8_t* block, int half) {
 
 template <Type T>
 struct Format {
+  static constexpr Type kType = T;
   static constexpr QuantType type = kQuantType<T>;
   static constexpr PanelLayout layout = kLayout<T>;
   static constexpr bool kMin = type.has_min(), kSplit = type.group == 16;

@@ -134,6 +134,32 @@ void dequantize_block(const uint8_t* b, float* out) {
   }
 }
 
+// Throws std::invalid_argument for too many distinct numbers.
+std::unique_ptr<BookLevels> book_levels(const Codebook& k, const uint32_t* words) {
+  auto number = [&](int column) { return words[column / 4] >> 8 * (column % 4) & 255; };
+  std::array<int, 256> level{};
+  for (int column = 0; column < k.entries * k.columns; ++column) level[number(column)] = 1;
+  const int most_levels = k.columns == 4 ? 8 : 4, bits = k.columns == 4 ? 4 : 2;
+  auto levels = std::make_unique<BookLevels>();
+  int count = 0;
+  for (int value = 0; value < 256; ++value) {
+    if (level[value] == 0) continue;
+    if (count == most_levels) throw std::invalid_argument("entries: too many distinct magnitudes");
+    level[value] = count;
+    const int plus = k.has_delta() ? value : k.zero() + value;
+    for (int i = count++; i < 64; i += most_levels) {
+      const bool is_minus = k.columns == 4 && i & 8;
+      levels->codes[i] = static_cast<uint8_t>(is_minus ? k.zero() - value : plus);
+    }
+  }
+  for (int column = 0; column < k.entries * k.columns; ++column) {
+    const int entry = column / k.columns, place = column % k.columns, half = k.columns / 2;
+    levels->planes[place / half * k.entries + entry] |=
+        static_cast<uint8_t>(level[number(column)] << bits * (place % half));
+  }
+  return levels;
+}
+
 struct Entry {
   TypeInfo info = {nullptr, 1, 0, false};
   void (*dequantize)(const uint8_t* block, float* out) = nullptr;
@@ -152,11 +178,15 @@ constexpr std::array<Entry, kMaxType> make_table() {
   return t;
 }
 constexpr auto kTable = make_table();
+#define MOESERVE_CHECK(name, number, ...) static_assert(kQuantType<Type::name>.book.entries <= 2048, #name);
+MOESERVE_QUANT_TYPES(MOESERVE_CHECK)
+#undef MOESERVE_CHECK
 constexpr TypeInfo kUnsupported = {nullptr, 1, 0, false};
 
 }  // namespace
 
 const uint32_t* codebook_words[kMaxType] = {};
+const BookLevels* codebook_levels[kMaxType] = {};
 
 const TypeInfo& type_info(int type) {
   if (type < 0 || type >= kMaxType) return kUnsupported;
@@ -170,8 +200,8 @@ void set_codebook(int type, const int8_t* entries, int64_t count) {
   }
   const Codebook& k = *kTable[type].book;
   if (count != int64_t{k.entries} * k.columns) throw std::invalid_argument("entries: another number of them");
-  if (codebook_words[type] != nullptr) return;
   static std::array<std::unique_ptr<uint32_t[]>, kMaxType> owned;
+  static std::array<std::unique_ptr<BookLevels>, kMaxType> owned_levels;
   auto words = std::make_unique<uint32_t[]>(count / 4);
   for (int64_t i = 0; i < count; ++i) {
     const int number = k.has_delta() ? 8 * entries[i] + k.zero() : entries[i];
@@ -180,6 +210,10 @@ void set_codebook(int type, const int8_t* entries, int64_t count) {
     }
     words[i / 4] |= static_cast<uint32_t>(number) << 8 * (i % 4);
   }
+  auto levels = book_levels(k, words.get());
+  if (codebook_words[type] != nullptr) return;
+  owned_levels[type] = std::move(levels);
+  codebook_levels[type] = owned_levels[type].get();
   owned[type] = std::move(words);
   codebook_words[type] = owned[type].get();
 }

@@ -30,12 +30,25 @@ const TypeInfo& type_info(int type);
 
 // Sets the entries of a type's codebook: [entries, columns] signed bytes, as gguf-py has them. Until then the type is
 // unsupported and type_info has no name for it. Throws std::invalid_argument for a type without a codebook or for
-// entries that do not fit. The tables belong to the process; only this function writes them, every kernel reads them.
+// entries that do not fit (BookLevels below has the limits). The tables belong to the process; only this function writes them, every kernel reads them.
 void set_codebook(int type, const int8_t* entries, int64_t count);
 
 // By type: the codebook's entries, 4 columns per word. Columns are magnitudes or, for types that add a delta, 8 times
 // the value plus zero(). nullptr before set_codebook.
 extern const uint32_t* codebook_words[kMaxType];
+
+// The same entries for kernels with byte permutations: planes of bytes, and what the level numbers in them stand for. A
+// level is one of the distinct magnitudes, at most 8 for entries of 4 columns and 4 for entries of 8.
+struct BookLevels {
+  // Plane p, byte e: the levels of entry e's columns p * columns / 2 and following, the first in the lowest bits, each
+  // in 4 bits or, with 8 columns, in 2. The second plane follows the first, `entries` bytes on.
+  alignas(64) uint8_t planes[2 * 2048];
+  // By level, repeated: zero() plus the magnitude, or a word's byte. With 4 columns, those of 8 levels are followed by
+  // those of the same levels with a minus.
+  alignas(64) uint8_t codes[64];
+};
+// By type. nullptr before set_codebook.
+extern const BookLevels* codebook_levels[kMaxType];
 
 // Bytes of one row in the file, which is also 1/32 of a panel. cols % block_cols == 0.
 inline size_t row_bytes(int type, int64_t cols) {

@@ -141,7 +141,8 @@ inline void half_tile(const uint8_t* half, int64_t first_col, int64_t cols, cons
   for (int t = 0; t < N; ++t) store_f(out + kPanelRows * t, acc[t]);
 }
 
-void gemm_f32_half(const uint8_t* half, int64_t cols, const void* const* rows, int n, float* out) {
+[[maybe_unused]] void gemm_f32_half(const uint8_t* half, int64_t cols, const void* const* rows, int n,
+                                    float* out) {
   constexpr int64_t kChunk = 64;
   for (int t = 0; t < n; ++t) std::memset(out + kPanelRows * t, 0, sizeof(float) * kPanelRows / 2);
   for (int64_t c = 0; c < cols; c += kChunk, half += kChunk * kPanelRows * sizeof(float)) {
