@@ -106,7 +106,8 @@ class ApiConfig(SeveralModelsConfig):
         None,
         "Network",
         "maximum number of idle connections per client address (IPv6: per /64 network); beyond it the longest-idle "
-        "one is closed (default: --max-num-seqs + --max-num-queued-reqs + 128, which leaves 128 to other addresses)",
+        "one is closed (default: --max-num-seqs + --max-num-queued-reqs + 128; all addresses together may have 128 "
+        "more)",
         low=1,
         high=1 << 20,
     )
@@ -216,7 +217,7 @@ class ApiConfig(SeveralModelsConfig):
     batch_dir_gib: float = option(
         20.0,
         "Batches",
-        "maximum size of the files and results in --batch-dir; each API key may fill a share",
+        "maximum size of the files and results in --batch-dir; of n API keys with files, each may use 1 / (n + 1)",
         low=0.001,
         high=1e6,
         metavar="GIB",

@@ -175,8 +175,8 @@ class ServerConfig(EngineConfig):
     prefill_share: float | None = option(
         None,
         "Capacity",
-        "share of the time for prefill while answers are generated; the answers keep the rest of their speed. The "
-        "share grows if there are more prompts than answers. 1: prefill first, in the largest steps, for the best "
+        "share of the time for prefill while answers are generated: with 0.4, answers run at 0.6 of their speed. If "
+        "more prompts wait than answers run, the share is larger. 1: prefill first, in the largest steps, for the best "
         "throughput, but answers wait (default: 0.4; 0.5 if prompts stream experts from RAM to a GPU; 1 if all experts "
         "are on a GPU)",
         low=0.01,
@@ -222,8 +222,8 @@ class ServerConfig(EngineConfig):
         None,
         "Capacity",
         "share of the KV memory for a separate pool for sliding-window layers, such as every other layer of gpt-oss; "
-        "0: one pool for all layers (default: a third as many tokens as the other layers' pool; one pool if two would "
-        "hold no more, with several GPUs, with --kv-ram or --kv-disk, and if the first layers are on the CPU)",
+        "0: one pool for all layers (default: what gives this pool a third of the other pool's tokens; but one pool if "
+        "two would hold no more tokens, or with several GPUs, --kv-ram, --kv-disk or first layers on the CPU)",
         low=0,
         high=0.9,
         metavar="SHARE",
@@ -289,7 +289,7 @@ class ServerConfig(EngineConfig):
     log_level: str = option(
         "info",
         "Server",
-        "how much to log. info: one line per request; debug: also a line for each process that it passes",
+        "how much to log. info: one line per request; debug: also a line from each process that handles the request",
         choices=("debug", "info", "warning", "error"),
     )
     log_format: str = option(

@@ -36,9 +36,9 @@ class SpeculativeConfig(ApiConfig):
     speculative_model: str | None = option(
         None,
         "Model",
-        "a small model of the same vocabulary that drafts (CPU only): a .gguf file, a folder or a name on the hub, as "
-        "for --model. Alone it is --speculative-config "
-        f'{{"method": "draft_model", "num_speculative_tokens": {_DEFAULT_DRAFTS}}} with this "model"',
+        "a small model with the same vocabulary, for speculative decoding (both models on the CPU): a .gguf file, a "
+        "folder or a name on the hub, as for --model. Without --speculative-config it drafts "
+        f"{_DEFAULT_DRAFTS} tokens a step",
         metavar="MODEL",
     )
 

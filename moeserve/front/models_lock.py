@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 
 async def hold_models_lock(folder: Path) -> None:
-    """Returns when this process has the lock. The kernel releases the lock when the process ends. folder: the same for
-    all servers of an upgrade. Raises OSError."""
+    """Waits until no other front loads models, and keeps them from it until this process ends. folder: holds the lock's
+    file; the server before an upgrade and the one after it have the same. Raises OSError."""
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     is_told = False
     while True:

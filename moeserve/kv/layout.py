@@ -51,8 +51,9 @@ _GPU_ONLY = {
 @dataclass(frozen=True, slots=True)
 class KvLayout:
     """The KV layout of one model. Per layer: keys and values, [slots, kv_heads, width] each. In latent attention:
-    one tensor [slots, 1, rank + rotary_dim]. In compressed attention: one [slots, 1, head_dim] of entries; the keys of
-    windows are part of a sequence's state. In layers with an indexer of their own also index keys, always float16."""
+    one tensor [slots, 1, rank + rotary_dim]. In compressed attention: one tensor [slots, 1, head_dim] of compressed
+    entries, while the keys within the window are in the sequence's state. A layer with an indexer of its own also has a
+    tensor of index keys, always float16."""
 
     shape: ModelShape
     dtype: KvDtype = FLOAT16

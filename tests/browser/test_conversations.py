@@ -186,7 +186,9 @@ def test_an_answer_goes_on_while_another_conversation_is_shown(page: Page, serve
     page.get_by_label("Your message").fill("Third")
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    expect(chats(page)).to_have_text(["Long …answering", "Second"])
     chats(page).last.click()
+    expect(chats(page).last).to_have_attribute("aria-current", "true")  # the other one has two answers
     expect(answers(page)).to_have_text("two")
     answered(page)
     chats(page).first.click()

@@ -108,7 +108,7 @@ def test_refusals(folder: Path) -> None:
     with pytest.raises(AdapterError, match=r"rank of 33.*up to 32"):
         slots_of(ALL).check(wide)
     config = ServerConfig(lora_modules=(f"wide={folder / 'wide'}",))
-    with pytest.raises(ConfigError, match="--lora-modules: adapters are for one GPU"):
+    with pytest.raises(ConfigError, match="--lora-modules: adapters do not work with several GPUs"):
         refuse_adapters(config)
     sandwiched = replace(SHAPE, layers=tuple(replace(layer, is_sandwiched=True) for layer in SHAPE.layers))
     with pytest.raises(ConfigError, match="adapters of qwen3moe run on the CPU only"):

@@ -105,7 +105,7 @@ class Model:
 
 
 def engine_of(model: Model, max_drafts: int = 0) -> GpuEngine:
-    in_ram = SimpleNamespace(stream=SimpleNamespace(threads=1)) if model.can_stream else None
+    in_ram = SimpleNamespace(stream=SimpleNamespace(threads=1), disk=None) if model.can_stream else None
     tables = SlotTables.empty(STREAMS + 1, LENGTH, CPU, has_windows=False)
     engine = GpuEngine(model, tables, STREAMS, "a GPU ()", in_ram, max_drafts=max_drafts)  # type: ignore[arg-type]
     if model.can_stream:

@@ -77,7 +77,8 @@ class ChatClient:
 
 
 def address_of(text: str) -> str:
-    """The address of --url as the client uses it. Raises UserError."""
+    """Returns --url without `/v1` and slashes at its end. Raises UserError for what is not a server's address, and for
+    a user, a query or a fragment in it."""
     try:
         parts = urlsplit(text)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -129,9 +129,9 @@ class SumNorm:
         *,
         bias: Tensor | None = None,
     ) -> None:
-        """total(n)[i] = the sum of all ranks' own[i]; y[i] = RMSNorm(x[i] + total(n)[i]) * weight, logits[i] =
-        router y[i] + bias, for i < count[0]. Arguments as for `routing.op.norm_router`; own float32 [n, 1, hidden],
-        n one of ROUTER_ROWS."""
+        """Rows i < count[0]: sum[i] = own[i] summed over all ranks, kept in `total(n)`; y[i] = RMSNorm(x[i] + sum[i]) *
+        weight; logits[i] = router y[i] + bias. own float32 [n, 1, hidden], where ROUTER_ROWS has n; other arguments as
+        for `routing.op.norm_router`."""
         n, inbox = len(own), self._routed[len(own)]
         if logits.shape != (n, self._experts):
             raise ValueError(f"logits {tuple(logits.shape)} where ({n}, {self._experts}) are expected")

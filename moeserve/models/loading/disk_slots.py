@@ -59,8 +59,8 @@ def open_slots(stream: CpuStream, layers: Sequence[SlotsOnDisk | None], reading:
 def num_slots_of(
     source: ModelSource, slots: Sequence[int] | None, layer: int, parts: tuple[str, ...]
 ) -> int | None:
-    """Returns the number of RAM slots for a layer's experts; None if all its experts are loaded. slots: number by
-    layer; None: all layers are loaded."""
+    """Returns the number of RAM slots for a layer's experts; None if all of them are loaded into RAM. slots: this
+    number for each layer, or None without experts on disk. parts: names of an expert's matrices."""
     if slots is None or parts not in (n.EXPERT_PARTS, n.UNGATED_EXPERT_PARTS) or layer >= len(slots):
         return None
     num_experts = source.tensors[n.of_layer(layer, parts[0])].shape[0]

@@ -99,4 +99,4 @@ def refuse_adapters(config: ServerConfig) -> None:
     """Raises ConfigError for flags of adapters, which several GPUs do not support."""
     for flag, value in (("--lora-modules", config.lora_modules), ("--lora-dir", config.lora_dir)):
         if value:
-            raise ConfigError(f"{flag}: adapters are for one GPU or the CPU; leave it out, or --gpus")
+            raise ConfigError(f"{flag}: adapters do not work with several GPUs; leave out {flag} or --gpus")

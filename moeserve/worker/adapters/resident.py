@@ -115,7 +115,7 @@ class ResidentAdapters(Generic[Matrices]):
 
     def want(self, wanted: AdaptersWanted) -> AdaptersReport:
         """Makes progress between two steps: removes unwanted adapters, installs those that have been read, and
-        starts to read the next. Returns the state of all orders."""
+        starts to read the next. Returns the state of each wanted adapter."""
         sources = wanted.sources
         orders = {source.order for source in sources}
         self._outcomes = {order: state for order, state in self._outcomes.items() if order in orders}

@@ -40,7 +40,7 @@ from moeserve.models.recurrence import Recurrence
 
 
 class GpuLayers:
-    """The layers of a decoder; the last ones of the model, if others are elsewhere."""
+    """The decoder layers on this GPU: all of the model's, or its last if others are on the CPU or another GPU."""
 
     def __init__(
         self,

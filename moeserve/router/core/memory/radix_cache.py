@@ -127,9 +127,9 @@ class RadixCache:
         return child
 
     def adopt(self, node: Node, tokens: bytes, slots: array[int]) -> tuple[Node, array[int]] | None:
-        """Like `extend`, for `tokens` of which the tree already has all or the first ones: their nodes get the new
-        slots, and the old slots are returned for the caller to free. Returns None if another request references
-        these nodes; the caller then keeps the slots."""
+        """Like `extend`, but the tree may already have all of `tokens`, or the first of them. The nodes that it has get
+        the new slots, and their old slots are returned for the caller to free. Returns None if another request
+        references such a node; the caller then keeps the slots."""
         path = list(walk(node, tokens))
         if any(child.refs for child, _ in path):
             return None
