@@ -362,7 +362,9 @@ class KvMemory(SequenceMemory):
             raise AssertionError(f"{self._states.num_running} state slots for {rows} sequences that run")
         if self._tree.num_idle > self._tree.num_tokens or (not running and not loading and self.num_held):
             idle, cached = self._tree.num_idle, self._tree.num_tokens
-            raise AssertionError(f"{idle} of {cached} cached KV slots count as idle; {self.num_held} are held")
+            raise AssertionError(
+                f"{idle} of {cached} cached KV slots count as idle; {self.num_held} are held"
+            )
 
     def check_slots(self, running: Collection[HeldSequence]) -> None:
         self._tree.check()
