@@ -36,12 +36,12 @@ def latent_attention_kernel(
     """Grid (rows, blocks of G heads, SPLITS), or without SPLITS (tiles, blocks of G heads).
 
     q [n, HEADS, RANK] and rotated [n, HEADS, ROTARY] (not read if ROTARY is 0), scaled; keys [slots, RANK + ROTARY], of
-    the same dtype; out [n, HEADS, RANK]. Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1]. With tiles
-    int32 [tiles, 4] (first row, rows, its position, request slot), each row of a tile attends up to its own
-    position. A row of one split is stored in `out`; of others each split stores its unnormalised sum in part_sums
-    [n, blocks, SPLITS, ROWS, RANK_SIZE], its largest scores and the sums of its weights in part_stats [.., 2], float32,
-    for `combine_kernel`. LEAST: minimum of blocks of BLOCK keys per split. ROWS: a power of two that holds a tile's
-    rows times G; *_SIZE: powers of two that hold RANK and ROTARY.
+    the same dtype; out [n, HEADS, RANK]. Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
+    With tiles int32 [tiles, 4] (first row, rows, its position, request slot), each row of a tile attends up to its own
+    position. A row of one split is stored in `out`; of others each split stores its unnormalised sum in part_sums [n,
+    blocks, SPLITS, ROWS, RANK_SIZE], its largest scores and the sums of its weights in part_stats [.., 2], float32, for
+    `combine_kernel`. LEAST: minimum of blocks of BLOCK keys per split. ROWS: a power of two that holds a tile's rows
+    times G; *_SIZE: powers of two that hold RANK and ROTARY.
     """
     if PDL:
         gdc_launch_dependents()
