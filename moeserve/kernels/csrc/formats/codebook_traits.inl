@@ -64,7 +64,12 @@ inline VB book_deltas(const BookParts<T>& parts) {
 template <Type T, int Pair>
 inline void book_numbers(const BookParts<T>& parts, VB& even, VB& odd) {
   const uint32_t* words = codebook_words[static_cast<int>(T)];
-  if constexpr (kQuantType<T>.book.columns == 8) {
+  if constexpr (kQuantType<T>.book.columns == 8 && kGathersPairs) {
+    const BookLevels& book = *codebook_levels[static_cast<int>(T)];
+    const VB levels = gather(book.pairs, book_indices<T, Pair>(parts));
+    even = lookup(book.numbers, levels);  // which takes a byte's lowest four bits, if its highest is 0
+    odd = lookup(book.numbers, shr_b<4>(levels));
+  } else if constexpr (kQuantType<T>.book.columns == 8) {
     gather_pairs(words, book_indices<T, Pair>(parts), even, odd);
   } else {
     even = gather(words, book_indices<T, 2 * Pair>(parts));

@@ -146,6 +146,7 @@ std::unique_ptr<BookLevels> book_levels(const Codebook& k, const uint32_t* words
     if (level[value] == 0) continue;
     if (count == most_levels) throw std::invalid_argument("entries: too many distinct magnitudes");
     level[value] = count;
+    levels->numbers[count] = static_cast<uint8_t>(value);
     const int plus = k.has_delta() ? value : k.zero() + value;
     for (int i = count++; i < 64; i += most_levels) {
       const bool is_minus = k.columns == 4 && i & 8;
@@ -156,6 +157,10 @@ std::unique_ptr<BookLevels> book_levels(const Codebook& k, const uint32_t* words
     const int entry = column / k.columns, place = column % k.columns, half = k.columns / 2;
     levels->planes[place / half * k.entries + entry] |=
         static_cast<uint8_t>(level[number(column)] << bits * (place % half));
+    if (k.columns == 8) {
+      levels->pairs[entry] |= static_cast<uint32_t>(level[number(column)])
+                              << (8 * (place % 4) + 4 * (place / 4));
+    }
   }
   return levels;
 }

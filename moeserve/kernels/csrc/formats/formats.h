@@ -46,6 +46,10 @@ struct BookLevels {
   // By level, repeated: zero() plus the magnitude, or a word's byte. With 4 columns, those of 8 levels are followed by
   // those of the same levels with a minus.
   alignas(64) uint8_t codes[64];
+  // With 8 columns, for gathers of a whole entry: byte c of word e has entry e's levels of column c (bits 0 and 1) and of
+  // column 4 + c (bits 4 and 5). numbers: by level, a word's byte.
+  uint32_t pairs[2048];
+  uint8_t numbers[16];
 };
 // By type. nullptr before set_codebook.
 extern const BookLevels* codebook_levels[kMaxType];

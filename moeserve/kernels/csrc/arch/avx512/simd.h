@@ -6,6 +6,7 @@
 constexpr int kSumsInRegisters = 16;  // accumulators (VF or VI) of a kernel
 constexpr int kStateRows = 2;  // rows of a DeltaNet state processed together: eight chains of additions
 constexpr int kRowLanes = 16;  // floats per vector in sampling/row_passes.inl
+constexpr bool kGathersPairs = true;  // a codebook's entry of 8 columns is gathered as one word of levels
 
 struct VF {  // 16 float32
   __m512 v;
@@ -133,11 +134,6 @@ inline VB third_of_256(VB a) {
 }
 inline VB as_bytes(VI a) { return {a.v}; }
 inline VB gather(const uint32_t* table, VI index) { return {_mm512_i32gather_epi32(index.v, table, 4)}; }
-// Returns for each lane pair `index` of the table's words: its first and its second word.
-inline void gather_pairs(const uint32_t* table, VI index, VB& first, VB& second) {
-  first = gather(table, shl_i<1>(index));
-  second = gather(table + 1, shl_i<1>(index));
-}
 template <int Byte, int Nibble>
 inline VB with_signs(VB bytes, VI words, uint8_t zero) {
   const __m512i lanes = _mm512_broadcast_i32x4(_mm_set_epi64x(0x0c0c0c0c08080808, 0x0404040400000000));

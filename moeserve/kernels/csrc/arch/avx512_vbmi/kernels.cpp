@@ -24,20 +24,24 @@ namespace {
 #include "arch/shared/group_gemm.inl"
 #include "arch/shared/gemm.inl"
 
-// With more tokens the look-up matters less than that activations are turned round for each panel.
-template <Type T>
-constexpr int kMostTurned = kQuantType<T>.book.entries > 1024 ? 8 : 32;
+// With more tokens the look-up matters less than that activations are turned round for each panel. 2,048 entries take
+// 32 permutations and as many blends, longer than gathers.
+constexpr int most_turned(const Codebook& k) {
+  return k.columns == 4 ? 32 : k.entries > 1024 ? 0 : k.entries > 512 ? 8 : 16;
+}
 
 template <Type T>
 void gemm_book(const Panel& panel, const uint8_t* next, int64_t cols, const void* const* rows, int n,
                float* out) {
-  const PanelGemm gemm = n <= kMostTurned<T> ? gemm_integer<T> : avx512_kernels()->gemm[static_cast<int>(T)];
+  const PanelGemm gemm =
+      n <= most_turned(kQuantType<T>.book) ? gemm_integer<T> : avx512_kernels()->gemm[static_cast<int>(T)];
   gemm(panel, next, cols, rows, n, out);
 }
 
 template <Type T>
 void set_product(Kernels& k) {
-  if constexpr (kQuantType<T>.has_book()) k.gemm[static_cast<int>(T)] = gemm_book<T>;
+  if constexpr (most_turned(kQuantType<T>.book) > 0 && kQuantType<T>.has_book())
+    k.gemm[static_cast<int>(T)] = gemm_book<T>;
 }
 
 Kernels make_table() {

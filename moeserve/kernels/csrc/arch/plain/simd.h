@@ -4,6 +4,7 @@
 constexpr int kSumsInRegisters = 8;  // accumulators (VF or VI) of a kernel
 constexpr int kStateRows = 1;        // rows of a DeltaNet state processed together: four chains of additions
 constexpr int kRowLanes = 4;         // floats per vector in sampling/row_passes.inl
+constexpr bool kGathersPairs = false;
 
 typedef float F16x __attribute__((vector_size(64)));
 typedef int32_t I16x __attribute__((vector_size(64)));
