@@ -153,7 +153,7 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "rows of other families": [partial(rows_of_others, 3)],
     "attention of other families": [partial(attention_of_others, 3), partial(attention_of_two_widths, 3)],
     "delta net, few": [partial(delta_net, 3, f32, False)],
-    "Kimi delta": [partial(kimi_delta, 3, f32), partial(kimi_delta, 200, torch.bfloat16), partial(kimi_delta, 200, f32)],
+    "Kimi delta": [partial(kimi_delta, 3, f32), partial(kimi_delta, 200, torch.bfloat16)],
     "Mamba-2": [partial(mamba_2, 3, f32, False), partial(mamba_2, 3, f32, True)],
     "Mamba-2, many": [
         partial(mamba_2, 200, torch.bfloat16, False),
@@ -176,7 +176,6 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "latent attention, few": [partial(latent_attention, 3, f32)],
     "indexer, few": [partial(indexer, 3, f32)],
     "indexer of blocks": [partial(block_indexer, 3, f32)],
-    "indexer of pooled keys": [partial(pooled_indexer, 3, f32), partial(pooled_indexer, 200, torch.bfloat16)],
     "indexer of pooled keys": [partial(pooled_indexer, 3, f32), partial(pooled_indexer, 200, torch.bfloat16)],
     "indexer, many": [partial(indexer, 200, torch.bfloat16)],
     "latent attention, many": [partial(latent_attention, 200, torch.bfloat16)],
