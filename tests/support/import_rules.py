@@ -380,6 +380,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "moeserve.visualserver": FRAME
     | {
+        "moeserve.kernels.block_float",
         "moeserve.models.errors",
         "moeserve.models.attention",
         "moeserve.models.feed_forward",
