@@ -11,6 +11,7 @@ from moeserve.kernels.indexer.op import (
     block_index_store,
     choose,
     index_store,
+    pool_store,
     rows_together,
     score_blocks,
     score_keys,
@@ -35,16 +36,23 @@ def choose_keys(
     s: GpuWorkspace,
     space: IndexerWorkspace,
 ) -> None:
-    """Launches the storing of index keys and the choice, of the layer's input s.y and the compressed q. Writes
-    `space.chosen` and `space.lasts`."""
+    """Launches an indexer: stores the rows' index keys and chooses the keys that each row attends to. Reads s.y, the
+    layer's input, and q_a, the compressed q. Writes `space.chosen` and `space.lasts`."""
     assert kv.index_keys is not None
     count = batch.count
-    keys, weights = multiply_all(w.inputs, [shape.dim, shape.num_heads], s.y, count, space.projected, s.dense)
+    widths = [shape.dim, shape.num_heads, *([shape.gate_width] if shape.is_pooled else [])]
+    keys, weights, *gates = multiply_all(w.inputs, widths, s.y, count, space.projected, s.dense)
     multiply(w.q_b, q_a, count, space.q, s.dense)
-    index_store(
-        space.q, keys, w.k_norm, w.k_bias, shape.eps, form.cos, form.sin, batch.positions, batch.kv_slots, count,
-        space.queries, kv.index_keys, in_pairs=shape.in_pairs,
-    )  # fmt: skip
+    if w.ape is not None:
+        pool_store(
+            space.q, keys, gates[0], w.k_norm, w.k_bias, shape.eps, w.ape, table, batch.req_slots, batch.positions,
+            batch.kv_slots, count, space.queries, kv.index_keys,
+        )  # fmt: skip
+    else:
+        index_store(
+            space.q, keys, w.k_norm, w.k_bias, shape.eps, form.cos, form.sin, batch.positions, batch.kv_slots, count,
+            space.queries, kv.index_keys, in_pairs=shape.in_pairs,
+        )  # fmt: skip
     together = rows_together(space.scores, s.rows, stride_of_choice(table.stride(0), shape.rule))
     for first in range(0, s.rows, together):
         rows = min(together, s.rows - first)
@@ -66,8 +74,8 @@ def choose_blocks(
     s: GpuWorkspace,
     space: IndexerWorkspace,
 ) -> None:
-    """Launches the storing of index keys and the choice of blocks, of the layer's input s.y. Writes `space.chosen` and
-    `space.lasts`."""
+    """Launches an indexer of blocks: stores the rows' index keys and chooses the blocks of keys that each row
+    attends to. Reads s.y, the layer's input. Writes `space.chosen` and `space.lasts`."""
     assert kv.index_keys is not None
     count, rule = batch.count, shape.rule
     q, keys = multiply_all(w.inputs, [shape.q_width, shape.dim], s.y, count, space.projected, s.dense)
