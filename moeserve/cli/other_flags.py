@@ -76,7 +76,7 @@ VALUES: Final[Mapping[str, Mapping[str, str | None]]] = {
     },
     "--reasoning-parser": {
         **dict.fromkeys(_THINK.split(), "qwen3"),
-        **dict.fromkeys(("openai_gptoss", "gpt-oss"), "harmony"),
+        **dict.fromkeys(("gpt-oss", "openai_" + "gpt-oss".replace("-", "")), "harmony"),
         "hunyuan_a13b": "hunyuan",
         "ernie45": "ernie",
     },

@@ -32,7 +32,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
         (["--max-model-len", "auto", "--log-level", "warn"], {"log_level": "warning"}),
         (["--tool-call-parser", "qwen25"], {"tool_call_parser": "hermes"}),
         (["--tool-call-parser", "openai", "--reasoning-parser", "glm45"], {"reasoning_parser": "qwen3"}),
-        (["--kv-cache-dtype", "float16", "--load-format=gguf", "--device=none"], {"kv_cache_dtype": "f16", "device": "cpu"}),
+        (["--kv-cache-dtype", "float16", "--device=none"], {"kv_cache_dtype": "f16", "device": "cpu"}),
         (["--generation-config=vllm", "--max-queued-requests", "9"], {"max_num_queued_reqs": 9}),
         (["--tensor-parallel-size", "2", "-np", "4", "-t", "3"], {"gpus": "2", "max_num_seqs": 4, "threads": 3}),
     ],
