@@ -10,7 +10,8 @@ import pytest
 
 from moeserve.cli import command_line
 from moeserve.cli import main as cli
-from moeserve.cli.other_flags import ADVICE, UNDERSTOOD, VALUES, in_our_words
+from moeserve.cli.flag_advice import ADVICE
+from moeserve.cli.other_flags import UNDERSTOOD, VALUES, in_our_words
 from moeserve.config import ServerConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
