@@ -50,7 +50,7 @@ def options_parser(prog: str, epilog: str = "") -> argparse.ArgumentParser:
         prog=prog,
         usage="%(prog)s [command] [MODEL ...] [options]",
         description="Serve a mixture-of-experts model over an OpenAI-compatible HTTP API.",
-        epilog=f"{epilog}A flag wins over its environment variable, that over the default.",
+        epilog=f"{epilog}A flag overrides its environment variable, which overrides the default.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

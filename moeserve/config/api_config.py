@@ -98,7 +98,8 @@ class ApiConfig(SeveralModelsConfig):
         None,
         "Network",
         "maximum number of open requests per API key; further ones get a 503 (default: --max-num-seqs + "
-        "--max-num-queued-reqs; the connection limit is 256 more, so that other keys can always connect)",
+        "--max-num-queued-reqs). The server accepts 256 connections more than this number, so that other keys can "
+        "always connect",
         low=1,
         high=1 << 20,
     )
@@ -106,8 +107,8 @@ class ApiConfig(SeveralModelsConfig):
         None,
         "Network",
         "maximum number of idle connections per client address (IPv6: per /64 network); beyond it the longest-idle "
-        "one is closed (default: --max-num-seqs + --max-num-queued-reqs + 128; all addresses together may have 128 "
-        "more)",
+        "one is closed (default: --max-num-seqs + --max-num-queued-reqs + 128). The limit for all addresses together "
+        "is 128 higher",
         low=1,
         high=1 << 20,
     )
@@ -210,14 +211,15 @@ class ApiConfig(SeveralModelsConfig):
     batch_dir: str | None = option(
         None,
         "Batches",
-        "private folder for files and offline batches (/v1/files, /v1/batches, /v1/messages/batches), which survive "
-        "the server's end; one server a folder (default: none, and these paths answer 404)",
+        "private folder for files and offline batches (/v1/files, /v1/batches, /v1/messages/batches), which then "
+        "survive a restart; each server needs a folder of its own (default: none; these paths answer 404)",
         metavar="PATH",
     )
     batch_dir_gib: float = option(
         20.0,
         "Batches",
-        "maximum size of the files and results in --batch-dir; of n API keys with files, each may use 1 / (n + 1)",
+        "maximum size of the files and results in --batch-dir; with n API keys that store files, each may use 1 / (n "
+        "+ 1) of it",
         low=0.001,
         high=1e6,
         metavar="GIB",

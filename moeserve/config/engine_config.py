@@ -25,9 +25,9 @@ class EngineConfig(SpeculativeConfig):
     isa: str = option(
         "auto",
         "CPU engine",
-        "instruction set of the CPU kernels; auto: the best that this CPU supports (for steps of few tokens, the one "
-        "that a measurement finds fastest, which is kept for later starts); measure: as auto, but measured anew; the "
-        "others are for comparisons",
+        "instruction set of the CPU kernels. auto: the best that this CPU supports; for steps of few tokens, the "
+        "fastest by a measurement at the first start, which is kept for later ones; measure: as auto, but measure "
+        "again; the others force one, for comparisons",
         choices=(*MEASURED, "plain", "avx2", "avx512_vnni", "avx512_vbmi", "neon_dotprod", "neon_i8mm"),
     )
     weight_layout: str = option(
@@ -40,8 +40,8 @@ class EngineConfig(SpeculativeConfig):
     expert_ram: float | None = option(
         None,
         "CPU engine",
-        "RAM for routed experts; all others are read from the GGUF file when a text uses them (default: all experts in "
-        "RAM, or if they do not fit, what is free beside the other weights and some KV)",
+        "RAM for routed experts; the other experts are read from the GGUF file whenever a token is routed to them "
+        "(default: all experts in RAM; if they do not fit, the RAM that other weights and a small KV pool leave)",
         low=0.001,
         high=1e6,
         metavar="GIB",
@@ -64,8 +64,8 @@ class EngineConfig(SpeculativeConfig):
     num_gpu_experts: int | None = option(
         None,
         "GPU",
-        "experts of each layer to place in GPU memory: the hottest by --expert-heat, else the first N by id (default: "
-        "as many as fit)",
+        "experts of each layer to place in GPU memory: the most used in --expert-heat, else the first N by id "
+        "(default: as many as fit)",
         low=0,
         high=4096,
     )
@@ -81,15 +81,15 @@ class EngineConfig(SpeculativeConfig):
     expert_heat: str | None = option(
         None,
         "GPU",
-        "file with the usage count of each expert, as /v1/experts/heat exports it: the hottest experts go to the GPU "
-        "first",
+        "file with the usage count of each expert, as exported by /v1/experts/heat: the most used experts go to the "
+        "GPU first",
         metavar="PATH",
     )
     placement_rules: str | None = option(
         None,
         "GPU",
-        "YAML file of rules that place tensors by name; tensors without a matching rule follow the other flags; on the "
-        "CPU engine, of experts that stay in RAM while others are on disk",
+        "YAML file of rules that place tensors by name; tensors without a matching rule follow the other flags. On "
+        "the CPU engine, rules choose the experts that stay in RAM when others are on disk",
         metavar="PATH",
     )
     n_gpu_layers: int | None = option(
@@ -110,8 +110,8 @@ class EngineConfig(SpeculativeConfig):
     gpu_prefill_token_threshold: int | None = option(
         None,
         "GPU",
-        "with N or more prompt tokens, a step streams the RAM experts to the GPU and computes them there; with fewer, "
-        "on the CPU (default: both at once, in shares measured at the start)",
+        "steps with N or more prompt tokens stream the RAM experts to the GPU; steps with fewer compute them on the "
+        "CPU (default: GPU and CPU share these experts, in shares measured at the start)",
         low=1,
         high=1 << 20,
     )

@@ -46,16 +46,15 @@ class ServerConfig(EngineConfig):
     mmproj: str | None = option(
         None,
         "Model",
-        "the model's vision tower: an mmproj GGUF file, or auto for the one beside the model or in its folder of "
-        "safetensors; chats may then contain "
-        "pictures (CPU engine or one GPU; towers of Qwen3.5, Qwen3.6, Qwen3-VL-MoE and Gemma 4)",
+        "the model's vision tower, which lets chats contain pictures: an mmproj GGUF file, or auto for the one "
+        "beside the model or in its folder of safetensors (on the CPU, or on one GPU)",
         metavar="FILE",
     )
     mmproj_device: str = option(
         "auto",
         "Model",
-        "where the vision tower computes. cuda: on the first NVIDIA GPU; auto: there if the model is, and if the tower "
-        "takes at most an eighth of its memory; cpu: on the CPU",
+        "where the vision tower computes. cuda: on the first NVIDIA GPU; cpu: on the CPU; auto: on the GPU if the "
+        "model is there too and the tower takes at most an eighth of the GPU memory, else on the CPU",
         choices=("auto", "cpu", "cuda"),
     )
     image_min_tokens: int | None = option(
@@ -77,7 +76,8 @@ class ServerConfig(EngineConfig):
     image_cache: float = option(
         0.5,
         "Model",
-        "memory for embeddings of recent pictures, which a conversation's next turns send again; 0: none",
+        "memory for embeddings of recent pictures, because each turn of a conversation sends its pictures again; 0: "
+        "none",
         low=0,
         high=1e6,
         metavar="GIB",
@@ -85,8 +85,8 @@ class ServerConfig(EngineConfig):
     image_share: float = option(
         0.1,
         "Model",
-        "share of the device's time in which pictures are encoded while answers are generated; the answers keep the "
-        "rest of their speed. The share grows for a picture that would take over a minute. 1: pictures do not wait",
+        "share of the device's time for encoding pictures while answers are generated: with 0.1, answers run at 0.9 "
+        "of their speed. The share grows for a picture that would take over a minute. 1: encode pictures at once",
         low=0.01,
         high=1,
         metavar="SHARE",
@@ -94,7 +94,7 @@ class ServerConfig(EngineConfig):
     allowed_media_domains: tuple[str, ...] = option(
         (),
         "Model",
-        "fetch pictures from these hosts when a request has their address; more may follow, or repeat the flag "
+        "let requests name pictures by URL, and fetch them from these hosts; more may follow, or repeat the flag "
         "(default: none)",
         metavar="HOST",
         several=True,
@@ -132,7 +132,7 @@ class ServerConfig(EngineConfig):
     pull: str = option(
         "off",
         "Model",
-        "allow: let clients download models of the Hugging Face Hub by POST to /api/pull, as Ollama's do, and remove "
+        "allow: let clients download models from the Hugging Face Hub by POST to /api/pull, as in Ollama, and remove "
         "them by DELETE to /api/delete",
         choices=("off", "allow"),
     )
@@ -147,8 +147,9 @@ class ServerConfig(EngineConfig):
     max_num_batched_tokens: int | None = option(
         None,
         "Capacity",
-        "maximum tokens in one step, decode and prefill together (default: 512 on a CPU; on a GPU 16384, and 8192 "
-        "in steps with decode, halved, down to 512, until the step's buffers take at most 3% of the GPU memory)",
+        "maximum tokens in one step, decode and prefill together (default: 512 on a CPU; on a GPU 16384, or 8192 in "
+        "steps with decode; both are halved, but not below 512, until the step's buffers take at most 3% of the GPU "
+        "memory)",
         low=1,
         high=65536,
     )
@@ -222,8 +223,9 @@ class ServerConfig(EngineConfig):
         None,
         "Capacity",
         "share of the KV memory for a separate pool for sliding-window layers, such as every other layer of gpt-oss; "
-        "0: one pool for all layers (default: what gives this pool a third of the other pool's tokens; but one pool if "
-        "two would hold no more tokens, or with several GPUs, --kv-ram, --kv-disk or first layers on the CPU)",
+        "0: one pool for all layers (default: the share that gives the separate pool a third of the other pool's "
+        "tokens. One pool if two would hold no more tokens, with several GPUs, with --kv-ram or --kv-disk, and with "
+        "first layers on the CPU)",
         low=0,
         high=0.9,
         metavar="SHARE",
@@ -247,8 +249,7 @@ class ServerConfig(EngineConfig):
     gpus: str = option(
         "1",
         "Device",
-        "divide the model among this many NVIDIA GPUs, from the first on, or among the GPUs with these numbers, such "
-        "as 0,2",
+        "divide the model among the first N NVIDIA GPUs, or among the GPUs with the listed numbers, such as 0,2",
         metavar="N",
     )
     parallel: str = option(
@@ -319,9 +320,9 @@ class ServerConfig(EngineConfig):
     record_routing_trace: str | None = option(
         None,
         "Server",
-        "record the routing of generated tokens in every layer to this new file, one request at a time; steps are "
-        "slower meanwhile. `moeserve bench engine --routing-trace` replays it, `moeserve plan --routing-trace` "
-        "predicts the expert cache from it",
+        "record to this new file which experts every layer chooses for the generated tokens, one request at a time; "
+        "steps are slower meanwhile. `moeserve bench engine --routing-trace` replays the file, `moeserve plan "
+        "--routing-trace` predicts the expert cache from it",
         metavar="PATH",
     )
     record_routing_tokens: int | None = option(
@@ -341,15 +342,16 @@ class ServerConfig(EngineConfig):
     request_timeout: float | None = option(
         None,
         "Server",
-        "maximum seconds for a request, waiting and answering together; then it ends with a 504 error (default: none)",
+        "maximum seconds for a request, from its arrival to its answer's end; then it ends with a 504 error "
+        "(default: none)",
         low=0.1,
         high=86400,
     )
     step_timeout: float | None = option(
         None,
         "Server",
-        "restart the engine if a step takes longer than this many seconds (default: 30 plus twenty times the expected "
-        "time of the step; 600 as long as no step was measured)",
+        "restart the engine if a step takes longer than this many seconds (default: 30 plus 20 times the step's "
+        "expected time; 600 until a first step has been measured)",
         low=0.1,
         high=86400,
     )
@@ -363,8 +365,8 @@ class ServerConfig(EngineConfig):
     max_process_memory: float | None = option(
         None,
         "Server",
-        "maximum memory that httpserver, the router and the detokenizer may each use beyond what they use when ready; "
-        "a request that needs more fails instead of exhausting the machine (default: no limit)",
+        "maximum memory that httpserver, the router and the detokenizer may each add to what they use once ready; a "
+        "request that needs more fails instead of exhausting the machine (default: no limit)",
         low=0.05,
         high=1e6,
         metavar="GIB",

@@ -26,11 +26,11 @@ class SpeculativeConfig(ApiConfig):
         None,
         "Model",
         'speculative decoding, in vLLM\'s JSON form: {"method": "mtp", "num_speculative_tokens": 3} drafts up to 3 '
-        "tokens, which the next step verifies, so that answers stay the same. mtp: by the model's own next-token "
-        'block; draft_model: by the small model "model" (see --speculative-model); ngram: copied from an earlier '
-        'place in the text where the last "prompt_lookup_min" to "prompt_lookup_max" tokens (default: 3 to 16) are '
-        "the same; auto: by ngram, and where that finds nothing by the small model or the block, if there is one "
-        "(default: no drafts)",
+        "tokens a step; the next step verifies them, so that answers stay the same. Methods: mtp: the model's own "
+        'next-token block drafts; draft_model: the small model in "model" drafts (see --speculative-model); ngram: '
+        'drafts are copied from an earlier place in the text that ends in the same "prompt_lookup_min" to '
+        '"prompt_lookup_max" tokens (default: 3 to 16); auto: ngram, and where it finds nothing the small model or '
+        "the block, if there is one (default: no drafts)",
         metavar="JSON",
     )
     speculative_model: str | None = option(

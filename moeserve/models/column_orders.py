@@ -1,5 +1,4 @@
-"""Matrices whose columns are in another order than their input (quantised in act-order): what they need of a step.
-No torch."""
+"""Buffer sizes for matrices whose columns are in another order than their input (quantised in act-order). No torch."""
 
 from __future__ import annotations
 

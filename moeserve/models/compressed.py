@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from moeserve.models.latent import AttentionForm, head_parts
 from moeserve.models.sources.gguf import names as n
 
-PLACE_COLUMNS = 32  # of a draft's record, beside its products: csrc/ops/compressed.h
-# Rows of a ring beside the window's: a row's most drafts, whose keys are written before it is known which are kept.
+PLACE_COLUMNS = 32  # additional columns of a draft's record: csrc/ops/compressed.h
+# Rows of a ring beyond the window's: one for each draft of a row, because drafts' keys are written before it is known
+# which drafts are accepted.
 RING_DRAFTS = 16
 
 
@@ -54,9 +55,9 @@ class EntryIndexer:
 
 @dataclass(frozen=True, slots=True)
 class CompressedAttentionShape:
-    """Attention of all heads to one key per token, which is also its value, within a window; and to entries that are
-    each made of a block of tokens. The end of a head rotates, in pairs of neighbours; the output is rotated back and
-    goes through two matrices, the first by groups of heads."""
+    """Attention whose heads share one key per token, which is also its value. A query attends to the tokens of a
+    window and to entries, each compressed from a block of tokens. The end of a head rotates, in pairs of neighbours;
+    the output is rotated back and goes through two matrices, the first by groups of heads."""
 
     num_heads: int
     head_dim: int

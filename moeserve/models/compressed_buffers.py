@@ -13,13 +13,14 @@ def compressed_layers(model: ModelShape) -> list[CompressedAttentionShape]:
 
 
 def compressed_input_width(model: ModelShape) -> int:
-    """Returns the rows of the matrices over a layer's input, of the layer with most; 0 without compressed attention."""
+    """Returns the total rows of the matrices over a layer's input, for the layer with most; 0 without compressed
+    attention."""
     widths = (sum(rows for _, rows in layer.input_parts) for layer in compressed_layers(model))
     return max(widths, default=0)
 
 
 def index_rule(shape: CompressedAttentionShape) -> ChoiceRule:
-    """Returns by which rule a layer with an indexer chooses entries, as blocks of tokens."""
+    """Returns the rule by which a layer's indexer chooses entries, each counted as a block of tokens."""
     return ChoiceRule(shape.chosen, shape.ratio)
 
 

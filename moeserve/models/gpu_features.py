@@ -34,9 +34,9 @@ _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
 
 
 def gpu_shape(shape: ModelShape, max_model_len: int | None) -> ModelShape:
-    """Returns the shape as the GPU engine computes it for requests of up to max_model_len tokens; None: as long as the
-    model's context. Where no request has more keys than the indexer chooses, there is none: no index keys, and no
-    choice, whose result would be all keys."""
+    """Returns the shape as the GPU engine computes it for requests of up to max_model_len tokens; None: as long as
+    the model's context. If no request can have more keys than the indexer chooses, the returned shape has no
+    indexer: it would always choose all keys."""
     indexer = shape.indexer
     if indexer is None:
         return shape
@@ -52,8 +52,8 @@ def check_gpu_pictures(shape: ModelShape, mmproj: str | None) -> None:
     indexer = shape.indexer
     if mmproj is not None and isinstance(indexer, BlockIndexerShape) and shape.rope_sections is not None:
         raise ConfigError(
-            f"--mmproj: with layers on a GPU, {shape.architecture} chooses keys of texts alone; say --max-model-len "
-            f"{indexer.rule.most_dense}, where it attends to all keys, or choose --device cpu"
+            f"--mmproj: on a GPU, {shape.architecture} cannot choose keys in prompts with pictures; set "
+            f"--max-model-len {indexer.rule.most_dense}, up to which it attends to all keys, or use --device cpu"
         )
 
 

@@ -10,9 +10,9 @@ from moeserve.models.sources.gguf import names as n
 
 @dataclass(frozen=True, slots=True)
 class IndexerShape:
-    """DeepSeek Sparse Attention's indexer (https://arxiv.org/abs/2512.02556, section 2.1): kernels/indexer/reference.py
-    has the arithmetic. Queries with at most `top` keys attend to all. Or blocks of keys have pooled index keys, and are
-    chosen: kernels/indexer/pools.py."""
+    """DeepSeek Sparse Attention's indexer (https://arxiv.org/abs/2512.02556, section 2.1):
+    kernels/indexer/reference.py has the arithmetic. Queries with at most `top` keys attend to all. With `pooled`
+    above 1 it chooses blocks of keys by pooled index keys: kernels/indexer/pools.py."""
 
     num_heads: int
     dim: int  # of an index key and of a head's query, whose first numbers rotate: as many as attention's `rotary_dim`
@@ -99,7 +99,7 @@ class BlockIndexerShape:
 
 
 class ChoosesKeys:
-    """What the shapes of attention have in common that may have an indexer."""
+    """Properties that all attention shapes with an optional indexer share."""
 
     __slots__ = ()
     indexer: IndexerShape | BlockIndexerShape | None
@@ -116,5 +116,5 @@ class ChoosesKeys:
 
     @property
     def rule(self) -> ChoiceRule:
-        """The keys that queries attend to, of those that a window shows."""
+        """Which keys a query attends to, among those that its window shows."""
         return ALL_KEYS if self.indexer is None else self.indexer.rule

@@ -30,7 +30,7 @@ class Mamba2Shape:
 
     @property
     def undivided(self) -> str:
-        """The name of this kind of layer in messages that ranks cannot share it."""
+        """The layer kind's name in messages that ranks cannot share it."""
         return "Mamba-2"
 
     @property

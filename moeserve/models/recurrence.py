@@ -62,7 +62,7 @@ class GatedDeltaNetShape:
 
     @property
     def undivided(self) -> str:
-        """What it is called if ranks cannot share it; "" if they can."""
+        """The layer kind's name in messages that ranks cannot share it; "" if they can."""
         return "Kimi Delta Attention" if self.heads.is_kimi else ""
 
     @property

@@ -11,14 +11,14 @@ TABLE_CACHE_BYTES = 256 << 20  # RAM for the rows of a table on disk that were u
 
 
 def cached_table_bytes(table_bytes: int) -> int:
-    """Returns the RAM that rows of a table of that size take, at most."""
+    """Returns the maximum bytes of RAM for cached rows of a table of `table_bytes` bytes."""
     return min(table_bytes, TABLE_CACHE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class HyperConnections:
-    """A residual of `count` streams, which blocks read through a gate of `low_rank`: kernels/streams/reference.py. In
-    place of the norms before blocks and before the head."""
+    """A residual of `count` streams, which blocks read through a gate of `low_rank`: kernels/streams/reference.py.
+    It replaces the norms before blocks and before the head."""
 
     count: int
     low_rank: int
@@ -37,8 +37,8 @@ class HyperConnections:
 
 @dataclass(frozen=True, slots=True)
 class SinkhornConnections:
-    """A residual of `count` streams, of which blocks read a weighted sum, and which are mixed behind a block by a
-    doubly stochastic matrix: kernels/streams/sinkhorn.py. Blocks and the head have their norms besides."""
+    """A residual of `count` streams. A block reads a weighted sum of the streams; behind the block a doubly
+    stochastic matrix mixes them: kernels/streams/sinkhorn.py. Blocks and the head keep their norms."""
 
     count: int
     iterations: int  # of Sinkhorn's algorithm
@@ -47,7 +47,7 @@ class SinkhornConnections:
 
     @property
     def added_values(self) -> int:
-        """Numbers of a token's weights of a block's output and of the mix."""
+        """Weights per token: of a block's output, and of the mix."""
         return self.count * (1 + self.count)
 
     @property

@@ -26,7 +26,7 @@ class ShortConvShape:
 
     @property
     def undivided(self) -> str:
-        """What it is called if ranks cannot share it."""
+        """The layer kind's name in messages that ranks cannot share it."""
         return "short convolutions"
 
     @property

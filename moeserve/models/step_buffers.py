@@ -70,8 +70,8 @@ def unpacks_experts(rows: int, top_k: int, experts: int) -> bool:
 
 
 def gpu_state_drafts(model: ModelShape, max_num_seqs: int, drafts: int) -> int:
-    """Returns the most drafts per GPU step of which recurrent layers keep records, with up to `drafts` per request; 0
-    without recurrent layers."""
+    """Returns the maximum number of drafts per GPU step whose state changes recurrent layers record, with up to
+    `drafts` per request; 0 without recurrent layers."""
     if not isinstance(model.recurrence, GatedDeltaNetShape):
         return 0
     return min(max_num_seqs * drafts, MOST_STATE_DRAFTS)
@@ -85,7 +85,7 @@ def gpu_draft_records(model: ModelShape, drafts: int) -> Buffer:
 
 
 def next_token_shape(model: ModelShape) -> ModelShape:
-    """Returns the shape of a model of which the next-token block is the only layer."""
+    """Returns the model's shape with the next-token block as its only layer."""
     assert model.next_token_layer is not None
     return replace(model, layers=(model.next_token_layer,), next_token_layer=None, deep_layers=0)
 

@@ -88,7 +88,7 @@ def unloaded_tensors(shape: ModelShape) -> frozenset[str]:
 
 
 def id_tensors(shape: ModelShape) -> frozenset[str]:
-    """Returns the tensors of numbers of experts, with which nothing is computed."""
+    """Returns the tensors that hold expert ids, which are looked up and never multiplied."""
     layers = enumerate(shape.loaded_layers)
     by_token = (index for index, layer in layers if layer.moe is not None and layer.moe.by_token)
     return frozenset(n.of_layer(index, n.EXPERTS_BY_TOKEN) for index in by_token)
@@ -229,7 +229,7 @@ def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int
     if tensor.name.endswith(n.of_part(n.EXPERTS_BY_TOKEN)) and int(tensor.type) != I32.number:
         raise ModelError(
             source.path,
-            f"tensor {tensor.name!r} is of type {tensor.type.name}; numbers of experts are expected as I32",
+            f"tensor {tensor.name!r} is of type {tensor.type.name}; expert ids are expected as I32",
         )
     # Some converters write leading dimensions of size one for vectors and convolutions, others a column as a vector.
     ahead = len(tensor.shape) - len(dimensions) if 1 in dimensions[1:] else 0

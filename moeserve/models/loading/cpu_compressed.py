@@ -11,7 +11,7 @@ from moeserve.models.loading.cpu_residual import LoadMatrix, Vector
 from moeserve.models.loading.cpu_weights import CpuCompressedAttention, CpuInput
 from moeserve.models.sources.gguf import names as n
 
-GROUP_MATRICES = 4  # that one operation multiplies, at most
+GROUP_MATRICES = 4  # maximum number that one operation multiplies
 
 
 def load_compressed_attention(
@@ -22,8 +22,8 @@ def load_compressed_attention(
     matrix: LoadMatrix,
     by_group: Callable[[str, int], Matrix],
 ) -> CpuCompressedAttention:
-    """Loads the attention of layer `index`. norm: what it reads the residual through. by_group: loads a matrix as so
-    many matrices of equal parts of its rows."""
+    """Loads the attention of layer `index`. norm: the norm or stream mix before it. by_group: loads a matrix as a
+    given number of matrices, each with an equal part of the rows."""
     parts = [matrix(n.of_layer(index, part)) for part, _ in shape.input_parts]
     of_q = [n.ATTN_Q_B] if shape.indexer is None else [n.ATTN_Q_B, n.INDEXER_Q_B]
     return CpuCompressedAttention(

@@ -67,7 +67,8 @@ class CpuLoader:
         in_place: bool = False,
         slots: Sequence[int] | None = None,
     ) -> None:
-        """slots: of each layer, how many experts RAM holds; all others stay on disk. None: all are in RAM."""
+        """slots: for each layer, the number of experts that RAM holds; the others stay on disk. None: RAM holds all
+        experts."""
         self._slots = slots
         self._in_place = in_place
         self._stream = stream

@@ -312,10 +312,10 @@ class CpuWeights:  # bytes of its matrices outside the routed experts
     embedding: CpuEmbedding
     layers: list[CpuLayer]  # all, or the first ones if the others and the head are on a GPU
     head: CpuHead | None
-    bytes: int  # of these tensors in the file
-    dense_bytes: int  # of the layers' matrices except routed experts; read once per step
+    bytes: int  # the loaded tensors' bytes in the file
+    dense_bytes: int  # bytes of the layers' matrices without routed experts; read once per step
     rope_factors: Tensor | None  # float32 [rotary_dim / 2] of the layers that have them
-    next_token: CpuNextToken | None  # None: no block drafts
+    next_token: CpuNextToken | None  # None: no next-token block drafts
     matrices: list[Matrix]  # keeps all matrices alive: operations hold only addresses
     layer_inputs: CpuLayerInputs | None
     ngrams: CpuNgrams | None  # None: no layer here adds any

@@ -16,7 +16,7 @@ from moeserve.models.sources.source import ModelSource
 
 
 class RamSlots(NamedTuple):
-    """What RAM holds of each layer's experts."""
+    """Which of each layer's experts RAM holds, and how the others are read."""
 
     counts: Sequence[int]
     pinned: Sequence[Collection[int]]  # experts that stay
@@ -29,7 +29,7 @@ class SlotsOnDisk(NamedTuple):
     matrices: tuple[Matrix, Matrix, Matrix]  # gate, up, down
     on_disk: ExpertsOnDisk
     pinned: Sequence[int]  # ascending
-    numbers: Sequence[int] = ()  # of each expert, its number in the file; empty: its own
+    numbers: Sequence[int] = ()  # each expert's number in the file; empty: the same number
 
     @property
     def native(self) -> DiskExpertLayer:

@@ -17,7 +17,7 @@ def check_cpu_types(source: ModelSource, names: Iterable[str]) -> None:
             supported = ", ".join(row.name for row in QUANT_TYPES.values() if row.cpu)
             raise ModelError(
                 source.path,
-                f"tensor {name!r} is of type {kind.name}, for which the CPU engine has no kernels; supported there are "
+                f"tensor {name!r} is of type {kind.name}, which the CPU engine does not support; its types are "
                 f"{supported}",
             )
 

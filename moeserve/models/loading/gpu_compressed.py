@@ -1,4 +1,4 @@
-"""Loads what DeepSeek-V4 alone has to a GPU: compressed attention, and experts by token id."""
+"""Loads to a GPU what only DeepSeek-V4 has: compressed attention, and experts by token id."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def load_compressed_attention(
     merged: LoadMerged,
     by_group: Callable[[str, int], Planes],
 ) -> GpuCompressedAttention:
-    """Loads the attention of layer `index`. norm: what it reads the residual through. by_group: loads a matrix as
-    matrices of equal parts of its rows."""
+    """Loads the attention of layer `index`. norm: the norm or stream mix before it. by_group: loads a matrix as a
+    given number of matrices, each with an equal part of the rows."""
 
     def name(part: str) -> str:
         return n.of_layer(index, part)
@@ -51,8 +51,8 @@ def load_compressed_attention(
 
 
 def load_by_token(source: ModelSource, shape: MoeShape, index: int, device: torch.device) -> Tensor | None:
-    """Loads the experts of each token id, int32 [vocab, top_k]; None where scores choose. Raises ModelError for an
-    expert that is not there, which a kernel would read beside the others."""
+    """Loads the experts of each token id, int32 [vocab, top_k]; returns None if the router's scores choose experts.
+    Raises ModelError for an expert number that is out of range: a kernel would read other memory."""
     if not shape.by_token:
         return None
     tensor = source.tensors[n.of_layer(index, n.EXPERTS_BY_TOKEN)]

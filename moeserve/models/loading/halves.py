@@ -16,7 +16,7 @@ def pack_halves(stream: CpuStream, source: ModelSource, name: str) -> tuple[Matr
     if cols // 2 % tensor.type.block_columns:
         raise ModelError(
             source.path,
-            f"tensor {name!r}: half of its {cols} columns are no whole blocks of {tensor.type.name}",
+            f"tensor {name!r}: half of its {cols} columns is not a whole number of {tensor.type.name} blocks",
         )
     if tensor.order is not None:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""Checks the widths that kernels process 32 columns at a time without checking."""
+"""Checks that widths are multiples of 32, the columns that kernels process at a time. The kernels do not check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The orders of matrices' columns, as tensors: equal ones are one tensor."""
+"""Column orders of matrices, as tensors; matrices with equal orders share one tensor."""
 
 from __future__ import annotations
 

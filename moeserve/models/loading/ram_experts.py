@@ -24,7 +24,8 @@ from moeserve.models.tensors import expert_bias_tensors, expert_tensors
 
 
 class RamExperts:
-    """The experts in RAM, which the pool computes. Beneath some layers' there may be a disk."""
+    """The experts in RAM, which the pool computes. In some layers RAM may have fewer slots than experts; the others
+    are then on disk."""
 
     def __init__(
         self, stream: CpuStream, layers: list[CpuExperts | None], disk: _C.DiskExperts | None = None

@@ -38,7 +38,9 @@ class TableRows:
         """Returns these rows' bytes, uint8 [n, row_bytes], and caches them. Raises IndexError for a row outside the
         table, before anything is read."""
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self.count:
-            raise IndexError(f"rows {int(rows.min())} to {int(rows.max())} of a table of {self.count}")
+            raise IndexError(
+                f"rows {int(rows.min())} to {int(rows.max())} are outside the table of {self.count} rows"
+            )
         place = rows % len(self._row_at)
         is_missing = self._row_at[place] != rows
         found: Rows = self._rows[place]

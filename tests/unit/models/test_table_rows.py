@@ -65,7 +65,7 @@ def test_many_rows_at_once(table: TableRows) -> None:
 
 def test_a_row_beside_the_table_is_refused(table: TableRows) -> None:
     for row in (-1, ROWS):
-        with pytest.raises(IndexError, match="of a table of 50"):
+        with pytest.raises(IndexError, match="outside the table of 50 rows"):
             table.take(ids(1, row))
     assert table.reads == 0
 

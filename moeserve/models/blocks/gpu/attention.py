@@ -115,7 +115,8 @@ class GpuAttentionBlock:
     def store(
         self, shape: AttentionShape, w: GpuAttention, kv: KvLayer, batch: GpuBatch, s: GpuWorkspace
     ) -> None:
-        """Launches a layer's keys and values alone. Reads s.y, the norm of x."""
+        """Launches only what computes and stores a layer's keys and values, for rows that do not attend. Reads s.y,
+        the norm of x."""
         form, of_form = self._forms[shape.form], s.forms[shape.form]
         q, _, k, v = _project(shape, w, batch.count, s)
         rope_store(
@@ -183,8 +184,8 @@ class GpuAttentionBlock:
         kv: KvLayer,
         s: GpuWorkspace,
     ) -> None:
-        """Chooses blocks of keys for each row and attends to them, rows of prompts like others. There are enough of
-        those to fill a GPU without splits."""
+        """Chooses blocks of keys for each row and attends to them. Prompt rows are treated like decode rows, but
+        without splits: a prompt has enough rows to fill a GPU."""
         space, a, table = s.indexer, of_form.attended, self._slot_table
         assert shape.indexer is not None
         assert w.indexer is not None

@@ -1,5 +1,5 @@
-"""output_b(output_a(rotated back(attention(q, keys and entries)))) of y with compressed attention, as launches on the
-current stream; the same network as blocks/cpu/compressed.py."""
+"""Compressed attention on a GPU, as launches on the current stream: output_b(output_a(rotate_back(attention(q, keys
+and entries)))) of y; the same network as blocks/cpu/compressed.py."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class GpuCompressedAttentionBlock:
         rows: int,
         choice: EntryChoice,
     ) -> None:
-        """Launches the choice of entries, for as many rows at a time as there is room for scores."""
+        """Launches the choice of entries, in parts of as many rows as the buffer of scores holds."""
         assert kv.index_keys is not None
         table, rule, count = self._slot_table, index_rule(shape), batch.count
         together = rows_together(choice.scores, rows, stride_of_choice(table.stride(0), rule))

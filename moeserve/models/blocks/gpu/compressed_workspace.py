@@ -33,7 +33,7 @@ class CompressedWorkspace:
         self.q = views["compressed_q"]
         self.queries = views["q"].view(rows, first.num_heads, first.head_dim)
         self.attended = views["compressed_attended"]
-        self.output = activations(views, "attended")  # of the first of the output's matrices
+        self.output = activations(views, "attended")  # result of the first output matrix
         self.by_group = by_head(rows, first.output_groups, self.q.device)
         heads = next((layer.indexer.num_heads for layer in layers if layer.indexer is not None), 0)
         self.choice = EntryChoice(views, heads) if heads else None

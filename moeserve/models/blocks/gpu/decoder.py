@@ -97,7 +97,7 @@ class GpuDecoder:
         `forced_routing`; 0: none. sums: sums over the GPUs of a tensor-parallel group; None: every block is whole
         on this GPU. adapters: LoRA adapters that rows may use. window_table: slot_table of windowed layers; None:
         they use slot_table. stage: this GPU's pipeline stage, if other GPUs have the layers before or after.
-        max_state_drafts: most drafts of a step, if recurrent layers may have some. slots_ahead, max_drafts: with
+        max_state_drafts: maximum drafts per step, for models with recurrent layers. slots_ahead, max_drafts: with
         weights of a next-token block, which has the last of `kv`: at each position of a request the KV slot of the next
         one, and the most drafts of a row."""
         self.shape = shape
@@ -202,7 +202,7 @@ class GpuDecoder:
         return self._ffn.expert_token_counts
 
     def pool_reads(self, layers: npt.NDArray[np.bool_]) -> int:
-        """Returns how many experts of these layers the CPU pool has read since start-up. Only between steps."""
+        """Returns how many experts of these layers the CPU pool has read since start-up. Call it only between steps."""
         return self._ffn.pool_reads(layers)
 
     @property
@@ -225,9 +225,9 @@ class GpuDecoder:
         return self._ffn.streams(batch)
 
     def place_embeddings(self, size: int, embedded: Sequence[tuple[int, Tensor]]) -> None:
-        """Launches the copies of embeddings that are rows of the next step, of the padded size `size`, before its
-        `forward`. embedded: (first row, float32 [any, `ModelShape.embedding_size`] on the CPU); the rows' ids are
-        `EMBEDDED`."""
+        """Launches the copies of embeddings into the next step's rows. Call it before `forward`. size: the step's
+        padded size. embedded: pairs (first row, float32 [n, `ModelShape.embedding_size`] on the CPU). The token ids
+        of these rows must be `EMBEDDED`."""
         s, hidden = self._spaces[size], self.shape.hidden_size
         for first, rows in embedded:
             if self._row_numbers is None:
@@ -242,8 +242,8 @@ class GpuDecoder:
         return None if self._ngrams is None else self._ngrams.table
 
     def place_ngrams(self, size: int, tokens: Int32s, previous: Int32s) -> None:
-        """Reads the n-gram embeddings of the next step's rows, and launches their copy; the step has the padded size
-        `size`. Before its `forward`, of a model with a `table`. tokens, previous: see `NgramHashes.rows`."""
+        """Reads the n-gram embeddings of the next step's rows, and launches their copy. Call it before `forward`,
+        only if the model has a `table`. size: the step's padded size. tokens, previous: see `NgramHashes.rows`."""
         space, shape = self._spaces[size].ngrams, self.shape.ngrams
         assert self._ngrams is not None
         assert space is not None
@@ -257,8 +257,8 @@ class GpuDecoder:
             space.embedded.zero_()
 
     def begin(self, batch: GpuBatch | None = None) -> None:
-        """Starts the host's work for the experts in RAM, before each `forward` or its replay (None). Not part of a
-        graph."""
+        """Starts the host's work for the experts in RAM. Call it before each `forward`, and with None before each
+        replay of a CUDA graph, which does not include it."""
         self._ffn.begin(batch)
 
     def check(self) -> None:

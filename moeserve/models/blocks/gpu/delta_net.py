@@ -34,7 +34,7 @@ def recur(
     records: Tensor | None = None,
 ) -> None:
     """Launches the block. Reads s.y, the norm of x; writes the output to s.output and advances the sequences'
-    states. records: of drafts, see `recurrent_rule`."""
+    states. records: where drafts' state changes are recorded, see `recurrent_rule`."""
     heads, delta = shape.heads, s.delta
     assert delta is not None
     out = delta.out

@@ -216,7 +216,7 @@ class GpuFfnBlock:
         )  # fmt: skip
 
     def complete(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
-        """Launches x += pending output of layer `index`, to a residual of several streams."""
+        """Launches x += the pending output of layer `index`, where x is a residual of several streams."""
         assert s.streams is not None
         add_block(s.x, self.pending(index, s), s.streams, count)
 

@@ -1,4 +1,5 @@
-"""Rows that enter a GPU's first layer and are no tokens' embeddings: x of layers before it, and pictures'."""
+"""Input rows of a GPU's first layer that are not token embeddings: x from earlier layers, and embeddings of
+pictures."""
 
 from __future__ import annotations
 

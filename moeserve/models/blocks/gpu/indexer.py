@@ -35,8 +35,8 @@ def choose_keys(
     s: GpuWorkspace,
     space: IndexerWorkspace,
 ) -> None:
-    """Launches the storing of index keys and the choice, of the layer's input s.y and the compressed q. Writes
-    `space.chosen` and `space.lasts`."""
+    """Launches an indexer: stores the rows' index keys and chooses the keys that each row attends to. Reads s.y, the
+    layer's input, and q_a, the compressed q. Writes `space.chosen` and `space.lasts`."""
     assert kv.index_keys is not None
     count = batch.count
     keys, weights = multiply_all(w.inputs, [shape.dim, shape.num_heads], s.y, count, space.projected, s.dense)
@@ -66,8 +66,8 @@ def choose_blocks(
     s: GpuWorkspace,
     space: IndexerWorkspace,
 ) -> None:
-    """Launches the storing of index keys and the choice of blocks, of the layer's input s.y. Writes `space.chosen` and
-    `space.lasts`."""
+    """Launches an indexer of blocks: stores the rows' index keys and chooses the blocks of keys that each row
+    attends to. Reads s.y, the layer's input. Writes `space.chosen` and `space.lasts`."""
     assert kv.index_keys is not None
     count, rule = batch.count, shape.rule
     q, keys = multiply_all(w.inputs, [shape.q_width, shape.dim], s.y, count, space.projected, s.dense)

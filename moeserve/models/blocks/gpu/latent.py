@@ -129,9 +129,9 @@ def _attend_chosen(
     space: LatentWorkspace,
     indexer: IndexerWorkspace,
 ) -> None:
-    """Attends to the last choice, this layer's or an earlier one's. A row with a choice is a request of its own, whose
-    slots are the chosen ones, so rows of prompts are like others; of prompts there are enough to fill a GPU without
-    splits."""
+    """Attends to the keys that this layer or an earlier one has chosen. Each row is treated as a request whose KV
+    slots are the chosen ones, so prompt rows need no kernel of their own. They need no splits either: a prompt has
+    enough rows to fill a GPU."""
     chosen = indexer.chosen[:, 0]
     if batch.tiles is not None:
         attend_chosen(

@@ -19,7 +19,8 @@ from moeserve.models.loading.gpu_weights import MergedLinear, plane_tensors
 
 @dataclass(frozen=True, slots=True)
 class DenseWorkspace:
-    """What a step has for products with whole matrices; None: it has too few rows, or too many."""
+    """A step's buffers for products with whole matrices. A field is None if the step has too few or too many rows
+    for it."""
 
     unpacked: UnpackScratch | None  # weights are unpacked into it if they fit
     integers: DenseIntegers | None  # for matrices that have them

@@ -98,15 +98,15 @@ class GpuAdapters:
         if self._experts_in_ram and checked.scope & AdapterScope.ROUTED_EXPERTS:
             raise AdapterError(
                 checked.path,
-                "changes routed experts, some of which are in RAM: that is not supported; have all of them on the GPU, "
-                "or say --device cpu",
+                "changes routed experts, some of which are in RAM, which is not supported: place all experts on the "
+                "GPU, or say --device cpu",
             )
         rank = max(size.rank for size in checked.sizes)
         if rank > self.rank:
             raise AdapterError(
                 checked.path,
-                f"has a rank of {rank}, and this server has room for ranks up to {self.rank}: name an adapter of that "
-                "rank in --lora-modules",
+                f"has rank {rank}, but this server was started for ranks up to {self.rank}: restart it with an adapter "
+                "of that rank in --lora-modules",
             )
 
     def needed_bytes(self, checked: PeftAdapter | GgufAdapter) -> int:

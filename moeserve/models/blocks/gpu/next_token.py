@@ -62,7 +62,7 @@ ALIGN = 4  # int32s: kernels are compiled for aligned addresses
 
 @dataclass(frozen=True, slots=True)
 class ChainColumns:
-    """Views of what is uploaded for a chain: int32 [width] each, but planned_slots [depths, width] and panels."""
+    """Views of a chain's uploaded inputs: int32 [width] each, except planned_slots [depths, width] and panels."""
 
     token_ids: Tensor
     positions: Tensor
@@ -194,13 +194,15 @@ class GpuNextTokenBlock:
         self._layers.store(0, batch, s)
 
     def keep_rows(self, chosen: Tensor, count: int) -> None:
-        """Launches the change of kept states; chosen: see `kernels.next_token.op.keep_rows`, rows of the last step."""
+        """Launches the update of the requests' kept states from rows of the last step. chosen: see
+        `kernels.next_token.op.keep_rows`."""
         keep_rows(self._states, chosen, count, self._kept)
 
     # ---------------------------------------------------------------- chains of drafts
 
     def begin(self, size: int) -> None:
-        """Launches the first link's states, of uploaded `chain` columns with up to `size` rows. Not part of a graph."""
+        """Launches the input states of the first link, for the uploaded `chain` with up to `size` rows. CUDA graphs
+        do not include it."""
         torch.index_select(self._kept.states, 0, self.chain.req_slots[:size], out=self._chain_states[:size])
 
     def takes_shortlist(self, size: int) -> bool:

@@ -25,8 +25,8 @@ def mix_recurrent(
     s: GpuWorkspace,
     records: Tensor | None,
 ) -> None:
-    """Launches the mixer. Reads s.y, the norm of x; writes s.output and advances the sequences' states. records: of
-    the layer's drafts; None: the engine has none."""
+    """Launches the mixer. Reads s.y, the norm of x; writes s.output and advances the sequences' states. records:
+    where the layer's drafts record their state changes; None: the engine has no drafts."""
     if isinstance(shape, Mamba2Shape):
         assert isinstance(w, GpuMamba2)
         recur_mamba2(shape, w, state, rows, count, s)

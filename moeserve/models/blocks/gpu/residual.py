@@ -22,7 +22,7 @@ from moeserve.models.loading.gpu_weights import GpuSinkhornMix, GpuStreamMean, G
 
 
 def add_block(x: Tensor, pending: PendingSum, space: StreamsWorkspace, count: Tensor) -> None:
-    """Launches x += the output of the block that last read the streams, where nothing reads them next."""
+    """Launches x += the output of the block that last read the streams. Call it where no block reads them next."""
     if isinstance(space, SinkhornWorkspace):
         norm_mixed(x, MixedBlock(*pending, space.weights), None, space.count, count, 0.0, None)
     else:
@@ -41,9 +41,9 @@ def read_streams(
     exact: Tensor | None,
     dense: DenseWorkspace,
 ) -> None:
-    """Launches x += the pending output of the block before, if any, and y = what a block reads of x; leaves the weights
-    of its output in the workspace. rows: int32, the rows that the head reads; None: all. exact: float32 [rows, hidden],
-    y unrounded."""
+    """Launches x += the previous block's pending output, if any, and y = the next block's input, computed from x's
+    streams. Leaves the weights for that block's output in the workspace. rows: int32, the rows that the head reads;
+    None: all. exact: float32 [rows, hidden], receives y unrounded."""
     if isinstance(w, GpuStreamMean):
         assert pending is None  # the head reads streams that are complete
         read_mixed(None, x, rows, None, w.norm, eps, count, y, exact, None)

@@ -19,7 +19,8 @@ class GpuStateDrafts:
     """The records of one step's drafts, of all gated DeltaNets; other recurrent layers have no drafts on a GPU."""
 
     def __init__(self, shape: ModelShape, states: Sequence[StateLayer], drafts: int) -> None:
-        """shape: the model, which is whole on this GPU. states: one per layer. drafts: most of a step."""
+        """shape: the model; all its layers must be on this GPU. states: one per layer. drafts: maximum number per
+        step."""
         assert isinstance(shape.recurrence, GatedDeltaNetShape)
         self._heads = shape.recurrence.heads
         self._states, device = states[0].states, states[0].states.device

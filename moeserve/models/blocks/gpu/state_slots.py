@@ -18,8 +18,8 @@ class StateSlots:
         self._rings = [ring for ring in rings if ring is not None]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Launches copies, before a step, for each (source, target) pair in order; source -1 zeroes the target. Of an
-        empty state no key of a window is read."""
+        """Launches copies for each (source, target) pair in order, before a step; source -1 zeroes the target.
+        Window keys are not zeroed, because rows with an empty state read none."""
         for source, target in pairs:
             if source < 0:
                 for states in self._memory:
