@@ -11,8 +11,8 @@ import torch
 from moeserve.kernels.sampling.cpu import NONE_ALLOWED, NOT_FINITE
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.messages.steps import Sampled
-from moeserve.worker.drafts.foretold import Draw, guess
-from moeserve.worker.engines.cpu.sampler import CpuSampler
+from moeserve.worker.drafts.foretold import guess
+from moeserve.worker.engines.cpu.sampler import CpuSampler, Draw
 from moeserve.worker.sequences import Sequences, entries
 
 VOCAB = 400
@@ -58,7 +58,7 @@ def test_what_will_be_drawn_is_foretold(settings: dict[str, float]) -> None:
 
 
 def test_a_guess_is_as_sure_as_the_point_is_far_from_the_ends() -> None:
-    """Of tokens with probabilities 0.5, 0.1 and 0.4, and of what the point says."""
+    """Three tokens have probabilities 0.5, 0.1 and 0.4."""
     weights = np.array([5.0, 1.0, 4.0], np.float32)
     sure, unsure, near = (guess(Draw(ids(7, 8, 9), weights, point)) for point in (0.1, 0.49, 0.55))
     assert (sure[0], unsure[0]) == (7, 7)

@@ -10,22 +10,15 @@ little, and surer than the likeliest token's own probability where it says much.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
+
+from moeserve.worker.engines.cpu.sampler import Draw
 
 # With 0.3 as the standard deviation of errors in the demonstration model's scales, 0.03 to 0.2 were tried.
 SPREAD: Final = 0.1
-
-
-class Draw(NamedTuple):
-    """How a sampler would draw from logits: the tokens that are left, in their order, and the point."""
-
-    token_ids: npt.NDArray[np.int32]  # [n]
-    weights: npt.NDArray[np.float32]  # [n], proportional to their probabilities
-    point: float  # from 0 up to 1
 
 
 # Arguments: float32 [vocab] logits, a request slot, and a position of its text. None: the request is greedy.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from moeserve.kernels.sampling.cpu import SamplerState, uniform_at
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.sampling.order import order_code
 from moeserve.sampling.parameters import settings_of
-from moeserve.worker.drafts.foretold import Draw
 
 
 def bind_arguments(
@@ -38,6 +37,14 @@ def bind_arguments(
         "order": order_code(params, params.samplers),
         "dry_breakers": np.frombuffer(params.dry_breakers, np.int32),
     }
+
+
+class Draw(NamedTuple):
+    """How a sampler would draw from logits: the tokens that are left, in their order, and the point."""
+
+    token_ids: NDArray[np.int32]  # [n]
+    weights: NDArray[np.float32]  # [n], proportional to their probabilities
+    point: float  # from 0 up to 1
 
 
 class CpuSampler:
