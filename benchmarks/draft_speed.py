@@ -8,8 +8,8 @@ by the token that the model will choose, with the probability --right if those b
 process, a scheduler and two workers on the same weights, one of which drafts, in turns; the texts must be equal. Only
 the workers' time of decode steps is counted. Columns: streams; the share of drafts that is right; tokens a second
 without drafts and with, the medians of the rounds; their quotient and its lowest and highest; tokens a step and stream;
-the median quotient of CPU seconds without drafts and with, of whole answers and of router and worker together, which other
-programs disturb less.
+the median quotient of CPU seconds without drafts and with, of whole answers and of router and worker together, which
+other programs disturb less.
 --always: without the router's choice of how many drafts there are. --device cuda: `gpu/draft_speed.py`, with weights of
 --load-format dummy, and drafts of any origin or, with --block, of the model's own block.
 """
