@@ -2,11 +2,13 @@
 """Writes a GGUF of a published model's real shape with few layers and random weights, for benchmarks.
 
     python -m benchmarks.family_file OUT.gguf --shape gpt-oss-20b|qwen3.6-35b-a3b|glm-4.5-air [--layers N] [--header]
-    python -m benchmarks.family_file OUT.gguf --shape qwen3-30b-a3b [--layers N] [--weights] [--experts TYPE]
+    python -m benchmarks.family_file OUT.gguf --shape qwen3-30b-a3b|qwen3-235b-a22b [--layers N] [--weights]
+        [--experts TYPE] [--traced TOKENS]
 
 With --header the first writes a header without tensors' bytes, for `--load-format dummy`; the second does, unless
---weights is given. --experts: all
-experts' matrices are of this type, IQ2_XXS for example.
+--weights is given. --experts: all experts' matrices are of this type, IQ2_XXS for example. --traced: with weights whose
+routing has the locality of published traces, in a greedy answer of up to TOKENS tokens
+(`tests/support/traced_weights.py`).
 
 Names, metadata and types are those of llama.cpp's converter and quantiser (MXFP4 with Q8_0 for gpt-oss, Q4_K_M for the
 others, with its fallbacks for rows that are no multiple of 256). The vocabulary is cut in proportion to the layers, so
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +29,15 @@ from gguf.constants import GGMLQuantizationType as Type
 from gguf.constants import TokenType
 from gguf.quants import quantize
 
+from moeserve.models.interface import ModelShape
+from moeserve.placement.expert_cache.generate import LOCAL, generate
 from tests.support.model_header import QWEN3_30B_A3B, q4_k_m, qwen3moe, write_header, write_weights
+from tests.support.traced_weights import traced_type, write_routing
 
-QWEN3 = "qwen3-30b-a3b"
+QWEN3 = {
+    "qwen3-30b-a3b": QWEN3_30B_A3B,
+    "qwen3-235b-a22b": qwen3moe(4096, num_layers=94, num_heads=64, expert_width=1536),
+}
 
 POOL_BLOCKS = 1 << 16  # random blocks of a type, of which its tensors are made
 # Of a K-quant's half floats: (byte, magnitude). Random codes then have a mean of about 0 and a deviation of about 0.02.
@@ -316,23 +324,38 @@ def type_of(experts: str | None) -> Callable[[str, int], Type]:
     return lambda name, layers: kind if name.endswith("_exps.weight") else q4_k_m(name, layers)
 
 
+def write_traced(path: Path, shape: ModelShape) -> None:
+    """The vocabulary has a token for each of the trace."""
+    of_trace = {"layers": shape.num_layers, "experts": shape.num_experts, "top_k": shape.top_k}
+    write_header(path, shape, traced_type)
+    write_weights(path)
+    write_routing(path, shape, generate(LOCAL, "published", tokens=shape.vocab_size, **of_trace))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out")
-    parser.add_argument("--shape", choices=[*SHAPES, QWEN3], required=True)
-    parser.add_argument("--layers", type=int, help=f"default: a few, of {QWEN3} all 48")
+    parser.add_argument("--shape", choices=[*SHAPES, *QWEN3], required=True)
+    parser.add_argument("--layers", type=int, help="default: a few, of Qwen3 all")
     parser.add_argument(
-        "--weights", action="store_true", help=f"{QWEN3}: with random weights, not a header alone"
+        "--weights", action="store_true", help="Qwen3: with random weights, not a header alone"
     )
     parser.add_argument(
-        "--header", action="store_true", help=f"without weights; {QWEN3}: always, but for --weights"
+        "--header", action="store_true", help="without weights; Qwen3: always, but for --weights"
     )
-    parser.add_argument("--experts", metavar="TYPE", help=f"{QWEN3}: of all experts' matrices")
+    parser.add_argument("--experts", metavar="TYPE", help="Qwen3: of all experts' matrices")
+    parser.add_argument(
+        "--traced", type=int, metavar="TOKENS", help="Qwen3: as many tokens and the routing of a trace"
+    )
     args = parser.parse_args()
-    if args.shape == QWEN3:
-        shape = qwen3moe(num_layers=args.layers or QWEN3_30B_A3B.num_layers)
+    if args.shape in QWEN3:
+        shape = QWEN3[args.shape]
+        shape = replace(shape, layers=shape.layers[: args.layers])
+        if args.traced:
+            write_traced(Path(args.out), replace(shape, vocab_size=args.traced))
+            return
         write_header(Path(args.out), shape, type_of(args.experts))
         if args.weights:
             write_weights(Path(args.out))

@@ -11,21 +11,12 @@ from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
 from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import LayerShape, ModelShape
-from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
 # Feature name → test whether a layer has it.
 _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
     "layers that attend to an earlier one's keys": lambda layer: _has(layer, lambda a: a.kv_from is not None),
-    "latent attention without rotated numbers": lambda layer: (
-        isinstance(layer.mixer, LatentAttentionShape) and layer.mixer.rotary_dim == 0
-    ),
-    "pooled index keys": lambda layer: (
-        layer.attention is not None
-        and isinstance(layer.attention.indexer, IndexerShape)
-        and layer.attention.indexer.is_pooled
-    ),
     "latent experts": lambda layer: layer.moe is not None and layer.moe.latent > 0,
     "weights of several experts' input": lambda layer: (
         layer.moe is not None and layer.moe.weighs_input and layer.moe.top_k > 1
@@ -71,7 +62,10 @@ def _without_indexer(layer: LayerShape) -> LayerShape:
         return layer
     if isinstance(attention, AttentionShape):
         return replace(layer, mixer=replace(attention, indexer=None), unread=n.BLOCK_INDEXER)
-    return replace(layer, mixer=replace(attention, indexer=None), unread=n.INDEXER)
+    of_pools = (n.of_part(n.INDEX_POOLS.gate), n.of_part(n.INDEX_POOLS.bias))
+    is_pooled = isinstance(attention.indexer, IndexerShape) and attention.indexer.is_pooled
+    unread = (*n.INDEXER, *(of_pools if is_pooled else ()))
+    return replace(layer, mixer=replace(attention, indexer=None), unread=unread)
 
 
 def cpu_only_features(shape: ModelShape) -> list[str]:

@@ -271,14 +271,19 @@ def _indexer_buffers(
 ) -> list[Buffer]:
     rule, has_weights = indexer.rule, isinstance(indexer, IndexerShape)
     of_row = indexer.choices * stride_of_choice(length, rule)
-    # Keys with the heads' weights, whose queries have another input, or keys with queries.
-    projected = indexer.dim + (indexer.num_heads if has_weights else indexer.q_width)
+    # Keys with the heads' weights and gates, whose queries have another input, or keys with queries.
+    projected = indexer.dim + (
+        indexer.q_width if isinstance(indexer, BlockIndexerShape) else indexer.num_heads
+    )
+    projected += 0 if isinstance(indexer, BlockIndexerShape) else indexer.gate_width
+    # KV slots of the keys, or blocks.
+    chosen = rule.most_blocks * (rule.block if has_weights else 1)
     return [
         Buffer("index_projected", (rows * projected,), wide),
         Buffer("index_q", (rows, indexer.q_width if has_weights else 0), wide),
         Buffer("index_queries", (rows, indexer.q_width), "float16"),
         Buffer("index_scores", (min(rows * of_row, max(LEAST_SCORED_ROWS * of_row, GPU_INDEX_SCORES)),)),
-        Buffer("chosen_keys", (rows, indexer.choices, rule.most_blocks), "int32"),
+        Buffer("chosen_keys", (rows, indexer.choices, chosen), "int32"),
         Buffer("last_keys", (rows,), "int32"),
     ]
 

@@ -38,7 +38,7 @@ DENSE = {"all on the GPU", "two dense layers on the GPU"}
 FAMILIES = {"gptoss-mxfp4": 40, "glm4moe-q4_k_m": 20, "minimaxm2-q4_k_m": 20, "qwen3-q4_k_m": 20,
             "qwen3next-q4_k_m": 20, "qwen35moe-q4_k_m": 20, "deepseek2-q4_k_m": 20, "gemma4-q4_k_m": 40,
             "minimaxm3-f16": 40, "kimilinear-f16": 20, "bailing3-f16": 20, "qwen4exp-f16": 20,
-            "deepseek4-f16": 40}  # fmt: skip
+            "deepseek4-f16": 40, "glm5next-f16": 40}  # fmt: skip
 CASES = [
     (OWN_FIXTURES / f"tiny-{file}.gguf", 20, name)
     for file in ("qwen2moe-q4_k_m", "nemotronhmoe-f16", "granitehybrid-f16", "lfm2moe-f16")

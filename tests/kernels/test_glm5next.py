@@ -14,9 +14,10 @@ from moeserve.kv.cache_pages import CachePages, Move, kv_tensors
 from moeserve.kv.host_blocks import HostPage
 from moeserve.kv.layout import KvLayout
 from moeserve.models.errors import ModelError
-from moeserve.models.gpu_features import check_gpu_features
+from moeserve.models.gpu_features import check_gpu_features, gpu_shape
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.gguf import open_gguf
+from moeserve.models.tensors import check_tensors
 from moeserve.worker.loading.cpu.load import load_cpu_runner
 from tests.gpu.driver import Driver, small_config
 from tests.kernels.model_engine import STATE_SLOT, Engine, distance
@@ -142,10 +143,15 @@ def test_the_bytes_of_a_token_and_of_a_state(path: Path) -> None:
     assert [layout.state_values(layer) for layer in range(LAYERS)] == [state, state, 0, 0]
 
 
-def test_a_gpu_refuses_it_by_name(path: Path) -> None:
+def test_a_gpu_leaves_the_indexer_out_of_short_contexts(path: Path) -> None:
+    """Its tensors are in the file, and no unknown ones."""
     source = open_gguf(path)
-    with pytest.raises(ModelError, match=r"without rotated numbers.*pooled index keys.*--device cpu"):
-        check_gpu_features(source, read_checked_shape(source))
+    shape = read_checked_shape(source)
+    check_gpu_features(source, shape)
+    short = gpu_shape(shape, DENSE_UP_TO)
+    assert (short.indexer, short.context_length) == (None, DENSE_UP_TO)
+    check_tensors(short, source)
+    assert gpu_shape(shape, DENSE_UP_TO + 1) is shape
 
 
 def test_the_indexer_chooses(model: Any, path: Path, tmp_path: Path) -> None:

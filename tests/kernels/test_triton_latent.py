@@ -31,30 +31,32 @@ HEADS = [1, 6, 20]  # of which a decode program takes 16
 
 
 class Pool:
-    def __init__(self, requests: int, length: int) -> None:
+    def __init__(self, requests: int, length: int, rotary: int = ROTARY) -> None:
         g = torch.Generator().manual_seed(0)
         slots = requests * length + 5
-        self.keys = torch.randn(slots, 1, RANK + ROTARY, generator=g).half()
+        self.keys = torch.randn(slots, 1, RANK + rotary, generator=g).half()
         self.table = torch.randperm(slots, generator=g)[: requests * length].view(requests, length).int()
 
     def attend(self, q: torch.Tensor, sequences: list[Sequence]) -> torch.Tensor:
         return attention(q, self.keys, self.keys[..., :RANK], sequences).view(len(q), -1, RANK)
 
 
-def queries(n: int, heads: int) -> torch.Tensor:
+def queries(n: int, heads: int, rotary: int = ROTARY) -> torch.Tensor:
     g = torch.Generator().manual_seed(9)
-    return (torch.randn(n, heads, RANK + ROTARY, generator=g) / (RANK + ROTARY) ** 0.5 * 2).half()
+    return (torch.randn(n, heads, RANK + rotary, generator=g) / (RANK + rotary) ** 0.5 * 2).half()
 
 
 def parts(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return q[..., :RANK].contiguous().to(DEVICE), q[..., RANK:].contiguous().to(DEVICE)
 
 
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("splits", [1, 4, 64])
-def test_decode(heads: int, splits: int) -> None:
+@pytest.mark.parametrize(
+    ("heads", "splits", "rotary"),
+    [*((heads, splits, ROTARY) for heads in HEADS for splits in (1, 4, 64)), (6, 4, 0)],
+)
+def test_decode(heads: int, splits: int, rotary: int) -> None:
     lengths, requests = [150, 1, 33, 64], [3, 0, 2, 1]
-    pool, q = Pool(4, 150), queries(5, heads)
+    pool, q = Pool(4, 150, rotary), queries(5, heads, rotary)
     sequences = [
         Sequence(i, 1, n - 1, pool.table[r]) for i, (n, r) in enumerate(zip(lengths, requests, strict=True))
     ]
@@ -69,41 +71,44 @@ def test_decode(heads: int, splits: int) -> None:
     assert (out[4] == GUARD).all()
 
 
-@pytest.mark.parametrize("heads", [6, pytest.param(150, marks=pytest.mark.slow)])
-def test_prefill(heads: int) -> None:
+@pytest.mark.parametrize(
+    ("heads", "rotary"), [(6, ROTARY), (6, 0), pytest.param(150, ROTARY, marks=pytest.mark.slow)]
+)
+def test_prefill(heads: int, rotary: int) -> None:
     """150 heads are more than a tile's rows."""
     chunks = [(1, 40, 0, 0), (41, 1, 70, 2), (42, 20, 61, 1)]
-    pool, q = Pool(3, 90), queries(62, heads)
+    pool, q = Pool(3, 90, rotary), queries(62, heads, rotary)
     sequences = [Sequence(row, count, position, pool.table[r]) for row, count, position, r in chunks]
     columns = (np.array(column, np.int32) for column in zip(*chunks, strict=True))
-    tiles = torch.from_numpy(prefill_tiles(*columns, heads, 1, RANK + ROTARY)).to(DEVICE)
+    tiles = torch.from_numpy(prefill_tiles(*columns, heads, 1, RANK + rotary)).to(DEVICE)
     out = torch.full((62, heads, RANK), GUARD, device=DEVICE)
     prefill_latent(*parts(q), pool.keys.to(DEVICE), pool.table.to(DEVICE), tiles, out)
     assert nmse(out[1:].cpu(), pool.attend(q, sequences)[1:]) < 1e-6
     assert (out[0] == GUARD).all()
 
 
-def test_what_is_stored_and_what_becomes_of_q() -> None:
+@pytest.mark.parametrize("rotary", [ROTARY, 0])
+def test_what_is_stored_and_what_becomes_of_q(rotary: int) -> None:
     n, heads, nope, eps, scale, existing = 4, 3, 48, 1e-6, 0.3, 3
     g = torch.Generator().manual_seed(1)
-    fused = torch.randn(n, heads * (nope + ROTARY) + RANK + ROTARY, generator=g) * 2
-    q, latent = fused.to(DEVICE).split([heads * (nope + ROTARY), RANK + ROTARY], dim=1)
-    norm, angles = torch.rand(RANK, generator=g), torch.randn(50, ROTARY // 2, generator=g)
+    fused = torch.randn(n, heads * (nope + rotary) + RANK + rotary, generator=g) * 2
+    q, latent = fused.to(DEVICE).split([heads * (nope + rotary), RANK + rotary], dim=1)
+    norm, angles = torch.rand(RANK, generator=g), torch.randn(50, rotary // 2, generator=g)
     positions, slots = torch.tensor([40, 0, 7, 1]), torch.tensor([7, -1, 2, 3])
-    keys = torch.full((9, 1, RANK + ROTARY), 5.0).half().to(DEVICE)
+    keys = torch.full((9, 1, RANK + rotary), 5.0).half().to(DEVICE)
     mine = torch.full((n, heads, nope), GUARD, device=DEVICE)
-    rotated = torch.full((n, heads, ROTARY), GUARD, device=DEVICE)
+    rotated = torch.full((n, heads, rotary), GUARD, device=DEVICE)
     latent_store(
         q, latent, norm.to(DEVICE), eps, angles.cos().to(DEVICE), angles.sin().to(DEVICE), ints(positions),
         ints(slots), counter(existing), scale, mine, rotated, keys,
     )  # fmt: skip
-    expected = torch.full((9, 1, RANK + ROTARY), 5.0, dtype=torch.float64)
+    expected = torch.full((9, 1, RANK + rotary), 5.0, dtype=torch.float64)
     cos, sin = angles.cos()[positions], angles.sin()[positions]
     own, turned = reference.latent_store(
         q.cpu().view(n, heads, -1), latent.cpu(), norm, eps, cos, sin, slots % 9, expected, scale
     )
     assert nmse(mine[:existing].cpu(), own[:existing]) < 1e-12
-    assert nmse(rotated[:existing].cpu(), turned[:existing]) < 1e-12
+    assert nmse(rotated[:existing].cpu(), turned[:existing]) < 1e-12 or not rotary
     assert (mine[existing:] == GUARD).all()
     for slot in (7, 2):
         torch.testing.assert_close(keys[slot].cpu().double(), expected[slot], rtol=1e-3, atol=1e-4)

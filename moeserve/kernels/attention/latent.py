@@ -35,13 +35,13 @@ def latent_attention_kernel(
 ):  # fmt: skip
     """Grid (rows, blocks of G heads, SPLITS), or without SPLITS (tiles, blocks of G heads).
 
-    q [n, HEADS, RANK] and rotated [n, HEADS, ROTARY], scaled; keys [slots, RANK + ROTARY], of the same dtype; out
-    [n, HEADS, RANK]. Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1]. With tiles
-    int32 [tiles, 4] (first row, rows, its position, request slot), each row of a tile attends up to its own
-    position. A row of one split is stored in `out`; of others each split stores its unnormalised sum in part_sums
-    [n, blocks, SPLITS, ROWS, RANK_SIZE], its largest scores and the sums of its weights in part_stats [.., 2], float32,
-    for `combine_kernel`. LEAST: minimum of blocks of BLOCK keys per split. ROWS: a power of two that holds a tile's
-    rows times G; *_SIZE: powers of two that hold RANK and ROTARY.
+    q [n, HEADS, RANK] and rotated [n, HEADS, ROTARY] (not read if ROTARY is 0), scaled; keys [slots, RANK + ROTARY], of
+    the same dtype; out [n, HEADS, RANK]. Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
+    With tiles int32 [tiles, 4] (first row, rows, its position, request slot), each row of a tile attends up to its own
+    position. A row of one split is stored in `out`; of others each split stores its unnormalised sum in part_sums [n,
+    blocks, SPLITS, ROWS, RANK_SIZE], its largest scores and the sums of its weights in part_stats [.., 2], float32, for
+    `combine_kernel`. LEAST: minimum of blocks of BLOCK keys per split. ROWS: a power of two that holds a tile's rows
+    times G; *_SIZE: powers of two that hold RANK and ROTARY.
     """
     if PDL:
         gdc_launch_dependents()
@@ -66,7 +66,8 @@ def latent_attention_kernel(
     live = ((m // G < rows) & (head < HEADS))[:, None]
     at = ((row + m // G).to(tl.int64) * HEADS + head)[:, None]
     query = tl.load(q + at * RANK + d, live & (d < RANK), 0.0)
-    query_rotated = tl.load(rotated + at * ROTARY + e, live & (e < ROTARY), 0.0)
+    if ROTARY:
+        query_rotated = tl.load(rotated + at * ROTARY + e, live & (e < ROTARY), 0.0)
     # Rows beyond the tile attend to the keys of its last row, so that no row has no keys.
     position = start + tl.minimum(m // G, rows - 1)
     held = table + req_slot.to(tl.int64) * TABLE_STRIDE
@@ -79,9 +80,12 @@ def latent_attention_kernel(
         there = p < last
         slot = (tl.load(held + p, there, 0).to(tl.int64) * (RANK + ROTARY))[:, None]
         k = tl.load(keys + slot + d, there[:, None] & (d < RANK), 0.0)
-        k_rotated = tl.load(keys + slot + RANK + e, there[:, None] & (e < ROTARY), 0.0)
-        scores = tl.dot(query_rotated, tl.trans(k_rotated))
-        scores = tl.dot(query, tl.trans(k), scores) * LOG2E
+        if ROTARY:
+            k_rotated = tl.load(keys + slot + RANK + e, there[:, None] & (e < ROTARY), 0.0)
+            scores = tl.dot(query_rotated, tl.trans(k_rotated))
+            scores = tl.dot(query, tl.trans(k), scores) * LOG2E
+        else:
+            scores = tl.dot(query, tl.trans(k)) * LOG2E
         seen = there[None, :] & (p[None, :] <= position[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         new = tl.maximum(largest, tl.max(scores, 1))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from moeserve.kernels.rope.op import SectionPositions
+from moeserve.kernels.rope.op import SectionPositions, rotary_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +25,54 @@ class NewTokens:
     norm_after: bool = False
     v_scale: float = 1.0
     sections: SectionPositions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelArguments:
+    """A decode kernel's arguments for the rows' own tokens: the defaults are those of rows without any."""
+
+    rotary: int  # columns that rotate
+    k: Tensor | None = None
+    v: Tensor | None = None
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+    sections: Tensor | None = None  # positions by section
+    slots: Tensor | None = None
+    k_stride: int = 0
+    v_stride: int = 0
+    q_eps: float | None = None  # None: no norm, as for keys and values
+    k_eps: float | None = None
+    v_eps: float | None = None
+    v_scale: float = 1.0
+    norm_after: bool = False
+    height: int = 0
+    width: int = 0
+    time: int = 0
+
+
+def kernel_arguments(new: NewTokens | None, dim: int) -> KernelArguments:
+    """Returns the arguments for heads of `dim` columns; None: rows whose tokens the pool has already."""
+    if new is None:
+        return KernelArguments(dim)
+    sections = new.sections
+    return KernelArguments(
+        rotary_dim(new.cos, dim),
+        new.k,
+        new.v,
+        new.q_norm,
+        new.k_norm,
+        new.cos,
+        new.sin,
+        None if sections is None else sections.positions,
+        new.slots,
+        new.k.stride(0),
+        new.v.stride(0),
+        None if new.q_norm is None else new.eps,
+        None if new.k_norm is None else new.eps,
+        new.v_eps,
+        new.v_scale,
+        new.norm_after,
+        *((0, 0, 0) if sections is None else (sections.height, sections.width, sections.time)),
+    )

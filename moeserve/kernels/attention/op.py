@@ -9,12 +9,11 @@ import numpy.typing as npt
 from torch import Tensor
 
 from moeserve.kernels.attention.decode import decode_kernel
-from moeserve.kernels.attention.new_tokens import NewTokens
+from moeserve.kernels.attention.new_tokens import NewTokens, kernel_arguments
 from moeserve.kernels.attention.prefill import prefill_kernel
 from moeserve.kernels.attention.shares import attend_in_shares, takes_shares
 from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.launch import HOPPER_SHARED_MEMORY, next_power_of_2, pdl, shared_memory, warpgroups
-from moeserve.kernels.rope.op import rotary_dim
 
 LOG2E = 1.4426950408889634
 
@@ -131,18 +130,19 @@ def decode_attention(
             room.counters, out, codes, scales, window, score_scale(scale, dim),
         )  # fmt: skip
         return
+    own = kernel_arguments(new, dim)
     splits, group, v_size = room.sums.shape[2:]
     tile = (DECODE if key_scales is None else DECODE_Q8)[max(128, next_power_of_2(dim))]
     decode_kernel(
         (n, kv_heads, splits),
         q,
-        None if new is None else new.k,
-        None if new is None else new.v,
-        None if new is None else new.q_norm,
-        None if new is None else new.k_norm,
-        None if new is None else new.cos,
-        None if new is None else new.sin,
-        None if new is None or new.sections is None else new.sections.positions,
+        own.k,
+        own.v,
+        own.q_norm,
+        own.k_norm,
+        own.cos,
+        own.sin,
+        own.sections,
         keys,
         values,
         key_scales,
@@ -152,7 +152,7 @@ def decode_attention(
         req_slots,
         positions,
         ends,
-        None if new is None else new.slots,
+        own.slots,
         count,
         room.sums,
         room.stats,
@@ -161,18 +161,18 @@ def decode_attention(
         codes,
         scales,
         q.stride(0),
-        0 if new is None else new.k.stride(0),
-        0 if new is None else new.v.stride(0),
+        own.k_stride,
+        own.v_stride,
         table.stride(0),
         heads,
         kv_heads,
         dim,
         v_dim,
-        dim if new is None else rotary_dim(new.cos, dim),
-        None if new is None or new.q_norm is None else new.eps,
-        None if new is None or new.k_norm is None else new.eps,
-        None if new is None else new.v_eps,
-        1.0 if new is None else new.v_scale,
+        own.rotary,
+        own.q_eps,
+        own.k_eps,
+        own.v_eps,
+        own.v_scale,
         window,
         score_scale(scale, dim),
         group,
@@ -183,10 +183,10 @@ def decode_attention(
         tile.least,
         min(room.fill, splits),
         tile.long,
-        new is not None and new.norm_after,
-        0 if new is None or new.sections is None else new.sections.height,
-        0 if new is None or new.sections is None else new.sections.width,
-        0 if new is None or new.sections is None else new.sections.time,
+        own.norm_after,
+        own.height,
+        own.width,
+        own.time,
         pdl(),
         num_warps=tile.warps,
         num_stages=tile.stages,

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from moeserve.kernels.attention.new_tokens import NewTokens
+from moeserve.kernels.attention.new_tokens import NewTokens, kernel_arguments
 from moeserve.kernels.launch import multiprocessors, next_power_of_2, pdl, warpgroups
-from moeserve.kernels.rope.op import rotary_dim
 
 # Each program looks at all rows' lengths. Two sizes of this look, so that few kernels are compiled.
 FEW_ROWS, MAX_ROWS = 256, 1024
@@ -88,24 +87,24 @@ def attend_in_shares(
     from moeserve.kernels.attention.shared_decode import shared_decode  # Gluon takes 70 ms to import
 
     (n, width), (_, kv_heads, dim) = q.shape, keys.shape
-    tile, sections = _tile(dim, n), None if new is None else new.sections
+    tile, own = _tile(dim, n), kernel_arguments(new, dim)
     shared_decode(
         (_programs(dim, n),),
         q,
-        None if new is None else new.k,
-        None if new is None else new.v,
-        None if new is None else new.q_norm,
-        None if new is None else new.k_norm,
-        None if new is None else new.cos,
-        None if new is None else new.sin,
-        None if sections is None else sections.positions,
+        own.k,
+        own.v,
+        own.q_norm,
+        own.k_norm,
+        own.cos,
+        own.sin,
+        own.sections,
         keys,
         values,
         sinks,
         table,
         req_slots,
         positions,
-        None if new is None else new.slots,
+        own.slots,
         count,
         part_sums,
         part_stats,
@@ -114,19 +113,19 @@ def attend_in_shares(
         codes,
         scales,
         q.stride(0),
-        0 if new is None else new.k.stride(0),
-        0 if new is None else new.v.stride(0),
+        own.k_stride,
+        own.v_stride,
         table.stride(0),
         width // dim,
         kv_heads,
         dim,
-        dim if new is None else rotary_dim(new.cos, dim),
-        None if new is None or new.q_norm is None else new.eps,
+        own.rotary,
+        own.q_eps,
         window,
         scale,
-        0 if sections is None else sections.height,
-        0 if sections is None else sections.width,
-        0 if sections is None else sections.time,
+        own.height,
+        own.width,
+        own.time,
         FEW_ROWS if n <= FEW_ROWS else MAX_ROWS,
         heads_at_once(width // dim // kv_heads),
         tile.keys,

@@ -85,26 +85,43 @@ def bound_of_sample(scores, end, TOP: tl.constexpr, SAMPLE: tl.constexpr, BITS: 
 
 
 @triton.jit
-def store_blocks(out, place, block, held, live, SLOTS: tl.constexpr):
+def store_blocks(out, place, block, held, position, live, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Stores blocks at their places; SLOTS: the KV slots of their keys up to `position`."""
     if SLOTS:
-        tl.store(out + place, tl.load(held + block, live, 0), live)
+        for at in range(BLOCK):
+            key = block * BLOCK + at
+            there = live & (key <= position)
+            tl.store(out + place * BLOCK + at, tl.load(held + key, there, 0), there)
     else:
         tl.store(out + place, block, live)
 
 
 @triton.jit
-def store_from(key, bound, written, out, held, SLOTS: tl.constexpr, BITS: tl.constexpr):
+def store_from(
+    key, bound, written, out, held, position, SLOTS: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr
+):
     """Stores the blocks of the keys from `bound` on, behind those written. Returns the number of these."""
     kept = key >= bound
     place = written + tl.cumsum(kept.to(tl.int32), 0) - 1
-    store_blocks(out, place, (~key & ((1 << BITS) - 1)).to(tl.int32), held, kept, SLOTS)
+    store_blocks(out, place, (~key & ((1 << BITS) - 1)).to(tl.int32), held, position, kept, SLOTS, BLOCK)
     return written + tl.sum(kept.to(tl.int32), 0)
 
 
 @triton.jit
-def store_highest(key, low, out, held, TOP: tl.constexpr, SLOTS: tl.constexpr, BITS: tl.constexpr):
+def store_highest(
+    key,
+    low,
+    out,
+    held,
+    position,
+    TOP: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BITS: tl.constexpr,
+):
     """Stores the blocks of the TOP highest keys. As many reach `low`."""
-    store_from(key, threshold(key, tl.full([], 0, tl.int64) + low, TOP, TOP), 0, out, held, SLOTS, BITS)
+    bound = threshold(key, tl.full([], 0, tl.int64) + low, TOP, TOP)
+    store_from(key, bound, 0, out, held, position, SLOTS, BLOCK, BITS)
 
 
 @triton.jit
@@ -204,8 +221,8 @@ def choose_kernel(
     SIZE: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, CHOICES). Writes the blocks that rows first_row[0] + i < count[0] attend to, by the `ChoiceRule` of
-    TOP, BLOCK and LOCAL, in the order of positions: int32 chosen [n, CHOICES, WIDTH]; SLOTS: their KV slots, with
-    blocks of one key. lasts int32 [n]: the index of a row's own key among the keys of these blocks.
+    TOP, BLOCK and LOCAL, in the order of positions: int32 chosen [n, CHOICES, WIDTH]; SLOTS: the KV slots of their
+    keys. lasts int32 [n]: the index of a row's own key among the keys of these blocks.
 
     scores float32 [rows, CHOICES, STRIDE]: SCORES of the blocks before a row's tail, read if there are more than TOP.
     BITS: those of SCORES. scratch: None, with up to SIZE scores; else the same memory as int64. Then there are behind a
@@ -227,13 +244,16 @@ def choose_kernel(
     if choice == 0:
         tl.store(lasts + row, taken * BLOCK + position - scored * BLOCK)
     for first in range(scored, blocks, CHUNK):  # the tail
-        store_blocks(out, taken + first - scored + j, first + j, held, first + j < blocks, SLOTS)
+        store_blocks(
+            out, taken + first - scored + j, first + j, held, position, first + j < blocks, SLOTS, BLOCK
+        )
     mine = scores + line * STRIDE
     if scored <= TOP:
         for first in range(0, scored, CHUNK):
-            store_blocks(out, first + j, first + j, held, first + j < scored, SLOTS)
+            store_blocks(out, first + j, first + j, held, position, first + j < scored, SLOTS, BLOCK)
     elif scratch is None:
-        store_highest(load_keys(mine, tl.arange(0, SIZE), scored, BITS), 0, out, held, TOP, SLOTS, BITS)
+        key = load_keys(mine, tl.arange(0, SIZE), scored, BITS)
+        store_highest(key, 0, out, held, position, TOP, SLOTS, BLOCK, BITS)
     else:
         room = scratch + (line * STRIDE + SCORES) // 2
         low, _, found = load_counts(room, scored, 0, PARTS, SIZE, CHUNK)
@@ -241,8 +261,10 @@ def choose_kernel(
             bound, written = threshold_of_row(mine, scored, TOP, BITS, CHUNK), tl.full([], 0, tl.int32)
             for first in range(0, scored, CHUNK):
                 key = load_keys(mine, first + j, scored, BITS)
-                written = store_from(key, bound, written, out, held, SLOTS, BITS)
+                written = store_from(key, bound, written, out, held, position, SLOTS, BLOCK, BITS)
         elif found <= SIZE // 2:
-            store_highest(load_candidates(room, found, SIZE // 2), low, out, held, TOP, SLOTS, BITS)
+            key = load_candidates(room, found, SIZE // 2)
+            store_highest(key, low, out, held, position, TOP, SLOTS, BLOCK, BITS)
         else:
-            store_highest(load_candidates(room, found, SIZE), low, out, held, TOP, SLOTS, BITS)
+            key = load_candidates(room, found, SIZE)
+            store_highest(key, low, out, held, position, TOP, SLOTS, BLOCK, BITS)

@@ -20,6 +20,7 @@ from moeserve.kernels.indexer.blocks_triton import (
     complete_blocks_kernel,
 )
 from moeserve.kernels.indexer.choice import choose_kernel, collect_kernel, count_kernel
+from moeserve.kernels.indexer.pools_triton import complete_pools_kernel, pool_store_kernel
 from moeserve.kernels.indexer.triton import index_scores_kernel, index_store_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.rope.op import rotary_dim
@@ -99,6 +100,39 @@ def block_index_store(
         )  # fmt: skip
 
 
+def pool_store(
+    q: Tensor,
+    keys: Tensor,
+    gates: Tensor,
+    norm: Tensor,
+    bias: Tensor,
+    eps: float,
+    ape: Tensor,
+    table: Tensor,
+    req_slots: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    count: Tensor,
+    queries: Tensor,
+    index_keys: Tensor,
+) -> None:
+    """Writes the index queries, and stores the index keys of the blocks that the rows complete, for i < count[0]:
+    `pools.pooled_keys`. Of other tokens key and gate are stored, for a later call.
+
+    gates [n, dim], rows at any stride; ape float32 [keys of a block, dim]; table int32 [requests, length], which has
+    the rows' slots; req_slots int32 [n]; index_keys float16 [slots, 1, 2 * dim]. Other arguments as for `index_store`.
+    """
+    (n, heads, dim), size = queries.shape, next_power_of_2(queries.shape[2])
+    pool_store_kernel(
+        (n, heads + 1), q, keys, gates, norm, bias, slots, count, queries, index_keys, q.stride(0), keys.stride(0),
+        gates.stride(0), heads, dim, eps, size, pdl(), num_warps=4, launch_pdl=pdl(),
+    )  # fmt: skip
+    complete_pools_kernel(
+        (n,), table, req_slots, ape, positions, slots, count, index_keys, table.stride(0), dim, len(ape), size, pdl(),
+        num_warps=4, launch_pdl=pdl(),
+    )  # fmt: skip
+
+
 def rows_together(scores: Tensor, rows: int, of_row: int) -> int:
     """Returns how many of `rows` rows can be scored together: all, or a multiple of SHARING_ROWS, because a program
     writes the scores of as many. scores: flat buffer; of_row: numbers of a row's choices. Raises ValueError without
@@ -132,7 +166,7 @@ def score_keys(
     without weights `blocks.block_scores` of a rule that is not local.
 
     q float16 [n, heads, dim], from `index_store`; weights [n, heads], rows at any stride; index_keys float16 [slots,
-    1, dim]; table int32 [requests, length]; req_slots, positions int32 [n]; first_row int32 [1]; rows: of
+    1, dim or more]; table int32 [requests, length]; req_slots, positions int32 [n]; first_row int32 [1]; rows: of
     `rows_together`; scores flat float32: row i's are at i * `stride_of_choice`. are_prompts: neighbouring rows are
     mostly of one request.
     """
@@ -142,9 +176,9 @@ def score_keys(
     groups, of_row = -(-rows // sharing), stride_of_choice(table.stride(0), rule)
     index_scores_kernel(
         (groups, max(1, min(-(-of_row // keys), PROGRAMS // groups))), q, weights, index_keys, table, req_slots,
-        positions, count, first_row, scores, 0 if weights is None else weights.stride(0), table.stride(0), of_row,
-        heads, dim, rule.top, rule.block, size, together, sharing, keys, pdl(), num_warps=4, num_stages=2,
-        launch_pdl=pdl(),
+        positions, count, first_row, scores, 0 if weights is None else weights.stride(0), index_keys.stride(0),
+        table.stride(0), of_row, heads, dim, rule.top, rule.block, size, together, sharing, keys, pdl(), num_warps=4,
+        num_stages=2, launch_pdl=pdl(),
     )  # fmt: skip
 
 
@@ -192,10 +226,11 @@ def choose(
     """Writes the blocks that rows first_row[0] + i < count[0] attend to, i < rows, as `choose_kernel` has it:
     `reference.choose_keys`, then the row's tail. Rows without more blocks than are chosen attend to all.
 
-    scores: from `score_keys` or `score_blocks` for these rows; chosen int32 [n, choices, blocks of a row], KV slots if
-    `rule.block` is 1; lasts int32 [n].
+    scores: from `score_keys` or `score_blocks` for these rows; chosen int32 [n, choices, blocks of a row]; lasts int32
+    [n]. With blocks of one key, or with room for all keys of a row's blocks, chosen has KV slots in place of blocks.
     """
     _, choices, width = chosen.shape
+    has_slots = rule.block == 1 or width >= rule.most_blocks * rule.block
     length, stride, by = (
         table.stride(0),
         stride_of_choice(table.stride(0), rule),
@@ -213,7 +248,7 @@ def choose(
     size = size or max(256, next_power_of_2(numbers))
     choose_kernel(
         (rows, choices), scores, scratch, table, req_slots, *step, chosen, lasts, length, stride, numbers, choices, *by,
-        width, rule.block == 1, parts, size, bits, min(size, CHOSEN_TOGETHER), pdl(), num_warps=max(1, size // 512),
+        width, has_slots, parts, size, bits, min(size, CHOSEN_TOGETHER), pdl(), num_warps=max(1, size // 512),
         launch_pdl=pdl(),
     )  # fmt: skip
 

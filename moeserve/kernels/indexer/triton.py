@@ -82,14 +82,16 @@ def index_store_kernel(
 
 @triton.jit
 def load_index_keys(
-    index_keys, table, req_slot, j, end, TABLE_STRIDE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    index_keys, table, req_slot, j, end, K_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr, DIM: tl.constexpr,
+    SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Returns the index keys [KEYS, SIZE] of a request's blocks j < end, each in the slot of the block's last token."""
     d, there = tl.arange(0, SIZE), j < end
     held = table + req_slot.to(tl.int64) * TABLE_STRIDE
     slot = tl.load(held + (j + 1) * BLOCK - 1, there, 0).to(tl.int64)
-    return tl.load(index_keys + slot[:, None] * DIM + d[None, :], there[:, None] & (d < DIM)[None, :], 0.0)
+    return tl.load(
+        index_keys + slot[:, None] * K_STRIDE + d[None, :], there[:, None] & (d < DIM)[None, :], 0.0
+    )
 
 
 @triton.jit
@@ -122,16 +124,16 @@ def request_of_rows(req_slots, first, rows, live):
 @kernel
 def index_scores_kernel(
     q, weights, index_keys, table, req_slots, positions, count, first_row, scores,
-    W_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr, SCORES_STRIDE: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr, TOGETHER: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr, PDL: tl.constexpr,
+    W_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, TABLE_STRIDE: tl.constexpr, SCORES_STRIDE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr, SIZE: tl.constexpr,
+    TOGETHER: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (groups of ROWS rows, programs that share their blocks). Scores the complete blocks of BLOCK keys up to each
     row's position, of rows first_row[0] + i < count[0] with more than TOP of them.
 
-    q [n, HEADS, DIM] and index_keys [slots, DIM] of one dtype; weights [n, HEADS], rows W_STRIDE apart, None: all 1;
-    table int32 [requests, TABLE_STRIDE]; scores float32 [.., SCORES_STRIDE]: row i. SIZE, TOGETHER: powers of two that
-    hold DIM, and the heads that are multiplied together.
+    q [n, HEADS, DIM] and index_keys [slots, DIM], rows K_STRIDE apart, of one dtype; weights [n, HEADS], rows W_STRIDE
+    apart, None: all 1; table int32 [requests, TABLE_STRIDE]; scores float32 [.., SCORES_STRIDE]: row i. SIZE, TOGETHER:
+    powers of two that hold DIM, and the heads that are multiplied together.
     """
     if PDL:
         gdc_launch_dependents()
@@ -150,7 +152,7 @@ def index_scores_kernel(
         j = block * KEYS + tl.arange(0, KEYS)
         to = scores + j
         if is_shared:  # as in a prompt: the keys serve all rows
-            k = load_index_keys(index_keys, table, one, j, most, TABLE_STRIDE, DIM, SIZE, BLOCK)
+            k = load_index_keys(index_keys, table, one, j, most, K_STRIDE, TABLE_STRIDE, DIM, SIZE, BLOCK)
             for i in range(end - first):
                 row = first.to(tl.int64) + i
                 found = weighted_scores(q, weights, row, k, W_STRIDE, HEADS, DIM, SIZE, TOGETHER)
@@ -160,7 +162,16 @@ def index_scores_kernel(
                 row = first.to(tl.int64) + i
                 mine = (tl.load(positions + row) + 1) // BLOCK
                 k = load_index_keys(
-                    index_keys, table, tl.load(req_slots + row), j, mine, TABLE_STRIDE, DIM, SIZE, BLOCK
+                    index_keys,
+                    table,
+                    tl.load(req_slots + row),
+                    j,
+                    mine,
+                    K_STRIDE,
+                    TABLE_STRIDE,
+                    DIM,
+                    SIZE,
+                    BLOCK,
                 )
                 found = weighted_scores(q, weights, row, k, W_STRIDE, HEADS, DIM, SIZE, TOGETHER)
                 tl.store(to + (row - base) * SCORES_STRIDE, found, j < mine)

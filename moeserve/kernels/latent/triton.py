@@ -65,21 +65,23 @@ def latent_store_kernel(
         return
     row = i.to(tl.int64)
     half: tl.constexpr = ROTARY // 2
-    r = tl.arange(0, HALF_SIZE)
-    in_half = r < half
-    angles = tl.load(positions + i).to(tl.int64) * half
-    c = tl.load(cos + angles + r, in_half, 0.0)
-    s = tl.load(sin + angles + r, in_half, 0.0)
+    if ROTARY:
+        r = tl.arange(0, HALF_SIZE)
+        in_half = r < half
+        angles = tl.load(positions + i).to(tl.int64) * half
+        c = tl.load(cos + angles + r, in_half, 0.0)
+        s = tl.load(sin + angles + r, in_half, 0.0)
     if part < HEADS:
         head = q + row * Q_STRIDE + part * (NOPE + ROTARY)
         d = tl.arange(0, NOPE_SIZE)
         still = tl.load(head + d, d < NOPE, 0.0).to(tl.float32) * SCALE
         to = row * HEADS + part
         tl.store(nope + to * NOPE + d, still.to(nope.dtype.element_ty), d < NOPE)
-        a = tl.load(head + NOPE + 2 * r, in_half, 0.0).to(tl.float32) * SCALE
-        b = tl.load(head + NOPE + 2 * r + 1, in_half, 0.0).to(tl.float32) * SCALE
-        tl.store(rotated + to * ROTARY + r, (a * c - b * s).to(rotated.dtype.element_ty), in_half)
-        tl.store(rotated + to * ROTARY + half + r, (b * c + a * s).to(rotated.dtype.element_ty), in_half)
+        if ROTARY:
+            a = tl.load(head + NOPE + 2 * r, in_half, 0.0).to(tl.float32) * SCALE
+            b = tl.load(head + NOPE + 2 * r + 1, in_half, 0.0).to(tl.float32) * SCALE
+            tl.store(rotated + to * ROTARY + r, (a * c - b * s).to(rotated.dtype.element_ty), in_half)
+            tl.store(rotated + to * ROTARY + half + r, (b * c + a * s).to(rotated.dtype.element_ty), in_half)
     else:
         slot = tl.load(slots + i).to(tl.int64)
         if slot >= 0:
@@ -89,7 +91,8 @@ def latent_store_kernel(
             x *= tl.rsqrt(tl.sum(x * x, 0) / RANK + EPS) * tl.load(norm + d, d < RANK, 0.0)
             key = keys + slot * (RANK + ROTARY)
             tl.store(key + d, x.to(keys.dtype.element_ty), d < RANK)
-            a = tl.load(vector + RANK + 2 * r, in_half, 0.0).to(tl.float32)
-            b = tl.load(vector + RANK + 2 * r + 1, in_half, 0.0).to(tl.float32)
-            tl.store(key + RANK + r, (a * c - b * s).to(keys.dtype.element_ty), in_half)
-            tl.store(key + RANK + half + r, (b * c + a * s).to(keys.dtype.element_ty), in_half)
+            if ROTARY:
+                a = tl.load(vector + RANK + 2 * r, in_half, 0.0).to(tl.float32)
+                b = tl.load(vector + RANK + 2 * r + 1, in_half, 0.0).to(tl.float32)
+                tl.store(key + RANK + r, (a * c - b * s).to(keys.dtype.element_ty), in_half)
+                tl.store(key + RANK + half + r, (b * c + a * s).to(keys.dtype.element_ty), in_half)

@@ -22,11 +22,13 @@ def load_indexer(
     if shape is None or shape.keys_from is not None:
         return None
     (q_b,) = merged(n.of_layer(index, n.INDEXER_Q_B))
+    gate = (n.INDEX_POOLS.gate,) if shape.is_pooled else ()
     return GpuIndexer(
-        inputs=merged(*(n.of_layer(index, part) for part in (n.INDEXER_K, n.INDEXER_PROJ))),
+        inputs=merged(*(n.of_layer(index, part) for part in (n.INDEXER_K, n.INDEXER_PROJ, *gate))),
         q_b=q_b,
         k_norm=vector(n.of_layer(index, n.INDEXER_K_NORM)),
         k_bias=vector(n.bias_of_layer(index, n.INDEXER_K_NORM)),
+        ape=vector(n.of_layer(index, n.INDEX_POOLS.bias)) if shape.is_pooled else None,
     )
 
 

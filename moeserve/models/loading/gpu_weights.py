@@ -140,10 +140,13 @@ class GpuAttention:
 
 @dataclass(frozen=True, slots=True)
 class GpuIndexer:
-    inputs: list[MergedLinear]  # the rows of index keys, then of the heads' weights
+    inputs: list[
+        MergedLinear
+    ]  # the rows of index keys, of the heads' weights, and of the gates of pooled keys
     q_b: MergedLinear  # [q_width, q_rank]
     k_norm: Tensor  # [dim], as is k_bias
     k_bias: Tensor
+    ape: Tensor | None = None  # float32 [keys of a block, dim]; None: keys are not pooled
 
     @property
     def nbytes(self) -> int:

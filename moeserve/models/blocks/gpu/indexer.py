@@ -11,6 +11,7 @@ from moeserve.kernels.indexer.op import (
     block_index_store,
     choose,
     index_store,
+    pool_store,
     rows_together,
     score_blocks,
     score_keys,
@@ -39,12 +40,19 @@ def choose_keys(
     layer's input, and q_a, the compressed q. Writes `space.chosen` and `space.lasts`."""
     assert kv.index_keys is not None
     count = batch.count
-    keys, weights = multiply_all(w.inputs, [shape.dim, shape.num_heads], s.y, count, space.projected, s.dense)
+    widths = [shape.dim, shape.num_heads, *([shape.gate_width] if shape.is_pooled else [])]
+    keys, weights, *gates = multiply_all(w.inputs, widths, s.y, count, space.projected, s.dense)
     multiply(w.q_b, q_a, count, space.q, s.dense)
-    index_store(
-        space.q, keys, w.k_norm, w.k_bias, shape.eps, form.cos, form.sin, batch.positions, batch.kv_slots, count,
-        space.queries, kv.index_keys, in_pairs=shape.in_pairs,
-    )  # fmt: skip
+    if w.ape is not None:
+        pool_store(
+            space.q, keys, gates[0], w.k_norm, w.k_bias, shape.eps, w.ape, table, batch.req_slots, batch.positions,
+            batch.kv_slots, count, space.queries, kv.index_keys,
+        )  # fmt: skip
+    else:
+        index_store(
+            space.q, keys, w.k_norm, w.k_bias, shape.eps, form.cos, form.sin, batch.positions, batch.kv_slots, count,
+            space.queries, kv.index_keys, in_pairs=shape.in_pairs,
+        )  # fmt: skip
     together = rows_together(space.scores, s.rows, stride_of_choice(table.stride(0), shape.rule))
     for first in range(0, s.rows, together):
         rows = min(together, s.rows - first)

@@ -33,8 +33,7 @@ class IndexerWorkspace:
         self.q = views["index_q"]  # of an indexer that chooses keys
         self.queries = views["index_queries"].view(rows, shape.num_heads, shape.dim)
         self.scores = views["index_scores"]
-        self.chosen = views[
-            "chosen_keys"
-        ]  # KV slots [rows, 1, top], or blocks [rows, choices, blocks of a row]
+        # KV slots [rows, 1, keys], or blocks [rows, choices, blocks of a row]
+        self.chosen = views["chosen_keys"]
         self.lasts = views["last_keys"]  # the index of each row's last chosen key
         self.row_numbers = torch.arange(rows, dtype=torch.int32, device=self.q.device)
