@@ -191,6 +191,9 @@ class _Exchange:
             answer = await request
         except (aiohttp.ClientError, OSError) as error:
             raise _Unanswered from error
+        if answer.status == 503 and self.most_sendings > 1 and not await instance.is_ready():
+            answer.close()  # a part of the server was replaced, and the server is not ready yet
+            raise _Unanswered
         if (response_id := answer.headers.get(BACKGROUND_HEADER)) is not None:
             self._pool.hold(self._model, instance, self._until_background_ends(instance, response_id))
         async with answer:
