@@ -53,8 +53,9 @@ class ServerConfig(EngineConfig):
     mmproj_device: str = option(
         "auto",
         "Model",
-        "where the vision tower computes. cuda: on the first NVIDIA GPU; cpu: on the CPU; auto: on the GPU if the "
-        "model is there too and the tower takes at most an eighth of the GPU memory, else on the CPU",
+        "where the vision tower computes. cuda: on the first NVIDIA GPU; cpu: on the CPU, in 16-bit integers with "
+        "AVX-512 VNNI (--isa), else in float32; auto: on the GPU if the model is there too and the tower takes at most "
+        "an eighth of the GPU memory, else on the CPU",
         choices=("auto", "cpu", "cuda"),
     )
     image_min_tokens: int | None = option(
@@ -272,7 +273,7 @@ class ServerConfig(EngineConfig):
         None, "Network", "this server's certificate for --worker (PEM)", metavar="PATH"
     )
     worker_ssl_keyfile: str | None = option(
-        None, "Network", "that certificate's private key (default: in the same file)", metavar="PATH"
+        None, "Network", "private key of --worker-ssl-certfile (default: in that file)", metavar="PATH"
     )
     worker_ssl_ca_certs: str | None = option(
         None,

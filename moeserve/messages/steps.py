@@ -222,6 +222,10 @@ class ExpertUse(msgspec.Struct, frozen=True, tag=True):
     # worker's
     on_gpu: bytes
     cache: ExpertCacheCounts | None = None  # since the start; None: experts stay where they are
+    on_disk: bytes = (
+        b""  # uint8 [layers, experts]: 1 for an expert that is in no memory; empty: all are in one
+    )
+    disk: ExpertDiskCounts | None = None  # since the start; None: no expert is ever on disk
 
 
 class WorkerError(msgspec.Struct, frozen=True, tag=True):

@@ -310,8 +310,13 @@ class Runner:
     def expert_use(self) -> ExpertUse:
         tokens, on_gpu, cache = self.engine.expert_counts()
         layers, experts = tokens.shape
-        top_k = self._ready.experts_per_token
-        return ExpertUse(layers, experts, top_k, tokens.tobytes(), on_gpu.tobytes(), cache)
+        use = ExpertUse(
+            layers, experts, self._ready.experts_per_token, tokens.tobytes(), on_gpu.tobytes(), cache
+        )
+        if self._disk is None:
+            return use
+        on_disk = self._disk.on_disk(on_gpu).tobytes()
+        return msgspec.structs.replace(use, on_disk=on_disk, disk=self._disk.totals)
 
     def adapters(self, wanted: AdaptersWanted) -> AdaptersReport:
         if self._adapters is not None:

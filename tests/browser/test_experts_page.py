@@ -15,6 +15,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from moeserve.messages.expert_cache import ExpertCacheCounts
+from moeserve.messages.expert_disk import ExpertDiskCounts
 from moeserve.messages.steps import ExpertUse
 from tests.browser.conftest import KEY, Screenshot
 from tests.e2e.clients import TEXT, completion, within
@@ -156,6 +157,58 @@ def test_experts_in_gpu_memory_are_marked(page: Page) -> None:
         assert point_at(page, 0, 0) == "Layer 0, expert 0: 5 tokens, 71.4% of the layer, on GPU"
         assert point_at(page, 0, 1) == "Layer 0, expert 1: 0 tokens, 0.0% of the layer, on CPU"
         expect(page.locator("#layers tr").nth(1)).to_contain_text("85.7%")
+
+
+@pytest.mark.slow
+def test_experts_are_shown_by_tier(page: Page) -> None:
+    """GPU, RAM and disk; what the tiers found, lately and since the start. Then a model without a GPU."""
+    tokens, on_gpu, on_disk = (
+        np.ones((2, 3), np.int64),
+        np.array([[1, 0, 0], [0, 1, 0]], np.uint8),
+        np.array([[0, 1, 0], [1, 0, 1]], np.uint8),
+    )
+    cache = ExpertCacheCounts(50, 50, 7, 2_000_000_000)
+    with http_server() as server:
+        page.goto(server.url + "/experts")
+        for asked, disk in enumerate((ExpertDiskCounts(30, 20, 10**9), ExpertDiskCounts(111, 29, 3 * 10**9))):
+            assert within(30, partial(asked_after, server, asked))
+            server.send(
+                ExpertUse(2, 3, 2, tokens.tobytes(), on_gpu.tobytes(), cache, on_disk.tobytes(), disk)
+            )
+            if not asked:
+                expect(page.locator("#totals")).to_contain_text("60.0% of all")
+        expect(page.locator("#totals")).to_contain_text("90.0% lately, 79.3% of all")
+        assert total(page, "RAM has of the rest").startswith("90.0%")
+        assert total(page, "Read from disk") == "3.0 GB; 2.0 GB lately"
+        assert total(page, "In RAM") == "1 of 6"
+        for part in ("#of-gpu", "#of-disk", "#of-ram"):
+            expect(page.locator(part)).to_be_visible()
+        page.get_by_label("live").uncheck()
+        shown = [[point_at(page, layer, expert).split(", ")[-1] for expert in range(3)] for layer in range(2)]
+        assert shown == [["on GPU", "on disk", "in RAM"], ["on disk", "on GPU", "on disk"]]
+        cut = [[corner_is_cut(page, layer, expert) for expert in range(3)] for layer in range(2)]
+        assert cut == on_disk.astype(bool).tolist()
+        expect(page.locator("#layers tr").nth(1).locator("td").nth(5)).to_have_text("2")
+        assert colour_at(page, 1, 1, down=0.92) == MARK
+        before = server.expert_use_asked
+        page.get_by_label("live").check()
+        assert within(30, partial(asked_after, server, before))
+        no_gpu = np.zeros((2, 3), np.uint8).tobytes()
+        server.send(ExpertUse(2, 3, 2, tokens.tobytes(), no_gpu, None, on_disk.tobytes(), disk))
+        expect(page.locator("#of-gpu")).to_be_hidden()
+        expect(page.locator("#of-disk")).to_be_visible()
+        assert total(page, "Found in RAM") == "79.3% of all"
+
+
+def corner_is_cut(page: Page, layer: int, column: int) -> bool:
+    """Whether the page shows through at the right of the cell's upper edge."""
+    place = [LEFT + (column + 0.9) * CELL, TOP + (layer + 0.1) * CELL]
+    script = """([x, y]) => {
+      const context = document.querySelector("#canvas").getContext("2d");
+      return context.getImageData(x * devicePixelRatio, y * devicePixelRatio, 1, 1).data[3] === 0;
+    }"""
+    cut: bool = page.evaluate(script, place)
+    return cut
 
 
 def asked_after(server: HttpServer, times: int) -> bool:

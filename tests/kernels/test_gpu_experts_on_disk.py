@@ -124,6 +124,10 @@ def test_promotions_come_from_ram_and_change_no_token(cached: Runner, expected: 
         results = answer(driver)
         assert tokens(results) == expected
         assert not any(result.failed_rows for result in results)
+    use = cached.expert_use()
+    on_gpu, on_disk = (np.frombuffer(of, np.uint8) for of in (use.on_gpu, use.on_disk))
+    assert not (on_gpu & on_disk).any()
+    assert LAYERS * (EXPERTS - ON_GPU - 4) <= on_disk.sum() < LAYERS * (EXPERTS - ON_GPU)
     assert cache.totals.promotions >= LAYERS
 
 

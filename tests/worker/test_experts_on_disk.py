@@ -131,6 +131,27 @@ def test_a_replay_counts_what_the_engine_counts(
     assert sum(int(use.missed.sum()) for use in uses[20:]) > 0
 
 
+def test_who_is_on_disk_is_told() -> None:
+    """What RAM has was used last, and what it does not have is as many as there are no slots for."""
+    slots = 5
+    disk = driver_of(TINY_MODEL, expert_ram=ram_for(slots))
+    prompts_of(disk)
+    result = disk.step([], [disk.row(0, 1, sample=True)])
+    use = disk.runner.expert_use()
+    absent = np.frombuffer(use.on_disk, np.uint8).reshape(use.layers, use.experts)
+    assert absent.sum(axis=1).tolist() == [use.experts - slots] * use.layers
+    assert result.expert_disk is not None
+    assert use.disk is not None
+    assert use.disk.misses >= result.expert_disk.misses
+    before = np.frombuffer(use.tokens, np.int64)
+    result = disk.step([], [disk.row(0, 1, sample=True)])
+    used = (np.frombuffer(disk.runner.expert_use().tokens, np.int64) > before).reshape(absent.shape)
+    assert result.expert_disk is not None
+    assert result.expert_disk.misses <= int((used & (absent == 1)).sum())
+    assert result.expert_disk.hits >= int((used & (absent == 0)).sum())
+    assert driver_of(TINY_MODEL).runner.expert_use().disk is None
+
+
 def test_a_layer_whose_experts_all_stay_is_loaded(tmp_path: Path) -> None:
     rules = rules_of(tmp_path, r"match: '^blk[.]0[.]experts', device: cpu")
     disk = driver_of(TINY_MODEL, expert_ram=ram_for(7), **rules)

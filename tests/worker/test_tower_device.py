@@ -9,11 +9,13 @@ import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.kernels.block_float import has_block_float
 from moeserve.visualserver.tower_file import open_tower
 from moeserve.visualserver.tower_memory import gpu_bytes, takes_gpu
 from moeserve.visualserver.towers import load
-from moeserve.visualserver.towers.load import load_tower
+from moeserve.visualserver.towers.load import cpu_dtype, load_tower
 from moeserve.visualserver.towers.tower import CPU, Tower, TowerMemoryError
+from moeserve.visualserver.towers.weights import BLOCK_FLOAT
 from tests.support.picture_fixture import MODEL, TOWER
 from tests.support.random_tower import QWEN36
 
@@ -35,6 +37,25 @@ def test_auto_takes_an_eighth_at_most() -> None:
     assert not takes_gpu(config_of(mmproj_device="cpu"), QWEN36, 80 * GIB)
 
 
+def test_number_format_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block floating point where the CPU has AVX-512 VNNI; --isa may name less."""
+    by_isa = {
+        "auto": True,
+        "measure": True,
+        "avx512_vnni": True,
+        "avx512_vbmi": True,
+        "avx2": False,
+        "plain": False,
+    }
+    for has in (True, False):
+        monkeypatch.setattr(load, "has_block_float", lambda has=has: has)
+        found = {isa: cpu_dtype(isa) == BLOCK_FLOAT for isa in by_isa}
+        assert found == (by_isa if has else dict.fromkeys(by_isa, False))
+        for isa in by_isa if has_block_float() else ():
+            tower, _ = load_tower(config_of(isa=isa, mmproj_device="cpu"), *open_tower(TOWER))
+            assert tower.weights.is_block_float == found[isa]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu() -> None:
     for options in ({}, {"device": "cpu"}, {"mmproj_device": "cpu"}, {"gpus": "2"}):
@@ -50,10 +71,10 @@ def test_a_full_gpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFi
     """`auto` then takes the CPU and says so, `cuda` ends the start."""
     make = load.make_tower
 
-    def full(file: object, shape: object, device: torch.device) -> Tower:
+    def full(file: object, shape: object, device: torch.device, dtype: torch.dtype | None) -> Tower:
         if device.type == "cuda":
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return make(file, shape, device)  # type: ignore[arg-type]
+        return make(file, shape, device, dtype)  # type: ignore[arg-type]
 
     monkeypatch.setattr(load, "make_tower", full)
     monkeypatch.setattr(load, "_device", lambda *_: torch.device("cuda", 0))

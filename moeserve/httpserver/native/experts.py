@@ -1,4 +1,4 @@
-"""/v1/experts: expert usage counts, the experts in GPU memory, and the counts as a file for --expert-heat."""
+"""/v1/experts: expert usage counts, the memory that has each expert, and the counts as a file for --expert-heat."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from moeserve.httpserver.generation.service import Service, service_of
-from moeserve.httpserver.native.objects import ExpertCacheTotals, Experts, ExpertsHeat
+from moeserve.httpserver.native.objects import ExpertCacheTotals, ExpertDiskTotals, Experts, ExpertsHeat
 from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.sse import JsonResponse, answer
 from moeserve.messages.steps import ExpertUse
@@ -16,8 +16,8 @@ router = APIRouter(tags=["Experts"], route_class=DocumentedRoute)
 
 @router.get("/v1/experts", responses={200: {"model": Experts}})
 async def experts(request: Request) -> Response:
-    """Tokens routed to each expert of each layer since the start, the experts now in GPU memory, and the expert cache's
-    totals."""
+    """Tokens routed to each expert of each layer since the start, the experts now in GPU memory and on disk (the others
+    are in RAM), and the totals of the expert cache and of experts on disk."""
     return await answer(request, _experts(service_of(request)))
 
 
@@ -43,7 +43,11 @@ async def _use(service: Service) -> ExpertUse:
 
 async def _experts(service: Service) -> Experts:
     use = await _use(service)
-    on_gpu = np.frombuffer(use.on_gpu, np.uint8).reshape(use.layers, use.experts)
+    shape = (use.layers, use.experts)
+    on_gpu = np.frombuffer(use.on_gpu, np.uint8).reshape(shape)
+    on_disk = (
+        np.frombuffer(use.on_disk, np.uint8).reshape(shape) if use.on_disk else np.zeros(shape, np.uint8)
+    )
     return {
         "object": "experts",
         "model": service.model_name,
@@ -52,8 +56,10 @@ async def _experts(service: Service) -> Experts:
         "experts_per_token": use.experts_per_token,
         "counts": _counts(use),
         "gpu_experts": [np.flatnonzero(layer).tolist() for layer in on_gpu],
+        "disk_experts": [np.flatnonzero(layer).tolist() for layer in on_disk],
         "expert_gpus": (on_gpu.astype(int) - 1).tolist(),
         "expert_cache": _totals(use),
+        "expert_disk": _disk_totals(use),
     }
 
 
@@ -62,6 +68,11 @@ def _totals(use: ExpertUse) -> ExpertCacheTotals | None:
     if cache is None:
         return None
     return {"hits": cache.hits, "misses": cache.misses, "promotions": cache.promotions, "bytes": cache.bytes}
+
+
+def _disk_totals(use: ExpertUse) -> ExpertDiskTotals | None:
+    disk = use.disk
+    return None if disk is None else {"hits": disk.hits, "misses": disk.misses, "bytes": disk.bytes}
 
 
 def _counts(use: ExpertUse) -> list[list[int]]:

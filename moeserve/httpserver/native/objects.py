@@ -98,6 +98,14 @@ class ExpertCacheTotals(TypedDict):
     bytes: int  # bytes of the promoted experts' weights
 
 
+class ExpertDiskTotals(TypedDict):
+    """Totals of all steps since the start, of experts that no GPU had; a step counts each expert of a layer once."""
+
+    hits: int  # experts that a step used and found in RAM
+    misses: int  # experts that a step used and had to wait for, as they were on disk
+    bytes: int  # read from disk
+
+
 class Experts(TypedDict):
     object: Literal["experts"]
     model: str
@@ -108,7 +116,9 @@ class Experts(TypedDict):
     gpu_experts: list[list[int]]  # ids of each layer's experts in GPU memory now, ascending
     # [layers][experts]: the GPU that has the expert, counted from 0 in --gpus' order; -1: in RAM.
     expert_gpus: list[list[int]]
+    disk_experts: list[list[int]]  # ids of each layer's experts that are on disk alone now, ascending
     expert_cache: ExpertCacheTotals | None  # null if the experts' placement is fixed
+    expert_disk: ExpertDiskTotals | None  # null if RAM and GPUs hold all experts
 
 
 class ExpertsHeat(TypedDict):

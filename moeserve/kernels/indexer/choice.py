@@ -252,8 +252,8 @@ def choose_kernel(
         for first in range(0, scored, CHUNK):
             store_blocks(out, first + j, first + j, held, position, first + j < scored, SLOTS, BLOCK)
     elif scratch is None:
-        key = load_keys(mine, tl.arange(0, SIZE), scored, BITS)
-        store_highest(key, 0, out, held, position, TOP, SLOTS, BLOCK, BITS)
+        of_all = load_keys(mine, tl.arange(0, SIZE), scored, BITS)
+        store_highest(of_all, 0, out, held, position, TOP, SLOTS, BLOCK, BITS)
     else:
         room = scratch + (line * STRIDE + SCORES) // 2
         low, _, found = load_counts(room, scored, 0, PARTS, SIZE, CHUNK)
@@ -263,8 +263,8 @@ def choose_kernel(
                 key = load_keys(mine, first + j, scored, BITS)
                 written = store_from(key, bound, written, out, held, position, SLOTS, BLOCK, BITS)
         elif found <= SIZE // 2:
-            key = load_candidates(room, found, SIZE // 2)
-            store_highest(key, low, out, held, position, TOP, SLOTS, BLOCK, BITS)
+            few = load_candidates(room, found, SIZE // 2)
+            store_highest(few, low, out, held, position, TOP, SLOTS, BLOCK, BITS)
         else:
-            key = load_candidates(room, found, SIZE)
-            store_highest(key, low, out, held, position, TOP, SLOTS, BLOCK, BITS)
+            candidates = load_candidates(room, found, SIZE)
+            store_highest(candidates, low, out, held, position, TOP, SLOTS, BLOCK, BITS)

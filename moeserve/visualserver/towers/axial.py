@@ -79,10 +79,9 @@ class AxialTower(Tower):
         # If q, k and the last products had rounded inputs, the error would be twice as large: 1e-3.
         qkv = self.weights.product(at + "attn_qkv", x, is_exact=True)
         qkv = qkv.view(n, 3, heads, -1).permute(1, 2, 0, 3)
-        q, k = _rotated(qkv[:2], cos, sin, self.weights.dtype)[:, None]
-        v = qkv[None, 2].to(self.weights.dtype)
-        mixed = functional.scaled_dot_product_attention(q, k, v)[0]
-        return self.weights.product(at + "attn_out", mixed.transpose(0, 1).reshape(n, -1))
+        q, k = _rotated(qkv[:2], cos, sin, self.weights.dtype)
+        mixed = self._attention(q, k, qkv[2].to(self.weights.dtype))
+        return self.weights.product(at + "attn_out", mixed)
 
     def _layer_norm(self, name: str, x: Tensor, eps: float) -> Tensor:
         w = self.weights

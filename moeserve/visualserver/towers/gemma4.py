@@ -82,11 +82,10 @@ class Gemma4Tower(Tower):
         q, k, v = (self._product(at + name, x).view(n, heads, -1) for name in ("attn_q", "attn_k", "attn_v"))
         q, k = (self._norm(f"{at}attn_{name}_norm", part) for name, part in (("q", q), ("k", k)))
         q, k, v = (
-            part.transpose(0, 1)[None].to(self.weights.dtype)
+            part.transpose(0, 1).to(self.weights.dtype)
             for part in (_rotated(q, cos, sin), _rotated(k, cos, sin), self._norm(None, v))
         )
-        mixed = functional.scaled_dot_product_attention(q, k, v, scale=1.0)[0]
-        return self._product(at + "attn_out", mixed.transpose(0, 1).reshape(n, -1))
+        return self._product(at + "attn_out", self._attention(q, k, v, scale=1.0))
 
     def _feed_forward(self, at: str, x: Tensor) -> Tensor:
         gate = functional.gelu(self._product(at + "ffn_gate", x), approximate="tanh")

@@ -7,7 +7,9 @@ import logging
 import torch
 
 from moeserve.config import ServerConfig
+from moeserve.config.engine_config import MEASURED
 from moeserve.errors import ConfigError
+from moeserve.kernels.block_float import has_block_float
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
 from moeserve.visualserver.shapes.glm4v import GlmShape
@@ -24,6 +26,7 @@ from moeserve.visualserver.towers.llama_4 import LlamaTower
 from moeserve.visualserver.towers.minimax_m3 import MiniMaxTower
 from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
 from moeserve.visualserver.towers.tower import CPU, Tower, TowerMemoryError
+from moeserve.visualserver.towers.weights import BLOCK_FLOAT
 from moeserve.worker.loading.device import choose_device, gpu_obstacle, is_divided
 
 GPU = torch.device("cuda", 0)  # the worker's GPU, if it has one
@@ -38,20 +41,27 @@ def load_tower(config: ServerConfig, file: TensorSource, shape: AnyTowerShape) -
     device = _device(config, shape)
     if device.type == "cuda":
         try:
-            return _warm_tower(file, shape, device, tokens)
+            return _warm_tower(file, shape, device, tokens, None)
         except TowerMemoryError as error:
             if config.mmproj_device != "auto":
                 raise
             log.warning("the vision tower computes on the CPU: %s", error)
         torch.cuda.empty_cache()
-    return _warm_tower(file, shape, CPU, tokens)
+    return _warm_tower(file, shape, CPU, tokens, cpu_dtype(config.isa))
+
+
+def cpu_dtype(isa: str) -> torch.dtype:
+    """Returns the type of products' inputs on the CPU: block floating point where the CPU has AVX-512 VNNI and --isa
+    does not name another instruction set."""
+    takes_widest = isa in MEASURED or isa.startswith("avx512")
+    return BLOCK_FLOAT if takes_widest and has_block_float() else torch.float32
 
 
 def _warm_tower(
-    file: TensorSource, shape: AnyTowerShape, device: torch.device, tokens: int
+    file: TensorSource, shape: AnyTowerShape, device: torch.device, tokens: int, dtype: torch.dtype | None
 ) -> tuple[Tower, int]:
     try:
-        tower = make_tower(file, shape, device)
+        tower = make_tower(file, shape, device, dtype)
     except torch.cuda.OutOfMemoryError as error:
         raise TowerMemoryError from error
     return tower, tower.warm(tokens)
@@ -60,7 +70,7 @@ def _warm_tower(
 def make_tower(
     file: TensorSource, shape: AnyTowerShape, device: torch.device = CPU, dtype: torch.dtype | None = None
 ) -> Tower:
-    """Loads the tower's weights to the device. dtype: type of the products' inputs; None: the device's default. Raises
+    """Loads the tower's weights to the device. dtype: see `Tower`. Raises
     ModelError if a tensor is missing or unsupported."""
     match shape:
         case Gemma4Shape():

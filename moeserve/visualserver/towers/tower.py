@@ -14,9 +14,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.attention import sdpa_kernel
 
 from moeserve.errors import UserError
+from moeserve.kernels import block_float
 from moeserve.models.sources.source import TensorSource
 from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
 from moeserve.visualserver.shapes.shape import TowerShape
@@ -49,8 +51,9 @@ def _goes_on(progress: float) -> None:
 
 
 class Tower(ABC):
-    """Only the visual server's encoding thread uses a tower. On the CPU all numbers are float32. On a GPU, products and
-    attention take float16 and accumulate in float32; the sums between them, and norms, stay float32."""
+    """Only the visual server's encoding thread uses a tower. On the CPU all numbers are float32, or the inputs of
+    products and attention in block floating point. On a GPU, products and attention take float16 and accumulate in
+    float32; the sums between them, and norms, stay float32."""
 
     def __init__(
         self,
@@ -59,14 +62,15 @@ class Tower(ABC):
         device: torch.device,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Reads all weights onto `device`. dtype: type of the products' inputs; None: the device's default."""
+        """Reads all weights onto `device`. dtype: type of the products' inputs, see `TowerWeights`; None: float16 on a
+        GPU, float32 on the CPU."""
         if dtype is None:
             dtype = GPU_DTYPE if device.type == "cuda" else torch.float32
         self.device = device
         self.weights = TowerWeights(source, shape.tensor_shapes(), device, dtype)
         self._side = shape.token_side
         self._patch = shape.patch
-        self._attention = AttentionBackend(shape.layers, shape.hidden)
+        self._backend = AttentionBackend(shape.layers, shape.hidden)
         self._launched: deque[torch.cuda.Event] = deque()  # ends of slices that may be unfinished
         self._threads = len(os.sched_getaffinity(0))
 
@@ -134,8 +138,16 @@ class Tower(ABC):
         patches = pixels.shape[0] * pixels.shape[1] // self._patch**2
         # A kernel that does not support the numbers' type leaves them to the next one (cuDNN's does not support
         # float32).
-        with sdpa_kernel(self._attention.order(patches), set_priority=True):
+        with sdpa_kernel(self._backend.order(patches), set_priority=True):
             return self._tokens(pixels, slice_ended)
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
+        """Attention in which all patches see each other. q, k, v: [heads, patches, dim] of `weights.dtype`; scale: 1 /
+        sqrt(dim) if None. Returns [patches, heads * dim]."""
+        if self.weights.is_block_float and block_float.takes_heads(q.shape[-1]):
+            return block_float.attention(q, k, v, scale)
+        mixed = functional.scaled_dot_product_attention(q[None], k[None], v[None], scale=scale)[0]
+        return mixed.transpose(0, 1).flatten(1)
 
     @abstractmethod
     def _tokens(self, pixels: Tensor, slice_ended: SliceEnded) -> Tensor:

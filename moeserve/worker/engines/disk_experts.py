@@ -42,7 +42,7 @@ class DiskExperts:
         self._wrong_states: Slots = np.zeros(num_state_slots, np.bool_)
         self._has_wrong = False
         native.take_failures()  # of steps before the first request
-        self._before = _counts_of(native)
+        self._first = self._before = _counts_of(native)
         self._reported, self._reported_at = self._before, time.monotonic()
 
     def states_copied(self, pairs: Int32s) -> None:
@@ -64,6 +64,20 @@ class DiskExperts:
             self._wrong_kv[np.frombuffer(page.slots, np.int32)] = False
         for state in orders.state_loads:
             self._wrong_states[state.slot] = False
+
+    @property
+    def totals(self) -> ExpertDiskCounts:
+        """Counts since start-up."""
+        return self._before.since(self._first)
+
+    def on_disk(self, on_gpu: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """Returns uint8 [layers, experts]: 1 for an expert that neither RAM nor a GPU has now. on_gpu: [layers,
+        experts], 0 for an expert that no GPU has. Between two steps."""
+        absent = np.zeros(on_gpu.shape, np.bool_)
+        for layer, marks in enumerate(absent):
+            self._native.mark_absent(layer, marks)
+        absent &= on_gpu == 0
+        return absent.astype(np.uint8)
 
     def end_step(self, layout: StepLayout, sequences: Sequences) -> StepEnd:
         """Returns the step's failed rows and counts. Call it when the whole step is computed."""

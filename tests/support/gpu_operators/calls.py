@@ -46,7 +46,7 @@ from tests.support.gpu_operators.attention import (
     wide_attention,
 )
 from tests.support.gpu_operators.compressed import compressed, experts_by_token
-from tests.support.gpu_operators.indexer import block_indexer, indexer
+from tests.support.gpu_operators.indexer import block_indexer, indexer, pooled_indexer
 from tests.support.gpu_operators.next_token import drafts
 from tests.support.gpu_operators.products import (
     adapters,
@@ -176,6 +176,7 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "latent attention, few": [partial(latent_attention, 3, f32)],
     "indexer, few": [partial(indexer, 3, f32)],
     "indexer of blocks": [partial(block_indexer, 3, f32)],
+    "indexer of pooled keys": [partial(pooled_indexer, 3, f32), partial(pooled_indexer, 200, torch.bfloat16)],
     "indexer, many": [partial(indexer, 200, torch.bfloat16)],
     "latent attention, many": [partial(latent_attention, 200, torch.bfloat16)],
     "sampling": [partial(sampling, 2)],

@@ -42,6 +42,34 @@ def indexer(n: int, kind: torch.dtype) -> None:
     latent.attend_chosen(attending, rotated, vectors, chosen[:, 0], at, at, count, out)
 
 
+def pooled_indexer(n: int, kind: torch.dtype) -> None:
+    """GLM-5.3-Flash's, with a context of 128,000, and attention to its choice, in which nothing rotates."""
+    heads, dim, f16, rule, length = 32, 128, torch.float16, ChoiceRule(512, 4), 128_000
+    at, count, table = empty(n, dtype=i32), empty(1, dtype=i32), empty(3, length, dtype=i32)
+    q, projected = empty(n, heads * dim, dtype=kind), empty(n, dim + heads + dim, dtype=kind)
+    keys, weights, gates = projected.split([dim, heads, dim], dim=1)
+    pool, queries = empty(50, 1, 2 * dim, dtype=f16), empty(n, heads, dim, dtype=f16)
+    op.pool_store(
+        *(q, keys, gates, empty(dim), empty(dim), 1e-6, empty(rule.block, dim)),
+        *(table, at, at, at, count, queries, pool),
+    )
+    scores = empty(n * stride_of_choice(length, rule))
+    chosen, step = empty(n, 1, rule.most_blocks * rule.block, dtype=i32), (table, at, at, count, at, n, rule)
+    for are_prompts in (False, True):
+        op.score_keys(queries, weights, pool, *step, scores, are_prompts=are_prompts)
+    op.choose(scores, *step, chosen, at)
+    heads, rank, nope = 64, 512, 192
+    vectors, latents = empty(50, 1, rank, dtype=f16), empty(n, rank, dtype=kind)
+    attending, rotated, angles = empty(n, heads, rank, dtype=f16), empty(n, heads, 0, dtype=f16), empty(9, 0)
+    of_q, nopes = empty(n, heads * nope, dtype=kind), empty(n, heads, nope, dtype=torch.bfloat16)
+    latent.latent_store(
+        of_q, latents, empty(rank), 1e-6, angles, angles, at, at, count, 0.1, nopes, rotated, vectors
+    )
+    out, room = empty(n, heads, rank, dtype=kind), latent.decode_workspace(n, heads, rank, "meta")
+    latent.decode_latent(attending, rotated, vectors, chosen[:, 0], at, at, count, room, out, least=4)
+    latent.attend_chosen(attending, rotated, vectors, chosen[:, 0], at, at, count, out)
+
+
 def block_indexer(n: int, kind: torch.dtype) -> None:
     """MiniMax-M3's and Flash-Next's, and attention to their choice."""
     dim, f16, length = 128, torch.float16, 128_000

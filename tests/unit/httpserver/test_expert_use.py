@@ -14,6 +14,7 @@ import pytest
 from moeserve.httpserver.generation.engine import expert_use
 from moeserve.httpserver.generation.engine.expert_use import ExpertUseFeed
 from moeserve.messages.expert_cache import ExpertCacheCounts
+from moeserve.messages.expert_disk import ExpertDiskCounts
 from moeserve.messages.schema import EngineLost
 from moeserve.messages.steps import ExpertUse
 from moeserve.placement.heat import read_heat
@@ -23,7 +24,9 @@ from tests.support.virtual_time import Clock
 COUNTS = np.array([[5, 0, 2], [1, 6, 0]], np.int64)
 ON_GPU = np.array([[1, 0, 1], [0, 2, 0]], np.uint8)  # of two GPUs
 CACHE = ExpertCacheCounts(30, 10, 4, 4000)
-USE = ExpertUse(2, 3, 2, COUNTS.tobytes(), ON_GPU.tobytes(), CACHE)
+ON_DISK = np.array([[0, 1, 0], [0, 0, 1]], np.uint8)
+DISK = ExpertDiskCounts(hits=7, misses=3, bytes=900)
+USE = ExpertUse(2, 3, 2, COUNTS.tobytes(), ON_GPU.tobytes(), CACHE, ON_DISK.tobytes(), DISK)
 
 
 @pytest.fixture
@@ -67,7 +70,9 @@ def test_what_it_shows(server: HttpServer, tmp_path: Path) -> None:
         "counts": COUNTS.tolist(),
         "gpu_experts": [[0, 2], [1]],
         "expert_gpus": [[0, -1, 0], [-1, 1, -1]],
+        "disk_experts": [[1], [2]],
         "expert_cache": {"hits": 30, "misses": 10, "promotions": 4, "bytes": 4000},
+        "expert_disk": {"hits": 7, "misses": 3, "bytes": 900},
     }
     assert heat.headers["content-disposition"] == 'attachment; filename="expert-heat.json"'
     (tmp_path / "heat.json").write_bytes(heat.content)

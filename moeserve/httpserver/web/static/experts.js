@@ -19,7 +19,7 @@ function show() {
     const ids = counts.map((_, expert) => expert);
     return byId("order").value === "heat" ? ids.sort((a, b) => counts[b] - counts[a]) : ids;
   });
-  const onGpu = use.gpu_experts.map((ids) => new Set(ids));
+  const [onGpu, onDisk] = [use.gpu_experts, use.disk_experts].map((layers) => layers.map((ids) => new Set(ids)));
   const most = Math.max(...use.counts.map((counts) => Math.max(...counts)));
   const ofLayer = byId("scale").value === "layer";
   const values = order.map((ids, layer) => {
@@ -27,23 +27,28 @@ function show() {
     // The root, since few experts take most: in proportion, nearly all would look cold.
     return ids.map((expert) => (hottest ? Math.sqrt(use.counts[layer][expert] / hottest) : 0));
   });
-  map.show(values, order.map((ids, layer) => ids.map((expert) => onGpu[layer].has(expert))));
+  const tierOf = (layer, expert) => (onGpu[layer].has(expert) ? "gpu" : onDisk[layer].has(expert) ? "disk" : "ram");
+  map.show(values, order.map((ids, layer) => ids.map((expert) => tierOf(layer, expert))));
   byId("most").textContent = ofLayer ? "the layer's hottest" : `${number.format(most)} tokens`;
-  showTotals(onGpu);
-  showLayers(onGpu);
+  showTotals(onGpu, onDisk);
+  showLayers(onGpu, onDisk);
   if (map.cursor) describe(...map.cursor);
 }
 
-function showTotals(onGpu) {
+function showTotals(onGpu, onDisk) {
   const tokens = Math.max(...use.counts.map(sum)) / use.experts_per_token;
-  const resident = sum(onGpu.map((ids) => ids.size));
+  const [resident, absent] = [onGpu, onDisk].map((layers) => sum(layers.map((ids) => ids.size)));
+  const all = use.layers * use.experts;
   const routed = sum(use.counts.map(sum));
   const served = sum(use.counts.map((counts, layer) => sum(counts.filter((_, expert) => onGpu[layer].has(expert)))));
   const hasGpu = resident > 0 || Boolean(use.expert_cache);
+  const hasDisk = Boolean(use.expert_disk);
   byId("of-gpu").hidden = !hasGpu;
+  byId("of-disk").hidden = !hasDisk;
+  byId("of-ram").hidden = !hasGpu && !hasDisk;
   const ofGpu = [
-    ["In GPU memory", `${number.format(resident)} of ${number.format(use.layers * use.experts)}`],
-    use.expert_cache ? ["Hits of the cache", hits()] : ["Served by the GPU", percent(served, routed)],
+    ["In GPU memory", `${number.format(resident)} of ${number.format(all)}`],
+    use.expert_cache ? ["Hits of the cache", hits("expert_cache")] : ["Served by the GPU", percent(served, routed)],
   ];
   const rows = [
     ["Layers", number.format(use.layers)],
@@ -51,31 +56,38 @@ function showTotals(onGpu) {
     ["Tokens routed", number.format(tokens)],
     ...(hasGpu ? ofGpu : []),
     ...(use.expert_cache ? [["Promotions", promotions()]] : []),
+    ...(hasDisk ? [["In RAM", `${number.format(all - resident - absent)} of ${number.format(all)}`]] : []),
+    ...(hasDisk ? [[hasGpu ? "RAM has of the rest" : "Found in RAM", hits("expert_disk")], ["Read from disk", reads()]] : []),
   ];
   byId("totals").replaceChildren(...rows.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 }
 
-/** Of the cache of experts: lately, which is since the page last asked, and since the start. */
-function hits() {
-  const { hits, misses } = use.expert_cache;
-  const lately = since("hits") + since("misses");
+/** Of a tier, "expert_cache" or "expert_disk": lately, which is since the page last asked, and since the start. */
+function hits(tier) {
+  const { hits, misses } = use[tier];
+  const lately = since(tier, "hits") + since(tier, "misses");
   const all = `${percent(hits, hits + misses)} of all`;
-  return lately ? `${percent(since("hits"), lately)} lately, ${all}` : all;
+  return lately ? `${percent(since(tier, "hits"), lately)} lately, ${all}` : all;
+}
+
+function reads() {
+  const [all, lately] = [use.expert_disk.bytes, since("expert_disk", "bytes")].map((bytes) => oneDigit.format(bytes / 1e9));
+  return `${all} GB; ${lately} GB lately`;
 }
 
 function promotions() {
   const { promotions: all, bytes } = use.expert_cache;
   const gigabytes = `${oneDigit.format(bytes / 1e9)} GB`;
-  return `${number.format(all)}, ${gigabytes}; ${number.format(since("promotions"))} lately`;
+  return `${number.format(all)}, ${gigabytes}; ${number.format(since("expert_cache", "promotions"))} lately`;
 }
 
-function since(name) {
-  const then = before?.expert_cache?.[name] ?? 0;
-  const now = use.expert_cache[name];
+function since(tier, name) {
+  const then = before?.[tier]?.[name] ?? 0;
+  const now = use[tier][name];
   return now < then ? now : now - then; // less: the engine was started again
 }
 
-function showLayers(onGpu) {
+function showLayers(onGpu, onDisk) {
   const wanted = Math.min(Number(byId("hottest").value) || use.experts_per_token, use.experts);
   const even = percent(wanted, use.experts);
   byId("share-hint").textContent = `What the ${wanted} hottest experts of a layer take; spread evenly it would be ${even}.`;
@@ -86,7 +98,9 @@ function showLayers(onGpu) {
     const served = sum([...onGpu[layer]].map((expert) => counts[expert]));
     const names = total ? ranked.slice(0, Math.min(wanted, NAMED)).map(([, expert]) => expert).join(", ") : "";
     const share = [bar(total ? hottest / total : 0), percent(hottest, total)];
-    const cells = [layer, number.format(total), share, onGpu[layer].size, percent(served, total), names];
+    const [resident, absent] = [onGpu[layer].size, onDisk[layer].size];
+    const places = [resident, use.experts - resident - absent, absent];
+    const cells = [layer, number.format(total), share, ...places, percent(served, total), names];
     return el("tr", {}, ...cells.map((cell) => el("td", {}, ...[cell].flat())));
   });
   byId("layers").replaceChildren(...rows);
@@ -108,9 +122,11 @@ function describe(layer, column) {
   const count = use.counts[layer][expert];
   const gpu = use.expert_gpus[layer][expert];
   const several = use.expert_gpus.some((of) => of.some((number) => number > 0));
-  const place = gpu < 0 ? "CPU" : several ? `GPU ${gpu}` : "GPU";
+  const inRam = use.expert_disk ? "in RAM" : "on CPU";
+  const below = use.disk_experts[layer].includes(expert) ? "on disk" : inRam;
+  const place = gpu < 0 ? below : several ? `on GPU ${gpu}` : "on GPU";
   const share = percent(count, sum(use.counts[layer]));
-  say(byId("reading"), `Layer ${layer}, expert ${expert}: ${number.format(count)} tokens, ${share} of the layer, on ${place}`);
+  say(byId("reading"), `Layer ${layer}, expert ${expert}: ${number.format(count)} tokens, ${share} of the layer, ${place}`);
 }
 
 function percent(part, whole) {

@@ -37,10 +37,10 @@ export class HeatMap {
     new ResizeObserver(() => this.#draw()).observe(canvas.parentElement);
   }
 
-  /** `values[layer][column]` from 0 to 1; `marked[layer][column]` is true for an expert in GPU memory. */
-  show(values, marked) {
+  /** `values[layer][column]` from 0 to 1; `tiers[layer][column]` is "gpu", "ram" or "disk". */
+  show(values, tiers) {
     this.values = values;
-    this.marked = marked;
+    this.tiers = tiers;
     this.#draw();
   }
 
@@ -84,10 +84,15 @@ export class HeatMap {
     const size = this.cell >= 10 ? this.cell - 1 : this.cell;
     context.fillStyle = colour(value);
     context.fillRect(x, y, size, size);
-    if (!this.marked[layer][column]) return;
-    const thick = Math.max(1.5, this.cell / 8);
-    context.fillStyle = MARK;
-    context.fillRect(x, y + size - thick, size, thick);
+    const tier = this.tiers[layer][column];
+    if (tier === "gpu") {
+      const thick = Math.max(1.5, this.cell / 8);
+      context.fillStyle = MARK;
+      context.fillRect(x, y + size - thick, size, thick);
+    } else if (tier === "disk") {
+      const cut = Math.max(2, this.cell / 3); // the page shows through
+      context.clearRect(x + size - cut, y, cut, cut);
+    }
   }
 
   #drawCursor(context, x, y) {

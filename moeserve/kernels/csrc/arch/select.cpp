@@ -1,6 +1,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "arch/block_float.h"
 #include "arch/kernels.h"
 
 #if defined(MOESERVE_NEON)
@@ -13,6 +14,7 @@ namespace moeserve {
 const Kernels* avx2_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }
 const Kernels* avx512_vbmi_kernels() { return nullptr; }
+const BlockFloatKernels* block_float_kernels() { return nullptr; }
 #endif
 #if !defined(MOESERVE_NEON)
 const Kernels* neon_dotprod_kernels() { return nullptr; }

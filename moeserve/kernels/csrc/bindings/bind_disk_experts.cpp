@@ -141,6 +141,14 @@ void bind_disk_experts(nb::module_& m) {
             disk.mark_holdable(layer, reinterpret_cast<uint8_t*>(marks.data()));
           },
           "layer"_a, "marks"_a.noconvert())
+      .def(
+          "mark_absent",
+          [](DiskExperts& disk, int layer, const Marks& marks) {
+            if (static_cast<int64_t>(marks.size()) <= disk.largest_number(layer))
+              reject("marks", "one for each expert of the file wanted");
+            disk.mark_absent(layer, reinterpret_cast<uint8_t*>(marks.data()));
+          },
+          "layer"_a, "marks"_a.noconvert())
       .def_prop_ro("is_direct", &DiskExperts::is_direct);
   nb::class_<ReadAhead>(m, "ReadAhead")
       .def(nb::init<int>(), "layers"_a)

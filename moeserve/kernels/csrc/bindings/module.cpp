@@ -4,6 +4,7 @@
 namespace nb = nanobind;
 
 namespace moeserve {
+void bind_block_float(nb::module_& m);
 void bind_compressed(nb::module_& m);
 void bind_disk_experts(nb::module_& m);
 void bind_engine(nb::module_& m);
@@ -16,6 +17,7 @@ void bind_sampling(nb::module_& m);
 
 NB_MODULE(_C, m) {
   moeserve::bind_engine(m);
+  moeserve::bind_block_float(m);
   moeserve::bind_compressed(m);
   moeserve::bind_disk_experts(m);
   moeserve::bind_expert_cache(m);

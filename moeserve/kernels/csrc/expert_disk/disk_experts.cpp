@@ -131,6 +131,20 @@ void DiskExperts::mark_holdable(int index, uint8_t* marks) {
   for (size_t i = 0; i < most; ++i) marks[ready[i].second] = 1;
 }
 
+int DiskExperts::largest_number(int index) const {
+  const DiskLayer& of = layers_.at(index).of;
+  return of.in_file.empty() ? of.experts - 1 : *std::max_element(of.in_file.begin(), of.in_file.end());
+}
+
+void DiskExperts::mark_absent(int index, uint8_t* marks) {
+  const std::lock_guard lock(mutex_);
+  const Layer& layer = layers_.at(index);
+  for (int e = 0; e < layer.of.experts; ++e) {
+    const int number = layer.of.in_file.empty() ? e : layer.of.in_file[e];
+    marks[number] = layer.experts[e].state != State::kReady;
+  }
+}
+
 int DiskExperts::hold(int index, int expert) {
   const std::lock_guard lock(mutex_);
   Layer& layer = layers_.at(index);

@@ -116,6 +116,9 @@ class DiskExperts {
   void release(int layer, int expert);
   // Marks [experts_of(layer)] those that can be held now, all at once: the ones with the highest scores.
   void mark_holdable(int layer, uint8_t* marks);
+  // Marks the experts without a whole slot, by their numbers in the file, [above the largest one].
+  void mark_absent(int layer, uint8_t* marks);
+  int largest_number(int layer) const;  // of a layer's experts in the file; -1: it has none on disk
 
  private:
   enum class State : uint8_t { kAbsent, kLoading, kReady };
