@@ -86,6 +86,7 @@ READERS = {
 }
 FAMILY_NEEDS = READERS | {
     "moeserve.models.clamped_ffns",
+    "moeserve.models.next_token_layers",
     "moeserve.models.compressed",
     "moeserve.models.indexer",
     "moeserve.models.attention",
