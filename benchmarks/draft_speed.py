@@ -7,7 +7,9 @@ Weights are random, so that the block's own drafts are hardly ever right. It com
 by the token that the model will choose, with the probability --right if those before it are right, else by another. One
 process, a scheduler and two workers on the same weights, one of which drafts, in turns; the texts must be equal. Only
 the workers' time of decode steps is counted. Columns: streams; the share of drafts that is right; tokens a second
-without drafts and with, the medians of the rounds; their quotient and its lowest and highest; tokens a step and stream.
+without drafts and with, the medians of the rounds; their quotient and its lowest and highest; tokens a step and stream;
+the median quotient of CPU seconds without drafts and with, of whole answers and of router and worker together, which
+other programs disturb less.
 --always: without the router's choice of how many drafts there are. --device cuda: `gpu/draft_speed.py`, with weights of
 --load-format dummy, and drafts of any origin or, with --block, of the model's own block.
 """
@@ -19,6 +21,7 @@ import dataclasses
 import json
 import random
 import statistics
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -76,6 +79,7 @@ class Served(NamedTuple):
     texts: list[list[int]]
     tokens_per_second: float
     tokens_per_step: float  # and stream
+    cpu_seconds: float
 
 
 class Side:
@@ -105,7 +109,7 @@ class Side:
         self._world.worker = runner  # type: ignore[assignment]
 
     def serve(self, prompts: list[list[int]], length: int) -> Served:
-        world, first = self._world, self._num_requests
+        world, first, began = self._world, self._num_requests, time.process_time()
         self._num_requests += len(prompts)
         self._results.clear()
         for id, prompt in enumerate(prompts, first):
@@ -126,7 +130,8 @@ class Side:
             for one in result.sampled
         )
         seconds = sum(result.compute_ms for result in steps) / 1e3
-        return Served(texts, tokens / seconds, tokens / len(steps) / len(prompts))
+        cpu_seconds = time.process_time() - began
+        return Served(texts, tokens / seconds, tokens / len(steps) / len(prompts), cpu_seconds)
 
     def _step_ms(self, result: StepResult) -> float:
         self._results.append(result)
@@ -156,7 +161,9 @@ def compare(off: Side, on: Side, streams: int, right: float, args: argparse.Name
     quotients = [with_drafts.tokens_per_second / without.tokens_per_second for without, with_drafts in found]
     each = statistics.median(with_drafts.tokens_per_step for _, with_drafts in found)
     spread = f"{min(quotients):.2f} to {max(quotients):.2f}"
-    return f"{streams:7} {right:6.2f} {off_s:9.1f} {on_s:9.1f} {statistics.median(quotients):6.2f} {spread} {each:6.2f}"
+    cpu = statistics.median(without.cpu_seconds / with_drafts.cpu_seconds for without, with_drafts in found)
+    speeds = f"{off_s:9.1f} {on_s:9.1f} {statistics.median(quotients):6.2f}"
+    return f"{streams:7} {right:6.2f} {speeds} {spread} {each:6.2f} {cpu:6.3f}"
 
 
 def main() -> None:
@@ -191,7 +198,7 @@ def main() -> None:
     on = Side(build_cpu_runner(model), args.drafts)
     without = dataclasses.replace(model.config, speculative_config=None)
     off = Side(build_cpu_runner(dataclasses.replace(model, config=without)), 0)
-    print("streams  right  off tok/s  on tok/s on/off      spread a step")
+    print("streams  right  off tok/s  on tok/s on/off      spread a step CPU s")
     for streams in args.streams:
         for right in args.right:
             print(compare(off, on, streams, right, args), flush=True)

@@ -8,50 +8,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from moeserve.cli.other_flags import ADVICE, UNDERSTOOD
+from moeserve.cli.flag_advice import ADVICE, BY_SERVER
+from moeserve.cli.other_flags import UNDERSTOOD, VALUES
 from moeserve.httpserver.observability.vllm_metrics import SHARED
-
-_SGLANG_FLAGS: Final = (
-    *(
-        "--model-path",
-        "--context-length",
-        "--max-running-requests",
-        "--tp",
-        "--tp-size",
-        "--mem-fraction-static",
-    ),
-    *("--chunked-prefill-size", "--trust-remote-code", "--enable-metrics", "--speculative-draft-model-path"),
-)
 
 
 class Program(NamedTuple):
     title: str
-    flags: tuple[str, ...]  # where ours has another name
+    understood: tuple[str, ...]  # flags where ours has another name
     commands: Mapping[str, str] = {}  # theirs: ours
     variables: Mapping[str, str] = {}
     metrics: Mapping[str, str] = {}
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Its flags that have another name here, and those about which there is advice."""
+        advice = BY_SERVER.get(self.title, ())
+        return (*self.understood, *(flag for _, flags in advice for flag in flags.split()))
 
 
 PROGRAMS: Final = (
     Program(
         "llama.cpp",
         (
-            *("-m", "-hf", "-hfr", "--hf-repo", "-a", "--alias", "-mm", "-c", "--ctx-size", "-np", "-t"),
-            *("-ngl", "--gpu-layers", "--ssl-key-file", "--ssl-cert-file", "--chat-template-file"),
-            *("-fa", "--flash-attn", "--jinja", "-cb", "--cont-batching", "-ncmoe", "--n-cpu-moe", "-cmoe"),
-            *("--cpu-moe", "-ot", "--override-tensor", "-b", "--batch-size", "-ub", "--ubatch-size", "-ctk"),
-            *(
-                "--cache-type-k",
-                "-ctv",
-                "--cache-type-v",
-                "--mlock",
-                "--no-mmap",
-                "--mmproj-offload",
-                "--no-mmproj-offload",
-                "--no-mmproj",
-                "--reasoning-format",
-            ),
-            *("-md", "--model-draft", "--spec-draft-model", "--draft-max"),
+            *("-m", "-hf", "-hfr", "--hf-repo", "-a", "--alias", "-mm", "-c", "--ctx-size", "-np"),
+            *("-t", "-s", "-ngl", "--gpu-layers", "--ssl-key-file", "--ssl-cert-file"),
+            *("--chat-template-file", "-md", "--model-draft", "--spec-draft-model"),
         ),
         {
             "`llama-server -m FILE`": "`moeserve FILE`",
@@ -105,11 +87,7 @@ PROGRAMS: Final = (
     ),
     Program(
         "vLLM",
-        (
-            *("--tensor-parallel-size", "-tp", "--enable-prefix-caching", "--no-enable-prefix-caching"),
-            *("--enable-chunked-prefill", "--enable-auto-tool-choice", "--trust-remote-code"),
-            *("--gpu-memory-utilization", "--cpu-offload-gb", "--quantization", "--dtype"),
-        ),
+        ("--tensor-parallel-size", "-tp", "--uvicorn-log-level", "--otlp-traces-endpoint", "-sc"),
         {
             "`vllm serve NAME`": "`moeserve NAME`",
             "`vllm chat`": "`moeserve run --url URL`",
@@ -125,7 +103,11 @@ PROGRAMS: Final = (
     ),
     Program(
         "SGLang",
-        _SGLANG_FLAGS,
+        (
+            *("--model-path", "--context-length", "--max-running-requests", "--max-queued-requests"),
+            *("--max-loras-per-batch", "--tp", "--tp-size", "--random-seed", "--watchdog-timeout"),
+            *("--speculative-draft-model-path",),
+        ),
         {
             "`python -m sglang.launch_server --model-path NAME`": "`moeserve NAME`",
             "`python -m sglang.bench_serving`": "`moeserve bench serve`",
@@ -147,16 +129,8 @@ PROGRAMS: Final = (
     Program(
         "KTransformers",
         (
-            *(
-                "--kt-cpuinfer",
-                "--kt-num-gpu-experts",
-                "--kt-weight-path",
-                "--kt-method",
-                "--kt-threadpool-count",
-            ),
-            *("--kt-numa-nodes", "--kt-gpu-prefill-token-threshold", "--kt-enable-dynamic-expert-update"),
-            *("--kt-expert-placement-strategy", "--kt-max-deferred-experts-per-token"),
-            "--max-deferred-experts-per-token",
+            *("--kt-cpuinfer", "--cpu-infer", "--kt-num-gpu-experts"),
+            *("--kt-gpu-prefill-token-threshold",),
         ),
     ),
 )
@@ -170,8 +144,22 @@ def coming_from_page(made: str) -> Iterator[str]:
         "",
         "`moeserve serve` understands the flags of llama-server, vLLM, SGLang and KTransformers that mean the same",
         "here, and says so in its log. For others it ends with an error that names what takes their place. Flags that",
-        "are not listed have the same name here ([flags.md](flags.md)), or are not there. The fields of these servers'",
-        "APIs are in [compatibility](compatibility/README.md). The names of counters end with `_total`.",
+        "are not listed have the same name here ([flags.md](flags.md)), or are not there. Underscores in a flag are",
+        "hyphens. The fields of these servers' APIs are in [compatibility](compatibility/README.md). The names of",
+        "counters end with `_total`.",
+        "",
+        "## Values of flags that have the same name",
+        "",
+        "`--parallel N` with a number, as of llama-server, is `--max-num-seqs N`. `8k` tokens are 8,000 and `8K`",
+        "8,192, as in vLLM, in `--max-model-len`, `--max-num-batched-tokens` and `--max-total-tokens`.",
+        "",
+        "| flag | value elsewhere | here |",
+        "|---|---|---|",
+        *(
+            f"| `{flag}` | {', '.join(f'`{value}`' for value in values)} | {here} |"
+            for flag, meanings in VALUES.items()
+            for here, values in _by_meaning(meanings).items()
+        ),
         "",
     )
     for program in PROGRAMS:
@@ -187,6 +175,14 @@ def coming_from_page(made: str) -> Iterator[str]:
         yield from _table("metric", {f"`{one}`": f"`{ours}`" for one, ours in program.metrics.items()})
         if program.title == "vLLM":
             yield from ("`/metrics` has all of these under vLLM's names, too.", "")
+
+
+def _by_meaning(meanings: Mapping[str, str | None]) -> dict[str, list[str]]:
+    """Other servers' values by what they become here."""
+    by_meaning: dict[str, list[str]] = {}
+    for value, meant in meanings.items():
+        by_meaning.setdefault("the default" if meant is None else f"`{meant}`", []).append(value)
+    return by_meaning
 
 
 def _flags(flags: tuple[str, ...]) -> dict[str, str]:

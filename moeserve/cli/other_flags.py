@@ -1,11 +1,14 @@
-"""Flags of llama-server, vLLM, SGLang and KTransformers that a user may type: the understood ones, and advice for the
-others."""
+"""Flags of llama-server, vLLM, SGLang and KTransformers that a user may type: the understood ones with their values,
+and what is said of the others."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
+
+from moeserve.cli.flag_advice import ADVICE
 
 # Another server's flag: ours, whose value means the same.
 UNDERSTOOD: Final = {
@@ -29,6 +32,14 @@ UNDERSTOOD: Final = {
     "-t": "--threads",
     "-ngl": "--n-gpu-layers",
     "--gpu-layers": "--n-gpu-layers",
+    "--max-queued-requests": "--max-num-queued-reqs",
+    "--max-loras-per-batch": "--max-loras",
+    "--watchdog-timeout": "--step-timeout",
+    "-s": "--seed",
+    "--random-seed": "--seed",
+    "--uvicorn-log-level": "--log-level",
+    "--otlp-traces-endpoint": "--otlp-endpoint",
+    "-sc": "--speculative-config",
     "--ssl-key-file": "--ssl-keyfile",
     "--ssl-cert-file": "--ssl-certfile",
     "--chat-template-file": "--chat-template",
@@ -36,111 +47,117 @@ UNDERSTOOD: Final = {
     "--tp": "--gpus",
     "--tp-size": "--gpus",
     "--tensor-parallel-size": "--gpus",
+    "--cpu-infer": "--threads",
     "--kt-cpuinfer": "--threads",
     "--kt-num-gpu-experts": "--num-gpu-experts",
     "--kt-gpu-prefill-token-threshold": "--gpu-prefill-token-threshold",
 }
-# Their values that ask for our default, without which a flag of ours stands.
-DEFAULTS: Final = {"-c": {"0"}, "--ctx-size": {"0"}}
 _WHOLE_MODEL: Final = 99  # layers: what llama.cpp's users write for all of them
 _GPU_LAYERS: Final = ("-ngl", "--gpu-layers", "--n-gpu-layers")
-
-_BY_ITSELF = "leave it out: it is always on"
-_NO_CODE = "leave it out: code of a model's repository is never run"
-_PLACED = "experts are placed automatically; --num-gpu-experts N or --placement-rules FILE override that"
-_STEP = "use --max-num-batched-tokens N, which limits the tokens of a step"
-_KV = "use --kv-cache-dtype q8_0, which stores keys and values in 8 bits"
-_BUDGET = "use --gpu-memory-budget GIB, an amount in GiB"
-_NUMA = "leave it out: --threads N sets the number of threads"
-_DEFERRAL = "it was removed: it changed the model's output and made nothing faster"
-ADVICE: Final = {
-    "-fa": _BY_ITSELF,
-    "--flash-attn": _BY_ITSELF,
-    "--jinja": _BY_ITSELF,
-    "--cont-batching": _BY_ITSELF,
-    "-cb": _BY_ITSELF,
-    "--enable-prefix-caching": _BY_ITSELF,
-    "--enable-chunked-prefill": _BY_ITSELF,
-    "--enable-auto-tool-choice": _BY_ITSELF,
-    "--trust-remote-code": _NO_CODE,
-    "-ncmoe": _PLACED,
-    "--n-cpu-moe": _PLACED,
-    "-cmoe": _PLACED,
-    "--cpu-moe": _PLACED,
-    "-ot": _PLACED,
-    "--override-tensor": _PLACED,
-    "-b": _STEP,
-    "-ub": _STEP,
-    "--batch-size": _STEP,
-    "--ubatch-size": _STEP,
-    "-ctk": _KV,
-    "-ctv": _KV,
-    "--cache-type-k": _KV,
-    "--cache-type-v": _KV,
-    "--gpu-memory-utilization": _BUDGET,
-    "--mem-fraction-static": _BUDGET,
-    "--chunked-prefill-size": _STEP,
-    "--enable-metrics": _BY_ITSELF,
-    "--kt-weight-path": "use --model, one file or folder with all weights",
-    "--kt-method": "leave it out: the model's file determines it",
-    "--kt-threadpool-count": _NUMA,
-    "--kt-numa-nodes": _NUMA,
-    "--kt-enable-dynamic-expert-update": "leave it out: experts in GPU memory follow the text",
-    "--kt-expert-placement-strategy": _PLACED,
-    "--no-mmproj-offload": "use --mmproj-device cpu",
-    "--mmproj-offload": "leave it out: the vision tower is on the GPU if the model is and there is room",
-    "--no-mmproj": "leave it out: without --mmproj there is no vision tower",
-    "--mlock": "leave it out: weights are copied into the server's own memory",
-    "--no-mmap": "leave it out: weights are copied into memory; only --weight-layout file maps the file",
-    "--no-enable-prefix-caching": "use --prefix-cache off",
-    "--cpu-offload-gb": "leave it out: experts that do not fit on the GPU stay in RAM",
-    "--quantization": "leave it out: the model's file determines it",
-    "--dtype": "leave it out: the model's file determines it",
-    "--reasoning-format": "use --reasoning-parser, which names how the model marks its reasoning",
-    "--draft-max": "use --speculative-config",
-    "--max-deferred-experts-per-token": _DEFERRAL,
-    "--kt-max-deferred-experts-per-token": _DEFERRAL,
+_DEFAULT: Final = None  # a value that asks for our default, so that the flag is left out
+_THINK: Final = (
+    "deepseek_r1 deepseek-r1 deepseek_v3 deepseek-v3 deepseek_v31 deepseek_v32 deepseek_v4 glm45 glm47 glm minimax_m2 "
+    "minimax-m2 minimax kimi_k2 kimi step3 step3p5 nemotron_v3 nano_v3 qwen3-thinking qwen3_5 olmo3 mimo"
+)
+# Our flag: other servers' values of it, and ours that mean the same.
+VALUES: Final[Mapping[str, Mapping[str, str | None]]] = {
+    "--tool-call-parser": {
+        **dict.fromkeys(("qwen25", "qwen"), "hermes"),
+        **dict.fromkeys(("qwen3_xml", "qwen3coder"), "qwen3_coder"),
+        **dict.fromkeys(("glm", "glm47"), "glm45"),
+        "deepseekv3": "deepseek_v3",
+        "deepseekv31": "deepseek_v31",
+        "deepseekv32": "deepseek_v32",
+        "deepseekv4": "deepseek_v4",
+        "minimax-m2": "minimax_m2",
+        "hunyuan_a13b": "hunyuan",
+        "llama3_json": "llama",
+        **dict.fromkeys(("openai", "gpt-oss"), "auto"),  # gpt-oss's calls are recognised with its channels
+    },
+    "--reasoning-parser": {
+        **dict.fromkeys(_THINK.split(), "qwen3"),
+        **dict.fromkeys(("gpt-oss", "openai_" + "gpt-oss".replace("-", "")), "harmony"),
+        "hunyuan_a13b": "hunyuan",
+        "ernie45": "ernie",
+    },
+    "--kv-cache-dtype": {
+        **dict.fromkeys(("float16", "fp16"), "f16"),
+        "bfloat16": "bf16",
+        "fp8_e4m3": "fp8",
+    },
+    "--load-format": dict.fromkeys(("gguf", "safetensors", "hf"), "auto"),
+    "--generation-config": {"vllm": "none"},
+    "--device": {"none": "cpu"},
+    "--log-level": {
+        **{name.upper(): name for name in ("debug", "info", "warning", "error")},
+        "warn": "warning",
+        "critical": "error",
+        "trace": "debug",
+    },
+    "--seed": {"-1": _DEFAULT},
+    "--threads": dict.fromkeys(("0", "-1"), _DEFAULT),
+    "--max-model-len": dict.fromkeys(("0", "-1", "auto"), _DEFAULT),
 }
+# vLLM's numbers with a unit: 8k is 8,000, and 8K is 8,192.
+_IN_UNITS: Final = ("--max-model-len", "--max-num-batched-tokens", "--max-total-tokens")
+_NUMBER: Final = re.compile(r"(\d+(?:\.\d+)?)([kKmM])")
+_UNITS: Final = {"k": 1000, "K": 1 << 10, "m": 1_000_000, "M": 1 << 20}
 
 
 def in_our_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments with the names of ours for those of others, and a line about each that was changed."""
+    """Returns the arguments with our names and values for those of other servers, and a line about each that was
+    changed. Underscores in a flag are hyphens, as in these servers."""
     words, notes = [], []
     rest = list(arguments)
     while rest:
-        flag, equals, value = rest.pop(0).partition("=")
-        if flag not in UNDERSTOOD and flag not in _GPU_LAYERS:
+        typed, equals, value = rest.pop(0).partition("=")
+        flag = typed.replace("_", "-") if typed.startswith("--") else typed
+        if not (
+            flag in UNDERSTOOD or flag in _GPU_LAYERS or flag in VALUES or flag in (*_IN_UNITS, "--parallel")
+        ):
             words.append(f"{flag}{equals}{value}")
             continue
         if not equals and rest:
             value = rest.pop(0)
         ours = _ours(flag, value)
+        if ours in ([flag, value], [flag]):
+            words += [f"{flag}={value}"] if equals else ours
+            continue
         words += ours
-        if flag != "--n-gpu-layers" or ours != [flag, value]:
-            notes.append(f"{flag} {value}: taken as {' '.join(ours) or 'the default'}")
+        notes.append(f"{flag} {value}: taken as {' '.join(ours) or 'the default'}")
     return words, notes
 
 
 def _ours(flag: str, value: str) -> list[str]:
-    if value in DEFAULTS.get(flag, ()):
-        return []
     if flag in _GPU_LAYERS:
         if value in ("auto", "all", "-1") or (value.isdecimal() and int(value) >= _WHOLE_MODEL):
             return []  # as much as fits is on the GPU
         if value == "0":
             return ["--device", "cpu"]
-    return [UNDERSTOOD.get(flag, flag), value] if value else [UNDERSTOOD.get(flag, flag)]
+    if flag == "--parallel" and value.isdecimal():
+        return ["--max-num-seqs", value]  # llama.cpp's: requests that are answered together
+    ours = UNDERSTOOD.get(flag, flag)
+    meant = VALUES.get(ours, {}).get(value, value)
+    if meant is _DEFAULT:
+        return []
+    if ours in _IN_UNITS and (number := _NUMBER.fullmatch(meant)):
+        meant = str(int(float(number[1]) * _UNITS[number[2]]))
+    return [ours, meant] if meant else [ours]
 
 
 def hint(unknown: Iterable[str], flags: Iterable[str]) -> str:
-    """The end of a message about arguments that no flag takes. flags: ours."""
+    """Returns the end of a message about arguments that no flag takes: advice about each flag that has some, else the
+    nearest name. flags: ours."""
     known = list(flags)
-    for word in unknown:
-        flag = word.partition("=")[0]
-        if not flag.startswith("-"):
-            continue
-        if flag in ADVICE:
-            return f"; {flag}: {ADVICE[flag]}"
-        if close := difflib.get_close_matches(flag, [*known, *UNDERSTOOD], 1):
+    typed = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    if said := "".join(f"; {flag}: {ADVICE[flag]}" for flag in dict.fromkeys(typed) if flag in ADVICE):
+        return said
+    for flag in typed:
+        if close := difflib.get_close_matches(flag, _of_its_length(flag, [*known, *UNDERSTOOD]), 1):
             return f"; did you mean {UNDERSTOOD.get(close[0], close[0])}?"
     return ""
+
+
+def _of_its_length(flag: str, names: Iterable[str]) -> list[str]:
+    """Returns names that may be suggested: a short one only for a short flag, which has little to be near by."""
+    return [name for name in names if name.startswith("--") == flag.startswith("--")]

@@ -273,7 +273,7 @@ class ServerConfig(EngineConfig):
         None, "Network", "this server's certificate for --worker (PEM)", metavar="PATH"
     )
     worker_ssl_keyfile: str | None = option(
-        None, "Network", "that certificate's private key (default: in the same file)", metavar="PATH"
+        None, "Network", "private key of --worker-ssl-certfile (default: in that file)", metavar="PATH"
     )
     worker_ssl_ca_certs: str | None = option(
         None,

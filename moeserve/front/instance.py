@@ -35,9 +35,13 @@ from moeserve.front.needs import NeedsReader
 from moeserve.front.pooled_model import Instance, LoadFailed, Needs, PooledModel
 from moeserve.launcher.child_process import Child
 from moeserve.processes.runtime_paths import RuntimePaths
+from moeserve.processes.silence import beat_interval, longest_silence
 
 MODULE: Final = "moeserve.front.model_launcher"
 LOOK_S: Final = 0.05  # between two requests for a load's progress
+PROBE_S: Final = 5.0  # at most, between two looks at whether a loaded server answers
+# As many longest silences a server may answer nothing: its own processes resume and replace each other within three.
+MOST_SILENCES: Final = 4
 ANSWER_S: Final = 5.0  # within which such a request must be answered
 LAST_BYTES_S: Final = 1.0  # for what a server has sent before its end to be read
 MAX_FAILURE_BYTES: Final = 4096
@@ -66,6 +70,10 @@ class ServerInstance(Instance):
             self._child = Child.spawn("model", MODULE, paths, variables=variables)
         except OSError as error:
             raise LoadFailed(str(error)) from error
+        self.is_answering = True
+        self._probe_s = min(PROBE_S, beat_interval(model.served.config))
+        self._most_silent_s = MOST_SILENCES * longest_silence(model.served.config.step_timeout)
+        self._watching: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._child.descriptor, self._on_end)
@@ -110,12 +118,33 @@ class ServerInstance(Instance):
         while not self._ended.is_set():
             health = await self._health()
             if health.get("status") == "ok":
+                self._watching = asyncio.create_task(self._watch())
                 return
             tell(str(health.get("stage", "starting")), float(health.get("fraction", 0.0)))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._ended.wait()
         raise LoadFailed(self._cause(), is_crash=not self._said())
+
+    async def _watch(self) -> None:
+        """Looks at whether the server answers, and kills it if it has answered nothing for too long: then none of its
+        processes has resumed or replaced the others."""
+        silent_s = 0.0
+        while True:
+            await asyncio.sleep(self._probe_s)
+            began = time.monotonic()
+            is_answering = bool(await self._health())
+            if self.is_answering and not is_answering:
+                log.warning("the server of %s does not answer", self._name)
+            self.is_answering = is_answering
+            # One look counts at most that much: a longer gap means that this process itself was stopped.
+            counted = min(self._probe_s + time.monotonic() - began, self._probe_s + ANSWER_S)
+            silent_s = 0.0 if is_answering else silent_s + counted
+            if silent_s >= self._most_silent_s:
+                self._child.give_up(f"it has answered nothing for {silent_s:.0f} s")
+
+    async def is_ready(self) -> bool:
+        return (await self._health()).get("status") == "ok"
 
     async def _health(self) -> dict[str, str]:
         """Returns /health's answer; {} while the server does not answer."""
@@ -146,6 +175,8 @@ class ServerInstance(Instance):
             self._child.send_signal(signal.SIGHUP)
 
     async def stop(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
         if self._child.alive:
             self._child.send_signal(signal.SIGTERM)
         try:

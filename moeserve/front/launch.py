@@ -6,7 +6,7 @@ and the launcher starts a new one. Clients that connect meanwhile wait, and mode
 request. SIGTERM and SIGINT make the front drain; a second one kills everything at once. SIGHUP makes it read its file
 of keys again. SIGUSR2 and `moeserve reload` start the next server while this one runs (`launcher/succession.py`). The
 next server takes new requests at once. It loads its models when this server's front has ended, because both share the
-memory.
+memory. A watchdog resumes this process if it was stopped (`launcher/watchdog.py`).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from moeserve.launcher.runtime_directory import runtime_directory
 from moeserve.launcher.signal_events import signals_as_events
 from moeserve.launcher.succession import Succession
 from moeserve.launcher.systemd import Systemd
+from moeserve.launcher.watchdog import Watchdog
 from moeserve.messages.channels import PullChannel
 from moeserve.messages.codec import TO_LAUNCHER
 from moeserve.messages.schema import Heartbeat, ProcessFailed, ProcessReady, ToLauncher
@@ -65,7 +66,12 @@ def launch_several(front: FrontConfig, package: str = "moeserve") -> int:
             stack.callback(listeners.close)
             write_config(with_addresses(front.common, listeners.api), paths)
             front.write(paths.directory)
-            launcher = FrontLauncher(front, paths, listeners, stack, f"{package}.{FRONT}", is_next=is_next)
+            # Forked before there are sockets and threads.
+            watchdog = Watchdog(beat_interval(front.common))
+            stack.callback(watchdog.close)
+            launcher = FrontLauncher(
+                front, paths, listeners, watchdog, stack, f"{package}.{FRONT}", is_next=is_next
+            )
         except (ConfigError, OSError) as error:
             log.error("%s", error)
             return EXIT_FAILED
@@ -80,6 +86,7 @@ class FrontLauncher:
         front: FrontConfig,
         paths: RuntimePaths,
         listeners: Listeners,
+        watchdog: Watchdog,
         stack: ExitStack,
         module: str,
         *,
@@ -90,6 +97,8 @@ class FrontLauncher:
         self._config = front.common
         self._paths = paths
         self._listeners = listeners
+        self._watchdog = watchdog
+        self._watchdog_due = 0.0
         self._module = module
         self._names = [model.name for model in front.models]
         self._signals = 0
@@ -215,6 +224,9 @@ class FrontLauncher:
             elif isinstance(message, Heartbeat):
                 self._silent_s = 0.0
         self._look_at_silence(2 * interval)
+        if time.monotonic() >= self._watchdog_due:
+            self._watchdog_due = time.monotonic() + interval
+            self._watchdog.look()
         if self._hung_up and self._ready is not None:
             self._hung_up = False
             if self._front.alive:

@@ -20,8 +20,7 @@ from moeserve.front.schedule import State
 from moeserve.httpserver.transport.errors import ApiError, shutting_down
 from moeserve.messages.refusal import Refusal
 
-NOTICE_S: Final = 2.0  # for the end of a process to be noticed behind that of its connections
-NOTICE_LOOK_S: Final = 0.01
+BACK_LOOK_S: Final = 0.05  # between two looks at whether a server takes requests again
 
 log = logging.getLogger(__name__)
 
@@ -183,12 +182,14 @@ class ModelPool(ModelLives):
                 model.tickets.remove(ticket)
                 self.turn()
 
-    async def until_noticed(self, model: PooledModel, instance: Instance) -> None:
-        """Waits until the pool has seen that a server has ended, at most NOTICE_S: a model's own launcher replaces a
-        part of its server without that."""
-        deadline = self.now + NOTICE_S
-        while model.instance is instance and self.now < deadline:
-            await asyncio.sleep(NOTICE_LOOK_S)
+    async def until_back(self, model: PooledModel, instance: Instance) -> None:
+        """Waits until a server that has cut a request takes requests again, because its launcher has replaced a part of
+        it, or until it has ended. Raises ApiError 503 if neither comes within a load's time."""
+        deadline = self.now + self._load_timeout
+        while model.instance is instance and not await instance.is_ready():
+            if self.now >= deadline:
+                raise self._not_in_time(model)
+            await asyncio.sleep(BACK_LOOK_S)
 
     def hold(self, model: PooledModel, instance: Instance, work: Awaitable[None]) -> None:
         """Counts `work` as a running request of the model's server until `work` has ended. Call it within a lease."""

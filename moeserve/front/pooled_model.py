@@ -28,6 +28,8 @@ class LoadFailed(Exception):
 class Instance(Protocol):
     """One model's running server."""
 
+    is_answering: bool  # False while it answers nothing, because a process of it is stopped or lost
+
     @abstractmethod
     async def until_ready(self, tell: Callable[[str, float], None]) -> None:
         """Waits until the model is loaded. Calls `tell` with the loading stage and the stage's fraction, 0 to 1. Raises
@@ -36,6 +38,10 @@ class Instance(Protocol):
     @abstractmethod
     async def until_ended(self) -> str:
         """Waits until the server ends by itself, and returns the reason."""
+
+    @abstractmethod
+    async def is_ready(self) -> bool:
+        """Asks the server whether it takes requests now."""
 
     @abstractmethod
     async def stop(self) -> None:
@@ -122,6 +128,11 @@ class PooledModel(ScheduledModel):
         return self.state in (State.LOADED, State.CLOSING) and self.instance is not None
 
     @property
+    def is_answering(self) -> bool:
+        """False while the model's loaded server answers nothing."""
+        return self.instance is None or self.instance.is_answering
+
+    @property
     def progress_text(self) -> str:
         """Returns a text that says what a request for this model waits for."""
         match self.state:
@@ -130,7 +141,7 @@ class PooledModel(ScheduledModel):
             case State.CLOSING | State.STOPPING:
                 return "waiting for the other models' turns"
             case State.LOADED:
-                return "loaded"
+                return "loaded" if self.is_answering else "waiting for its server to answer"
         return "waiting for memory" if self.need is not None else "looking at its file"
 
     def forget_failure(self) -> None:

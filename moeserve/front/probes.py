@@ -25,14 +25,15 @@ FrontStatus = Literal["ok", "waiting", "draining", "failed"]
 class FrontHealth(TypedDict):
     """The answer of /health. status `failed`: no model can be loaded; `waiting`: requests are taken, and wait until the
     server before this one has ended, which has models in memory. models: each model's state, or `failed` if the model's
-    last load failed."""
+    last load failed, or `not_answering` while the server of a loaded model answers nothing: its requests wait until a
+    process of it was resumed or replaced."""
 
     status: FrontStatus
     models: dict[str, str]
 
 
 def health_of(pool: ModelPool) -> FrontHealth:
-    failed = [model for model in pool.listed if model.failure and model.state is State.UNLOADED]
+    failed = [model for model in pool.listed if _state_of(model) == "failed"]
     status: FrontStatus = "ok"
     if pool.is_draining:
         status = "draining"
@@ -40,8 +41,13 @@ def health_of(pool: ModelPool) -> FrontHealth:
         status = "waiting"
     elif len(failed) == len(pool.listed):
         status = "failed"
-    states = {model.name: "failed" if model in failed else str(model.state) for model in pool.listed}
-    return {"status": status, "models": states}
+    return {"status": status, "models": {model.name: _state_of(model) for model in pool.listed}}
+
+
+def _state_of(model: PooledModel) -> str:
+    if model.failure and model.state is State.UNLOADED:
+        return "failed"
+    return str(model.state) if model.is_answering else "not_answering"
 
 
 def pool_of(request: Request) -> ModelPool:

@@ -145,7 +145,7 @@ class _Exchange:
                 finally:
                     self._pool.release(self._model, instance)
                 self._model.num_sent_again += 1
-                await self._pool.until_noticed(self._model, instance)
+                await self._until_back(instance)
         except ApiError as error:
             if not self._have_begun:
                 raise
@@ -162,6 +162,10 @@ class _Exchange:
         if self.early is None:
             return await acquiring
         return await self.early.until(acquiring, partial(self._pool.release, self._model))
+
+    async def _until_back(self, instance: Instance) -> None:
+        waiting = self._pool.until_back(self._model, instance)
+        await (waiting if self.early is None else self.early.until(waiting, lambda _: None))
 
     async def run_if_loaded(self) -> None:
         async with self._pool.lease_loaded(self._model) as instance:
@@ -187,6 +191,9 @@ class _Exchange:
             answer = await request
         except (aiohttp.ClientError, OSError) as error:
             raise _Unanswered from error
+        if answer.status == 503 and self.most_sendings > 1 and not await instance.is_ready():
+            answer.close()  # a part of the server was replaced, and the server is not ready yet
+            raise _Unanswered
         if (response_id := answer.headers.get(BACKGROUND_HEADER)) is not None:
             self._pool.hold(self._model, instance, self._until_background_ends(instance, response_id))
         async with answer:

@@ -78,7 +78,7 @@ def _is_plain(file: str) -> bool:
 
 
 def chosen_set(name: HubName, sets: list[GGUFSet]) -> GGUFSet:
-    """The one set that the name stands for, whole or not. Raises HubError, which lists the sets."""
+    """Returns the set of files that the name stands for, complete or not. Raises HubError, which lists the sets."""
     if name.wants_file:
         matching = [one for one in sets if name.wanted in one.files]
     elif name.wanted is None and len(sets) == 1:

@@ -267,7 +267,8 @@ def _explained(name: HubName) -> Iterator[None]:
         ) from error
     except httpx2.TransportError as error:
         raise HubError(
-            f"{name}: the connection to {hub} failed ({error}); what was downloaded is kept, start again to go on"
+            f"{name}: the connection to {hub} failed ({error}); what was downloaded is "
+            "kept: run the same command again to continue"
         ) from error
     except (HFValidationError, OSError) as error:
         raise HubError(f"{name}: {error}") from error

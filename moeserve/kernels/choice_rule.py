@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ChoiceRule:
-    """Keys are in blocks of `block`, from position 0 on. A query attends to the `top` blocks with the highest scores,
-    of equal scores to the first, and to its tail: the blocks that it does not score.
+    """Keys are in blocks of `block`, from position 0 on. A query attends to the `top` blocks with the highest scores
+    (of equal scores, the first ones), and to its tail: the blocks that it does not score.
 
-    local 0: the tail is the block that is incomplete at the query, if any, and a block has one index key, in the slot
-    of its last key. local above 0: the tail is the query's own block and the local - 1 blocks before it; each key has
-    an index key, a block's score is the highest of its keys', and each KV head chooses for the queries that read it.
+    local 0: the tail is the block that is incomplete at the query, if any, and a block has one index key, in the
+    slot of its last key. local above 0: the tail is the query's own block and the local - 1 blocks before it; each
+    key has an index key, a block's score is the highest of its keys', and each KV head chooses for the queries that
+    read it.
     """
 
     top: int = 0  # 0: queries attend to all keys
@@ -32,7 +33,7 @@ class ChoiceRule:
 
     @property
     def most_dense(self) -> int:
-        """The longest context, in tokens, of which every query attends to all keys."""
+        """The longest context, in tokens, in which every query attends to all keys."""
         return (self.top + self.local) * self.block if self.local else (self.top + 1) * self.block - 1
 
     @property
@@ -47,7 +48,7 @@ class ChoiceRule:
 
 
 def scores_of_choice(length: int, rule: ChoiceRule) -> int:
-    """Returns how many blocks a choice may have scores of. length: of the longest request, in tokens."""
+    """Returns the maximum number of blocks that a choice scores. length: the longest request's, in tokens."""
     return -(-length // rule.block)
 
 
@@ -58,8 +59,8 @@ MOST_PARTS = 128
 
 
 def candidates_of_choice(length: int, rule: ChoiceRule) -> int:
-    """Returns for how many candidates a shared choice has room, a power of two; 0 if one program chooses. From a sample
-    of 1,024 scores some 3,300 of 32,768 are candidates for 2,048."""
+    """Returns the number of candidates that a shared choice has room for, a power of two; 0 if one program chooses.
+    Example: to choose 2,048 of 32,768 keys by a sample of 1,024 scores takes some 3,300 candidates."""
     scores = scores_of_choice(length, rule)
     if scores <= FEW_SCORES:
         return 0
@@ -67,8 +68,9 @@ def candidates_of_choice(length: int, rule: ChoiceRule) -> int:
 
 
 def sample_of_choice(length: int, rule: ChoiceRule) -> int:
-    """Returns of how many scores a shared choice takes its candidates' bound, a power of two. The fewer of the highest
-    keys are in the sample, the more candidates are needed to have these with certainty."""
+    """Returns the number of scores in the sample that gives a shared choice its lower bound for candidates, a power
+    of two. The fewer of the highest keys the sample has, the more candidates are needed to be sure to include these
+    keys."""
     scores = scores_of_choice(length, rule)
     return 1024 if scores <= 1 << 16 else 2048 if scores <= 1 << 18 else 4096
 
@@ -79,8 +81,8 @@ def numbers_of_choice(length: int, rule: ChoiceRule) -> int:
 
 
 def stride_of_choice(length: int, rule: ChoiceRule) -> int:
-    """Returns how many numbers of 4 bytes a choice takes in a GPU's buffer of scores, a multiple of 16: its scores,
-    and behind them the candidates, the parts' counts and the least candidate, of 8 bytes each."""
+    """Returns the size of a choice in a GPU's buffer of scores, in numbers of 4 bytes, a multiple of 16: its scores,
+    then the candidates, the parts' counts and the lowest candidate (8 bytes each)."""
     candidates = candidates_of_choice(length, rule)
     return numbers_of_choice(length, rule) + (2 * (candidates + MOST_PARTS + 8) if candidates else 0)
 

@@ -45,8 +45,8 @@ class CompressedOperations(OperationQueue):
         index_q: torch.Tensor | None = None,
         index_heads: int = 0,
     ) -> None:
-        """Makes queries of q [n, heads * dim] in place, and stores the tokens' keys, made of kv [n, dim], where
-        the plan says. index_q [n, index_heads * any]: rotated in place."""
+        """Normalises, scales and rotates q [n, heads * dim] in place, and stores the tokens' keys, made from kv [n,
+        dim], in the rows that the plan names. index_q [n, index_heads * any]: rotated in place."""
         self._native.compressed_store(
             q, kv, norm, eps, *angles, plan, layer.keys, n, heads, scale, index_q, index_heads
         )
@@ -97,14 +97,15 @@ class CompressedOperations(OperationQueue):
     def choose_entries(
         self, plan: _C.CompressedPlan, q: torch.Tensor, weights: torch.Tensor, layer: KvLayer, heads: int
     ) -> None:
-        """Chooses the entries of the plan's rows that have more than are chosen, by the stored index keys. q [n, heads
-        * dim], rotated; weights [n, heads]."""
+        """Chooses entries by the stored index keys, for each of the plan's rows with more entries than the plan lets
+        it choose. q [n, heads * dim], rotated; weights [n, heads]."""
         assert layer.index_keys is not None
         self._native.choose_entries(plan, q, weights, layer.index_keys, heads)
         self._held.append((plan, q, weights, layer))
 
     def keep_keys(self, plan: _C.CompressedPlan, layer: KvLayer) -> None:
-        """Copies the step's keys that had no room in their sequences' rings to these, after attention."""
+        """Copies keys of the step to their sequences' rings if these had no room for them before. Call it after
+        attention."""
         self._native.keep_keys(plan, layer.keys)
         self._held.append((plan, layer))
 

@@ -50,8 +50,8 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         order: torch.Tensor | None = None,
     ) -> Matrix:
         """Repacks GGUF rows of a matrix [out, in], or of experts [E, out, in], into panels. Blocks until done. order:
-        int32 [in] or [E, in], the input's column that each column of the rows multiplies; None: as they come. `linear`,
-        `linear_panels` and `experts`, of gate and up, take such matrices: they gather their input.
+        int32 [in] or [E, in], the input column that each column of the rows multiplies; None: the same one. `linear`,
+        `linear_panels` and, for gate and up, `experts` accept matrices with an order and gather their input.
 
         Raises ValueError for a type without kernels, and MemoryError.
         """

@@ -32,7 +32,7 @@ class DiskExpertLayer(NamedTuple):
     num_experts: int
     parts: tuple[DiskPart, DiskPart, DiskPart]  # gate, up, down
     pinned: Sequence[int] = ()  # ascending; experts that are read at the start and keep their slots
-    numbers: Sequence[int] = ()  # of each expert, its number in the file; empty: its own
+    numbers: Sequence[int] = ()  # each expert's number in the file; empty: the same number
 
 
 def open_disk_experts(

@@ -98,7 +98,7 @@ class IndexOperations(OperationQueue):
         """Chooses the keys of the plan's rows, which later calls of `attention` with this plan read: the choice of
         indexer/reference.py or blocks.py, in float32 over the stored index keys.
 
-        plan: built with a rule that chooses. Rows without more blocks than are chosen attend to all keys. q [n, heads
+        plan: built with a rule that chooses. Rows with no more blocks than are chosen attend to all keys. q [n, heads
         * dim], from `index_store` or `index_blocks`, or as it is with `index_pools`; weights [n, heads], None: all are
         1.
         """

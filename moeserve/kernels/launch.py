@@ -211,7 +211,7 @@ def compile_ahead(on_progress: Callable[[int, int], object] = lambda done, total
     """
     global _ahead
     if _ahead is not None:
-        raise ValueError("compile_ahead is no reentrant context")
+        raise ValueError("compile_ahead cannot be nested")
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "compile") as threads:
         mode = triton.AsyncCompileMode(threads)
         with mode:

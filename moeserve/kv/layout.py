@@ -110,8 +110,11 @@ class KvLayout:
         return sum(rows * FLOAT16.head_bytes(dim) for dim in dims)
 
     def is_windowed(self, layer: int) -> bool:
-        """True if the layer attends only to a window of the last tokens."""
-        attention = self.shape.loaded_layers[layer].attention
+        """True if the layer attends only to a window of the last tokens. False for the layer that drafts: its KV lies
+        in the slots of all tokens, where its window only masks."""
+        if layer >= self.shape.num_layers:
+            return False
+        attention = self.shape.layers[layer].attention
         return isinstance(attention, AttentionShape) and attention.window > 0
 
     @property

@@ -19,7 +19,7 @@ from moeserve.messages.table_rows import TableRowCounts
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, array_like=True):
-    """How long a step took at the start: of rows that decode, and of a prompt's tokens."""
+    """A step's time, measured at the start: of a step of decode rows, or of one with a prompt's tokens."""
 
     rows: int
     decode_context: int  # sum of the positions that the rows attend to

@@ -95,6 +95,7 @@ class ModelShape:
     num_skipped_layers: int = 0  # next-token (MTP) layers after `layers`: skipped_layers.py
     next_token_layer: LayerShape | None = None  # of the next-token block (next_token.py), if any
     next_token_norm: str = n.NEXTN_HEAD_NORM  # name of that block's last norm
+    drafts_before_norm: bool = False  # that block reads states before the last norm, its own as well
     embedding_scale: float = 1.0
     logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: unchanged
     logit_scale: float = 1.0  # multiplies logits; merged into the last norm's weight on loading

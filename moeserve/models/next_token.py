@@ -6,7 +6,8 @@ Row q of the block, for the token at position q > 0:
     x = the block's decoder layer (x), at position q - 1, attending to rows 1 .. q
     logits = output(shared_head_norm(x))        of the token at q + 1
 
-The row after a draft uses the block's normalised output instead of the model's state. A row depends only on tokens
+The row after a draft uses the block's normalised output instead of the model's state. In Step-3.5 both are read before
+their norms. A row depends only on tokens
 up to its own, so its keys and values are kept in the KV slot of position q, and a cached prefix includes them.
 """
 

@@ -74,6 +74,15 @@ class ShapeReader:
         """Reads the limit of the first next-token layer, where the key counts such layers; None otherwise."""
         return next(iter(self._limits(suffix)[self.num_layers :]), None)
 
+    def next_token_has_window(self) -> bool | None:
+        """Reads whether the first next-token layer has a window; None: the file does not say."""
+        if self.has(n.NEXT_TOKEN_WINDOWED):
+            return self.flag(n.NEXT_TOKEN_WINDOWED)
+        value = self._metadata.get(self._key(n.WINDOWED_LAYERS))
+        if not isinstance(value, np.ndarray) or self._entries(n.WINDOWED_LAYERS) == self.num_layers:
+            return None
+        return bool(value[self.num_layers])
+
     def _limits(self, suffix: str) -> list[float | None]:
         if self._key(suffix) not in self._metadata:
             return [None] * self.num_layers

@@ -243,15 +243,18 @@ def _integer_rows(name: str, rows: int, cols: int) -> list[Buffer]:
 
 def _delta_net_buffers(delta_net: GatedDeltaNetShape, rows: int, wide: GpuFloat) -> list[Buffer]:
     heads = delta_net.heads
-    mixed = Buffer("delta_mixed", (rows, heads.channels), wide)  # q, k and v after the convolution
+    widths = {"delta_mixed": heads.channels}  # q, k and v after the convolution
     if heads.is_kimi:
-        widths = {"delta_qkv": heads.channels}
-        if delta_net.gate_rank:
-            widths |= {"delta_a": heads.decays, "delta_z": heads.value_width}
-        return [mixed, *(Buffer(name, (rows, width), wide) for name, width in widths.items())]
-    if rows <= SMALL_BATCH_ROWS:
-        return [mixed]
-    return [mixed, Buffer("delta_inverse", (rows, heads.value_heads, DELTA_CHUNK), wide)]
+        widths["delta_qkv"] = heads.channels
+    if heads.is_kimi and delta_net.gate_rank:
+        widths |= {"delta_a": heads.decays, "delta_z": heads.value_width}
+    of_chunks = (
+        ("delta_inverse", *(["delta_scores"] if heads.is_kimi else [])) if rows > SMALL_BATCH_ROWS else ()
+    )
+    return [
+        *(Buffer(name, (rows, width), wide) for name, width in widths.items()),
+        *(Buffer(name, (rows, heads.value_heads, DELTA_CHUNK), wide) for name in of_chunks),
+    ]
 
 
 def _latent_buffers(

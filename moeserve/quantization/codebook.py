@@ -112,7 +112,7 @@ class Codebook:
 
     @property
     def has_tail(self) -> bool:
-        """A row's words end with one for each d; else d shares a word with scales."""
+        """True if a row's words end with a word for each d; False if each d shares a word with scales."""
         return self.has_d and self.scales != BookScales.NIBBLES_32
 
     def row_words(self, k_blocks: int) -> int:

@@ -115,7 +115,7 @@ class FrameChannel:
         self._spoke_at = time.monotonic()
 
     def flush(self) -> None:
-        """Sends what the socket takes; what was lost meanwhile the next `turn` says."""
+        """Sends as much as the socket takes. If the connection was lost meanwhile, the next `turn` reports it."""
         self._unsent += self._outgoing.read()
         while self._unsent:
             try:

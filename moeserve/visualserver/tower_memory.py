@@ -23,7 +23,7 @@ def cpu_bytes(shape: TowerShape, max_tokens: int) -> int:
 
 def gpu_bytes(shape: TowerShape, max_tokens: int) -> int:
     """Returns the bytes of GPU memory for the weights in 16 bits and for encoding a picture of `max_tokens` tokens,
-    without the process's context."""
+    without the process's CUDA context."""
     return 2 * _floats(shape) + int(RESERVED * 4 * max_tokens * shape.token_floats) + LIBRARIES_BYTES
 
 

@@ -44,6 +44,7 @@ def fill(server: Server, **fields: Any) -> None:
         list(pool.map(ask, range(32)))
     body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8, **fields}
     server.post("/v1/chat/completions", body)
+    server.post("/v1/chat/completions", body | {"response_format": {"type": "json_object"}})
 
 
 def test_memory(tiny_model: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_step_counts_the_rows_of_its_n_grams(tmp_path: Path) -> None:
         ("ple.eos_token_id", 1 << 20, "is 1048576; 0 to 4095 is supported"),
         ("embedding_length_per_layer_input", 64, "per_layer_token_embd.weight"),
         ("attention.indexer.top_k", 0, "is 0; 1 to 16777216 is supported"),
-        ("attention.indexer.top_k", 30, "is 30, which blocks of 4 keys do not fit"),
+        ("attention.indexer.top_k", 30, "is 30; a multiple of 4, the keys of a block, is expected"),
         ("attention.indexer.head_count", 0, "is 0; 1 to 1024 is supported"),
         ("attention.indexer.key_length", 32, "is 32; 64 to 1024 is supported"),
     ],

@@ -21,6 +21,7 @@ from moeserve.kernels.delta_net.op import (
     commit_drafts,
     convolve,
     gated_norm,
+    kimi_chunked_rule,
     recurrent_rule,
     sigmoid_gate,
 )
@@ -90,7 +91,10 @@ class Layer:
         if by_chunks:
             chunks = ints(chunks_of(np.array(first, np.int32), np.array(counts, np.int32)))
             inverse = torch.full((rows, h.value_heads, DELTA_CHUNK), float("nan"), device=DEVICE)
-            chunked_rule(x, h, sequences, chunks, inverse)
+            if h.is_kimi:
+                kimi_chunked_rule(x, h, sequences, chunks, inverse, torch.full_like(inverse, float("nan")))
+            else:
+                chunked_rule(x, h, sequences, chunks, inverse)
         else:
             recurrent_rule(x, h, sequences, None if drafts is None else self.records)
         assert (o[n:] == 77.0).all()
@@ -183,13 +187,23 @@ def test_accepted_drafts_move_the_state_as_rows_do(heads: DeltaHeads) -> None:
     )
 
 
+# Decays down to e^-30 a token: their product over a chunk is no float32.
+SMALL_KIMI = DeltaHeads(key_heads=2, value_heads=2, key_dim=32, value_dim=32, conv_kernel=4, is_kimi=True)
+CHUNKED = {
+    "one decay a head": DeltaHeads(key_heads=1, value_heads=2, key_dim=32, value_dim=32, conv_kernel=4),
+    "kimi": SMALL_KIMI,
+    "bounded": replace(SMALL_KIMI, decay_bound=-5.0),
+}
+
+
 @pytest.mark.slow
-def test_prompts_by_chunks() -> None:
+@pytest.mark.parametrize("heads", CHUNKED.values(), ids=CHUNKED.keys())
+def test_prompts_by_chunks(heads: DeltaHeads) -> None:
     """Cut where a chunk is whole and where it is not, beside another; a step token by token goes on from it."""
-    heads = DeltaHeads(key_heads=1, value_heads=2, key_dim=32, value_dim=32, conv_kernel=4)
-    layer, width = Layer(heads), heads.channels + heads.value_width + 2 * heads.value_heads
+    layer, width = Layer(heads), heads.channels + heads.value_width + heads.value_heads + heads.decays
     first, second = normal(74, width), normal(7, width, seed=1)
     first[30:50] = first[30]  # a run of the same token: the inverse is far from the identity
+    first[10:25, -heads.decays :] *= 10
     out = layer.step(torch.cat([first[:70], second[:3]]), [70, 3], [2, 0], 80, by_chunks=True)
     again = layer.step(torch.cat([second[3:6], first[70:]]), [3, 4], [0, 2], 8, by_chunks=True)
     last = layer.step(second[6:], [1], [0], 1)

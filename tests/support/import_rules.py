@@ -35,6 +35,7 @@ MODEL_FILES = {
     "moeserve.models.latent",
     "moeserve.models.mamba2",
     "moeserve.models.recurrence",
+    "moeserve.models.latent_heads",
     "moeserve.models.recurrent_heads",
     "moeserve.models.residual",
     "moeserve.models.residual_buffers",
@@ -85,6 +86,7 @@ READERS = {
 }
 FAMILY_NEEDS = READERS | {
     "moeserve.models.clamped_ffns",
+    "moeserve.models.next_token_layers",
     "moeserve.models.compressed",
     "moeserve.models.indexer",
     "moeserve.models.attention",
@@ -92,6 +94,7 @@ FAMILY_NEEDS = READERS | {
     "moeserve.models.interface",
     "moeserve.models.latent",
     "moeserve.models.recurrence",
+    "moeserve.models.latent_heads",
     "moeserve.models.recurrent_heads",
     "moeserve.models.residual",
     "moeserve.models.rope_scaling",
@@ -202,6 +205,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.interface",
         "moeserve.models.shape_reader",
     },
+    "moeserve.models.latent_heads": {"moeserve.models.latent", "moeserve.models.shape_reader"},
     "moeserve.models.recurrent_heads": {
         "moeserve.kernels.delta_net.heads",
         "moeserve.kernels.mamba2.heads",

@@ -11,7 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from moeserve.models.registry import FAMILIES
+from moeserve.models.sources.huggingface.next_token_names import NextTokenNames
 from tests.support.hugging_face_model import write_family
+from tests.support.newest_families import NEWEST, round_attended, write_newest
 from tests.support.rounded_kv import round_kv
 
 if TYPE_CHECKING:
@@ -21,10 +23,15 @@ if TYPE_CHECKING:
 class NextTokenFolder:
     """A folder of `model_type` whose block has the weights of another model's last layer."""
 
-    def __init__(self, folder: Path, model_type: str, **changes: Any) -> None:
+    def __init__(
+        self, folder: Path, model_type: str, like: int = -1, *, before_norm: bool = False, **changes: Any
+    ) -> None:
+        """like: number of the layer whose form the block has. before_norm: it reads states before the last norm."""
         self.path = folder / "tiny"
-        self._model_class = write_family(self.path, model_type, torch.float32, **changes)
-        write_family(folder / "other", model_type, torch.float32, seed=8, **changes)
+        self._before_norm = before_norm
+        write = write_newest if model_type in NEWEST else write_family
+        self._model_class = write(self.path, model_type, torch.float32, **changes)
+        write(folder / "other", model_type, torch.float32, seed=8, **changes)
         self._other = folder / "other"
         family = next(
             family
@@ -36,13 +43,16 @@ class NextTokenFolder:
         assert names is not None
         self._adds_one = bool(family.hugging_face.less_one)  # norms are stored minus 1
         trunk, others = _tensors(self.path), _tensors(self._other)
-        self.layers = 1 + max(int(name.split(".")[2]) for name in trunk if name.startswith("model.layers."))
-        hidden = len(trunk["model.norm.weight"])
-        of_layer, *rest = names.prefixes or (f"model.layers.{self.layers}.",)
+        root = "model.language_model." if "model.language_model.norm.weight" in trunk else "model."
+        numbers = [name.removeprefix(f"{root}layers.").split(".")[0] for name in trunk]
+        self.layers = 1 + max(int(number) for number in numbers if number.isdigit())
+        self._like = range(self.layers)[like]
+        hidden = len(trunk[f"{root}norm.weight"])
+        of_layer, *rest = names.prefixes or (f"{root}layers.{self.layers}.",)
         of_block = rest[0] if rest else of_layer
-        last = f"model.layers.{self.layers - 1}."
+        last = f"{root}layers.{self._like}."
         block = {
-            of_layer + name.removeprefix(last): value
+            of_layer + _published(name.removeprefix(last), names): value
             for name, value in others.items()
             if name.startswith(last)
         }
@@ -58,17 +68,22 @@ class NextTokenFolder:
     def truth(self, tokens: list[int], monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
         """float32 [len(tokens) - 1, vocab]: row p, of the trunk's state at p and token p + 1."""
         model = self._read(self.path, monkeypatch)
-        block = self._read(self._other, monkeypatch).model.layers[self.layers - 1]
+        block = _text(self._read(self._other, monkeypatch)).layers[self._like]
+        trunk = _text(model)
         seen: dict[str, Any] = {}
-        model.model.layers[-1].register_forward_pre_hook(
+        before: list[torch.Tensor] = []
+        trunk.layers[self._like].register_forward_pre_hook(
             lambda module, args, options: seen.update(options), with_kwargs=True
         )
+        trunk.norm.register_forward_pre_hook(lambda module, args: before.append(args[0]))
         with torch.no_grad():
             model(torch.tensor([tokens[:-1]]), use_cache=False)  # for a mask and positions of one row less
             options = {key: value for key, value in seen.items() if key != "hidden_states"}
             states = model.model(torch.tensor([tokens]), use_cache=False).last_hidden_state[:, :-1]
+            if self._before_norm:
+                states = before[-1][:, :-1]
             of_token, of_state, of_head, projection = self.own
-            token = self._norm(model.model.embed_tokens(torch.tensor([tokens[1:]])), of_token, model)
+            token = self._norm(trunk.embed_tokens(torch.tensor([tokens[1:]])), of_token, model)
             x = torch.cat([token, self._norm(states, of_state, model)], -1) @ self.own[projection].T
             x = block(hidden_states=x, **options)
             x = x[0] if isinstance(x, tuple) else x
@@ -86,12 +101,29 @@ class NextTokenFolder:
         finally:
             aside.rename(moved)
             (path / "model.safetensors.index.json").unlink()
-        round_kv(model, monkeypatch)
+        if hasattr(model.model, "language_model"):
+            round_attended(model, monkeypatch)
+        else:
+            round_kv(model, monkeypatch)
         return model
 
     def _norm(self, x: torch.Tensor, part: str, model: PreTrainedModel) -> torch.Tensor:
         weight = self.own[part] + (1 if self._adds_one else 0)
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + model.config.rms_norm_eps) * weight
+        config: Any = model.config.get_text_config()
+        eps = getattr(config, "rms_norm_eps", None) or config.layernorm_epsilon
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def _text(model: PreTrainedModel) -> Any:
+    return getattr(model.model, "language_model", model.model)
+
+
+def _published(part: str, names: NextTokenNames) -> str:
+    """The name of a layer's tensor as it is in a published block."""
+    for theirs, ours in names.renamed.items():
+        if part.startswith(ours):
+            return theirs + part.removeprefix(ours)
+    return part
 
 
 def _tensors(folder: Path) -> dict[str, torch.Tensor]:

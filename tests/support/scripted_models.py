@@ -37,6 +37,7 @@ class ScriptedInstance(Instance):
     world: ScriptedModels
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     cause: str = ""
+    is_answering: bool = True
 
     async def until_ready(self, tell: Callable[[str, float], None]) -> None:
         tell("weights", 0.0)
@@ -49,6 +50,9 @@ class ScriptedInstance(Instance):
     async def until_ended(self) -> str:
         await self.ended.wait()
         return self.cause
+
+    async def is_ready(self) -> bool:
+        return self.is_answering
 
     async def stop(self) -> None:
         assert not self.model.running or self.ended.is_set(), "a server with running requests is stopped"

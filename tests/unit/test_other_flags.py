@@ -10,7 +10,8 @@ import pytest
 
 from moeserve.cli import command_line
 from moeserve.cli import main as cli
-from moeserve.cli.other_flags import ADVICE, UNDERSTOOD, in_our_words
+from moeserve.cli.flag_advice import ADVICE
+from moeserve.cli.other_flags import UNDERSTOOD, VALUES, in_our_words
 from moeserve.config import ServerConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -26,6 +27,14 @@ REPOSITORY = Path(__file__).resolve().parents[2]
         (["--model-path", "a.gguf", "--gpu-layers=0"], {"model": "a.gguf", "device": "cpu"}),
         (["--n-gpu-layers", "99"], {}),
         (["--n-gpu-layers", "7"], {"n_gpu_layers": 7}),
+        (["--parallel", "4", "--seed", "-1", "-s", "7"], {"max_num_seqs": 4, "seed": 7}),
+        (["--parallel=layers", "--threads", "-1"], {"parallel": "layers"}),
+        (["--max_model_len", "8k", "--max-total-tokens=1.5K"], {"max_model_len": 8000, "max_total_tokens": 1536}),
+        (["--max-model-len", "auto", "--log-level", "warn"], {"log_level": "warning"}),
+        (["--tool-call-parser", "qwen25"], {"tool_call_parser": "hermes"}),
+        (["--tool-call-parser", "openai", "--reasoning-parser", "glm45"], {"reasoning_parser": "qwen3"}),
+        (["--kv-cache-dtype", "float16", "--device=none"], {"kv_cache_dtype": "f16", "device": "cpu"}),
+        (["--generation-config=vllm", "--max-queued-requests", "9"], {"max_num_queued_reqs": 9}),
         (["--tensor-parallel-size", "2", "-np", "4", "-t", "3"], {"gpus": "2", "max_num_seqs": 4, "threads": 3}),
     ],
 )  # fmt: skip
@@ -33,6 +42,28 @@ def test_what_users_of_other_servers_type(arguments: list[str], config: dict[str
     words, notes = in_our_words(arguments)
     assert cli.parse(cli.serve_parser(), words, {}) == ServerConfig(**config)  # type: ignore[arg-type]
     assert all(": taken as " in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "flag", [name for name in VALUES if name not in ("--seed", "--threads", "--max-model-len")]
+)
+def test_values_of_other_servers_become_ours(flag: str) -> None:
+    for value, ours in VALUES[flag].items():
+        words, _ = in_our_words([flag, value])
+        assert words == [flag, ours]
+        cli.parse(cli.serve_parser(), words, {})
+
+
+def test_a_command_line_of_llama_cpp_is_answered_flag_by_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    """ "--temp" was answered with --gpus, the nearest name that was known."""
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--temp", "0.7", "-fa", "on", "--cache_ram", "4096", "-sm", "layer"])
+    said = capsys.readouterr().err
+    assert "--temp: use --override-generation-config '{\"temperature\": VALUE}'" in said
+    assert "-fa: leave it out" in said
+    assert "--cache-ram: use --kv-ram GIB, in GiB instead of MiB" in said
+    assert "-sm: use --gpus" in said
+    assert "did you mean" not in said
 
 
 @pytest.mark.parametrize("command", [[], ["serve"]])

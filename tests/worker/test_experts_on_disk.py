@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
@@ -27,7 +28,9 @@ from moeserve.placement.expert_cache.replay_disk import replay_disk
 from moeserve.placement.expert_cache.routing_trace import read_trace
 from moeserve.placement.expert_ram import expert_bytes
 from moeserve.placement.sizes import ModelSizes
+from moeserve.worker.group.leader import LeaderGroup
 from moeserve.worker.loading.cpu.load import build_cpu_runner, load_cpu_model, load_cpu_runner
+from moeserve.worker.loading.gpu.load_plan import plan_load
 from moeserve.worker.tiers.storage import PAGE_TOKENS
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import GREEDY, Driver, small_config
@@ -273,6 +276,14 @@ def test_a_file_that_was_replaced_is_not_read(model: Path) -> None:
 def test_too_little_ram_for_one_token_is_refused() -> None:
     with pytest.raises(ConfigError, match="the experts of one token take"):
         driver_of(TINY_MODEL, expert_ram=ram_for(1))
+
+
+def test_several_gpus_are_refused_before_anything_is_loaded() -> None:
+    config = small_config(TINY_MODEL, threads=2, expert_ram=ram_for(5))
+    group = LeaderGroup(config, [], 1)  # that of one rank has no processes
+    told = "--expert-ram: with several GPUs no expert can be on disk; leave it out"
+    with pytest.raises(ConfigError, match=told):
+        plan_load(config, open_gguf(TINY_MODEL), torch.device("cpu"), group)
 
 
 def test_ram_for_all_leaves_nothing_on_disk() -> None:

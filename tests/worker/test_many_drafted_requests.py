@@ -20,19 +20,27 @@ from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
+from tests.conftest import OWN_FIXTURES
 from tests.support.foreseen_drafts import Foreseen, whole_texts
 from tests.support.router_world import request
 from tests.support.served_answers import load, lose_at, serve
 
 MOST, BATCH = 4, 50
 DRAFTS = '{"method": "%s", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 6}'
-# Attention alone; windows; recurrent states, without and with a next-token block; one that begins dense.
+# Attention alone; windows; recurrent states (three kinds), without and with a next-token block; ones that begin dense;
+# latent attention, with a choice of keys.
 MODELS = {
     "qwen3moe": ("tiny-qwen3moe-q4_k_m.gguf", "ngram"),
     "gptoss": ("families/tiny-gptoss-mxfp4.gguf", "ngram"),
     "qwen35moe": ("families/tiny-qwen35moe-f16.gguf", "auto"),
     "qwen35": ("next/tiny-qwen35-f16.gguf", "auto"),
     "glm4moe": ("families/tiny-glm4moe-f16.gguf", "auto"),
+    "glmdsa": ("next/tiny-glmdsa-f16.gguf", "auto"),
+    "hyv3": ("next/tiny-hyv3-f16.gguf", "auto"),
+    "gemma4": ("families/tiny-gemma4-f16.gguf", "ngram"),
+    "mimo2": ("next/tiny-mimo2-f16.gguf", "ngram"),
+    "kimilinear": ("next/tiny-kimilinear-f16.gguf", "ngram"),
+    "nemotronh": ("tiny-nemotronhmoe-f16.gguf", "ngram"),
 }
 BATCHES = -(-int(os.environ.get("MOESERVE_DRAFTED_REQUESTS", "10000")) // (BATCH * len(MODELS)))
 
@@ -69,7 +77,10 @@ FEATURES: list[dict[str, Any]] = [
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest) -> CpuModel:
     name, method = MODELS[request.param]
-    return load(Path(request.getfixturevalue("wide_fixtures")) / name, speculative_config=DRAFTS % method)
+    path = OWN_FIXTURES / name
+    if not path.exists():
+        path = Path(request.getfixturevalue("wide_fixtures")) / name
+    return load(path, speculative_config=DRAFTS % method)
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,11 @@ text not on what it drafts."""
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -121,6 +123,42 @@ def test_text_and_drafts(path: Path, runner: Runner, plain: Runner, streams: int
     assert max(len(draft) for _, draft in noted) == MOST
     for text, draft in noted[:: max(1, len(noted) // 4)]:
         assert draft == by_hand(path, text, len(draft))
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {"unit": {"enum": ["celsius", "kelvin"]}, "days": {"type": "integer", "maximum": 99}},
+    "required": ["unit", "days"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+NAME = json.dumps('<tool_call>{"name": "weather", "arguments": ')
+CALL = json.dumps(
+    {
+        "grammars": [
+            {"lark_grammar": f'start: {NAME} args "}}</tool_call>"\nargs: %json {json.dumps(WEATHER)}'}
+        ]
+    }
+)
+
+
+def test_calls_of_tools(wide_fixtures: Path) -> None:
+    """Masks along the drafts of the block, of a look-up of two tokens, and of the grammar itself, in a crowd."""
+    path = model_of(MODELS["qwen35"], wide_fixtures)
+    lookup = '{"method": "auto", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 6}'
+    plain = build_cpu_runner(load(path))
+    runner = build_cpu_runner(load(path, speculative_config=lookup))
+    requests = asked(4, plain.ready().vocab_size, temperature=0.9)
+    calling = [
+        msgspec.structs.replace(one, sampling=msgspec.structs.replace(one.sampling, grammar=CALL))
+        if one.id % 2
+        else one
+        for one in requests
+    ]
+    expected, _ = serve(plain, calling, 0)
+    found, report = serve(runner, calling, 4, lose_at(6))
+    assert found == expected
+    assert report.accepted_draft_tokens > 0
 
 
 def test_bound_again_and_cached(runner: Runner, plain: Runner) -> None:

@@ -36,6 +36,16 @@ FOLDERS: dict[str, dict[str, Any]] = {
     "deepseek_v3": NEXT,
     "glm4_moe_lite": NEXT,
     "bailing_hybrid": NEXT,
+    # Blocks with windows (of 16 and 17 tokens) and without experts, like the first layer.
+    "exaone_moe": {"like": 0, "mtp_layer_types": ["sliding_attention"]},
+    "mimo_v2_flash": {"like": 0, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+    "step3p7": NEXT
+    | {
+        "like": 0,
+        "before_norm": True,
+        "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        "swiglu_limits_shared": [None, None, None, 0.5],
+    },
 }
 
 
@@ -52,7 +62,9 @@ def test_what_torch_computes(model_type: str, tmp_path: Path, monkeypatch: pytes
     assert torch.equal(torch.stack([from_gguf.logits(row) for row in range(1, 40)]), logits)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_5_moe_text", "deepseek_v3", "bailing_hybrid"])
+@pytest.mark.parametrize(
+    "model_type", ["qwen3_5_moe_text", "deepseek_v3", "bailing_hybrid", "mimo_v2_flash", "step3p7"]
+)
 def test_its_drafts_leave_the_text_as_it_is(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

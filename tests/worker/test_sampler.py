@@ -11,7 +11,8 @@ import torch
 from moeserve.kernels.sampling.cpu import NONE_ALLOWED, NOT_FINITE
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.messages.steps import Sampled
-from moeserve.worker.engines.cpu.sampler import CpuSampler
+from moeserve.worker.drafts.foretold import guess
+from moeserve.worker.engines.cpu.sampler import CpuSampler, Draw
 from moeserve.worker.sequences import Sequences, entries
 
 VOCAB = 400
@@ -38,6 +39,43 @@ def test_a_seed_reproduces_and_another_differs() -> None:
         runs.append(run(state, slot, range(50)))
     assert runs[0] == runs[1]
     assert runs[0] != runs[2] != runs[3]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"top_k": 9}, {"top_p": 0.7, "temperature": 1.5}, {"min_p": 0.05}, {"typical_p": 0.6}]
+)
+def test_what_will_be_drawn_is_foretold(settings: dict[str, float]) -> None:
+    """By the same noise, without a trace in what is drawn."""
+    state = CpuSampler(2, VOCAB)
+    for slot in range(2):
+        state.bind(slot, SamplingParams(max_tokens=60, seed=3, **settings), ids(1, 2, 3), ids(4))  # type: ignore[arg-type]
+    told = []
+    for step in range(60):
+        draw = state.foretell(logits_of_step(step)[0], 1, 4 + step)
+        assert draw is not None
+        told.append(guess(draw, spread=1e-9)[0])
+    assert told == run(state, 0, range(60)) == run(state, 1, range(60))
+
+
+def test_a_guess_is_as_sure_as_the_point_is_far_from_the_ends() -> None:
+    """Three tokens have probabilities 0.5, 0.1 and 0.4."""
+    weights = np.array([5.0, 1.0, 4.0], np.float32)
+    sure, unsure, near = (guess(Draw(ids(7, 8, 9), weights, point)) for point in (0.1, 0.49, 0.55))
+    assert (sure[0], unsure[0]) == (7, 7)
+    assert sure[1] > 0.9
+    assert 0.4 < unsure[1] < 0.6
+    assert near[0] != 8, "the point is in it, but it is too narrow to be hit"
+    token, share = guess(Draw(ids(7, 8, 9), weights, 0.1), spread=1e3)
+    assert token == 7
+    assert share == pytest.approx(0.5, abs=1e-3)
+
+
+def test_nothing_is_foretold_of_a_greedy_request() -> None:
+    state = CpuSampler(1, VOCAB)
+    state.bind(0, SamplingParams(max_tokens=4, seed=3), ids(1, 2), NONE)
+    assert state.foretell(torch.full([VOCAB], math.nan), 0, 2) is None
+    state.bind(0, SamplingParams(max_tokens=4, temperature=0.0), ids(1, 2), NONE)
+    assert state.foretell(logits_of_step(0)[0], 0, 2) is None
 
 
 def test_a_paused_request_goes_on_as_if_it_had_not_stopped() -> None:

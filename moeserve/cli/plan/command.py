@@ -257,7 +257,7 @@ def cpu_rates_of(
 
 
 def disk_rate_of(args: argparse.Namespace, path: Path) -> DiskRate:
-    """As the user says; else measured, or assumed where that is not possible."""
+    """Returns the disk's rate: as the user states it, else as measured, else an assumed rate."""
     if args.disk_bandwidth is not None:
         return DiskRate(args.disk_bandwidth * 1e9, "--disk-bandwidth")
     return measure_disk(path) or DiskRate(READ_BYTES_PER_S, "assumed; --disk-bandwidth")

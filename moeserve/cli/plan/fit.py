@@ -79,7 +79,7 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     if drafts is not None:
         model = drafting_shape(model, source, drafts.block_method)
     if gpu is not None:
-        model = gpu_drafting_shape(model)
+        model = gpu_drafting_shape(model, None if drafts is None else drafts.block_method)
         check_gpu_drafts(config, model)
         check_gpu_compressed(config, model)
     small = open_draft_model(config, source, has_tensors=False)

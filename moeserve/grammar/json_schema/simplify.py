@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from .decimal_pattern import without_look_ahead
 from .keywords import ENFORCED, FORMATS, IN_PLACE, REFUSED
 from .references import Document, Place
 
@@ -18,8 +19,10 @@ def simplified(place: Place, document: Document) -> dict[str, Any]:
         for keyword, value in schema.items()
         if keyword in ENFORCED or (keyword in REFUSED and _has_effect(keyword, schema))
     }
-    if isinstance(format := kept.get("format"), str) and format not in FORMATS:
+    if "format" in kept and not (isinstance(format := kept["format"], str) and format in FORMATS):
         del kept["format"]
+    if "pattern" in kept:
+        kept["pattern"] = without_look_ahead(kept["pattern"])
     if "propertyNames" in kept:
         _name_properties(kept, place, document)
     if "unevaluatedProperties" in kept and kept.keys().isdisjoint(IN_PLACE):

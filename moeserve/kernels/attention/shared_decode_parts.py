@@ -52,7 +52,8 @@ def partners(layout: gl.constexpr, DIM: gl.constexpr, ROTARY: gl.constexpr):
 def rotated_queries(
     q, live, own, other, layout: gl.constexpr, DIM: gl.constexpr, ROTARY: gl.constexpr, EPS: gl.constexpr,
 ):  # fmt: skip
-    """Returns the heads [H, DIM] that q [H] points to after RMSNorm, unless EPS is None, and `rotation`."""
+    """Loads the heads [H, DIM] that q [H] points to, and returns them after RMSNorm (unless EPS is None) and
+    `rotation`."""
     columns: gl.constexpr = gl.SliceLayout(0, layout)
     d = gl.arange(0, DIM, layout=columns)
     partner, rotates = partners(columns, DIM, ROTARY)

@@ -29,7 +29,9 @@ class Inboxes:
         """Returns a flat inbox. Raises ValueError if the region is full."""
         start, nbytes = self._used, numbers * dtype.itemsize
         if start + nbytes > len(self._region):
-            raise ValueError(f"{nbytes} bytes behind {start} of a region of {len(self._region)}")
+            raise ValueError(
+                f"{nbytes} bytes at offset {start} do not fit in a region of {len(self._region)} bytes"
+            )
         self._used += padded(nbytes)
         peers = [address + start for address in self._addresses]
         here = self._region[start : start + nbytes].view(dtype)

@@ -62,8 +62,8 @@ class PushSum:
         self._launch(x, 0)
 
     def try_once(self, x: Tensor) -> None:
-        """Sums once as a trial. If the other ranks' data do not arrive, it returns all the same, with a wrong sum, for
-        which the caller must look."""
+        """Sums once as a trial. If the other ranks' data do not arrive, it still returns, with a wrong sum; the
+        caller must check the sum."""
         self._launch(x, TRIAL_POLLS)
 
     def _launch(self, x: Tensor, polls: int) -> None:

@@ -1,8 +1,8 @@
 """Launches compressed attention and the operations around it on a GPU: `reference.py` has the arithmetic.
 
 A layer's keys have three parts (`KeyRings`): entries by KV slot, a ring of each state's last keys, and rows for the
-keys of a step. Those of a sequence with more tokens than its ring has rows to spare stay with the step until its rows
-have attended: `keep_keys`.
+keys of a step. If a sequence has more new tokens than its ring has spare rows, their keys stay in the step's rows
+until all of its rows have attended; then `keep_keys` copies them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class WindowKeys:
 
     @property
     def most_fitting(self) -> int:
-        """Tokens of a sequence in one step whose keys go to its ring at once, at most."""
+        """Maximum number of a sequence's tokens per step whose keys are written directly to its ring."""
         return self.ring - self.window + 1
 
 
@@ -150,7 +150,8 @@ def compressed_attention(
 
 
 def keep_keys(keys: WindowKeys, positions: Tensor, sequences: StepSequences) -> None:
-    """Copies the step's keys that had no room in their sequences' rings to these, after attention."""
+    """Copies keys of the step to their sequences' rings if these had no room for them before. Call it after
+    attention."""
     if keys.window == 1:
         return
     dim, s = keys.keys.shape[2], sequences
@@ -163,5 +164,5 @@ def keep_keys(keys: WindowKeys, positions: Tensor, sequences: StepSequences) -> 
 def _rotary(angles: RowAngles, dim: int) -> int:
     rotary = 2 * angles.cos.shape[1]
     if rotary > dim or (dim - rotary) % 2:
-        raise ValueError(f"{rotary} numbers at the end of a head of {dim} are no pairs of neighbours")
+        raise ValueError(f"the last {rotary} numbers of a head of {dim} are not pairs of neighbours")
     return rotary

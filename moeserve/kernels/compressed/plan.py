@@ -31,7 +31,7 @@ def build_compressed_plan(
     rings there have the keys of their last tokens. Each row attends to the last `window` tokens with itself, and to
     the entries of complete blocks of `ratio` tokens: to all of them, or with `top` to as many as
     `CpuStream.choose_entries` chooses. ratio 0: there are none. Only slot_table must outlive the call. Raises
-    ValueError for wrong dtypes, shapes or sizes, and IndexError for sequences beside the table or without a ring."""
+    ValueError for wrong dtypes, shapes or sizes, and IndexError for sequences outside the table or without a ring."""
     widths = heads.num, heads.num_kv, heads.dim
     columns = (rows, counts, positions, req_slots, state_slots)
     of_rings = (rings.first, rings.rows, rings.num)

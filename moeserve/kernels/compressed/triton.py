@@ -1,7 +1,8 @@
-"""What comes before and after compressed attention, as Triton kernels: `reference.py` has the arithmetic.
+"""The operations before and after compressed attention, as Triton kernels: `reference.py` has the arithmetic.
 
-A sequence's state has of each entry in progress the greatest gate, the sum of weights and the weighted sum of its
-tokens, [3, DIM]; with OVERLAPS then that of the entry after it. A sum of weights of 0: no token yet.
+A sequence's state holds, for each entry in progress, [3, DIM]: the greatest gate, the sum of weights, and the
+weighted sum of its tokens. With OVERLAPS the same follows for the next entry. A sum of weights of 0 means that there
+is no token yet.
 """
 
 # mypy: ignore-errors

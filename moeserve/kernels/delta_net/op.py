@@ -9,12 +9,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from moeserve.kernels.delta_net import chunked_kimi
 from moeserve.kernels.delta_net.chunked import inverse_kernel, scan_kernel
 from moeserve.kernels.delta_net.conv import conv_kernel
 from moeserve.kernels.delta_net.gate import gated_norm_kernel, sigmoid_gate_kernel, sigmoid_mul_kernel
 from moeserve.kernels.delta_net.heads import DELTA_CHUNK, DeltaHeads
 from moeserve.kernels.delta_net.recurrent import commit_kernel, recurrent_kernel
-from moeserve.kernels.launch import next_power_of_2, pdl
+from moeserve.kernels.launch import HOPPER_SHARED_MEMORY, next_power_of_2, pdl, shared_memory
 
 GATE_BLOCK = 1024  # columns of attention's gate per program
 COLUMNS = 32  # state columns per program: 128 programs for one token with 32 heads of 128 columns
@@ -124,8 +125,8 @@ def commit_drafts(
 def chunked_rule(
     x: DeltaTensors, heads: DeltaHeads, sequences: StepSequences, chunks: Tensor, inverse: Tensor
 ) -> None:
-    """Computes the delta rule in chunks, for sequences with many rows, none empty. Not for Kimi, whose decays differ
-    by dimension.
+    """Computes the delta rule in chunks, for sequences with many rows, none empty. For Kimi, whose decays differ by
+    dimension, see `kimi_chunked_rule`.
 
     chunks: int32 [chunks, 2], first row and number of rows, from `chunks_of`; inverse: scratch of mixed's dtype [n,
     value_heads, DELTA_CHUNK].
@@ -144,6 +145,37 @@ def chunked_rule(
         h.value_heads, h.key_dim, h.value_dim, h.is_tiled, h.conv_kernel,
         next_power_of_2(h.key_dim), COLUMNS, _share(h),
         precision, pdl(), num_warps=4, launch_pdl=pdl(),
+    )  # fmt: skip
+
+
+def kimi_chunks_fit(dtype: torch.dtype) -> bool:
+    """True if `kimi_chunked_rule` can take this dtype of the convolution's output: its kernels hold 128 KiB of float32
+    in shared memory, more than consumers' GPUs have."""
+    return dtype is not torch.float32 or shared_memory() >= HOPPER_SHARED_MEMORY
+
+
+def kimi_chunked_rule(
+    x: DeltaTensors,
+    heads: DeltaHeads,
+    sequences: StepSequences,
+    chunks: Tensor,
+    inverse: Tensor,
+    scores: Tensor,
+) -> None:
+    """`chunked_rule` for Kimi Delta Attention. scores: scratch like inverse."""
+    h = heads
+    precision = "tf32x3" if x.mixed.dtype is torch.float32 else "tf32"
+    size, gates = next_power_of_2(h.key_dim), x.gates
+    chunked_kimi.weights_kernel(
+        (len(chunks), h.value_heads), x.mixed, gates.b, gates.a, x.rate, x.dt_bias, chunks, inverse, scores,
+        gates.b.stride(0), gates.a.stride(0), h.value_heads, h.key_dim, h.value_dim, size, h.decay_bound, precision,
+        pdl(), num_warps=8, launch_pdl=pdl(),
+    )  # fmt: skip
+    chunked_kimi.scan_kernel(
+        (len(sequences.first), h.value_heads, h.value_dim // COLUMNS), x.qkv, x.mixed, gates.b, gates.a, x.rate,
+        x.dt_bias, x.states, sequences.first, sequences.count, sequences.slot, inverse, scores, x.out, x.qkv.stride(0),
+        gates.b.stride(0), gates.a.stride(0), x.states.stride(0), h.delta_values, h.value_heads, h.key_dim, h.value_dim,
+        h.conv_kernel, size, COLUMNS, _share(h), h.decay_bound, precision, pdl(), num_warps=8, launch_pdl=pdl(),
     )  # fmt: skip
 
 

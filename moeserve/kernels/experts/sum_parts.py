@@ -19,7 +19,8 @@ def sum_parts_kernel(
     parts, weights, ids, count, out,
     COLS: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, column blocks). parts [n, P, COLS], weights float32 [n, P], ids int32 [n, P], out [n, COLS]."""
+    """Computes `sum_parts`, with P parts per row. Grid (rows, column blocks). parts [n, P, COLS], weights float32 [n,
+    P], ids int32 [n, P], out [n, COLS]."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -28,8 +28,8 @@ _FLOATS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16:
 
 @dataclass(frozen=True, slots=True)
 class AdapterTable:
-    """The products of a launch, for all adapter slots: `parts` consecutive ones, each with `experts` matrices over
-    `cols`."""
+    """The adapters' matrices for the products of one launch, for all adapter slots: `parts` consecutive products,
+    each of `experts` matrices with `cols` columns."""
 
     entries: Tensor  # int64 [slots, parts * experts, 4], a view of all products'; see triton.py
     parts: int

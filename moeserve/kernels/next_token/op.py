@@ -1,4 +1,4 @@
-"""Launches what is particular to a next-token block on a GPU: its inputs, and the choice of its drafts."""
+"""Launches the kernels that only a next-token block needs on a GPU: its inputs, and the choice of its drafts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ class BlockPlaces:
 
 
 def block_places(ids: Tensor, positions: Tensor, kv_slots: Tensor, count: Tensor, out: BlockPlaces) -> None:
-    """Launches `out` of a step's rows: the first count[0] of them are valid. int32 [n] each."""
+    """Launches the computation of `out`: a step's rows as rows of the block, of which the first count[0] are valid.
+    int32 [n] each."""
     n = len(ids)
     places_kernel(
         (-(-n // PLACES_BLOCK),), ids, positions, kv_slots, count, out.token_ids, out.positions, out.kv_slots, n,
@@ -95,7 +96,7 @@ def join_step(
 
 
 def join_rows(x: Tensor, states: Tensor, norms: JoinNorms, count: Tensor, joined: Tensor) -> None:
-    """Like `join_step`, with the states before the rows themselves: float32 [n, hidden]."""
+    """Like `join_step`, but `states` already has the state before each row: float32 [n, hidden]."""
     n, hidden = x.shape
     join_kernel(
         (n,), x, states, None, None, None, None, norms.token, norms.state, count, joined, 0, hidden,
@@ -133,7 +134,8 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class ChainRows:
-    """Rows of a chain of drafts. int32 [n], but planned_slots and drafts int32 [depths, n], probabilities float32."""
+    """Rows of a chain of drafts: int32 [n] each, except planned_slots and drafts, int32 [depths, n], and
+    probabilities, float32."""
 
     token_ids: Tensor
     positions: Tensor

@@ -13,8 +13,8 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class NgramHashes:
-    """Heads of the orders 2 to `size`, `len(head_rows) / (size - 1)` of each: a head hashes the last `order` tokens to
-    one of its own rows of the table."""
+    """Heads of the orders 2 to `size`, with len(head_rows) / (size - 1) heads per order. A head of order k hashes
+    the last k tokens to one of its own rows of the table."""
 
     multipliers: tuple[int, ...]  # by age of a token, 0 first; products with token ids are below 2^63
     head_rows: tuple[int, ...]  # rows of each head, lower orders first

@@ -36,7 +36,7 @@ def weight(rows: Tensor, kind: int, shape: tuple[int, ...], device: torch.device
     if torch.device(device).type == "cpu":
         experts, count, _ = (1, *shape) if len(shape) == 2 else shape
         if rows.numel() % (experts * count):
-            raise ValueError(f"{rows.numel()} bytes are no {experts} * {count} rows")
+            raise ValueError(f"{rows.numel()} bytes are not {experts} * {count} rows")
         return [rows.reshape(experts, count, -1).contiguous()]
     planes = repack(rows.to(device), QUANT_TYPES[kind], shape)
     return [planes.codes, planes.scales, planes.supers]

@@ -28,7 +28,8 @@ GROUPS = K_BLOCK // GROUP  # per k block
 
 @dataclass(frozen=True, slots=True)
 class PanelLayout:
-    """The panel layout that `csrc/formats/panel_layout.h` computes from the same row."""
+    """A type's panel layout: the same numbers that `csrc/formats/panel_layout.h` computes from the type's row in the
+    table of types."""
 
     cols: int  # per block column
     halves: int  # float16 numbers per row in the header
@@ -66,7 +67,7 @@ def panels_to_planes(panels: Tensor, planes: Planes) -> None:
     for one NUMA node; on the planes' device. Raises ValueError if the sizes differ."""
     count = planes.experts * -(-planes.rows // PANEL_ROWS)
     if planes.rows % PANEL_ROWS:
-        raise ValueError(f"{planes.rows} rows fill no whole panels")
+        raise ValueError(f"{planes.rows} rows are not a multiple of a panel's 32")
     if planes.type.codebook is not None:
         _move_book(panels.view(count, -1), planes.type, planes.type.codebook, planes)
         return

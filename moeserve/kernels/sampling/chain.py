@@ -1,4 +1,5 @@
-"""The samplers in an order that a request asks for: candidates in id order, of which each sampler drops some.
+"""Applies the samplers in the order that a request asks for. Each sampler drops some of the candidates, which stay in
+id order.
 
 `csrc/sampling/filters.cpp` is the same in C++. A program has a row; its candidates are compacted in place.
 """

@@ -13,7 +13,7 @@ from dataclasses import replace
 from moeserve.models.bailingmoe3.hugging_face import MAPPING
 from moeserve.models.clamped_ffns import clamped, clamped_next_token
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
-from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.latent_heads import latent_attention
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.recurrent_heads import kimi_delta_heads
 from moeserve.models.shape_reader import ShapeReader
@@ -29,7 +29,8 @@ def read_shape(source: ModelSource) -> ModelShape:
     if all(recurrent):
         raise reader.error("attention.head_count_kv", "has no attention layer, which is not supported")
     num_heads = reader.integer("attention.head_count", 1, 1024)
-    delta_net, attention = _delta_net(reader, num_heads), _attention(reader, num_heads)
+    delta_net = _delta_net(reader, num_heads)
+    attention = replace(latent_attention(reader, num_heads), has_head_gate=True)
     layers = (
         LayerShape(delta_net if is_recurrent else attention, ffn)
         for is_recurrent, ffn in zip(recurrent, clamped(reader, reader.sigmoid_mixtures()), strict=True)
@@ -43,25 +44,6 @@ def _delta_net(reader: ShapeReader, num_heads: int) -> GatedDeltaNetShape:
     bound = reader.number("kda.gate_lower_bound", -1e3, -1e-3)
     heads = replace(kimi_delta_heads(reader, num_heads), decay_bound=bound)
     return GatedDeltaNetShape(heads, merged_gates=False, has_positive_rate=True)
-
-
-def _attention(reader: ShapeReader, num_heads: int) -> LatentAttentionShape:
-    rank = reader.integer("attention.kv_lora_rank", 1, 1024)
-    rotary = reader.integer("rope.dimension_count", 2, 1024)
-    if rotary % 2:
-        raise reader.error("rope.dimension_count", f"is {rotary}; RoPE needs an even number")
-    reader.only("attention.key_length", rank + rotary)
-    key_length = reader.integer("attention.key_length_mla", rotary + 1, 2048)
-    return LatentAttentionShape(
-        num_heads=num_heads,
-        q_rank=reader.integer("attention.q_lora_rank", 0, 1 << 16, default=0),
-        rank=rank,
-        nope_dim=key_length - rotary,
-        rotary_dim=rotary,
-        value_dim=reader.integer("attention.value_length_mla", 1, 2048),
-        scale=key_length**-0.5,
-        has_head_gate=True,
-    )
 
 
 def next_token_layer(source: ModelSource, layer: LayerShape) -> LayerShape:

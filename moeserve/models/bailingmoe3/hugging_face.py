@@ -22,16 +22,22 @@ from moeserve.models.sources.huggingface.layer_settings import (
     number,
 )
 from moeserve.models.sources.huggingface.mapping import (
-    DECODER_KEYS,
     DENSE_FFN,
-    HEAD_DIM,
+    LAYERWISE_DECODER_KEYS,
     MOE_EXPERTS,
     MOE_ROUTER,
     SHARED_EXPERTS,
     HuggingFaceMapping,
 )
 from moeserve.models.sources.huggingface.next_token_names import NextTokenNames
-from moeserve.models.sources.huggingface.remade import Remade, made_by, named_by_kind, stored_as, together
+from moeserve.models.sources.huggingface.remade import (
+    Remade,
+    delta_convolutions,
+    made_by,
+    named_by_kind,
+    stored_as,
+    together,
+)
 
 LINEAR: Final = "linear_attention"
 _UNDER: Final = "attention."
@@ -99,14 +105,13 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 def check(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelError for Ling 2.5, whose config.json has the same model_type."""
     if any("V2_5" in str(each) for each in config.get("architectures") or ()):
-        raise ModelError(path, f"'architectures' is {config['architectures']!r:.80}; of Ling, 3 is supported")
+        raise ModelError(
+            path, f"'architectures' is {config['architectures']!r:.80}; only Ling 3 is supported"
+        )
 
 
 _MADE: Final = made_by(
-    *(
-        Remade(n.of_part(part), f"{_UNDER}{name}_conv1d.weight", lambda shape: (shape[0], 1, shape[-1]))
-        for part, name in zip(n.SSM_CONVS, "qkv", strict=True)
-    ),
+    *delta_convolutions(_UNDER),
     Remade(n.SSM_A, f"{_UNDER}A_log", lambda shape: (int(np.prod(shape)), 1), np.exp),
 )
 MIXERS: Final = {
@@ -143,16 +148,10 @@ MAPPING: Final = HuggingFaceMapping(
     model_type="bailing_hybrid",
     other_model_types=("bailing_moe_v3",),
     keys={
-        **{
-            ours: theirs
-            for ours, theirs in DECODER_KEYS.items()
-            if ours not in (HEAD_DIM, "attention.head_count_kv")
-        },
+        **LAYERWISE_DECODER_KEYS,
         "context_length": ("model_max_length", "max_position_embeddings"),
         "feed_forward_length": ("intermediate_size",),
-        "attention.q_lora_rank": ("q_lora_rank",),
-        "attention.kv_lora_rank": ("kv_lora_rank",),
-        "attention.value_length_mla": ("v_head_dim",),
+        **latent.KEYS,
         "rope.dimension_count": ("qk_rope_head_dim",),
         "ssm.conv_kernel": ("short_conv_kernel_size", "linear_conv_kernel_dim"),
         "expert_count": ("num_experts", "num_local_experts"),

@@ -30,5 +30,5 @@ def forget_kv(
     """Zeroes these slots of the layers from `first` on, and `window_slots` of windowed layers; None: the same slots."""
     for index, layer in enumerate(layers, start=first):
         mixer = shape.loaded_layers[index].mixer
-        is_windowed = isinstance(mixer, AttentionShape) and mixer.window > 0
+        is_windowed = isinstance(mixer, AttentionShape) and mixer.window > 0 and index < shape.num_layers
         clear_slots(layer, slots if window_slots is None or not is_windowed else window_slots)

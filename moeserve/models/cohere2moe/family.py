@@ -1,9 +1,9 @@
 """North Mini Code and other models of Cohere's Command line with experts
 (https://huggingface.co/CohereLabs/North-Mini-Code-1.0).
 
-Attention and feed-forward of a layer read the same norm of its input, and both outputs are added to that input. Layers
-with a window have RoPE; the others have no positions, but for the first layers, which have no experts. A sigmoid router
-whose weights are as chosen, unless a setting says otherwise. Norms are RMSNorm or LayerNorm without a bias.
+Attention and feed-forward of a layer read the same norm of its input, and both outputs are added to that input.
+Layers with a window have RoPE. The others have no positions, except the first layers, which have RoPE and no
+experts. The router scores by sigmoid. Norms are RMSNorm or LayerNorm without a bias.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.latent_heads import latent_attention
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
@@ -51,22 +52,12 @@ def read_shape(source: ModelSource) -> ModelShape:
 def _attention(reader: ShapeReader, scaling: RopeScaling) -> LatentAttentionShape:
     num_heads = reader.integer("attention.head_count", 1, 1024)
     reader.only("attention.head_count_kv", 1)
-    rank = reader.integer("attention.kv_lora_rank", 1, 1024)
-    rotary = reader.integer("rope.dimension_count", 2, 1024)
-    if rotary % 2:
-        raise reader.error("rope.dimension_count", f"is {rotary}; RoPE needs an even number")
-    reader.only("attention.key_length", rank + rotary)
-    reader.only("attention.value_length", rank)
-    key_length = reader.integer("attention.key_length_mla", rotary + 1, 2048)
+    attention = latent_attention(reader, num_heads)
+    reader.only("attention.value_length", attention.rank)
     reader.number("rope.scaling.attn_factor", 1.0, 1.0, default=1.0)
-    return LatentAttentionShape(
-        num_heads=num_heads,
-        q_rank=reader.integer("attention.q_lora_rank", 0, 1 << 16, default=0),
-        rank=rank,
-        nope_dim=key_length - rotary,
-        rotary_dim=rotary,
-        value_dim=reader.integer("attention.value_length_mla", 1, 2048),
-        scale=_magnitude(reader, scaling) ** 2 * key_length**-0.5,
+    return replace(
+        attention,
+        scale=_magnitude(reader, scaling) ** 2 * attention.scale,
         input_bias=reader.qkv_bias(n.ATTN_KV_A_MQA),
         output_bias=reader.output_bias(),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.huggingface.latent import KEYS as LATENT_KEYS
 from moeserve.models.sources.huggingface.latent import V2, derived, made_tensors
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_KEYS,
@@ -50,9 +51,7 @@ MAPPING = HuggingFaceMapping(
     | GROUPED_ROUTER_KEYS
     | {
         "feed_forward_length": ("intermediate_size",),
-        "attention.q_lora_rank": ("q_lora_rank",),
-        "attention.kv_lora_rank": ("kv_lora_rank",),
-        "attention.value_length_mla": ("v_head_dim",),
+        **LATENT_KEYS,
         "rope.dimension_count": ("qk_rope_head_dim",),
         "expert_count": ("n_routed_experts", "num_experts", "num_local_experts"),
         "expert_shared_count": ("n_shared_experts",),

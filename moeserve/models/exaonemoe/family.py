@@ -16,6 +16,7 @@ import numpy as np
 from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
+from moeserve.models.next_token_layers import layer_with_parts
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
@@ -37,6 +38,7 @@ from moeserve.models.sources.huggingface.mapping import (
     SHARED_EXPERTS,
     HuggingFaceMapping,
 )
+from moeserve.models.sources.huggingface.next_token_names import APART
 from moeserve.models.sources.source import ModelSource
 
 
@@ -52,18 +54,31 @@ def read_shape(source: ModelSource) -> ModelShape:
     )
 
 
+def next_token_layer(source: ModelSource, _layer: LayerShape) -> LayerShape:
+    """Returns the next-token block's layer, which has no experts, and a window if the file says so. Raises
+    ModelError."""
+    has_window = ShapeReader(source).next_token_has_window() or False
+    return layer_with_parts(source, read_shape(source).layers, has_window=has_window)
+
+
 def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates `layer_types`. Raises ModelError."""
+    """Translates `layer_types`, and the next-token block's. Raises ModelError."""
     layers = config.get("num_hidden_layers")
     types = layer_types(path, config, layers) if isinstance(layers, int) else None
     if types is None:
         raise ModelError(path, f"{'layer_types'!r} is missing")
-    return {n.WINDOWED_LAYERS: np.array([each == SLIDING for each in types])}
+    values: dict[str, MetadataValue] = {n.WINDOWED_LAYERS: np.array([each == SLIDING for each in types])}
+    of_blocks = config.get("mtp_layer_types")
+    if isinstance(of_blocks, list) and of_blocks:
+        values[n.NEXT_TOKEN_WINDOWED] = of_blocks[0] == SLIDING
+    return values
 
 
 FAMILY = ModelFamily(
     architecture="exaone-moe",
     read_shape=read_shape,
+    has_next_token_block=True,
+    next_token_layer=next_token_layer,
     hugging_face=HuggingFaceMapping(
         model_type="exaone_moe",
         keys=DECODER_KEYS
@@ -81,6 +96,7 @@ FAMILY = ModelFamily(
         dense=DENSE_FFN,
         experts=MOE_EXPERTS,
         optional=frozenset(SHARED_EXPERTS),
+        next_token=APART,
         skipped=("mtp.",),
         derived=derived_by(windowed_layers, leading_dense_layers),
     ),

@@ -20,11 +20,11 @@ from moeserve.models.sources.huggingface.layer_settings import (
     number,
 )
 from moeserve.models.sources.huggingface.mapping import (
-    DECODER_KEYS,
     DECODER_LAYER,
     DENSE_FFN,
     GROUPED_ROUTER_KEYS,
     HEAD_DIM,
+    LAYERWISE_DECODER_KEYS,
     MOE_EXPERTS,
     MOE_ROUTER,
     SHARED_EXPERTS,
@@ -32,11 +32,12 @@ from moeserve.models.sources.huggingface.mapping import (
 )
 from moeserve.models.sources.huggingface.remade import (
     Made,
-    Remade,
     decay_rate,
+    delta_convolutions,
     made_by,
     together,
 )
+from moeserve.models.sources.huggingface.rope_by_kind import no_rope
 
 LINEAR: Final = "linear_attention"
 INDEXED: Final = "indexed_attention"
@@ -110,12 +111,6 @@ def _kv_heads(path: Path, config: Mapping[str, Any], layers: int) -> list[int]:
     return [int(layer % PERIOD == PERIOD - 1) for layer in range(layers)]
 
 
-def no_rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Attention has no positions, whatever config.json says of RoPE."""
-    del path, config
-    return {}
-
-
 def check(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelError if layers that attend share a choice of keys."""
     kinds, layers = config.get("indexer_types"), config.get("num_hidden_layers")
@@ -123,10 +118,6 @@ def check(path: Path, config: Mapping[str, Any]) -> None:
         raise ModelError(path, f"'indexer_types' is {kinds!r:.120}; 'full' for each layer is supported")
 
 
-_CONVOLUTIONS: Final = tuple(
-    Remade(n.of_part(part), f"self_attn.{name}_conv1d.weight", lambda shape: (shape[0], 1, shape[-1]))
-    for part, name in zip(n.SSM_CONVS, "qkv", strict=True)
-)
 MIXERS: Final = {
     **{name: theirs for name, theirs in DECODER_LAYER.items() if "self_attn" in theirs},
     n.of_part(n.ATTN_Q_A): "self_attn.q_a_proj.weight",
@@ -156,23 +147,17 @@ _STREAMS: Final = {
 }
 CHOICE_BIAS: Final = n.bias_of_part(n.EXP_PROBS_B)
 _MADE: Final[Made] = together(
-    latent.made_tensors, made_by(*_CONVOLUTIONS, decay_rate(n.SSM_A, "self_attn.A_log", 1))
+    latent.made_tensors, made_by(*delta_convolutions("self_attn."), decay_rate(n.SSM_A, "self_attn.A_log", 1))
 )
 
 MAPPING: Final = HuggingFaceMapping(
     model_type="glm5_next_text",
     wrapped_in="glm5_next",
     keys={
-        **{
-            ours: theirs
-            for ours, theirs in DECODER_KEYS.items()
-            if ours not in (HEAD_DIM, "attention.head_count_kv")
-        },
+        **LAYERWISE_DECODER_KEYS,
         **GROUPED_ROUTER_KEYS,
         "feed_forward_length": ("intermediate_size",),
-        "attention.q_lora_rank": ("q_lora_rank",),
-        "attention.kv_lora_rank": ("kv_lora_rank",),
-        "attention.value_length_mla": ("v_head_dim",),
+        **latent.KEYS,
         "attention.indexer.head_count": ("index_n_heads",),
         "attention.indexer.key_length": ("index_head_dim",),
         "attention.indexer.top_k": ("index_topk",),

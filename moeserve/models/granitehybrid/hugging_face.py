@@ -22,6 +22,7 @@ from moeserve.models.sources.huggingface.mamba2 import (
 )
 from moeserve.models.sources.huggingface.mapping import DECODER_KEYS, DECODER_LAYER, HuggingFaceMapping
 from moeserve.models.sources.huggingface.remade import made_by, together
+from moeserve.models.sources.huggingface.rope_by_kind import no_rope
 
 ATTENTION: Final = ("attention", FULL)  # as published, and as transformers 5 writes it
 KINDS: Final = ("mamba", "linear_attention", *ATTENTION)
@@ -51,12 +52,6 @@ def check(path: Path, config: Mapping[str, Any]) -> None:
     kind = config.get("position_embedding_type")
     if kind not in (None, "nope"):
         raise ModelError(path, f"'position_embedding_type' is {kind!r}; only 'nope' is supported")
-
-
-def no_rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Ignores config.json's RoPE settings: attention has no positions."""
-    del path, config
-    return {}
 
 
 _UNDER: Final = "mamba."

@@ -7,10 +7,12 @@ with an ungated shared expert.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.kimilinear.hugging_face import MAPPING
-from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.latent_heads import latent_attention
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.recurrent_heads import kimi_delta_heads
 from moeserve.models.shape_reader import ShapeReader
@@ -28,7 +30,9 @@ def read_shape(source: ModelSource) -> ModelShape:
         raise reader.error("attention.head_count_kv", "has no attention layer, which is not supported")
     _check_up_projections(source, recurrent.index(False))
     num_heads = reader.integer("attention.head_count", 1, 1024)
-    delta_net, attention = _delta_net(reader, num_heads), _attention(reader, num_heads)
+    delta_net = _delta_net(reader, num_heads)
+    # Keys have further dimensions next to the latent vector, as in other models, but here these are not rotated.
+    attention = replace(latent_attention(reader, num_heads), has_positions=False)
     mixtures = reader.sigmoid_mixtures(normalize=True)
     layers = (
         LayerShape(delta_net if is_recurrent else attention, ffn)
@@ -50,26 +54,6 @@ def _delta_net(reader: ShapeReader, num_heads: int) -> GatedDeltaNetShape:
     """The low-rank inputs of decays and output gates are as wide as a head."""
     heads = kimi_delta_heads(reader, num_heads)
     return GatedDeltaNetShape(heads, merged_gates=False, gate_rank=heads.key_dim)
-
-
-def _attention(reader: ShapeReader, num_heads: int) -> LatentAttentionShape:
-    """As in other models, keys have further dimensions next to the latent vector, but here these are not rotated."""
-    rank = reader.integer("attention.kv_lora_rank", 1, 1024)
-    beside = reader.integer("rope.dimension_count", 2, 1024)
-    if beside % 2:
-        raise reader.error("rope.dimension_count", f"is {beside}; an even number is supported")
-    reader.only("attention.key_length", rank + beside)
-    key_length = reader.integer("attention.key_length_mla", beside + 1, 2048)
-    return LatentAttentionShape(
-        num_heads=num_heads,
-        q_rank=reader.integer("attention.q_lora_rank", 0, 1 << 16, default=0),
-        rank=rank,
-        nope_dim=key_length - beside,
-        rotary_dim=beside,
-        value_dim=reader.integer("attention.value_length_mla", 1, 2048),
-        scale=key_length**-0.5,
-        has_positions=False,
-    )
 
 
 FAMILY = ModelFamily(architecture="kimi-linear", read_shape=read_shape, hugging_face=MAPPING)

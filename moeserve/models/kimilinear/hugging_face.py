@@ -20,19 +20,19 @@ from moeserve.models.sources.huggingface.layer_settings import (
     leading_dense_layers,
 )
 from moeserve.models.sources.huggingface.mapping import (
-    DECODER_KEYS,
     DECODER_LAYER,
     DENSE_FFN,
-    HEAD_DIM,
+    LAYERWISE_DECODER_KEYS,
     HuggingFaceMapping,
 )
 from moeserve.models.sources.huggingface.remade import (
-    Remade,
     decay_rate,
+    delta_convolutions,
     made_by,
     stored_as,
     together,
 )
+from moeserve.models.sources.huggingface.rope_by_kind import no_rope
 
 LINEAR: Final = "linear_attention"
 PERIOD: Final = 4  # layers: without a setting, layers 4, 8, ... attend, counted from 0
@@ -88,17 +88,7 @@ def _kv_heads(path: Path, config: Mapping[str, Any], linear: Mapping[str, Any]) 
     return [int(layer + 1 in attending) for layer in range(layers)]
 
 
-def no_rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Attention has no positions, whatever config.json says of RoPE."""
-    del path, config
-    return {}
-
-
 _UNDER: Final = "block_sparse_moe."
-_CONVOLUTIONS: Final = (
-    Remade(n.of_part(part), f"self_attn.{name}_conv1d.weight", lambda shape: (shape[0], 1, shape[-1]))
-    for part, name in zip(n.SSM_CONVS, "qkv", strict=True)
-)
 MIXERS: Final = {
     **{name: theirs for name, theirs in DECODER_LAYER.items() if "self_attn" in theirs},
     n.of_part(n.ATTN_Q_A): "self_attn.q_a_proj.weight",
@@ -124,16 +114,10 @@ CHOICE_BIAS: Final = n.bias_of_part(n.EXP_PROBS_B)
 MAPPING: Final = HuggingFaceMapping(
     model_type="kimi_linear",
     keys={
-        **{
-            ours: theirs
-            for ours, theirs in DECODER_KEYS.items()
-            if ours not in (HEAD_DIM, "attention.head_count_kv")
-        },
+        **LAYERWISE_DECODER_KEYS,
         "context_length": ("model_max_length", "max_position_embeddings"),
         "feed_forward_length": ("intermediate_size",),
-        "attention.q_lora_rank": ("q_lora_rank",),
-        "attention.kv_lora_rank": ("kv_lora_rank",),
-        "attention.value_length_mla": ("v_head_dim",),
+        **latent.KEYS,
         "rope.dimension_count": ("qk_rope_head_dim",),
         "expert_count": ("num_experts", "num_local_experts"),
         "expert_used_count": ("num_experts_per_token", "num_experts_per_tok"),
@@ -170,7 +154,7 @@ MAPPING: Final = HuggingFaceMapping(
     optional=frozenset(MIXERS | SHARED) | {CHOICE_BIAS},
     made=together(
         latent.made_tensors,
-        made_by(*_CONVOLUTIONS, decay_rate(n.SSM_A, "self_attn.A_log", 1)),
+        made_by(*delta_convolutions("self_attn."), decay_rate(n.SSM_A, "self_attn.A_log", 1)),
         stored_as({name: theirs.replace("mlp.", _UNDER) for name, theirs in DENSE_FFN.items()}),
     ),
     derived=derived,

@@ -2,14 +2,17 @@
 
 Values are narrower than keys and multiplied by a constant. Sliding-window layers have more KV heads, their own RoPE
 base and attention sinks. DeepSeek-V3's router without a shared expert. Further layers in the file predict further
-tokens (MTP) and are not loaded.
+tokens (MTP); the first of them drafts.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from moeserve.models.attention import AttentionShape
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.mimo2.hugging_face import FOLDER
+from moeserve.models.next_token_layers import layer_with_parts
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -39,4 +42,15 @@ def read_shape(source: ModelSource) -> ModelShape:
     return reader.model(tuple(LayerShape(attention(index), ffn) for index, ffn in enumerate(mixtures)))
 
 
-FAMILY = ModelFamily(architecture="mimo2", read_shape=read_shape, hugging_face=FOLDER)
+def next_token_layer(source: ModelSource, _layer: LayerShape) -> LayerShape:
+    """Returns the layer of the first next-token block, which has a window and no experts. Raises ModelError."""
+    shape = read_shape(source)
+    layer = layer_with_parts(source, shape.layers, has_window=True)
+    assert isinstance(layer.mixer, AttentionShape)
+    has_sinks = n.of_layer(shape.num_layers, n.ATTN_SINKS) in source.tensors
+    return replace(layer, mixer=replace(layer.mixer, has_sinks=has_sinks))
+
+
+FAMILY = ModelFamily(
+    "mimo2", read_shape, FOLDER, has_next_token_block=True, next_token_layer=next_token_layer
+)

@@ -28,6 +28,7 @@ from moeserve.models.sources.huggingface.mapping import (
     MOE_ROUTER,
     HuggingFaceMapping,
 )
+from moeserve.models.sources.huggingface.next_token_names import MIMO
 
 PERIOD = 6  # without a setting, the first layer and the last of every period of this many layers have full attention
 ROTATED = 0.334  # rotated part of a head if no setting says so
@@ -143,5 +144,6 @@ FOLDER = HuggingFaceMapping(
     dense=DENSE_FFN,
     experts=MOE_EXPERTS,
     optional=frozenset({n.of_part(n.ATTN_SINKS)}),
+    next_token=MIMO,
     skipped=("model.mtp.",),
 )

@@ -52,7 +52,8 @@ def _indexer(reader: ShapeReader, attention: AttentionShape) -> BlockIndexerShap
     num_heads = reader.integer("attention.indexer.head_count", 1, 1024)
     if num_heads != attention.num_kv_heads:
         raise reader.error(
-            "attention.indexer.head_count", f"is {num_heads}; {attention.num_kv_heads}, as of k, is supported"
+            "attention.indexer.head_count",
+            f"is {num_heads}; {attention.num_kv_heads}, as many as KV heads, is supported",
         )
     dim = reader.integer("attention.indexer.key_length", attention.rotary_dim, 1024)
     block_keys = reader.integer("attention.indexer.block_size", 1, 1 << 16)

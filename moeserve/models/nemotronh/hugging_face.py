@@ -20,6 +20,7 @@ from moeserve.models.sources.huggingface.mamba2 import (
 )
 from moeserve.models.sources.huggingface.mapping import DECODER_KEYS, GROUPED_ROUTER_KEYS, HuggingFaceMapping
 from moeserve.models.sources.huggingface.remade import made_by
+from moeserve.models.sources.huggingface.rope_by_kind import no_rope
 
 MAMBA, ATTENTION, EXPERTS, DENSE = "M", "*", "E", "-"  # as `hybrid_override_pattern` has them
 KINDS: Final[Mapping[str, str]] = {
@@ -70,12 +71,6 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     if config.get("moe_latent_size"):
         values["moe_latent_size"] = of_kind(EXPERTS, "moe_latent_size")
     return values | mamba2_sizes(path, config, "mamba_num_heads", "mamba_head_dim")
-
-
-def no_rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Attention has no positions, whatever config.json says of RoPE."""
-    del path, config
-    return {}
 
 
 _UNDER: Final = "mixer."

@@ -63,14 +63,17 @@ def _indexers(reader: ShapeReader, shape: ModelShape) -> list[BlockIndexerShape 
         )
     ]
     if len(set(ratios) - {0}) > 1:
-        raise reader.error("attention.compress_ratios", f"has {sorted(set(ratios))}; one is supported, or 0")
+        raise reader.error(
+            "attention.compress_ratios", f"has {sorted(set(ratios))}; only one value beside 0 is supported"
+        )
     num_heads = reader.integer("attention.indexer.head_count", 1, 1024)
     dim = reader.integer("attention.indexer.key_length", shape.heads.rotary_dim, 1024)
     top = reader.integer("attention.indexer.top_k", 1, 1 << 24)
     for ratio in set(ratios) - {0}:
         if top % ratio:
             raise reader.error(
-                "attention.indexer.top_k", f"is {top}, which blocks of {ratio} keys do not fit"
+                "attention.indexer.top_k",
+                f"is {top}; a multiple of {ratio}, the keys of a block, is expected",
             )
     return [
         BlockIndexerShape(num_heads, dim, ChoiceRule(top // ratio, ratio)) if ratio else None

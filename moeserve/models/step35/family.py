@@ -2,14 +2,17 @@
 
 Sliding-window layers have more heads and rotate them whole; the others rotate half. A gate multiplies each head's
 output. The experts' activation is clamped in the last layers. DeepSeek-V3's router. Further layers in the file
-predict further tokens (MTP) and are not loaded.
+predict further tokens (MTP); the first of them drafts.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from moeserve.models.attention import AttentionShape
-from moeserve.models.clamped_ffns import clamped
+from moeserve.models.clamped_ffns import clamped, clamped_next_token
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
+from moeserve.models.next_token_layers import layer_with_parts
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -42,7 +45,18 @@ def read_shape(source: ModelSource) -> ModelShape:
         LayerShape(attention(index), ffn)
         for index, ffn in enumerate(clamped(reader, reader.sigmoid_mixtures(normalize=True)))
     ]
-    return reader.model(tuple(layers))
+    return replace(reader.model(tuple(layers)), drafts_before_norm=True)
 
 
-FAMILY = ModelFamily(architecture="step35", read_shape=read_shape, hugging_face=MAPPING)
+def next_token_layer(source: ModelSource, _layer: LayerShape) -> LayerShape:
+    """Returns the layer of the first next-token block, which has a window unless the file says otherwise. Raises
+    ModelError."""
+    reader = ShapeReader(source)
+    has_window = reader.next_token_has_window() is not False
+    layer = layer_with_parts(source, read_shape(source).layers, has_window=has_window)
+    return clamped_next_token(reader, layer)
+
+
+FAMILY = ModelFamily(
+    "step35", read_shape, MAPPING, has_next_token_block=True, next_token_layer=next_token_layer
+)

@@ -29,6 +29,7 @@ from moeserve.models.sources.huggingface.mapping import (
     DENSE_FFN,
     HuggingFaceMapping,
 )
+from moeserve.models.sources.huggingface.next_token_names import NESTED
 from moeserve.models.sources.huggingface.rope_by_kind import check_unscaled, rope_by_kind
 
 FIRST_SPARSE: Final = 3  # without a setting, layers before it have no experts
@@ -56,8 +57,10 @@ def _of_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Translates what differs between layers. Raises ModelError."""
+    of_all = config.get("layer_types")
     config = _of_layers(path, config)
     layers = integer(path, config, "num_hidden_layers")
+    of_blocks = of_all[layers:] if isinstance(of_all, list) else []
     types = layer_types(path, config, layers) or [FULL] * layers
     heads, kv_heads = integer(path, config, "num_attention_heads"), _kv_heads(path, config)
     windowed, windowed_kv = _windowed_heads(path, config, heads, kv_heads)
@@ -68,6 +71,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         n.DENSE_LAYERS: np.array(_without_experts(path, config, layers)),
         "swiglu_clamp_exp": limits(path, config, "swiglu_limits", layers),
         "swiglu_clamp_shexp": limits(path, config, "swiglu_limits_shared", layers),
+        **({n.NEXT_TOKEN_WINDOWED: of_blocks[0] == SLIDING} if of_blocks else {}),
         **({n.SLIDING_WINDOW: integer(path, config, "sliding_window")} if SLIDING in types else {}),
     }
 
@@ -181,7 +185,7 @@ def check(path: Path, config: Mapping[str, Any]) -> None:
 
 
 NORMS: Final = frozenset(
-    {n.OUTPUT_NORM, *map(n.of_part, (n.ATTN_NORM, n.FFN_NORM, n.ATTN_Q_NORM, n.ATTN_K_NORM))}
+    {n.OUTPUT_NORM, *map(n.of_part, (n.ATTN_NORM, n.FFN_NORM, n.ATTN_Q_NORM, n.ATTN_K_NORM, *n.NEXTN_NORMS))}
 )
 MAPPING: Final = HuggingFaceMapping(
     model_type="step3p5",
@@ -230,5 +234,6 @@ MAPPING: Final = HuggingFaceMapping(
     },
     dense=DENSE_FFN,
     less_one=NORMS,
+    next_token=NESTED,
     skipped_layers=("num_nextn_predict_layers",),
 )

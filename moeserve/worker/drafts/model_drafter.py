@@ -16,6 +16,7 @@ Its state is not cached: it reads a cached prefix, too.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -29,6 +30,7 @@ from moeserve.messages.steps import Row
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
 from moeserve.models.cpu_step_buffers import CPU_LOGIT_ROWS
 from moeserve.worker.drafts.drafter import NO_DRAFT, Reading, Wanted
+from moeserve.worker.drafts.foretold import Foretell, guess
 from moeserve.worker.drafts.kv_tags import KvTags, Tags, first_tag, tags_of
 from moeserve.worker.engines.cpu.engine import launch
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
@@ -53,15 +55,19 @@ class ModelDrafter:
         most_rows: int,
         num_kv_slots: int,
         reading: Reading,
+        foretell: Foretell,
         least_probability: float = LEAST_PROBABILITY,
     ) -> None:
         """model: the small one. vocab_size: of the model that is drafted for. most_rows: of a step of the small model.
-        num_kv_slots: of the pool. reading: where the time for reading texts is noted."""
+        num_kv_slots: of the pool. reading: where the time for reading texts is noted. foretell: draws as the request's
+        sampler will, from logits of the large model's vocabulary."""
         slots, positions = sequences.tokens.shape
         self._sequences = sequences
         self._model = model
         self._stream = stream
         self._vocab_size = min(vocab_size, model.shape.vocab_size)
+        self._foretell = foretell
+        self._padded = torch.full([vocab_size], -math.inf)
         self._most_rows = most_rows
         self._near = min(NEAR, most_rows)
         self._least = least_probability
@@ -157,7 +163,7 @@ class ModelDrafter:
         last = self._compute(pieces)
         active = list(range(len(wanted)))
         for depth in range(max(one.most for one in wanted)):
-            found = list(self._likeliest(last))
+            found = list(self._guesses(last, [(wanted[at], len(drafts[at])) for at in active]))
             if depth == 0:
                 for slot, _, count in pieces:
                     self._advance(slot, count)
@@ -219,10 +225,21 @@ class ModelDrafter:
         last: Int32s = layout.offset + layout.count - 1
         return last
 
-    def _likeliest(self, rows: Int32s) -> Iterator[tuple[int, float]]:
-        """Yields the likeliest token of these rows of the last step, and its probability."""
+    def _guesses(self, rows: Int32s, asking: Sequence[tuple[Wanted, int]]) -> Iterator[tuple[int, float]]:
+        """Yields the next draft at each of these rows of the last step, and the probability that it is right, as far as
+        the small model knows. asking: whose rows they are, and how many drafts they have."""
         logits = self._model.logits(torch.from_numpy(rows))[:, : self._vocab_size]
         self._stream.wait()
         highest, best = logits.max(dim=1)
         shares: npt.NDArray[np.float32] = (highest - logits.logsumexp(dim=1)).exp().numpy()
-        yield from zip(best.tolist(), shares.tolist(), strict=True)
+        for row, (one, made) in enumerate(asking):
+            drawn = self._foretell(self._whole(logits[row]), one.slot, one.length + made)
+            yield (int(best[row]), float(shares[row])) if drawn is None else guess(drawn)
+
+    def _whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """Returns the logits, with -inf for tokens that the large model alone has. A view that the next call may
+        overwrite."""
+        if len(logits) == len(self._padded):
+            return logits
+        self._padded[: len(logits)] = logits
+        return self._padded

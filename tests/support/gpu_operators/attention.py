@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -236,7 +237,11 @@ def kimi_delta(n: int, kind: torch.dtype) -> None:
         empty(3, h.state_values),
     )
     x = delta.DeltaTensors(qkv, mixed, gates, empty(32), empty(h.decays), states, out)
-    delta.recurrent_rule(x, h, delta.StepSequences(at, at, at, at))
+    sequences = delta.StepSequences(at, at, at, at)
+    delta.recurrent_rule(x, h, sequences)
+    for heads in (h, replace(h, decay_bound=-5.0)) if n > 32 else ():
+        of_pairs = (empty(n, 32, 64, dtype=kind) for _ in range(2))
+        delta.kimi_chunked_rule(x, heads, sequences, empty(3, 2, dtype=i32), *of_pairs)
     y, codes, scales = both(n, h.value_width, kind)
     delta.gated_norm(out, z, empty(128), 1e-6, empty(1, dtype=i32), y, codes, scales, sigmoid=True)
 

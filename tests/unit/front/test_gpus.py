@@ -46,7 +46,7 @@ def test_free_gpus_come_first_then_idle_ones() -> None:
 
 def test_gpus_asks_for_a_number_or_for_certain_ones() -> None:
     sizes = [80 * UNIT, 79 * UNIT, 8 * UNIT, 80 * UNIT]
-    assert gpu_choices("1", sizes) == (1, [0, 1, 3]), "the small one takes nobody's place"
+    assert gpu_choices("1", sizes) == (1, [0, 1, 3]), "a small GPU is not chosen in place of a large one"
     assert gpu_choices("2", sizes) == (2, [0, 1, 3])
     assert gpu_choices("4", sizes) == (4, [0, 1, 2, 3])
     assert gpu_choices("3,0", sizes) == (2, [3, 0])

@@ -221,3 +221,33 @@ def test_a_file_that_is_back_is_not_refused_while_it_is_looked_at() -> None:
 
     run(clock, pool, work())
     assert world.history == ["a"]
+
+
+def test_a_request_waits_until_its_server_takes_requests_again() -> None:
+    """The model's own launcher replaces a part of the server; a server that has ended is waited for no longer."""
+    clock = Clock()
+    pool, _ = pool_of(clock, 1, load_timeout=60.0, a=Script())
+    (model,) = pool.models
+
+    async def work() -> list[float]:
+        waited = []
+        await request(pool, "a")
+        instance = model.instance
+        assert isinstance(instance, ScriptedInstance)
+        for undo in (lambda: setattr(instance, "is_answering", True), lambda: instance.die("killed")):
+            instance.is_answering = False
+            assert model.progress_text == "waiting for its server to answer"
+            asyncio.get_running_loop().call_later(20.0, undo)
+            began = clock.now
+            await pool.until_back(model, instance)
+            waited.append(clock.now - began)
+        await request(pool, "a")
+        assert model.instance is not None
+        model.instance.is_answering = False
+        with pytest.raises(ApiError) as refused:
+            await pool.until_back(model, model.instance)
+        assert refused.value.status == 503
+        return waited
+
+    waited = run(clock, pool, work())
+    assert waited == [pytest.approx(20.0, abs=0.2)] * 2

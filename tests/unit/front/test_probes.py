@@ -6,7 +6,8 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from moeserve.front import probes
-from tests.support.scripted_models import Script, pool_of
+from moeserve.front.schedule import State
+from tests.support.scripted_models import Script, ScriptedInstance, pool_of
 from tests.support.virtual_time import Clock
 
 
@@ -30,3 +31,15 @@ def test_a_server_that_waits_for_the_one_before_says_so() -> None:
     assert said("/health") == said("/health/ready") == (200, "ok")
     pool.is_draining = True
     assert said("/health") == said("/health/ready") == (503, "draining")
+
+
+def test_a_model_whose_server_does_not_answer_is_named() -> None:
+    """The others are served, and its own requests wait: the whole server stays well."""
+    pool, world = pool_of(Clock(), 2, a=Script(), b=Script())
+    for model in pool.models:
+        model.state = State.LOADED
+        model.instance = ScriptedInstance(model, world.scripts[model.name], world)
+    assert probes.health_of(pool) == {"status": "ok", "models": {"a": "loaded", "b": "loaded"}}
+    assert pool.models[0].instance is not None
+    pool.models[0].instance.is_answering = False
+    assert probes.health_of(pool) == {"status": "ok", "models": {"a": "not_answering", "b": "loaded"}}

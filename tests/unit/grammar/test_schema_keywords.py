@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Annotated, Any, Literal
 
 import jsonschema
@@ -75,6 +76,41 @@ def test_an_unknown_format_is_an_annotation(
     assert matches(engine, tokenizer, JsonSchema(json.dumps(schema)), '{"a": "any"}')
     assert not matches(engine, tokenizer, JsonSchema(json.dumps(schema)), '{"a": "too long a"}')
     assert compiles(engine, {"format": name})
+
+
+@pytest.mark.parametrize("value", [None, 7, ["date"], {}])
+def test_a_format_that_is_no_name_is_an_annotation(engine: GrammarEngine, value: object) -> None:
+    assert compiles(engine, {"type": "object", "properties": {"a": {"type": "string", "format": value}}})
+
+
+@pytest.mark.parametrize("end", [r"\d*$", r"\d{0,2}0*$", r"\d{0,0}0*$"])
+def test_pydantics_decimals_as_strings(engine: GrammarEngine, tokenizer: TextTokenizer, end: str) -> None:
+    """Its pattern has a look-ahead, with which the whole schema was refused."""
+    pattern = r"^(?!^[-+.]*$)[+-]?0*\d*\.?" + end
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": pattern}},
+        "required": ["a"],
+    }
+    for text in (
+        "",
+        ".",
+        "-",
+        "+.",
+        "7",
+        "-7.",
+        "007",
+        "1.5",
+        ".5",
+        ".500",
+        "1.50",
+        "1.555",
+        ".0",
+        "1..2",
+        "x",
+    ):
+        taken = matches(engine, tokenizer, JsonSchema(json.dumps(schema)), json.dumps({"a": text}))
+        assert taken == bool(re.search(pattern, text)), text
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import pytest
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.models.attention import AttentionShape
+from moeserve.models.gpu_features import gpu_drafting_shape
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
 from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
@@ -44,6 +46,21 @@ def test_a_small_model_drafts_on_the_cpu_alone() -> None:
     config = ServerConfig(model=str(path), speculative_model=str(path))
     with pytest.raises(ConfigError, match="a small model drafts on the CPU alone"):
         check_gpu_drafts(config, read_checked_shape(open_metadata(path)))
+
+
+def test_a_block_with_a_window_drafts_on_the_cpu_alone() -> None:
+    """Step-3.5's, as here: `auto` goes on with look-up alone, which needs no block."""
+    path = FIXTURES / "tiny-qwen3moe-q4_k_m.gguf"
+    shape = read_checked_shape(open_metadata(path))
+    layer = shape.layers[-1]
+    assert isinstance(layer.mixer, AttentionShape)
+    drafting = replace(shape, next_token_layer=replace(layer, mixer=replace(layer.mixer, window=8)))
+    assert gpu_drafting_shape(drafting, "auto") == shape
+    config = ServerConfig(
+        model=str(path), speculative_config='{"method": "mtp", "num_speculative_tokens": 3}'
+    )
+    with pytest.raises(ConfigError, match="block with windowed attention drafts on the CPU alone"):
+        check_gpu_drafts(config, gpu_drafting_shape(drafting, "mtp"))
 
 
 def test_what_must_be_on_the_gpu() -> None:

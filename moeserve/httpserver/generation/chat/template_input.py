@@ -66,8 +66,8 @@ def described(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def for_deepseek(messages: Sequence[dict[str, Any]], template: str) -> Conversation:
-    """Returns messages in the form of DeepSeek's templates: a call's arguments as text unless the template converts
-    them, and no content in a message that has only calls."""
+    """Returns messages in the form that DeepSeek's templates expect: a call's arguments as text unless the template
+    converts them, and no content in a message that has only calls."""
     if _TO_JSON.search(template):
         return list(messages)
     return [_with_text_arguments(message) if "tool_calls" in message else message for message in messages]

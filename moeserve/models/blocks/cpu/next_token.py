@@ -35,7 +35,7 @@ class NextTokenRows(NamedTuple):
     """Rows of the block, [n] each: row q of a request has token q and the hidden state at position q - 1."""
 
     token_ids: Int32s
-    states: Tensor  # float32 [n, hidden], after the output norm
+    states: Tensor  # float32 [n, hidden], as `model_states` returns them
     positions: Int32s  # q - 1
     kv_slots: Int32s  # of position q
 
@@ -95,8 +95,10 @@ class CpuNextTokenBlock:
         return self._space.x[:n].clone()
 
     def model_states(self, rows: Tensor) -> Tensor:
-        """Returns the model's hidden states, after the output norm, of up to a step's rows. A view that the next
+        """Returns the model's hidden states, as the block reads them, of up to a step's rows. A view that the next
         call overwrites."""
+        if self._shape.drafts_before_norm:
+            return rows
         n = len(rows)
         self._stream.norm(rows, self._head_norm, self._shape.rms_eps, n, self._own.states)
         self._stream.wait()
@@ -148,8 +150,11 @@ class CpuNextTokenBlock:
         )
         self._join_inputs(rows)
         self._forward_layer(self._shape.num_layers, _batch_of(rows))
-        self._stream.norm(self._space.x, self._w.head_norm, self._shape.rms_eps, n, self._own.states)
+        if not self._shape.drafts_before_norm:
+            self._stream.norm(self._space.x, self._w.head_norm, self._shape.rms_eps, n, self._own.states)
         best, shares = zip(*self._likeliest(n, panels), strict=True)
+        if self._shape.drafts_before_norm:  # `_likeliest` has waited for x
+            self._own.states.f32[:n].copy_(self._space.x[:n])
         self.bytes_read += self._w.dense_bytes
         return Predicted(np.concatenate(best), np.concatenate(shares), self._own.states.f32[:n])
 

@@ -13,6 +13,8 @@ from moeserve.kernels.delta_net.op import (
     chunked_rule,
     convolve,
     gated_norm,
+    kimi_chunked_rule,
+    kimi_chunks_fit,
     recurrent_rule,
 )
 from moeserve.kernels.latent.op import norm_rows
@@ -45,12 +47,17 @@ def recur(
     convolve(x, w.conv, heads, rows.sequences, count)
     if rows.num_recurrent:
         recurrent_rule(x, heads, first_of(rows.sequences, rows.num_recurrent), records)
-    if rows.chunked is not None and heads.is_kimi:
-        recurrent_rule(x, heads, rows.chunked)
-    elif rows.chunked is not None:
+    if rows.chunked is not None:
         assert rows.chunks is not None
         assert delta.inverse is not None
-        chunked_rule(x, heads, rows.chunked, rows.chunks, delta.inverse)
+        of_chunks = (x, heads, rows.chunked, rows.chunks, delta.inverse)
+        if not heads.is_kimi:
+            chunked_rule(*of_chunks)
+        elif kimi_chunks_fit(x.mixed.dtype):
+            assert delta.scores is not None
+            kimi_chunked_rule(*of_chunks, delta.scores)
+        else:
+            recurrent_rule(x, heads, rows.chunked)
     # In place: a head's output is read before it is overwritten.
     gated_norm(
         out.x, z, w.output_norm, eps, count, out.x, out.codes, out.scales, sigmoid=heads.has_sigmoid_gate

@@ -134,7 +134,8 @@ class DeltaWorkspace:
 
     def __init__(self, views: dict[str, Tensor], shape: GatedDeltaNetShape) -> None:
         self.mixed = views["delta_mixed"]
-        self.inverse = views.get("delta_inverse")
+        # Of steps that process prompts in chunks; the second only in Kimi Delta Attention.
+        self.inverse, self.scores = views.get("delta_inverse"), views.get("delta_scores")
         self.kimi = None
         if shape.heads.is_kimi:
             second = None

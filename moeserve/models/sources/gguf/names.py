@@ -167,6 +167,7 @@ FFN_DOWN_SHEXP = "ffn_down_shexp"
 FFN_GATE_INP_SHEXP = "ffn_gate_inp_shexp"  # a vector: gate of the shared expert's output
 
 NEXTN_LAYERS = "nextn_predict_layers"  # how many of the blocks predict further tokens (MTP)
+NEXT_TOKEN_WINDOWED = "nextn_sliding_window"  # ours, of folders: whether the first of them has a window
 # Parts of a next-token block (MTP), besides those of its layer.
 NEXTN_EH_PROJ = "nextn.eh_proj"
 NEXTN_ENORM = "nextn.enorm"

@@ -32,7 +32,8 @@ _NVFP4_GROUP, _MXFP4_GROUP = 16, 32  # columns
 
 
 def packed_fp4_matrix(path: Path, stored: Stored, prefix: str) -> StoredTensor:
-    """Returns compressed-tensors' matrix under its name in a float checkpoint. Raises ModelError."""
+    """Returns a 4-bit float matrix of compressed-tensors, under the name that the matrix has in an unquantised
+    checkpoint. Raises ModelError."""
     weight = find_part(path, stored, f"{prefix}.weight_packed", ("U8",))
     scales = find_part(path, stored, f"{prefix}.weight_scale", (FP8, "U8"))
     if scales.dtype == "U8":

@@ -20,6 +20,11 @@ from .safetensors_file import StoredTensor
 
 SOFTMAX, SIGMOID = 1, 2  # llama.cpp's numbers for `scoring_func`
 V2 = "deepseek_v2"  # model_type
+KEYS = {  # for `HuggingFaceMapping.keys`
+    "attention.q_lora_rank": ("q_lora_rank",),
+    "attention.kv_lora_rank": ("kv_lora_rank",),
+    "attention.value_length_mla": ("v_head_dim",),
+}
 _SCORING = {"softmax": SOFTMAX, "sigmoid": SIGMOID}
 _CHOICES = {  # supported values of `topk_method`, the default first
     SIGMOID: ("noaux_tc",),

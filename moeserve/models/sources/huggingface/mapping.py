@@ -119,6 +119,10 @@ DECODER_KEYS: dict[str, tuple[str, ...]] = {
     HEAD_DIM: ("head_dim",),
     "attention.layer_norm_rms_epsilon": ("rms_norm_eps",),
 }
+# The same for families whose heads differ by kind of layer.
+LAYERWISE_DECODER_KEYS = {
+    ours: theirs for ours, theirs in DECODER_KEYS.items() if ours not in (HEAD_DIM, "attention.head_count_kv")
+}
 MOE_KEYS: dict[str, tuple[str, ...]] = {
     "expert_count": ("num_experts", "num_local_experts"),
     "expert_used_count": ("num_experts_per_tok",),

@@ -9,7 +9,7 @@ Tensors of the second form are renamed to the first form, so that both are read 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from moeserve.models.sources.gguf import names as n
 
@@ -24,6 +24,7 @@ class NextTokenNames:
         str, str
     ]  # GGUF name within the layer -> checkpoint's, behind "model.layers.N." or a prefix
     prefixes: tuple[str, ...] = ()  # each stands for "model.layers.N."; the first that fits counts
+    renamed: Mapping[str, str] = field(default_factory=dict)  # beginnings of names behind "model.layers.N."
 
     def appended(self, stored: dict[str, StoredTensor], layers: int) -> dict[str, StoredTensor] | None:
         """Returns the tensors, with the block's tensors renamed to those of layer `layers`; None if there is no
@@ -35,8 +36,12 @@ class NextTokenNames:
         return {new: replace(stored[old], name=new) for old, new in names.items()}
 
     def _renamed(self, name: str, behind: str) -> str:
-        prefix = next((prefix for prefix in self.prefixes if name.startswith(prefix)), None)
-        return name if prefix is None else behind + name.removeprefix(prefix)
+        prefix = next((prefix for prefix in (*self.prefixes, behind) if name.startswith(prefix)), None)
+        if prefix is None:
+            return name
+        part = name.removeprefix(prefix)
+        old = next((old for old in self.renamed if part.startswith(old)), "")
+        return behind + self.renamed.get(old, "") + part.removeprefix(old)
 
 
 def _parts(eh_proj: str, enorm: str, hnorm: str, head_norm: str) -> dict[str, str]:
@@ -45,9 +50,15 @@ def _parts(eh_proj: str, enorm: str, hnorm: str, head_norm: str) -> dict[str, st
     return {n.of_part(one): f"{other}.weight" for one, other in zip(ours, theirs, strict=True)}
 
 
-# DeepSeek-V3's form, and the same with Hunyuan's and MiMo's name of the last norm.
+# DeepSeek-V3's form, the same as Step-3.5 nests it, and with Hunyuan's and MiMo's name of the last norm.
 BEHIND_LAYERS = NextTokenNames(_parts("eh_proj", "enorm", "hnorm", "shared_head.norm"))
+NESTED = replace(BEHIND_LAYERS, renamed={"transformer.": ""})
 WITH_FINAL_NORM = NextTokenNames(_parts("eh_proj", "enorm", "hnorm", "final_layernorm"))
+MIMO = replace(
+    WITH_FINAL_NORM,
+    prefixes=("model.mtp.layers.0.",),
+    renamed={"pre_mlp_layernorm.": "post_attention_layernorm."},
+)
 # Qwen3-Next's form.
 APART = NextTokenNames(
     _parts("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"), ("mtp.layers.0.", "mtp.")

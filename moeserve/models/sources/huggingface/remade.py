@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import Metadata
+from moeserve.models.sources.gguf import names as n
 
 from .made_tensor import MadeTensor, floats_made, rows_made
 from .safetensors_file import StoredTensor
@@ -35,6 +36,14 @@ class Remade:
 def convolution(ours: str, theirs: str) -> Remade:
     """A depthwise convolution, stored as [channels, 1, taps] and read as [channels, taps]."""
     return Remade(ours, theirs, lambda shape: (shape[0], shape[-1]))
+
+
+def delta_convolutions(under: str) -> list[Remade]:
+    """Kimi Delta Attention's convolutions of q, k and v, read as [channels, 1, taps]. under: before their names."""
+    return [
+        Remade(n.of_part(part), f"{under}{name}_conv1d.weight", lambda shape: (shape[0], 1, shape[-1]))
+        for part, name in zip(n.SSM_CONVS, "qkv", strict=True)
+    ]
 
 
 def decay_rate(ours: str, theirs: str, *dimensions: int) -> Remade:

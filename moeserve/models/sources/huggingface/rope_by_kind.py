@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from moeserve.models.errors import ModelError
+from moeserve.models.sources.gguf.metadata import MetadataValue
 
 from .layer_settings import FULL, SLIDING
 
@@ -25,6 +26,12 @@ def rope_by_kind(path: Path, config: Settings) -> tuple[Settings, Settings]:
             f"'rope_parameters' is {given!r:.80}; an object for each of {FULL} and {SLIDING} is expected",
         )
     return kinds[0], kinds[1]
+
+
+def no_rope(path: Path, config: Settings) -> dict[str, MetadataValue]:
+    """For models without positions in attention: returns no keys, whatever config.json says about RoPE."""
+    del path, config
+    return {}
 
 
 def check_unscaled(path: Path, settings: Settings, kind: str) -> None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from moeserve.kernels._C import Pool
-from moeserve.kernels.sampling.cpu import SamplerState
+from moeserve.kernels.sampling.cpu import SamplerState, uniform_at
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.sampling.order import order_code
 from moeserve.sampling.parameters import settings_of
@@ -39,6 +39,14 @@ def bind_arguments(
     }
 
 
+class Draw(NamedTuple):
+    """How a sampler would draw from logits: the tokens that are left, in their order, and the point."""
+
+    token_ids: NDArray[np.int32]  # [n]
+    weights: NDArray[np.float32]  # [n], proportional to their probabilities
+    point: float  # from 0 up to 1
+
+
 class CpuSampler:
     """Sampling state of request slots 0..max_num_seqs-1. Written only by the worker's step loop.
 
@@ -54,6 +62,8 @@ class CpuSampler:
         Neither changes a result."""
         self._state = SamplerState(max_num_seqs, vocab_size, pool, isa)
         self._vocab_size = vocab_size
+        # Seed of the draws of each request slot, and tokens of its prompt; None: greedy, or no request.
+        self._drawn: list[tuple[int, int] | None] = [None] * max_num_seqs
 
     def bind(
         self,
@@ -63,11 +73,20 @@ class CpuSampler:
         output_ids: NDArray[np.int32],
     ) -> None:
         """Initialises a request slot. Raises ValueError for a token id out of range, for example in logit_bias."""
-        self._state.bind(
-            req_slot,
-            **bind_arguments(params, self._vocab_size, prompt_ids, output_ids),
-            logprobs=-1 if params.logprobs is None else params.logprobs,
-        )
+        arguments = bind_arguments(params, self._vocab_size, prompt_ids, output_ids)
+        self._state.bind(req_slot, **arguments, logprobs=-1 if params.logprobs is None else params.logprobs)
+        self._drawn[req_slot] = (arguments["seed"], len(prompt_ids)) if params.temperature else None
+
+    def foretell(self, logits: torch.Tensor, req_slot: int, position: int) -> Draw | None:
+        """Returns how `sample` would draw from these logits (float32 [vocab], CPU; another model's) at this position of
+        the request's text, prompt included. None for a greedy request, or if no logit counts. Penalties, bias and masks
+        are left out, and nothing is recorded."""
+        drawn = self._drawn[req_slot]
+        if drawn is None or not torch.isfinite(logits.max()):
+            return None
+        seed, prompt = drawn
+        ids, weights = self._state.survivors(logits[None], req_slot)
+        return Draw(ids, weights, uniform_at(seed, position - prompt))
 
     def sample(
         self,

@@ -13,6 +13,7 @@ from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.cpu_weights import CpuWeights
 from moeserve.models.loading.progress import OnProgress
 from moeserve.worker.drafts.drafter import Reading
+from moeserve.worker.drafts.foretold import Foretell
 from moeserve.worker.drafts.model_drafter import ModelDrafter
 from moeserve.worker.loading.cpu.pool_start import check_ram
 from moeserve.worker.loading.draft_model import DraftModel
@@ -46,6 +47,7 @@ def build_model_drafter(
     max_num_seqs: int,
     num_kv_slots: int,
     reading: Reading,
+    foretell: Foretell,
 ) -> partial[ModelDrafter]:
     """Allocates KV cache, states and buffers. Returns what makes the drafter from the runner's record of requests.
     vocab_size: of the model that is drafted for. most_rows: of a step of either model. num_kv_slots: of the pool."""
@@ -71,4 +73,5 @@ def build_model_drafter(
         most_rows=most_rows,
         num_kv_slots=num_kv_slots,
         reading=reading,
+        foretell=foretell,
     )

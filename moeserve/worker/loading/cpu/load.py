@@ -232,6 +232,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
             max_num_seqs=config.max_num_seqs,
             num_kv_slots=capacity.num_slot_numbers,
             reading=reading,
+            foretell=sampler.foretell,
         )
     ready = ready_message(
         config,

@@ -76,7 +76,7 @@ def plan_load(
     shape, drafts = gpu_shape(read_checked_shape(source), config.max_model_len), drafts_of(config)
     check_gpu_pictures(shape, config.mmproj)
     if drafts is not None:
-        shape = gpu_drafting_shape(drafting_shape(shape, source, drafts.block_method))
+        shape = gpu_drafting_shape(drafting_shape(shape, source, drafts.block_method), drafts.block_method)
     whole = shape
     # an adapter that does not fit the model ends the start now
     adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)

@@ -17,9 +17,10 @@ def ram_expert_order(
     share: RankShare | None = None,
     counts: Sequence[Sequence[int]] | None = None,
 ) -> list[list[int]]:
-    """Returns the RAM experts of each layer on the GPU, hottest first if counts are known. A step that streams a
-    fraction of the experts streams the first ones: streaming an expert costs the same for any number of rows, while the
-    CPU's time for it grows with the rows. share: that of the placement; `counts` are then the whole model's."""
+    """Returns, for each layer that is on the GPU, the ids of its RAM experts, hottest first if counts are known. A
+    step that streams a fraction of the experts streams the first ones: streaming an expert costs the same for any
+    number of rows, while the CPU's time for it grows with the rows. share: that of the placement; `counts` are then
+    the whole model's."""
     first, count = placement.layers_in_ram, len(placement.layers)
     places = [placement.cpu_experts(index) for index in range(first, count)]
     ids = [list(own) for own in places]
