@@ -190,7 +190,7 @@ def test_a_gpu_refuses_pictures_where_it_chooses_blocks(write: Write) -> None:
     """Its index keys rotate by one position."""
     whole = read_checked_shape(open_gguf(write("qwen4exp")))
     most = 9 * 4 - 1
-    with pytest.raises(ConfigError, match=f"--mmproj: .* say --max-model-len {most}"):
+    with pytest.raises(ConfigError, match=f"--mmproj: .* set --max-model-len {most}"):
         check_gpu_pictures(whole, "auto")
     check_gpu_pictures(whole, None)
     check_gpu_pictures(gpu_shape(whole, most), "auto")

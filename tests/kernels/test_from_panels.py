@@ -90,7 +90,7 @@ def test_wrong_sizes_are_refused() -> None:
     planes = empty_planes(Q4_K, (2, 32, 256), "cpu")
     with pytest.raises(ValueError, match="bytes of panels"):
         panels_to_planes(torch.zeros(1000, dtype=torch.uint8), planes)
-    with pytest.raises(ValueError, match="whole panels"):
+    with pytest.raises(ValueError, match="multiple of a panel"):
         panels_to_planes(torch.zeros(10, dtype=torch.uint8), empty_planes(Q4_K, (2, 40, 256), "cpu"))
 
 
