@@ -24,8 +24,8 @@ _FENCES: Final = ("```json", "```")  # Markdown's, around the JSON
 _NAMES: Final = ("name", "tool_name", "tool", "function")  # keys of a call's name
 _ARGUMENTS: Final = ("arguments", "parameters", "args", "input")
 
-# Matches the usual beginning of a call, up to the opening brace of its arguments. The arguments of such a call are
-# streamed; a call that begins otherwise is yielded when it is complete.
+# How most calls begin, up to the opening brace of the arguments. Then the arguments are streamed. A call with another
+# beginning is yielded as a whole, at its end.
 _STRING: Final = r'"(?:[^"\\]|\\.)*"'
 _HEAD: Final = re.compile(
     rf'\s*\{{\s*(?:"tool_call_id"\s*:\s*(?:{_STRING}|\d+)\s*,\s*)?'
