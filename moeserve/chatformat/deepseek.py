@@ -22,6 +22,13 @@ CALL_CLOSE: Final = "<｜tool▁call▁end｜>"
 FENCE: Final = "```"
 _FENCE_OPEN: Final = FENCE + "json"
 
+
+def name_of(text: str) -> str:
+    """Returns the tool's name, or kind; "" if there is none."""
+    name = text.strip()
+    return "" if any(char.isspace() for char in name) else name
+
+
 TAGS: Final = CallTags(
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁calls▁end｜>",
@@ -29,7 +36,15 @@ TAGS: Final = CallTags(
     following=CALL_OPEN,
     ends=(FENCE, CALL_CLOSE),
 )
-SYNTAX: Final = SeparatedSyntax(CALL_OPEN, SEPARATOR, CALL_CLOSE, (FENCE, TAGS.close), fence=_FENCE_OPEN)
+SYNTAX: Final = SeparatedSyntax(
+    CALL_OPEN,
+    SEPARATOR,
+    CALL_CLOSE,
+    (FENCE, TAGS.close),
+    fence=_FENCE_OPEN,
+    name_of=name_of,
+    needs_separator=False,
+)
 GUIDED: Final = GuidedCalls(  # V3.1's
     open=TAGS.open,
     before_name=CALL_OPEN,

@@ -40,9 +40,13 @@ _ENDS: Final = (END, CALL, RETURN)
 _BREAKS: Final = (*_ENDS, START, CHANNEL)
 _ROLE: Final = "assistant"
 # The part of a header before its first tag.
-_ROLE_PART: Final = re.compile(r"(?:assistant)?\s*(?:t|to|to=\s?\S*\s*)?")
-_RECIPIENT: Final = re.compile(r"\bto=\s?([^\s<]+)")
-_CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+_CHANNELS: Final = ("analysis", "commentary", "final")
+_ROLE_PART: Final = re.compile(
+    rf"(?:assistant)?\s*(?:{'|'.join(_CHANNELS)})?\s*(?:t|to|to=\s?\S*\s*|to=\s?\S+\s+\w{{0,8}})?"
+)
+_RECIPIENT: Final = re.compile(r"\bto=\s?(?!(?:assistant|user|all)\b(?![./:]))([^\s<]+)")
+_CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*([a-zA-Z]+)")
+_BARE_CHANNEL: Final = re.compile(rf"\s*(?:{_ROLE})?\s*({'|'.join(_CHANNELS)})\b")
 _SEPARATOR: Final = "\n\n"  # between the texts of two messages
 
 
@@ -111,11 +115,21 @@ class HarmonyParser:
                 events += [CallArguments(self._num_calls, self._json.shown), CallEnd(self._num_calls)]
             else:
                 self._break_off(events)
+        elif self._stage is _Stage.CALL_START and ended_by is not None and self._tool in self._offered:
+            # Models write nothing for a call without arguments.
+            events += [
+                CallStart(self._num_calls, self._tool),
+                CallArguments(self._num_calls, "{}"),
+                CallEnd(self._num_calls),
+            ]
         elif self._stage is _Stage.CONTENT:
             self._show(self._held, events)
         elif not any(word in self._header for word in WORDS) or _RECIPIENT.search(self._header):
             self._begin_content(is_reasoning=False)
             self._show(self._header + "".join(self._call_text), events)
+        elif not self._shown and not self._num_calls:  # an answer that has a header alone
+            self._begin_content(is_reasoning=False)
+            self._show(_free_text(self._header), events)
         return joined(events)
 
     def _push(self, char: str, events: list[Event]) -> None:
@@ -132,6 +146,10 @@ class HarmonyParser:
     # ---- the parts of a message
 
     def _read_header(self, char: str, events: list[Event]) -> None:
+        if char == "{" and self._reads_calls and _RECIPIENT.search(self._header):
+            self._begin_message()  # the header of a call lacks its last tag
+            self._push(char, events)
+            return
         self._header += char
         if self._header.endswith(MESSAGE):
             self._begin_message()
@@ -145,6 +163,8 @@ class HarmonyParser:
 
     def _begin_message(self) -> None:
         channels, recipient = _CHANNEL.findall(self._header), _RECIPIENT.search(self._header)
+        if not channels and (bare := _BARE_CHANNEL.match(self._header)) is not None:
+            channels = [bare[1]]  # models omit the tag
         self._begin_content(is_reasoning=channels[-1:] == [ANALYSIS] and self._separates_reasoning)
         if recipient is not None and self._reads_calls:
             self._tool = offered_name(recipient[1].removeprefix(TOOLS), self._offered)
@@ -224,9 +244,17 @@ class HarmonyParser:
         events.append(kind(text))
 
 
+def _free_text(header: str) -> str:
+    """Returns what a header says beside its tags, the role and the channel."""
+    for word in (*WORDS, _ROLE):
+        header = header.replace(word, " ")
+    text = header.strip()
+    return "" if text in _CHANNELS else text
+
+
 def _may_be_header(text: str) -> bool:
     role, tag, rest = text.lstrip().partition("<")
-    if not tag and _ROLE.startswith(role):
+    if not tag and any(word.startswith(role) for word in (_ROLE, *_CHANNELS)):
         return True
     known = not tag or any(word.startswith(tag + rest) or (tag + rest).startswith(word) for word in WORDS)
     return known and _ROLE_PART.fullmatch(role) is not None

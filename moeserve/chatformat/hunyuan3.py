@@ -7,6 +7,8 @@
 <arg_value>value</arg_value>
 </tool_call>
 </tool_calls>
+
+Models also omit the block's tags.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ SUFFIX: Final = ":opensource"  # templates write it apart from the tags
 
 
 def tags(suffix: str) -> CallTags:
-    return CallTags(f"<tool_calls{suffix}>", f"</tool_calls{suffix}>", following=f"<tool_call{suffix}>")
+    one = f"<tool_call{suffix}>"
+    return CallTags(
+        f"<tool_calls{suffix}>",
+        f"</tool_calls{suffix}>",
+        bare=one,
+        following=one,
+        ends=(f"</arg_value{suffix}>", f"</tool_call{suffix}>"),
+    )
 
 
 def syntax(suffix: str) -> TaggedSyntax:

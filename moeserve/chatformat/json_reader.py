@@ -335,7 +335,9 @@ class JsonReader:
         return self._dialect.colons if self._is_key else "," + _CLOSING[self._open[-1]]
 
     def _word_json(self) -> str | None:
-        word = self._held.strip()
+        word = self._held.strip().removesuffix(
+            self._dialect.raw_quote or "\n"
+        )  # a string without its first tag
         if self._is_key:
             return f'"{escaped(word)}"' if word else None
         if word in _WORDS:

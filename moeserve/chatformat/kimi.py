@@ -39,10 +39,18 @@ def call_id(name: str, number: int) -> str:
 
 def name_of(text: str) -> str:
     """Returns the tool's name; "" if there is none."""
-    return _NUMBER.sub("", text.strip()).removeprefix(TOOLS)
+    name = _NUMBER.sub("", text.strip()).removeprefix(TOOLS)
+    return "" if any(char.isspace() for char in name) else name
 
 
-SYNTAX: Final = SeparatedSyntax(CALL_OPEN, SEPARATOR, CALL_CLOSE, (TAGS.close, _OTHER_CLOSE), name_of=name_of)
+SYNTAX: Final = SeparatedSyntax(
+    CALL_OPEN,
+    SEPARATOR,
+    CALL_CLOSE,
+    (TAGS.close, _OTHER_CLOSE),
+    name_of=name_of,
+    needs_separator=False,
+)
 GUIDED: Final = GuidedCalls(
     open=TAGS.open,
     before_name=CALL_OPEN + TOOLS,

@@ -7,7 +7,7 @@ as `|`:
 |</tool_call>
 
 The tags inside `<invoke>` are argument names. Values are plain text, objects nested tags, and lists `<item>` tags.
-Models also omit the `<` of `<invoke`, and an argument's opening tag.
+Models also omit the `<` of `<invoke`, an argument's opening or closing tag, and the block's tags, and repeat tags.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ from .values import (
 MARK: Final = "]<]minimax[>["
 _INVOKE: Final = '<invoke name="'
 _CALL_ENDS: Final = ("</invoke>", "</tool_call>")
-TAGS: Final = CallTags(f"{MARK}<tool_call>", f"{MARK}</tool_call>", following=MARK + _INVOKE)
+TAGS: Final = CallTags(
+    f"{MARK}<tool_call>",
+    f"{MARK}</tool_call>",
+    bare=MARK + _INVOKE,
+    following=MARK + _INVOKE,
+    ends=(f"{MARK}</invoke>",),
+)
 # The mark is one token, so a grammar's calls begin with it alone.
 GUIDED: Final = GuidedCalls(
     open=MARK,
@@ -70,14 +76,14 @@ class MiniMaxM3Body(RecordingBody):
         super().__init__(index)
         self._schemas = schemas
         self._name = ""
-        self._num_keys = 0
+        self._keys: list[str] = []
         self._unnamed = ""  # text of a value whose opening tag is missing
         self._open: list[Element] = []  # the open argument and the open elements in it
         self._value: ValueReader | None = None  # reads an argument that is plain text
 
     def finish(self, events: list[Event]) -> bool:
         """Returns whether the call lacks only its closing tag."""
-        if self._held or self._open or self._unnamed or not self._num_keys:
+        if self._held or self._open or self._unnamed or not self._keys:
             return False
         self._end(events)
         return True
@@ -106,14 +112,17 @@ class MiniMaxM3Body(RecordingBody):
         tag = held.removeprefix(MARK)
         if not self._name:
             found = _NAME.fullmatch(tag)
-            if found is None:
-                return self._broken(held)
+            if found is None:  # the opening of the call is not read again
+                return self._broken("" if tag.startswith(_INVOKE) else held)
             self._name = offered_name(found[1], self._schemas)
             return Status.GOING
         if self._unnamed and tag.startswith("</") and not self._open:
             return self._name_value(tag[2:-1], held, events)
         if self._unnamed:
             return self._broken(held)
+        found = None if self.announced else _NAME.fullmatch(tag)
+        if found is not None and offered_name(found[1], self._schemas) == self._name:
+            return Status.GOING  # models repeat the tag
         if tag in _CALL_ENDS or tag.startswith(_INVOKE):
             while self._open:  # closing tags that the model has omitted
                 self._close(events)
@@ -122,7 +131,11 @@ class MiniMaxM3Body(RecordingBody):
         if self._open and tag == f"</{self._open[-1].key}>":
             self._close(events)
             return Status.GOING
+        if not self._open and tag[2:-1] in self._keys and tag.startswith("</"):
+            return Status.GOING  # models repeat the tag
         found = _KEY.fullmatch(tag)
+        if found is not None and self._value is not None and self._may_follow(found[1]):
+            self._close(events)  # the value lacks its closing tag
         if found is None or self._value is not None or len(self._open) == _MAX_DEPTH:
             return self._broken(held)
         self._begin(Element(found[1]), held, events)
@@ -149,21 +162,25 @@ class MiniMaxM3Body(RecordingBody):
 
     def _name_value(self, key: str, held: str, events: list[Event]) -> Status:
         """Ends a value without an opening tag: the closing one names it."""
-        if key not in self._schemas.get(self._name, {}).get("properties", {}):
+        if not self._may_follow(key):
             return self._broken(held)
         text, self._unnamed = self._unnamed, ""
         self._begin(Element(key, text), held, events)
         self._close(events)
         return Status.GOING
 
+    def _may_follow(self, key: str) -> bool:
+        """Returns whether the tool has this argument and it has not come yet."""
+        return key in self._schemas.get(self._name, {}).get("properties", {}) and key not in self._keys
+
     def _begin(self, element: Element, held: str, events: list[Event]) -> None:
         self._announce(held, events)
         if self._open:
             self._open[-1].children.append(element)
         else:
-            separator = ", " if self._num_keys else "{"
+            separator = ", " if self._keys else "{"
             events.append(CallArguments(self._index, f"{separator}{to_json(element.key)}: "))
-            self._num_keys += 1
+            self._keys.append(element.key)
         self._open.append(element)
 
     def _begin_text(self, element: Element, events: list[Event]) -> None:
@@ -198,7 +215,7 @@ class MiniMaxM3Body(RecordingBody):
 
     def _end(self, events: list[Event], unread: str = "") -> Status:
         self._announce("", events)
-        events.append(CallArguments(self._index, "}" if self._num_keys else "{}"))
+        events.append(CallArguments(self._index, "}" if self._keys else "{}"))
         return self._done(events, unread)
 
 

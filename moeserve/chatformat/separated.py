@@ -24,7 +24,7 @@ class SeparatedSyntax:
     fence: str = ""
     # Extracts the name from the text before `separator`; "" if that text has no name.
     name_of: Callable[[str], str] = str.strip
-    needs_separator: bool = True  # False: `{` may follow the name directly
+    needs_separator: bool = True  # False: models omit it, so that `{` follows the name
 
 
 class _Stage(Enum):
@@ -91,6 +91,8 @@ class SeparatedBody(RecordingBody):
         return self._go(then) if held == tag else Status.GOING
 
     def _head(self, char: str, events: list[Event]) -> Status:
+        if not self._held and char.isspace():
+            return Status.GOING
         held = self._held + char
         if char == "{" and not self._syntax.needs_separator:
             self._name = self._syntax.name_of(self._held)

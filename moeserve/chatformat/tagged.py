@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from .call_body import MAX_NAME_CHARS, RecordingBody
 from .call_json import CallJson
@@ -72,7 +72,13 @@ class TaggedBody(RecordingBody):
                 return True
         if self._stage is _Stage.JSON:
             return self._json.end() and self._end_json(events) is Status.DONE
-        if self._stage is not _Stage.BETWEEN or self._held or not self._keys:
+        lacks_bracket = self._held.startswith("</") and self._held + ">" in (
+            self._syntax.close,
+            self._tags.close,
+        )
+        if self._stage is not _Stage.BETWEEN or (self._held and not lacks_bracket):
+            return False
+        if not self._keys and not lacks_bracket:
             return False
         self._end(events)
         return True
@@ -114,6 +120,8 @@ class TaggedBody(RecordingBody):
         if not self._held and char.isspace():
             return Status.GOING
         held = self._held + char
+        if held not in then and held[-1].isspace() and held.startswith("</"):
+            held = held[:-1] + ">"  # the tag lacks its closing bracket
         if held in then:
             self._held = ""
             return then[held]()
@@ -131,8 +139,19 @@ class TaggedBody(RecordingBody):
         events: list[Event],
     ) -> Status:
         """Reads a name up to `close`, or up to white space and a tag that implies `close`."""
+        if not self._held and char.isspace() and close.startswith("<"):
+            return Status.GOING
         held = self._held + char
+        opening = self._syntax.key_open if self._stage is _Stage.KEY else self._syntax.name_open
+        if close.startswith("<") and opening.startswith(held):
+            self._held = "" if held == opening else held  # models repeat the tag before the name
+            return Status.GOING
         tag = next((tag for tag in (close, *implied) if held.endswith(tag)), "")
+        if char == "\n" and self._stage is _Stage.KEY and not self._syntax.value_open:
+            head = self._syntax.head(self._held)  # the tag lacks its closing bracket
+            if head is not None and self._may_follow(head.name):
+                status = then(self._held)
+                return status if status is not Status.GOING else self._again(char, events)
         if tag:
             word = held.removesuffix(tag)
             word = word if tag == close else word.rstrip()
@@ -149,16 +168,14 @@ class TaggedBody(RecordingBody):
         return Status.GOING
 
     def _bare_name(self, char: str, events: list[Event]) -> Status:
-        if char not in "\n<{":
-            if char.isspace() and not self._held:
-                return Status.GOING
+        if not char.isspace() and char not in "<{":
             self._held += char
             fits = _BARE_NAME.fullmatch(char) and len(self._held) <= MAX_NAME_CHARS
             return Status.GOING if fits else self._broken(char)
         if not self._held:
-            return Status.GOING if char == "\n" else self._broken(char)
+            return Status.GOING if char.isspace() else self._broken(char)
         self._set_name(self._held, [])
-        return Status.GOING if char == "\n" else self._again(char, events)
+        return Status.GOING if char.isspace() else self._again(char, events)
 
     def _between(self, char: str, events: list[Event]) -> Status:
         syntax, tags = self._syntax, self._tags
@@ -176,7 +193,26 @@ class TaggedBody(RecordingBody):
             then[syntax.other_key_open] = lambda: self._announce(_Stage.KEY, events, syntax.other_key_open)
         if not self._keys:  # models write closing tags without opening ones
             then[syntax.value_close] = lambda: Status.GOING
+            if syntax.value_open:
+                then[syntax.key_close] = lambda: self._split_name(events)
+                if not self._held and any(key.startswith(char) for key in self._properties()):
+                    self._stage = _Stage.KEY
+                    return self._push(char, events)
         return self._tag(char, then)
+
+    def _properties(self) -> Mapping[str, Any]:
+        properties = self._schemas.get(self._name, {}).get("properties")
+        return properties if isinstance(properties, Mapping) else {}
+
+    def _split_name(self, events: list[Event]) -> Status:
+        """Reads a key that follows the name without the tag between them."""
+        for name, schema in self._schemas.items():
+            key = self._name.removeprefix(name)
+            properties = schema.get("properties")
+            if key != self._name and isinstance(properties, Mapping) and key in properties:
+                self._name = name
+                return self._set_key(key, events)
+        return self._broken(self._syntax.key_close)
 
     def _arguments(self, char: str, events: list[Event]) -> Status:
         """Reads arguments that the model has written as one JSON object."""
@@ -198,7 +234,10 @@ class TaggedBody(RecordingBody):
         if not self._held and char.isspace():
             return Status.GOING
         held = self._held + char
-        if self._syntax.value_open.startswith(held):
+        if held == self._syntax.key_close:  # models repeat it
+            self._held = ""
+            return Status.GOING
+        if self._syntax.value_open.startswith(held) or self._syntax.key_close.startswith(held):
             self._held = held
             return self._begin_value(events) if held == self._syntax.value_open else Status.GOING
         self._begin_value(events)
@@ -244,6 +283,7 @@ class TaggedBody(RecordingBody):
         head = self._syntax.head(text)
         if head is None or head.is_empty:
             return self._broken("")
+        self._announce(_Stage.KEY, events, text + self._syntax.key_close)
         self._keys.append(head.name)
         self._key_is_string = head.is_string
         return self._go(_Stage.VALUE_OPENING) if self._syntax.value_open else self._begin_value(events)
@@ -261,8 +301,7 @@ class TaggedBody(RecordingBody):
 
     def _may_follow(self, key: str) -> bool:
         """Returns whether the tool has this argument and it has not come yet."""
-        properties = self._schemas.get(self._name, {}).get("properties")
-        return isinstance(properties, Mapping) and key in properties and key not in self._keys
+        return key in self._properties() and key not in self._keys
 
     def _end_value(self, events: list[Event]) -> Status:
         assert self._value_end is not None

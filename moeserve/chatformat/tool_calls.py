@@ -95,6 +95,7 @@ class ToolCallParser:
         ] = []  # white space before `_held`; belongs to the format if a call precedes or follows
         self._held = ""  # the beginning of a possible tag
         self._after_call = False
+        self._repeat = ""  # the beginning of an opening tag behind an opening tag
         self._is_closed = False  # the closing tag of the last call has come
         self._follows_call = (
             False  # only white space stands before the call that is being read, and a call before that
@@ -119,6 +120,9 @@ class ToolCallParser:
         events: list[Event] = []
         if self._stage is _Stage.CALL and ended_by:
             self._push(ended_by, events)
+        if self._stage is _Stage.CALL and self._repeat:
+            text, self._repeat = self._repeat, ""
+            self._push_body(text, events)
         if self._stage is _Stage.CALL:
             assert self._body is not None
             if ended_by is None or not self._finish_body(self._body, events):
@@ -192,12 +196,36 @@ class ToolCallParser:
 
     def _call(self, char: str, events: list[Event]) -> None:
         assert self._body is not None
+        if self._repeat or (char == self._tags.open[:1] and not self._body.raw.strip()):
+            text = self._repeat + char
+            self._repeat = text if self._tags.open.startswith(text) else ""
+            if text == self._tags.open:
+                self._begin_again()
+            elif not self._repeat:
+                self._push_body(text, events)
+            return
+        self._push_body(char, events)
+
+    def _begin_again(self) -> None:
+        """Begins the call anew behind a repeated opening tag."""
+        assert self._body is not None
+        self._opening += self._body.raw + self._repeat
+        self._repeat = ""
+        self._body = self._new_body(self._num_calls)
+
+    def _push_body(self, text: str, events: list[Event]) -> None:
+        """Gives the text to the call's reader, and what that reader leaves over to the parser."""
+        assert self._body is not None
         known = len(events)
-        status = self._body.push(char, events)
+        rest = text
+        status = Status.GOING
+        while rest and status is Status.GOING:
+            status = self._body.push(rest[0], events)
+            rest = rest[1:]
         self._name_tool(events, known)
         if status is Status.GOING:
             return
-        unread = self._body.unread
+        unread = self._body.unread + rest
         if status is Status.DONE:
             self._stage = _Stage.CLOSING
             self._num_calls += 1

@@ -24,6 +24,8 @@ from .tag_heads import TagHead, plain_head
 from .tool_calls import CallTags
 
 _NAME: Final = re.compile(r"([^\n<]*)(.*)", re.DOTALL)
+_KEY_CHAR: Final = re.compile(r"[\w.-]")
+_BARE_KEY: Final = re.compile(r"[\w.-]{1,64}\s{0,8}")
 _MAX_JUNK: Final = 16  # extra characters in a damaged closing tag such as `</parameter1>`
 
 
@@ -74,6 +76,7 @@ class _Verdict(Enum):
 class _Piece:
     kind: _Kind
     text: str
+    read_as: str = ""  # the text for the call's reader if tags are repeated or missing in `text`; "": `text`
 
 
 class ValueEnd:
@@ -127,7 +130,7 @@ class ValueEnd:
         """Returns the text that certainly belongs to the value, and whether the value has ended."""
         if self._held:
             return self._push_tag(char)
-        if char == "<":
+        if char == "<" or (self._may_be_key and _KEY_CHAR.fullmatch(char)):
             self._held = char
             return "", False
         if char.isspace():
@@ -135,9 +138,23 @@ class ValueEnd:
             return "", False
         return self._as_text() + char, False
 
+    @property
+    def _may_be_key(self) -> bool:
+        """True if a key may follow whose opening tag is missing: directly behind the value's closing tag."""
+        if self._is_guided or not self._syntax.value_open or not self._pieces:
+            return False
+        return self._pieces[-1].kind is _Kind.VALUE_CLOSE
+
     def finish(self) -> tuple[str, bool]:
         """Ends the answer. Returns as `push` does."""
-        return ("", False) if self._held else self._decide(is_end=True)
+        if self._held:
+            kind = self._without_bracket(self._held)
+            if kind is None:
+                return "", False
+            self._take_space()
+            self._pieces.append(_Piece(kind, self._held, self._held + ">"))
+            self._held = ""
+        return self._decide(is_end=True)
 
     def _push_tag(self, char: str) -> tuple[str, bool]:
         held = self._held + char
@@ -146,16 +163,21 @@ class ValueEnd:
             self._held = ""
             behind = char if char.isspace() else ""  # the tag lacks its closing bracket
             self._take_space()
-            self._pieces.append(_Piece(kind, held.removesuffix(behind)))
+            self._pieces.append(_Piece(kind, held.removesuffix(behind), self._complete(kind, held)))
             self._space += behind
             return self._decide(is_end=False)
         if self._may_become_tag(held):
             self._held = held
             return "", False
-        text = self._as_text() + self._held
+        at = 0 if self._held[0] == "<" else self._held.find("<")
+        rest = self._held[at:] + char if at > 0 else char  # a tag may begin in it
+        text = self._as_text() + self._held.removesuffix(rest[:-1])
         self._held = ""
-        more, has_ended = self.push(char)
-        return text + more, has_ended
+        has_ended = False
+        for one in rest:
+            more, has_ended = self.push(one)
+            text += more
+        return text, has_ended
 
     def _take_space(self) -> None:
         if self._space:
@@ -167,6 +189,14 @@ class ValueEnd:
     def _kind_of(self, text: str) -> _Kind | None:
         if text in self._fixed:
             return self._fixed[text]
+        if text[-1].isspace() and (kind := self._without_bracket(text[:-1])) is not None:
+            return kind
+        if text[0] != "<":
+            is_key = text.endswith(self._syntax.key_close)
+            return _Kind.KEY if is_key and self._may_follow(self._bare_key(text)) else None
+        text = self._without_repeats(text)
+        if text.startswith(self._syntax.key_open) and text[-1] == "\n" and not self._syntax.value_open:
+            return _Kind.KEY if not self._is_guided and self._may_follow(self._key_of(text)) else None
         for opening, closes, kind in self._named:
             if text.startswith(opening) and any(
                 text.endswith(c) and self._syntax.head(text[len(opening) : -len(c)]) for c in closes
@@ -179,6 +209,10 @@ class ValueEnd:
     def _may_become_tag(self, text: str) -> bool:
         if any(tag.startswith(text) for tag in self._fixed) or self._is_damaged(text):
             return True
+        if text[0] != "<":
+            key, tag, rest = text.partition("<")
+            return _BARE_KEY.fullmatch(key) is not None and self._syntax.key_close.startswith(tag + rest)
+        text = self._without_repeats(text)
         return any(
             opening.startswith(text) or (text.startswith(opening) and _is_name(text[len(opening) :], closes))
             for opening, closes, _ in self._named
@@ -191,8 +225,35 @@ class ValueEnd:
             return False
         return not any(char in "<>" or char.isspace() for char in text[len(start) :])
 
-    def _key(self, tag: _Piece) -> str:
-        key = tag.text.removeprefix(self._syntax.key_open).removesuffix(self._syntax.key_close)
+    def _without_repeats(self, text: str) -> str:
+        """Returns the text without repeated opening tags at its start."""
+        opening = self._syntax.key_open
+        if self._syntax.value_open and not self._is_guided:
+            while text.startswith(opening) and text[len(opening) :].lstrip().startswith("<"):
+                rest = text[len(opening) :].lstrip()
+                if not opening.startswith(rest[: len(opening)]):
+                    break
+                text = rest
+        return text
+
+    def _without_bracket(self, text: str) -> _Kind | None:
+        """Returns the kind of a closing tag that lacks its last bracket; None if the text is none."""
+        return self._fixed.get(text + ">") if text.startswith("</") and not self._is_guided else None
+
+    def _bare_key(self, text: str) -> str:
+        return text.removesuffix(self._syntax.key_close).strip()
+
+    def _complete(self, kind: _Kind, text: str) -> str:
+        """Returns a tag as its format has it."""
+        if kind is _Kind.KEY and text[0] != "<":
+            return self._syntax.key_open + text
+        if kind is _Kind.KEY:
+            text = self._without_repeats(text)
+            return text[:-1] + self._syntax.key_close if text[-1] == "\n" else text
+        return text[:-1] + ">" if text[-1].isspace() and kind in _ENDS else ""
+
+    def _key_of(self, text: str) -> str:
+        key = text.removeprefix(self._syntax.key_open).removesuffix(self._syntax.key_close)
         head = self._syntax.head(key.removesuffix(self._syntax.value_open))
         return "" if head is None else head.name
 
@@ -237,10 +298,10 @@ class ValueEnd:
         self._take_space()
         space, tag = "".join(piece.text for piece in self._pieces[:at]), self._pieces[at]
         is_close = tag.kind in _CLOSES
-        self.unread = "".join(piece.text for piece in self._pieces[at + is_close :])
+        self.unread = "".join(piece.read_as or piece.text for piece in self._pieces[at + is_close :])
         self._pieces.clear()
         if tag.kind is _Kind.VALUE_CLOSE:
-            return space.removesuffix("\n") if self._syntax.trims_line_ends else space
+            return without_line_end(space) if self._syntax.trims_line_ends else space
         return (
             space.rpartition("\n")[0] if "\n" in space else space
         )  # the line end before the next tag belongs to the format
@@ -253,7 +314,11 @@ class ValueEnd:
             return _Verdict.TEXT
         if tag.kind in _ENDS:
             return self._end_judged([tag, *following], is_end)
-        if tag.kind is _Kind.KEY and not self._num_nested and self._may_follow(self._key(tag)):
+        if (
+            tag.kind is _Kind.KEY
+            and not self._num_nested
+            and self._may_follow(self._key_of(tag.read_as or tag.text))
+        ):
             return _Verdict.ENDS
         return _Verdict.TEXT
 
@@ -267,7 +332,7 @@ class ValueEnd:
             is_own = close.kind is _Kind.VALUE_CLOSE and not self._num_nested
             return _Verdict.ENDS if is_own else _Verdict.TEXT
         if tag.kind is _Kind.KEY and self._num_nested:
-            return _Verdict.ENDS if self._may_follow(self._key(tag)) else _Verdict.TEXT
+            return _Verdict.ENDS if self._may_follow(self._key_of(tag.read_as or tag.text)) else _Verdict.TEXT
         return self._end_judged(following, is_end) if self._num_nested else _Verdict.ENDS
 
     def _end_judged(self, tags: Sequence[_Piece], is_end: bool) -> _Verdict:
@@ -284,8 +349,14 @@ class ValueEnd:
         return _Verdict.ENDS if is_next_call else _Verdict.TEXT
 
 
+def without_line_end(text: str) -> str:
+    return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text
+
+
 def _is_name(text: str, closes: Sequence[str]) -> bool:
     """Returns whether the text may begin a name followed by one of its closing tags."""
+    if closes[0].startswith("<"):
+        text = text.lstrip()
     name, rest = _NAME.fullmatch(text).groups()  # type: ignore[union-attr]  # it matches every text
     if rest[:1] == "\n" and not closes[0].startswith("<"):
         return False

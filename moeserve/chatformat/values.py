@@ -50,7 +50,7 @@ class ValueReader:
         """Returns the JSON that is now certain."""
         if text and self._trims:
             self._trims = False
-            text = text.removeprefix("\n")
+            text = text.removeprefix("\r\n" if text.startswith("\r") else "\n")
         if self._is_string:
             return escaped(text)
         self._text.append(text)

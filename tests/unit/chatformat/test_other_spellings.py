@@ -147,3 +147,77 @@ def test_a_name_that_is_offered_or_means_no_tool_is_unchanged() -> None:
 )
 def test_values_in_pythons_and_in_quotes(written: str, kind: str, value: Any) -> None:
     assert value_of_text(written, frozenset({kind})) == value
+
+
+# ---- tags that are missing, repeated or cut short (vllm#47190, vllm#54971, llama.cpp#27720)
+
+M2_KEY: Final = '<parameter name="b">'
+DEEPSEEK: Final = call("deepseek_v31", XY)
+HARMONY: Final = harmony("functions.f")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        # the tag before a key
+        ("glm45", GLM.replace("<tool_call>f\n<arg_key>a", "<tool_call>fa")),
+        ("glm45", GLM.replace("<tool_call>f\n<arg_key>a", "<tool_call>f a")),
+        ("glm45", GLM.replace("<arg_key>b", "b")),
+        ("glm45", GLM.replace("<arg_key>", "<arg_key>\n ")),
+        ("glm45", GLM.replace("<arg_key>", "<arg_key><arg_key>")),
+        ("glm45", GLM.replace("</arg_key>", "</arg_key></arg_key>")),
+        ("glm45", GLM.replace("\n", "\r\n")),
+        ("glm45", GLM.removesuffix(">")),
+        ("hy_v3", call("hy_v3", XY).replace("<arg_key:opensource>b", "b")),
+        # a bracket
+        ("qwen3_coder", CODER.replace("</function>", "</function")),
+        ("qwen3_coder", CODER.replace("<parameter=b>", "<parameter=b")),
+        ("qwen3_coder", CODER.replace("<parameter=a>", "<parameter=a")),
+        ("qwen3_coder", CODER.replace("\n", "\r\n")),
+        ("minimax_m2", M2.replace("</invoke>", "</invoke")),
+        ("deepseek_v4", call("deepseek_v4", XY).replace("invoke>", "invoke")),
+        # the block's tags, repeated ones
+        ("hy_v3", call("hy_v3", XY).replace("<tool_calls:opensource>\n", "")),
+        ("hy_v3", call("hy_v3", XY).replace("</tool_call:opensource>", "</tool_call:opensource>" * 2)),
+        ("minimax_m3", M3.replace(f"{MARK}<tool_call>\n", "")),
+        ("minimax_m3", M3.replace('<invoke name="f">', f'<invoke name="f">{MARK}<invoke name="f">')),
+        ("minimax_m3", M3.replace(f"{MARK}</a>", "")),
+        ("minimax_m3", M3.replace(f"{MARK}</a>", f"{MARK}</a>" * 2)),
+        ("minimax_m3", M3.replace(f"{MARK}</invoke>", f"{MARK}</invoke>" * 2)),
+        ("gemma4", "<|tool_call>" + call("gemma4", XY)),
+        ("gemma4", call("gemma4", XY).replace('a:<|"|>', "a:")),
+        ("lfm2", "<|tool_call_start|>" + call("lfm2", XY)),
+        ("mistral", "[TOOL_CALLS]" + call("mistral", XY)),
+        ("mistral_json", "[TOOL_CALLS]" + call("mistral_json", XY)),
+        # what stands between a name and its arguments
+        ("kimi_k2", kimi("functions.f:0").replace("<|tool_call_argument_begin|>", "")),
+        ("kimi_k2", kimi("\n functions.f:0")),
+        ("deepseek_v31", DEEPSEEK.replace("<｜tool▁sep｜>", "")),
+        ("deepseek_v31", DEEPSEEK.replace("begin｜>f", "begin｜>\nf")),
+        ("harmony", HARMONY.replace("<|message|>", "")),
+        ("harmony", HARMONY.replace("<|channel|>", "")),
+    ],
+)
+def test_tags_that_are_missing_repeated_or_cut_short(name: str, text: str) -> None:
+    assert text != call(name, XY)
+    assert read(name, text) == ONE
+
+
+def test_tags_that_are_missing_or_cut_short_in_prose() -> None:
+    """What looks like them is text."""
+    for name, text in (
+        ("glm45", "<tool_call>f and a thing</tool_call>"),
+        ("glm45", "<tool_call>fz</arg_key>"),
+        ("qwen3_coder", "<function=f> is a tag\n</function"),
+        ("hy_v3", "<tool_call:opensource>\nis a tag"),
+    ):
+        assert read(name, text) == Answer(text)
+    value = "x</arg_value>\nb</arg_value> and c</arg_key> </function\n"
+    assert read("glm45", call("glm45", {"a": value})).calls == [("f", {"a": value})]
+
+
+def test_gpt_oss_headers_that_have_no_message() -> None:
+    assert read("harmony", "<|channel|>commentary to=functions.now<|message|>").calls == [("now", {})]
+    assert read("harmony", "<|channel|>The answer is 5.") == Answer("The answer is 5.")
+    assert read("harmony", '<|channel|>commentary to=assistant<|message|>{"n": 1}') == Answer('{"n": 1}')
+    assert read("harmony", "<|channel|>final") == Answer()
