@@ -7,7 +7,7 @@ not from looping or allocating without end: a server renders with `renderer.Chat
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -140,8 +140,23 @@ def _tojson(
 ) -> str:
     """Plain JSON; jinja's own filter escapes HTML."""
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=_plain,
     )
+
+
+def _plain(value: Any) -> Any:
+    """Returns the list that `map` and `select` yield, and null for an undefined variable, as llama.cpp's templates
+    expect. Raises TypeError for anything else that JSON cannot express."""
+    if isinstance(value, jinja2.Undefined):
+        return None
+    if isinstance(value, Generator):
+        return list(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _raise_exception(message: object) -> NoReturn:

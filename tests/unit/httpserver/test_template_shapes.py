@@ -291,3 +291,65 @@ def test_instructions_and_a_developer_message_both_count(first_only: HttpServer)
         return int(first_only.post("/v1/responses/input_tokens", body).json()["input_tokens"])
 
     assert tokens({"role": "developer", "content": "BETA BETA BETA"}) > tokens()
+
+
+_NEEDS_IDS: Final = _turns(  # Solar
+    "messages",
+    "<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}[{{ 'call ' + c.id }} "
+    "{{ c.function.arguments | tojson }}]{% endfor %}"
+    "{% if m.role == 'tool' %}{{ 'of ' + m.tool_call_id }}{% endif %}\n",
+)
+
+
+def test_calls_without_ids_get_ids_where_a_template_needs_them() -> None:
+    calls = [{"type": "function", "function": one["function"]} for one in (CALL, OTHER)]
+    results = [{"role": "tool", "content": one["content"]} for one in reversed(RESULTS)]
+    shapes, _ = shaped(_NEEDS_IDS)
+    text = rendered(_NEEDS_IDS, [USER, ASKS | {"tool_calls": calls}, *results], None, shapes.plain)
+    assert "call call_1_0" in text
+    assert "of-the-callof call_1_0" in text
+    assert "of-the-otherof call_1_1" in text
+    assert shaped(SHAPES["every message"])[0].plain.gives_ids is False
+
+
+class _Renderer:
+    """A template in this process, as `ChatFormats.probed` asks for it."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+
+    def source_for(self, tools: Tools) -> str:
+        return self.source
+
+    def render_now(self, messages: Conversation, tools: Tools = None, kwargs: Any = None) -> str:
+        return ChatTemplate(self.source, {}).render(copy.deepcopy(messages), tools=tools, **(kwargs or {}))
+
+
+_UNDESCRIBED: Final = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+def test_tools_without_a_description_where_a_template_needs_one() -> None:
+    source = "{% for t in tools or [] %}{{ 'of ' + t.function.description }}{% endfor %}" + _turns("messages")
+    formats = ChatFormats().probed(_Renderer(source))  # type: ignore[arg-type]
+    _, tools = formats.for_template([USER], [_UNDESCRIBED], source)
+    assert tools == [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
+    lenient = "{{ tools | tojson }}" + _turns("messages")
+    formats = ChatFormats().probed(_Renderer(lenient))  # type: ignore[arg-type]
+    assert formats.for_template([USER], [_UNDESCRIBED], lenient)[1] == [_UNDESCRIBED]
+
+
+def test_tools_that_are_shown_beside_a_user_only() -> None:  # Mistral
+    source = (
+        "{% if messages | selectattr('role', 'eq', 'user') | list %}{{ tools | tojson }}{% endif %}"
+        + _turns("messages")
+    )
+    tool = {"type": "function", "function": {"name": "f", "description": "of-the-tool"}}
+    shapes, _ = shaped(source)
+    assert "of-the-tool" in rendered(source, [{"role": "system", "content": "x"}], [tool], shapes.with_tools)
+    assert shapes.plain == TemplateShape()
+
+
+def test_what_llama_cpps_templates_write_as_json() -> None:
+    source = "{{ tools | map(attribute='function') | tojson }}{{ nothing | tojson }}"
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert ChatTemplate(source, {}).render([USER], tools=tools) == '[{"name": "f"}]null'

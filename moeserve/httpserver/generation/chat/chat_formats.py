@@ -18,7 +18,7 @@ from moeserve.grammar.spec import ArgumentTags, CallForm, Piece
 from moeserve.httpserver.generation.chat import template_input
 from moeserve.httpserver.generation.chat.channels import Channels
 from moeserve.httpserver.generation.chat.template_efforts import TemplateEfforts, efforts_of
-from moeserve.httpserver.generation.chat.template_probe import shapes_of
+from moeserve.httpserver.generation.chat.template_probe import fails_without_description, shapes_of
 from moeserve.httpserver.generation.chat.template_shape import Conversation, Shapes, TemplateShape
 from moeserve.httpserver.generation.chat.thinking_tokens import ThinkingTokens
 from moeserve.tokenizer.renderer import ChatRenderer
@@ -45,6 +45,7 @@ class ChatFormats:
     call_end: int | None = None  # ends one call; None if that takes several tokens
     channels: Channels | None = None  # gpt-oss's format, which replaces all the others
     shapes: Shapes = field(default_factory=Shapes)  # the template's shapes
+    needs_descriptions: bool = False  # the template fails on a tool without a description
     efforts: TemplateEfforts = field(
         default_factory=TemplateEfforts
     )  # the template's words of reasoning effort
@@ -81,9 +82,11 @@ class ChatFormats:
         if tools and self._describes_tools(template):
             assert self.tools is not None
             messages = template_input.with_tools(messages, tools, self.tools.guided)
+        if tools and (self.needs_descriptions or self.channels is not None):
+            tools = template_input.described(tools)
         messages = (self.shapes.with_tools if tools else self.shapes.plain).fitted(messages)
         if self.channels is not None:
-            return template_input.for_harmony(messages), tools and template_input.described(tools)
+            return template_input.for_harmony(messages), tools
         if self.tools is not None and self.tools.takes_text_arguments:
             messages = template_input.for_deepseek(messages, template)
         if self.tools is not None and self.tools.call_id is not None:
@@ -107,11 +110,14 @@ class ChatFormats:
         if renderer.source is None:
             return self
         shapes, missed = shapes_of(render)
+        needs_descriptions = fails_without_description(render, shapes.with_tools)
+        if needs_descriptions:
+            missed.append("tools without a description (get an empty one)")
         if missed:
             log.info("the chat template does not show as they come: %s", "; ".join(missed))
         example = [{"role": "user", "content": "Hi"}]
         efforts = efforts_of(renderer.source, lambda kwargs: renderer.render_now(example, kwargs=kwargs))
-        return replace(self, shapes=shapes, efforts=efforts)
+        return replace(self, shapes=shapes, efforts=efforts, needs_descriptions=needs_descriptions)
 
 
 def formats_of(config: ServerConfig, tokenizer: TextTokenizer, *templates: str) -> ChatFormats:

@@ -272,7 +272,7 @@ class ToolCallMessage(RequestModel):
 
     def for_template(self) -> dict[str, Any]:
         call = {"name": self.function.name, "arguments": arguments_for_template(self.function.arguments)}
-        return {"id": self.id, "type": "function", "function": call}
+        return {"type": "function", "function": call} | ({"id": self.id} if self.id else {})
 
 
 class CustomCall(RequestModel):
@@ -290,7 +290,7 @@ class CustomCallMessage(RequestModel):
 
     def for_template(self) -> dict[str, Any]:
         call = {"name": self.custom.name, "arguments": {INPUT: self.custom.input}}
-        return {"id": self.id, "type": "function", "function": call}
+        return {"type": "function", "function": call} | ({"id": self.id} if self.id else {})
 
 
 ChatToolCall = Annotated[

@@ -61,7 +61,7 @@ def with_ids(messages: Sequence[dict[str, Any]], call_id: Callable[[str, int], s
 
 
 def described(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the tools, each with a description, which gpt-oss's template requires."""
+    """Returns the tools, each with a description, which some templates require."""
     return [{**tool, "function": {"description": ""} | tool["function"]} for tool in tools]
 
 

@@ -12,11 +12,12 @@ from moeserve.httpserver.generation.chat.template_shape import Conversation, Sha
 from moeserve.tokenizer.errors import TemplateError, TemplateTimeout
 
 _ROLES: Final = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}
+_DESCRIPTION: Final = "Looks a text up."
 _TOOL: Final[dict[str, Any]] = {
     "type": "function",
     "function": {
         "name": "look_up",
-        "description": "Looks a text up.",
+        "description": _DESCRIPTION,
         "parameters": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]},
     },
 }
@@ -30,7 +31,8 @@ class _Repair:
     """A change to conversations that a template would not show completely.
 
     `places` lists such conversations, one letter a message: S system, U user, A assistant, T tool; C is an assistant
-    with one call, P with two (c and p: with a text beside them); B is a call whose arguments are no object."""
+    with one call, P with two (c and p: with a text beside them); B is a call whose arguments are no object; N is a call
+    without an id."""
 
     what: str  # what the template does not show, for the log
     places: str
@@ -51,6 +53,7 @@ _REPAIRS: Final = (
     _Repair("system messages", "SU SUAU", "are shown as a user's", ({"systems": "dropped"},)),
     _Repair("a second system message", "SSU SSSUAU", "is joined to the first", ({"joins_systems": True},)),
     _Repair("calls", "UCTU UCTAU", "are shown as text", ({"writes_calls": True},)),
+    _Repair("calls without ids", "UNTU UNT", "get ids", ({"gives_ids": True},)),
     _Repair("arguments that are no object", "UBTU UBT", "are shown as one", ({"needs_objects": True},)),
     _Repair("several calls at once", "UPTTU", "are shown one after another", ({"splits_calls": True},)),
     _Repair(
@@ -81,13 +84,35 @@ def shapes_of(render: Render) -> tuple[Shapes, list[str]]:
     return Shapes(plain, with_tools), [*dict.fromkeys(found + found_with_tools)]
 
 
+def fails_without_description(render: Render, shape: TemplateShape) -> bool:
+    """Returns whether the template renders tools only if each has a description."""
+
+    def fails(tool: dict[str, Any]) -> bool:
+        try:
+            render([{"role": "user", "content": "Hi"}], [tool], shape)
+        except TemplateError:
+            return True
+        return False
+
+    function = {name: value for name, value in _TOOL["function"].items() if name != "description"}
+    return fails({**_TOOL, "function": function}) and not fails(_TOOL)
+
+
 def _shape(render: Render, tools: Tools) -> tuple[TemplateShape, list[str]]:
     def missed(shape: TemplateShape, places: str) -> set[str]:
-        return {place for place in places.split() if not _is_shown(place, lambda c: render(c, tools, shape))}
+        def is_shown(place: str) -> bool:
+            return _is_shown(place, lambda c: render(c, tools, shape), wanted)
 
+        return {place for place in places.split() if not is_shown(place)}
+
+    wanted = ""
     shape, found = TemplateShape(), list[str]()
     if missed(shape, "U"):
         return shape, found
+    if tools:
+        wanted = _DESCRIPTION
+        if missed(shape, "U"):  # the template shows no tools
+            wanted = ""
     for repair in _REPAIRS:
         before = missed(shape, repair.places)
         if not before:
@@ -102,7 +127,8 @@ def _shape(render: Render, tools: Tools) -> tuple[TemplateShape, list[str]]:
     return shape, found
 
 
-def _is_shown(place: str, render: Callable[[Conversation], str]) -> bool:
+def _is_shown(place: str, render: Callable[[Conversation], str], wanted: str) -> bool:
+    """wanted: a text beside the conversation's that must be shown."""
     marks = _Marks()
     conversation = [*marks.conversation(place)]
     try:
@@ -111,7 +137,7 @@ def _is_shown(place: str, render: Callable[[Conversation], str]) -> bool:
         raise
     except TemplateError:
         return False
-    return all(mark in text for mark in marks.given)
+    return wanted in text and all(mark in text for mark in marks.given)
 
 
 class _Marks:
@@ -123,15 +149,19 @@ class _Marks:
     def conversation(self, place: str) -> Iterator[dict[str, Any]]:
         calls: list[Mapping[str, Any]] = []
         for letter in place:
-            if letter in "CcPpB":
+            if letter in "CcPpBN":
                 calls = [self._call(letter == "B") for _ in range(2 if letter in "Pp" else 1)]
+                if letter == "N":
+                    calls = [{name: value for name, value in one.items() if name != "id"} for one in calls]
                 text = self._mark() if letter.islower() else ""
                 yield {"role": "assistant", "content": text, "tool_calls": [*calls]}
                 continue
             message = {"role": _ROLES[letter], "content": self._mark()}
             if letter == "T":
-                call_id = calls.pop(0)["id"] if calls else "call_0123456789abcdef"
-                message |= {"name": _TOOL["function"]["name"], "tool_call_id": call_id}
+                call_id = calls.pop(0).get("id") if calls else "call_0123456789abcdef"
+                message |= {"name": _TOOL["function"]["name"]} | (
+                    {"tool_call_id": call_id} if call_id else {}
+                )
             yield message
 
     def _call(self, is_cut_off: bool = False) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class TemplateShape:
     writes_calls: bool = False  # calls become text, and their results user messages
     moves_lone_results: bool = False  # a tool's result without a call becomes a user message
     needs_objects: bool = False  # arguments that are no JSON object become one
+    gives_ids: bool = False  # calls without an id, and their results, get one
 
     def fitted(self, messages: Sequence[Message]) -> Conversation:
         """Returns the conversation in a form that the template shows completely. No message is changed in place."""
@@ -50,6 +51,7 @@ class TemplateShape:
         """Yields the changes in order, each with a bool that says whether it applies. A later change applies to the
         result of the earlier ones."""
         yield self.needs_objects, _arguments_as_objects
+        yield self.gives_ids, _with_all_ids
         yield self.writes_calls, _calls_written
         yield self.moves_lone_results, _lone_results_moved
         yield self.systems == "dropped", _systems_as_users
@@ -208,6 +210,26 @@ def _rows_joined(messages: Conversation, is_of_row: Callable[[Message], bool]) -
 def _arguments_as_objects(messages: Conversation) -> Conversation:
     return [message | {"tool_calls": _with_objects(message["tool_calls"])} if message.get("tool_calls") else message
             for message in messages]  # fmt: skip
+
+
+def _with_all_ids(messages: Conversation) -> Conversation:
+    """Gives each call without an id one, and each result without an id that of the next call."""
+    given: Conversation = []
+    waiting: list[Any] = []
+    for number, message in enumerate(messages):
+        if calls := message.get("tool_calls"):
+            calls = [
+                call if call.get("id") else {**call, "id": f"call_{number}_{at}"}
+                for at, call in enumerate(calls)
+            ]
+            message = message | {"tool_calls": calls}
+            waiting = [call["id"] for call in calls]
+        elif message["role"] == "tool":
+            if not message.get("tool_call_id") and waiting:
+                message = message | {"tool_call_id": waiting[0]}
+            waiting = [one for one in waiting if one != message.get("tool_call_id")]
+        given.append(message)
+    return given
 
 
 def _with_objects(calls: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
