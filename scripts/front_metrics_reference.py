@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import cast
 
 from prometheus_client import Metric as Family
@@ -21,7 +23,8 @@ def front_metrics() -> Iterator[str]:
         "## Several models",
         "",
         "A server with [several models](../how-to/serve-several-models.md) has these; the models' own metrics are at",
-        "`/metrics?model=NAME`.",
+        "`/metrics?model=NAME`. If the front process is lost, its counters go on where the last scrape or heartbeat",
+        "has seen them; heartbeats come four times within `--step-timeout`.",
         "",
         "| metric | kind | meaning |",
         "|---|---|---|",
@@ -38,6 +41,7 @@ def front_families() -> list[Family]:
     pool = ModelPool(
         [served], cast(Surroundings, None), Memory(0), load_timeout=1.0, idle_limit=None, max_waiting=1
     )
-    text = FrontMetrics(pool).render()[0].decode()
+    with TemporaryDirectory() as folder:
+        text = FrontMetrics(pool, Path(folder)).render()[0].decode()
     found = text_string_to_metric_families(text)
     return [family for family in found if family.name.startswith("moeserve:")]

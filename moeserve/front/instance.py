@@ -70,7 +70,7 @@ class ServerInstance(Instance):
             self._child = Child.spawn("model", MODULE, paths, variables=variables)
         except OSError as error:
             raise LoadFailed(str(error)) from error
-        self.is_answering = True
+        self.is_answering = self.died_by_itself = True
         self._probe_s = min(PROBE_S, beat_interval(model.served.config))
         self._most_silent_s = MOST_SILENCES * longest_silence(model.served.config.step_timeout)
         self._watching: asyncio.Task[None] | None = None
@@ -112,6 +112,7 @@ class ServerInstance(Instance):
 
     def _on_end(self) -> None:
         self._loop.remove_reader(self._child.descriptor)
+        self.died_by_itself = self._child.died_by_itself
         self._ended.set()
 
     async def until_ready(self, tell: Callable[[str, float], None]) -> None:

@@ -24,8 +24,7 @@ FIRST_BACKOFF_S: Final = 5.0  # wait after a failed load; doubles with each furt
 MAX_BACKOFF_S: Final = 300.0
 MAX_DOUBLINGS: Final = 10
 SHORT_LIFE_S: Final = 30.0  # a server that ends by itself this soon after its load has crashed
-# Crashes in a row that count as a failed load. After fewer the waiting requests get the next server at once: a kill is
-# rarely the model's fault.
+# Crashes in a row that count as a failed load. After fewer the waiting requests get the next server at once.
 MOST_CRASHES: Final = 2
 
 log = logging.getLogger(__name__)
@@ -262,7 +261,7 @@ class ModelLives:
             loading.result()
         except LoadFailed as error:
             if error.is_crash:
-                self._crashed(model, f"its server ended during its load: {error}")
+                self._crashed(model, instance, f"its server ended during its load: {error}")
             else:
                 self._failed(model, str(error))
             return False
@@ -286,15 +285,16 @@ class ModelLives:
             cause = ended.result()
             log.error("the server of %s has ended: %s", model.name, cause)
             if self._clock() - model.loaded_at < SHORT_LIFE_S:
-                self._crashed(model, f"its server has ended soon after its load: {cause}")
+                self._crashed(model, instance, f"its server has ended soon after its load: {cause}")
             else:
                 model.crashes = 0
         elif self._clock() - model.loaded_at >= SHORT_LIFE_S:
             model.crashes = 0
 
-    def _crashed(self, model: PooledModel, reason: str) -> None:
-        model.crashes += 1
-        if model.crashes >= MOST_CRASHES:
+    def _crashed(self, model: PooledModel, instance: Instance, reason: str) -> None:
+        # A kill from outside is not the model's fault, however often it comes.
+        model.crashes += instance.died_by_itself
+        if instance.died_by_itself and model.crashes >= MOST_CRASHES:
             model.failures = model.crashes - MOST_CRASHES
             self._failed(model, reason)
         else:

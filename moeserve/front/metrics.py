@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, disable_created_metrics
@@ -15,9 +16,11 @@ from moeserve.front.pool import ModelPool
 from moeserve.front.pooled_model import PooledModel
 from moeserve.front.schedule import State
 from moeserve.httpserver.batches.runner import BatchCounts
+from moeserve.httpserver.observability.kept_counters import KeptCounters
 from moeserve.messages.refusal import Refusal
 
 LABELS: Final = ("model_name",)
+KEPT_FILE: Final = "front-counters.json"  # in the runtime directory
 _COUNTERS: Final = {
     "loads": ("Loads of the model that worked.", "num_loads"),
     "load_failures": ("Loads of the model that failed.", "num_failures"),
@@ -33,35 +36,39 @@ _COUNTERS: Final = {
 
 
 class FrontMetrics(BatchCounts):
-    def __init__(self, pool: ModelPool) -> None:
+    def __init__(self, pool: ModelPool, directory: Path) -> None:
+        """directory: a file in it keeps the counters for the front process after this one."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
+        counted = CollectorRegistry(auto_describe=False)
+        counted.register(PoolCollector(pool))
+        self._kept = KeptCounters(counted, directory / KEPT_FILE)
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(PoolCollector(pool))
+        self._registry.register(self._kept)
         ProcessCollector(registry=self._registry)
         self._answers = Counter(
             "moeserve:front_http_requests",
             "HTTP requests that the front answered or passed on, by method, handler (route) and status.",
             ("method", "handler", "status"),
-            registry=self._registry,
+            registry=counted,
         )
         refused = Counter(
             "moeserve:front_request_refusals",
             "HTTP requests that the front refused, by reason.",
             ("reason",),
-            registry=self._registry,
+            registry=counted,
         )
         self._refused = {reason: refused.labels(reason) for reason in Refusal}
         batch_requests = Counter(
             "moeserve:front_batch_requests",
             "Requests of batches that were answered, by outcome: succeeded or errored.",
             ("outcome",),
-            registry=self._registry,
+            registry=counted,
         )
         self._batch_requests = {one: batch_requests.labels(one) for one in ("succeeded", "errored")}
         self._batch_requests_left = Gauge(
             "moeserve:front_batch_requests_left",
             "Requests of batches that are not answered yet.",
-            registry=self._registry,
+            registry=counted,
         )
 
     def answered(self, method: str, handler: str, status: int) -> None:
@@ -75,6 +82,10 @@ class FrontMetrics(BatchCounts):
 
     def batch_requests_left(self, count: int) -> None:
         self._batch_requests_left.set(count)
+
+    def keep(self) -> None:
+        """Writes the counters to the file. Each rendering does so too."""
+        self._kept.keep()
 
     def render(self) -> tuple[bytes, str]:
         """Returns the exposition text and its content type."""

@@ -20,7 +20,7 @@ class LoadFailed(Exception):
     """A model cannot be loaded; the message is the reason, for clients and the log."""
 
     def __init__(self, reason: str, *, is_crash: bool = False) -> None:
-        """is_crash: its server ended without saying why."""
+        """is_crash: its server ended by itself, without saying why."""
         super().__init__(reason)
         self.is_crash = is_crash
 
@@ -29,6 +29,7 @@ class Instance(Protocol):
     """One model's running server."""
 
     is_answering: bool  # False while it answers nothing, because a process of it is stopped or lost
+    died_by_itself: bool  # of a server that has ended: False if it was killed or stopped from outside
 
     @abstractmethod
     async def until_ready(self, tell: Callable[[str, float], None]) -> None:

@@ -69,7 +69,8 @@ async def serve(process: Process) -> None:
     shared = process.paths.shared_directory
     folder = shared if front.template.data_dir is None else Path(front.template.data_dir)
     downloaded = DownloadedModels(pool, front, folder)
-    server = Server(pool, config, downloaded, LoadedAdapters(pool, shared), reader)
+    metrics = FrontMetrics(pool, process.paths.directory)
+    server = Server(pool, config, metrics, downloaded, LoadedAdapters(pool, shared), reader)
     await server.run(listeners, process)
 
 
@@ -88,6 +89,7 @@ class Server(uvicorn.Server):
         self,
         pool: ModelPool,
         config: ServerConfig,
+        metrics: FrontMetrics,
         downloaded: DownloadedModels,
         adapters: LoadedAdapters,
         reader: NeedsReader,
@@ -97,7 +99,7 @@ class Server(uvicorn.Server):
         self._front = config
         self._reader = reader
         self._keys = ApiKeys.from_config(config)
-        self._metrics = FrontMetrics(pool)
+        self._metrics = metrics
         store = open_store(config)
         self._app = FrontApplication(pool, config, self._keys, self._metrics, downloaded, adapters, store)
         self._batches: asyncio.Task[None] | None = None
@@ -157,7 +159,7 @@ class Server(uvicorn.Server):
         await self._listening.wait()
         url = url_of(listeners.api[0], "https" if self.config.is_ssl else "http")
         process.ready(url=url)
-        self._beating = asyncio.create_task(_beat(process))
+        self._beating = asyncio.create_task(_beat(process, self._metrics))
         await hold_models_lock(process.paths.shared_directory)
         self._reader.ram = ram = _ram_budget(self._front)
         self._pool.budget = Memory(ram)
@@ -238,9 +240,11 @@ class Server(uvicorn.Server):
                 model.instance.reload_keys()
 
 
-async def _beat(process: Process) -> None:
-    """Tells the launcher regularly that the event loop is alive, and resumes it if it was stopped."""
+async def _beat(process: Process, metrics: FrontMetrics) -> None:
+    """Tells the launcher regularly that the event loop is alive, resumes it if it was stopped, and keeps the
+    counters."""
     while True:
         process.heartbeat()
         process.launcher.resume_stopped()
+        metrics.keep()
         await asyncio.sleep(beat_interval(process.config))

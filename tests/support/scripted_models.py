@@ -38,6 +38,7 @@ class ScriptedInstance(Instance):
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     cause: str = ""
     is_answering: bool = True
+    died_by_itself: bool = True
 
     async def until_ready(self, tell: Callable[[str, float], None]) -> None:
         tell("weights", 0.0)
@@ -59,8 +60,8 @@ class ScriptedInstance(Instance):
         await asyncio.sleep(self.script.stop_s)
         self.world.loaded.remove(self.model.name)
 
-    def die(self, cause: str) -> None:
-        self.cause = cause
+    def die(self, cause: str, *, by_itself: bool = True) -> None:
+        self.cause, self.died_by_itself = cause, by_itself
         self.ended.set()
 
 

@@ -37,6 +37,7 @@ class SocketInstance(ServerInstance):
         self.life = life
         self.requests: list[bytes] = []
         self.secret = "secret"
+        self.died_by_itself = True
         self._path = path
         self._ended = asyncio.Event()
         self._connect(path)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from moeserve.front.lives import FIRST_BACKOFF_S, SHORT_LIFE_S
+from moeserve.front.lives import FIRST_BACKOFF_S, MOST_CRASHES, SHORT_LIFE_S
 from moeserve.httpserver.transport.errors import ApiError
 from tests.support.pool_runs import request, run
 from tests.support.scripted_models import Script, ScriptedInstance, pool_of
@@ -122,9 +122,27 @@ def test_a_server_that_dies_at_once_again_and_again_is_not_started_without_end()
     assert world.history == ["a"] * 5
 
 
-def test_a_server_that_is_killed_during_its_load_is_started_again_once() -> None:
+def test_a_server_that_is_killed_from_outside_again_and_again_is_started_each_time() -> None:
     clock = Clock()
-    script = Script(failure="signal 9, Killed", is_crash=True)
+    pool, world = pool_of(clock, 1, a=Script())
+
+    async def work() -> None:
+        for _ in range(MOST_CRASHES + 2):
+            await request(pool, "a")
+            instance = pool.find("a").instance
+            assert isinstance(instance, ScriptedInstance)
+            instance.die("signal 9, Killed", by_itself=False)
+            await asyncio.sleep(0.5)
+        await request(pool, "a")
+
+    run(clock, pool, work())
+    assert world.history == ["a"] * (MOST_CRASHES + 3)
+    assert pool.find("a").num_failures == 0
+
+
+def test_a_server_that_crashes_during_its_load_is_started_again_once() -> None:
+    clock = Clock()
+    script = Script(failure="signal 11, Segmentation fault", is_crash=True)
     pool, world = pool_of(clock, 1, a=script)
 
     async def work() -> ApiError:
@@ -135,13 +153,13 @@ def test_a_server_that_is_killed_during_its_load_is_started_again_once() -> None
         await asyncio.sleep(SHORT_LIFE_S)
         pool.unload(pool.find("a"))
         await asyncio.sleep(1)
-        script.failure = "signal 9, Killed"
+        script.failure = "signal 11, Segmentation fault"
         with pytest.raises(ApiError) as refused:
             await request(pool, "a")
         return refused.value
 
     error = run(clock, pool, work())
-    assert "ended during its load: signal 9, Killed" in error.message
+    assert "ended during its load: signal 11, Segmentation fault" in error.message
     assert world.history == ["a"] * 4
 
 

@@ -36,9 +36,9 @@ ENDPOINTS: dict[Style, str] = {"openai": "/v1/chat/completions", "anthropic": "/
 class Mortal(BatchServer):
     """Ends over each line whose text is "poison", with all lines that it has then."""
 
-    def __init__(self, pool: ModelPool) -> None:
+    def __init__(self, pool: ModelPool, directory: Path) -> None:
         self.keys = None
-        self.counts = FrontMetrics(pool)
+        self.counts = FrontMetrics(pool, directory)
         self.most_at_once = AT_ONCE
         self.ended_over: list[int] = []  # how many lines it had at each end
         self._apis = ApiTable(APIS)
@@ -121,7 +121,7 @@ async def worked_on(folder: Path, server: Mortal, style: Style, *, until_loss: i
 @pytest.mark.parametrize("style", ["openai", "anthropic"])
 def test_the_line_that_ends_servers_fails_and_the_others_do_not(tmp_path: Path, style: Style) -> None:
     pool, _ = pool_of(Clock(), 1, a=Script())
-    server = Mortal(pool)
+    server = Mortal(pool, tmp_path)
 
     async def work() -> Batch:
         await worked_on(tmp_path, server, style, until_loss=1)
@@ -170,7 +170,7 @@ def test_the_front_tells_a_loss_from_a_server_that_was_not_reached(tmp_path: Pat
     async def ask(*lives: Life) -> Answered:
         pool, world = socket_pool(tmp_path, *lives)
         try:
-            lines = FrontLines(pool, ApiTable(APIS), ApiKeys({}), FrontMetrics(pool), 1)
+            lines = FrontLines(pool, ApiTable(APIS), ApiKeys({}), FrontMetrics(pool, tmp_path), 1)
             asking = asyncio.create_task(lines.answer("/v1/messages", {"model": "a"}, "", ""))
             if lives[0].is_unreachable:
                 await asyncio.sleep(0.05)
