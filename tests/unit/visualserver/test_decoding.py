@@ -264,7 +264,7 @@ def test_a_process_that_was_killed(decoder: PictureDecoder) -> None:
 
 def test_too_long() -> None:
     """A limit of CPU time that no picture keeps."""
-    decoder = PictureDecoder(timeout=0.01)
+    decoder = PictureDecoder(timeout=0.05)
     data = file_of(Image.new("RGB", (5000, 5000)), "PNG")
     with pytest.raises(PictureError, match="takes too long"):
         decoder.decode(data, RULE)
