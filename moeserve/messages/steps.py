@@ -149,6 +149,9 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
     A grammar is sent once, in `grammars` by number, with the first plan that has a sequence of it. The worker keeps it
     until a plan has its number in `dropped_grammars`; sequences that are bound keep what they need.
+
+    `keeps_block`: a next-token block on the CPU keeps up with the texts, so that it can draft. False while that costs
+    more than drafts bring; the block then draws on what it knows until that point.
     """
 
     step: int
@@ -159,6 +162,7 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     forks: list[Fork] = []
     grammars: dict[int, str] = {}
     dropped_grammars: list[int] = []
+    keeps_block: bool = True
 
 
 COSTLY_MASK_MS: Final = 0.1  # 63 rows of 2 ms each would make a step of 5 ms last 126
@@ -209,6 +213,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     draft_read_ms: float = 0.0  # of compute_ms, for which a drafting model read texts before it could draft
     # By index of the plan's rows: those without drafts because the drafting model has not read their texts to the end.
     unread_rows: list[int] = []
+    draft_keep_ms: float = 0.0  # of compute_ms, for which a next-token block kept up with the texts
 
 
 class ExpertUse(msgspec.Struct, frozen=True, tag=True):

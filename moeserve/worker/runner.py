@@ -99,7 +99,8 @@ class Runner:
         self._drafts: DraftRows | None = None
         if drafting is not None:
             drafter = drafting.drafter(self._sequences)
-            self._drafts = DraftRows(self._sequences, drafter, drafting.reading, drafting.most, drafting.late)
+            notes = drafting.reading, drafting.most, drafting.late, drafting.keeping
+            self._drafts = DraftRows(self._sequences, drafter, *notes)
             self._drafting_engine = drafting.engine
             self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder
@@ -229,6 +230,7 @@ class Runner:
             {} if disk is None else disk.failed_rows,
             step.draft_read_ms,
             step.unread_rows,
+            0.0 if self._drafts is None else self._drafts.take_keep_ms(),
         )
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
@@ -244,7 +246,9 @@ class Runner:
         rows, drafted, draft_ms, read_ms = plan.rows, None, 0.0, 0.0
         unread: list[int] = []
         if self._drafts is not None:
-            rows, drafts = self._drafts.place(rows, is_awaited=self._under_way is not None)
+            rows, drafts = self._drafts.place(
+                rows, is_awaited=self._under_way is not None, keeps_block=plan.keeps_block
+            )
             draft_ms, read_ms, unread = self._drafts.draft_ms, self._drafts.read_ms, self._drafts.unread_rows
             # Without drafts, a step that is launched ahead need not wait for the tokens.
             drafted = drafts if any(drafts) or not self.runs_ahead else None

@@ -206,8 +206,8 @@ def test_long_texts_are_read_in_pieces(
     expected, _ = serve(plain, requests, 0)
     place = DraftRows.place
 
-    def note(self: DraftRows, rows: list[Row], *, is_awaited: bool = False) -> tuple[list[Row], list[int]]:
-        placed, drafted = place(self, rows, is_awaited=is_awaited)
+    def note(self: DraftRows, rows: list[Row], **options: bool) -> tuple[list[Row], list[int]]:
+        placed, drafted = place(self, rows, **options)
         assert not any(drafted[at] for at in self.unread_rows)
         noted.append((sum(drafted), self.read_ms, list(self.unread_rows)))
         return placed, drafted

@@ -49,6 +49,20 @@ def test_stored_rows_are_those_that_were_predicted(model: Path) -> None:
     assert torch.equal(stored.logits(39), expected[-1])
 
 
+def test_cleared_rows_are_zero(model: Path) -> None:
+    """Keys, values and the keys of an indexer are; other rows stay as they were."""
+    drafting = Drafting(model, np.random.default_rng(3).integers(5, 600, 12).tolist())
+    block, places = drafting.block, torch.from_numpy(drafting.kv_slots).long()
+    block.store(drafting.rows(1, 12))
+    before = [tensor[places[1:12]].clone() for tensor in block._kv.tensors]
+    assert all(tensor.flatten(1).any(dim=1).all() for tensor in before)
+    block.clear(drafting.kv_slots[4:9])
+    for old, tensor in zip(before, block._kv.tensors, strict=True):
+        assert not tensor[places[4:9]].any()
+        assert torch.equal(tensor[places[1:4]], old[:3])
+        assert torch.equal(tensor[places[9:12]], old[8:])
+
+
 def test_panels_alone_are_scored(model: Path) -> None:
     """The likeliest of their tokens, with its probability among them, for each of several rows."""
     drafting = Drafting(model, np.random.default_rng(3).integers(5, 600, 4).tolist())

@@ -4,6 +4,7 @@ text not on what it drafts."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from moeserve.kv.layout import KvLayout
+from moeserve.router.core.policy.draft_length import DraftLength
 from moeserve.worker.drafts.drafter import Drafter, Wanted
 from moeserve.worker.drafts.next_token_drafter import NextTokenDrafter
 from moeserve.worker.drafts.shortlist import Shortlist
@@ -188,6 +190,34 @@ def test_drafts_from_a_shortlist(runner: Runner, plain: Runner, monkeypatch: pyt
         near = {0, 1} | {token // 32 for token in text}
         assert {token // 32 for token in draft} <= near
     assert any(token >= 64 for _, draft in shown.noted for token in draft)
+
+
+def test_left_and_followed_again(runner: Runner, plain: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the router does not want it, the block neither follows the texts nor drafts; afterwards it does both."""
+    requests = asked(2, runner.ready().vocab_size)
+    expected, _ = serve(plain, requests, 0)
+    plans = itertools.count()
+    monkeypatch.setattr(DraftLength, "keeps_block", property(lambda self: not 4 <= next(plans) < 9))
+    shown = show(runner, whole_texts(requests, expected))
+    rows = runner._drafts
+    assert rows is not None
+    steps: list[tuple[bool, int, float]] = []
+    block = shown.inner._block
+    store, stored = block.store, []
+    monkeypatch.setattr(block, "store", lambda rows: (stored.append(len(rows.token_ids)), store(rows)))
+
+    def note(world: object, number: int) -> None:
+        steps.append((rows._keeping.is_on, len(shown.noted), sum(stored)))
+
+    found, _ = serve(runner, requests, MOST, note)
+    assert found == expected
+    assert {is_on for is_on, *_ in steps} == {True, False}
+    first = next(at for at, (is_on, *_) in enumerate(steps) if not is_on)
+    end = next(at for at in range(first, len(steps)) if steps[at][0])
+    assert steps[end][1:] == steps[first][1:]  # the first of them still drafts from what it knows
+    assert steps[first][1] > 0
+    assert steps[-1][1] > steps[end][1]
+    assert steps[-1][2] > steps[end][2]
 
 
 def test_its_own_drafts(runner: Runner, plain: Runner) -> None:

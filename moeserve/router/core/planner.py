@@ -67,6 +67,7 @@ class Planner:
             scheduled = ScheduledStep(step)
         if scheduled is not None:
             scheduled.pages, scheduled.state_copies = pages, memory.take_copies()
+            scheduled.keeps_block = self._drafts.keeps_block
         return scheduled
 
     def _plan_step(self, step: int, now: float, *, results_awaited: bool) -> ScheduledStep | None:
@@ -87,7 +88,7 @@ class Planner:
     def finished(self, scheduled: ScheduledStep, result: StepResult) -> None:
         """Learns from a finished step: its duration on the worker, and the outcome of its drafts."""
         # A step that compiled kernels is not representative.
-        of_drafts = result.draft_ms + result.draft_wait_ms + result.draft_read_ms
+        of_drafts = result.draft_ms + result.draft_wait_ms + result.draft_read_ms + result.draft_keep_ms
         ms = 0.0 if result.kernels_compiled else result.compute_ms - of_drafts
         allowed = self._observe_drafts(scheduled, result) if scheduled.draft_tokens else 0
         if allowed and not result.kernels_compiled:
@@ -103,6 +104,7 @@ class Planner:
             rows, context = scheduled.num_decode, scheduled.shape.decode_context
             drafting_ms = result.draft_ms + result.draft_wait_ms
             self._drafts.finished(rows, drafted, right, context, drafting_ms, result.draft_read_ms)
+            self._drafts.kept(ms, result.draft_keep_ms)
 
     def _observe_drafts(self, scheduled: ScheduledStep, result: StepResult) -> int:
         """Returns the number of drafts that were allowed for texts that are read."""

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from moeserve.messages.steps import CONTINUES, NewSeq, Row
-from moeserve.worker.drafts.drafter import Drafter, LateDrafts, Reading, Wanted
+from moeserve.worker.drafts.drafter import Drafter, Keeping, LateDrafts, Reading, Wanted
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
@@ -25,14 +25,17 @@ class DraftRows:
         reading: Reading,
         most: int | None = None,
         late: LateDrafts | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
         """reading: the drafter's notes of what it reads. most: drafts of a step; None: as many as the router grants.
-        late: the drafter's notes of drafts that it is still computing; None: it never is."""
+        late: the drafter's notes of drafts that it is still computing; None: it never is. keeping: its notes of what it
+        spends without drafts; None: nothing."""
         self._sequences = sequences
         self._drafter = drafter
         self._reading = reading
         self._most = most
         self._late = LateDrafts() if late is None else late
+        self._keeping = Keeping() if keeping is None else keeping
         self._num_late = 0  # placeholders
         num_slots = len(sequences.num_prompt)
         self._granted = [0] * num_slots
@@ -49,11 +52,14 @@ class DraftRows:
         self.stop_ids[slot] = frozenset(seq.sampling.stop_token_ids)
         self._drafter.bind(slot, seq.namespace)
 
-    def place(self, rows: list[Row], *, is_awaited: bool = False) -> tuple[list[Row], list[int]]:
+    def place(
+        self, rows: list[Row], *, is_awaited: bool = False, keeps_block: bool = True
+    ) -> tuple[list[Row], list[int]]:
         """Drafts tokens for the rows with start CONTINUES and replaces that start by their position, which only the
         worker knows. Returns the completed rows and the number of drafts of each; the draft tokens are written to the
         requests' token tables, or placeholders for them, for which `take_late` waits. is_awaited: the last tokens are
-        still being sampled, so no row gets drafts."""
+        still being sampled, so no row gets drafts. keeps_block: see StepPlan."""
+        self._keeping.is_on = keeps_block
         continuing = [at for at, row in enumerate(rows) if row.start == CONTINUES]
         placed, drafted = list(rows), [0] * len(rows)
         wanted = [self._grant(rows[at]) for at in continuing]
@@ -90,6 +96,11 @@ class DraftRows:
     def late_ms(self) -> float | None:
         """Milliseconds that the step's late drafts took the GPU, after `take_late`; None: none were late."""
         return None if self._late.slot is None else self._late.ms()
+
+    def take_keep_ms(self) -> float:
+        """Returns StepResult.draft_keep_ms since the last call."""
+        ms, self._keeping.ms = self._keeping.ms, 0.0
+        return ms
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
         """Updates the progress after a step was sampled. accepted: int32 [rows], accepted drafts per row."""

@@ -30,6 +30,15 @@ class Reading:
 
 
 @dataclass(slots=True)
+class Keeping:
+    """What the model's own block spends on keeping up with the texts, drafts or not. `DraftRows` writes `is_on` and
+    resets `ms` for each step; the drafter adds to `ms`."""
+
+    is_on: bool = True  # False: the block need not keep up
+    ms: float = 0.0
+
+
+@dataclass(slots=True)
 class LateDrafts:
     """Drafts that a GPU is still computing when the host launches the step that verifies them: their tokens are
     placeholders, as those of `Sequences.expect`. `DraftRows` resets this for each step; the drafter writes it."""

@@ -8,7 +8,7 @@ from typing import Final
 from moeserve.config import Drafts
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
 from moeserve.worker.constraints.slot_guides import Constraints
-from moeserve.worker.drafts.drafter import Drafter, Wanted
+from moeserve.worker.drafts.drafter import Drafter, Keeping, Wanted
 from moeserve.worker.drafts.forced_drafter import ForcedDrafter
 from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY, NextTokenDrafter
 from moeserve.worker.drafts.ngram_drafter import NgramDrafter
@@ -55,15 +55,17 @@ def make_drafter(
     shares_texts: bool,
     small_model: Callable[[Sequences], Drafter] | None = None,
     least_probability: float = LEAST_PROBABILITY,
+    keeping: Keeping | None = None,
 ) -> Drafter:
     """Returns the configured drafter. block: the model's next-token block; None if it has none, or must not draft.
     shares_texts: drafts may come from other requests' texts. small_model: makes the drafter of --speculative-model,
-    or of a block on a GPU. least_probability: of the block's drafts."""
+    or of a block on a GPU. least_probability: of the block's drafts. keeping: where the CPU's block notes what it
+    spends; None: nowhere."""
     of_model: Drafter | None = None
     if small_model is not None:
         of_model = small_model(sequences)
     elif block is not None:
-        of_model = NextTokenDrafter(sequences, block, least_probability)
+        of_model = NextTokenDrafter(sequences, block, least_probability, keeping=keeping)
     of_grammar = ForcedDrafter(constraints)
     if drafts.lookup is None:
         assert of_model is not None

@@ -8,12 +8,16 @@ which is sampled afterwards:
     draft()              stores rows p .. p+c-1 of the block, keeps the state at p+c-1,
                          computes row p+c, whose token has been sampled; then draft rows, one after another
 
+While `Keeping.is_on` is False, no row is stored: the KV slots of the texts are zeroed, so that none has the rows of
+another request, and nothing is drafted for these requests until it is on again.
+
 The KV of draft rows is overwritten later, when the model's own states are known. After a cached prefix, the state
 before the first row is unknown and taken as zeros: one row of the block's attention is then less accurate.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -22,7 +26,7 @@ import numpy.typing as npt
 import torch
 
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock, NextTokenRows
-from moeserve.worker.drafts.drafter import NO_DRAFT, Wanted
+from moeserve.worker.drafts.drafter import NO_DRAFT, Keeping, Wanted
 from moeserve.worker.drafts.shortlist import Shortlist
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
@@ -32,6 +36,7 @@ Floats = npt.NDArray[np.float32]
 LEAST_PROBABILITY = 0.5
 # Rows stored together for several steps: this is nearly free while nothing is drafted.
 MOST_LATE = 64
+UNKNOWN = -1  # in place of a row: the model's last hidden state is not known
 
 
 class _Computed(NamedTuple):
@@ -52,12 +57,15 @@ class NextTokenDrafter:
         block: CpuNextTokenBlock,
         least_probability: float = LEAST_PROBABILITY,
         shortlist: Shortlist | None = None,
+        keeping: Keeping | None = None,
     ) -> None:
-        """shortlist: the part of the vocabulary that is scored; None: created for the vocabulary."""
+        """shortlist: the part of the vocabulary that is scored; None: created for the vocabulary. keeping: whether to
+        keep up with the texts, and what that takes; None: always."""
         self._sequences = sequences
         self._block = block
         self._least = least_probability
         self._shortlist = shortlist or Shortlist(sequences.tokens, block.vocab_size)
+        self._keeping = Keeping() if keeping is None else keeping
         slots = len(sequences.num_prompt)
         # Per request slot: the model's last hidden state, and the number of the row that consumes it.
         self._states: Floats = np.zeros((slots, block.hidden_size), np.float32)
@@ -105,16 +113,35 @@ class NextTokenDrafter:
         return [np.array(draft, np.int32) for draft in drafts]
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
+        began = time.perf_counter()
+        if self._keeping.is_on:
+            self._keep(layout, accepted)
+        else:
+            self._leave(layout)
+        self._keeping.ms += (time.perf_counter() - began) * 1e3
+
+    def _keep(self, layout: StepLayout, accepted: Int32s) -> None:
         if self._num_late + layout.n > self._most_late:
-            self.catch_up()
+            self._store_late()
         tokens = np.maximum(self._sequences.tokens[layout.sequence, layout.position], 0)
         self._late.append(_Computed(layout, accepted, tokens, self._block.model_rows(layout.n)))
         self._num_late += layout.n
         if self._num_late > self._most_late:
-            self.catch_up()
+            self._store_late()
+
+    def _leave(self, layout: StepLayout) -> None:
+        """Forgets the state of the step's requests, and zeroes their rows."""
+        self._store_late()
+        self._block.clear(layout.kv_slots)
+        self._next[layout.req_slot] = UNKNOWN
 
     def catch_up(self) -> None:
         """Stores the rows of all steps so far."""
+        began = time.perf_counter()
+        self._store_late()
+        self._keeping.ms += (time.perf_counter() - began) * 1e3
+
+    def _store_late(self) -> None:
         late, self._late, self._num_late = self._late, [], 0
         if not late:
             return

@@ -9,7 +9,7 @@ from moeserve.config import ServerConfig, drafts_of, num_drafts
 from moeserve.errors import ConfigError
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
 from moeserve.worker.constraints.slot_guides import Constraints
-from moeserve.worker.drafts.drafter import Drafter, LateDrafts, Reading
+from moeserve.worker.drafts.drafter import Drafter, Keeping, LateDrafts, Reading
 from moeserve.worker.drafts.drafting import Drafting
 from moeserve.worker.drafts.made_drafter import make_drafter
 from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY
@@ -35,6 +35,7 @@ def drafting_of(
     drafts = drafts_of(config)
     if drafts is None:
         return None
+    keeping = Keeping()
     drafter = partial(
         make_drafter,
         drafts=drafts,
@@ -43,8 +44,9 @@ def drafting_of(
         shares_texts=config.prefix_cache != "off",
         small_model=small_model,
         least_probability=least_probability(config),
+        keeping=keeping,
     )
-    return Drafting(engine, drafter, Reading() if reading is None else reading, most, late)
+    return Drafting(engine, drafter, Reading() if reading is None else reading, keeping, most, late)
 
 
 def least_probability(config: ServerConfig) -> float:

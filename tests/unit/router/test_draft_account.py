@@ -5,11 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
-from moeserve.messages.steps import StepResult
+from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.router.core.limits import Limits
-from moeserve.router.core.policy.draft_account import FIRST_TOKENS, MOST_STEPS, SHARE, DraftAccount
+from moeserve.router.core.policy.draft_account import (
+    FIRST_TOKENS,
+    MOST_STEPS,
+    SHARE,
+    DraftAccount,
+    KeepAccount,
+)
 from moeserve.router.core.policy.draft_length import DraftLength
 from moeserve.router.core.policy.step_cost import StepCost, StepShape
 from moeserve.router.core.request import DraftRecord
@@ -142,3 +149,65 @@ def test_old_gains_do_not_pay_for_long() -> None:
         assert account.allows
         account.passed(1, 10.0, 10.0)
     assert not account.allows
+
+
+BATCH = 64  # steps whose texts a block follows at once
+
+
+def kept(account: KeepAccount, share: float, gain_ms: float = 0.0, steps: int = 20_000) -> tuple[float, int]:
+    """Steps of 50 ms. share: what the block takes of a step. Returns the share of all time, and how often it left."""
+    spent, late, leaves = 0.0, 0.0, 0
+    for step in range(steps):
+        followed = account.allows
+        late += 50.0 * share * followed
+        keep_ms = 0.0
+        if step % BATCH == 0 or not followed:
+            keep_ms, late = late, 0.0
+        account.gained(gain_ms * followed)
+        account.passed(50.0, keep_ms)
+        spent += keep_ms
+        leaves += followed and not account.allows
+    return spent / (50.0 * steps), leaves
+
+
+def test_a_costly_block_leaves_the_texts_from_time_to_time() -> None:
+    """In a model of few layers, whose drafts are never right."""
+    spent, leaves = kept(KeepAccount(), 0.03)
+    assert spent <= SHARE + 0.001
+    assert leaves > 10
+
+
+def test_a_cheap_block_and_one_that_pays_follow_the_texts() -> None:
+    assert kept(KeepAccount(), 0.009) == (pytest.approx(0.009, rel=0.01), 0)
+    assert kept(KeepAccount(), 0.03, gain_ms=1.5)[1] == 0
+
+
+def test_prompts_count_by_their_time() -> None:
+    """A prompt that the block follows for longer than all steps so far pay is the last for a while."""
+    account = KeepAccount()
+    account.passed(20.0, 0.0)
+    account.passed(10_000.0, 300.0)
+    assert account.allows  # 3% of it, of which 1% is paid; it owes less than such a step
+    account.passed(20.0, 0.0)
+    assert not account.allows
+
+
+@pytest.mark.parametrize("right", [0.0, 0.9])
+def test_plans_say_whether_the_block_follows(right: float) -> None:
+    """The worker's block takes a twentieth of a step. Its time is none of the steps' cost."""
+    world = World(Limits(100_000, 64, 4000, 512, 200, max_drafts=4), lambda result: 50.0)
+    world.worker.right_drafts = right
+    step, told = world.worker.step, []
+
+    def keeping(plan: StepPlan) -> StepResult:
+        told.append(plan.keeps_block)
+        return msgspec.structs.replace(step(plan), draft_keep_ms=2.5 * plan.keeps_block)
+
+    world.worker.step = keeping  # type: ignore[method-assign]
+    world.add(request(0, 20, ANSWER))
+    world.run()
+    assert all(told) == (right > 0.5)
+    if right < 0.5:
+        assert 0.1 < sum(told) / len(told) < 0.4
+    cost = world.scheduler._planner._cost.decode_ms(1, 100)
+    assert cost < 51.0

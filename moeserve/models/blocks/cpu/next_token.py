@@ -125,6 +125,12 @@ class CpuNextTokenBlock:
             store_latent(stream, w, mixer, form, self._kv, batch, space)
         stream.wait()
 
+    def clear(self, kv_slots: Int32s) -> None:
+        """Zeroes the keys and values of these KV slots."""
+        places = torch.from_numpy(kv_slots.astype(np.int64))
+        for tensor in self._kv.tensors:
+            tensor.index_fill_(0, places, 0)
+
     def predict(
         self, rows: NextTokenRows, req_slots: Int32s, slot_table: Int32s, panels: Int32s | None = None
     ) -> Predicted:

@@ -7,6 +7,10 @@ the long run drafts lose at most that share, plus the step that overdraws the ac
 A drafting model must read a request's text before it can draft, which may take as long as many steps and pays only
 afterwards. A second account pays for that, from another share of each step's time and from what drafts gain. Without a
 positive balance, no text is begun.
+
+A next-token block must keep up with the texts, prompts too, so that it can draft. In a large model that is a thousandth
+of a step, in a small one it may be several hundredths. A third account, of the same income, pays for it: when it is
+empty, the block leaves the texts until enough is saved for several requests.
 """
 
 from __future__ import annotations
@@ -15,6 +19,9 @@ SHARE = 0.01  # of steps' time, which drafts may lose
 FIRST_TOKENS = 1.0  # the balance at first, in tokens' time, so that something can be learnt
 MOST_STEPS = 8.0  # the greatest balance, in steps' time: gains of long ago must not pay for what is lost now
 MOST_STEPS_READING = 64.0  # the same, of what pays for the reading of texts
+# In steps' time, the balance at which a block leaves the texts, as it keeps up with several steps at once, and that at
+# which it follows them again.
+LEAVES_AT, RETURNS_AT = -1.0, 1.0
 
 
 class DraftAccount:
@@ -33,3 +40,28 @@ class DraftAccount:
         lost_ms: what its drafts added, less what they brought; negative if they brought more."""
         before = FIRST_TOKENS * without_ms / rows if self._balance_ms is None else self._balance_ms
         self._balance_ms = min(before + SHARE * without_ms - lost_ms, self._most_steps * without_ms)
+
+
+class KeepAccount:
+    def __init__(self) -> None:
+        self._balance_ms: float | None = None  # None: no step yet
+        self._gained_ms = 0.0  # by drafts, in the step that is recorded next
+        self.allows = True  # the block keeps up with the texts
+
+    def gained(self, ms: float) -> None:
+        """Adds what the drafts of a step saved, before `passed` records the step."""
+        self._gained_ms = ms
+
+    def passed(self, ms: float, keep_ms: float) -> None:
+        """Records a finished step, which takes `ms` milliseconds without drafts; 0: not known. keep_ms: what the block
+        took beside it."""
+        gained, self._gained_ms = self._gained_ms, 0.0
+        if ms <= 0.0:
+            return
+        before = FIRST_TOKENS * ms if self._balance_ms is None else self._balance_ms
+        balance = before + SHARE * ms + gained - keep_ms
+        self._balance_ms = min(balance, MOST_STEPS_READING * ms)
+        if balance <= LEAVES_AT * ms:
+            self.allows = False
+        elif balance >= RETURNS_AT * ms:
+            self.allows = True

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moeserve.router.core.policy.draft_account import MOST_STEPS_READING, DraftAccount
+from moeserve.router.core.policy.draft_account import MOST_STEPS_READING, DraftAccount, KeepAccount
 from moeserve.router.core.policy.step_cost import StepCost
 from moeserve.router.core.request import DraftRecord
 
@@ -42,9 +42,15 @@ class DraftLength:
         self._num_timed = 0  # steps of which the time of drafting is known
         self._account = DraftAccount()
         self._reading = DraftAccount(MOST_STEPS_READING)  # of texts, by a drafting model
+        self._keeping = KeepAccount()
         self._has_read = False  # whether a drafting model has spent time on reading
         self._idle = 0  # rows without drafts since the last trial
         self._tried_every = TRIED_EVERY  # interval between trials, in such rows
+
+    @property
+    def keeps_block(self) -> bool:
+        """StepPlan.keeps_block."""
+        return self._keeping.allows
 
     def choose(
         self, records: Sequence[DraftRecord], context: int, most: int, budget: int
@@ -117,6 +123,11 @@ class DraftLength:
         self._has_read = self._has_read or read_ms > 0.0
         self._account.passed(rows, without, lost)
         self._reading.passed(rows, without, read_ms + min(lost, 0.0))
+        self._keeping.gained(max(-lost, 0.0))
+
+    def kept(self, ms: float, keep_ms: float) -> None:
+        """Records a step of `ms` milliseconds, beside which a next-token block kept up with the texts for `keep_ms`."""
+        self._keeping.passed(ms, keep_ms)
 
     def observe_time(self, allowed: int, draft_ms: float, wait_ms: float = 0.0) -> None:
         """draft_ms: milliseconds that the worker spent on drafting for rows with `allowed` drafts in total; wait_ms:

@@ -27,6 +27,7 @@ class ScheduledStep:
         "forks",
         "fresh_tokens",
         "has_background",
+        "keeps_block",
         "new_seqs",
         "num_accepted",
         "num_decode",
@@ -58,6 +59,7 @@ class ScheduledStep:
         self.silent_ends: list[Request] = []  # requests with max_tokens 0, which end with this step
         self.state_copies = b""  # StepPlan.state_copies; written by Planner
         self.pages: PageOrders | None = None  # StepPlan.pages; written by Planner
+        self.keeps_block = True  # StepPlan.keeps_block; written by Planner
         self.at_snapshot_point: set[Request] = (
             set()
         )  # prompts that continue in a later step, after a snapshot
@@ -120,7 +122,8 @@ class ScheduledStep:
         return zip(self.owners[self.num_decode :], self.rows[self.num_decode :], strict=True)
 
     def as_plan(self) -> StepPlan:
-        return StepPlan(self.step, self.new_seqs, self.rows, self.state_copies, self.pages, self.forks)
+        orders = self.state_copies, self.pages, self.forks
+        return StepPlan(self.step, self.new_seqs, self.rows, *orders, keeps_block=self.keeps_block)
 
     def add_decode_rows(self, requests: Sequence[Request], memory: SequenceMemory) -> list[Request]:
         """Adds one decode row per request. Returns the requests that need no further row.
