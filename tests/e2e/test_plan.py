@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from moeserve.cli.command_line import demonstration_model
+from moeserve.config.units import GIB
+from tests.support.model_header import qwen3moe, write_header, write_weights
 from tests.support.process_memory import memory_of
 from tests.support.server import REPOSITORY, Server, clean_environment, running_server
 
@@ -32,13 +34,14 @@ def planned(*flags: str) -> dict[str, Any]:
     return plan
 
 
-def fill(server: Server, **fields: Any) -> None:
-    """The largest step, as many rows as may run at once, and all of the KV pool."""
+def fill(server: Server, answer: int = 48, **fields: Any) -> None:
+    """The largest step, as many rows as may run at once, and all of the KV pool. answer: tokens of each row."""
     server.post("/v1/completions", {"prompt": [7] * 1500, "max_tokens": 16, "ignore_eos": True, **fields})
 
     def ask(place: int) -> None:
-        body = {"prompt": [8 + place] * 48, "max_tokens": 48, "ignore_eos": True, "logprobs": 2, **fields}
-        server.post("/v1/completions", body)
+        prompt = [8 + place] * (96 - answer)
+        body = {"prompt": prompt, "max_tokens": answer, "ignore_eos": True, "logprobs": 2, **fields}
+        server.post("/v1/completions", body, timeout=300)
 
     with ThreadPoolExecutor(32) as pool:
         list(pool.map(ask, range(32)))
@@ -67,3 +70,29 @@ def test_memory_of_several_models(tiny_model: Path, tmp_path: Path) -> None:
         taken = memory_of(server)
     wanted = plan["common_ram_bytes"] + sum(model["ram_bytes"] for model in plan["models"])
     assert wanted == pytest.approx(taken, rel=0.03)
+
+
+@pytest.fixture(scope="module")
+def model_of_many_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """0.7 GB, nearly all of it experts."""
+    path = tmp_path_factory.mktemp("model") / "experts.gguf"
+    write_header(
+        path,
+        qwen3moe(1024, num_layers=4, num_heads=8, num_kv_heads=2, context_length=4096, vocab_size=4096),
+        chat_template="{% for message in messages %}{{ message.content }}\n{% endfor %}",
+    )
+    write_weights(path)
+    return path
+
+
+@pytest.mark.timeout(600)
+def test_memory_with_experts_on_disk(model_of_many_experts: Path) -> None:
+    """After steps that read experts into every slot many times, the plan holds: what is read leaves nothing behind."""
+    gib = 0.3
+    flags = ("--expert-ram", str(gib))
+    memory = planned("--model", str(model_of_many_experts), "--device", "cpu", *flags)["memory"]
+    with running_server(model_of_many_experts, *POOL, *flags) as server:
+        fill(server, answer=8)
+        taken, metrics = memory_of(server), server.metrics()
+    assert metrics["moeserve:expert_disk_bytes_total"] > 3 * gib * GIB
+    assert memory["ram_full"] == pytest.approx(taken, rel=0.03)

@@ -72,8 +72,13 @@ def q4_k_m(name: str, layers: int) -> Type:
     return Type.Q6_K if has_more else Type.Q4_K
 
 
-def write_header(path: Path, shape: ModelShape, type_of: Callable[[str, int], Type] = q4_k_m) -> None:
-    """type_of: of a matrix, from its name and the number of layers."""
+def write_header(
+    path: Path,
+    shape: ModelShape,
+    type_of: Callable[[str, int], Type] = q4_k_m,
+    chat_template: str | None = None,
+) -> None:
+    """type_of: of a matrix, from its name and the number of layers. chat_template: None: the model has none."""
     attention = shape.heads
     writer = GGUFWriter(path, shape.architecture)
     writer.add_context_length(shape.context_length)
@@ -96,6 +101,8 @@ def write_header(path: Path, shape: ModelShape, type_of: Callable[[str, int], Ty
     writer.add_token_types([1] * shape.vocab_size)
     writer.add_token_merges(["t 0"] if shape.vocab_size > len(BYTES) else ["! !"])
     writer.add_eos_token_id(shape.vocab_size - 1)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
     for name, dimensions in model_tensors(shape).items():
         kind = Type.F32 if len(dimensions) == 1 else type_of(name, shape.num_layers)
         elements = 1
