@@ -13,6 +13,8 @@ MAX_OPEN_FILES: Final = 65536
 MIN_OPEN_FILES: Final = 256
 # address space that PyTorch's libraries map in the worker before any weights are loaded
 MIN_ADDRESS_SPACE: Final = 3 * GIB // 2
+# linux/capability.h: the bit of those who may lock all memory, as root may outside of containers
+_CAP_IPC_LOCK: Final = 14
 
 
 def prepare_limits() -> None:
@@ -47,6 +49,15 @@ def address_space_left() -> int | None:
     """Returns the bytes of address space that this process may still map; None if there is no limit."""
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     return None if space == resource.RLIM_INFINITY else max(0, space - _bytes_of(0))
+
+
+def lockable_bytes() -> int | None:
+    """Returns the bytes that this process may lock in RAM (mlock(2)); None if there is no limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapEff:") and int(line.split()[1], 16) >> _CAP_IPC_LOCK & 1:
+            return None
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _bytes_of(field: int) -> int:

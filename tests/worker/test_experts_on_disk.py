@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -35,6 +36,7 @@ from moeserve.worker.tiers.storage import PAGE_TOKENS
 from tests.conftest import TINY_MODEL
 from tests.gpu.driver import GREEDY, Driver, small_config
 from tests.kernels.model_engine import own_fixture
+from tests.support.locked_memory_limit import locked_bytes, locked_memory_limit
 
 STREAMS = 8
 PROMPTS = [own_fixture().tokens[0][3 * slot : 3 * slot + 12] for slot in range(STREAMS)]
@@ -236,6 +238,18 @@ def test_a_truncated_file_ends_the_rows_that_needed_it(model: Path) -> None:
         for slot in range(STREAMS + 2):
             driver.free(slot)
     assert tokens(prompts_of(disk)) == tokens(prompts_of(plain))
+
+
+@pytest.mark.parametrize("allowed", [True, False], ids=["allowed", "refused"])
+def test_a_worker_starts_whether_slots_may_be_locked_or_not(allowed: bool) -> None:
+    gc.collect()
+    before = locked_bytes()
+    with locked_memory_limit(before + (8 << 20 if allowed else 0)):
+        driver = driver_of(TINY_MODEL, expert_ram=ram_for(5))
+    least = int(ram_for(5) * GIB * 5 / 5.5)
+    assert locked_bytes() - before >= least if allowed else locked_bytes() == before
+    result = driver.step([driver.new(0, [1, 2, 3], GREEDY)], [driver.row(0, 3, sample=True)])
+    assert not result.failed_rows
 
 
 @pytest.fixture(scope="module")

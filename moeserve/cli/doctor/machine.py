@@ -22,7 +22,7 @@ from moeserve.hub.cache import cache_space
 from moeserve.processes.control_groups import cpu_quota
 from moeserve.processes.cpus import usable_cores
 from moeserve.processes.free_memory import available_bytes, limit_note
-from moeserve.processes.limits import MAX_OPEN_FILES, prepare_limits
+from moeserve.processes.limits import MAX_OPEN_FILES, lockable_bytes, prepare_limits
 from moeserve.processes.listeners import listen, listen_at
 
 LEAST_BYTES: Final = GIB  # what the processes of a server take beside a small model
@@ -115,9 +115,13 @@ def check_limits() -> Iterator[Finding]:
             yield Finding("open files", "warning", text, raise_it)
         else:
             yield Finding("open files", "ok", f"up to {files}")
-    locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    amount = "no limit" if locked == resource.RLIM_INFINITY else f"{locked / (1 << 20):g} MiB"
-    text = f"{amount}; any will do: nothing is locked by mlock, and the GPU's driver pins memory without it"
+    locked = lockable_bytes()
+    text = "no limit: RAM slots of experts on disk are locked"
+    if locked is not None:
+        text = (
+            f"{locked / (1 << 20):g} MiB: RAM slots of experts on disk that take more are not locked, and swap may "
+            "take them (LimitMEMLOCK= of systemd, memlock of Docker's ulimits); all else does not need it"
+        )
     yield Finding("memlock", "ok", text)
 
 

@@ -32,6 +32,11 @@ class SlotsOnDisk(NamedTuple):
     numbers: Sequence[int] = ()  # each expert's number in the file; empty: the same number
 
     @property
+    def own_matrices(self) -> tuple[Matrix, ...]:
+        """The matrices without repetition: experts without gates have the same matrix twice."""
+        return tuple(dict.fromkeys(self.matrices))
+
+    @property
     def native(self) -> DiskExpertLayer:
         gate, up, down = (
             DiskPart(matrix, at.path, at.offset, at.stride)

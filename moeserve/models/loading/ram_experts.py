@@ -35,6 +35,12 @@ class RamExperts:
         self.layers = layers
         self.disk = disk
 
+    @property
+    def slots(self) -> list[Matrix]:
+        """The matrices that are slots for experts on disk."""
+        on_disk = [layer for layer in self.layers if layer is not None and layer.num_on_disk]
+        return [matrix for layer in on_disk for matrix in layer.own_matrices]
+
     def bytes_of(self, used: Tensor) -> int:
         """Returns the bytes of the used experts: bool [layers, experts], all in RAM."""
         counts = used.sum(dim=1).tolist()

@@ -133,6 +133,16 @@ def test_open_files(files: int, subject: str, level: str, monkeypatch: pytest.Mo
     assert bool(first.remedy) == (level != "ok")
 
 
+@pytest.mark.parametrize(
+    ("limit", "told"), [(8 << 20, "8 MiB: RAM slots of experts on disk"), (None, "no limit: RAM slots")]
+)
+def test_locked_memory(limit: int | None, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "lockable_bytes", lambda: limit)
+    memlock = list(machine.check_limits())[-1]
+    assert (memlock.subject, memlock.level) == ("memlock", "ok")
+    assert memlock.text.startswith(told)
+
+
 class Models(http.server.BaseHTTPRequestHandler):
     """/v1/models of the server's `document`."""
 

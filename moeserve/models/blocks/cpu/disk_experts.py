@@ -46,6 +46,7 @@ class CpuDiskExperts:
             for f, own in zip(found, stays, strict=True)
         ]
         self.native = open_slots(stream, slots, reading)
+        self.slots = [matrix for layer in slots if layer is not None for matrix in layer.own_matrices]
         self._num_experts = [0 if f is None else f[1].num_experts for f in found]
         on_disk = [index for index, count in enumerate(self._num_experts) if count]
         # By layer, the next one with experts on disk.

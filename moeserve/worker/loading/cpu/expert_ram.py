@@ -28,6 +28,7 @@ from moeserve.placement.expert_ram import (
 )
 from moeserve.placement.sizes import ModelSizes
 from moeserve.processes.free_memory import available_bytes, limit_note
+from moeserve.worker.loading.locked_slots import lock_slots
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +73,11 @@ def plan_expert_slots(
 def open_disk(
     weights: CpuWeights, stream: CpuStream, shape: ModelShape, pinned: Pinned | None
 ) -> CpuDiskExperts | None:
-    """Allocates the slots' memory, starts the reading threads and reads the pinned experts. Returns None if all experts
-    are in RAM. Raises ModelError if a file cannot be opened or read, or was replaced since the model was loaded."""
+    """Allocates the slots' memory and locks it where that is allowed, starts the reading threads and reads the pinned
+    experts. Returns None if all experts are in RAM. Raises ModelError if a file cannot be opened or read, or was
+    replaced since the model was loaded."""
     if not has_experts_on_disk(weights.layers):
         return None
-    return CpuDiskExperts(stream, shape, weights.layers, Reading(READERS, PIECE_BYTES, DECAY), pinned)
+    disk = CpuDiskExperts(stream, shape, weights.layers, Reading(READERS, PIECE_BYTES, DECAY), pinned)
+    lock_slots(disk.slots)
+    return disk

@@ -28,6 +28,7 @@ from moeserve.worker.loading.cpu.pool_start import check_ram, choose_products, o
 from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan
 from moeserve.worker.loading.gpu.ram_expert_order import ram_expert_order
 from moeserve.worker.loading.gpu.rank_pool import open_rank_stream
+from moeserve.worker.loading.locked_slots import lock_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ def _in_ram(
         experts = load_ram_experts(
             stream, source, shape, ids, device, on_progress, first_layer=count, slots=slots
         )
+        if experts.disk is not None:
+            lock_slots(experts.slots)
     choose_products(stream, config, source)
     return InRam(stream, first, experts)
 
