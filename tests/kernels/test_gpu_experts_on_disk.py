@@ -153,13 +153,14 @@ class PromotesWhatRamHas(RandomPolicy):
 def test_a_truncated_file_ends_the_rows_that_needed_it(tmp_path: Path, model: Path) -> None:
     own = Path(shutil.copy(model, tmp_path / "model.gguf"))
     driver = Driver(runner_of(own, expert_cache="off", expert_ram=ram_for(model, TOP_K)))
-    whole = own.read_bytes()
+    whole, changed_ns = own.read_bytes(), own.stat().st_mtime_ns
     os.truncate(own, 4096)
     failed = driver.step(
         [driver.new(0, PROMPT, GREEDY)], [driver.row(0, len(PROMPT), sample=True)]
     ).failed_rows
     assert "could not be read from disk: the file ends at byte" in failed[0]
     own.write_bytes(whole)
+    os.utime(own, ns=(changed_ns, changed_ns))
     driver.free(0)
     again = driver.step([driver.new(0, PROMPT, GREEDY)], [driver.row(0, len(PROMPT), sample=True)])
     assert not again.failed_rows

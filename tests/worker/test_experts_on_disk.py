@@ -75,6 +75,12 @@ def model(tmp_path: Path) -> Path:
     return Path(shutil.copy(TINY_MODEL, tmp_path / "model.gguf"))
 
 
+def restore(model: Path, whole: bytes, changed_ns: int) -> None:
+    """The file as it was, with the time of its last change."""
+    model.write_bytes(whole)
+    os.utime(model, ns=(changed_ns, changed_ns))
+
+
 def rules_of(folder: Path, *entries: str) -> dict[str, object]:
     """The flag of a rules file with these entries."""
     path = folder / "rules.yaml"
@@ -199,7 +205,7 @@ def test_a_pinned_expert_that_cannot_be_read_ends_the_start(model: Path, tmp_pat
 
 def test_a_truncated_file_ends_the_rows_that_needed_it(model: Path) -> None:
     plain, disk = driver_of(TINY_MODEL), driver_of(model, expert_ram=ram_for(7))
-    whole = model.read_bytes()
+    whole, changed_ns = model.read_bytes(), model.stat().st_mtime_ns
     prompts_of(plain)
     assert not prompts_of(disk).failed_rows
     os.truncate(model, 4096)
@@ -218,7 +224,7 @@ def test_a_truncated_file_ends_the_rows_that_needed_it(model: Path) -> None:
 
     # Who continues from what such a row wrote fails, too, and the others go on.
     (ended, *_), (alive, *_) = sorted(failed), sorted(set(range(STREAMS)) - failed)
-    model.write_bytes(whole)
+    restore(model, whole, changed_ns)
     slots = {slot: list(disk.slots(slot)) for slot in (ended, alive)}
     both = [*PROMPTS[0], 5]
     prefixes = [np.array(slots[slot][: len(both) - 1], np.int32) for slot in (ended, alive)]
@@ -250,6 +256,23 @@ def test_a_worker_starts_whether_slots_may_be_locked_or_not(allowed: bool) -> No
     assert locked_bytes() - before >= least if allowed else locked_bytes() == before
     result = driver.step([driver.new(0, [1, 2, 3], GREEDY)], [driver.row(0, 3, sample=True)])
     assert not result.failed_rows
+
+
+def test_a_file_that_is_written_while_served_is_not_read(model: Path) -> None:
+    """Other weights of the same size: rows that need them fail with the cause, and the others have their tokens."""
+    plain, disk = driver_of(TINY_MODEL), driver_of(model, expert_ram=ram_for(7))
+    assert tokens(prompts_of(disk)) == tokens(prompts_of(plain))
+    whole = np.fromfile(model, np.uint8)
+    with model.open("r+b") as file:
+        file.write(np.roll(whole, 1 << 16).tobytes())
+    failed: set[int] = set()
+    while not failed:
+        expected, found = tokens_of(plain), tokens_of(disk)
+        failed |= found.failed_rows.keys()
+        for slot in set(range(STREAMS)) - failed:
+            assert found.sampled[slot].token_id == expected.sampled[slot].token_id
+    told = "could not be read from disk: the file was changed while it was served; restart the server"
+    assert all(told in why for why in found.failed_rows.values())
 
 
 @pytest.fixture(scope="module")
@@ -310,7 +333,7 @@ def test_wrong_kv_is_not_written_to_the_disk_tier(model: Path, tmp_path: Path) -
     """A page of a row that lacked an expert is skipped; a page of another row is stored, and so is the first one when
     its slots are computed again."""
     disk = driver_of(model, expert_ram=ram_for(7), kv_disk=str(tmp_path / "kv"))
-    whole = model.read_bytes()
+    whole, changed_ns = model.read_bytes(), model.stat().st_mtime_ns
     prompt = (PROMPTS[0] * 3)[:PAGE_TOKENS]
 
     def compute(slot: int) -> StepResult:
@@ -331,7 +354,7 @@ def test_wrong_kv_is_not_written_to_the_disk_tier(model: Path, tmp_path: Path) -
     wrong, right = (bytes([i]) * PAGE_KEY_BYTES for i in (1, 2))
     os.truncate(model, 4096)
     assert compute(0).failed_rows
-    model.write_bytes(whole)
+    restore(model, whole, changed_ns)
     assert not compute(1).failed_rows
     assert write((wrong, 0), (right, 1)) == (right, wrong)
     assert not compute(0).failed_rows

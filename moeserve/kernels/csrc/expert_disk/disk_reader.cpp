@@ -1,6 +1,7 @@
 #include "expert_disk/disk_reader.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,6 +36,13 @@ class Staging {
   uint8_t* bytes_ = nullptr;
   size_t size_ = 0;
 };
+
+// Throws std::system_error.
+FileTime time_of(int fd) {
+  struct stat now;
+  if (fstat(fd, &now) != 0) throw std::system_error(errno, std::generic_category(), "fstat");
+  return {now.st_size, now.st_mtim.tv_sec, now.st_mtim.tv_nsec};
+}
 
 // Reads the bytes [begin, end) of a file, of which those up to `needed` must be there. False sets `error`; with
 // `direct` false means that the same is to be tried without.
@@ -81,6 +89,7 @@ DiskReader::DiskReader(const Kernels& kernels, const std::vector<std::string>& p
     file.path = path;
     file.buffered = open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (file.buffered < 0) throw std::system_error(errno, std::generic_category(), path);
+    file.time = time_of(file.buffered);
 #if defined(O_DIRECT)
     file.direct = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
 #endif
@@ -190,8 +199,15 @@ void DiskReader::thread_main(const std::shared_ptr<Shared>& shared) {
       to = staging.room(static_cast<size_t>(end - begin));
       has_read = file.direct >= 0 && read_range(file.direct, true, begin, end, needed, to, error);
       if (!has_read) has_read = read_range(file.buffered, false, begin, end, needed, to, error);
+      if (has_read && time_of(file.buffered) != file.time) {
+        has_read = false;
+        error = "the file was changed while it was served; restart the server";
+      }
     } catch (const std::bad_alloc&) {
       error = "no memory for the read";
+    } catch (const std::system_error& failed) {
+      has_read = false;
+      error = failed.what();
     }
 
     lock.lock();

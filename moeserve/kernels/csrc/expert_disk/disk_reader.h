@@ -27,6 +27,13 @@ struct DiskPiece {
   int64_t slot, panel, panels;
 };
 
+// A file's size and the time of its last change. Whoever writes into a file changes its time first, so that bytes which
+// were read before the same FileTime was seen are those of the file that was opened.
+struct FileTime {
+  int64_t bytes = -1, seconds = 0, nanoseconds = 0;
+  bool operator==(const FileTime&) const = default;
+};
+
 class DiskReader {
  public:
   // Called by a reading thread for each piece: `error` is nullptr when its panels are packed.
@@ -64,6 +71,7 @@ class DiskReader {
   struct File {
     int buffered = -1, direct = -1;  // descriptors; direct -1: the file system has no O_DIRECT
     std::string path;
+    FileTime time;  // when it was opened
   };
   // What threads use that outlive their reader.
   struct Shared {
