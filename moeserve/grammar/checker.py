@@ -67,7 +67,7 @@ class GrammarChecker:
         why `spec` was refused. Raises as `check`; if both are refused, the error of `instead`."""
         if instead is None:
             return await self.check(spec, tenant), None
-        key = b"or else " + self._frame(spec)
+        key = b"or else ".join((self._frame(spec), self._frame(instead)))
         passed = self._passed.get(key)
         if passed is None:
             try:

@@ -22,6 +22,8 @@ MAX_PLACES: Final = 100  # depth of nesting
 
 _IN_GRAMMAR: Final = re.compile(r"^at \d+\(\d+\): |failed to compile JSON schema: ")
 _WHILE: Final = re.compile(r"\n\s*while processing .*")
+_UNSATISFIABLE: Final = "Unsatisfiable schema"
+_REQUIRED: Final = re.compile(r"required property '(.*)' is unsatisfiable", re.DOTALL)
 _KEYWORDS: Final = re.compile(r"Unimplemented keys: \[(.*)\]")
 
 
@@ -35,7 +37,8 @@ def explained(engine: GrammarEngine, spec: GrammarSpec, error: GrammarError) -> 
             place = search.innermost()
             at = f"at {pointer(place.steps)}" if place.steps else ""
             where = " ".join(filter(None, (whose, at)))
-            return f"{where}: {search.message}" if where else search.message
+            message = search.message_at(place)
+            return f"{where}: {message}" if where else message
     return _plain(str(error)) if schemas else str(error)
 
 
@@ -59,10 +62,26 @@ class _Search:
         self._until = time.thread_time() + MAX_SECONDS
         self._root = Document(json.loads(schema)).root
         self._document = Document(self._root.schema)
+        self._errors: dict[tuple[str, ...], str | None] = {}  # by the place
         self.message = self._error(self._root)  # None: the schema compiles
 
     def innermost(self) -> Place:
         return self._innermost(self._root, {()}) or self._root
+
+    def message_at(self, place: Place) -> str:
+        """Returns the error of the innermost schema, which says more of an unsatisfiable one than the whole's."""
+        message = self._error(place) if place.steps else None
+        return message or self.message or ""
+
+    def _is_within(self, place: Place, inner: Place) -> bool:
+        """Returns whether the error of a schema is that of its subschema `inner`."""
+        error, outer = self._error(inner), self._error(place)
+        if error is None or outer is None or error == outer:
+            return error is not None
+        if not (outer.startswith(_UNSATISFIABLE) and error.startswith(_UNSATISFIABLE)):
+            return False
+        required = _REQUIRED.search(outer)
+        return required is None or inner.steps[-2:] == ("properties", required[1])
 
     def _innermost(self, place: Place, seen: set[tuple[str, ...]]) -> Place | None:
         """Returns the innermost place with the error; None if that lies in a schema that was already searched."""
@@ -70,7 +89,7 @@ class _Search:
         for inner in self._within(place):
             if time.thread_time() > self._until or len(seen) > MAX_PLACES:
                 return place
-            if not isinstance(inner.schema, dict) or self._error(inner) != self.message:
+            if not isinstance(inner.schema, dict) or not self._is_within(place, inner):
                 continue
             has_it_within = True
             if inner.steps not in seen:
@@ -87,6 +106,12 @@ class _Search:
                 yield target
 
     def _error(self, place: Place) -> str | None:
+        if place.steps not in self._errors:
+            self._errors[place.steps] = self._compiled(place)
+        return self._errors[place.steps]
+
+    def _compiled(self, place: Place) -> str | None:
+        """Compiles a subschema. Returns the error, None if there is none."""
         try:
             grammar = f'{{"grammars": [{{"json_schema": {enforced(self._schema, place.steps)}}}]}}'
             self._engine.matcher(grammar).fill(np.zeros(self._engine.words, np.int32))

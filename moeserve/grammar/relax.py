@@ -1,8 +1,9 @@
-"""Removes from tools' schemas what llguidance cannot enforce.
+"""Removes from schemas what llguidance cannot enforce.
 
-Tools come from programs that validate the arguments themselves, and their schemas have what no grammar can enforce:
-`uniqueItems`, patterns with look-ahead, types that JSON does not have. A call whose arguments keep the rest of the
-schema is worth more to such a program than an error. Tools that ask for strict arguments keep the error.
+Schemas come from programs that validate arguments and answers themselves, and have what no grammar can enforce:
+`uniqueItems`, patterns with look-ahead, types that JSON does not have. A call or an answer that keeps the rest of the
+schema is worth more to such a program than an error; Ollama, llama.cpp and OpenAI's requests that are not strict pass
+over it, too. Strict tools and strict answers keep the error.
 """
 
 from __future__ import annotations
@@ -14,21 +15,61 @@ from typing import Any, Final
 
 import msgspec
 
-from .spec import Channels, GrammarSpec, GrammarTool, TaggedArgument, WithCalls
+from .json_schema.keywords import REFUSED, subschemas
+from .spec import Channels, GrammarSpec, GrammarTool, JsonOrToolCalls, JsonSchema, TaggedArgument, WithCalls
 
 # Look-around and back references, which Rust's `regex` crate does not have.
 _UNSUPPORTED: Final = re.compile(r"\(\?(<?[=!]|P=)|\\[1-9]|\\k[<{]")
 _TYPES: Final = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 
-def relaxed(spec: GrammarSpec, strict: Set[str]) -> GrammarSpec | None:
-    """Returns the spec with all tools' schemas relaxed except those named in `strict`; None if there is no such
-    tool."""
-    if not isinstance(spec, WithCalls | Channels):
-        return None
-    if all(tool.name in strict for tool in spec.tools):
-        return None
-    return msgspec.structs.replace(spec, tools=_relaxed(spec.tools, strict))
+def relaxed(spec: GrammarSpec, strict: Set[str], *, answer: bool = False) -> GrammarSpec | None:
+    """Returns the spec with all tools' schemas relaxed except those named in `strict`, and with `answer` the answer's
+    schema, too; None if nothing is left to relax."""
+    found: GrammarSpec = _with_lenient_answer(spec) if answer else spec
+    if isinstance(found, WithCalls | Channels) and not all(tool.name in strict for tool in found.tools):
+        found = msgspec.structs.replace(found, tools=_relaxed(found.tools, strict))
+    return None if found is spec else found
+
+
+def _with_lenient_answer(spec: GrammarSpec) -> GrammarSpec:
+    match spec:
+        case JsonSchema(schema=schema) | JsonOrToolCalls(schema=schema):
+            return msgspec.structs.replace(spec, schema=_expressible(schema))
+        case Channels(answer=JsonSchema(schema=schema)):
+            return msgspec.structs.replace(spec, answer=JsonSchema(_expressible(schema)))
+    return spec
+
+
+def _expressible(schema: str) -> str:
+    """Leaves out of an answer's schema the keywords that cannot be enforced. What looks like a mistake, such as an
+    unknown type, stays and is refused: the client's program reads the answer by this schema."""
+    found = _without_refused(json.loads(schema))
+    if isinstance(found, dict) and not isinstance(found.get("x-guidance"), dict):
+        found |= {"x-guidance": {"coerce_one_of": True}}
+    return json.dumps(found)
+
+
+def _without_refused(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    inner = dict(subschemas(schema, definitions=True))
+    kept: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in REFUSED or (name == "pattern" and isinstance(value, str) and _UNSUPPORTED.search(value)):
+            continue
+        if (name,) in inner:
+            value = _without_refused(value)
+        elif isinstance(value, dict):
+            value = {
+                key: _without_refused(one) if (name, key) in inner else one for key, one in value.items()
+            }
+        elif isinstance(value, list):
+            value = [
+                _without_refused(one) if (name, str(at)) in inner else one for at, one in enumerate(value)
+            ]
+        kept[name] = value
+    return kept
 
 
 def _relaxed(tools: Sequence[GrammarTool], strict: Set[str]) -> list[GrammarTool]:

@@ -37,7 +37,7 @@ class Range(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A parameter's properties beside its name, type and default, which are the field's. A value below `least` means
-    `least`: APIs write "off" as -1, too."""
+    `least`, and one above `most` means `most`: APIs write "off" as -1, too."""
 
     help: str  # one line, for the APIs' documents
     range: Range  # of an API's values
@@ -49,6 +49,7 @@ class Parameter:
     defaults: Mapping[Api, float] = field(default_factory=dict)  # where an API's default is another
     notes: Mapping[Api, str] = field(default_factory=dict)  # where an API's help is another
     least: float | None = None
+    most: float | None = None
     idle: tuple[
         float, ...
     ] = ()  # values beside the default that ask nothing of a beam search, which does not sample
@@ -59,7 +60,9 @@ class Parameter:
         return self.names.get(api, name)
 
     def bounded(self, value: float) -> float:
-        return value if self.least is None else max(value, type(value)(self.least))
+        if self.least is not None:
+            value = max(value, type(value)(self.least))
+        return value if self.most is None else min(value, type(value)(self.most))
 
     def range_in(self, api: Api) -> Range:
         return self.ranges.get(api, self.range)
@@ -73,7 +76,9 @@ _SHARE: Final = Range(0, 1)
 _SIGNED: Final = Range(-2, 2)
 _POSITIVE: Final = Range(0, 2)
 _OFF_BELOW: Final = Range(-1, INT32_MAX)
-_ANY_HEAT: Final = Range(0, 1000)
+# llama.cpp and Ollama take any number, and what is beyond the usual range as its nearest value.
+_ANY: Final = Range(-1000, 1000)
+_FREE: Final[Mapping[Api, Range]] = {"llama_server": _ANY, "ollama": _ANY}
 _REPEAT: Final[Mapping[Api, str]] = {"llama_server": "repeat_penalty", "ollama": "repeat_penalty"}
 
 
@@ -91,9 +96,9 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             ranges={
                 "anthropic": _SHARE,
                 "lightllm": Range(0, 2, without_low=True),
-                "llama_server": _ANY_HEAT,
-                "ollama": _ANY_HEAT,
+                **_FREE,
             },
+            least=0,
             idle=(0,),
             gguf="temp",
         ),
@@ -122,7 +127,9 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             "float64",
             "top_p",
             _ALL,
-            ranges={"llama_server": _SHARE, "ollama": _SHARE},
+            ranges=_FREE,
+            least=0,
+            most=1,
             gguf="top_p",
         ),
     ] = 1.0
@@ -134,6 +141,9 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             "float64",
             "min_p",
             ("openai", "llama_server", "ollama"),
+            ranges=_FREE,
+            least=0,
+            most=1,
             gguf="min_p",
         ),
     ] = 0.0
@@ -145,7 +155,7 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             "float32",
             "penalties",
             _PENALISING,
-            ranges={"lightllm": _POSITIVE},
+            ranges={"lightllm": _POSITIVE, **_FREE},
         ),
     ] = 0.0
     frequency_penalty: Annotated[
@@ -156,7 +166,7 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             "float32",
             "penalties",
             _PENALISING,
-            ranges={"lightllm": _POSITIVE},
+            ranges={"lightllm": _POSITIVE, **_FREE},
         ),
     ] = 0.0
     repetition_penalty: Annotated[
@@ -235,7 +245,9 @@ class SamplerSettings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
             "float64",
             "typical_p",
             ("openai", "llama_server", "ollama"),
-            ranges={"llama_server": _SHARE, "ollama": _SHARE},
+            ranges=_FREE,
+            least=0,
+            most=1,
         ),
     ] = 1.0
     xtc_probability: Annotated[

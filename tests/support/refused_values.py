@@ -13,7 +13,7 @@ NOT_STRINGS: list[Any] = [5, True, [], {}]
 
 BAD_SCHEMAS: list[dict[str, Any]] = [
     {"type": "x"},
-    {"type": "array", "uniqueItems": True},
     {"$ref": "file:///etc/passwd"},
     {"type": "integer", "minimum": 5, "maximum": 4},
 ]
+UNENFORCED: dict[str, Any] = {"type": "array", "uniqueItems": True}  # refused if the answer must be strict

@@ -59,6 +59,7 @@ class _Enforced:
 
     def __init__(self, document: Document, options: Any, bounds_integers: bool) -> None:
         self._document = document
+        self._may_miss = isinstance(options, dict) and bool(options.get("lenient"))  # targets of `$ref`
         self._is_lenient = isinstance(options, dict) and any(options.get(one) for one in _LENIENT)
         self._bounds_integers = bounds_integers
         self._schemas = Schemas(document)
@@ -227,7 +228,7 @@ class _Enforced:
 
     def _reference(self, reference: Any, place: Place, others: Named) -> dict[str, Any]:
         target = self._document.follow(reference, place.base)
-        if target is None and self._is_lenient:
+        if target is None and self._may_miss:
             return {}
         if target is None:
             raise GrammarError(f"$ref {reference!r} points to nothing in the schema")

@@ -156,7 +156,7 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
         if self.grammar is not None:
             return GrammarConstraint(grammar.Ebnf(self.grammar), "grammar")
         if self.json_schema is not None:
-            return GrammarConstraint(grammar.JsonSchema(self.json_schema), "json_schema")
+            return GrammarConstraint(grammar.JsonSchema(self.json_schema), "json_schema", is_lenient=True)
         return None
 
 

@@ -200,7 +200,7 @@ class _Body(RequestModel):
             return None
         if self.format == "json":
             return GrammarConstraint(grammar.ANY_OBJECT, "format")
-        return GrammarConstraint(grammar.JsonSchema(json.dumps(self.format)), "format")
+        return GrammarConstraint(grammar.JsonSchema(json.dumps(self.format)), "format", is_lenient=True)
 
 
 class ChatBody(_Body):

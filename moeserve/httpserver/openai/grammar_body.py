@@ -11,7 +11,13 @@ from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.request.asked import GrammarConstraint
-from moeserve.httpserver.generation.request.grammar_fields import MAX_PATTERN_CHARS, Grammar, Pattern, Schema
+from moeserve.httpserver.generation.request.grammar_fields import (
+    MAX_PATTERN_CHARS,
+    STRICT,
+    Grammar,
+    Pattern,
+    Schema,
+)
 from moeserve.httpserver.transport.request_model import (
     Advisory,
     JsonSchemaDict,
@@ -41,7 +47,7 @@ class JsonSchemaFormat(RequestModel):
     name: Annotated[Label | None, _OWN_USE] = None
     description: Annotated[str | None, _OWN_USE] = None
     schema_: Annotated[JsonSchemaDict, Field(alias="schema")]
-    strict: Annotated[bool, Field(description="Answers validate by construction either way.")] = True
+    strict: Annotated[bool, STRICT] = False
 
 
 class ResponseFormat(RequestModel):
@@ -156,4 +162,11 @@ class StructuredFields(RequestModel):
             "structured_outputs.grammar": None if new.grammar is None else grammar.Ebnf(new.grammar),
             "structured_outputs.json_object": grammar.ANY_OBJECT if new.json_object else None,
         }
-        return [GrammarConstraint(spec, param) for param, spec in specs.items() if spec is not None]
+        lenient = {"json_schema"}
+        if format is not None and not (format.json_schema is not None and format.json_schema.strict):
+            lenient.add("response_format")
+        return [
+            GrammarConstraint(spec, param, is_lenient=param in lenient)
+            for param, spec in specs.items()
+            if spec is not None
+        ]

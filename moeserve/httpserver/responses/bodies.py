@@ -28,6 +28,7 @@ from moeserve.httpserver.generation.request.fields import (
     ModelName,
     StopStrings,
 )
+from moeserve.httpserver.generation.request.grammar_fields import STRICT
 from moeserve.httpserver.generation.request.pictures import pictures_in
 from moeserve.httpserver.generation.request.sampling_fields import ResponsesSampling
 from moeserve.httpserver.generation.request.thinking import Effort, ThinkingOptions, thinking_options
@@ -56,7 +57,7 @@ class TextFormat(RequestModel):
     name: Annotated[Label | None, _OWN_USE] = None
     description: Annotated[str | None, _OWN_USE] = None
     schema_: Annotated[JsonSchemaDict | None, Field(alias="schema")] = None
-    strict: Annotated[bool, Field(description="Answers validate by construction either way.")] = True
+    strict: Annotated[bool, STRICT] = False
 
     @model_validator(mode="after")
     def _schema_where_it_belongs(self) -> TextFormat:
@@ -200,7 +201,8 @@ class InputTokensRequest(RequestModel):
     def grammar_constraint(self) -> GrammarConstraint | None:
         format = self.text.format
         if format.schema_ is not None:
-            return GrammarConstraint(grammar.JsonSchema(json.dumps(format.schema_)), "text.format.schema")
+            schema = grammar.JsonSchema(json.dumps(format.schema_))
+            return GrammarConstraint(schema, "text.format.schema", is_lenient=not format.strict)
         return GrammarConstraint(grammar.ANY_OBJECT, "text.format") if format.type == "json_object" else None
 
     def asked(self, caller: Caller, items: list[Item]) -> Asked:

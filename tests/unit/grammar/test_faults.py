@@ -41,6 +41,8 @@ def refusal(engine: GrammarEngine, spec: GrammarSpec) -> str:
 UNIQUE: Schema = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
 IDS: Schema = {"type": "object", "properties": {"a": {"type": "string"}, "ids": UNIQUE}, "required": ["ids"]}
 CANNOT = "uniqueItems cannot be enforced"
+EMPTY: Schema = {"type": "integer", "minimum": 5, "maximum": 3}
+NONE = "Unsatisfiable schema: minimum (5) is greater than maximum (3)"
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,11 @@ CANNOT = "uniqueItems cannot be enforced"
          "property whose const differs"),
         ({"properties": {"a": False}, "required": ["a"]},
          "Unsatisfiable schema: required property 'a' is unsatisfiable"),
+        ({"properties": {"o": EMPTY, "a": {"properties": {"n": EMPTY}, "required": ["n"]}}, "required": ["a"]},
+         f"at #/properties/a/properties/n: {NONE}"),
+        ({"properties": {"a": {"$ref": "#/$defs/X"}}, "$defs": {"X": EMPTY}, "required": ["a"]},
+         f"at #/$defs/X: {NONE}"),
+        ({"type": "array", "items": {"anyOf": [EMPTY, EMPTY]}, "minItems": 1}, f"at #/items/anyOf/0: {NONE}"),
         ({"allOf": [{"$ref": "#"}, {"properties": {"a": {}}}]},
          "a $ref that leads back to itself cannot be combined with keywords beside it"),
     ],

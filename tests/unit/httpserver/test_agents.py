@@ -266,6 +266,43 @@ def test_a_required_call_with_what_no_grammar_holds(server: HttpServer, schema: 
     assert refused.json()["error"]["message"].startswith('tools: tool "f" at #/properties/pattern: ')
 
 
+_UNIQUE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"ids": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}},
+}
+
+
+def _answers_in(schema: dict[str, Any], *, strict: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    named = {"name": "s", "schema": schema, "strict": strict}
+    yield "/v1/chat/completions", CHAT | {"response_format": {"type": "json_schema", "json_schema": named}}
+    yield "/v1/responses", {"input": "Hi", "text": {"format": {"type": "json_schema"} | named}}
+    if strict:
+        yield "/v1/chat/completions", CHAT | {"guided_json": schema}
+    else:
+        yield "/v1/chat/completions", CHAT | {"response_format": {"type": "json_object", "schema": schema}}
+        yield "/api/chat", CHAT | {"model": NAME, "stream": False, "format": schema}
+        yield "/api/generate", {"model": NAME, "prompt": "Hi", "stream": False, "format": schema}
+        yield "/completion", {"prompt": "Hi", "json_schema": schema}
+
+
+def test_an_answer_that_is_not_strict_keeps_what_a_grammar_can_express(server: HttpServer) -> None:
+    for path, body in _answers_in(_UNIQUE, strict=False):
+        answer = server.post(path, body)
+        assert answer.status_code == 200, (path, answer.text)
+        assert answer.headers["x-moeserve-relaxed-schemas"] in body | {"text.format.schema": 0}
+        assert "ids" in server.requests[-1].sampling.grammar
+    for path, body in _answers_in(_UNIQUE, strict=True):
+        refused = server.post(path, body)
+        assert refused.status_code == 400
+        assert "at #/properties/ids: uniqueItems cannot be enforced" in refused.text
+    impossible = {"type": "object", "properties": {"a": {"enum": []}}, "required": ["a"]}
+    for path, body in _answers_in(impossible, strict=False):
+        assert server.post(path, body).status_code == 400
+    mistaken = {"type": "object", "properties": {"a": {"type": "strng"}}}
+    for path, body in _answers_in(mistaken, strict=False):
+        assert "strng" in server.post(path, body).text
+
+
 def test_the_error_of_a_strict_tool_among_others(server: HttpServer) -> None:
     """Whose schema, where and what; nothing of those that are not strict and have the same, nor of the grammar."""
     parameters = {"type": "object", "properties": {"ids": {"type": "array", "uniqueItems": True}}}

@@ -114,7 +114,7 @@ def test_an_empty_conversation_loads_the_model(server: HttpServer) -> None:
 def test_errors_are_a_text(server: HttpServer) -> None:
     for body, status, part in (
         ({"model": "other", "messages": MESSAGES}, 404, "other"),
-        (CHAT | {"options": {"min_p": 9}}, 400, "options.min_p"),
+        (CHAT | {"options": {"repeat_penalty": 0}}, 400, "options.repeat_penalty"),
         (CHAT | {"messages": [MESSAGES[0] | {"images": ["x"]}]}, 400, "images"),
         ({}, 400, "model"),
     ):

@@ -240,3 +240,27 @@ def test_a_template_that_is_none_is_told(tmp_path: Path) -> None:
         assert failed.message.startswith("--chat-template")
     finally:
         server.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        *(("temperature", -1, 0.0), ("temperature", 3, 3.0), ("top_p", 1.5, 1.0), ("top_p", -1, 0.0)),
+        *(("min_p", -0.1, 0.0), ("min_p", 9, 1.0), ("typical_p", 2, 1.0), ("presence_penalty", 3, 3.0)),
+        *(("frequency_penalty", -3, -3.0), ("top_k", -1, 0)),
+    ],
+)
+def test_numbers_beyond_openais_ranges_where_the_api_takes_any(
+    server: HttpServer, name: str, value: float, meant: float
+) -> None:
+    for path, body in (
+        ("/completion", {"prompt": "Hi", "n_predict": 2, name: value}),
+        (
+            "/api/chat",
+            {"model": NAME, "messages": HI, "stream": False, "options": {"num_predict": 2, name: value}},
+        ),
+    ):
+        answer = server.post(path, body)
+        assert answer.status_code == 200, answer.text
+        assert getattr(server.requests[-1].sampling, name) == meant
+    assert server.post("/v1/completions", {"prompt": "Hi", name: -100}).status_code == 400

@@ -19,6 +19,7 @@ from tests.support.refused_values import (
     NOT_INTEGERS,
     NOT_NUMBERS,
     NOT_STRINGS,
+    UNENFORCED,
 )
 
 VOCABULARY = 4096
@@ -65,8 +66,9 @@ OPENAI: dict[str, list[Any]] = {
         *[{"type": "text", "json_schema": {"schema": {}}}, {"type": "text", "schema": {}}],
         {"type": "json_schema", "schema": {}, "json_schema": {"schema": {}}},
         *[{"type": "json_schema", "json_schema": {"schema": schema}} for schema in BAD_SCHEMAS],
+        {"type": "json_schema", "json_schema": {"schema": UNENFORCED, "strict": True}},
     ],
-    "guided_json": [5, [], "{", "[]", *BAD_SCHEMAS],
+    "guided_json": [5, [], "{", "[]", UNENFORCED, *BAD_SCHEMAS],
     "guided_regex": [5, "(", "a" * 70_000],
     "guided_choice": ["a", [], [""], ["a", ""], [5], ["x"] * 1025],
     "guided_grammar": [5, "start: nothing", "hello", "root ::= nothing"],

@@ -16,6 +16,7 @@ from tests.support.refused_values import (
     NOT_INTEGERS,
     NOT_NUMBERS,
     NOT_STRINGS,
+    UNENFORCED,
 )
 
 
@@ -84,7 +85,7 @@ MESSAGES: dict[str, list[Any]] = {
     ],
     "output_config": [
         *[5, {"effort": "some"}, {"format": {"type": "text"}}, {"format": {"type": "json_schema"}}],
-        *[{"format": {"type": "json_schema", "schema": schema}} for schema in BAD_SCHEMAS],
+        *[{"format": {"type": "json_schema", "schema": schema}} for schema in (UNENFORCED, *BAD_SCHEMAS)],
     ],
     "mcp_servers": [[{}]],
     "container": ["x"],
@@ -139,6 +140,7 @@ RESPONSES: dict[str, list[Any]] = {
             {"format": {"type": "json_schema", "name": "x"}},
         ],
         *[{"format": {"type": "json_schema", "name": "x", "schema": schema}} for schema in BAD_SCHEMAS],
+        {"format": {"type": "json_schema", "name": "x", "schema": UNENFORCED, "strict": True}},
         {"format": {"type": "text", "schema": {}}},
     ],
     "stream": NOT_BOOLEANS,

@@ -3,6 +3,7 @@ of the answer."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -89,8 +90,9 @@ def _grammar(
     if formats.own_form is not None and formats.own_form.tags is not None:
         in_tags = with_tagged_arguments(combined.spec.tools, bool(formats.own_form.tags.before_json))
     if in_tags is None:
-        return GrammarConstraint(replace(combined.spec, form=formats.call_form), combined.param)
-    return GrammarConstraint(replace(combined.spec, form=formats.own_form, tools=in_tags), combined.param)
+        return dataclasses.replace(combined, spec=replace(combined.spec, form=formats.call_form))
+    own_spec = replace(combined.spec, form=formats.own_form, tools=in_tags)
+    return dataclasses.replace(combined, spec=own_spec)
 
 
 def _combined(tools: ToolUse, given: GrammarConstraint | None) -> GrammarConstraint | None:
@@ -106,7 +108,7 @@ def _combined(tools: ToolUse, given: GrammarConstraint | None) -> GrammarConstra
             return GrammarConstraint(of_tools, tools.param)
         shapes = [tool.for_grammar() for tool in tools.callable]
         either = grammar.JsonOrToolCalls(given.spec.schema, shapes, tools.parallel)
-        return GrammarConstraint(either, given.param)
+        return dataclasses.replace(given, spec=either)
     what = "a tool call that must come" if tools.choice != "auto" else "tools"
     raise invalid(given.param, f"cannot be combined with {what}; set tool_choice to none")
 

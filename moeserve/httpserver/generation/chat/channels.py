@@ -4,7 +4,7 @@ grammar of a whole answer."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from moeserve.chatformat import harmony
 from moeserve.grammar import spec as grammar
@@ -58,7 +58,7 @@ def channel_grammar(
         case grammar.JsonSchema() | grammar.Regex() | grammar.Ebnf() | grammar.Choice():
             answer = combined.spec
     whole = grammar.Channels(dict(channels.tokens), answer, shapes, must_call, bound)
-    return GrammarConstraint(whole, combined.param)
+    return replace(combined, spec=whole)
 
 
 def _bound(thinking: ThinkingOptions) -> int | None:

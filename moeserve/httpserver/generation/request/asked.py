@@ -22,6 +22,8 @@ class GrammarConstraint:
 
     spec: GrammarSpec
     param: str
+    # Of an answer's schema, what no grammar can enforce is left out instead of refused.
+    is_lenient: bool = False
 
 
 @dataclass(frozen=True, slots=True)

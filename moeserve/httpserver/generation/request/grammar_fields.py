@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from moeserve.httpserver.transport.request_model import check_schema_depth
 
 MAX_PATTERN_CHARS: Final = 1 << 16
+STRICT: Final = Field(description="True: a schema that cannot be enforced as a whole is refused.")
 
 
 def _schema_text(value: Any) -> str:

@@ -33,11 +33,13 @@ async def compile_grammar(
     strict = {tool.name for tool in tools.tools if tool.is_strict}
     try:
         grammar, lost = await grammars.check_or(
-            constraint.spec, relaxed(constraint.spec, strict), asked.caller.tenant
+            constraint.spec,
+            relaxed(constraint.spec, strict, answer=constraint.is_lenient),
+            asked.caller.tenant,
         )
         if lost is not None:
             asked.caller.notes[RELAXED_SCHEMAS] = constraint.param
-            _tell_once(f"{constraint.param}: held to what a grammar can express of their schemas: {lost}")
+            _tell_once(f"{constraint.param}: held to what a grammar can express of its schema: {lost}")
         return grammar
     except GrammarError as error:
         message = f"{constraint.param}: {error}"

@@ -24,6 +24,7 @@ _ROPE_KEYS = {  # settings of each rope_type, besides those that all types have
 _ROPE_COMMON = {"rope_type", "type", "rope_theta", "factor"}
 
 _ROTATED = "rope.dimension_count"
+_LARGEST: Final = 1e30
 _SECTIONS: Final = "rope.dimension_sections"
 _ROPE_SPELLING = {
     _ROTATED: "partial_rotary_factor",
@@ -180,7 +181,7 @@ def _scaling(path: Path, kind: str, scaling: Mapping[str, Any]) -> dict[str, Met
         if scaling.get(theirs) is not None:
             values[ours] = scaling[theirs]
     if attention is not None:  # GGUF's value multiplies YaRN's own scale, transformers' replaces it
-        if not isinstance(attention, int | float):
-            raise ModelError(path, f"'attention_factor' is {attention!r}, a number is expected")
+        if not isinstance(attention, int | float) or not abs(attention) < _LARGEST:
+            raise ModelError(path, f"'attention_factor' is {str(attention)[:40]}, a number is expected")
         values["rope.scaling.yarn_attn_factor"] = attention / (0.1 * math.log(factor) + 1)
     return values
