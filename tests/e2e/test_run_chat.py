@@ -115,15 +115,15 @@ def test_ctrl_c(server: Server, tmp_path: Path) -> None:
         came = terminal.wait_for("(stopped)\r\n")
         assert "Traceback" not in came
         terminal.wait_for(PROMPT)
-        terminal.send(f"/half a line{CTRL_C}")
+        terminal.interrupt("/half a line")
         terminal.wait_for("Ctrl-C again, Ctrl-D or /bye leaves\r\n")
         terminal.wait_for(PROMPT)
         terminal.send("/show\r")
         terminal.wait_for("conversation   2 messages\r\n")
         terminal.wait_for(PROMPT)
-        terminal.send(CTRL_C)
+        terminal.interrupt()
         terminal.wait_for(PROMPT)
-        terminal.send(CTRL_C)
+        terminal.interrupt()
         assert terminal.wait() == 0
 
 

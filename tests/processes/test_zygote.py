@@ -22,12 +22,8 @@ def kill(run: Run, name: str) -> None:
 
 def until_another_zygote(run: Run, last: psutil.Process) -> None:
     """Which can fork."""
-
-    def is_there() -> bool:
-        zygote = run.until_ready().titles.get("moeserve: zygote")
-        return zygote is not None and zygote != last and zygote.status() == psutil.STATUS_SLEEPING
-
-    run.wait_for(is_there, 60)
+    run.wait_for_log("the zygote is back")
+    assert run.until_ready().child("zygote") != last
 
 
 @pytest.mark.parametrize("name", ["router", "detokenizer"])
@@ -72,7 +68,6 @@ def test_a_stopped_zygote_is_given_up(start: Callable[..., Run]) -> None:
     assert run.log.count("router was started") == 1
     assert not zygote.is_running()
     until_another_zygote(run, zygote)
-    run.wait_for(lambda: run.child("zygote").status() == psutil.STATUS_SLEEPING, 60)
     kill(run, "detokenizer")
     assert run.log.count("detokenizer was forked") == 2, run.log
     run.popen.send_signal(signal.SIGTERM)

@@ -14,6 +14,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final
 
+import psutil
+
 PATIENCE_S: Final = 60.0
 CTRL_C: Final = "\x03"
 CTRL_D: Final = "\x04"
@@ -48,13 +50,26 @@ class Terminal:
     def send(self, text: str) -> None:
         os.write(self._fd, text.encode())
 
+    def interrupt(self, typed: str = "") -> None:
+        """Types a text, and Ctrl-C once the program waits for more: readline loses one that comes between its prompt
+        and its wait, until the next key."""
+        if typed:
+            self.send(typed)
+            self.wait_for(typed)
+        deadline = time.monotonic() + PATIENCE_S
+        while psutil.Process(self.process.pid).status() != psutil.STATUS_SLEEPING:
+            assert time.monotonic() < deadline, "the program does not wait"
+            time.sleep(0.001)
+        self.send(CTRL_C)
+
     def wait_for(self, text: str) -> str:
         """What came since the last wait, up to the text. Raises AssertionError where it does not come."""
         deadline = time.monotonic() + PATIENCE_S
         while (at := self.seen.find(text, self._told)) < 0:
-            left = deadline - time.monotonic()
-            assert left > 0, f"{text!r} did not come behind {self.seen[self._told :]!r}"
-            assert self._read(left), f"the program has ended without {text!r}: {self.seen[self._told :]!r}"
+            comes = self._read(deadline - time.monotonic())
+            behind = self.seen[self._told :]
+            assert time.monotonic() < deadline, f"{text!r} did not come behind {behind!r}"
+            assert comes, f"the program has ended without {text!r}: {behind!r}"
         end = at + len(text)
         found, self._told = self.seen[self._told : end], end
         return found
@@ -62,7 +77,7 @@ class Terminal:
     def wait(self, patience_s: float = PATIENCE_S) -> int:
         """The exit code."""
         deadline = time.monotonic() + patience_s
-        while self._read(max(0.0, deadline - time.monotonic())):
+        while self._read(deadline - time.monotonic()):
             pass
         return self.process.wait(PATIENCE_S)
 
@@ -72,8 +87,8 @@ class Terminal:
         self._is_open = False
 
     def _read(self, seconds: float) -> bool:
-        """False at the end."""
-        if not select.select([self._fd], [], [], seconds)[0]:
+        """False at the end, and if nothing comes in time."""
+        if not select.select([self._fd], [], [], max(0.0, seconds))[0]:
             return False
         try:
             data = os.read(self._fd, 1 << 16)

@@ -35,6 +35,7 @@ class Zygote:
         self._poller = poller
         self._child: Child | None = None
         self._is_ready = False
+        self._was_lost = False
 
     @property
     def is_starting(self) -> bool:
@@ -70,6 +71,9 @@ class Zygote:
             self._is_ready = child.line.recv(64) == b"ready\n"
             if not self._is_ready:
                 self._poller.unregister(child.line.fileno())  # it is ending; its pidfd reports when
+            elif self._was_lost:
+                log.info("the %s is back", NAME)
+                self._was_lost = False
 
     def fork(self, name: str) -> Child | None:
         """Forks a process of this name. Returns None if the zygote cannot; the caller then starts the process
@@ -92,6 +96,7 @@ class Zygote:
 
     def _lost(self, how: str) -> None:
         log.warning("the %s %s; the server goes on without it for a while", NAME, how)
+        self._was_lost = True
         self.close()
 
     def close(self) -> None:
