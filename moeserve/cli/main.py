@@ -298,7 +298,7 @@ def given_options(
     unknown = [word for word in named if word in COMMANDS] + unknown
     if unknown:
         flags = map(flag_name, vars(found))
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint(unknown, flags)}")
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint(unknown, flags, arguments)}")
     given = vars(found)
     if len(named) == 1 and not given["models_file"]:
         if given["model"] not in (None, named[0]):

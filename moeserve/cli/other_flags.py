@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from moeserve.cli import parser_names
 from moeserve.cli.flag_advice import ADVICE
 
 # Another server's flag: ours, whose value means the same.
@@ -55,31 +56,10 @@ UNDERSTOOD: Final = {
 _WHOLE_MODEL: Final = 99  # layers: what llama.cpp's users write for all of them
 _GPU_LAYERS: Final = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 _DEFAULT: Final = None  # a value that asks for our default, so that the flag is left out
-_THINK: Final = (
-    "deepseek_r1 deepseek-r1 deepseek_v3 deepseek-v3 deepseek_v31 deepseek_v32 deepseek_v4 glm45 glm47 glm minimax_m2 "
-    "minimax-m2 minimax kimi_k2 kimi step3 step3p5 nemotron_v3 nano_v3 qwen3-thinking qwen3_5 olmo3 mimo"
-)
 # Our flag: other servers' values of it, and ours that mean the same.
 VALUES: Final[Mapping[str, Mapping[str, str | None]]] = {
-    "--tool-call-parser": {
-        **dict.fromkeys(("qwen25", "qwen"), "hermes"),
-        **dict.fromkeys(("qwen3_xml", "qwen3coder"), "qwen3_coder"),
-        **dict.fromkeys(("glm", "glm47"), "glm45"),
-        "deepseekv3": "deepseek_v3",
-        "deepseekv31": "deepseek_v31",
-        "deepseekv32": "deepseek_v32",
-        "deepseekv4": "deepseek_v4",
-        "minimax-m2": "minimax_m2",
-        "hunyuan_a13b": "hunyuan",
-        "llama3_json": "llama",
-        **dict.fromkeys(("openai", "gpt-oss"), "auto"),  # gpt-oss's calls are recognised with its channels
-    },
-    "--reasoning-parser": {
-        **dict.fromkeys(_THINK.split(), "qwen3"),
-        **dict.fromkeys(("gpt-oss", "openai_" + "gpt-oss".replace("-", "")), "harmony"),
-        "hunyuan_a13b": "hunyuan",
-        "ernie45": "ernie",
-    },
+    "--tool-call-parser": parser_names.TOOL_CALLS,
+    "--reasoning-parser": parser_names.REASONING,
     "--kv-cache-dtype": {
         **dict.fromkeys(("float16", "fp16"), "f16"),
         "bfloat16": "bf16",
@@ -97,6 +77,12 @@ VALUES: Final[Mapping[str, Mapping[str, str | None]]] = {
     "--seed": {"-1": _DEFAULT},
     "--threads": dict.fromkeys(("0", "-1"), _DEFAULT),
     "--max-model-len": dict.fromkeys(("0", "-1", "auto"), _DEFAULT),
+}
+# What to do for several values.
+_SEVERAL: Final = {
+    **dict.fromkeys(("--api-key", "--allowed-origin"), ": repeat the flag for more"),
+    "--served-model-name": ": the model has one name",
+    "--model": ": name several models before all flags",
 }
 # vLLM's numbers with a unit: 8k is 8,000, and 8K is 8,192.
 _IN_UNITS: Final = ("--max-model-len", "--max-num-batched-tokens", "--max-total-tokens")
@@ -145,16 +131,27 @@ def _ours(flag: str, value: str) -> list[str]:
     return [ours, meant] if meant else [ours]
 
 
-def hint(unknown: Iterable[str], flags: Iterable[str]) -> str:
+def hint(unknown: Iterable[str], flags: Iterable[str], arguments: Sequence[str] = ()) -> str:
     """Returns the end of a message about arguments that no flag takes: advice about each flag that has some, else the
-    nearest name. flags: ours."""
-    known = list(flags)
+    nearest name, else the flag of ours that has one value too many. flags: ours. arguments: all that was typed."""
+    known, unknown = list(flags), list(unknown)
     typed = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     if said := "".join(f"; {flag}: {ADVICE[flag]}" for flag in dict.fromkeys(typed) if flag in ADVICE):
         return said
     for flag in typed:
         if close := difflib.get_close_matches(flag, _of_its_length(flag, [*known, *UNDERSTOOD]), 1):
             return f"; did you mean {UNDERSTOOD.get(close[0], close[0])}?"
+    return "" if typed else _too_many(unknown, known, arguments)
+
+
+def _too_many(words: Sequence[str], known: Sequence[str], arguments: Sequence[str]) -> str:
+    """Returns advice about a second value: vLLM's flags for keys, origins and names take several."""
+    for at, word in enumerate(arguments):
+        if word in words:
+            flag = next((one for one in reversed(arguments[:at]) if one.startswith("--")), "").partition("=")[
+                0
+            ]
+            return f"; {flag} takes one value{_SEVERAL.get(flag, '')}" if flag in known else ""
     return ""
 
 

@@ -316,7 +316,14 @@ def _template_of(config: ServerConfig) -> str | None:
     try:
         return Path(config.chat_template).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--chat-template: {config.chat_template} cannot be read: {error}") from error
+        advice = ""
+        if isinstance(error, FileNotFoundError) and Path(config.chat_template).suffix == "":
+            advice = "; templates have no names here: leave the flag out, and the model's own one is used"
+        raise ConfigError(
+            f"--chat-template: {config.chat_template} cannot be read: {error.strerror}{advice}"
+            if isinstance(error, OSError)
+            else f"--chat-template: {config.chat_template} is not UTF-8: {error}"
+        ) from error
 
 
 def _uvicorn_config(app: FastAPI, service: Service) -> uvicorn.Config:

@@ -33,6 +33,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
         (["--max-model-len", "auto", "--log-level", "warn"], {"log_level": "warning"}),
         (["--tool-call-parser", "qwen25"], {"tool_call_parser": "hermes"}),
         (["--tool-call-parser", "openai", "--reasoning-parser", "glm45"], {"reasoning_parser": "qwen3"}),
+        (["--tool-call-parser", "step3", "--reasoning-parser=granite"], {}),
+        (["--reasoning-parser", "openai_gptoss"], {"reasoning_parser": "harmony"}),
         (["--kv-cache-dtype", "float16", "--device=none"], {"kv_cache_dtype": "f16", "device": "cpu"}),
         (["--generation-config=vllm", "--max-queued-requests", "9"], {"max_num_queued_reqs": 9}),
         (["--tensor-parallel-size", "2", "-np", "4", "-t", "3"], {"gpus": "2", "max_num_seqs": 4, "threads": 3}),
@@ -111,3 +113,20 @@ def test_every_flag_that_is_understood_is_one_of_ours() -> None:
     assert set(UNDERSTOOD.values()) <= ours
     assert not (UNDERSTOOD.keys() | ADVICE.keys()) & ours
     assert not UNDERSTOOD.keys() & ADVICE.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--served-model-name a b", "b; --served-model-name takes one value: the model has one name"),
+        ("--api-key a b", "b; --api-key takes one value: repeat the flag for more"),
+        ("--allowed-origin=a b", "b; --allowed-origin takes one value: repeat the flag for more"),
+        ("--port 80 90", "90; --port takes one value"),
+    ],
+)
+def test_a_value_too_many_is_said_with_its_flag(
+    arguments: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", *arguments.split()])
+    assert capsys.readouterr().err.endswith(f"unrecognized arguments: {said}\n")

@@ -52,6 +52,17 @@ def test_so_is_one_of_a_folders_model_type(tmp_path: Path, model_type: object) -
     assert_short_and_no_terminals_command(caught.value, tmp_path / "config.json")
 
 
+@pytest.mark.parametrize("factor", [10**400, "x", [1], 1e308 * 10])
+def test_a_scale_of_yarn_that_is_no_usable_number(tmp_path: Path, factor: object) -> None:
+    config = base_files()["config.json"]
+    config["rope_parameters"]["attention_factor"] = factor
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(base_files()["tokenizer.json"]))
+    with pytest.raises(ModelError, match="attention_factor") as caught:
+        open_model(tmp_path)
+    assert_short_and_no_terminals_command(caught.value, tmp_path / "config.json")
+
+
 def test_so_is_one_of_a_tensor_that_has_no_place(tmp_path: Path) -> None:
     name = "blk.0.\x1b[2J" + "x" * 50
     end = (base_tensors()[-1].offset or 0) + base_tensors()[-1].nbytes
