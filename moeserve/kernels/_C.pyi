@@ -159,8 +159,8 @@ class Pool:
 class ProductSpeed:
     type: int
     tokens: int
-    isa: str
-    speed: float
+    form: str
+    speeds: list[float]
     is_known: bool
 
 class Stream:
@@ -172,7 +172,7 @@ class Stream:
     def __init__(self, threads: list[tuple[int, list[int]]], isa: str = "") -> None: ...
     def wait(self) -> None: ...
     def choose_products(
-        self, types: list[int], weight_bytes: int, least_gain: float, known: dict[int, list[float]]
+        self, types: list[int], weight_bytes: int, least_gain: float, known: dict[int, list[list[float]]]
     ) -> list[ProductSpeed]: ...
     def pack(self, source: int, bytes: int, type: int, rows: int, cols: int, experts: int) -> Matrix: ...
     def slots(self, type: int, rows: int, cols: int, count: int) -> Matrix: ...

@@ -43,23 +43,26 @@ class OperationQueue:
         types: Iterable[int],
         weight_bytes: int,
         least_gain: float = LEAST_GAIN,
-        known: Mapping[int, Sequence[float]] | None = None,
+        known: Mapping[int, Sequence[Sequence[float]]] | None = None,
     ) -> list[_C.ProductSpeed]:
-        """Measures which of this CPU's instruction sets is the fastest at multiplying packed weights of `types`
-        (ggml's numbers) by one to four tokens, from memory and with all threads. From then on products use it if it
-        is at least `least_gain` times as fast as `self.isa`. The results' bits do not depend on it. Takes some 0.1
-        s per type, about a second at most; does nothing if there is no choice, or if caches hold all
-        `weight_bytes`. Only while no operation is queued.
+        """Measures which form of the product is the fastest at multiplying packed weights of `types` (ggml's numbers)
+        by one to four tokens, from memory and with all threads: another of this CPU's instruction sets, or reading
+        in order (csrc/arch/in_order.h). From then on products use it if it is at least `least_gain` times as fast as
+        `self.isa`. The results' bits do not depend on it. Takes some 0.1 s per type, about a second at most; does
+        nothing if there is no choice, or if caches hold all `weight_bytes`. Only while no operation is queued.
 
         known: speeds by type, for 1, 2, ... tokens, as an earlier call returned them; they are not measured again.
 
-        Returns the speeds that decided: `type`, `tokens`, `isa` (the chosen one), `speed` (of the other instruction
-        set, relative to `self.isa`) and `is_known`. For each type they end with the first speed below `least_gain`.
+        Returns what decided: `type`, `tokens`, `form` (the chosen one: `self.isa` or another name), `speeds` (of the
+        other forms, relative to `self.isa`) and `is_known`. For each type they end with the first number of tokens
+        with which no other form is `least_gain` times as fast.
         """
         numbers = list(types)
         for number in numbers:
             bring_codebook(number)
-        known_speeds = {number: list(speeds) for number, speeds in (known or {}).items()}
+        known_speeds = {
+            number: [list(of_forms) for of_forms in speeds] for number, speeds in (known or {}).items()
+        }
         return self._native.choose_products(numbers, weight_bytes, least_gain, known_speeds)
 
     @property

@@ -1,17 +1,22 @@
-"""The choice of products by measurement: it changes which instruction set computes, and no bit of what is computed."""
+"""The choice of products by measurement: it changes which form of them computes, and no bit of what is computed."""
 
 from __future__ import annotations
+
+from itertools import product
 
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.quantization import QUANT_TYPES
 from tests.kernels.expert_layer import HIDDEN, Layer, routing
 from tests.kernels.operations import ISAS, is_usable, load, run_linear, stream_of
-from tests.kernels.weights import activations, random_weights
+from tests.kernels.weights import ACTIVATIONS, CPU_INTEGERS, activations, random_weights
 
 KINDS = (Type.Q4_K, Type.Q8_0, Type.IQ3_S)
+READ_IN_ORDER = [t for t in CPU_INTEGERS if QUANT_TYPES[t].codebook is None and t != Type.TQ1_0]
+IN_ORDER = "avx512_in_order"
 MUCH = 1 << 40  # bytes of weights: more than any cache
 needs_both = pytest.mark.skipif(
     not {"avx2", "avx512_vnni"} <= set(ISAS), reason="this CPU does not have both vector instruction sets"
@@ -20,12 +25,14 @@ needs_both = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def chosen() -> CpuStream:
-    """A pool that computes few tokens' products of KINDS with AVX2 and all else with AVX-512, by VBMI where it can."""
+    """A pool that computes few tokens' products of KINDS in their fastest other form and all else with AVX-512, by VBMI
+    where it can."""
     stream = CpuStream(2, "avx512_vbmi" if is_usable("avx512_vbmi") else "avx512_vnni")
     choices = [c for kind in KINDS for c in stream.choose_products([kind], MUCH, least_gain=0.0)]
     assert [(c.type, c.tokens) for c in choices] == [(kind, n) for kind in KINDS for n in (1, 2, 3, 4)]
-    assert {c.isa for c in choices} == {"avx2"}
-    assert min(c.speed for c in choices) > 0
+    assert {c.form for c in choices} <= {"avx2", IN_ORDER}
+    assert {c.form for c in choices if c.tokens > 2 or c.type == Type.IQ3_S} == {"avx2"}
+    assert min(min(c.speeds) for c in choices) > 0
     return stream
 
 
@@ -48,11 +55,18 @@ def test_experts(chosen: CpuStream) -> None:
 
 @needs_both
 def test_known_speeds_decide_and_are_not_measured() -> None:
-    stream, known = CpuStream(2, "avx512_vnni"), {Type.Q4_K: [77.0, 77.0, 0.5], Type.Q8_0: [0.5]}
-    speeds = stream.choose_products([Type.Q4_K, Type.Q8_0], MUCH, known=known)
-    assert [(s.type, s.tokens, s.isa, s.speed, s.is_known) for s in speeds] == [
-        *((Type.Q4_K, 1, "avx2", 77.0, True), (Type.Q4_K, 2, "avx2", 77.0, True)),
-        *((Type.Q4_K, 3, "avx512_vnni", 0.5, True), (Type.Q8_0, 1, "avx512_vnni", 0.5, True)),
+    stream = CpuStream(2, "avx512_vnni")
+    known = {
+        Type.Q4_K: [[77.0, 78.0], [77.0, 0.5], [0.5]],
+        Type.Q8_0: [[0.5, 0.5]],
+        Type.IQ3_S: [[77.0], [0.5]],
+    }
+    speeds = stream.choose_products([*known], MUCH, known=known)
+    assert all(speed.is_known for speed in speeds)
+    assert [(s.type, s.tokens, s.form, s.speeds) for s in speeds] == [
+        *((Type.Q4_K, 1, IN_ORDER, [77.0, 78.0]), (Type.Q4_K, 2, "avx2", [77.0, 0.5])),
+        *((Type.Q4_K, 3, "avx512_vnni", [0.5]), (Type.Q8_0, 1, "avx512_vnni", [0.5, 0.5])),
+        *((Type.IQ3_S, 1, "avx2", [77.0]), (Type.IQ3_S, 2, "avx512_vnni", [0.5])),
     ]
     weights, x = random_weights(Type.Q4_K, 70, 768), load(activations("heavy-tailed", 2, 768))
     plain = stream_of("avx512_vnni")
@@ -62,11 +76,27 @@ def test_known_speeds_decide_and_are_not_measured() -> None:
 
 
 @needs_both
-@pytest.mark.parametrize("known", [[], [77.0], [77.0] * 3])
-def test_known_speeds_that_leave_a_choice_open_are_measured(known: list[float]) -> None:
+@pytest.mark.parametrize(
+    "known", [[], [[77.0, 77.0]], [[77.0, 77.0]] * 2 + [[77.0]], [[0.5]], [[77.0]] * 4, [[0.5] * 3]]
+)
+def test_known_speeds_that_leave_a_choice_open_are_measured(known: list[list[float]]) -> None:
     speeds = CpuStream(1, "avx512_vnni").choose_products([Type.Q8_0], MUCH, known={Type.Q8_0: known})
     assert speeds
-    assert not any(speed.is_known or speed.speed == 77.0 for speed in speeds)
+    assert not any(speed.is_known or 77.0 in speed.speeds for speed in speeds)
+
+
+@needs_both
+@pytest.mark.parametrize("kind", READ_IN_ORDER, ids=lambda kind: kind.name)
+def test_reading_in_order_gives_the_same_bits(kind: Type) -> None:
+    """With a last panel of six rows."""
+    stream, own = CpuStream(2, "avx512_vnni"), stream_of("avx512_vnni")
+    forms = stream.choose_products([kind], MUCH, known={kind: [[0.5, 77.0], [0.5, 77.0], [0.5]]})
+    assert [(form.tokens, form.form) for form in forms] == [(1, IN_ORDER), (2, IN_ORDER), (3, "avx512_vnni")]
+    weights = random_weights(kind, 70, 768)
+    for distribution, tokens in product(ACTIVATIONS, (1, 2)):
+        x = load(activations(distribution, tokens, 768) * 3)
+        expected = run_linear(own, x, [weights.pack(own)])[0]
+        assert torch.equal(run_linear(stream, x, [weights.pack(stream)])[0], expected)
 
 
 @needs_both

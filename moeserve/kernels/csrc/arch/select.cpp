@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "arch/block_float.h"
+#include "arch/in_order.h"
 #include "arch/kernels.h"
 
 #if defined(MOESERVE_NEON)
@@ -15,6 +16,7 @@ const Kernels* avx2_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }
 const Kernels* avx512_vbmi_kernels() { return nullptr; }
 const BlockFloatKernels* block_float_kernels() { return nullptr; }
+PanelGemm avx512_in_order(int) { return nullptr; }
 #endif
 #if !defined(MOESERVE_NEON)
 const Kernels* neon_dotprod_kernels() { return nullptr; }
@@ -80,6 +82,11 @@ const Kernels* narrower_kernels(const Kernels& k) {
     found |= std::strcmp(other->name, k.name) == 0;
   }
   return nullptr;
+}
+
+PanelGemm in_order_product(const Kernels& k, int type) {
+  const Kernels* avx512 = avx512_kernels();
+  return avx512 != nullptr && are_alike(k, *avx512) ? avx512_in_order(type) : nullptr;
 }
 
 void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b, const float* acc_b,

@@ -140,8 +140,8 @@ void bind_engine(nb::module_& m) {
   nb::class_<ProductSpeed>(m, "ProductSpeed")
       .def_ro("type", &ProductSpeed::type)
       .def_ro("tokens", &ProductSpeed::tokens)
-      .def_ro("isa", &ProductSpeed::isa)
-      .def_ro("speed", &ProductSpeed::speed)
+      .def_ro("form", &ProductSpeed::form)
+      .def_ro("speeds", &ProductSpeed::speeds)
       .def_ro("is_known", &ProductSpeed::is_known);
   nb::class_<Stream>(m, "Stream")
       .def(nb::init<const std::vector<std::pair<int, std::vector<int>>>&, const std::string&>(), "threads"_a,

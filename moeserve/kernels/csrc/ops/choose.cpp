@@ -10,6 +10,7 @@
 #include <cstring>
 #include <memory>
 
+#include "arch/in_order.h"
 #include "ops/ops.h"
 
 namespace moeserve {
@@ -97,17 +98,34 @@ double seconds_of(Pool& pool, PanelGemm gemm, const Matrix& w, const ActivationR
 
 using Clock = std::chrono::steady_clock;
 
-// Returns how many times as fast `other` is as `own`.
-double gain(Pool& pool, PanelGemm own, PanelGemm other, const Matrix& w, const ActivationRows& x, int n,
-            Clock::time_point until) {
-  std::array<double, 2> least{1e9, 1e9};
+// A form of a type's product with some number of tokens.
+struct Form {
+  const char* name;
+  PanelGemm gemm;
+};
+
+// Returns the forms: the table's own first. `other`: the other instruction set's table, or nullptr.
+std::vector<Form> forms_of(const Kernels& table, const Kernels* other, int type, int tokens) {
+  std::vector<Form> forms{{table.name, table.gemm[type]}};
+  if (other != nullptr) forms.push_back({other->name, other->gemm[type]});
+  const PanelGemm in_order = tokens <= kInOrderTokens ? in_order_product(table, type) : nullptr;
+  if (in_order != nullptr) forms.push_back({kInOrder, in_order});
+  return forms;
+}
+
+// Returns how many times as fast as the first form each other one is.
+std::vector<double> gains(Pool& pool, const std::vector<Form>& forms, const Matrix& w,
+                          const ActivationRows& x, int n, Clock::time_point until) {
+  std::vector<double> least(forms.size(), 1e9);
   for (int round = 0; round < kMostRounds && (round < kLeastRounds || Clock::now() < until); ++round) {
-    for (int turn = 0; turn < 2; ++turn) {
-      const int which = (round + turn) % 2;  // own, other, other, own, ...
-      least[which] = std::min(least[which], seconds_of(pool, which == 0 ? own : other, w, x, n));
+    for (size_t turn = 0; turn < forms.size(); ++turn) {  // forwards, backwards, ...
+      const size_t which = round % 2 == 0 ? turn : forms.size() - 1 - turn;
+      least[which] = std::min(least[which], seconds_of(pool, forms[which].gemm, w, x, n));
     }
   }
-  return least[0] / least[1];
+  std::vector<double> speeds;
+  for (size_t which = 1; which < forms.size(); ++which) speeds.push_back(least[0] / least[which]);
+  return speeds;
 }
 
 // Random weights of one type, filled in at the first measurement.
@@ -130,10 +148,18 @@ class MeasuredWeights {
   std::unique_ptr<Matrix> weights_;
 };
 
-// Whether a choice by these speeds needs no further one.
-bool suffice(const std::vector<double>& speeds, double least_gain) {
-  return speeds.size() >= kFewTokens ||
-         std::any_of(speeds.begin(), speeds.end(), [&](double speed) { return speed < least_gain; });
+double fastest(const std::vector<double>& speeds) { return *std::max_element(speeds.begin(), speeds.end()); }
+
+// Whether `known` decides the choice for the type.
+bool suffices(const std::vector<std::vector<double>>& known, const Kernels& table, const Kernels* other,
+              int type, double least_gain) {
+  for (int n = 1; n <= kFewTokens; ++n) {
+    const size_t others = forms_of(table, other, type, n).size() - 1;
+    if (others == 0) return true;
+    if (static_cast<size_t>(n) > known.size() || known[n - 1].size() != others) return false;
+    if (fastest(known[n - 1]) < least_gain) return true;
+  }
+  return true;
 }
 
 }  // namespace
@@ -143,22 +169,24 @@ std::vector<ProductSpeed> choose_products(Pool& pool, Kernels& table, const std:
   const Clock::time_point until = Clock::now() + kMostTime;
   std::vector<ProductSpeed> speeds;
   const Kernels* other = narrower_kernels(table);
-  if (other == nullptr || weight_bytes < bytes_beyond_caches()) return speeds;
+  if (weight_bytes < bytes_beyond_caches()) return speeds;
   const ActivationRows x;
   for (const int type : types) {
     if (type_info(type).name == nullptr || !type_info(type).integer) continue;
     const auto found = known.find(type);
-    const bool is_known = found != known.end() && suffice(found->second, least_gain);
+    const bool is_known = found != known.end() && suffices(found->second, table, other, type, least_gain);
     if (!is_known && Clock::now() > until) continue;
     MeasuredWeights w(pool, type);
     for (int n = 1; n <= kFewTokens; ++n) {
-      const double speed = is_known
-                               ? found->second[n - 1]
-                               : gain(pool, table.gemm[type], other->gemm[type], w.filled(), x, n, until);
-      const bool gains = speed >= least_gain;
-      speeds.push_back({type, n, gains ? other->name : table.name, speed, is_known});
-      if (!gains) break;  // with more tokens the wider instruction set gains
-      table.few[type][n - 1] = other->gemm[type];
+      const std::vector<Form> forms = forms_of(table, other, type, n);
+      if (forms.size() == 1) break;
+      const std::vector<double> now =
+          is_known ? found->second[n - 1] : gains(pool, forms, w.filled(), x, n, until);
+      const auto best = std::max_element(now.begin(), now.end());
+      const Form& form = forms[*best >= least_gain ? 1 + (best - now.begin()) : 0];
+      speeds.push_back({type, n, form.name, now, is_known});
+      if (*best < least_gain) break;  // with more tokens the wider instruction set gains
+      table.few[type][n - 1] = form.gemm;
     }
   }
   return speeds;

@@ -1,7 +1,7 @@
 """Keeps the measured speeds of CPU products on disk, so that the next start need not measure them again.
 
 There is one file per machine and pool in the user's cache directory. It names the build that was measured. Any program
-of the user may write there, so the contents are checked; they only affect which instruction set computes.
+of the user may write there, so the contents are checked; they only affect which form of a product computes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.quantization import QUANT_TYPES
 
 FOLDER: Final = "moeserve"
+LAYOUT: Final = (
+    2  # of the file: another one has another name, so that versions do not find each other's damaged
+)
 MOST_BYTES: Final = 1 << 16  # largest file
 MOST_AGE_S: Final = (
     30 * 24 * 3600.0
@@ -36,13 +39,14 @@ _CPU_FIELDS: Final = frozenset(
 
 log = logging.getLogger(__name__)
 
-Speeds = dict[int, list[float]]  # by ggml's number of the type: for 1, 2, ... tokens
+# By ggml's number of the type: for 1, 2, ... tokens, the speeds of the forms that the product has beside its usual one.
+Speeds = dict[int, list[list[float]]]
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     build: str
     measured_at: float  # of the oldest speed, in seconds since 1970
-    speeds: dict[str, list[float]]  # by the type's name
+    speeds: dict[str, list[list[float]]]  # by the type's name
 
     def check(self) -> None:
         """Raises ValueError for contents that no measurement can have produced."""
@@ -51,7 +55,9 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"there is no type {min(unknown)!r}")
         low, high = SPEEDS
         for name, speeds in self.speeds.items():
-            if not 1 <= len(speeds) <= _C.FEW_TOKENS or not all(low < speed < high for speed in speeds):
+            if not 1 <= len(speeds) <= _C.FEW_TOKENS or not all(speeds):
+                raise ValueError(f"{name} has no such speeds")
+            if not all(low < speed < high for of_forms in speeds for speed in of_forms):
                 raise ValueError(f"{name} has no such speeds")
 
 
@@ -87,10 +93,10 @@ class KeptSpeeds:
         if not 0.0 <= time.time() - found.measured_at < MOST_AGE_S:
             return {}
         self._measured_at = found.measured_at
-        self._known = {_NUMBERS[name]: list(speeds) for name, speeds in found.speeds.items()}
+        self._known = {_NUMBERS[name]: speeds for name, speeds in found.speeds.items()}
         return dict(self._known)
 
-    def add(self, speeds: Mapping[int, Sequence[float]]) -> None:
+    def add(self, speeds: Mapping[int, Sequence[list[float]]]) -> None:
         """Replaces the file atomically with the speeds that were read and `speeds`. If that fails, a line is logged,
         and the next start measures again."""
         if self._path is None or not speeds:
@@ -111,7 +117,8 @@ class KeptSpeeds:
 
 def kept_speeds(stream: CpuStream) -> KeptSpeeds:
     """Returns the speeds kept for this machine's CPU and for pools like `stream`'s."""
-    key = hashlib.sha256(repr((_cpu(), stream.isa, stream.threads, stream.nodes)).encode()).hexdigest()[:16]
+    of_pool = (_cpu(), stream.isa, stream.threads, stream.nodes, LAYOUT)
+    key = hashlib.sha256(repr(of_pool).encode()).hexdigest()[:16]
     folder = cache_folder(os.environ)
     return KeptSpeeds(None if folder is None else folder / f"products-{key}.json", _build())
 

@@ -31,7 +31,7 @@ def open_stream(config: ServerConfig) -> CpuStream:
 
 
 def choose_products(stream: CpuStream, config: ServerConfig, source: ModelSource) -> str:
-    """Lets the pool choose the fastest of this CPU's instruction sets by measurement, unless `--isa` names one. Uses
+    """Lets the pool choose the fastest form of products by measurement, unless `--isa` names an instruction set. Uses
     the speeds that an earlier start kept on disk, except with `--isa measure`. Weights used in place (a memory-mapped
     file) get the newest instruction set, without measurement.
 
@@ -45,32 +45,35 @@ def choose_products(stream: CpuStream, config: ServerConfig, source: ModelSource
     known = {} if config.isa == "measure" else kept.read()
     types = [kind for kind, _ in num_bytes.most_common()]
     speeds = stream.choose_products(types, num_bytes.total(), known=known)
-    measured = dict[int, list[float]]()
+    measured = dict[int, list[list[float]]]()
     for speed in speeds:
         if not speed.is_known:
-            measured.setdefault(speed.type, []).append(speed.speed)
+            measured.setdefault(speed.type, []).append(speed.speeds)
     kept.add(measured)
-    return _told(stream, [speed for speed in speeds if speed.isa != stream.isa], kept.date)
+    return _told(stream, [speed for speed in speeds if speed.form != stream.isa], kept.date)
 
 
 def _told(stream: CpuStream, chosen: Sequence[_C.ProductSpeed], date: str) -> str:
-    """Logs which products another instruction set computes, and returns their description. date: day of the kept
+    """Logs which products are computed in another form, and returns their description. date: day of the kept
     speeds."""
     if not chosen:
         return ""
-    other = chosen[0].isa  # all name the same other instruction set
-    for is_known, origin in ((False, "by measurement"), (True, f"by a measurement kept from {date}")):
-        products = ", ".join(_product(speed) for speed in chosen if speed.is_known == is_known)
-        if products:
-            log.info("faster with %s than with %s, %s: %s", other, stream.isa, origin, products)
-    names = dict.fromkeys(QUANT_TYPES[speed.type].name for speed in chosen)
+    told = list[str]()
+    for form in dict.fromkeys(speed.form for speed in chosen):
+        of_form = [speed for speed in chosen if speed.form == form]
+        for is_known, origin in ((False, "by measurement"), (True, f"by a measurement kept from {date}")):
+            products = ", ".join(_product(speed) for speed in of_form if speed.is_known == is_known)
+            if products:
+                log.info("faster with %s than with %s, %s: %s", form, stream.isa, origin, products)
+        names = dict.fromkeys(QUANT_TYPES[speed.type].name for speed in of_form)
+        told.append(f"{form} for few tokens of {', '.join(names)}")
     kept = f", kept from {date}" if all(speed.is_known for speed in chosen) else ""
-    return f"{other} for few tokens of {', '.join(names)} by measurement{kept}"
+    return f"{' and '.join(told)} by measurement{kept}"
 
 
 def _product(speed: _C.ProductSpeed) -> str:
     tokens = "1 token" if speed.tokens == 1 else f"{speed.tokens} tokens"
-    return f"{QUANT_TYPES[speed.type].name} with {tokens} ({speed.speed:.2f} times as fast)"
+    return f"{QUANT_TYPES[speed.type].name} with {tokens} ({max(speed.speeds):.2f} times as fast)"
 
 
 def check_ram(weight_bytes: int, remedy: str = "or leave more experts to the GPU") -> None:

@@ -8,19 +8,19 @@ inline VI zero_sums(const GroupMeta& meta) {
   return set_i(F::kZero * (meta.sum_lo + meta.sum_hi));
 }
 
-// Scales one token's sums of a group by one scale and adds them to its 16 accumulators at `out`. zeros: zero_sums.
+// Scales one token's sums of a group by one scale and adds them to its 16 accumulators. zeros: zero_sums.
 template <class F>
-inline void accumulate_whole(VI sums, VI zeros, const Scales& s, const GroupMeta& meta, float* out) {
+inline VF added_whole(VI sums, VI zeros, const Scales& s, const GroupMeta& meta, VF acc) {
   if constexpr (F::kZero != 0) sums = sub_i(sums, zeros);
-  VF acc = fma(to_float(sums), mul(s.s, set_f(meta.scale)), load_f(out));
+  acc = fma(to_float(sums), mul(s.s, set_f(meta.scale)), acc);
   if constexpr (F::kMin) acc = fnma(s.z, set_f(meta.scaled_sum), acc);
-  store_f(out, acc);
+  return acc;
 }
 
 // The same for any format, with the zero point. If F::kSplit, `lo` is the sum of the group's columns 0..15 and `hi` of
 // columns 16..31; else `lo` is the whole sum.
 template <class F>
-inline void accumulate(VI lo, VI hi, const Scales& s, const GroupMeta& meta, float* out) {
+inline VF added(VI lo, VI hi, const Scales& s, const GroupMeta& meta, VF acc) {
   if constexpr (F::kSplit) {
     if constexpr (F::kZero != 0) {
       lo = sub_i(lo, set_i(F::kZero * meta.sum_lo));
@@ -31,10 +31,20 @@ inline void accumulate(VI lo, VI hi, const Scales& s, const GroupMeta& meta, flo
       sum = fnma(s.z, set_f(static_cast<float>(meta.sum_lo)), sum);
       sum = fnma(s.z_hi, set_f(static_cast<float>(meta.sum_hi)), sum);
     }
-    store_f(out, fma(sum, set_f(meta.scale), load_f(out)));
+    return fma(sum, set_f(meta.scale), acc);
   } else {
-    accumulate_whole<F>(lo, zero_sums<F>(meta), s, meta, out);
+    return added_whole<F>(lo, zero_sums<F>(meta), s, meta, acc);
   }
+}
+
+// Both with the accumulators in memory, at `out`.
+template <class F>
+inline void accumulate_whole(VI sums, VI zeros, const Scales& s, const GroupMeta& meta, float* out) {
+  store_f(out, added_whole<F>(sums, zeros, s, meta, load_f(out)));
+}
+template <class F>
+inline void accumulate(VI lo, VI hi, const Scales& s, const GroupMeta& meta, float* out) {
+  store_f(out, added<F>(lo, hi, s, meta, load_f(out)));
 }
 
 // Prefetch distance in the panel. Without prefetching a Zen 5 core read 22 GB/s, with it 35 to 40.
