@@ -82,7 +82,9 @@ async def serve(process: Process, apis: Iterable[Api] = APIS) -> None:
     to_router = AsyncPushChannel(context, process.paths.router)
     name, *aliases = (config.served_model_name or Path(config.model).stem).split(",")
     most_adapters = 0 if config.lora_dir is None else config.max_loras or DEFAULT_MOST
-    metrics = Metrics(name, config.kv_events_block_size, config.kv_cache_dtype, most_adapters)
+    metrics = Metrics(
+        name, config.kv_events_block_size, config.kv_cache_dtype, most_adapters, process.paths.directory
+    )
     engine = EngineClient(
         to_router,
         inbox,

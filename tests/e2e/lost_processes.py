@@ -15,7 +15,7 @@ import psutil
 
 from moeserve.httpserver.generation.engine.silences import SILENCE_S
 from tests.e2e.clients import TEXT, completion, within
-from tests.support.server import Server, is_alive
+from tests.support.server import Server
 
 LIMIT_S: Final = 4.0  # of --step-timeout, the shortest that is kept
 # From when on /health must be true: the limit, a look at each quarter of it, or a silence.
@@ -51,7 +51,6 @@ class Tried:
     fallen: list[str] = field(default_factory=list)
     has_come_through: bool = True
     names: tuple[str, ...] = NAMES  # of its processes
-    counting: str | None = "httpserver"  # the process whose counters end with it; None: there is none
     patience_s: float = 3.0  # for its answers
 
     def ask(self, timeout: float) -> list[Any]:
@@ -114,7 +113,6 @@ def act(tried: Tried, *cases: tuple[str, str]) -> None:
 def try_out(tried: Tried, *cases: tuple[str, str]) -> None:
     tried.has_come_through = False
     tried.answers_well(60)  # whatever process a test before has had replaced is there
-    counting = None if tried.counting is None else tried.process(tried.counting)
     tried.fallen.clear()
     tried.look_at_counters()
     act(tried, *cases)
@@ -139,8 +137,7 @@ def try_out(tried: Tried, *cases: tuple[str, str]) -> None:
     assert within(RECOVERED_S, lambda: tried.is_whole("zygote")), tried.server.log[-4000:]
     assert tried.health() == 200
     tried.look_at_counters()
-    if counting is None or is_alive(counting):  # the one that counted at the beginning
-        assert tried.fallen == []
+    assert tried.fallen == []
     tried.counters.clear()
     tried.process("weights").resume()
     tried.has_come_through = True

@@ -67,7 +67,7 @@ def begin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Tri
                 tried.server.kill()
             more = ("--models-memory", "2", "--max-total-tokens", "4096")
             server = Server(None, "--models-file", str(folder / "models.yaml"), *more, *FLAGS)
-            current.append(Front(server, names=(*NAMES, WATCHDOG), counting=None, patience_s=60))  # of a load
+            current.append(Front(server, names=(*NAMES, WATCHDOG), patience_s=60))  # of a load
             current[-1].ask(60)  # then the model is loaded, and its prompt cached
             current[-1].answers = current[-1].ask(60)
         return current[-1]

@@ -136,7 +136,7 @@ class Server:
     def survivors(self, grace: float = 2.0) -> list[psutil.Process]:
         """Processes of this server that are still alive after `grace` seconds."""
         psutil.wait_procs(self.family, timeout=grace)
-        return [process for process in self.family if is_alive(process)]
+        return [process for process in self.family if _is_alive(process)]
 
     def kill(self) -> None:
         """The way out when a test has failed: every process at once, and the directory of their sockets."""
@@ -214,7 +214,7 @@ def stream_events(response: httpx.Response) -> Iterator[dict[str, Any]]:
             yield json.loads(line[len("data: ") :])
 
 
-def is_alive(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     """A process that has ended and waits for an init that takes its status is not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -13,9 +11,9 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.samples import Sample
 
-_COUNTING: Final = frozenset({"counter", "histogram"})
+from moeserve.httpserver.observability.kept_file import read_kept, write_kept
 
-log = logging.getLogger(__name__)
+_COUNTING: Final = frozenset({"counter", "histogram"})
 
 
 class _Total(msgspec.Struct, array_like=True, frozen=True):
@@ -35,17 +33,17 @@ class KeptCounters(Collector):
     process is killed, what it counted after its last collection is lost.
     """
 
-    def __init__(self, counted: CollectorRegistry, file: Path) -> None:
-        """Reads `file`, which need not exist. A file that cannot be read counts as empty."""
+    def __init__(self, counted: CollectorRegistry, file: Path | None) -> None:
+        """Reads `file`, which need not exist. None: nothing is kept."""
         self._counted = counted
         self._file = file
-        self._before = _read(file)
-        self._is_warned = False
+        self._before = {} if file is None else _read(file)
 
     def collect(self) -> Iterator[Metric]:
         totals: list[_Total] = []
         families = [self._continued(family, totals) for family in self._counted.collect()]
-        self._write(totals)
+        if self._file is not None:
+            write_kept(self._file, totals)
         yield from families
 
     def keep(self) -> None:
@@ -70,16 +68,6 @@ class KeptCounters(Collector):
         continued.samples = samples
         return continued
 
-    def _write(self, totals: list[_Total]) -> None:
-        temporary = self._file.with_suffix(".new")
-        try:
-            temporary.write_bytes(msgspec.json.encode(totals))
-            os.replace(temporary, self._file)
-        except OSError as error:
-            if not self._is_warned:
-                self._is_warned = True
-                log.warning("the counters begin at 0 if this process is lost: %s", error)
-
 
 def _key(name: str, labels: dict[str, str]) -> _Key:
     return name, tuple(sorted(labels.items()))
@@ -87,13 +75,7 @@ def _key(name: str, labels: dict[str, str]) -> _Key:
 
 def _read(file: Path) -> dict[str, dict[_Key, float]]:
     """Returns the totals by family and sample."""
-    try:
-        found = msgspec.json.decode(file.read_bytes(), type=list[_Total])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError) as error:
-        log.warning("the counters begin at 0: %s: %s", file, error)
-        return {}
+    found = read_kept(file, list[_Total]) or []
     families: dict[str, dict[_Key, float]] = {}
     for total in found:
         families.setdefault(total.family, {})[_key(total.name, total.labels)] = total.value

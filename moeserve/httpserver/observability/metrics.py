@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final, Literal, get_args
 
 from prometheus_client import (
@@ -22,7 +23,9 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from moeserve import __version__
+from moeserve.httpserver.observability.kept_counters import KeptCounters
 from moeserve.httpserver.observability.load_metrics import LABELS, LoadCollector
+from moeserve.httpserver.observability.load_totals import LoadTotals
 from moeserve.httpserver.observability.vllm_metrics import VllmCollector, under_vllm_names
 from moeserve.messages.pictures import PictureEncoded
 from moeserve.messages.refusal import Refusal
@@ -30,6 +33,10 @@ from moeserve.messages.sampling import FinishReason
 from moeserve.messages.schema import Usage
 
 Status = Literal["loading", "ok", "restarting", "unresponsive", "draining"]
+
+# In the runtime directory.
+TOTALS_FILE: Final = "load-totals.json"
+COUNTERS_FILE: Final = "http-counters.json"
 
 _TTFT_BUCKETS: Final = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -51,19 +58,28 @@ class Metrics:
     thread."""
 
     def __init__(
-        self, model_name: str, block_size: int = 1, cache_dtype: str = "auto", max_adapters: int = 0
+        self,
+        model_name: str,
+        block_size: int = 1,
+        cache_dtype: str = "auto",
+        max_adapters: int = 0,
+        directory: Path | None = None,
     ) -> None:
         """block_size: tokens of a block, vLLM's unit for the KV cache. cache_dtype: --kv-cache-dtype. max_adapters: the
-        most adapters at once with --lora-dir, else 0."""
+        most adapters at once with --lora-dir, else 0. directory: files in it keep the counters for the httpserver
+        after this one; None: they are not kept."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.model_name = model_name
+        self.totals = LoadTotals(None if directory is None else directory / TOTALS_FILE)
         self.reported = LoadCollector(model_name)
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self.reported)
-        self._registry.register(
-            VllmCollector(self.reported, model_name, block_size, cache_dtype, max_adapters)
-        )
-        ProcessCollector(registry=self._registry)
+        self.reported.load = self.totals.newest
+        self._registry = CollectorRegistry(auto_describe=False)  # of what this process counts
+        self._kept = KeptCounters(self._registry, None if directory is None else directory / COUNTERS_FILE)
+        self._shown = CollectorRegistry(auto_describe=False)
+        self._shown.register(self.reported)
+        self._shown.register(VllmCollector(self.reported, model_name, block_size, cache_dtype, max_adapters))
+        ProcessCollector(registry=self._shown)
+        self._shown.register(self._kept)
         build = Info(
             "moeserve:build",
             "1, with the version of moeserve and of Python.",
@@ -207,9 +223,15 @@ class Metrics:
         self._prompt.observe(usage.prompt_tokens)
         self._output.observe(usage.completion_tokens)
 
+    def keep(self) -> None:
+        """Writes the counters to their files. Each rendering does so too."""
+        self.totals.keep()
+        self._kept.keep()
+
     def render(self, status: Status = "loading") -> tuple[bytes, str]:
         """Returns the exposition text and its content type. `status` is the server's current status."""
         for name, gauge in self._status.items():
             gauge.set(name == status)
-        ours = generate_latest(self._registry)
+        self.totals.keep()
+        ours = generate_latest(self._shown)
         return ours + under_vllm_names(ours.decode()).encode(), CONTENT_TYPE_LATEST

@@ -26,7 +26,6 @@ from moeserve.httpserver.generation.engine.open_generations import OpenGeneratio
 from moeserve.httpserver.generation.engine.picture_client import PictureClient
 from moeserve.httpserver.generation.engine.queue_room import QueueRoom
 from moeserve.httpserver.generation.engine.served_adapters import ServedAdapters
-from moeserve.httpserver.observability.load_totals import LoadTotals
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.errors import ApiError, shutting_down
 from moeserve.messages.adapters import AdapterAnswer, AdaptersServed, ServedAdapter
@@ -81,7 +80,6 @@ class EngineClient:
             self.state.lost_detokenizer = "the detokenizer has not been heard since httpserver was replaced"
         self._open = OpenGenerations(self.room)
         self._aborts: set[asyncio.Task[None]] = set()
-        self._totals = LoadTotals()
         self.expert_use = ExpertUseFeed(self.to_router)
         self.adapters = ServedAdapters(self.to_router, self.next_id)
 
@@ -174,7 +172,7 @@ class EngineClient:
             case RequestError():
                 self._failed(message)
             case LoadReport():
-                load = self.metrics.reported.load = self._totals.of(message)
+                load = self.metrics.reported.load = self.metrics.totals.of(message)
                 state.slow_disk.told(load.expert_disk)
                 state.silences.heard("router")
             case Heartbeat():
@@ -199,6 +197,7 @@ class EngineClient:
                 self.pictures.received(message)
             case HeartbeatRequest():
                 self.heartbeat()
+                self.metrics.keep()
             case EngineLost(cause=cause):
                 self._engine_lost(cause)
 
@@ -265,7 +264,7 @@ class EngineClient:
         self.state.silences.lost(lost.process)
         if lost.process == "router":
             self.to_router.reopen()
-            self._totals.start_again()
+            self.metrics.totals.start_again()
             self._engine_lost(cause)
             self.adapters.failed(cause)
         else:
@@ -274,7 +273,7 @@ class EngineClient:
             self._fail(request_id, ApiError(500, f"the engine crashed: {cause}", code="engine_error"))
             if lost.process != "router":
                 await self.to_router.send(Abort(request_id))
-        self._totals.lost(sum(generation.has_begun for generation in self._open))
+        self.metrics.totals.lost(sum(generation.has_begun for generation in self._open))
         for delivery in self._open.deliveries:
             await self._resume(delivery, router_knows=lost.process != "router")
 
