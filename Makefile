@@ -20,6 +20,7 @@
 #   make wheels                                                   wheels for all Pythons and old systems, tried: needs Docker
 #   make test-wheel [WHEEL_PYTHONS="python3.11 python3.12"]       the wheel in empty environments, without a compiler
 #   make test-wheel-system WHEEL=FILE [SUITE=forky]               a wheel in a bare Debian (Python 3.14), filled from PyPI: as root
+#   make test-images                                              the container images for CPU and CUDA, built and started: needs Docker
 #   make release TAG=vX.Y.Z                                       whether the tag is this commit's version; its notes and wheels in dist/
 #   make format                                                   rewrite Python and C++ files in the project's format
 #   make docs                                                     write what is made from the code anew
@@ -44,7 +45,7 @@ CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(fo
 NATIVE_TESTS := $(wildcard tests/kernels/native/*.cpp tests/kernels/native/*.h)
 BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-arm test-wheel test-wheel-system fuzz fuzz-models schemas soak lint check-commits wheel wheels release browser format docs site site-version sbom clean
+.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-arm test-wheel test-wheel-system test-images fuzz fuzz-models schemas soak lint check-commits wheel wheels release browser format docs site site-version sbom clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -182,6 +183,13 @@ test-wheel: wheel $(VENV)/.installed-test
 SUITE ?= forky
 test-wheel-system:
 	scripts/try_wheel_in_empty_system.sh "$(WHEEL)" "$(SUITE)"
+
+# The second is what PyPI's PyTorch makes of it: it has no GPU to compute on here, and starts all the same.
+test-images:
+	docker build --file deploy/Dockerfile --tag moeserve:cpu .
+	scripts/try_image.sh moeserve:cpu
+	docker build --file deploy/Dockerfile --tag moeserve:cuda --target cuda --build-arg TORCH_INDEX= .
+	scripts/try_image.sh moeserve:cuda
 
 release: wheels
 	$(PYTHON) scripts/check_release.py "$(TAG)" > dist/notes.md

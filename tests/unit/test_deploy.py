@@ -119,19 +119,31 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.split()[0], line.split(maxsplit=1)[1]) for line in lines]
 
 
-def test_dockerfile_has_two_stages_and_no_root() -> None:
-    found = instructions()
-    names = [name for name, _ in found]
-    assert set(names) <= {
-        *("FROM", "RUN", "ENV", "WORKDIR", "COPY", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT")
+def stages() -> dict[str, list[tuple[str, str]]]:
+    """The instructions of each of the Dockerfile's stages by its name; "": of the last one, which has none."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name, rest in instructions():
+        if name == "FROM":
+            found[rest.partition(" AS ")[2]] = []
+        found[list(found)[-1]].append((name, rest))
+    return found
+
+
+def test_dockerfile_has_no_root_and_a_compiler_for_cuda_alone() -> None:
+    names = {name for name, _ in instructions()}
+    assert names <= {
+        *("FROM", "ARG", "RUN", "ENV", "WORKDIR", "COPY", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT")
     }
-    stages = [index for index, name in enumerate(names) if name == "FROM"]
-    assert len(stages) == 2
-    assert found[stages[0]][1].endswith(" AS build")
-    last = found[stages[1] :]
-    assert ("USER", "moeserve") in last
-    assert not any("apt-get" in rest for _, rest in last), "no compiler in the image"
-    (check,) = (rest for name, rest in last if name == "HEALTHCHECK")
+    found = stages()
+    assert list(found) == ["build", "runtime", "cuda", ""]
+    assert found[""] == [("FROM", "runtime")], "what a build without --target makes"
+    runtime = found["runtime"]
+    assert runtime[-1][0] == "ENTRYPOINT"
+    assert [rest for name, rest in runtime if name == "USER"] == ["moeserve"]
+    assert not any("apt-get" in rest for _, rest in runtime), "no compiler in the CPU's image"
+    assert found["cuda"][0] == ("FROM", "runtime AS cuda")
+    assert [rest for name, rest in found["cuda"] if name == "USER"] == ["root", "moeserve"]
+    (check,) = (rest for name, rest in runtime if name == "HEALTHCHECK")
     command = json.loads(check[check.index("[") :])
     compile(command[2], "healthcheck", "exec")
     used = set(re.findall(r"MOESERVE_\w+", (DEPLOY / "Dockerfile").read_text()))

@@ -53,6 +53,28 @@ def test_workflows_may_read_only_and_name_the_versions_of_actions(workflow: Path
         assert "run" in step or re.fullmatch(r"[\w-]+/[\w-]+@v\d+", step["uses"])
 
 
+def test_actions_run_on_a_node_that_runners_have() -> None:
+    """Runners have Node 24: the actions' first versions for it. Those before are for Node 20, which runners dropped in
+    September 2026."""
+    oldest = {"actions/checkout": 5, "actions/setup-python": 6, "actions/upload-artifact": 6}
+    used = [step["uses"].split("@v") for workflow in WORKFLOWS for step in steps(workflow) if "uses" in step]
+    assert {name for name, _ in used} >= oldest.keys()
+    assert [(name, version) for name, version in used if int(version) < oldest.get(name, 1)] == []
+
+
+def test_checkouts_keep_no_token_but_where_a_job_pushes() -> None:
+    for workflow in WORKFLOWS:
+        for job in yaml.safe_load(workflow.read_text())["jobs"].values():
+            pushes = job.get("permissions", {}).get("contents") == "write"
+            (checkout,) = (
+                step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@")
+            )
+            assert checkout.get("with", {}).get("persist-credentials", True) is pushes, (
+                workflow.stem,
+                job["name"],
+            )
+
+
 def test_what_ci_checks() -> None:
     called = {step.get("run") for workflow in WORKFLOWS for step in steps(workflow)}
     assert called >= {
@@ -66,6 +88,7 @@ def test_what_ci_checks() -> None:
         "make test-wheel",
         "make check-commits",
         "make release",
+        "make test-images",
     }
 
 
