@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from moeserve.httpserver.batches.input_lines import Line, Lines, read_line, read_lines
-from moeserve.httpserver.batches.journal import Journal, recover
+from moeserve.httpserver.batches.journal import Journal
 from moeserve.httpserver.batches.outcomes import Kind, Outcome, Tally, is_error_line, line_of
 from moeserve.httpserver.batches.records import Batch, LineError, StoredFile
-from moeserve.httpserver.batches.store import RETENTION_S, BatchStore
+from moeserve.httpserver.batches.store import RETENTION_S, BatchStore, recovered_tally
 from moeserve.httpserver.transport.errors import ApiError
 
 GIVEN_UP_AT_ONCE: Final = 256  # lines
@@ -45,7 +45,8 @@ class BatchInProgress:
     ) -> BatchInProgress | None:
         """Checks a new batch's input, or reads the results of a batch that an earlier server began. Returns None if the
         batch failed because its input is wrong. Raises ApiError, OSError."""
-        lines, tally, file = await store.on_disk(_load, store.folder.path, batch, knows_model)
+        known = store.tallies.get(batch.id)
+        lines, tally, file = await store.on_disk(_load, store.folder.path, batch, known, knows_model)
         if batch.in_progress_at is None:
             batch.total = len(lines.lines)
             if lines.errors:
@@ -56,6 +57,7 @@ class BatchInProgress:
                     batch.status = "in_progress"
             await store.save(batch)
         if batch.is_ended or file is None:
+            store.tallies.pop(batch.id, None)
             if file is not None:
                 file.close()
             return None
@@ -160,19 +162,17 @@ class BatchInProgress:
 
 
 def _load(
-    folder: Path, batch: Batch, knows_model: Callable[[str], bool]
+    folder: Path, batch: Batch, tally: Tally | None, knows_model: Callable[[str], bool]
 ) -> tuple[Lines, Tally, BinaryIO | None]:
-    """Reads the requests and the results so far. Runs on a thread."""
-    path, tally = folder / batch.requests, Tally()
+    """Reads the requests, and the results so far if there is no tally of them. Runs on a thread."""
+    path = folder / batch.requests
     try:
         file = path.open("rb")
     except FileNotFoundError:
         gone = LineError("file_not_found", "The input file was deleted before the batch began.")
-        return Lines(errors=[gone]), tally, None
+        return Lines(errors=[gone]), Tally(), None
     # A batch that was accepted is finished even if the server serves other models now.
     is_new = batch.in_progress_at is None and batch.style == "openai"
     knows = knows_model if is_new else lambda _: True
     lines = read_lines(path, batch.endpoint, knows)
-    for name in (batch.output, batch.error_output):
-        recover(folder / name, tally.take)
-    return lines, tally, file
+    return lines, recovered_tally(folder, batch) if tally is None else tally, file

@@ -6,6 +6,7 @@ Everything runs on the event loop, except disk access, which runs on a thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from moeserve.httpserver.batches.folder import BatchFolder
+from moeserve.httpserver.batches.journal import recover
 from moeserve.httpserver.batches.outcomes import Tally
 from moeserve.httpserver.batches.records import Batch, StoredFile
 from moeserve.httpserver.transport.errors import ApiError, invalid
@@ -33,7 +35,7 @@ class BatchStore:
         self.folder = BatchFolder(path)
         self.files: dict[str, StoredFile] = {}
         self.batches: dict[str, Batch] = {}
-        self.tallies: dict[str, Tally] = {}  # for batches in progress, by id
+        self.tallies: dict[str, Tally] = {}  # for batches that have not ended, by id
         self.is_open = False
         self.changed: Callable[[], None] = lambda: None  # set by the runner: tells it that there is work
         self._max_bytes = max_bytes
@@ -51,6 +53,12 @@ class BatchStore:
             self._bytes[file.owner] += file.bytes
         for batch in self.batches.values():
             self._bytes[batch.owner] += self._bytes_of(batch)
+            # The batch goes on only when the model is loaded; its counts are shown before.
+            if not batch.is_ended:
+                with contextlib.suppress(
+                    OSError
+                ):  # the batch waits for the folder then, which its start logs
+                    self.tallies[batch.id] = recovered_tally(self.folder.path, batch)
         self.is_open = True
         return True
 
@@ -206,6 +214,14 @@ class BatchStore:
         self._bytes[owner] -= size
         if self._bytes[owner] <= 0:
             del self._bytes[owner]
+
+
+def recovered_tally(folder: Path, batch: Batch) -> Tally:
+    """Reads a batch's results so far, and cuts off an incomplete last line. Raises OSError."""
+    tally = Tally()
+    for name in (batch.output, batch.error_output):
+        recover(folder / name, tally.take)
+    return tally
 
 
 def page(

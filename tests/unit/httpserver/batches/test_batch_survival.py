@@ -57,6 +57,29 @@ def test_killed_in_the_middle_each_line_has_one_result(tmp_path: Path) -> None:
         assert len(server.requests) < 2 * LINES, "what was done was not done again"
 
 
+def test_the_counts_are_those_of_before_while_the_model_is_loaded(tmp_path: Path) -> None:
+    """The batch goes on only when the engine is ready: until then its answered lines count, too."""
+    with http_server(batch_dir=str(tmp_path / "b")) as server:
+        answered = threading.Semaphore(5)
+
+        def first_ones(server: HttpServer, request: Any) -> None:
+            if answered.acquire(blocking=False):
+                echo(server, request)
+
+        server.answer = first_ones
+        client = client_of(server)
+        batch = create(client, jsonl([line(f"{i}") for i in range(8)]))
+        wait_for(client, batch.id, 5)
+        server.start_again()  # SIGKILL; no engine is ready
+        client = client_of(server)
+        assert within(30, lambda: server.get(f"/v1/batches/{batch.id}").status_code == 200)
+        assert completed(client, batch.id) == 5
+        server.answer = echo
+        server.send(ready_message(server.tokenizer.vocabulary.size, context=server.context))
+        end = ended(client, batch.id)
+        assert (end.request_counts.completed, len(results(client, end.output_file_id))) == (8, 8)
+
+
 def test_half_a_line_is_cut_off_and_answered_again(tmp_path: Path) -> None:
     with http_server(batch_dir=str(tmp_path / "b")) as server:
         seen = 0
