@@ -9,6 +9,7 @@ import importlib.abc
 import os
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -341,6 +342,27 @@ def test_three_ways_to_the_same_command(command: list[str]) -> None:
     assert run.returncode == 2
     assert "--model or MOESERVE_MODEL: there is no /no/such.gguf" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_a_python_without_our_packages_is_told_so_in_a_line() -> None:
+    """`python3 launch.py` outside of the environment that `make serve` has made."""
+    program = "import sys; sys.modules['msgspec'] = None; from moeserve.__main__ import run; sys.exit(run())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY)
+    assert done.returncode == 2
+    (said,) = done.stderr.splitlines()
+    assert said.startswith(f"moeserve: {sys.executable} (Python ")
+    assert "does not have msgspec, which moeserve needs" in said
+
+
+def test_an_old_python_is_told_so_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 10, 13))
+    assert run() == 2
+    assert "is too old: 3.11 is needed at least" in capsys.readouterr().err
+    assert (
+        tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["requires-python"] == ">=3.11"
+    )
 
 
 class InterruptedImport(importlib.abc.MetaPathFinder):

@@ -19,7 +19,7 @@ from moeserve.cli.run.client import ChatClient, address_of
 from moeserve.cli.run.conversation import Conversation
 from moeserve.cli.run.history import History, history_path
 from moeserve.cli.run.pictures import read_picture
-from moeserve.cli.run.question import NoQuestion, read_question
+from moeserve.cli.run.question import NoQuestion, read_question, text_of_argument
 from moeserve.cli.run.screen import Screen
 from moeserve.cli.run.session import Session
 from moeserve.cli.run.settings import read_assignment
@@ -124,6 +124,7 @@ class _Asked(NamedTuple):
     model: str  # as it was given; "" where none is
     url: str | None  # of --url
     question: str  # "" where none is given
+    system: str  # prompt; "" where none is given
     settings: dict[str, Any]
 
 
@@ -146,7 +147,8 @@ def _read(args: argparse.Namespace) -> _Asked:
         given,
         str(given["model"] or ""),
         None if args.url is None else address_of(args.url),
-        args.prompt if args.prompt is not None else " ".join(words),
+        text_of_argument(args.prompt if args.prompt is not None else " ".join(words), "the question"),
+        text_of_argument(args.system or "", "--system"),
         dict(map(read_assignment, args.set)),
     )
 
@@ -160,7 +162,7 @@ def _run(asked: _Asked, args: argparse.Namespace, screen: Screen, is_chat: bool)
         session = Session(
             client,
             model,
-            Conversation(model.name, args.system or "", asked.settings),
+            Conversation(model.name, asked.system, asked.settings),
             screen,
             lambda: wait_until_ready(client.url, None),
             revive,

@@ -39,6 +39,19 @@ def read_question(asked: str, stdin: TextIO | None, pictures: list[Picture]) -> 
     return "\n\n".join(parts)
 
 
+def text_of_argument(words: str, what: str) -> str:
+    """Returns an argument's text. In a locale that is not UTF-8 Python keeps the shell's bytes as surrogates: they are
+    decoded as UTF-8. Raises UserError if they are something else."""
+    try:
+        words.encode()
+    except UnicodeEncodeError:
+        try:
+            return os.fsencode(words).decode()
+        except UnicodeError:
+            raise UserError(f"{what} is not UTF-8 text") from None
+    return words
+
+
 def _is_piped(stdin: TextIO) -> bool:
     """True for a pipe, a file or a socket; false for a terminal and for /dev/null."""
     mode = os.fstat(stdin.fileno()).st_mode

@@ -4,6 +4,7 @@ report."""
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -187,6 +188,27 @@ def test_a_locale_without_the_models_characters(server: HttpServer) -> None:
     server.answer = say("é 日本")
     ran = run(server.url, "-p", "x", environment={"PYTHONIOENCODING": "latin-1:strict"})
     assert (ran.returncode, ran.stdout) == (0, "é ??\n".encode("latin-1"))
+
+
+ASCII = {
+    "LC_ALL": "C",
+    "PYTHONUTF8": "0",
+    "PYTHONCOERCECLOCALE": "0",
+}  # Python itself turns to UTF-8 for LC_ALL=C
+
+
+def test_a_question_in_utf8_in_a_locale_that_is_not(server: HttpServer) -> None:
+    server.answer = say("Yes.")
+    ran = run(server.url, "--system", "Höflich.", "-p", "Grüße?", environment=ASCII)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"Yes.\n", b"")
+    assert "Höflich." in prompt_of(server)
+    assert "Grüße?" in prompt_of(server)
+
+
+def test_a_question_that_is_no_text(server: HttpServer) -> None:
+    ran = run(server.url, "-p", os.fsdecode(b"\xff\xfe"))
+    assert ran.returncode == 2
+    assert b"the question is not UTF-8 text" in ran.stderr
 
 
 def test_the_model_of_the_environment_is_for_servers_here(server: HttpServer) -> None:
