@@ -4,15 +4,22 @@
 
 Alone first: the speed of the answer, and the time to first token of the prompt. Then together. Both share one engine,
 so the speed kept and the time share of the prompt (alone / together) add up to about 1.
+
+    python -m benchmarks.decode_interference --batch 10000 --streams 8 --pairs 12
+
+Streams beside a batch of so many lines and without it, in windows by turns: tokens a second of all streams alone and
+beside the batch, their share, the batch's lines a second, and the machine's load.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import tempfile
 import time
 from pathlib import Path
 
+from benchmarks import batch_windows
 from tests.support.server import Server, running_server
 from tests.support.streams import Answer, ask, client, percentile, prompt_ids, until
 
@@ -48,6 +55,18 @@ async def measure(server: Server, length: int, answer_tokens: int) -> str:
     )
 
 
+def batch_beside_streams(args: argparse.Namespace) -> None:
+    print(f"{'alone/s':>9}{'beside':>9}{'kept':>8}{'lines/s':>9}{'load':>7}")
+    with tempfile.TemporaryDirectory() as folder:
+        flags = batch_windows.flags(Path(folder), args.streams, args.stream_tokens)
+        with running_server(args.model, *flags, ready_timeout=300) as server:
+            asyncio.run(
+                batch_windows.measure_batch(
+                    server, args.batch, args.streams, args.stream_tokens, args.window, args.pairs
+                )
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="An answer under way while a long prompt is read.")
     parser.add_argument("--model", type=Path)
@@ -57,7 +76,17 @@ def main() -> None:
         "--shares", type=float, nargs="+", default=[0.4], help="--prefill-share, each in a run"
     )
     parser.add_argument("--max-itl-ms", type=float, nargs="+", default=[0], help="0: no limit; each in a run")
+    parser.add_argument("--batch", type=int, metavar="LINES", help="a batch instead of a long prompt")
+    parser.add_argument("--streams", type=int, default=8, help="beside the batch")
+    parser.add_argument(
+        "--stream-tokens", type=int, default=400, help="tokens of one answer beside the batch"
+    )
+    parser.add_argument("--pairs", type=int, default=12, help="of windows with the batch and without")
+    parser.add_argument("--window", type=float, default=4.0, help="seconds")
     args = parser.parse_args()
+    if args.batch:
+        batch_beside_streams(args)
+        return
     print(
         f"{'share':>6}{'limit':>7}{'alone/s':>9}{'kept':>8}{'worst 2s':>9}{'p50 ms':>8}{'p99 ms':>8}{'max':>8}"
         f"{'TTFT':>9}{'beside':>9}{'ratio':>8}"
