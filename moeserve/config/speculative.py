@@ -8,12 +8,19 @@ from typing import Any, Final, Literal, TypeVar
 
 from moeserve.config.api_config import ApiConfig
 from moeserve.config.option import option
+from moeserve.config.vllm_drafts import (
+    LOOKUP_MODELS,
+    METHODS_WITHOUT_NUMBER,
+    method_named,
+    without_usual_fields,
+)
 
 MOST_DRAFTS: Final = 16
 LONGEST_MATCH: Final = 64
 _DEFAULT_SHORTEST: Final = 3
 _DEFAULT_LONGEST: Final = 16
 _DEFAULT_DRAFTS: Final = 5  # of --speculative-model alone
+_DEFAULT_OF_BLOCK: Final = 3
 _LOOKUP_FIELDS: Final = ("prompt_lookup_min", "prompt_lookup_max")
 DraftMethod = Literal["ngram", "mtp", "draft_model", "auto"]
 
@@ -79,9 +86,13 @@ def drafts_of(config: SpeculativeConfig) -> Drafts | None:
         raise ValueError(f"not valid JSON: {error}") from error
     if not isinstance(given, dict):
         raise ValueError('expected a JSON object, as {"method": "ngram", "num_speculative_tokens": 4}')
+    given = without_usual_fields({name: value for name, value in given.items() if value is not None})
+    if "method" not in given and given.get("model") in LOOKUP_MODELS:
+        given["method"] = given.pop("model").strip("[]")
+    name = given.pop("method", None)
     model = _model(given, config.speculative_model)
     # As in vLLM, a model without a method is a small model that drafts.
-    method = _method(given.pop("method", None if model is None else "draft_model"))
+    method = _method("draft_model" if name is None and model is not None else method_named(name))
     if model is not None and method not in ("draft_model", "auto"):
         raise ValueError(
             f"method {method} takes no model that drafts: leave the model out, or say draft_model or auto"
@@ -95,6 +106,10 @@ def drafts_of(config: SpeculativeConfig) -> Drafts | None:
     if unknown := given.keys() - set(names):
         raise ValueError(f"{min(unknown)}: no such field here; method, {', '.join(names)}")
     default = None if config.speculative_model is None else _DEFAULT_DRAFTS
+    if name in METHODS_WITHOUT_NUMBER:
+        default = METHODS_WITHOUT_NUMBER[name]
+    elif method == "mtp":
+        default = _DEFAULT_OF_BLOCK
     tokens = _count(given, "num_speculative_tokens", default, MOST_DRAFTS)
     return Drafts(method, tokens, _lookup(given) if has_lookup else None, model)
 
@@ -125,11 +140,8 @@ def _model(given: dict[str, Any], flag: str | None) -> str | None:
 
 
 def _method(name: object) -> DraftMethod:
-    if name == "ngram" or name == "auto" or name == "draft_model":
+    if name == "ngram" or name == "auto" or name == "draft_model" or name == "mtp":
         return name
-    # vLLM has the model's type in the name, too: "qwen3_next_mtp".
-    if isinstance(name, str) and (name == "mtp" or name.endswith("_mtp")):
-        return "mtp"
     raise ValueError(f'method {json.dumps(name)}: "mtp", "draft_model", "ngram" and "auto" are supported')
 
 

@@ -19,6 +19,7 @@ from moeserve.models.deepseek2.indexed import GLM_FAMILY as GLM_DSA
 from moeserve.models.deepseek2.mistral4 import FAMILY as MISTRAL4
 from moeserve.models.deepseek4.family import FAMILY as DEEPSEEK4
 from moeserve.models.dots1.family import FAMILY as DOTS1
+from moeserve.models.draft_heads import refuse_draft_head, refuse_draft_head_folder
 from moeserve.models.ernie45moe.family import FAMILY as ERNIE45_MOE
 from moeserve.models.errors import ModelError
 from moeserve.models.exaonemoe.family import FAMILY as EXAONE_MOE
@@ -124,6 +125,7 @@ def read_shape(source: ModelSource) -> ModelShape:
     """Reads a model's shape from its metadata. Raises ModelError, also for an unsupported architecture."""
     family = FAMILIES.get(source.architecture)
     if family is None:
+        refuse_draft_head(source.path, source.architecture)
         raise ModelError(
             source.path,
             f"architecture {source.architecture!r} is not supported; supported are {', '.join(FAMILIES)}",
@@ -143,6 +145,7 @@ def read_checked_shape(source: ModelSource) -> ModelShape:
 def family_of_config(path: Path, config: Mapping[str, Any]) -> tuple[ModelFamily, dict[str, Any]]:
     """Returns the family of a Hugging Face config.json, and the part of it that configures the text model (possibly
     all). Raises ModelError for an unsupported model_type, quantisation or setting."""
+    refuse_draft_head_folder(path, config)
     families = [
         (family, family.hugging_face) for family in FAMILIES.values() if family.hugging_face is not None
     ]

@@ -39,7 +39,24 @@ def test_ngram(more: str, drafts: Drafts) -> None:
         ("{", "not valid JSON"),
         ("[]", "expected a JSON object"),
         ('{"num_speculative_tokens": 4}', "method null"),
-        ('{"method": "eagle3", "num_speculative_tokens": 4}', "eagle3"),
+        ('{"method": "eagle3", "num_speculative_tokens": 4}', '"eagle3": heads that read'),
+        ('{"method": "medusa", "num_speculative_tokens": 4}', 'use "mtp" if the model has'),
+        ('{"method": "dflash", "model": "z/head", "num_speculative_tokens": 4}', '"dflash": heads that read'),
+        ('{"method": "lookahead", "num_speculative_tokens": 4}', '"lookahead": "mtp", "draft_model"'),
+        (
+            '{"method": "mtp", "disable_by_batch_size": 8}',
+            "disable_by_batch_size 8: leave it out: the number",
+        ),
+        ('{"method": "mtp", "acceptance_method": "typical_acceptance_sampler"}', "a draft is kept only if"),
+        ('{"model": "x", "num_speculative_tokens": 4, "draft_tensor_parallel_size": 2}', "whole on the CPU"),
+        ('{"model": "x", "num_speculative_tokens": 4, "draft_tensor_parallel_size": true}', "size true"),
+        ('{"model": "x", "num_speculative_tokens": 4, "max_model_len": 2048}', "--max-model-len"),
+        (
+            '{"model": "x", "num_speculative_tokens": 4, "quantization": "fp8"}',
+            'quantization "fp8": leave it',
+        ),
+        ('{"method": "suffix", "suffix_decoding_max_tree_depth": 8}', "prompt_lookup_min"),
+        ('{"method": "mtp", "num_speculative_tokens": 4, "lookahead": 1}', "lookahead: no such field"),
         ('{"method": "ngram"}', "num_speculative_tokens"),
         ('{"method": "ngram", "num_speculative_tokens": 0}', "from 1 to 16"),
         ('{"method": "ngram", "num_speculative_tokens": 4.5}', "whole number"),
@@ -63,6 +80,28 @@ def test_refused_by_name(value: str, cause: str) -> None:
     with pytest.raises(ConfigError, match="--speculative-config") as error:
         read(value)
     assert cause in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "drafts"),
+    [
+        ('{"method": "mtp"}', Drafts("mtp", 3, None)),
+        ('{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}', Drafts("mtp", 2, None)),
+        ('{"method": "ngram_gpu", "num_speculative_tokens": 4}', Drafts("ngram", 4, Lookup(3, 16))),
+        ('{"model": "[ngram]", "num_speculative_tokens": 4}', Drafts("ngram", 4, Lookup(3, 16))),
+        ('{"method": "suffix"}', Drafts("ngram", 16, Lookup(3, 16))),
+        ('{"method": "suffix", "num_speculative_tokens": 8}', Drafts("ngram", 8, Lookup(3, 16))),
+        (
+            '{"method": "ngram", "model": null, "num_speculative_tokens": 4, "prompt_lookup_max": 5, '
+            '"prompt_lookup_min": null, "draft_tensor_parallel_size": 1, "quantization": null, '
+            '"rejection_sample_method": "standard", "disable_padded_drafter_batch": false, "revision": null}',
+            Drafts("ngram", 4, Lookup(5, 5)),
+        ),
+    ],
+)
+def test_as_vllms_users_write_it(value: str, drafts: Drafts) -> None:
+    """Other names of our methods, and fields with the values that they have anyway."""
+    assert read(value) == drafts
 
 
 def test_a_small_model(tmp_path: Path) -> None:

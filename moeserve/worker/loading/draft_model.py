@@ -7,6 +7,7 @@ from pathlib import Path
 
 from moeserve.config import ServerConfig, drafts_of
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
+from moeserve.models.draft_heads import refuse_draft_head
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_dummy_model, open_metadata, open_model
 from moeserve.models.registry import read_checked_shape
@@ -53,6 +54,7 @@ def open_draft_model(
         source = open_metadata(path)
     else:
         source = open_dummy_model(path) if config.load_format == "dummy" else open_model(path)
+    refuse_draft_head(path, source.architecture)  # these files lack a vocabulary
     check_same_vocabulary(model, source)
     layout = layout_of(config, read_checked_shape(source))
     check_cpu_reads(layout)

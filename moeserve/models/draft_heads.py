@@ -1,0 +1,58 @@
+"""Files and folders that only draft for another model, by reading its hidden states: EAGLE heads, DFlash and others.
+They are recognised, so that their refusal says what they are and what to use instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from moeserve.models.errors import ModelError
+
+# `general.architecture` of llama.cpp's GGUF files
+_ARCHITECTURES: Final = {
+    "eagle3": "an EAGLE-3 head",
+    "dflash": "a DFlash head",
+    "dflash-draft": "a DFlash head",
+    "dspark": "a DSpark head",
+}
+# Parts of the class names in `architectures` of config.json, in lower case.
+_CLASSES: Final = {
+    "eagle": "an EAGLE head",
+    "dflash": "a DFlash head",
+    "dspark": "a DSpark head",
+    "medusa": "Medusa heads",
+    "mlpspeculator": "an MLP speculator",
+}
+ADVICE: Final = (
+    "that is not supported: use --speculative-config "
+    """'{"method": "auto", "num_speculative_tokens": 3}', or --speculative-model with a small model of the same """
+    "vocabulary"
+)
+
+
+def refuse_draft_head(path: Path, architecture: str) -> None:
+    """Raises ModelError if a GGUF file of this architecture only drafts for another model."""
+    kind = _ARCHITECTURES.get(architecture)
+    if kind is None and architecture.endswith(("-assistant", "_assistant")):
+        kind = "an assistant"
+    if kind is not None:
+        _refuse(path, kind, architecture)
+
+
+def refuse_draft_head_folder(path: Path, config: Mapping[str, Any]) -> None:
+    """Raises ModelError if config.json at `path` is of a model that only drafts for another."""
+    classes = config.get("architectures")
+    for name in classes if isinstance(classes, list) else ():
+        kind = next((kind for part, kind in _CLASSES.items() if part in str(name).lower()), None)
+        if kind is not None:
+            _refuse(path, kind, name)
+    name = config.get("speculators_model_type")
+    if isinstance(name, str):
+        _refuse(path, "a speculator", name)
+
+
+def _refuse(path: Path, kind: str, name: str) -> NoReturn:
+    raise ModelError(
+        path, f"this is {kind} ({name}), which drafts from another model's hidden states; {ADVICE}"
+    )
