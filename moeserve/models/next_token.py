@@ -34,7 +34,12 @@ def drafting_shape(shape: ModelShape, source: ModelSource, method: str | None) -
 def has_next_token_block(shape: ModelShape, source: ModelSource) -> bool:
     """Returns whether the file has a next-token block and the family's block can draft."""
     family = FAMILIES.get(source.architecture)
-    is_there = n.of_layer(shape.num_layers, n.NEXTN_EH_PROJ) in source.tensors
+    first, second = shape.num_layers, shape.num_layers + 1
+    is_there = n.of_layer(first, n.NEXTN_EH_PROJ) in source.tensors
+    # llama.cpp's converter writes some blocks as two layers, which are not read.
+    goes_on = any(n.layer_of(name) == second for name in source.tensors)
+    if goes_on and n.of_layer(second, n.NEXTN_EH_PROJ) not in source.tensors:
+        return False
     return is_there and family is not None and family.has_next_token_block
 
 

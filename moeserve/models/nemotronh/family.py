@@ -1,6 +1,8 @@
 """Nemotron-H and Nemotron 3 (https://arxiv.org/abs/2504.03624): every layer is one block, Mamba-2, attention without
 positions, or a feed-forward. Feed-forwards have no gate: down(relu(up(x))^2). Nemotron 3's are experts, with
 DeepSeek-V3's router beside an ungated shared expert.
+
+The next-token block is two such layers, attention and experts, which are read as one layer with two norms.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moeserve.models.attention import AttentionShape
+from moeserve.models.errors import ModelError
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.nemotronh.hugging_face import MAPPING
@@ -79,5 +82,19 @@ def _feed_forwards(
     return [each if alone or each is None else moe for alone, each in zip(is_dense, dense, strict=True)]
 
 
-FAMILY = ModelFamily(architecture="nemotron_h_moe", read_shape=read_shape, hugging_face=MAPPING)
+def next_token_layer(source: ModelSource, layer: LayerShape) -> LayerShape:
+    """Returns the next-token block's layer. layer: the last one that attends. Raises ModelError."""
+    ffn = next((each.ffn for each in read_shape(source).layers if isinstance(each.ffn, MoeShape)), None)
+    if ffn is None:
+        raise ModelError(source.path, "its next-token block (MTP) has experts, and no other layer has")
+    return replace(layer, ffn=ffn, ffn_norm=n.FFN_NORM)
+
+
+FAMILY = ModelFamily(
+    architecture="nemotron_h_moe",
+    read_shape=read_shape,
+    hugging_face=MAPPING,
+    has_next_token_block=True,
+    next_token_layer=next_token_layer,
+)
 DENSE_FAMILY = ModelFamily(architecture="nemotron_h", read_shape=read_shape)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from moeserve.models.sources.huggingface.mamba2 import (
     mamba2_sizes,
 )
 from moeserve.models.sources.huggingface.mapping import DECODER_KEYS, GROUPED_ROUTER_KEYS, HuggingFaceMapping
+from moeserve.models.sources.huggingface.next_token_names import WITH_FINAL_NORM
 from moeserve.models.sources.huggingface.remade import made_by
 from moeserve.models.sources.huggingface.rope_by_kind import no_rope
 
@@ -95,6 +97,14 @@ DENSE_NAMES: Final = {
 MIXERS: Final = ATTENTION_NAMES | mamba2_names(_UNDER)
 EPS: Final = "attention.layer_norm_rms_epsilon"
 
+SECOND_NORM: Final = "second_norm.weight"  # our name of the norm of a next-token block's experts
+# The block's two layers, in the names of one.
+NEXT_TOKEN: Final = replace(
+    WITH_FINAL_NORM,
+    prefixes=("mtp.layers.0.", "mtp."),
+    renamed={"layers.1.norm.weight": SECOND_NORM, "layers.1.": ""},
+)
+
 MAPPING: Final = HuggingFaceMapping(
     model_type="nemotron_h",
     keys={key: names for key, names in DECODER_KEYS.items() if key != "block_count"}
@@ -110,18 +120,19 @@ MAPPING: Final = HuggingFaceMapping(
         "sliding_window": (None, None),
         **dict.fromkeys(("use_bias", "mlp_bias", "attention_bias", "mamba_proj_bias"), (False, False)),
     },
-    layer=MIXERS | {n.of_part(n.ATTN_NORM): "norm.weight"},
+    layer=MIXERS | {n.of_part(n.ATTN_NORM): "norm.weight", n.of_part(n.FFN_NORM): SECOND_NORM},
     moe=MOE_NAMES,
     dense=DENSE_NAMES,
     experts={n.of_part(n.FFN_UP_EXPS): "up_proj.weight", n.of_part(n.FFN_DOWN_EXPS): "down_proj.weight"},
     experts_under="mixer.experts",
-    optional=frozenset(MIXERS | MOE_NAMES | DENSE_NAMES),
+    optional=frozenset({n.of_part(n.FFN_NORM), *MIXERS, *MOE_NAMES, *DENSE_NAMES}),
     renamed={
         "backbone.embeddings.": "model.embed_tokens.",
         "backbone.norm_f.": "model.norm.",
         "backbone.": "model.",
     },
     made=made_by(*mamba2_rules(_UNDER)),
+    next_token=NEXT_TOKEN,
     skipped=("mtp.",),
     derived=derived,
     rope=no_rope,
