@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from moeserve.kv.layout import KvLayout
+from moeserve.models.blocks.cpu.next_token import NextTokenRows
 from moeserve.router.core.policy.draft_length import DraftLength
 from moeserve.worker.drafts.drafter import Drafter, Wanted
 from moeserve.worker.drafts.next_token_drafter import NextTokenDrafter
@@ -203,8 +204,13 @@ def test_left_and_followed_again(runner: Runner, plain: Runner, monkeypatch: pyt
     assert rows is not None
     steps: list[tuple[bool, int, float]] = []
     block = shown.inner._block
-    store, stored = block.store, []
-    monkeypatch.setattr(block, "store", lambda rows: (stored.append(len(rows.token_ids)), store(rows)))
+    store, stored = block.store, [0]
+
+    def counted(rows: NextTokenRows) -> None:
+        stored.append(len(rows.token_ids))
+        store(rows)
+
+    monkeypatch.setattr(block, "store", counted)
 
     def note(world: object, number: int) -> None:
         steps.append((rows._keeping.is_on, len(shown.noted), sum(stored)))

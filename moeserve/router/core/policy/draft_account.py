@@ -25,9 +25,11 @@ LEAVES_AT, RETURNS_AT = -1.0, 1.0
 
 
 class DraftAccount:
-    def __init__(self, most_steps: float = MOST_STEPS) -> None:
-        """most_steps: the greatest balance, in steps' time."""
+    def __init__(self, most_steps: float = MOST_STEPS, least_steps: float = -MOST_STEPS) -> None:
+        """most_steps, least_steps: the greatest and the least balance, in steps' time. What a single step loses beyond
+        that is a pause of the machine, which happened to be in the drafting, and must not end drafts for hours."""
         self._most_steps = most_steps
+        self._least_steps = least_steps
         self._balance_ms: float | None = None  # None: no step yet
 
     @property
@@ -39,7 +41,8 @@ class DraftAccount:
         """Records a finished step with `rows` requests' rows, which takes `without_ms` milliseconds without drafts.
         lost_ms: what its drafts added, less what they brought; negative if they brought more."""
         before = FIRST_TOKENS * without_ms / rows if self._balance_ms is None else self._balance_ms
-        self._balance_ms = min(before + SHARE * without_ms - lost_ms, self._most_steps * without_ms)
+        balance = min(before + SHARE * without_ms - lost_ms, self._most_steps * without_ms)
+        self._balance_ms = max(balance, self._least_steps * without_ms)
 
 
 class KeepAccount:
@@ -60,7 +63,7 @@ class KeepAccount:
             return
         before = FIRST_TOKENS * ms if self._balance_ms is None else self._balance_ms
         balance = before + SHARE * ms + gained - keep_ms
-        self._balance_ms = min(balance, MOST_STEPS_READING * ms)
+        self._balance_ms = max(min(balance, MOST_STEPS_READING * ms), -MOST_STEPS * ms)
         if balance <= LEAVES_AT * ms:
             self.allows = False
         elif balance >= RETURNS_AT * ms:

@@ -13,6 +13,7 @@ and less often while the trials fail. As all this may err, `DraftAccount` bounds
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from moeserve.router.core.policy.draft_account import MOST_STEPS_READING, DraftAccount, KeepAccount
@@ -41,7 +42,7 @@ class DraftLength:
         self._num_observed = 0
         self._num_timed = 0  # steps of which the time of drafting is known
         self._account = DraftAccount()
-        self._reading = DraftAccount(MOST_STEPS_READING)  # of texts, by a drafting model
+        self._reading = DraftAccount(MOST_STEPS_READING, -math.inf)  # of texts, by a drafting model
         self._keeping = KeepAccount()
         self._has_read = False  # whether a drafting model has spent time on reading
         self._idle = 0  # rows without drafts since the last trial
