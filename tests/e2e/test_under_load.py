@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import httpx
 import pytest
 
 from tests.conftest import IS_BATCH_INVARIANT
-from tests.e2e.clients import at_once, completion, is_empty, within
+from tests.e2e.clients import at_once, completion, is_empty, running, waiting, within
 from tests.support.server import Server, running_server
 from tests.support.streams import client, prompt_ids
 
@@ -219,20 +220,22 @@ def test_a_thousand_clients_that_leave_leave_nothing_behind(tiny_model: Path) ->
 
 def test_a_full_queue_says_when_to_come_back(tiny_model: Path) -> None:
     flags = ["--max-num-seqs", "1", "--max-num-queued-reqs", "3"]
-    with running_server(tiny_model, *flags) as running:
-        completion(running, prompt=[300], max_tokens=20)
+    with running_server(tiny_model, *flags) as server, ThreadPoolExecutor(4) as pool:
+        completion(server, prompt=[300], max_tokens=20)
 
-        def ask(index: int) -> httpx.Response:
-            body = {"prompt": [300 + index], "max_tokens": 120, "temperature": 0, "ignore_eos": True}
-            return httpx.post(running.base_url + "/v1/completions", json=body, timeout=120)
+        def ask(index: int, max_tokens: int = 1) -> httpx.Response:
+            body = {"prompt": [300 + index], "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+            return httpx.post(server.base_url + "/v1/completions", json=body, timeout=120)
 
-        answers = at_once(ask, range(12))
-        refused = [answer for answer in answers if answer.status_code == 503]
-        assert len(refused) >= 12 - 4 - 1
-        assert all(answer.status_code == 200 for answer in answers if answer not in refused)
-        for answer in refused:
-            assert 1 <= int(answer.headers["retry-after"]) <= 60
-            assert answer.json()["error"]["code"] == "overloaded"
+        long = pool.submit(ask, 0, 1900)
+        assert within(30, lambda: running(server) == 1)
+        short = [pool.submit(ask, index) for index in range(1, 4)]
+        assert within(30, lambda: waiting(server) == 3)
+        for refused in at_once(ask, range(4, 12)):
+            assert refused.status_code == 503
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+            assert refused.json()["error"]["code"] == "overloaded"
+        assert [answer.result().status_code for answer in (long, *short)] == [200] * 4
 
 
 def test_a_busy_key_makes_a_place_for_another(keyed: Server) -> None:
