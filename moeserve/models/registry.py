@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from moeserve.models.afmoe.family import FAMILY as AFMOE
+from moeserve.models.bailingmoe2.family import FAMILY as BAILINGMOE2
 from moeserve.models.bailingmoe3.family import FAMILY as BAILINGMOE3
 from moeserve.models.cohere2moe.family import FAMILY as COHERE2_MOE
 from moeserve.models.column_orders import column_orders
@@ -35,6 +36,7 @@ from moeserve.models.hyv3.family import FAMILY as HY_V3
 from moeserve.models.interface import ModelFamily, ModelShape
 from moeserve.models.kimilinear.family import FAMILY as KIMI_LINEAR
 from moeserve.models.laguna.family import FAMILY as LAGUNA
+from moeserve.models.lfm2moe.dense import FAMILY as LFM2
 from moeserve.models.lfm2moe.family import FAMILY as LFM2_MOE
 from moeserve.models.llama4.family import FAMILY as LLAMA4
 from moeserve.models.llamadense.family import FAMILY as LLAMA
@@ -47,6 +49,7 @@ from moeserve.models.olmoe.family import FAMILY as OLMOE
 from moeserve.models.qwen2dense.family import FAMILY as QWEN2
 from moeserve.models.qwen2moe.family import FAMILY as QWEN2_MOE
 from moeserve.models.qwen3dense.family import FAMILY as QWEN3
+from moeserve.models.qwen3dense.vision import FAMILY as QWEN3_VL
 from moeserve.models.qwen3moe.family import FAMILY as QWEN3_MOE
 from moeserve.models.qwen3moe.vision import FAMILY as QWEN3_VL_MOE
 from moeserve.models.qwen3next.family import FAMILY as QWEN3_NEXT
@@ -103,6 +106,9 @@ _families: dict[str, ModelFamily] = {
         GLM5_NEXT,
         GLM5_NEXT_EARLIER,
         BAILINGMOE3,
+        BAILINGMOE2,
+        QWEN3_VL,
+        LFM2,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

@@ -5,46 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from gguf.constants import GGMLQuantizationType as Type
 
-from tests.kernels.triton_device import DEVICE, counter  # isort: skip  (first: it sets up the interpreter)
-from moeserve.models.open import open_model
-from moeserve.worker.engines.gpu.engine import GpuEngine
-from moeserve.worker.loading.gpu.load import load_gpu_runner
-from moeserve.worker.loading.start import Start
-from moeserve.worker.runner import Runner
+from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from tests.conftest import family_models
-from tests.gpu.driver import GREEDY, Driver, small_config
+from tests.kernels.gpu_logits import load, logits_of
 from tests.kernels.model_engine import Fixture, distance
 from tests.support.glm5next_model import logits, new_model, write_model
 
 FIXTURES = family_models("glm5next")
-HEAD_ROWS = 16
-HALF_IN_RAM = {"num_gpu_experts": 4, "gpu_prefill_token_threshold": 1000}
-
-
-def load(path: Path, **options: object) -> Runner:
-    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 256, "max_model_len": 256, "max_total_tokens": 512}
-    config = small_config(path, **{**sizes, "threads": 1, **options})
-    return load_gpu_runner(config, open_model(path), lambda *_: None, torch.device(DEVICE), Start())
-
-
-def logits_of(runner: Runner, slot: int, tokens: list[int], chunk: int) -> torch.Tensor:
-    """float32 [len(tokens), vocab], of steps of `chunk` tokens."""
-    assert isinstance(runner.engine, GpuEngine)
-    model, driver, found = runner.engine._model, Driver(runner), []
-    new = [driver.new(slot, tokens, GREEDY)]
-    for first in range(0, len(tokens), chunk):
-        count = min(chunk, len(tokens) - first)
-        driver.step(new, [driver.row(slot, count, sample=first + count == len(tokens))])
-        new = []
-        for row in range(0, count, HEAD_ROWS):
-            n = min(HEAD_ROWS, count - row)
-            rows = torch.zeros(HEAD_ROWS, dtype=torch.int32, device=DEVICE)
-            rows[:n] = torch.arange(row, row + n)
-            found.append(model.logits(runner.engine._step.size, rows, counter(n))[:n].cpu().clone())
-    return torch.cat(found)
 
 
 @pytest.mark.slow  # two minutes of CPU time under the interpreter

@@ -94,7 +94,7 @@ SEEING = [
 def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Qwen3-VL-MoE: positions in sections, and embeddings that are added behind the first layers."""
     folder = tmp_path_factory.mktemp("deep") / "tiny"
-    write_model(folder)
+    write_model(folder, has_experts=True)
     return folder
 
 

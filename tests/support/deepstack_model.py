@@ -1,5 +1,5 @@
-"""A tiny Qwen3-VL-MoE with random weights: a folder of transformers' model, and the mmproj file of its tower, as
-llama.cpp's converter writes it."""
+"""A tiny Qwen3-VL, with experts or without, of random weights: a folder of transformers' model, and the mmproj file of
+its tower, as llama.cpp's converter writes it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ _LAYER: Final = {
 }
 
 
-def write_model(folder: Path) -> Any:
+def write_model(folder: Path, *, has_experts: bool) -> Any:
     """Returns transformers' model, float32."""
-    from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
+    import transformers
 
     torch.manual_seed(7)
+    name = "Qwen3VLMoe" if has_experts else "Qwen3VL"
     vision = {
         "depth": LAYERS, "hidden_size": HIDDEN, "intermediate_size": FFN, "num_heads": HEADS, "patch_size": PATCH,
         "spatial_merge_size": MERGE, "out_hidden_size": SETTINGS["hidden_size"], "num_position_embeddings": 36,
@@ -44,12 +45,12 @@ def write_model(folder: Path) -> Any:
     rope = {
         "rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5], "mrope_interleaved": True,
     }  # fmt: skip
-    config = Qwen3VLMoeConfig(
-        text_config=SETTINGS | {"rope_parameters": rope, "head_dim": 32},
+    config = getattr(transformers, f"{name}Config")(
+        text_config=SETTINGS | {"rope_parameters": rope, "head_dim": 32, "intermediate_size": 192},
         vision_config=vision, image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=START,
         vision_end_token_id=END,
     )  # fmt: skip
-    model = Qwen3VLMoeForConditionalGeneration(config)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     write_wrapped(model, folder)
     return model
 

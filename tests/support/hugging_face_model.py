@@ -101,6 +101,23 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 6e6},
         },
     ),
+    "lfm2": (
+        "Lfm2Config",
+        "Lfm2ForCausalLM",
+        {
+            "intermediate_size": 300, "block_multiple_of": 32, "layer_types": ["conv", "full_attention", "conv"],
+            "bos_token_id": 1, "pad_token_id": 0,
+        },
+    ),
+    "sarvam_moe": (
+        "SarvamMoEConfig",
+        "Glm4MoeForCausalLM",
+        {
+            "head_dim": 64, "intermediate_size": 224, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4,
+            "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5,
+            "rope_parameters": ROPE | {"partial_rotary_factor": 0.5},
+        },
+    ),
     "deepseek_v2": (
         "DeepseekV2Config",
         "DeepseekV2ForCausalLM",

@@ -1,4 +1,4 @@
-"""DeepStack: Qwen3-VL-MoE's tower, whose layers add to the first layers of the text model, beside transformers'."""
+"""DeepStack: Qwen3-VL's tower, whose layers add to the first layers of the text model, beside transformers'."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ TOKENS = [50, 60, 70, 80, START, *[IMAGE] * ROWS * COLUMNS, END, *range(100, 120
 FIRST = TOKENS.index(IMAGE)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+@pytest.fixture(scope="module", params=[True, False], ids=["with experts", "dense"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     folder = tmp_path_factory.mktemp("deep") / "tiny"
-    made = write_model(folder).eval()
+    made = write_model(folder, has_experts=request.param).eval()
     write_tower(made, folder.with_name("mmproj.gguf"))
     return made, folder
 

@@ -32,7 +32,7 @@ def embeddings(path: Path) -> np.ndarray:
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Qwen3-VL-MoE with DeepStack; its mmproj file lies beside the folder."""
     folder = tmp_path_factory.mktemp("qwen") / "tiny"
-    model = write_model(folder)
+    model = write_model(folder, has_experts=True)
     write_tower(model, folder.with_name("mmproj.gguf"))
     return folder
 

@@ -15,6 +15,7 @@ from moeserve.models.attention import AttentionShape
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.recurrent_heads import short_conv_shape
 from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.layer_settings import FULL, layer_types
@@ -27,19 +28,25 @@ CONV = "conv"  # the kind of a layer with a short convolution
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. Layers without KV heads have a short convolution.
-    No key of a GGUF states that expert weights are normalised."""
+    """Reads the shape from the metadata. Raises ModelError. No key of a GGUF states that expert weights are
+    normalised."""
     reader = ShapeReader(source)
+    ffns = reader.sigmoid_mixtures(normalize=True)
+    return reader.model(
+        tuple(LayerShape(mixer, ffn) for mixer, ffn in zip(mixers(reader), ffns, strict=True))
+    )
+
+
+def mixers(reader: ShapeReader) -> list[AttentionShape | ShortConvShape]:
+    """Returns each layer's mixer: without KV heads a short convolution. Raises ModelError."""
     kv_heads = reader.layer_integers(KV_HEADS, 0, 1024)
     if not any(kv_heads):
         raise reader.error(KV_HEADS, "has no layer that attends, which is not supported")
     conv = short_conv_shape(reader)
-    mixers = [
+    return [
         AttentionShape(*reader.heads(num_kv_heads=num_kv), qk_norm="head") if num_kv else conv
         for num_kv in kv_heads
     ]
-    ffns = reader.sigmoid_mixtures(normalize=True)
-    return reader.model(tuple(LayerShape(mixer, ffn) for mixer, ffn in zip(mixers, ffns, strict=True)))
 
 
 def kv_heads_by_layer(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:

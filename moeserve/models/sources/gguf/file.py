@@ -15,6 +15,7 @@ from moeserve.models.sources.model_files import is_model_file
 from moeserve.models.sources.regular_file import map_file
 
 from .errors import GGUFError
+from .fused_qkv import divided
 from .header import Header, MappedTensor, read_header
 from .merged_experts import separated
 from .metadata import Metadata
@@ -39,7 +40,7 @@ class GGUFFile:
         self._versions = [FileVersion.of(path) for path in paths]
         self._sparsely_read: set[str] = set()
         for path, header in zip(paths, headers, strict=True):
-            for tensor in separated(header.tensors):
+            for tensor in divided(separated(header.tensors), self.metadata):
                 if tensor.name in self.tensors:
                     raise GGUFError(
                         path, f"tensor {tensor.name!r} occurs twice, or in two parts of the split set"
