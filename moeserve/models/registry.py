@@ -24,6 +24,7 @@ from moeserve.models.draft_heads import refuse_draft_head, refuse_draft_head_fol
 from moeserve.models.ernie45moe.family import FAMILY as ERNIE45_MOE
 from moeserve.models.errors import ModelError
 from moeserve.models.exaonemoe.family import FAMILY as EXAONE_MOE
+from moeserve.models.gemma3dense.family import FAMILY as GEMMA3
 from moeserve.models.gemma4moe.family import FAMILY as GEMMA4
 from moeserve.models.glm4moe.family import FAMILY as GLM4_MOE
 from moeserve.models.glm5next.family import EARLIER_FAMILY as GLM5_NEXT_EARLIER
@@ -109,6 +110,7 @@ _families: dict[str, ModelFamily] = {
         BAILINGMOE2,
         QWEN3_VL,
         LFM2,
+        GEMMA3,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

@@ -109,6 +109,18 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "bos_token_id": 1, "pad_token_id": 0,
         },
     ),
+    "gemma3_text": (
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
+        {
+            "head_dim": 64, "intermediate_size": 192, "sliding_window": 17, "query_pre_attn_scalar": 100,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": ROPE | {"rope_type": "linear", "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     "sarvam_moe": (
         "SarvamMoEConfig",
         "Glm4MoeForCausalLM",

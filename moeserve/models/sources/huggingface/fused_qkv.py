@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import Metadata
@@ -32,12 +35,11 @@ def fused_qkv(theirs: str) -> Made:
             raise ModelError(
                 path, f"tensor {tensor.name!r} has shape {list(tensor.shape)}, which the heads do not fit"
             )
-        cuts = list(accumulate(rows, initial=0))
-        for part, (first, end) in zip(_PARTS, pairwise(cuts), strict=True):
-            shape = (end - first, tensor.shape[1])
-            yield (
-                n.of_part(part),
-                rows_made(tensor, shape, lambda values, first=first, end=end: values[first:end]),
-            )
+        for part, (first, end) in zip(_PARTS, pairwise(accumulate(rows, initial=0)), strict=True):
+            yield n.of_part(part), rows_made(tensor, (end - first, tensor.shape[1]), _rows(first, end))
 
     return made
+
+
+def _rows(first: int, end: int) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+    return lambda values: values[first:end]
