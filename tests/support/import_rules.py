@@ -43,6 +43,7 @@ MODEL_FILES = {
     "moeserve.models.neutral_settings",
     "moeserve.models.open",
     "moeserve.models.registry",
+    "moeserve.models.deepstack",
     "moeserve.models.qwen_hybrid",
     "moeserve.models.shape_reader",
     "moeserve.models.short_conv",
@@ -73,6 +74,7 @@ READERS = {
     "moeserve.models.sources.huggingface.expert_matrices",
     "moeserve.models.sources.huggingface.layer_settings",
     "moeserve.models.sources.huggingface.experts_by_token",
+    "moeserve.models.sources.huggingface.fused_qkv",
     "moeserve.models.sources.huggingface.latent",
     "moeserve.models.sources.huggingface.llama3_rope",
     "moeserve.models.sources.huggingface.mamba2",
@@ -85,6 +87,7 @@ READERS = {
     "moeserve.quantization",
 }
 FAMILY_NEEDS = READERS | {
+    "moeserve.models.short_conv",
     "moeserve.models.clamped_ffns",
     "moeserve.models.next_token_layers",
     "moeserve.models.compressed",
@@ -288,8 +291,12 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.residual",
         "moeserve.kernels.choice_rule",
     },
+    "moeserve.models.deepstack": FAMILY_NEEDS,
     "moeserve.models.qwen_hybrid": FAMILY_NEEDS,
-    **{family: FAMILY_NEEDS | {"moeserve.models.qwen_hybrid"} for family in FAMILIES},
+    **{
+        family: FAMILY_NEEDS | {"moeserve.models.qwen_hybrid", "moeserve.models.deepstack"}
+        for family in FAMILIES
+    },
     "moeserve.kv": {
         "moeserve.config",
         "moeserve.errors",
