@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 OWN = [
     *(
         OWN_FIXTURES / f"tiny-{name}-q4_k_m.gguf"
-        for name in ("qwen2moe", "qwen3next", "mixtral", "exaonemoe", "mimo2", "step35", "llama4")
+        for name in (
+            *("qwen2moe", "qwen3next", "mixtral", "exaonemoe", "mimo2", "step35", "llama4"),
+            *("bailing2", "gemma3"),
+        )
     ),
     OWN_FIXTURES / "tiny-gemma4e-f16.gguf",
     OWN_FIXTURES / "tiny-kimilinear-f16.gguf",

@@ -41,12 +41,13 @@ FAMILIES = {"gptoss-mxfp4": 40, "glm4moe-q4_k_m": 20, "minimaxm2-q4_k_m": 20, "q
             "deepseek4-f16": 40, "glm5next-f16": 40}  # fmt: skip
 CASES = [
     (OWN_FIXTURES / f"tiny-{file}.gguf", 20, name)
-    for file in ("qwen2moe-q4_k_m", "nemotronhmoe-f16", "granitehybrid-f16", "lfm2moe-f16")
+    for file in ("qwen2moe-q4_k_m", "bailing2-q4_k_m", "nemotronhmoe-f16", "granitehybrid-f16", "lfm2moe-f16")
     for name in PLACEMENTS
     if name != "two dense layers on the GPU"
 ]
-# Feed-forwards first and one behind another, in layers of one block.
-CASES += [(OWN_FIXTURES / "tiny-nemotronh-f16.gguf", 20, name) for name in DENSE]
+# Feed-forwards first and one behind another, in layers of one block; and windows beside stretched angles.
+CASES += [(OWN_FIXTURES / f"tiny-{file}.gguf", tokens, name)
+          for file, tokens in (("nemotronh-f16", 20), ("gemma3-q4_k_m", 40)) for name in DENSE]  # fmt: skip
 CASES += [
     (model, tokens, name)
     for file, tokens in FAMILIES.items()
