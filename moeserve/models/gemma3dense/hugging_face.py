@@ -65,7 +65,7 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 
 # What published files leave out, by GGUF's key: transformers' defaults.
-_DEFAULTS: Final[Mapping[str, MetadataValue]] = {
+_DEFAULTS: Final[Mapping[str, int | float]] = {
     "attention.head_count": 8,
     "attention.head_count_kv": 4,
     HEAD_DIM: 256,

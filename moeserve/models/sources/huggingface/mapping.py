@@ -48,7 +48,7 @@ class HuggingFaceMapping:
         default_factory=dict
     )  # only in layers without: n.DENSE_LAYERS, or the first
     # Key of `keys` -> transformers' default.
-    defaults: Mapping[str, bool] = field(default_factory=dict)
+    defaults: Mapping[str, bool | int | float] = field(default_factory=dict)
     experts: Mapping[str, str] = field(default_factory=dict)  # of one expert, after "<experts_under>.E."
     experts_under: str = "mlp.experts"  # after "model.layers.N."
     outside: Mapping[str, str] = field(
