@@ -1,6 +1,9 @@
 """Run by every Python that starts with this folder on PYTHONPATH: moeserve is then that of the checkout before it
-there. The finder of an editable install comes before PYTHONPATH, and knows one checkout alone."""
+there. The finder of an editable install comes before PYTHONPATH, and knows one checkout alone.
 
+TESTS_CHANGE names a module that is imported then, and changes the program."""
+
+import importlib
 import os
 import sys
 from importlib.machinery import PathFinder
@@ -17,3 +20,6 @@ def _finds_another(finder: object) -> bool:
 
 
 sys.meta_path[:] = [finder for finder in sys.meta_path if not _finds_another(finder)]
+
+if "TESTS_CHANGE" in os.environ:
+    importlib.import_module(os.environ["TESTS_CHANGE"])
