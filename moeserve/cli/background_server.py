@@ -145,7 +145,7 @@ class _OwnServer:
 def _own_server(url: str, given: dict[str, str | list[str] | None]) -> Iterator[_OwnServer]:
     """A server that is ready, and ends with the block, also where the terminal goes or SIGTERM comes. Raises
     UserError."""
-    command = [sys.executable, "-m", "moeserve", "serve"]
+    command = [sys.executable, "-P", "-m", "moeserve", "serve"]
     for name, value in given.items():
         for text in [value] if isinstance(value, str) else value or []:
             command += [flag_name(name), text]

@@ -302,3 +302,13 @@ def test_the_rules_are_read_from_real_imports() -> None:
     assert rule_for("moeserve.models.sources.gguf.file") == "moeserve.models.sources.gguf"
     assert rule_for("moeserve.router.core.scheduler") == "moeserve.router.core"
     assert rule_for("moeserve.router.manager") == "moeserve.router"
+
+
+def test_no_child_runs_files_of_the_working_directory() -> None:
+    """A user's project may have a types.py: with -P a child does not look for modules where it was started. The
+    launcher's successor is started as the launcher was."""
+    for path in MODULES:
+        text = path.read_text()
+        started = len(re.findall(r"\bsys\.executable,", text))
+        isolated = len(re.findall(r"\bsys\.executable,\s*\"-P\"", text))
+        assert started - isolated == (name_of(path) == "moeserve.launcher.succession"), path

@@ -25,7 +25,7 @@ _MOST_SHOWN: Final = 300  # characters of a library's message
 
 def run_probe(name: str, deadline_s: float = DEADLINE_S) -> list[Finding]:
     """Its findings; one error where it ends without any."""
-    command = [sys.executable, "-m", __name__, name]
+    command = [sys.executable, "-P", "-m", __name__, name]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
     except subprocess.TimeoutExpired:
