@@ -100,7 +100,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
     return PeftConfig(
         rank=_rank(path, "r", found.get("r")),
         alpha=_number(path, "lora_alpha", found.get("lora_alpha")),
-        is_rank_stabilised=found.get("use_rslora") is True,
+        is_rank_stabilised=_flag(path, "use_rslora", found.get("use_rslora")),
         rank_pattern={
             key: _rank(path, f"rank_pattern[{key}]", value)
             for key, value in _patterns(path, found, "rank_pattern")
@@ -111,6 +111,12 @@ def read_peft_config(folder: Path) -> PeftConfig:
         },
         target_parameters=_target_parameters(path, found.get("target_parameters")),
     )
+
+
+def _flag(path: Path, name: str, value: object) -> bool:
+    if not (value is None or isinstance(value, bool)):
+        raise AdapterError(path, f"{name!r} is {value!r}; true or false is expected")
+    return value is True
 
 
 def _check_beginning(path: Path, value: object) -> None:

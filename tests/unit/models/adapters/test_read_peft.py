@@ -123,6 +123,7 @@ def test_a_bad_tensor_is_refused_by_its_name(tensors: Arrays, named: str, tmp_pa
     ("settings", "named"),
     [
         ({"use_dora": True}, "use_dora"),
+        ({"use_rslora": "x"}, "use_rslora"),
         ({"bias": "all"}, "bias"),
         ({"lora_bias": True}, "lora_bias"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
