@@ -113,7 +113,9 @@ class FrontApplication(FastAPI):
             return
         model = self._pool.find(asked.model)
         state_of(scope).admit()
-        if scope["method"] != "POST" or path in QUESTIONS:
+        if path == "/props" and asked.model is None and not model.answers_questions:
+            await JsonResponse(lists.props_of_all(model))(scope, receive, send)
+        elif scope["method"] != "POST" or path in QUESTIONS:
             await self._answer_question(scope, receive, send, model, body)
         elif asked.only_loads and asked.keep_alive == 0:
             self._unload(model)

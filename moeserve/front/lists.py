@@ -76,6 +76,26 @@ async def get_version(request: Request) -> Response:
     return JsonResponse({"version": __version__})
 
 
+def props_of_all(first: PooledModel) -> dict[str, Any]:
+    """Answers /props without a model while the first model is not loaded, as llama-server does for several models:
+    `role` tells clients to ask for the list. The context's length is the first model's."""
+    config = first.served.config
+    most = config.max_model_len if first.needs is None else first.needs.max_model_len
+    return {
+        "role": "router",
+        "models_autoload": True,
+        "default_generation_settings": {"n_ctx": most or 0, "params": {}},
+        "total_slots": config.max_num_seqs,
+        "model_alias": first.name,
+        "model_path": first.name,
+        "chat_template": "",
+        "bos_token": "",
+        "eos_token": "",
+        "modalities": {"vision": config.mmproj is not None, "audio": False},
+        "build_info": f"moeserve {__version__}",
+    }
+
+
 def _card(request: Request, model: PooledModel, name: str) -> dict[str, Any]:
     created: int = request.app.state.created
     most = model.served.config.max_model_len if model.needs is None else model.needs.max_model_len
