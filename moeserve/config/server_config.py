@@ -352,7 +352,8 @@ class ServerConfig(EngineConfig):
         None,
         "Server",
         "restart the engine if a step takes longer than this many seconds (default: 30 plus 20 times the step's "
-        "expected time; 600 until a first step has been measured)",
+        "expected time; 600 until a first step has been measured; with experts on disk 30 more, and the time to read "
+        "all of them at 20 MB/s)",
         low=0.1,
         high=86400,
     )

@@ -601,6 +601,8 @@ class DiskCounts:
     errors: int
 
 class DiskExperts:
+    bytes: int  # of all experts in the files
+    patience: float  # seconds
     is_direct: bool
     def __init__(
         self,

@@ -64,6 +64,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     max_drafts: int = 0  # positions of a row whose tokens are drafted; 0: its rows have none
     # Numbers of a row that may stand for a token: an embedding, and what else the model adds of it; 0: none may.
     embedding_size: int = 0
+    disk_wait_s: float = 0.0  # how long a step may wait for experts on disk; 0: there are none
     rotates_in_sections: bool = False  # embeddings may have positions of their own (EmbeddingSpan.positions)
     whole_spans: bool = (
         False  # rows of a span of embeddings see those behind them: no row of a plan ends within one

@@ -101,7 +101,7 @@ class RouterManager:
         self._tower = tower
         self._idle_ping = idle_ping
         self._heard_at = time.monotonic()  # when the worker last answered or was connected
-        self._deadline = StepDeadline(step_timeout)
+        self._deadline = StepDeadline(step_timeout, self._first.disk_wait_s)
         self._exit: WorkerExited | None = None  # of the lost worker, once the launcher reported it
         self._crashed_by_itself = False  # a worker has crashed since the last one was ready
         self._first_id = 0  # first request id of the current httpserver

@@ -14,10 +14,12 @@ UNKNOWN_S = 600.0
 
 
 class StepDeadline:
-    """Watches the oldest unanswered plan. limit_s: the longest step; None: derived from the expected duration."""
+    """Watches the oldest unanswered plan. limit_s: the longest step; None: derived from the expected duration.
+    disk_wait_s: how long a step may wait for a disk beside that. A disk that slows down is no reason to lose the
+    engine, and the worker itself gives up on one that hangs."""
 
-    def __init__(self, limit_s: float | None) -> None:
-        self._limit_s = limit_s
+    def __init__(self, limit_s: float | None, disk_wait_s: float = 0.0) -> None:
+        self._limit_s, self._disk_wait_s = limit_s, disk_wait_s
         self._step: int | None = None
         self._due = 0.0
 
@@ -33,7 +35,8 @@ class StepDeadline:
     def _allowed_s(self, expected_ms: float) -> float:
         if self._limit_s is not None:
             return self._limit_s
-        return GRACE_S + TIMES_EXPECTED * expected_ms / 1e3 if expected_ms else UNKNOWN_S
+        computing = GRACE_S + TIMES_EXPECTED * expected_ms / 1e3 if expected_ms else UNKNOWN_S
+        return computing + self._disk_wait_s
 
     @property
     def due(self) -> float | None:

@@ -89,6 +89,8 @@ class Runner:
         stay in the model file."""
         self.engine = engine
         self._ready = ready
+        if disk is not None:
+            self._ready = msgspec.structs.replace(ready, disk_wait_s=disk.longest_wait_s)
         self._adapters = adapters
         numbers = None if adapters is None else adapters.numbers
         has_windows = ready.num_window_slots > 0

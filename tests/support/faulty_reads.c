@@ -1,11 +1,13 @@
 // A disk with faults, for the processes of one test (LD_PRELOAD): of the reads of GGUF files, some fail, some bring less than
-// was asked for, and some take their time. The order of faults follows from a counter. Or it has no faults and a rate.
+// was asked for, and some take their time. The order of faults follows from a counter. Or it has no faults and a rate. Or, for
+// a server's processes, files in the folder $DISK_FAULTS say what happens, as long as they are there: "hangs", "is_slow", "fails".
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/types.h>
 #include <time.h>
@@ -43,6 +45,14 @@ static void wait_for_turn(size_t count, unsigned long rate) {
   clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
 }
 
+static int has_fault(const char* name) {
+  char path[4096];
+  const char* folder = getenv("DISK_FAULTS");
+  if (folder == NULL) return 0;
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  return access(path, F_OK) == 0;
+}
+
 static int is_model(int fd) {
   char link[64], path[4096];
   snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
@@ -53,6 +63,14 @@ static int is_model(int fd) {
 static ssize_t faulty(Pread real, int fd, void* to, size_t count, off_t offset) {
   const unsigned long rate = atomic_load(&bytes_per_s);
   if (rate != 0 && is_model(fd)) wait_for_turn(count, rate);
+  if (getenv("DISK_FAULTS") != NULL && is_model(fd)) {
+    while (has_fault("hangs")) usleep(10000);
+    if (has_fault("is_slow")) usleep(300000);
+    if (has_fault("fails")) {
+      errno = EIO;
+      return -1;
+    }
+  }
   if (!atomic_load(&is_on) || !is_model(fd)) return real(fd, to, count, offset);
   const uint64_t n = atomic_fetch_add(&reads, 1);
   switch (n * 0x9E3779B97F4A7C15u >> 60) {

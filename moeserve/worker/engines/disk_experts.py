@@ -27,6 +27,10 @@ SHARED: Final = "a prefix that it shares was computed without an expert, which c
 
 Slots = npt.NDArray[np.bool_]
 
+# A step that reads all experts at this rate still counts as alive. No disk that serves is slower; one that hangs is
+# found by the readers' patience.
+SLOWEST_BYTES_PER_S: Final = 20e6
+
 
 class StepEnd(NamedTuple):
     failed_rows: dict[int, str]  # as in StepResult
@@ -64,6 +68,11 @@ class DiskExperts:
             self._wrong_kv[np.frombuffer(page.slots, np.int32)] = False
         for state in orders.state_loads:
             self._wrong_states[state.slot] = False
+
+    @property
+    def longest_wait_s(self) -> float:
+        """Seconds that a step may wait for the disk."""
+        return self._native.patience + self._native.bytes / SLOWEST_BYTES_PER_S
 
     @property
     def totals(self) -> ExpertDiskCounts:

@@ -149,6 +149,8 @@ void bind_disk_experts(nb::module_& m) {
             disk.mark_absent(layer, reinterpret_cast<uint8_t*>(marks.data()));
           },
           "layer"_a, "marks"_a.noconvert())
+      .def_prop_ro("bytes", &DiskExperts::bytes)
+      .def_prop_ro("patience", &DiskExperts::patience)
       .def_prop_ro("is_direct", &DiskExperts::is_direct);
   nb::class_<ReadAhead>(m, "ReadAhead")
       .def(nb::init<int>(), "layers"_a)

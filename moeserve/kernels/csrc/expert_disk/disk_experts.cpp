@@ -109,6 +109,12 @@ int DiskExperts::most_operations(int index) const {
   return std::max<int>(2, static_cast<int>((layer.of.experts + each - 1) / each));
 }
 
+int64_t DiskExperts::bytes() const {
+  int64_t sum = 0;
+  for (const Layer& layer : layers_) sum += layer.of.experts * layer.expert_bytes;
+  return sum;
+}
+
 void DiskExperts::reserve(int tokens) {
   int64_t most = 0;
   for (const Layer& layer : layers_) {
@@ -196,6 +202,7 @@ void DiskExperts::drop_wrong_guesses(int index, const std::vector<uint8_t>& used
     expert.is_dropped = true;
     expert.is_ahead = false;
     expert.left -= dropped;
+    pending_ -= dropped;
     if (expert.left == 0) end_read(layer, expert);
   }
 }
@@ -274,6 +281,8 @@ void DiskExperts::start(int index, int expert, int slot, bool urgent) {
   layer.owners[slot] = expert;
   const int count = static_cast<int>(pieces.size());
   layer.experts[expert] = {State::kLoading, !urgent, false, slot, count, {}};
+  if (pending_ == 0) alive_at_ = std::chrono::steady_clock::now();
+  pending_ += count;
   reader_->add(std::move(pieces), urgent);
 }
 
@@ -302,6 +311,8 @@ void DiskExperts::on_piece(const DiskPiece& piece, const char* error) {
   }
   if (--expert.left == 0) end_read(layer, expert);
   ++progress_;
+  --pending_;
+  alive_at_ = std::chrono::steady_clock::now();
   arrived_.notify_all();
 }
 

@@ -82,7 +82,7 @@ struct Guess {
 class DiskExperts {
  public:
   // Allocates the slots' memory, so that what does not fit fails here, and reads the pinned experts. `piece_bytes`: of
-  // a read, about. `patience`: seconds after which a step gives up on reads of which none has ended meanwhile. Throws
+  // a read, about. `patience`: seconds without the end of a read that is under way, after which steps give up on reads. Throws
   // std::system_error for a file that cannot be opened, or a pinned expert that cannot be read.
   DiskExperts(Pool& pool, const Kernels& kernels, const std::vector<std::string>& paths,
               std::vector<DiskLayer> layers, int threads, int64_t piece_bytes, float decay, double patience);
@@ -101,6 +101,8 @@ class DiskExperts {
 
   int experts_of(int layer) const { return layers_.at(layer).of.experts; }
   size_t layers() const { return layers_.size(); }
+  int64_t bytes() const;  // of all experts in the files
+  double patience() const { return patience_.count(); }
   // The most operations that a layer's experts take in a step.
   int most_operations(int layer) const;
   // Allocates what steps of `tokens` tokens need, for who computes while nothing waits for the pool.
@@ -181,6 +183,9 @@ class DiskExperts {
   std::mutex mutex_;
   std::condition_variable arrived_;
   uint64_t progress_ = 0;  // pieces done
+  int64_t pending_ = 0;    // pieces that are not done
+  // When the last piece was done, or the first one requested of a disk that had none.
+  std::chrono::steady_clock::time_point alive_at_;
   DiskCounts counts_;
   std::unique_ptr<DiskReader> reader_;  // last: its threads use all of the above
 };

@@ -179,10 +179,12 @@ void DiskExperts::look_ahead(int index, const Guess& guess) {
 std::vector<int32_t> DiskExperts::bring(int index, const std::vector<int32_t>& need, NeedRange wave) {
   Layer& layer = layers_[index];
   const Clock::time_point began = Clock::now();
-  Clock::time_point last = began;
   std::unique_lock lock(mutex_);
   uint64_t seen = progress_;
   bool is_late = false;
+  const auto patience = std::chrono::duration_cast<Clock::duration>(patience_);
+  // A disk that was silent for long may be back: a step waits for it a little, once.
+  const Clock::time_point least = failed_.empty() ? began + patience / 10 : began;
   for (;;) {
     bool waits = false;
     for (size_t i = wave.begin; i < wave.end; ++i) {
@@ -191,11 +193,10 @@ std::vector<int32_t> DiskExperts::bring(int index, const std::vector<int32_t>& n
       waits |= expert.state == State::kLoading || (expert.state == State::kAbsent && expert.error.empty());
     }
     if (!waits || is_late) break;
-    arrived_.wait_until(lock, last + std::chrono::duration_cast<Clock::duration>(patience_),
-                        [&] { return progress_ != seen; });
+    // From the disk's last sign of life on, so that a disk that hangs delays a step once, not at each layer.
+    arrived_.wait_until(lock, std::max(least, alive_at_ + patience), [&] { return progress_ != seen; });
     is_late = progress_ == seen;
     seen = progress_;
-    last = Clock::now();
   }
   std::vector<int32_t> missing;
   for (size_t i = wave.begin; i < wave.end; ++i) {
