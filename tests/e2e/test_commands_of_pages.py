@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from moeserve.cli.command_line import demonstration_model
 from moeserve.cli.main import main
 from tests.support.page_commands import PageCommand, commands
-from tests.support.server import Server, running_server
+from tests.support.server import REPOSITORY, Server, clean_environment, running_server
 
 # Pages whose requests another model answers: one with adapters, and one with tokens for fill-in-the-middle.
 OTHER_MODELS = ("docs/how-to/lora.md", "docs/how-to/complete-code-in-an-editor.md")
@@ -53,7 +55,7 @@ def test_curl_is_answered(server: Server, command: PageCommand, tmp_path: str) -
     [
         one
         for one in ALL
-        if one.program == "moeserve" and one.words[1:2] in (("plan",), ("show",), ("doctor",))
+        if one.program == "moeserve" and one.words[1:2] in (("plan",), ("show",), ("doctor",), ("list",))
     ],
     ids=named,
 )
@@ -69,3 +71,44 @@ def test_questions_about_a_model_and_a_machine_are_answered(
     assert said.out
     assert "Traceback" not in said.err
     assert code == 0 or (words[0] == "doctor" and "error" in said.out), said.err
+
+
+def questions() -> list[PageCommand]:
+    """`moeserve run` with a question; without one it is a chat, which tests/e2e/test_run_chat.py has."""
+    ours = [one for one in ALL if one.program == "moeserve" and one.words[1:2] == ("run",)]
+    return [one for one in ours if "-p" in one.words or (len(one.words) > 3 and one.words[2] == "MODEL")]
+
+
+@pytest.mark.parametrize("command", questions(), ids=named)
+def test_questions_to_a_model_are_answered(server: Server, command: PageCommand) -> None:
+    (model,) = (one["id"] for one in httpx.get(server.base_url + "/v1/models").json()["data"])
+    words = [model if word == "MODEL" else word for word in command.words[1:]]
+    shell = subprocess.run(
+        [sys.executable, "-m", "moeserve", *words, "--port", server.base_url.rpartition(":")[2]],
+        input="A line that is piped in.\n",
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+        cwd=REPOSITORY,
+    )
+    assert (shell.returncode, "Traceback" in shell.stderr) == (0, False), shell.stderr
+    assert shell.stdout.strip()
+
+
+def test_there_are_questions() -> None:
+    assert len(questions()) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        one
+        for one in ALL
+        if one.program == "moeserve" and one.words[1:2] == ("simulate",) and "--step-time" not in one.words
+    ],
+    ids=named,
+)
+def test_simulations_run(command: PageCommand, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([re.sub(r"\$\w+", "0.5", word) for word in command.words[1:]]) == 0
+    assert "TTFT" in capsys.readouterr().out

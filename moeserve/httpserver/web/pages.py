@@ -24,6 +24,7 @@ _MEDIA_TYPES: Final = {
     ".mjs": "text/javascript",
     ".svg": "image/svg+xml",
     ".txt": "text/plain",
+    ".webmanifest": "application/manifest+json",
     ".woff2": "font/woff2",
 }
 _PAGES: Final = {"chat.html": "/", "experts.html": "/experts", "docs.html": "/docs"}
@@ -55,6 +56,7 @@ _CHAT_POLICY: Final = _POLICY | {
     "worker-src": "'self'",
     "trusted-types": "pdf-worker",
     "img-src": "'self' data:",
+    "manifest-src": "'self'",
     "frame-src": "'self'",  # artifact.html: a frame that goes elsewhere by itself is stopped, too
 }
 # HTML that a model wrote runs in this frame, without an origin ("sandbox") and without network access.

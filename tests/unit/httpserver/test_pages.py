@@ -20,6 +20,7 @@ TYPES = {
     ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
     ".txt": "text/plain; charset=utf-8",
+    ".webmanifest": "application/manifest+json",
     ".woff2": "font/woff2",
 }
 

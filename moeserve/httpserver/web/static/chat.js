@@ -12,10 +12,11 @@ import { chosenModel, modelField, setUpModels } from "./models.js";
 import { notice } from "./notice.js";
 import { askForKey, awaitModel, setUpKeyDialog, setUpTheme } from "./page.js";
 import { keepPictures } from "./picture_store.js";
-import { requestFields, setUpSettings } from "./settings.js";
+import { requestFields, setUpSettings, wantsTitles } from "./settings.js";
 import { linkedQuestion, setUpShortcuts } from "./shortcuts.js";
 import { setUpSidebar } from "./sidebar.js";
 import { conversationOf, keep, lastShown, setShown } from "./store.js";
+import { titleByModel } from "./titles.js";
 import { callTool, setUpTools, targetOf, toolField } from "./tools.js";
 import { isRunning, modelTurn, userTurn } from "./turns.js";
 
@@ -137,9 +138,21 @@ async function answer(of, message, fields = {}) {
   await whileBusy(of, showBusy, (signal) => run(of, message, chunksOf(history, fields, signal), signal));
   sidebar.refresh();
   if (modelField().model) refreshModels(); // another may have been unloaded for it
+  if (message.state === "done" && messages.length === 2) giveTitle(of, messages);
   const said = { done: "The answer is complete.", stopped: "Stopped.", failed: "" }[message.state];
   if (of === conversation) byId("status").textContent = said;
   else if (message.state !== "stopped") notice(`“${titleOf(of)}”: ${said || "no answer came."}`, "Show", () => openKept(of.id));
+}
+
+/** In place of the first words, unless the user has named it meanwhile. */
+async function giveTitle(of, history) {
+  if (of.title || !wantsTitles()) return;
+  const { tools, messages } = await bodyOf(history);
+  const title = await titleByModel({ ...modelField(), ...(tools && { tools }), messages });
+  if (!title || of.title || (await conversationOf(of.id))?.title !== "") return;
+  of.title = title;
+  await keepOrSay(of);
+  sidebar.refresh();
 }
 
 async function openKept(id) {

@@ -4,7 +4,7 @@
 // {id, title, pinned, updated, messages: [{id, parent, at, role, content, …}], chosen: {parent: id}}; the parent of a first
 // message is "". Nothing here touches the page.
 
-const MAX_TITLE = 60; // characters
+export const MAX_TITLE = 60; // characters
 const EXCERPT_BEFORE = 20; // characters, of a message that a search has found
 const EXCERPT_AFTER = 100;
 

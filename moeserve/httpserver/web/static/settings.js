@@ -8,7 +8,7 @@ const NUMBERS = [
   "temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "repetition_penalty", "presence_penalty",
   "thinking_token_budget",
 ];
-const TEXTS = ["system", "thinking", "reasoning_effort", "extra"];
+const TEXTS = ["system", "titles", "thinking", "reasoning_effort", "extra"];
 const OURS = ["messages", "stream", "stream_options", "return_progress", "n"]; // which the page itself depends on
 
 export function setUpSettings() {
@@ -30,7 +30,7 @@ export function setUpSettings() {
     key: "moeserve.presets",
     what: "parameter preset",
     read: () => parametersOf(form),
-    use: (preset) => fill(form, { ...preset, system: form.elements.system.value }),
+    use: (preset) => fill(form, { ...preset, system: form.elements.system.value, titles: form.elements.titles.value }),
   });
   form.elements.extra.oninput = () => form.elements.extra.setCustomValidity("");
   form.onsubmit = (event) => {
@@ -56,6 +56,10 @@ export function requestFields() {
   return { fields, system: set.system ?? "" };
 }
 
+export function wantsTitles() {
+  return stored().titles === "model";
+}
+
 function stored() {
   return JSON.parse(localStorage.getItem(STORE) ?? "{}");
 }
@@ -65,9 +69,9 @@ function values(form) {
   return Object.fromEntries(entries.filter(([, value]) => value !== ""));
 }
 
-/** All values but the system prompt, which has a list of its own. */
+/** All values but the system prompt, which has a list of its own, and what is no parameter of an answer. */
 function parametersOf(form) {
-  const { system, ...parameters } = values(form);
+  const { system, titles, ...parameters } = values(form);
   return parameters;
 }
 
