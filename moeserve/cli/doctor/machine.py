@@ -159,11 +159,11 @@ def check_disk() -> Finding:
     """Room for downloads."""
     space = cache_space()
     text = f"{space.free_bytes / 1e9:.1f} GB free for downloads in {space.folder}"
-    elsewhere = "make room (moeserve list, moeserve rm), or put the cache elsewhere: HF_HUB_CACHE"
+    elsewhere = "put the cache elsewhere: HF_HUB_CACHE"
     if not space.is_writable:
-        return Finding(
-            "disk", "error", f"{space.folder} may not be written: no model can be downloaded", elsewhere
-        )
+        told = f"{space.folder} may not be written: no model can be downloaded"
+        return Finding("disk", "error", told, elsewhere)
     if space.free_bytes < LARGE_DOWNLOAD:
-        return Finding("disk", "warning", f"{text}: less than a model of 30B in 4 bits takes", elsewhere)
+        room = f"make room (moeserve list, moeserve rm), or {elsewhere}"
+        return Finding("disk", "warning", f"{text}: less than a model of 30B in 4 bits takes", room)
     return Finding("disk", "ok", text)

@@ -214,7 +214,8 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         found = machine.check_disk()
         assert (found.level, f"{free / 1e9:.1f} GB free" in found.text) == (level, True)
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert machine.check_disk().level == "error"
+    found = machine.check_disk()
+    assert (found.level, found.remedy) == ("error", "put the cache elsewhere: HF_HUB_CACHE"), "room is no remedy"
 
 
 class _Usage:
