@@ -15,9 +15,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from moeserve.cli.certificate_flags import check_certificate
+from moeserve.cli.closed_output import with_output
 from moeserve.cli.command_line import (
     demonstration_model,
     flag_name,
@@ -36,6 +37,8 @@ from moeserve.remote.options import check_server
 
 log = logging.getLogger(__name__)
 
+_SERVING: Final = ("serve", "worker")  # their output is a log
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; the first argument names it and may be left out for `serve`. Returns the exit code."""
@@ -52,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         serve_parser().error(
             f"there is no command {name!r}, only {', '.join(COMMANDS)}; a model is named by --model{meant}"
         )
-    return COMMANDS[name].run(arguments)
+    if name in _SERVING:
+        return COMMANDS[name].run(arguments)
+    return with_output(COMMANDS[name].run, arguments)
 
 
 def _is_model(word: str) -> bool:

@@ -365,6 +365,29 @@ def test_an_old_python_is_told_so_in_a_line(
     )
 
 
+@pytest.mark.parametrize("command", [["list"], ["completion", "bash"]])
+def test_a_closed_pipe_and_a_full_disk_leave_no_traceback(command: list[str], tmp_path: Path) -> None:
+    """`moeserve list | head -1`, and `moeserve list > file` where there is no room."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    full = os.open("/dev/full", os.O_WRONLY)
+    for output, code, says in (
+        (writer, 141, ""),
+        (full, 1, "the output could not be written: No space left"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "moeserve", *command],
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=REPOSITORY,
+            env=os.environ | {"HF_HUB_CACHE": str(tmp_path)},
+        )
+        os.close(output)
+        assert done.returncode == code
+        assert done.stderr.startswith(f"moeserve: {says}") if says else done.stderr == ""
+
+
 class InterruptedImport(importlib.abc.MetaPathFinder):
     def find_spec(self, name: str, *_: object) -> None:
         if name == "moeserve.cli.main":

@@ -30,7 +30,6 @@ from moeserve.errors import UserError
 
 _OPTIONS: Final = (*SERVER_OPTIONS, "mmproj")
 _STOPPED: Final = 130
-_PIPE_CLOSED: Final = 141  # a shell's, for a program that SIGPIPE ended
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -85,8 +84,8 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code: 0, 1 for an error, 2 for bad arguments, 130 where Ctrl-C stopped the one answer, 141 where nothing
-    reads it any more."""
+    """Exit code: 0, 1 for an error, 2 for bad arguments, 130 where Ctrl-C stopped the one answer. Raises
+    BrokenPipeError if nothing reads it any more."""
     parser = command_parser()
     args = parser.parse_intermixed_args(arguments)
     try:
@@ -111,10 +110,6 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         screen.clear_status()
         return _STOPPED
-    except BrokenPipeError:
-        # Python would complain when it flushes the stream at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _PIPE_CLOSED
     return 0
 
 

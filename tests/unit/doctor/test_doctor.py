@@ -215,7 +215,9 @@ def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert (found.level, f"{free / 1e9:.1f} GB free" in found.text) == (level, True)
     monkeypatch.setattr("os.access", lambda path, mode: False)
     found = machine.check_disk()
-    assert (found.level, found.remedy) == ("error", "put the cache elsewhere: HF_HUB_CACHE"), "room is no remedy"
+    assert (found.level, found.remedy) == ("error", "put the cache elsewhere: HF_HUB_CACHE"), (
+        "room is no remedy"
+    )
 
 
 class _Usage:
