@@ -21,7 +21,8 @@ PYTHONS = os.environ.get("MOESERVE_WHEEL_PYTHONS", "").split()
 PROGRAM = Path(__file__).with_name("answer_a_question.py")
 WHEELS = sorted((REPOSITORY / "dist").glob("moeserve-*.whl"))
 
-pytestmark = pytest.mark.slow
+# Each environment gets PyTorch, which may be gigabytes to download.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 if not PYTHONS:
     pytest.skip("make test-wheel names the interpreters", allow_module_level=True)
 
