@@ -36,7 +36,14 @@ from moeserve.tokenizer.renderer import RESERVED
 _TEXT_PARTS: Final = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
 
 
-_PICTURE_PARTS: Final = {"image_url": {"type", "image_url"}, "input_image": {"type", "image_url", "detail"}}
+_PICTURE_FIELDS: Final = {"type", "image_url", "detail"}
+# The fields of pictures by the part's type. `image` is the type of Qwen's and transformers' messages (`image`), of MCP
+# (`data` and `mimeType`) and of Anthropic (`source`), whose pictures some agents pass on as they are.
+_PICTURE_PARTS: Final = {
+    "image_url": _PICTURE_FIELDS,
+    "input_image": _PICTURE_FIELDS,
+    "image": {"type", "image", "data", "mimeType", "source", "detail"},
+}
 
 
 def _parts_to_text(content: Any, info: ValidationInfo) -> Any:
@@ -51,7 +58,7 @@ def _parts_to_text(content: Any, info: ValidationInfo) -> Any:
 
 
 def _part(part: Any, info: ValidationInfo) -> str | Picture:
-    kind = part.get("type", "text" if "text" in part else None) if isinstance(part, dict) else None
+    kind = part.get("type", _untyped(part)) if isinstance(part, dict) else None
     given = {name for name, value in part.items() if value is not None} if isinstance(part, dict) else set()
     if isinstance(kind, str) and kind in _PICTURE_PARTS:
         _check_fields("picture", given - _PICTURE_PARTS[kind] - IDLE_ANYWHERE, info)
@@ -68,6 +75,11 @@ def _part(part: Any, info: ValidationInfo) -> str | Picture:
     return text
 
 
+def _untyped(part: dict[str, Any]) -> str | None:
+    """Returns the type of a part that names none."""
+    return next((field for field in ("text", "image_url") if field in part), None)
+
+
 def _check_fields(what: str, unknown: set[str], info: ValidationInfo) -> None:
     if unknown and not drop_unknown(info, "messages[].content[].", unknown):
         raise PydanticCustomError(
@@ -80,10 +92,12 @@ def _check_fields(what: str, unknown: set[str], info: ValidationInfo) -> None:
 def _picture(part: dict[str, Any]) -> Picture:
     """Returns the picture of an image part. Some clients send the URL itself instead of OpenAI's object with a
     `url`."""
-    given = part.get("image_url")
+    fields = ("image_url", "image", "data", "source")
+    given = next((part[field] for field in fields if part.get(field) is not None), None)
     if not isinstance(given, dict):
         return picture_of_url(given, max_tokens_of(part.get("detail")))
-    return picture_of_url(given.get("url"), max_tokens_of(given.get("detail", part.get("detail"))))
+    url = given.get("url", given.get("data"))
+    return picture_of_url(url, max_tokens_of(given.get("detail", part.get("detail"))))
 
 
 def _no_reserved_names(kwargs: dict[str, Any]) -> dict[str, Any]:
