@@ -317,14 +317,16 @@ def _template_of(config: ServerConfig) -> str | None:
         return None
     try:
         return Path(config.chat_template).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        advice = ""
-        if isinstance(error, FileNotFoundError) and Path(config.chat_template).suffix == "":
-            advice = "; templates have no names here: leave the flag out, and the model's own one is used"
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--chat-template: {config.chat_template} is not UTF-8: {error}") from error
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not Path(config.chat_template).suffix:
+            raise ConfigError(
+                f"--chat-template: there is no file {config.chat_template}; templates have no names here: leave the "
+                "flag out, and the model's own one is used"
+            ) from error
         raise ConfigError(
-            f"--chat-template: {config.chat_template} cannot be read: {error.strerror}{advice}"
-            if isinstance(error, OSError)
-            else f"--chat-template: {config.chat_template} is not UTF-8: {error}"
+            f"--chat-template: {config.chat_template} cannot be read: {error.strerror}"
         ) from error
 
 

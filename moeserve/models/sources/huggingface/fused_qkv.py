@@ -32,8 +32,10 @@ def fused_qkv(theirs: str) -> Made:
             return  # a checkpoint with three tensors
         rows = qkv_rows(metadata)
         if rows is None or len(tensor.shape) != 2 or sum(rows) != tensor.shape[0]:
+            shape = list(tensor.shape)
             raise ModelError(
-                path, f"tensor {tensor.name!r} has shape {list(tensor.shape)}, which the heads do not fit"
+                path,
+                f"tensor {tensor.name!r} has shape {shape}, which the heads do not fit; download the model again",
             )
         for part, (first, end) in zip(_PARTS, pairwise(accumulate(rows, initial=0)), strict=True):
             yield n.of_part(part), rows_made(tensor, (end - first, tensor.shape[1]), _rows(first, end))
