@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from moeserve.cli.command_line import demonstration_model
 from moeserve.config.units import GIB
 from tests.support.model_header import qwen3moe, write_header, write_weights
-from tests.support.process_memory import memory_of
+from tests.support.picture_fixture import MODEL as PICTURED
+from tests.support.process_memory import anonymous_peak, memory_of
+from tests.support.random_tower import QWEN36, write_random_tower
 from tests.support.server import REPOSITORY, Server, clean_environment, running_server
 
 pytestmark = [
@@ -56,6 +62,27 @@ def test_memory(tiny_model: Path) -> None:
         fill(server)
         taken = memory_of(server)
     assert memory["ram_full"] == pytest.approx(taken, rel=0.03)
+
+
+def test_memory_of_a_tower(tmp_path: Path) -> None:
+    """The visual server and the process that decodes, at their peaks: a part of Qwen3.6's tower, and pictures up to the
+    largest that is taken."""
+    shape = replace(QWEN36, layers=3, output=128)
+    tower = write_random_tower(tmp_path / "mmproj-random.gguf", shape)
+    flags = ("--mmproj", str(tower), "--image-max-tokens", "600")
+    memory = planned("--model", str(PICTURED), *flags)["memory"]
+    with running_server(PICTURED, *flags, *POOL, ready_timeout=180) as server:
+        for width, height in ((100, 90), (640, 480), (2000, 1500), (400, 1600), (768, 768)):
+            file = io.BytesIO()
+            Image.effect_noise((width, height), 64).save(file, "JPEG")
+            url = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+            content = [{"type": "image_url", "image_url": {"url": url}}]
+            server.post(
+                "/v1/chat/completions", {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+            )
+        visual = server.named("visualserver")
+        taken = sum(map(anonymous_peak, [visual, *visual.children()]))
+    assert memory["ram_tower"] == pytest.approx(taken, rel=0.03)
 
 
 def test_memory_of_several_models(tiny_model: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from moeserve.visualserver.tower_file import open_tower
 from moeserve.visualserver.tower_memory import gpu_bytes
 from moeserve.visualserver.towers.load import make_tower
 from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
+from moeserve.visualserver.towers.weights import InputFormat
 from tests.support.picture_fixture import (
     GEMMA_TOWER,
     PICTURES,
@@ -66,7 +67,7 @@ def test_a_published_size(large: Path) -> None:
     file, shape = open_tower(large)
     assert isinstance(shape, Qwen3VlShape)
     pixels = np.random.default_rng(1).integers(0, 256, (512, 768, 3), np.uint8)
-    exact = Qwen3VlTower(file, shape, GPU, torch.float32).encode(pixels)
+    exact = Qwen3VlTower(file, shape, GPU, InputFormat.FLOAT32).encode(pixels)
     error = float(np.median(errors(Qwen3VlTower(file, shape, GPU).encode(pixels), exact)))
     print(f"median relative error {error:.2e}")
     assert error < 2e-3

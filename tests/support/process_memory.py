@@ -28,3 +28,13 @@ def _anonymous(process: psutil.Process) -> int:
         if line.startswith("Pss_Anon:"):
             return int(line.split()[1]) << 10
     raise RuntimeError("this kernel does not tell Pss_Anon: it is older than 5.4")
+
+
+def anonymous_peak(process: psutil.Process) -> int:
+    """The most bytes of anonymous pages that a process has had, if its files' pages are those that it has now."""
+    sizes = {
+        line.partition(":")[0]: int(line.split()[1]) << 10
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        if line.endswith(" kB")
+    }
+    return sizes["VmHWM"] - sizes["RssFile"] - sizes["RssShmem"]

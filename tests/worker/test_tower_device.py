@@ -9,13 +9,14 @@ import torch
 
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
+from moeserve.kernels import block_float
 from moeserve.kernels.block_float import has_block_float
 from moeserve.visualserver.tower_file import open_tower
-from moeserve.visualserver.tower_memory import gpu_bytes, takes_gpu
+from moeserve.visualserver.tower_memory import gpu_bytes, takes_block_float, takes_gpu
 from moeserve.visualserver.towers import load
-from moeserve.visualserver.towers.load import cpu_dtype, load_tower
+from moeserve.visualserver.towers.load import load_tower
 from moeserve.visualserver.towers.tower import CPU, Tower, TowerMemoryError
-from moeserve.visualserver.towers.weights import BLOCK_FLOAT
+from moeserve.visualserver.towers.weights import InputFormat
 from tests.support.picture_fixture import MODEL, TOWER
 from tests.support.random_tower import QWEN36
 
@@ -48,8 +49,8 @@ def test_number_format_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "plain": False,
     }
     for has in (True, False):
-        monkeypatch.setattr(load, "has_block_float", lambda has=has: has)
-        found = {isa: cpu_dtype(isa) == BLOCK_FLOAT for isa in by_isa}
+        monkeypatch.setattr(block_float, "has_block_float", lambda has=has: has)
+        found = {isa: takes_block_float(isa) for isa in by_isa}
         assert found == (by_isa if has else dict.fromkeys(by_isa, False))
         for isa in by_isa if has_block_float() else ():
             tower, _ = load_tower(config_of(isa=isa, mmproj_device="cpu"), *open_tower(TOWER))
@@ -71,10 +72,10 @@ def test_a_full_gpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFi
     """`auto` then takes the CPU and says so, `cuda` ends the start."""
     make = load.make_tower
 
-    def full(file: object, shape: object, device: torch.device, dtype: torch.dtype | None) -> Tower:
+    def full(file: object, shape: object, device: torch.device, inputs: InputFormat | None) -> Tower:
         if device.type == "cuda":
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return make(file, shape, device, dtype)  # type: ignore[arg-type]
+        return make(file, shape, device, inputs)  # type: ignore[arg-type]
 
     monkeypatch.setattr(load, "make_tower", full)
     monkeypatch.setattr(load, "_device", lambda *_: torch.device("cuda", 0))

@@ -15,7 +15,7 @@ from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.tower_file import open_tower
 from moeserve.visualserver.towers.load import make_tower
 from moeserve.visualserver.towers.tower import CPU, SliceEnded, Tower, TowerMemoryError
-from moeserve.visualserver.towers.weights import BLOCK_FLOAT
+from moeserve.visualserver.towers.weights import InputFormat
 from tests.support.picture_fixture import (
     GEMMA_TOWER,
     PICTURES,
@@ -32,8 +32,8 @@ SMALL = Qwen3VlShape(
 PIXELS = np.random.default_rng(4).integers(0, 256, (32, 48, 3), np.uint8)
 
 
-def tower_of(path: Path, dtype: torch.dtype) -> Tower:
-    return make_tower(*open_tower(path), CPU, dtype)
+def tower_of(path: Path, inputs: InputFormat) -> Tower:
+    return make_tower(*open_tower(path), CPU, inputs)
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -45,15 +45,15 @@ def test_embeddings(family: str, name: str) -> None:
     case = cases[name]
     truth, theirs = case.truth["embeddings"], case.llama_cpp["embeddings"]
 
-    def error(dtype: torch.dtype) -> float:
-        tower = tower_of(path, dtype)
+    def error(inputs: InputFormat) -> float:
+        tower = tower_of(path, inputs)
         found = tower.encode(case.resized())
-        assert tower.weights.dtype == dtype
+        assert str(tower.weights.dtype) == f"torch.{inputs.name.lower()}"
         return float(np.median(errors(found, truth)))
 
     llama_cpp = min(float(np.median(errors(theirs, truth))), 8e-3)
-    assert 1e-4 < error(torch.float16) < llama_cpp
-    assert error(torch.bfloat16) > 5e-3
+    assert 1e-4 < error(InputFormat.FLOAT16) < llama_cpp
+    assert error(InputFormat.BFLOAT16) > 5e-3
 
 
 @pytest.mark.skipif(not has_block_float(), reason="this CPU lacks AVX-512 VNNI")
@@ -63,7 +63,7 @@ def test_embeddings_in_block_floating_point(family: str, name: str) -> None:
     """No farther from transformers' than half of llama.cpp's F16 tower (3e-4 beside 8e-4)."""
     path, cases = (TOWER, picture_cases()) if family == "qwen" else (GEMMA_TOWER, gemma_picture_cases())
     case = cases[name]
-    found = tower_of(path, BLOCK_FLOAT).encode(case.resized())
+    found = tower_of(path, InputFormat.BLOCK_FLOAT).encode(case.resized())
     error = np.median(errors(found, case.truth["embeddings"]))
     assert 1e-5 < error < 4e-4
     assert error < np.median(errors(case.llama_cpp["embeddings"], case.truth["embeddings"])) / 2
@@ -82,17 +82,17 @@ def test_numbers_beyond_float16(
 ) -> None:
     """Such inputs make all later products float32; such weights stay float32."""
     path = write_random_tower(tmp_path / "small.gguf", SMALL, factors=factors)
-    narrow = tower_of(path, torch.float16)
+    narrow = tower_of(path, InputFormat.FLOAT16)
     with caplog.at_level(logging.WARNING):
         found = narrow.encode(PIXELS)
-    assert np.median(errors(found, tower_of(path, torch.float32).encode(PIXELS))) < 2e-3
+    assert np.median(errors(found, tower_of(path, InputFormat.FLOAT32).encode(PIXELS))) < 2e-3
     assert narrow.weights.is_narrow == is_narrow
     assert ("exceeds float16" in caplog.text) != is_narrow
 
 
 def test_memory_that_does_not_suffice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A second attempt without the blocks of other sizes; then an error that says what to do."""
-    tower = tower_of(write_random_tower(tmp_path / "small.gguf", SMALL), torch.float32)
+    tower = tower_of(write_random_tower(tmp_path / "small.gguf", SMALL), InputFormat.FLOAT32)
     truth, whole, left = tower.encode(PIXELS), tower._tokens, 1
 
     def failing(pixels: torch.Tensor, slice_ended: SliceEnded) -> torch.Tensor:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 from moeserve.config import ServerConfig
 from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
 from moeserve.visualserver.tower_file import open_tower
-from moeserve.visualserver.tower_memory import cpu_bytes, gpu_bytes, takes_gpu
+from moeserve.visualserver.tower_memory import cpu_bytes, gpu_bytes, takes_block_float, takes_gpu
 
-VISUALSERVER_BYTES = 192 << 20  # torch, Pillow, and the process that decodes
+# Measured with photos of 3 million pixels: torch, Pillow, and the process that decodes.
+VISUALSERVER_BYTES = 250 << 20
 CUDA_LIBRARIES_BYTES = 600 << 20  # RAM of a process: torch with CUDA, its context, Triton
 
 
@@ -29,6 +30,7 @@ def tower_memory(config: ServerConfig, gpu: int | None) -> TowerMemory:
     _, shape = open_tower(Path(config.mmproj))
     tokens = config.image_max_tokens or shape.default_max_tokens
     if not takes_gpu(config, shape, gpu):
-        return TowerMemory(VISUALSERVER_BYTES + cpu_bytes(shape, tokens))
+        is_block_float = takes_block_float(config.isa)
+        return TowerMemory(VISUALSERVER_BYTES + cpu_bytes(shape, tokens, is_block_float=is_block_float))
     needed = gpu_bytes(shape, tokens) + CUDA_CONTEXT_BYTES
     return TowerMemory(VISUALSERVER_BYTES + CUDA_LIBRARIES_BYTES, 0 if gpu is None else needed)

@@ -42,6 +42,10 @@ class TensorSource(Protocol):
         lasts as long as it is referenced. KeyError if absent."""
         ...
 
+    def advise_done(self, name: str) -> None:
+        """Notes that the tensor was read, so its file pages need no longer count as this process's memory."""
+        ...
+
 
 class ModelSource(TensorSource, Protocol):
     """An opened model."""
@@ -70,8 +74,4 @@ class ModelSource(TensorSource, Protocol):
     def experts_in_file(self, name: str) -> ExpertsInFile | None:
         """Returns where the file has an expert tensor's bytes as `data` returns them; None if `data` makes them.
         KeyError if absent."""
-        ...
-
-    def advise_done(self, name: str) -> None:
-        """Notes that the tensor was read, so its file pages need no longer count as this process's memory."""
         ...

@@ -11,7 +11,14 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import LargestRule
-from moeserve.visualserver.shapes.shape import VISION, TowerSizes, check_pixels, read_sizes
+from moeserve.visualserver.shapes.shape import (
+    VISION,
+    TowerSizes,
+    attention_code_floats,
+    check_pixels,
+    input_floats,
+    read_sizes,
+)
 
 PROJECTOR: Final = "gemma4v"
 DEFAULT_MAX_TOKENS: Final = 280  # transformers' `max_soft_tokens`; the file has none
@@ -42,6 +49,16 @@ class Gemma4Shape(TowerSizes):
     @property
     def token_floats(self) -> int:
         return self.merge**2 * (3 * self.ffn + 8 * self.hidden)
+
+    def patch_floats(self, *, is_block_float: bool) -> int:
+        """See `TowerShape`."""
+        hidden = self.hidden
+        codes = input_floats(hidden, is_block_float=is_block_float)
+        # x, its norm, gate and up; clamped towers hold a product's result also before it is clamped.
+        network = 2 * hidden + (3 * self.ffn if self.is_clamped else 2 * self.ffn + codes)
+        # x, its norm, q, k and v, these once more by head, and the mixed values.
+        attention = 9 * hidden + attention_code_floats(hidden, self.heads, is_block_float=is_block_float)
+        return self.most_floats(attention, network)
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> LargestRule:
         if min_tokens is not None:

@@ -12,6 +12,8 @@ from moeserve.visualserver.shapes.shape import (
     VISION,
     PixelScale,
     TowerSizes,
+    axial_attention_floats,
+    input_floats,
     position_side,
     read_pixel_scale,
     read_sizes,
@@ -40,6 +42,15 @@ class GlmShape(TowerSizes):
     @property
     def token_floats(self) -> int:
         return max(self.merge**2 * (3 * self.output + 7 * self.hidden), 3 * self.merger_ffn + 4 * self.output)
+
+    def patch_floats(self, *, is_block_float: bool) -> int:
+        """See `TowerShape`."""
+        per_token = self.merge**2
+        # x, its norm, gate and up; in the merger x, the joined patches, gelu's result, gate and up.
+        layers = 2 * self.hidden + 2 * self.output + input_floats(self.hidden, is_block_float=is_block_float)
+        codes = input_floats(self.output, is_block_float=is_block_float)
+        merger = 2 * self.hidden + (2 * self.output + 2 * self.merger_ffn + codes) // per_token
+        return self.most_floats(axial_attention_floats(self.hidden), layers, merger)
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
         default = (DEFAULT_MIN_TOKENS, DEFAULT_MAX_TOKENS)

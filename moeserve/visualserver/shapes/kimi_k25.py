@@ -10,7 +10,15 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import PadRule
-from moeserve.visualserver.shapes.shape import VISION, PixelScale, TowerSizes, read_pixel_scale, read_sizes
+from moeserve.visualserver.shapes.shape import (
+    VISION,
+    PixelScale,
+    TowerSizes,
+    axial_attention_floats,
+    perceptron_floats,
+    read_pixel_scale,
+    read_sizes,
+)
 
 PROJECTOR: Final = "kimik25"
 DEFAULT_MAX_TOKENS: Final = 4096  # the publisher's 16,384 patches
@@ -34,6 +42,11 @@ class KimiShape(TowerSizes):
     @property
     def token_floats(self) -> int:
         return self.merge**2 * (2 * self.ffn + 7 * self.hidden)
+
+    def patch_floats(self, *, is_block_float: bool) -> int:
+        """See `TowerShape`."""
+        perceptron = perceptron_floats(self.hidden, self.ffn, is_block_float=is_block_float)
+        return self.most_floats(axial_attention_floats(self.hidden), perceptron)
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> PadRule:
         if min_tokens is not None:

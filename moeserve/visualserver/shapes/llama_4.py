@@ -15,7 +15,9 @@ from moeserve.visualserver.shapes.shape import (
     VISION,
     PixelScale,
     TowerSizes,
+    axial_attention_floats,
     matrix_rows,
+    perceptron_floats,
     read_pixel_scale,
     read_sizes,
 )
@@ -46,6 +48,15 @@ class LlamaShape(TowerSizes):
     @property
     def token_floats(self) -> int:
         return self.merge**2 * (2 * self.ffn + 7 * self.hidden)
+
+    def patch_floats(self, *, is_block_float: bool) -> int:
+        """See `TowerShape`."""
+        perceptron = perceptron_floats(self.hidden, self.ffn, is_block_float=is_block_float)
+        return self.most_floats(axial_attention_floats(self.hidden), perceptron)
+
+    def patches(self, tokens: int) -> int:
+        """See `TowerShape`: a tile's, as tiles are encoded one at a time."""
+        return (self.tile // self.patch) ** 2 + 1
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> TileRule:
         if min_tokens is not None:

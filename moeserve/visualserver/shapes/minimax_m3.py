@@ -12,7 +12,10 @@ from moeserve.visualserver.shapes.shape import (
     VISION,
     PixelScale,
     TowerSizes,
+    axial_attention_floats,
+    input_floats,
     matrix_rows,
+    perceptron_floats,
     read_pixel_scale,
     read_sizes,
     stretch_rule,
@@ -41,6 +44,14 @@ class MiniMaxShape(TowerSizes):
     def token_floats(self) -> int:
         layers = 2 * self.ffn + 7 * self.hidden
         return self.merge**2 * max(layers, 2 * self.inner + self.output + self.hidden)
+
+    def patch_floats(self, *, is_block_float: bool) -> int:
+        """See `TowerShape`."""
+        perceptron = perceptron_floats(self.hidden, self.ffn, is_block_float=is_block_float)
+        codes = input_floats(self.inner, is_block_float=is_block_float)
+        # The first network behind the layers, which has a row for each patch.
+        network = self.hidden + max(2 * self.inner, self.inner + codes + self.output)
+        return self.most_floats(axial_attention_floats(self.hidden), perceptron, network)
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
         default = (DEFAULT_MIN_TOKENS, DEFAULT_MAX_TOKENS)

@@ -12,7 +12,9 @@ from moeserve.visualserver.shapes.shape import (
     VISION,
     PixelScale,
     TowerSizes,
+    axial_attention_floats,
     check_pixels,
+    perceptron_floats,
     position_side,
     read_sizes,
     stretch_rule,
@@ -48,6 +50,13 @@ class Qwen3VlShape(TowerSizes):
     @property
     def pixels(self) -> PixelScale:
         return PixelScale((_HALF,) * 3, (_HALF,) * 3)
+
+    def patch_floats(self, *, is_block_float: bool) -> int:
+        """See `TowerShape`."""
+        perceptron = perceptron_floats(self.hidden, self.ffn, is_block_float=is_block_float)
+        # Tokens of DeepStack that are there while the last layer computes.
+        deep = sum(layer + 1 < self.layers for layer in self.deep) * self.output // self.merge**2
+        return self.most_floats(axial_attention_floats(self.hidden) + deep, perceptron + deep)
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
         default = (DEFAULT_MIN_TOKENS, DEFAULT_MAX_TOKENS)

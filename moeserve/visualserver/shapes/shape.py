@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypedDict
+from typing import Final, Protocol, TypedDict
 
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
@@ -12,6 +12,12 @@ from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import SizeRule, StretchRule
 
 VISION = "clip.vision."
+BLOCK: Final = (
+    128  # numbers that share a scale in block floating point, and columns that are packed together: 32
+)
+PANEL: Final = 32
+# Tables whose rows are looked up; they are not matrices of products.
+_TABLES: Final = ("v.position_embd.weight",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,16 @@ class TowerShape(Protocol):
 
     @property
     def token_floats(self) -> int:
-        """Floats of memory per token while a picture is encoded."""
+        """Floats of GPU memory per token while a picture is encoded."""
+        ...
+
+    def patches(self, tokens: int) -> int:
+        """Returns the patches that are encoded together in a picture of `tokens` tokens."""
+        ...
+
+    def patch_floats(self, *, is_block_float: bool) -> int:
+        """Returns the floats of RAM per patch while a picture is encoded on the CPU, at the most. is_block_float:
+        products and attention compute in block floating point."""
         ...
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> SizeRule:
@@ -91,6 +106,19 @@ class TowerSizes:
     def embedding_size(self) -> int:
         return self.output
 
+    def patches(self, tokens: int) -> int:
+        return tokens * self.merge**2
+
+    @property
+    def patch_pixels(self) -> int:
+        """Numbers of a patch's pixels."""
+        return 3 * self.patch**2
+
+    def most_floats(self, *stages: int) -> int:
+        """Returns `TowerShape.patch_floats` for a tower with these needs of its stages: the largest of them or of the
+        pixels' conversion to patches, beside the rotations' angles."""
+        return max(*stages, 3 * self.patch_pixels) + self.hidden // self.heads
+
 
 class FileSizes(TypedDict):
     """The fields of `TowerSizes` that all files have under the same keys."""
@@ -100,6 +128,41 @@ class FileSizes(TypedDict):
     layers: int
     patch: int
     output: int
+
+
+def is_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Returns whether a tensor is a matrix of products."""
+    return len(shape) == 2 and name not in _TABLES
+
+
+def packed_matrix_bytes(rows: int, columns: int) -> int:
+    """Returns the bytes of a matrix in block floating point (kernels/csrc/ops/block_float.h)."""
+    panels = -(-rows // PANEL)
+    return panels * PANEL * (2 * (columns + columns % 2) + 4 * -(-columns // BLOCK))
+
+
+def input_floats(width: int, *, is_block_float: bool) -> int:
+    """Returns the floats of a row of `width` numbers that a product makes of its input: codes of 16 bits and scales."""
+    return -(-width // BLOCK) * (BLOCK // 2 + 1) if is_block_float else 0
+
+
+def attention_code_floats(hidden: int, heads: int, *, is_block_float: bool) -> int:
+    """Returns the floats per patch of the codes and scales of keys and values."""
+    width = -(-hidden // heads // 16) * 16
+    return heads * (hidden // heads + width + 2 + width // 32) // 2 if is_block_float else 0
+
+
+def axial_attention_floats(hidden: int) -> int:
+    """Returns the floats per patch of an `AxialTower`'s attention: x, its norm, q, k and v, and these once more as
+    attention takes them."""
+    return 8 * hidden
+
+
+def perceptron_floats(hidden: int, ffn: int, *, is_block_float: bool) -> int:
+    """Returns the floats per patch of x += down(gelu(up(norm(x)))): x, and gelu's input and output; or x, down's input,
+    its codes and the result."""
+    codes = input_floats(ffn, is_block_float=is_block_float)
+    return max(hidden + 2 * ffn, 2 * hidden + ffn + codes)
 
 
 def read_sizes(file: TensorSource, parts: int = 4, least_head: int = 1) -> FileSizes:

@@ -11,6 +11,7 @@ from torch.nn import functional
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.shape import PixelScale, TowerShape
 from moeserve.visualserver.towers.tower import Tower
+from moeserve.visualserver.towers.weights import InputFormat
 
 ROPE_THETA: Final = 10000.0
 
@@ -37,9 +38,9 @@ class AxialTower(Tower):
         source: TensorSource,
         shape: AxialShape,
         device: torch.device,
-        dtype: torch.dtype | None,
+        inputs: InputFormat | None,
     ) -> None:
-        super().__init__(source, shape, device, dtype)
+        super().__init__(source, shape, device, inputs)
         self._axes = shape
         dims = shape.hidden // shape.heads // 4
         self._inverse = ROPE_THETA ** (-torch.arange(dims, dtype=torch.float64, device=device) / dims)
@@ -79,9 +80,17 @@ class AxialTower(Tower):
         # If q, k and the last products had rounded inputs, the error would be twice as large: 1e-3.
         qkv = self.weights.product(at + "attn_qkv", x, is_exact=True)
         qkv = qkv.view(n, 3, heads, -1).permute(1, 2, 0, 3)
-        q, k = _rotated(qkv[:2], cos, sin, self.weights.dtype)
-        mixed = self._attention(q, k, qkv[2].to(self.weights.dtype))
-        return self.weights.product(at + "attn_out", mixed)
+        packed = torch.empty(qkv.shape, dtype=self.weights.dtype, device=qkv.device)
+        _rotate(qkv[:2], cos, sin, packed[:2])
+        packed[2] = qkv[2]
+        del qkv  # a third of the memory that a picture would take here
+        return self.weights.product(at + "attn_out", self._attention(*packed))
+
+    def _perceptron(self, at: str, x: Tensor, eps: float, approximate: str = "none") -> Tensor:
+        """Returns down(gelu(up(LayerNorm(x)))) of a layer. approximate: see torch's `gelu`."""
+        wide = self.weights.product(at + "ffn_up", self._layer_norm(at + "ln2", x, eps))
+        wide = functional.gelu(wide, approximate=approximate)
+        return self.weights.product(at + "ffn_down", wide)
 
     def _layer_norm(self, name: str, x: Tensor, eps: float) -> Tensor:
         w = self.weights
@@ -109,12 +118,10 @@ def bicubic_positions(table: Tensor, rows: int, columns: int) -> Tensor:
     return found[0].permute(1, 2, 0).reshape(rows * columns, -1)
 
 
-def _rotated(heads: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rotates heads, float32 [..., patches, dim], in split halves. Returns a contiguous tensor of `dtype`. The result
-    is rounded while it is written, because on a GPU each further operation would read and write all heads."""
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
+    """Writes heads, float32 [..., patches, dim], rotated in split halves, to `out`. The result is rounded while it is
+    written, because on a GPU each further operation would read and write all heads."""
     a, b = heads.chunk(2, dim=-1)
-    out = torch.empty(heads.shape, dtype=dtype, device=heads.device)
     first, second = out.chunk(2, dim=-1)
     torch.addcmul(a * cos, b, sin, value=-1, out=first)
     torch.addcmul(b * cos, a, sin, out=second)
-    return out

@@ -20,6 +20,7 @@ from torch.nn import functional
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.gemma4 import BOUNDS, PRODUCTS, STANDARD, Gemma4Shape
 from moeserve.visualserver.towers.tower import CPU, SliceEnded, Tower
+from moeserve.visualserver.towers.weights import InputFormat
 
 ROPE_THETA: Final = 100.0
 
@@ -32,9 +33,9 @@ class Gemma4Tower(Tower):
         source: TensorSource,
         shape: Gemma4Shape,
         device: torch.device = CPU,
-        dtype: torch.dtype | None = None,
+        inputs: InputFormat | None = None,
     ) -> None:
-        super().__init__(source, shape, device, dtype)
+        super().__init__(source, shape, device, inputs)
         self.shape = shape
         self._patches = self.weights.pop("v.patch_embd.weight").flatten(1)
         # By product: the least and the most of its inputs, and of its outputs.
@@ -55,8 +56,7 @@ class Gemma4Tower(Tower):
         cos, sin = self._angles(column, row)
         for layer in range(shape.layers):
             at = f"v.blk.{layer}."
-            mixed = self._attend(at, self._norm(at + "ln1", x), cos, sin)
-            x += self._norm(at + "attn_post_norm", mixed)
+            x += self._norm(at + "attn_post_norm", self._attend(at, self._norm(at + "ln1", x), cos, sin))
             slice_ended((layer + 0.5) / shape.layers)
             x += self._norm(at + "ffn_post_norm", self._feed_forward(at, self._norm(at + "ln2", x)))
             if layer + 1 < shape.layers:

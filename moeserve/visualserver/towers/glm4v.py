@@ -21,6 +21,7 @@ from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.glm4v import GlmShape
 from moeserve.visualserver.towers.axial import AxialTower, bicubic_positions, merge_order
 from moeserve.visualserver.towers.tower import CPU, SliceEnded
+from moeserve.visualserver.towers.weights import InputFormat
 
 MERGER_EPS: Final = 1e-5  # of its LayerNorm
 
@@ -33,9 +34,9 @@ class GlmTower(AxialTower):
         source: TensorSource,
         shape: GlmShape,
         device: torch.device = CPU,
-        dtype: torch.dtype | None = None,
+        inputs: InputFormat | None = None,
     ) -> None:
-        super().__init__(source, shape, device, dtype)
+        super().__init__(source, shape, device, inputs)
         self.shape = shape
         self._patches = self._still_patches()
         self._table = self.weights.pop("v.position_embd.weight").view(shape.positions, shape.positions, -1)

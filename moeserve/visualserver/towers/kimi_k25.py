@@ -23,6 +23,7 @@ from moeserve.visualserver.towers.axial import (
     pairs_in_split_halves,
 )
 from moeserve.visualserver.towers.tower import CPU, SliceEnded
+from moeserve.visualserver.towers.weights import InputFormat
 
 
 class KimiTower(AxialTower):
@@ -33,9 +34,9 @@ class KimiTower(AxialTower):
         source: TensorSource,
         shape: KimiShape,
         device: torch.device = CPU,
-        dtype: torch.dtype | None = None,
+        inputs: InputFormat | None = None,
     ) -> None:
-        super().__init__(source, shape, device, dtype)
+        super().__init__(source, shape, device, inputs)
         self.shape = shape
         self._patches = self.weights.pop("v.patch_embd.weight").flatten(1)
         self._table = self.weights.pop(POSITIONS)
@@ -57,8 +58,7 @@ class KimiTower(AxialTower):
             at = f"v.blk.{layer}."
             x += self._attend(at, self._layer_norm(at + "ln1", x, shape.eps), cos, sin)
             slice_ended((layer + 0.5) / shape.layers)
-            wide = product(at + "ffn_up", self._layer_norm(at + "ln2", x, shape.eps))
-            x += product(at + "ffn_down", functional.gelu(wide, approximate="tanh"))
+            x += self._perceptron(at, x, shape.eps, "tanh")
             if layer + 1 < shape.layers:
                 slice_ended((layer + 1) / shape.layers)
         for name in ("v.post_ln", "mm.input_norm"):

@@ -20,6 +20,7 @@ from moeserve.visualserver.picture_size import tiles_of
 from moeserve.visualserver.shapes.llama_4 import QKV, LlamaShape
 from moeserve.visualserver.towers.axial import AxialTower, merge_order, pairs_in_split_halves
 from moeserve.visualserver.towers.tower import CPU, SliceEnded
+from moeserve.visualserver.towers.weights import InputFormat
 
 
 class LlamaTower(AxialTower):
@@ -30,9 +31,9 @@ class LlamaTower(AxialTower):
         source: TensorSource,
         shape: LlamaShape,
         device: torch.device = CPU,
-        dtype: torch.dtype | None = None,
+        inputs: InputFormat | None = None,
     ) -> None:
-        super().__init__(source, shape, device, dtype)
+        super().__init__(source, shape, device, inputs)
         self.shape = shape
         self._side = shape.tile  # pixels a side of the picture that `warm` encodes
         side = shape.tile // shape.patch
@@ -73,8 +74,7 @@ class LlamaTower(AxialTower):
             at = f"v.blk.{layer}."
             x += self._attend(at, self._layer_norm(at + "ln1", x, shape.eps), cos, sin)
             slice_ended((layer + 0.5) / shape.layers)
-            wide = functional.gelu(product(at + "ffn_up", self._layer_norm(at + "ln2", x, shape.eps)))
-            x += product(at + "ffn_down", wide)
+            x += self._perceptron(at, x, shape.eps)
             slice_ended((layer + 1) / shape.layers)
         x = self._joined(self._layer_norm("v.post_ln", x, shape.eps)[:-1])
         for name in ("mm.model.mlp.1", "mm.model.mlp.2"):

@@ -7,9 +7,7 @@ import logging
 import torch
 
 from moeserve.config import ServerConfig
-from moeserve.config.engine_config import MEASURED
 from moeserve.errors import ConfigError
-from moeserve.kernels.block_float import has_block_float
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
 from moeserve.visualserver.shapes.glm4v import GlmShape
@@ -18,7 +16,7 @@ from moeserve.visualserver.shapes.llama_4 import LlamaShape
 from moeserve.visualserver.shapes.minimax_m3 import MiniMaxShape
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.tower_file import AnyTowerShape
-from moeserve.visualserver.tower_memory import takes_gpu
+from moeserve.visualserver.tower_memory import takes_block_float, takes_gpu
 from moeserve.visualserver.towers.gemma4 import Gemma4Tower
 from moeserve.visualserver.towers.glm4v import GlmTower
 from moeserve.visualserver.towers.kimi_k25 import KimiTower
@@ -26,7 +24,7 @@ from moeserve.visualserver.towers.llama_4 import LlamaTower
 from moeserve.visualserver.towers.minimax_m3 import MiniMaxTower
 from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
 from moeserve.visualserver.towers.tower import CPU, Tower, TowerMemoryError
-from moeserve.visualserver.towers.weights import BLOCK_FLOAT
+from moeserve.visualserver.towers.weights import InputFormat
 from moeserve.worker.loading.device import choose_device, gpu_obstacle, is_divided
 
 GPU = torch.device("cuda", 0)  # the worker's GPU, if it has one
@@ -47,44 +45,38 @@ def load_tower(config: ServerConfig, file: TensorSource, shape: AnyTowerShape) -
                 raise
             log.warning("the vision tower computes on the CPU: %s", error)
         torch.cuda.empty_cache()
-    return _warm_tower(file, shape, CPU, tokens, cpu_dtype(config.isa))
-
-
-def cpu_dtype(isa: str) -> torch.dtype:
-    """Returns the type of products' inputs on the CPU: block floating point where the CPU has AVX-512 VNNI and --isa
-    does not name another instruction set."""
-    takes_widest = isa in MEASURED or isa.startswith("avx512")
-    return BLOCK_FLOAT if takes_widest and has_block_float() else torch.float32
+    inputs = InputFormat.BLOCK_FLOAT if takes_block_float(config.isa) else InputFormat.FLOAT32
+    return _warm_tower(file, shape, CPU, tokens, inputs)
 
 
 def _warm_tower(
-    file: TensorSource, shape: AnyTowerShape, device: torch.device, tokens: int, dtype: torch.dtype | None
+    file: TensorSource, shape: AnyTowerShape, device: torch.device, tokens: int, inputs: InputFormat | None
 ) -> tuple[Tower, int]:
     try:
-        tower = make_tower(file, shape, device, dtype)
+        tower = make_tower(file, shape, device, inputs)
     except torch.cuda.OutOfMemoryError as error:
         raise TowerMemoryError from error
     return tower, tower.warm(tokens)
 
 
 def make_tower(
-    file: TensorSource, shape: AnyTowerShape, device: torch.device = CPU, dtype: torch.dtype | None = None
+    file: TensorSource, shape: AnyTowerShape, device: torch.device = CPU, inputs: InputFormat | None = None
 ) -> Tower:
-    """Loads the tower's weights to the device. dtype: see `Tower`. Raises
-    ModelError if a tensor is missing or unsupported."""
+    """Loads the tower's weights to the device. inputs: see `Tower`. Raises ModelError if a tensor is
+    missing or unsupported."""
     match shape:
         case Gemma4Shape():
-            return Gemma4Tower(file, shape, device, dtype)
+            return Gemma4Tower(file, shape, device, inputs)
         case GlmShape():
-            return GlmTower(file, shape, device, dtype)
+            return GlmTower(file, shape, device, inputs)
         case KimiShape():
-            return KimiTower(file, shape, device, dtype)
+            return KimiTower(file, shape, device, inputs)
         case LlamaShape():
-            return LlamaTower(file, shape, device, dtype)
+            return LlamaTower(file, shape, device, inputs)
         case MiniMaxShape():
-            return MiniMaxTower(file, shape, device, dtype)
+            return MiniMaxTower(file, shape, device, inputs)
         case Qwen3VlShape():
-            return Qwen3VlTower(file, shape, device, dtype)
+            return Qwen3VlTower(file, shape, device, inputs)
 
 
 def _device(config: ServerConfig, shape: AnyTowerShape) -> torch.device:

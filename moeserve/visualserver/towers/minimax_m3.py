@@ -19,6 +19,7 @@ from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.minimax_m3 import QKV, MiniMaxShape
 from moeserve.visualserver.towers.axial import ROPE_THETA, AxialTower, merge_order
 from moeserve.visualserver.towers.tower import CPU, SliceEnded
+from moeserve.visualserver.towers.weights import InputFormat
 
 
 class MiniMaxTower(AxialTower):
@@ -29,9 +30,9 @@ class MiniMaxTower(AxialTower):
         source: TensorSource,
         shape: MiniMaxShape,
         device: torch.device = CPU,
-        dtype: torch.dtype | None = None,
+        inputs: InputFormat | None = None,
     ) -> None:
-        super().__init__(source, shape, device, dtype)
+        super().__init__(source, shape, device, inputs)
         self.shape = shape
         self._patches = self._still_patches()
         dim = shape.hidden // shape.heads
@@ -56,8 +57,7 @@ class MiniMaxTower(AxialTower):
             at = f"v.blk.{layer}."
             x += self._attend(at, self._layer_norm(at + "ln1", x, shape.eps), cos, sin)
             slice_ended((layer + 0.5) / shape.layers)
-            wide = functional.gelu(product(at + "ffn_up", self._layer_norm(at + "ln2", x, shape.eps)))
-            x += product(at + "ffn_down", wide)
+            x += self._perceptron(at, x, shape.eps)
             if layer + 1 < shape.layers:
                 slice_ended((layer + 1) / shape.layers)
         y = product("mm.2", functional.gelu(product("mm.1", x, is_exact=True)), is_exact=True)

@@ -19,6 +19,7 @@ from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.towers.axial import AxialTower, merge_order
 from moeserve.visualserver.towers.tower import CPU, SliceEnded
+from moeserve.visualserver.towers.weights import InputFormat
 
 EPS: Final = 1e-6  # of LayerNorm; the file's key has the text model's value
 
@@ -31,9 +32,9 @@ class Qwen3VlTower(AxialTower):
         source: TensorSource,
         shape: Qwen3VlShape,
         device: torch.device = CPU,
-        dtype: torch.dtype | None = None,
+        inputs: InputFormat | None = None,
     ) -> None:
-        super().__init__(source, shape, device, dtype)
+        super().__init__(source, shape, device, inputs)
         self.shape = shape
         self._patches = self._still_patches()
 
@@ -53,8 +54,7 @@ class Qwen3VlTower(AxialTower):
             at = f"v.blk.{layer}."
             x += self._attend(at, self._norm(at + "ln1", x), cos, sin)
             slice_ended((layer + 0.5) / shape.layers)
-            wide = product(at + "ffn_up", self._norm(at + "ln2", x))
-            x += product(at + "ffn_down", functional.gelu(wide, approximate="tanh"))
+            x += self._perceptron(at, x, EPS, "tanh")
             if layer in shape.deep:
                 at = f"v.deepstack.{layer}."
                 joined = self._norm(at + "norm", self._joined(x))

@@ -21,15 +21,16 @@ from moeserve.errors import UserError
 from moeserve.kernels import block_float
 from moeserve.models.sources.source import TensorSource
 from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
+from moeserve.visualserver.freed_memory import return_freed_memory
 from moeserve.visualserver.shapes.shape import TowerShape
 from moeserve.visualserver.towers.attention_backend import AttentionBackend
-from moeserve.visualserver.towers.weights import TowerWeights
+from moeserve.visualserver.towers.weights import InputFormat, TowerWeights
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 CPU: Final = torch.device("cpu")
-# The type of products' inputs on a GPU: tensor cores multiply 16 bits at more than ten times the rate of float32.
-GPU_DTYPE: Final = torch.float16
+# Of products on a GPU: tensor cores multiply 16 bits at more than ten times the rate of float32.
+GPU_INPUTS: Final = InputFormat.FLOAT16
 
 SliceEnded = Callable[[float], None]  # called with the fraction of the picture that is encoded
 
@@ -60,14 +61,14 @@ class Tower(ABC):
         source: TensorSource,
         shape: TowerShape,
         device: torch.device,
-        dtype: torch.dtype | None = None,
+        inputs: InputFormat | None = None,
     ) -> None:
-        """Reads all weights onto `device`. dtype: type of the products' inputs, see `TowerWeights`; None: float16 on a
-        GPU, float32 on the CPU."""
-        if dtype is None:
-            dtype = GPU_DTYPE if device.type == "cuda" else torch.float32
+        """Reads all weights onto `device`. inputs: format of the products' inputs, see `TowerWeights`; None: float16 on
+        a GPU, float32 on the CPU."""
+        if inputs is None:
+            inputs = GPU_INPUTS if device.type == "cuda" else InputFormat.FLOAT32
         self.device = device
-        self.weights = TowerWeights(source, shape.tensor_shapes(), device, dtype)
+        self.weights = TowerWeights(source, shape.tensor_shapes(), device, inputs)
         self._side = shape.token_side
         self._patch = shape.patch
         self._backend = AttentionBackend(shape.layers, shape.hidden)
@@ -94,6 +95,9 @@ class Tower(ABC):
             return self._encoded(pixels, slice_ended)
         except torch.cuda.OutOfMemoryError:
             log.debug("a picture's memory is not there: once more without the blocks of other sizes")
+        finally:
+            if self.device.type == "cpu":
+                return_freed_memory()
         torch.cuda.empty_cache()
         try:
             return self._encoded(pixels, slice_ended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from enum import Enum, auto
 from typing import Final
 
 import torch
@@ -12,11 +13,25 @@ from torch.nn import functional
 from moeserve.kernels.block_float import PackedMatrix
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.sources.source import TensorSource
+from moeserve.visualserver.shapes.shape import is_matrix
 
-# Tables whose rows are looked up; they are not matrices of products.
-_TABLES: Final = ("v.position_embd.weight",)
-# Stands for block floating point (kernels/block_float.py), which has int16 codes.
-BLOCK_FLOAT: Final = torch.int16
+
+class InputFormat(Enum):
+    """The format of the inputs of a tower's products and attention."""
+
+    FLOAT32 = auto()
+    FLOAT16 = auto()
+    BFLOAT16 = auto()
+    BLOCK_FLOAT = auto()  # block floating point (kernels/block_float.py), on a CPU with AVX-512 VNNI
+
+
+# Of tensors; block floating point packs them from float32.
+_DTYPES: Final = {
+    InputFormat.FLOAT32: torch.float32,
+    InputFormat.FLOAT16: torch.float16,
+    InputFormat.BFLOAT16: torch.bfloat16,
+    InputFormat.BLOCK_FLOAT: torch.float32,
+}
 
 
 class TowerWeights:
@@ -27,37 +42,44 @@ class TowerWeights:
     """
 
     def __init__(
-        self, source: TensorSource, names: Iterable[str], device: torch.device, dtype: torch.dtype
+        self, source: TensorSource, names: Iterable[str], device: torch.device, inputs: InputFormat
     ) -> None:
-        """Reads all weights, one at a time. A matrix with numbers beyond the range of `dtype` stays float32. dtype:
-        type of products' inputs; BLOCK_FLOAT: on the CPU, where there is AVX-512 VNNI."""
+        """Reads all weights, one at a time; for block floating point, the matrices at their first use, so that float32
+        and packed weights are never there together. A matrix with numbers beyond the range of `dtype` stays float32."""
         self.device = device
-        self.is_block_float = dtype == BLOCK_FLOAT
-        self.dtype = torch.float32 if self.is_block_float else dtype
+        self.is_block_float = inputs is InputFormat.BLOCK_FLOAT
+        self.dtype = _DTYPES[inputs]
+        self._source = source
         self._weights: dict[str, Tensor] = {}
-        self._packed: dict[str, PackedMatrix] = {}  # in block floating point, from their first product on
+        self._packed: dict[str, PackedMatrix] = {}
+        # Matrices that are still to be read: until then a packed one would take its size three times.
+        self._unread: set[str] = set()
         for name in names:
-            values = read_floats(source, name).to(device)
-            is_matrix = values.dim() == 2 and name not in _TABLES
-            if is_matrix and values.abs().max() <= torch.finfo(self.dtype).max:
-                values = values.to(self.dtype)
-            self._weights[name] = values
+            if self.is_block_float and is_matrix(name, source.tensors[name].shape):
+                self._unread.add(name)
+            else:
+                self._weights[name] = self._read(name)
 
     def __getitem__(self, name: str) -> Tensor:
+        if name in self._unread:
+            self._unread.remove(name)
+            self._weights[name] = self._read(name)
         return self._weights[name]
 
     def pop(self, name: str) -> Tensor:
-        return self._weights.pop(name)
+        values = self[name]
+        del self._weights[name]
+        return values
 
     def reorder(self, name: str, order: Tensor) -> None:
         """Reorders the product `name`: row i of its matrix and bias becomes the former row order[i]."""
         for part in (name + ".weight", name + ".bias"):
-            self._weights[part] = self._weights[part][order]
+            self._weights[part] = self[part][order]
 
     def join(self, names: list[str], name: str) -> None:
         """Joins several products that have the same input to one product `name`."""
         for part in (".weight", ".bias"):
-            self._weights[name + part] = torch.cat([self._weights.pop(each + part) for each in names])
+            self._weights[name + part] = torch.cat([self.pop(each + part) for each in names])
 
     @property
     def is_narrow(self) -> bool:
@@ -88,8 +110,15 @@ class TowerWeights:
         """Packs a matrix at its first product, when towers have reordered and joined all of them."""
         found = self._packed.get(name)
         if found is None:
-            found = self._packed[name] = PackedMatrix(self._weights.pop(name + ".weight"))
+            found = self._packed[name] = PackedMatrix(self.pop(name + ".weight"))
         return found
+
+    def _read(self, name: str) -> Tensor:
+        values = read_floats(self._source, name).to(self.device)
+        self._source.advise_done(name)
+        if is_matrix(name, values.shape) and values.abs().max() <= torch.finfo(self.dtype).max:
+            values = values.to(self.dtype)
+        return values
 
 
 def _wide_product(x: Tensor, weight: Tensor) -> Tensor:

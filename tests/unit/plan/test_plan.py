@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from pathlib import Path
@@ -15,6 +14,8 @@ from moeserve.cli.plan.tower import VISUALSERVER_BYTES
 from moeserve.kv.capacity import SHARE_OF_FREE_MEMORY
 from moeserve.models.adapters.read_peft import PeftAdapter
 from moeserve.models.sources.gguf import open_gguf
+from moeserve.visualserver.tower_file import open_tower
+from moeserve.visualserver.tower_memory import cpu_bytes, takes_block_float
 from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.support import gguf_bytes
 from tests.support.gemma_file import write_gemma
@@ -106,18 +107,20 @@ def test_the_type_of_the_kv_counts(capsys: pytest.CaptureFixture[str], tiny_mode
 
 @pytest.mark.usefixtures("no_measuring")
 def test_a_tower_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    """In float32, of whatever type its file is, with its process and a picture; and the embeddings that it keeps."""
+    """Its weights as they are computed with, its process and a picture; and the embeddings that it keeps."""
     flags = ["--model", str(PICTURED), "--device", "cpu", "--max-total-tokens", "500", "--ram", "4"]
     without = run(capsys, *flags)["memory"]
     assert (without["ram_tower"], without["ram_images"]) == (0, 0)
     flags += ["--mmproj", "auto", "--image-cache", "0.25"]
     shown = run(capsys, *flags)
     memory = shown["memory"]
-    floats = sum(math.prod(tensor.shape) for tensor in open_gguf(TOWER).tensors.values())
-    picture = memory["ram_tower"] - VISUALSERVER_BYTES - 4 * floats
-    small = run(capsys, *flags, "--image-max-tokens", "256")["memory"]
-    assert picture > 0
-    assert small["ram_tower"] == memory["ram_tower"] - picture * 15 // 16
+    _, tower = open_tower(TOWER)
+    for tokens, taken in (
+        (4096, memory["ram_tower"]),
+        (256, run(capsys, *flags, "--image-max-tokens", "256")["memory"]["ram_tower"]),
+    ):
+        needed = cpu_bytes(tower, tokens, is_block_float=takes_block_float("auto"))
+        assert taken == VISUALSERVER_BYTES + needed
     assert memory["ram_start"] == without["ram_start"] + memory["ram_tower"]
     assert memory["ram_full"] == without["ram_full"] + memory["ram_tower"] + (1 << 28)
     assert "--mmproj auto --image-cache 0.25" in shown["command"]

@@ -23,7 +23,7 @@ from moeserve.placement.expert_cache.generate import PRESETS, UNIFORM, generate
 from moeserve.placement.expert_cache.routing_trace import write_trace
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.visualserver.tower_file import open_tower
-from moeserve.visualserver.tower_memory import cpu_bytes, gpu_bytes
+from moeserve.visualserver.tower_memory import cpu_bytes, gpu_bytes, takes_block_float
 from tests.conftest import TINY_MODEL
 from tests.support.gemma_file import write_gemma
 from tests.support.model_header import QWEN3_30B_A3B
@@ -105,7 +105,8 @@ def test_a_tower_counts_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     shown, on_cpu = run(capsys, *flags)["memory"], run(capsys, *flags, "--mmproj-device", "cpu")["memory"]
     _, tower = open_tower(TOWER)
     assert shown["gpu_tower"] == gpu_bytes(tower, 4096) + CUDA_CONTEXT_BYTES
-    assert (on_cpu["gpu_tower"], on_cpu["ram_tower"]) == (0, VISUALSERVER_BYTES + cpu_bytes(tower, 4096))
+    needed = cpu_bytes(tower, 4096, is_block_float=takes_block_float("auto"))
+    assert (on_cpu["gpu_tower"], on_cpu["ram_tower"]) == (0, VISUALSERVER_BYTES + needed)
     assert shown["ram_tower"] == VISUALSERVER_BYTES + CUDA_LIBRARIES_BYTES
     small = [*flags[:2], "--gpu-memory", "2", *flags[4:]]
     without = run(capsys, *small)["memory"]

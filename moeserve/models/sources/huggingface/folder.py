@@ -6,7 +6,6 @@ at a time, when packing needs it. Only a GGUF file's weights can be used in plac
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -32,7 +31,7 @@ from .mapping import HuggingFaceMapping
 from .merged_experts import merged_experts
 from .next_token_names import NextTokenNames
 from .quantization_config import FLOATS, quantization_of
-from .safetensors_file import StoredTensor, read_tensors
+from .safetensors_file import StoredTensor, read_tensors, release_pages
 from .tied_head import EMBEDDING, HEAD, settle_head
 from .tokenizer_json import read_tokenizer
 from .wrapped_text import text_tensors, with_prefixes
@@ -108,11 +107,8 @@ class HuggingFaceFolder:
 
     def advise_done(self, name: str) -> None:
         """See ModelSource."""
-        for part in (part for whole in self._parts[name] for part in whole.parts):
-            start = -(-part.start // mmap.PAGESIZE) * mmap.PAGESIZE
-            end = part.end // mmap.PAGESIZE * mmap.PAGESIZE
-            if start < end:
-                part.buffer.madvise(mmap.MADV_DONTNEED, start, end - start)
+        for part in self._parts[name]:
+            release_pages(part)
 
     def _skip(self, stored: dict[str, StoredTensor], prefixes: tuple[str, ...]) -> None:
         """Removes next-token tensors from `stored`."""

@@ -91,6 +91,16 @@ class StoredTensor:
         return TYPES[self.dtype]
 
 
+def release_pages(tensor: StoredTensor) -> None:
+    """Releases the mapped pages of the file's tensors from which `tensor` is read, except those shared with a
+    neighbour. The bytes stay readable."""
+    for part in tensor.parts:
+        start = -(-part.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = part.end // mmap.PAGESIZE * mmap.PAGESIZE
+        if start < end:
+            part.buffer.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+
 def read_tensors(path: Path, most_header_bytes: int | None = None) -> tuple[int, dict[str, StoredTensor]]:
     """Returns the file's size in bytes and its tensors by name. Raises ModelError. most_header_bytes: None: the
     library's limit.

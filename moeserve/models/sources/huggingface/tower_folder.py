@@ -16,7 +16,7 @@ from moeserve.models.sources.gguf.metadata import MetadataValue
 from .folder import CONFIG, read_config, weight_files
 from .json_files import read_json
 from .made_tensor import MadeTensor, values_made
-from .safetensors_file import StoredTensor, read_tensors
+from .safetensors_file import StoredTensor, read_tensors, release_pages
 from .towers import gemma4, glm4v, kimi_k25, llama_4, minimax_m3, qwen3vl
 from .towers.family import Config, Made, TowerFamily
 
@@ -55,6 +55,11 @@ class TowerFolder:
     def data(self, name: str) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """See TensorSource."""
         return self._made[name].make()
+
+    def advise_done(self, name: str) -> None:
+        """See TensorSource."""
+        for source in self._made[name].sources:
+            release_pages(source)
 
 
 def has_tower(folder: Path) -> bool:
