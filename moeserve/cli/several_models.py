@@ -64,7 +64,7 @@ def several_models(named: Sequence[str], given: Given, environment: Mapping[str,
     if common.models_file is not None:
         entries += _entries_of(Path(common.models_file).expanduser())
     if len(entries) > MAX_MODELS:
-        raise ConfigError(f"{len(entries)} models are named, and {MAX_MODELS} are the most")
+        raise ConfigError(f"{len(entries)} models are named; at most {MAX_MODELS} are allowed")
     models = tuple(
         _served(place, entry, given, environment, common) for place, entry in enumerate(entries, 1)
     )
@@ -72,7 +72,7 @@ def several_models(named: Sequence[str], given: Given, environment: Mapping[str,
     for name, count in counts.items():
         if count > 1:
             raise ConfigError(
-                f"{count} models are called {name}: give one another served-model-name, in --models-file"
+                f"{count} models are called {name}: give each a different served-model-name in --models-file"
             )
     return FrontConfig(resolved_front(common), models, _template(common))
 
@@ -103,7 +103,7 @@ def _check_common(common: ServerConfig) -> None:
     for name in sorted(OF_ONE_MODEL):
         if getattr(common, name) == getattr(defaults, name):
             continue
-        raise ConfigError(f"{flag_name(name)}: is for one model; write it to that model in --models-file")
+        raise ConfigError(f"{flag_name(name)}: is for one model; write it under that model in --models-file")
 
 
 def _entries_of(path: Path) -> list[dict[str, Any]]:

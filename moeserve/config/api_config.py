@@ -197,8 +197,8 @@ class ApiConfig(SeveralModelsConfig):
     mcp_servers: tuple[str, ...] = option(
         (),
         "Chat",
-        "let the chat page use the tools of these MCP servers (streamable HTTP), which the server calls for it; the "
-        "page asks before each call. More pairs may follow, or repeat the flag (default: none)",
+        "let the chat page use the tools of these MCP servers (streamable HTTP). The page asks the user before each "
+        "call, and this server makes it. More pairs may follow, or repeat the flag (default: none)",
         metavar="NAME=URL",
         several=True,
     )

@@ -103,7 +103,7 @@ class EngineConfig(SpeculativeConfig):
     expert_cache: str = option(
         "auto",
         "GPU",
-        "keep the experts that the current texts use in GPU memory, replacing unused ones. auto: if not all experts "
+        "keep in GPU memory the experts that the current texts use, in place of unused ones. auto: if not all experts "
         "fit on the GPU and RAM has room for all of them; off: experts stay where they are placed",
         choices=("auto", "off"),
     )

@@ -46,8 +46,8 @@ class ServerConfig(EngineConfig):
     mmproj: str | None = option(
         None,
         "Model",
-        "the model's vision tower, which lets chats contain pictures: an mmproj GGUF file, or auto for the one "
-        "beside the model or in its folder of safetensors (on the CPU, or on one GPU)",
+        "the model's vision tower, which lets chats contain pictures: an mmproj GGUF file, or auto: the one "
+        "beside the model file or in the model's folder of safetensors (CPU, or one GPU)",
         metavar="FILE",
     )
     mmproj_device: str = option(

@@ -14,8 +14,8 @@ class SeveralModelsConfig:
     models_file: str | None = option(
         None,
         "Several models",
-        "YAML or JSON file that lists models to serve, each with flags of its own: a list of mappings with model, pin, "
-        "and any flag of a model without its dashes",
+        "YAML or JSON file that lists the models to serve: a list of mappings with the keys model, pin (true: load it "
+        "at the start and keep it loaded), and any flag that is for one model, without its dashes",
         metavar="PATH",
     )
     models_memory: float | None = option(

@@ -75,7 +75,8 @@ class Drafts:
 
 
 def drafts_of(config: SpeculativeConfig) -> Drafts | None:
-    """None: there are no drafts. Raises ValueError, whose text names the field and the remedy."""
+    """Returns the drafts that --speculative-config and --speculative-model ask for; None if they ask for none. Raises
+    ValueError, whose text names the field and the remedy."""
     if config.speculative_config is None:
         if config.speculative_model is None:
             return None

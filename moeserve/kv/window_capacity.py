@@ -133,7 +133,9 @@ def log_pools(config: ServerConfig, layout: KvLayout, pools: KvPools, *, is_divi
 
 
 def _refused(ratio: float, reason: str) -> ConfigError:
-    return ConfigError(f"--kv-window-ratio {ratio:g}: there can be no second KV pool: {reason}; leave it out")
+    return ConfigError(
+        f"--kv-window-ratio {ratio:g}: a second KV pool is not possible: {reason}; leave the flag out"
+    )
 
 
 def _reason_for_one(config: ServerConfig, layout: KvLayout, *, is_divided: bool) -> str | None:

@@ -78,8 +78,8 @@ class DensePlacement:
             return
         start = next(at for at in reversed(range(first)) if not self._sizes.layers[at].needs_layer_before)
         raise ConfigError(
-            f"layer {first} attends to the keys that layer {start} chooses, so both are on the GPU or in RAM: use "
-            f"--n-gpu-layers {len(self.layers) - start}"
+            f"layer {first} attends to the keys that layer {start} chooses, so both must be on the GPU or both in "
+            f"RAM: use --n-gpu-layers {len(self.layers) - start}"
         )
 
     def _decide_layer(self, index: int) -> Decision | None:

@@ -28,13 +28,13 @@ def size_text(num_bytes: int) -> str:
 
 
 def gpu_bytes() -> int | None:
-    """The memory that a server may have of the first GPU; None where there is none. torch is loaded only where a driver
-    is."""
+    """Returns how many bytes of the first GPU's memory a server can use; None without a GPU. Imports torch only if a
+    GPU driver is installed."""
     return next(iter(gpus_bytes(1)), None)
 
 
 def gpus_bytes(most: int = MAX_GPUS) -> list[int]:
-    """The memory that a server may have of each GPU, of `most` at most."""
+    """Returns how many bytes of each GPU's memory a server can use, for the first `most` GPUs."""
     if driver_version() is None:
         return []
     from moeserve.worker.loading.device import choose_device

@@ -367,7 +367,8 @@ def _cautions(
 
 
 def command_line(config: ServerConfig, args: argparse.Namespace, kv_tokens: int, *, has_gpu: bool) -> str:
-    """Returns the command line that was asked for, with the sizes that the plan has fixed."""
+    """Returns the planned server's `moeserve` command line: the flags given to the plan and, with --ram or
+    --gpu-memory, the GPU budget and the KV tokens that the plan has fixed."""
     given = {name: getattr(args, name) for name in SHARED if getattr(args, name) is not None}
     if not has_gpu:
         given.pop("expert_heat", None)  # of no use to the CPU engine

@@ -84,8 +84,8 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code: 0, 1 for an error, 2 for bad arguments, 130 where Ctrl-C stopped the one answer. Raises
-    BrokenPipeError if nothing reads it any more."""
+    """Returns the exit code: 0, 1 for an error, 2 for bad arguments, 130 if Ctrl-C stopped the answer to a single
+    question. Raises BrokenPipeError if nothing reads the output any more."""
     parser = command_parser()
     args = parser.parse_intermixed_args(arguments)
     try:

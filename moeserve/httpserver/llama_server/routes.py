@@ -66,7 +66,7 @@ async def completion(request: Request) -> Response:
     responses={200: {"model": LlamaCompletion, "description": "With stream true: chunks."}},
 )
 async def infill(request: Request) -> Response:
-    """Completes the middle of two texts, for editors (fill-in-the-middle)."""
+    """Generates the text between a prefix and a suffix, for editors (fill-in-the-middle)."""
     caller = caller_of(request)
     return await _answer(request, await read_body(request, InfillBody), caller)
 

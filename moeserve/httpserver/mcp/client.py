@@ -79,7 +79,7 @@ class McpClient:
                 if not isinstance(cursor, str) or not cursor:
                     break
         if len(found) > MAX_TOOLS:
-            raise self._broken(f"it has {len(found)} tools, and {MAX_TOOLS} are the most")
+            raise self._broken(f"it has {len(found)} tools; at most {MAX_TOOLS} are allowed")
         return found
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> McpResult:

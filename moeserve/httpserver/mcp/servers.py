@@ -33,7 +33,7 @@ class McpServers:
                 raise ConfigError(f"--mcp-servers: the name {name!r} is given twice")
             self.urls[name] = url
         if len(self.urls) > MAX_SERVERS:
-            raise ConfigError(f"--mcp-servers: {len(self.urls)} servers, and {MAX_SERVERS} are the most")
+            raise ConfigError(f"--mcp-servers: {len(self.urls)} servers; at most {MAX_SERVERS} are allowed")
 
     @contextmanager
     def request_to(self, name: str) -> Iterator[str]:

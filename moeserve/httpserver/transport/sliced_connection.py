@@ -94,7 +94,8 @@ class SlicedHttpProtocol(HttpToolsProtocol):
 
     @property
     def _may_parse(self) -> bool:
-        """Returns whether the next bytes may be parsed: they belong to the arriving request, or no request is open."""
+        """Returns whether the next bytes may be parsed: they belong to the request that is arriving, or the last
+        request has been answered; and the connection does not wait for its turn to begin, and reading is not paused."""
         is_answered = self.cycle is None or self.cycle.response_complete
         return (self._is_arriving or is_answered) and not self._waits_to_begin and not self.flow.read_paused
 

@@ -65,7 +65,8 @@ def in_turn(a, b, FIRST: tl.constexpr):
 
 @triton.jit
 def look_up_half(codes, F: tl.constexpr, SIGN: tl.constexpr):
-    """Returns OFFSET + SIGN * level for the four lowest nibbles, a byte each; 0 for nibbles above 7."""
+    """Looks up the four lowest nibbles of each of `codes` in the lower half of F's table. Returns a byte for each:
+    OFFSET + SIGN * level (SIGN: 1 or -1), or 0 for a nibble above 7, which belongs to the upper half."""
     if COMPILED:
         out = tl.inline_asm_elementwise(lookup_assembly(F, SIGN), "=r,r", [codes], tl.int32, True, 1)
     else:

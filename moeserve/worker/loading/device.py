@@ -79,7 +79,9 @@ def parse_gpus(text: str) -> list[int]:
     """Parses --gpus: a count of GPUs, or comma-separated GPU numbers. Raises ConfigError."""
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise ConfigError(f"--gpus: must be a number of GPUs, or their numbers with commas, not {text!r}")
+        raise ConfigError(
+            f"--gpus: must be a count of GPUs (2), or GPU numbers separated by commas (0,2), not {text!r}"
+        )
     numbers = [int(part) for part in parts]
     if len(parts) == 1:
         numbers = list(range(numbers[0]))

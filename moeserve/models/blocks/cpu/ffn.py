@@ -119,8 +119,8 @@ def run_unrouted(
     *,
     add: bool,
 ) -> None:
-    """Launches a feed-forward that all tokens pass, sigmoid(gate . y) * down(activation(gate y, up y)), as a mixture
-    of one expert."""
+    """Launches a feed-forward that all tokens pass through, down(activation(gate y, up y)), as a mixture of one expert.
+    If a shared expert has a gate of its own (`w.gate`), the result is multiplied by sigmoid(w.gate . y)."""
     e, routing, h = w.experts, space.unrouted_routing, space.unrouted_h[w.experts.gate.rows]
     stream.shared_gate(space.y, n, w.gate, routing)
     stream.experts(

@@ -78,7 +78,8 @@ class ChainColumns:
 
 
 class ChainInputs:
-    """The rows of a chain, as one buffer that is uploaded by one copy, and its outputs."""
+    """The inputs of a chain of drafts on the GPU, in one buffer that one copy uploads, and the chain's outputs: the
+    drafts and their probabilities."""
 
     def __init__(self, rows: int, depths: int, panels: int, device: torch.device) -> None:
         """panels: most of a shortlist."""

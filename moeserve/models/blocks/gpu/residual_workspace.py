@@ -10,7 +10,7 @@ from moeserve.models.residual import HyperConnections, ResidualStreams, Sinkhorn
 
 
 class SinkhornWorkspace:
-    """Additional buffers of a residual of streams that are mixed, for one block at a time."""
+    """Additional buffers of a residual of mixed streams (`SinkhornConnections`); the blocks use them in turn."""
 
     def __init__(self, views: dict[str, Tensor], shape: SinkhornConnections) -> None:
         self.count = shape.count
@@ -21,7 +21,8 @@ class SinkhornWorkspace:
 
 
 class GatedStreamsWorkspace:
-    """Additional buffers of a residual of several streams, for one block at a time. Owns `inject`."""
+    """Additional buffers of a residual of gated streams (`HyperConnections`); the blocks use them in turn. Owns
+    `inject`, the logits of the weights with which the current block's output is added to the streams."""
 
     def __init__(self, views: dict[str, Tensor], shape: HyperConnections) -> None:
         self.norm = StreamNorm(activations(views, "stream_normed"), views["stream_inverse"])
@@ -29,7 +30,7 @@ class GatedStreamsWorkspace:
         self.widths = (shape.low_rank, shape.count)
         self.low_rank = activations(views, "stream_low_rank")
         self.gate = views["stream_gate"]
-        # float32 [rows, streams]: logits of the weights of the current block's output; None: no block has read yet.
+        # float32 [rows, streams]; None: no block has read yet.
         self.inject: Tensor | None = None
 
 

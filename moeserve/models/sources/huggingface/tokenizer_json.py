@@ -105,10 +105,13 @@ def _check_kind(path: Path, tokenizer: Mapping[str, Any]) -> None:
     for key, supported in _BPE.items():
         if model.get(key) not in supported:
             raise ModelError(
-                path, f"'model' has {key} {model.get(key)!r}; only byte-level BPE as Qwen's is supported"
+                path,
+                f"'model' has {key} {model.get(key)!r}; byte-level BPE as Qwen's, or Gemma's form, is expected",
             )
     if tokenizer.get("normalizer") not in (*_NO_NORMALIZERS, {"type": "NFC"}):
-        raise ModelError(path, f"normalizer {tokenizer['normalizer']!r} is not supported; NFC is")
+        raise ModelError(
+            path, f"normalizer {tokenizer['normalizer']!r} is not supported; only NFC or none is"
+        )
 
 
 def _split(path: Path, tokenizer: Mapping[str, Any]) -> Split:

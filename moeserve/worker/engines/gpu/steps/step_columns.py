@@ -60,8 +60,8 @@ class Column(NamedTuple):
 
 @dataclass(slots=True)
 class StepColumns(Generic[View]):
-    """The columns of one step: int32 [width] or [width, of]. A number that a kernel reads through a pointer occupies
-    ALIGN int32s, of which it is the first."""
+    """The columns of one step, int32: [width], or [width, of] if `Column.of` is above 1. A single number that a kernel
+    reads through a pointer takes ALIGN int32s: it is the first, the others are padding."""
 
     num_rows: Annotated[View, Column("one", of=ALIGN)]
     head_rows: Annotated[View, Column("head_calls", of=ALIGN)]  # rows sampled by each call of the head
