@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 
 from moeserve.processes.imports_without_gc import imports_without_gc
+from moeserve.processes.standard_streams import open_closed_streams
 
 OLDEST = (3, 11)  # pyproject.toml's requires-python
 
 
 def run() -> int:
     """The exit code; 130 where Ctrl-C ended a command that does not mind it, or came while it was being loaded."""
+    open_closed_streams()
     if sys.version_info < OLDEST:
         return _wrong_python("is too old: 3.11 is needed at least")
     try:
