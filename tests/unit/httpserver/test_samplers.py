@@ -112,6 +112,9 @@ def test_values_out_of_range_are_refused_by_name(
     server: HttpServer, path: str, field: dict[str, Any]
 ) -> None:
     refused = server.post(path, BODIES[path] | field)
+    if path == "/completion" and "typical_p" in field:
+        assert refused.status_code == 200  # as in llama-server: above 1 it is off
+        return
     assert refused.status_code == 400
     assert next(iter(field)) in refused.json()["error"]["message"]
 
