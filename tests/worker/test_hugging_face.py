@@ -313,7 +313,7 @@ def test_ids_of_other_splits_are_the_tokenizers_librarys_own(
 @pytest.mark.parametrize(
     ("change", "cause"),
     [
-        (lambda t: t["model"].update(type="Unigram"), "only byte-level BPE"),
+        (lambda t: t["model"].update(type="Unigram"), "byte-level BPE"),
         (lambda t: t["model"].update(byte_fallback=True), "byte_fallback"),
         (lambda t: t["model"].update(vocab=5), "'vocab' is not an object"),
         (lambda t: t["model"].update(merges=None), "no list of merges"),
