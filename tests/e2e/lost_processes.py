@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import time
 from contextlib import suppress
@@ -12,6 +11,7 @@ from uuid import uuid4
 
 import httpx
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from moeserve.httpserver.generation.engine.silences import SILENCE_S
 from tests.e2e.clients import TEXT, completion, within
@@ -36,9 +36,7 @@ NAMES: Final = (
 ACTIONS: Final = {"stop": signal.SIGSTOP, "kill": signal.SIGKILL}
 # Those that go on only when they are needed.
 _NEEDED_SELDOM: Final = ("weights",)
-_COUNTER: Final = re.compile(
-    r"^(moeserve:\w+(?:_total|_count|_bucket|_sum)(?:\{[^}]*\})?) (\S+)$", re.MULTILINE
-)
+_GROWING: Final = ("counter", "histogram")
 
 
 @dataclass
@@ -86,7 +84,12 @@ class Tried:
     def look_at_counters(self) -> None:
         with suppress(httpx.HTTPError):
             text = httpx.get(self.server.base_url + "/metrics", timeout=2).text
-            now = {name: float(value) for name, value in _COUNTER.findall(text)}
+            now = {
+                f"{one.name}{one.labels}": one.value
+                for family in text_string_to_metric_families(text)
+                if family.type in _GROWING and family.name.startswith("moeserve:")
+                for one in family.samples
+            }
             self.fallen += [name for name, value in now.items() if value < self.counters.get(name, 0.0)]
             self.counters = now
 
