@@ -92,8 +92,9 @@ def test_questions_to_a_model_are_answered(server: Server, command: PageCommand)
         cwd=REPOSITORY,
     )
     assert (shell.returncode, "Traceback" in shell.stderr) == (0, False), shell.stderr
-    # The model knows no answer to these questions, and may write blanks until it is cut.
-    assert shell.stdout.strip() or "the answer was cut" in shell.stderr, shell.stderr
+    # The model is sampled and knows no answer to these questions: it may end at once, or write blanks until it is cut.
+    notes = ("the answer was cut", "the answer has no text")
+    assert shell.stdout.strip() or any(note in shell.stderr for note in notes), shell.stderr
 
 
 def test_there_are_questions() -> None:
