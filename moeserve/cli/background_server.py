@@ -1,4 +1,5 @@
-"""A server that a command needs: the one that runs at its address, else one that runs as long as the command does."""
+"""The server that a command needs: one that already runs at its address, or else one that the command starts and that
+ends with it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from moeserve.processes.logs import set_up_logging
 
 LOOK_S: Final = 0.3
 MOST_HEALTH_BYTES: Final = 1 << 16
-END_S: Final = 60.0  # within which a server that is told to stop has ended
+END_S: Final = 60.0  # time that a server may take to stop
 SERVER_OPTIONS: Final = ("model", "host", "port", "api_key", "max_model_len", "ssl_certfile", "ssl_keyfile")
 
 
@@ -50,9 +51,9 @@ class FoundServer(NamedTuple):
 def server_for(
     config: ServerConfig, given: dict[str, str | list[str] | None], *, needs_model: bool = True
 ) -> Iterator[FoundServer]:
-    """A server that runs, or one that runs as long as the block. `given`: the server's flags as they were given, for
-    one that has to be started. needs_model: no server is started without a model, rather than one with the
-    demonstration model. Raises UserError."""
+    """Yields a server: one that already runs, or one that runs until the block ends. `given`: the server's flags as the
+    user gave them, to start one. needs_model: without a model, start no server (else the demonstration model is
+    served). Raises UserError."""
     url, key = url_of(config), next(iter(config.api_key), None)
     try:
         model = running_model(url, key, config.model)
@@ -71,25 +72,26 @@ def server_for(
 
 
 def running_model(url: str, key: str | None, name: str, *, any_owner: bool = False) -> ServedModel:
-    """The model of a server that runs, once it can be asked. name: "" for the first. any_owner: as `models_at`.
-    Raises UserError."""
+    """Waits until a running server is ready, and returns its model. name: the model to find; "": the first. any_owner:
+    as for `models_at`. Raises UserError."""
     _wanted(url, models_at(url, key, any_owner=any_owner), name)
-    wait_until_ready(url, None)  # it may be loading still, and does not know its context then
+    wait_until_ready(url, None)  # while it is loading, it does not know its context yet
     return _wanted(url, models_at(url, key, any_owner=any_owner), name)
 
 
 def _download(model: str) -> None:
-    """In this process, whose terminal shows the progress, rather than in the server's. Raises UserError."""
+    """Downloads the model, if it is the hub's, in this process: its terminal shows the progress, the server's log would
+    not. Raises UserError."""
     name = None if os.path.exists(Path(model).expanduser()) else parse_name(model)
     if name is not None:
-        from moeserve.hub.download import fetch  # only who asks for it needs the hub's library
+        from moeserve.hub.download import fetch  # imports the hub's library, which is needed only here
 
         set_up_logging("hub", "info")
         fetch(name)
 
 
 def _wanted(url: str, served: list[ServedModel], model: str) -> ServedModel:
-    """The model of that name or path; the first where it is "". Raises UserError."""
+    """Returns the model with this name or path; the first if it is "". Raises UserError."""
     if not model:
         return served[0]
     for one in served:
@@ -102,14 +104,14 @@ def _wanted(url: str, served: list[ServedModel], model: str) -> ServedModel:
 
 
 class _OwnServer:
-    """A server in a session of its own, which Ctrl-C does not reach."""
+    """A server in its own session, so that Ctrl-C does not reach it."""
 
     def __init__(self, url: str, command: Sequence[str], log: IO[bytes]) -> None:
         self._url, self._command, self._log = url, command, log
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Returns when it is ready. Raises UserError."""
+        """Starts the server and returns when it is ready. Raises UserError."""
         self._log.seek(0)
         self._log.truncate()
         self._process = subprocess.Popen(
@@ -143,8 +145,8 @@ class _OwnServer:
 
 @contextmanager
 def _own_server(url: str, given: dict[str, str | list[str] | None]) -> Iterator[_OwnServer]:
-    """A server that is ready, and ends with the block, also where the terminal goes or SIGTERM comes. Raises
-    UserError."""
+    """Yields a server that is ready. It is stopped at the block's end, also if the terminal closes or SIGTERM arrives.
+    Raises UserError."""
     command = [sys.executable, "-P", "-m", "moeserve", "serve"]
     for name, value in given.items():
         for text in [value] if isinstance(value, str) else value or []:
@@ -188,13 +190,13 @@ def wait_until_ready(url: str, server: subprocess.Popen[bytes] | None) -> bool:
 
 
 class _Progress:
-    """The stages of loading, with the time that is left of each by its progress so far."""
+    """The stages of loading, and the remaining time of each, estimated from its progress so far."""
 
     def __init__(self) -> None:
         self._stage, self._since, self._from = "", 0.0, 0.0
 
     def text(self, state: dict[str, Any]) -> str:
-        """state: what /health says."""
+        """Returns the progress as text. state: the state that /health reports."""
         stage, fraction = str(state.get("stage", state.get("status", "starting"))), state.get("fraction", 0)
         fraction = float(fraction) if isinstance(fraction, int | float) else 0.0
         now = time.monotonic()
@@ -206,14 +208,14 @@ class _Progress:
 
 
 def _show(text: str) -> None:
-    """In place of what was shown before, on a terminal."""
+    """Replaces the progress shown before, on a terminal."""
     if sys.stderr.isatty():
         safe = "".join(char for char in text if char.isprintable())
         print(f"\r{safe:<60}\r", end="", file=sys.stderr, flush=True)
 
 
 def _health(url: str) -> dict[str, Any]:
-    """What /health says; {} while nothing listens, or where it is another program's."""
+    """Returns the answer of /health; {} while nothing listens, or if another program answers."""
     try:
         with opener_of(url).open(request_of(f"{url}/health", None), timeout=ANSWER_S) as response:
             body = response.read(MOST_HEALTH_BYTES)

@@ -1,4 +1,4 @@
-"""Which of the files for HTTPS a user must name."""
+"""Checks the flags that name the files for HTTPS."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KEY: Final = b"PRIVATE KEY-----"
 
 
 def check_certificate(config: ServerConfig) -> None:
-    """Raises ConfigError where one of the two flags needs the other. What is in the files is read later."""
+    """Raises ConfigError if one of the two flags is given without the other. The files are read later."""
     if config.ssl_certfile is None:
         if config.ssl_keyfile is not None:
             raise ConfigError("--ssl-keyfile: needs --ssl-certfile, the key's certificate; add it")
@@ -22,7 +22,7 @@ def check_certificate(config: ServerConfig) -> None:
     try:
         has_key = _KEY in Path(config.ssl_certfile).expanduser().read_bytes()
     except OSError:
-        return  # the server tells that it cannot be read
+        return  # the server reports a file that cannot be read
     if not has_key:
         raise ConfigError(
             "--ssl-certfile: needs --ssl-keyfile, because the certificate's file has no private key; add it"

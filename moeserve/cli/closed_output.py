@@ -1,4 +1,4 @@
-"""Commands whose standard output is a pipe that nothing reads any more (`| head`), or a file on a full disk."""
+"""Runs commands whose standard output may be a closed pipe (`| head`) or a file on a full disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final
 
-PIPE_CLOSED: Final = 141  # as a shell says of a program that SIGPIPE has ended
+PIPE_CLOSED: Final = 141  # exit code that a shell reports for a program that SIGPIPE ended
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -32,5 +32,5 @@ def with_output(run: Callable[[list[str]], int], arguments: Sequence[str]) -> in
 
 
 def _discard_output() -> None:
-    """Python would complain when it flushes the stream at its end."""
+    """Discards the rest of the output. Otherwise Python would report an error when it flushes the stream at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Flags and environment variables to a ServerConfig, and the defaults that need the machine.
+"""Turns flags and environment variables into a ServerConfig, and computes the defaults that depend on the machine.
 
 Names, ranges and help texts come from ServerConfig's fields; nothing is repeated here.
 """
@@ -45,7 +45,8 @@ def flag_name(field_name: str) -> str:
 
 
 def options_parser(prog: str, epilog: str = "") -> argparse.ArgumentParser:
-    """For the server's options, all of them. `epilog`: ends its `--help`, before the order of precedence."""
+    """Returns a parser for all options of the server. `epilog`: printed at the end of `--help`, before the order of
+    precedence."""
     parser = argparse.ArgumentParser(
         prog=prog,
         usage="%(prog)s [command] [MODEL ...] [options]",
@@ -60,7 +61,7 @@ def options_parser(prog: str, epilog: str = "") -> argparse.ArgumentParser:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Every option of ServerConfig as a flag, in its group of `--help`."""
+    """Adds every option of ServerConfig as a flag, in its group of `--help`."""
     groups = {name: parser.add_argument_group(name) for name in GROUPS}
     for option in dataclasses.fields(ServerConfig):
         _add(groups[option.metadata["group"]], option, help_of(option))
@@ -69,8 +70,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_shared_options(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, names: Collection[str], **texts: str
 ) -> None:
-    """Adds the server's options that mean the same to another command, in its `--help` as in the server's; `texts` has
-    the help of options whose default is another there."""
+    """Adds options of the server that mean the same to another command, to that command's `--help`. `texts`: the help
+    of options whose default differs there."""
     options = {option.name: option for option in dataclasses.fields(ServerConfig)}
     for name in names:
         _add(parser, options[name], texts.get(name) or help_of(options[name]))
@@ -79,7 +80,7 @@ def add_shared_options(
 def _add(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, option: dataclasses.Field[Any], text: str
 ) -> None:
-    # Text here and read in `_read`, so that a flag and an environment variable fail with the same words.
+    # Kept as text, and parsed in `_read`, so that flags and environment variables give the same errors.
     several = option.metadata["several"]
     parser.add_argument(
         flag_name(option.name),
@@ -92,7 +93,7 @@ def _add(
 
 
 def read_options(given: Mapping[str, str | list[str] | None], environment: Mapping[str, str]) -> ServerConfig:
-    """From the texts of flags (by field name; None or absent: not given) and the environment, where an empty
+    """Returns the configuration. given: texts of flags, by field name; None: not given. environment: an empty
     variable counts as unset. Raises ConfigError."""
     values: dict[str, Any] = {}
     for option in dataclasses.fields(ServerConfig):
@@ -111,14 +112,14 @@ def read_options(given: Mapping[str, str | list[str] | None], environment: Mappi
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Variables that are named as ours are, and are none of ours: typing errors, or Kubernetes' for a service that is
-    called moeserve."""
+    """Returns the variables that have the prefix of options but are none: typing errors, or variables that Kubernetes
+    sets for a service called moeserve."""
     ours = {env_name(option.name) for option in dataclasses.fields(ServerConfig)} | PROCESS_VARIABLES
     return sorted(name for name in environment if name.startswith(ENV_PREFIX) and name not in ours)
 
 
 def _read(option: dataclasses.Field[Any], text: str, source: str) -> int | float | str:
-    """One value, checked against the option's type, range and choices."""
+    """Parses one value, and checks the option's type, range and choices."""
     kind, meta = _kind(option), option.metadata
     if not text:
         raise ConfigError(f"{source}: must not be empty")
@@ -137,7 +138,7 @@ def _read(option: dataclasses.Field[Any], text: str, source: str) -> int | float
 
 
 def _kind(option: dataclasses.Field[Any]) -> type:
-    """The type of the option's value; `int | None` is int, and so is `tuple[int, ...]`."""
+    """Returns the type of the option's value; int for `int | None` and for `tuple[int, ...]`."""
     hint = _hints()[option.name]
     if _is_repeatable(option):
         return typing.cast(type, typing.get_args(hint)[0])
@@ -146,7 +147,7 @@ def _kind(option: dataclasses.Field[Any]) -> type:
     return typing.cast(type, hint)
 
 
-@cache  # the texts of all annotations are evaluated, and each option asks
+@cache  # evaluates all annotations; called for each option
 def _hints() -> dict[str, Any]:
     return typing.get_type_hints(ServerConfig)
 
@@ -185,9 +186,9 @@ def _with_draft_model(config: ServerConfig) -> ServerConfig:
 
 
 def resolve(config: ServerConfig) -> ServerConfig:
-    """Fills in what depends on the file system and the CPU: absolute paths, the model's name in the API, the
-    number of threads, the traces' whole URL. A model that is named and not here is downloaded. Raises ConfigError, or
-    another UserError, when it cannot be had."""
+    """Fills in the values that depend on the file system and the CPU: absolute paths, the model's name in the API, the
+    number of threads, the traces' whole URL. Downloads a model that is named but not here. Raises ConfigError, or
+    another UserError if the model cannot be downloaded."""
     config = _with_draft_model(config)
     model, api_name = _find(config.model) if config.model else _local(demonstration_model())
     names = config.served_model_name or api_name
@@ -229,11 +230,11 @@ def _check_image_tokens(config: ServerConfig) -> None:
 
 
 def find_tower(mmproj: str | None, model: Path) -> str | None:
-    """--mmproj as a path. "auto" is the only mmproj file beside the model, or the folder whose config.json has a vision
-    tower. Raises ConfigError, ModelError."""
+    """Returns --mmproj as a path. "auto": the only mmproj file beside the model, or the folder whose config.json has a
+    vision tower. Raises ConfigError, ModelError."""
     if mmproj is None:
         return None
-    # The readers of folders need numpy, which the launcher has no use for.
+    # Imported here, because the readers of folders import numpy, which the launcher does not need.
     from moeserve.models.sources.huggingface import has_tower, is_hugging_face_folder
 
     if mmproj != "auto":
@@ -257,7 +258,8 @@ def find_tower(mmproj: str | None, model: Path) -> str | None:
 
 
 def _prefix_cache(config: ServerConfig) -> str:
-    """What "auto" is: whoever has a key must not learn from `cached_tokens` what others have asked."""
+    """Returns the value of --prefix-cache, with "auto" replaced: tenants with keys of their own get separate caches, so
+    that `cached_tokens` does not reveal one tenant's prompts to another."""
     if config.prefix_cache != "auto":
         return config.prefix_cache
     return "per-key" if config.api_key or config.api_key_file else "shared"
@@ -268,13 +270,13 @@ def _absolute(path: str | None) -> str | None:
 
 
 def demonstration_model() -> Path:
-    """The small model in the package, served when the user names none."""
+    """Returns the path of the small model in the package, which is served if the user names none."""
     return Path(str(importlib.resources.files("moeserve") / "assets" / DEMONSTRATION_MODEL))
 
 
 def _find(text: str, source: str = MODEL_SOURCE) -> tuple[Path, str]:
-    """The model's path and its name in the API: what lies at the path `text`, else what has that name on the hub.
-    source: who names it, for messages."""
+    """Returns the model's path and its name in the API: the file or folder at the path `text`, else the hub's model of
+    that name. source: the flag, for messages."""
     path = Path(text).expanduser()
     name = None if os.path.exists(path) else parse_name(text)
     if name is None:
@@ -285,13 +287,13 @@ def _find(text: str, source: str = MODEL_SOURCE) -> tuple[Path, str]:
 
 
 def _local(model: Path, source: str = MODEL_SOURCE) -> tuple[Path, str]:
-    """Fails in a moment, before any process starts, on what a look at the file system shows."""
+    """Checks a local path by a look at the file system, so that errors appear at once, before any process starts."""
     path = Path(os.path.abspath(model))
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"{source}: there is no {path}{model_hints.for_missing(path)}") from None
-    except OSError as error:  # a folder on the way that may not be entered
+    except OSError as error:  # a folder of the path may not be entered
         raise ConfigError(f"{source}: {path} cannot be reached: {error.strerror}") from error
     if not os.access(path, os.R_OK):
         raise ConfigError(f"{source}: {path} may not be read")
@@ -305,5 +307,5 @@ def _local(model: Path, source: str = MODEL_SOURCE) -> tuple[Path, str]:
 
 
 def _name_of(file: Path) -> str:
-    """Without .gguf and -00001-of-0000N."""
+    """Returns the name without .gguf and -00001-of-0000N."""
     return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file.name)

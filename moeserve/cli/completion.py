@@ -1,6 +1,6 @@
-"""`moeserve completion bash|zsh|fish`: a script that completes commands, flags and their choices in that shell.
+"""`moeserve completion bash|zsh|fish`: prints a script that completes commands, flags and their choices in that shell.
 
-The flags are read from the commands' own parsers, so a script is as new as the program that wrote it.
+The flags are read from the commands' own parsers, so the script matches the installed version.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-# What stands for a path in `--help`.
+# Placeholders of paths in `--help`.
 _PATHS: Final = ("FILE", "FOLDER", "PATH", "DIRECTORY", "MODEL")
 
 _USAGE: Final = """usage: moeserve completion {bash,zsh,fish}
@@ -26,15 +26,15 @@ Prints a script that completes moeserve's commands, flags and their choices:
 
 @dataclass(frozen=True)
 class Flag:
-    name: str  # with its dashes
+    name: str  # including the dashes
     choices: tuple[str, ...]
     takes_path: bool
     help: str
 
 
 def main(arguments: list[str], commands: Mapping[str, str], parsers: Mapping[str, Parser]) -> int:
-    """`commands`: names and what they do. `parsers`: those of the command lines, by their words, such as "bench serve".
-    Exit code 2 where no such shell is named."""
+    """Prints the script. `commands`: names and descriptions. `parsers`: makers of the commands' parsers, by the
+    commands' words, such as "bench serve". Exit code 2 if no supported shell is named."""
     if len(arguments) == 1 and arguments[0] in SHELLS:
         flags = {words: list(_flags(parser)) for words, parser in _command_lines(parsers)}
         print("\n".join(SHELLS[arguments[0]](commands, flags)))
@@ -49,7 +49,7 @@ Flags = Mapping[str, list[Flag]]
 
 
 def _command_lines(parsers: Mapping[str, Parser]) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """By their words. A parser of several commands stands for theirs."""
+    """Yields the words and the parser of each command. A parser with subcommands is replaced by theirs."""
     for words, make in parsers.items():
         parser = make()
         several = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
@@ -61,7 +61,7 @@ def _command_lines(parsers: Mapping[str, Parser]) -> Iterator[tuple[str, argpars
 
 
 def _second_words(flags: Flags) -> dict[str, list[str]]:
-    """The second words of each command that needs one."""
+    """Returns the possible second words of each command that needs one."""
     found: dict[str, list[str]] = {}
     for first, second in (words.split() for words in flags if " " in words):
         found.setdefault(first, []).append(second)
@@ -75,13 +75,14 @@ def _flags(parser: argparse.ArgumentParser) -> Iterator[Flag]:
                 continue
             metavar = action.metavar if isinstance(action.metavar, str) else ""
             choices = tuple(str(choice) for choice in action.choices or ())
-            if metavar.startswith("{"):  # ServerConfig's choices, which are checked elsewhere
+            if metavar.startswith("{"):  # choices of a ServerConfig option, which the parser does not check
                 choices = tuple(metavar.strip("{}").split(","))
             yield Flag(name, choices, metavar in _PATHS, (action.help or "").replace("%%", "%"))
 
 
 def _bash(commands: Mapping[str, str], flags: Flags) -> Iterator[str]:
-    """The word before the cursor decides: a flag with choices, else the flags of the command, else paths."""
+    """Yields the lines of a bash script. The word before the cursor decides what is completed: the choices of that
+    flag, else the flags of the command, else paths."""
     yield "_moeserve() {"
     yield "  COMPREPLY=()"
     yield '  local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words="${COMP_WORDS[1]}"'
@@ -99,10 +100,10 @@ def _bash(commands: Mapping[str, str], flags: Flags) -> Iterator[str]:
     for words, of_command in flags.items():
         if words != "serve":
             yield from _bash_case(f'"{words}"', of_command)
-    yield from _bash_case("*", flags["serve"])  # serve is left out as often as not
+    yield from _bash_case("*", flags["serve"])  # the word "serve" may be left out
     yield "  esac"
     yield "}"
-    yield "complete -o default -F _moeserve moeserve"  # default: paths, where nothing else fits
+    yield "complete -o default -F _moeserve moeserve"  # -o default: complete paths if nothing else fits
 
 
 def _bash_case(pattern: str, flags: list[Flag]) -> Iterator[str]:

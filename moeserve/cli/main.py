@@ -37,7 +37,7 @@ from moeserve.remote.options import check_server
 
 log = logging.getLogger(__name__)
 
-_SERVING: Final = ("serve", "worker")  # their output is a log
+_SERVING: Final = ("serve", "worker")  # commands whose output is a log
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_model(word: str) -> bool:
-    """Whether the first word is a model and no command: `moeserve FILE`."""
+    """Returns whether the first word is a model, not a command: `moeserve FILE`."""
     return word not in COMMANDS and (os.path.exists(word) or "/" in word or word.endswith(".gguf"))
 
 
@@ -71,7 +71,7 @@ class Command(NamedTuple):
 
 
 def serve(arguments: list[str]) -> int:
-    """The server. Exit codes: those of `launcher/exit_codes.py`; 2 for a bad flag or environment variable."""
+    """Runs the server. Exit codes: those of `launcher/exit_codes.py`; 2 for a bad flag or environment variable."""
     parser = serve_parser()
     from moeserve.launcher.launch import launch
     from moeserve.processes.logs import set_up_logging
@@ -110,12 +110,12 @@ def serve_several(
     given: Mapping[str, str | list[str] | None],
     notes: Sequence[str],
 ) -> int:
-    """A server with several models. Exit codes as of `serve`."""
+    """Runs a server with several models. Exit codes: those of `serve`."""
     from moeserve.front.launch import launch_several
     from moeserve.processes.logs import set_up_logging
 
     try:
-        # Before the models are looked for, which may be downloaded.
+        # Checked before models are looked for, because that may download them.
         common = read_options(
             {"log_level": given.get("log_level"), "log_format": given.get("log_format")}, {}
         )
@@ -141,7 +141,7 @@ def worker(arguments: list[str]) -> int:
 
 
 def bench(arguments: list[str]) -> int:
-    """`bench engine|serve|trace|steps …`. Exit code 2 for anything else."""
+    """Runs `bench engine|serve|trace|steps …`. Exit code 2 for anything else."""
     from moeserve.cli.bench.commands import main as run_bench
 
     return run_bench(arguments)
@@ -230,7 +230,8 @@ def complete(arguments: list[str]) -> int:
 
 
 def parser_modules() -> dict[str, str]:
-    """The modules with a `command_parser()`, by the words of their commands; of `bench`, those of its commands."""
+    """Returns the modules with a `command_parser()`, by the words of their commands, including the commands of
+    `bench`."""
     from moeserve.cli.bench.commands import COMMANDS as MEASUREMENTS
 
     return PARSERS | {f"bench {name}": f"moeserve.cli.bench.{name}" for name in MEASUREMENTS}
@@ -287,8 +288,8 @@ def serve_parser() -> argparse.ArgumentParser:
 def parse(
     parser: argparse.ArgumentParser, arguments: Sequence[str], environment: Mapping[str, str]
 ) -> ServerConfig:
-    """What the user asked for, as asked; the first argument may be the model, without its flag. Raises ConfigError,
-    which names the flag or the variable."""
+    """Returns the options as the user gave them, not resolved; the first argument may be the model, without its flag.
+    Raises ConfigError, which names the flag or the variable."""
     _, given = given_options(parser, arguments)
     return read_options(given, environment)
 
@@ -296,8 +297,8 @@ def parse(
 def given_options(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[list[str], dict[str, str | list[str] | None]]:
-    """The models that are named before the flags, and the texts of the flags by field name. One model that is named so
-    is given as --model too. Raises ConfigError."""
+    """Returns the models that are named before the flags, and the flags' texts by field name. A single model named in
+    this way is also returned as --model. Raises ConfigError."""
     named = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
     found, unknown = parser.parse_known_args(arguments[len(named) :])
     unknown = [word for word in named if word in COMMANDS] + unknown

@@ -11,23 +11,23 @@ from pathlib import Path
 from typing import Final
 
 MAX_NAMED: Final = 3
-_MOST_ENTRIES: Final = 10_000  # of a folder that are looked at
+_MOST_ENTRIES: Final = 10_000  # entries of a folder that are searched
 
 
 def for_missing(path: Path) -> str:
-    """Where nothing is at `path`: names that are nearly the same beside it, else how models are named."""
+    """Returns a hint for a path that does not exist: similar names beside it, else how models are named."""
     folder = next(one for one in path.parents if one.is_dir())
     wrong = path.relative_to(folder).parts[0]
     names = [entry.name for entry in islice(_entries(folder), _MOST_ENTRIES)]
     if close := difflib.get_close_matches(wrong, names, MAX_NAMED):
         return f"; did you mean {_either(str(folder / name) for name in close)}?"
-    if re.fullmatch(r"[\w.-]+:[\w.-]+", path.name):  # as Ollama names models
+    if re.fullmatch(r"[\w.-]+:[\w.-]+", path.name):  # a name in Ollama's form
         return "; a model of the Hugging Face Hub is named as org/repo, org/repo:Q4_K_M or org/repo:file.gguf"
     return ""
 
 
 def for_folder(folder: Path) -> str:
-    """Where `folder` holds no model: the folders in it that do."""
+    """Returns a hint for a folder that holds no model: the folders in it that do."""
     inside = (entry for entry in islice(_entries(folder), _MOST_ENTRIES) if entry.is_dir())
     models = [entry for entry in inside if os.path.exists(entry / "config.json") or any(entry.glob("*.gguf"))]
     if not models:

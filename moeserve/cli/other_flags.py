@@ -1,5 +1,5 @@
-"""Flags of llama-server, vLLM, SGLang and KTransformers that a user may type: the understood ones with their values,
-and what is said of the others."""
+"""Flags of llama-server, vLLM, SGLang and KTransformers: some are translated, with their values; for the others there
+is advice."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ UNDERSTOOD: Final = {
     "--kt-num-gpu-experts": "--num-gpu-experts",
     "--kt-gpu-prefill-token-threshold": "--gpu-prefill-token-threshold",
 }
-_WHOLE_MODEL: Final = 99  # layers: what llama.cpp's users write for all of them
+_WHOLE_MODEL: Final = 99  # layers; llama.cpp's users write it for "all layers"
 _GPU_LAYERS: Final = ("-ngl", "--gpu-layers", "--n-gpu-layers")
-_DEFAULT: Final = None  # a value that asks for our default, so that the flag is left out
+_DEFAULT: Final = None  # the value means our default, so the flag is left out
 # Our flag: other servers' values of it, and ours that mean the same.
 VALUES: Final[Mapping[str, Mapping[str, str | None]]] = {
     "--tool-call-parser": parser_names.TOOL_CALLS,
@@ -91,8 +91,8 @@ _UNITS: Final = {"k": 1000, "K": 1 << 10, "m": 1_000_000, "M": 1 << 20}
 
 
 def in_our_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the arguments with our names and values for those of other servers, and a line about each that was
-    changed. Underscores in a flag are hyphens, as in these servers."""
+    """Returns the arguments with moeserve's flags and values in place of other servers', and a line about each change.
+    As in those servers, underscores in a flag are read as hyphens."""
     words, notes = [], []
     rest = list(arguments)
     while rest:
@@ -117,11 +117,11 @@ def in_our_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def _ours(flag: str, value: str) -> list[str]:
     if flag in _GPU_LAYERS:
         if value in ("auto", "all", "-1") or (value.isdecimal() and int(value) >= _WHOLE_MODEL):
-            return []  # as much as fits is on the GPU
+            return []  # as many layers as fit are on the GPU anyway
         if value == "0":
             return ["--device", "cpu"]
     if flag == "--parallel" and value.isdecimal():
-        return ["--max-num-seqs", value]  # llama.cpp's: requests that are answered together
+        return ["--max-num-seqs", value]  # llama.cpp's flag for the number of requests answered together
     ours = UNDERSTOOD.get(flag, flag)
     meant = VALUES.get(ours, {}).get(value, value)
     if meant is _DEFAULT:
@@ -132,8 +132,9 @@ def _ours(flag: str, value: str) -> list[str]:
 
 
 def hint(unknown: Iterable[str], flags: Iterable[str], arguments: Sequence[str] = ()) -> str:
-    """Returns the end of a message about arguments that no flag takes: advice about each flag that has some, else the
-    nearest name, else the flag of ours that has one value too many. flags: ours. arguments: all that was typed."""
+    """Returns the end of an error message about arguments that no flag takes: advice about each flag that has some,
+    else the most similar flag, else the flag that was given one value too many. flags: moeserve's. arguments: the whole
+    command line."""
     known, unknown = list(flags), list(unknown)
     typed = [word.partition("=")[0] for word in unknown if word.startswith("-")]
     if said := "".join(f"; {flag}: {ADVICE[flag]}" for flag in dict.fromkeys(typed) if flag in ADVICE):
@@ -156,5 +157,6 @@ def _too_many(words: Sequence[str], known: Sequence[str], arguments: Sequence[st
 
 
 def _of_its_length(flag: str, names: Iterable[str]) -> list[str]:
-    """Returns names that may be suggested: a short one only for a short flag, which has little to be near by."""
+    """Returns the flags that may be suggested for a name. A short flag is suggested only for a short name: too many are
+    similar otherwise."""
     return [name for name in names if name.startswith("--") == flag.startswith("--")]

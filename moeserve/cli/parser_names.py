@@ -1,6 +1,7 @@
-"""The names that vLLM and SGLang give to parsers of tool calls and of reasoning, and ours that read the same form.
+"""The names that vLLM and SGLang give to parsers of tool calls and of reasoning, and moeserve's parsers for the same
+formats.
 
-A name whose form is not among ours means `auto` here: the model's chat template shows its form.
+A name whose format has no parser here means `auto`: the model's chat template shows the format.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-# Our parser: others' names of it. gpt-oss's calls are recognised with its channels.
+# By moeserve's parser: the other servers' names for it. gpt-oss's calls are recognised with its channels.
 _TOOL_CALLS: Final = {
     "hermes": "qwen25 qwen",
     "qwen3_coder": "qwen3_xml qwen3coder nemotron_v3 nano_v3 mimo step3p5",

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def main(arguments: list[str]) -> int:
-    """Exit codes: those of the server."""
+    """Runs the worker. Exit codes: those of the server."""
     parser = command_parser()
     args = parser.parse_args(arguments)
     from moeserve.processes.logs import set_up_logging
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
 
 
 def serve(config: ServerConfig, address: tuple[str, int], files: TlsFiles) -> int:
-    """Runs until it is told to stop or fails; the exit code. Raises ConfigError, ModelError."""
+    """Runs until it is stopped or fails, and returns the exit code. Raises ConfigError, ModelError."""
     from setproctitle import setproctitle
 
     from moeserve.launcher.runtime_directory import runtime_directory
@@ -59,7 +59,7 @@ def serve(config: ServerConfig, address: tuple[str, int], files: TlsFiles) -> in
 
     setproctitle("moeserve: worker host")
     prepare_limits()
-    context = gate_context(files, "--ssl-")  # before anything listens
+    context = gate_context(files, "--ssl-")  # checked before anything listens
     print_of_model = fingerprint(open_metadata(Path(config.model)))
     with ExitStack() as stack:
         listener = stack.enter_context(listen(*address))

@@ -1,4 +1,4 @@
-"""The server that runs at an address, as the commands that use one see it."""
+"""Asks the server at an address, for the commands that use a running server."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from moeserve.config import ServerConfig
 from moeserve.errors import UserError
 
 MOST_ANSWER_BYTES: Final = 16 << 20
-ANSWER_S: Final = 5.0  # within which a server answers what it knows without its model
+ANSWER_S: Final = 5.0  # time for an answer that does not need the model
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """A redirect is an HTTPError: what it names would get the API key."""
+    """Makes a redirect an HTTPError, because the API key would be sent to the redirect's target."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
@@ -42,7 +42,8 @@ class ServedModel(NamedTuple):
 
 
 def url_of(config: ServerConfig) -> str:
-    """The address at which clients on this machine reach a server of `config`, without a slash at its end."""
+    """Returns the address at which clients on this machine reach a server with this configuration, without a slash at
+    its end."""
     scheme = "http" if config.ssl_certfile is None else "https"
     host = config.host
     try:
@@ -54,8 +55,8 @@ def url_of(config: ServerConfig) -> str:
 
 
 def opener_of(url: str) -> urllib.request.OpenerDirector:
-    """What opens addresses of the server at `url`: directly where that is this machine or a private network, else by
-    the proxy of the environment. Redirects are not followed."""
+    """Returns an opener for URLs of the server at `url`: direct if that is this machine or a private network, else
+    through the environment's proxy. It does not follow redirects."""
     host = urlsplit(url).hostname or ""
     try:
         address = ipaddress.ip_address(host)
@@ -66,8 +67,8 @@ def opener_of(url: str) -> urllib.request.OpenerDirector:
 
 
 def models_at(url: str, api_key: str | None, *, any_owner: bool = False) -> list[ServedModel]:
-    """What a server of ours at `url` serves; any_owner: also one of others, such as a gateway in front of ours. Raises
-    ServerGone, NotOurServer, or another UserError where it wants a key."""
+    """Returns the models that a moeserve server at `url` serves. any_owner: accept other servers too, such as a gateway
+    in front of moeserve. Raises ServerGone, NotOurServer, or another UserError if the server wants a key."""
     answer = ask(url, "/v1/models", api_key)
     try:
         found = json.loads(answer)["data"]
@@ -90,7 +91,7 @@ def _served(card: dict[str, Any]) -> ServedModel:
 
 
 def ask(url: str, path: str, api_key: str | None) -> bytes:
-    """The body of GET `path`. Raises as `models_at`."""
+    """Returns the body of GET `path`. Raises the errors of `models_at`."""
     try:
         with opener_of(url).open(request_of(url + path, api_key), timeout=ANSWER_S) as response:
             return bytes(response.read(MOST_ANSWER_BYTES))
@@ -107,14 +108,14 @@ def ask(url: str, path: str, api_key: str | None) -> bytes:
         raise ServerGone(
             f"no server answers at {url} ({error.reason}); start one: moeserve --model MODEL"
         ) from error
-    except (OSError, ValueError) as error:  # it closed the connection, or speaks another protocol
+    except (OSError, ValueError) as error:  # the server closed the connection, or speaks another protocol
         raise NotOurServer(
             f"the program that listens at {url} is not moeserve; choose another --port"
         ) from error
 
 
 def request_of(url: str, api_key: str | None, body: Any = None) -> urllib.request.Request:
-    """A POST of `body` as JSON, or a GET without one."""
+    """Returns a POST of `body` as JSON, or a GET if there is none."""
     headers = {"Content-Type": "application/json"}
     if api_key is not None:
         headers["Authorization"] = f"Bearer {api_key}"

@@ -1,4 +1,4 @@
-"""`moeserve serve A B C` and --models-file: which models one server has, each with the options of its own."""
+"""`moeserve serve A B C` and --models-file: the models of one server, each with its own options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Given = Mapping[str, str | list[str] | None]  # texts of flags by field name; No
 MAX_FILE_BYTES: Final = 1 << 20
 PIN: Final = "pin"
 
-# Options of the server as a whole: one model cannot have another.
+# Options of the whole server, which a model cannot override.
 OF_FRONT: Final = frozenset(
     {
         *("host", "allowed_host", "allowed_origin", "port", "uds", "health_port"),
@@ -28,7 +28,7 @@ OF_FRONT: Final = frozenset(
         *("log_level", "log_format", "pull", "mcp_servers", "batch_dir", "batch_dir_gib"),
     }
 )
-# Options of one model, which mean nothing for all of them together: files, names, and sockets of its own.
+# Options that only make sense for one model: its files, names and sockets.
 OF_ONE_MODEL: Final = frozenset(
     {
         *("model", "served_model_name", "mmproj", "lora_modules", "chat_template"),
@@ -38,7 +38,7 @@ OF_ONE_MODEL: Final = frozenset(
         *("worker", "worker_ssl_certfile", "worker_ssl_keyfile", "worker_ssl_ca_certs"),
     }
 )
-# Options of which one server with one model has no use.
+# Options that a server with one model cannot use.
 FOR_SEVERAL: Final = ("models_memory", "model_idle_timeout", "model_load_timeout")
 
 
@@ -55,7 +55,8 @@ def wants_several(named: Sequence[str], given: Given, environment: Mapping[str, 
 
 
 def several_models(named: Sequence[str], given: Given, environment: Mapping[str, str]) -> FrontConfig:
-    """`named`: the models of the command line. Raises ConfigError, or another UserError where a model cannot be had."""
+    """Returns the configuration of a server with several models. `named`: the models of the command line. Raises
+    ConfigError, or another UserError if a model cannot be downloaded."""
     if given.get("model") is not None:
         raise ConfigError("--model names one model; name several before the flags, or in --models-file")
     common = read_options({**given, "model": None}, _without(environment, OF_ONE_MODEL))
@@ -107,8 +108,8 @@ def _check_common(common: ServerConfig) -> None:
 
 
 def _entries_of(path: Path) -> list[dict[str, Any]]:
-    """The file's list, checked for its form."""
-    from moeserve.placement.strict_yaml import read_yaml  # with yaml, which other commands do not need
+    """Reads the list in the file and checks its form."""
+    from moeserve.placement.strict_yaml import read_yaml  # imports yaml, which other commands do not need
 
     try:
         with path.open("rb") as file:
@@ -131,7 +132,7 @@ def _entries_of(path: Path) -> list[dict[str, Any]]:
 def _served(
     place: int, entry: dict[str, Any], given: Given, environment: Mapping[str, str], common: ServerConfig
 ) -> ServedModel:
-    """One model's server: what is common, and over it what is the model's own."""
+    """Returns one model's server: the common options, overridden by the model's own."""
     own = dict(entry)
     is_pinned = own.pop(PIN, False)
     try:
@@ -147,7 +148,7 @@ def _served(
 
 
 def _template(common: ServerConfig) -> ServerConfig:
-    """The configuration of a model's server without the model."""
+    """Returns the configuration that every model's server has, without a model."""
     some = resolve(dataclasses.replace(common, model=str(demonstration_model())))
     return dataclasses.replace(_without_front(some, common), model="", served_model_name=None)
 
@@ -161,7 +162,7 @@ def _without_front(config: ServerConfig, common: ServerConfig) -> ServerConfig:
 
 
 def _text_of(key: str, value: Any) -> tuple[str, str | list[str]]:
-    """An option of the file as a flag's text. Raises ConfigError."""
+    """Returns an option of the file as a flag's text. Raises ConfigError."""
     name = key.replace("-", "_")
     options = {option.name: option for option in dataclasses.fields(ServerConfig)}
     if name not in options:

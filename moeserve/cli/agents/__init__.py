@@ -1,1 +1,1 @@
-"""`moeserve launch`: an agent, told of our server by its environment and its configuration."""
+"""`moeserve launch`: starts an agent that uses this server, by means of its environment and configuration."""

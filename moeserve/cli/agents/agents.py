@@ -1,7 +1,7 @@
-"""How each agent is told where its model is: what docs/how-to/connect-an-agent.md says, and what the tests run.
+"""How each agent learns where its model is: as docs/how-to/connect-an-agent.md says, and as the tests run it.
 
-Nothing here changes an agent's own settings: what is not an environment variable is an argument, or lies in a folder of
-ours.
+An agent's own settings are never changed: everything is passed in environment variables, in arguments, or in a folder
+of moeserve's.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-NO_KEY: Final = "none"  # what agents that insist on a key are given
+NO_KEY: Final = "none"  # the key for agents that insist on one
 LONGEST_ANSWER: Final = 8192  # tokens
-ANSWER_SHARE: Final = 8  # of the context, an answer has at most this fraction
+ANSWER_SHARE: Final = 8  # an answer has at most 1 / ANSWER_SHARE of the context
 COMPACT_PERCENT: Final = 85
 
 
 class Endpoint(NamedTuple):
     url: str  # without /v1
     model: str
-    context_length: int | None  # tokens, where it is known
+    context_length: int | None  # tokens, if known
     api_key: str | None = None
 
     @property
@@ -32,17 +32,19 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Start:
-    """Commands that run one after another, the agent last, and what they find in their environment."""
+    """Commands that run one after another, the agent last, and changes of their environment."""
 
     commands: tuple[tuple[str, ...], ...]
     environment: dict[str, str] = field(default_factory=dict)
-    unset: tuple[str, ...] = ()  # variables that would lead it elsewhere
+    unset: tuple[str, ...] = ()  # variables that would send the agent to another server
 
 
 class Agent(NamedTuple):
     program: str
-    package: str  # npm's
-    start: Callable[[str, Endpoint, Sequence[str]], Start]  # program, its arguments
+    package: str  # name in npm
+    start: Callable[
+        [str, Endpoint, Sequence[str]], Start
+    ]  # arguments: program, server, the agent's arguments
 
     @property
     def install(self) -> str:
@@ -58,7 +60,7 @@ def _claude(program: str, server: Endpoint, arguments: Sequence[str]) -> Start:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
     if server.context_length is not None:
-        # It takes an unknown model's context for 200,000 tokens.
+        # It assumes a context of 200,000 tokens for an unknown model.
         environment |= {
             "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(server.context_length),
             "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": str(COMPACT_PERCENT),
@@ -68,7 +70,7 @@ def _claude(program: str, server: Endpoint, arguments: Sequence[str]) -> Start:
 
 
 def _codex(program: str, server: Endpoint, arguments: Sequence[str]) -> Start:
-    """By -c, whose values are TOML; JSON's strings are."""
+    """Passes settings by -c. The values are TOML; JSON strings are valid TOML."""
     provider = "model_providers.local"
     settings: dict[str, str | int] = {
         "model": server.model,
@@ -111,7 +113,7 @@ def _opencode(program: str, server: Endpoint, arguments: Sequence[str]) -> Start
 
 
 def _cline(program: str, server: Endpoint, arguments: Sequence[str]) -> Start:
-    """Its provider is written by a command of its own, here into a folder of ours."""
+    """Cline's own `auth` command writes its provider, here into a folder of moeserve's."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "moeserve" / "cline"
     own = ("--data-dir", str(data))
     provider = ("--provider", "openai-compatible", "--baseurl", f"{server.url}/v1")

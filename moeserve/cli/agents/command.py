@@ -15,7 +15,7 @@ from moeserve.cli.background_server import SERVER_OPTIONS, server_for
 from moeserve.cli.command_line import add_shared_options, read_options
 from moeserve.errors import UserError
 
-_NOT_INSTALLED: Final = 127  # a shell's
+_NOT_INSTALLED: Final = 127  # as a shell returns
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -34,7 +34,7 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code: the agent's; 127 where it is not installed, 1 where there is no server, 2 for bad arguments."""
+    """Returns the exit code: the agent's; 127 if it is not installed, 1 if there is no server, 2 for bad arguments."""
     parser = command_parser()
     at = arguments.index("--") if "--" in arguments else len(arguments)
     args = parser.parse_args(arguments[:at])
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(start: Start) -> int:
-    """The exit code of the first command that fails, else of the last. Ctrl-C is the agent's."""
+    """Returns the exit code of the first command that fails, else that of the last. The agent handles Ctrl-C."""
     environment = {name: value for name, value in os.environ.items() if name not in start.unset}
     before = signal.signal(
         signal.SIGINT, lambda number, frame: None

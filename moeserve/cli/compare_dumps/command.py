@@ -14,8 +14,8 @@ DEFAULT = Tolerances(plain=0.1, tie=3.0)
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0 for dumps that are the same to within the tolerance, 1 for others, 2 with a message for what cannot
-    be read or compared."""
+    """Returns the exit code: 0 if the dumps agree within the tolerance, 1 if they differ, 2 if they cannot be read or
+    compared (a message says why)."""
     parser = command_parser()
     args = parser.parse_args(arguments)
     tolerances = Tolerances(args.tolerance, args.tie_allowance)

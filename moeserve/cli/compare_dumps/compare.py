@@ -1,8 +1,8 @@
-"""Where two dumps differ: every tensor of every matched row, in the order in which a step makes them.
+"""Compares two dumps: every tensor of every matched row, in the order in which a step computes them.
 
-Another choice of experts that the router's logits explain (a near tie) is no difference by itself: two sums of other
-rounding make it. From there on the row has really been computed otherwise, and so has every later row that attends to
-it: these are allowed more, in proportion to the weight of the experts that were swapped.
+If the two sides chose different experts, but the router's logits were so close that rounding explains it (a near tie),
+this alone is not a difference. After a near tie the row's values really differ, and so do those of every later row that
+attends to it. Such rows have a wider tolerance, in proportion to the weight of the swapped experts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from moeserve.worker.recording.dump_format import (
 
 Array = npt.NDArray[Any]
 _Both = tuple[Array, Array]  # A's and B's
-LOGIT_ROWS = 8  # compared at a time: 10 MB of float64 each at a vocabulary of 151,936
+LOGIT_ROWS = 8  # rows compared at a time: 10 MB of float64 per dump at a vocabulary of 151,936
 NEVER = 1 << 30
 
 
@@ -44,7 +44,7 @@ class Tolerances(NamedTuple):
 
 
 class TensorPlace(NamedTuple):
-    layer: int | None  # None for what comes before and after the layers
+    layer: int | None  # None: a tensor from before or after the layers
     tensor: str
 
     @property
@@ -61,9 +61,11 @@ class Difference:
     limit: float  # on the relative distance
     relative: float = np.inf
     largest: float = np.inf
-    # Column of the largest difference, what A and B have there.
+    # The column of the largest difference, and the values of A and B in it.
     values: tuple[int, float, float] | None = None
-    experts: tuple[list[int], list[int]] | None = None  # that only A chose, that only B did
+    experts: tuple[list[int], list[int]] | None = (
+        None  # experts that only A chose, and experts that only B chose
+    )
 
 
 @dataclass(slots=True)
@@ -90,7 +92,7 @@ class Result:
     same_top: int = 0  # with the same most likely token
     num_sampled: int = 0  # for which both dumps have a token
     same_sampled: int = 0
-    # Of "A" and "B": where first, in which pair.
+    # For "A" and "B": the first tensor that is not finite, and the pair of rows.
     not_finite: dict[str, tuple[TensorPlace, int]] = field(default_factory=dict)
 
 
@@ -133,7 +135,7 @@ class _Comparison:
             self._compare_step(np.flatnonzero(steps == step))
 
     def _compare_step(self, pairs: Ints) -> None:
-        """pairs: all of a step of A."""
+        """Compares one step. pairs: all matched pairs whose row of A is in this step."""
         self._inherit_ties(pairs)
         if EMBEDDING in self._shared:
             self._judge(TensorPlace(None, EMBEDDING), pairs, *self._read(EMBEDDING, pairs))
@@ -165,7 +167,7 @@ class _Comparison:
     def _compare_routing(
         self, layer: int, pairs: Ints, ids: _Both, logits: _Both | None, weights: _Both | None
     ) -> Bools:
-        """Gives the rows with other experts."""
+        """Compares the chosen experts and returns the rows where they differ."""
         found = routing(*ids, *(logits or (None, None)))
         cell, wrong = self._cell(TensorPlace(layer, IDS)), np.flatnonzero(found.is_other & ~found.is_tie)
         cell.rows += len(pairs)
@@ -235,7 +237,7 @@ class _Comparison:
         return tied
 
     def _inherit_ties(self, pairs: Ints) -> None:
-        """From the row at the position before, whose own are complete."""
+        """Copies near ties from the row at the position before to each row. That row's own ties must be complete."""
         for pair in pairs.tolist():
             parent = self.result.pairs.parent[pair]
             if parent >= 0:

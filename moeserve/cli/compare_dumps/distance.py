@@ -1,4 +1,4 @@
-"""How far rows are from one another."""
+"""The distance between two rows of the same tensor, or between two choices of experts."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ Ints = npt.NDArray[np.int64]
 
 
 class Distances(NamedTuple):
-    """One entry a row."""
+    """Distances of pairs of rows: one entry per pair."""
 
-    relative: Floats  # |x - y| / the larger of |x| and |y|; infinite where one is not finite and the other is
-    largest: Floats  # of the differences
-    column: Ints  # where that is
+    relative: Floats  # |x - y| / max(|x|, |y|); infinite if only one of the two is finite
+    largest: Floats  # largest difference within the row
+    column: Ints  # its column
 
 
 def distances(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> Distances:
-    """x, y: [rows, cols]. What is not finite in both does not count."""
+    """Returns the distances between the rows of x and y: [rows, cols]. Elements that are not finite in both do not
+    count."""
     x, y = x.astype(np.float64), y.astype(np.float64)
     finite_x, finite_y = np.isfinite(x), np.isfinite(y)
     gap = _gap(x, y, finite_x, finite_y)
@@ -46,10 +47,10 @@ def _norm(x: Floats) -> Floats:
 
 
 class RoutingDifference(NamedTuple):
-    """One entry a row."""
+    """Differences in the choice of experts: one entry per pair of rows."""
 
     is_other: Bools  # other experts were chosen
-    is_tie: Bools  # and the two router's logits explain it
+    is_tie: Bools  # the choice differs because of a near tie
 
 
 def routing(
@@ -58,10 +59,9 @@ def routing(
     logits_a: npt.NDArray[Any] | None,
     logits_b: npt.NDArray[Any] | None,
 ) -> RoutingDifference:
-    """ids: [rows, top_k]; logits: [rows, experts], None where a dump has none: then nothing explains another choice.
-
-    A tie: each side's choice is right by its own logits, to within what the two sides' logits of the row differ by.
-    """
+    """Compares two choices of experts. ids: [rows, top_k]; logits: [rows, experts], or None if a dump has none: then no
+    difference counts as a tie. A difference is a tie if the swapped experts' logits are no farther apart than twice the
+    largest difference between the two sides' logits of the row."""
     is_other = (np.sort(ids_a, axis=1) != np.sort(ids_b, axis=1)).any(axis=1)
     is_tie = np.zeros_like(is_other)
     if logits_a is None or logits_b is None:
@@ -77,7 +77,7 @@ def routing(
 
 
 def swapped(ids_a: npt.NDArray[Any], ids_b: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-    """The experts of one row that only A chose, and the experts that only B chose."""
+    """Returns the experts of one row that only A chose, and the experts that only B chose."""
     return np.setdiff1d(ids_a, ids_b), np.setdiff1d(ids_b, ids_a)
 
 
@@ -87,7 +87,7 @@ def swapped_weight(
     weights_a: npt.NDArray[Any],
     weights_b: npt.NDArray[Any],
 ) -> float:
-    """The part of one row's weights that went to experts which the other side did not choose."""
+    """Returns the part of one row's weights that belongs to experts which the other side did not choose."""
     only_a, only_b = swapped(ids_a, ids_b)
     in_a, in_b = weights_a[np.isin(ids_a, only_a)].sum(), weights_b[np.isin(ids_b, only_b)].sum()
     return float(max(in_a, in_b))

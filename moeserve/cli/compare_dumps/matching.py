@@ -1,4 +1,4 @@
-"""Which rows of two dumps are the same token after the same tokens, however they were batched."""
+"""Matches rows of two dumps that hold the same token after the same tokens, whatever else was in their batches."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Sorted by A's step, then by position: the row that a row comes after is before it.
+    """Matched rows, sorted by A's step, then by position, so that a row's predecessor comes before it.
 
-    A context that a dump computed more than once is paired in order: the first time with the first time.
+    If a dump computed the same context several times, its first time is paired with the other dump's first time, and so
+    on.
     """
 
     a: Ints  # indices into A's rows
-    b: Ints  # and B's
-    parent: list[int]  # the pair at the position before, -1: none
+    b: Ints  # indices into B's rows
+    parent: list[int]  # the pair of the position before; -1: none
     only_a: Ints  # rows without a match
     only_b: Ints
 
@@ -47,7 +48,7 @@ def match(a: Rows, b: Rows) -> Pairs:
 
 
 def _parents(rows: Rows, chosen: Ints) -> list[int]:
-    """The latest of `chosen` before each that has its previous context."""
+    """Returns, for each chosen row, the index of the latest earlier one that holds its previous context; -1: none."""
     last: dict[int, int] = {}
     parents = []
     for index, (context, previous) in enumerate(

@@ -1,4 +1,4 @@
-"""A dump on disk, read a tensor at a time. Files that others wrote in the same form are as good as ours."""
+"""Reads a dump from disk, one tensor at a time. Files of the same form that another program wrote can be read too."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from moeserve.worker.recording.dump_format import (
 )
 
 _LAYER = re.compile(r"layers\.(\d+)\.(\w+)")
-_SAMPLED = (SAMPLED_ROWS, LOGITS, SAMPLED)  # have a row for each of the step's sampled ones
+_SAMPLED = (SAMPLED_ROWS, LOGITS, SAMPLED)  # tensors with one row per sampled row of the step
 
 
 class DumpError(UserError):
-    """A dump cannot be read, or two have nothing to be compared."""
+    """A dump cannot be read, or two dumps have nothing in common to compare."""
 
 
 class StepReader:
-    """One step's file, mapped."""
+    """The memory-mapped file of one step."""
 
     def __init__(self, path: Path) -> None:
         """Opens the file of a step. Raises DumpError if it is damaged."""
@@ -69,7 +69,7 @@ class StepReader:
         return self._checked(name, lambda: self._file.get_tensor(name))
 
     def read_row(self, name: str, row: int) -> npt.NDArray[Any]:
-        """[1, ...]. Raises DumpError."""
+        """Returns one row of a tensor: [1, ...]. Raises DumpError if the file is damaged."""
         return self._checked(name, lambda: self._file.get_slice(name)[row : row + 1])
 
     def _checked(self, name: str, read: Callable[[], npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -83,14 +83,14 @@ class StepReader:
 class Rows:
     """All rows of a dump, in the order of its steps."""
 
-    step: npt.NDArray[np.int64]  # index in Dump.steps
-    row: npt.NDArray[np.int64]  # of its step
+    step: npt.NDArray[np.int64]  # the row's step: an index in Dump.steps
+    row: npt.NDArray[np.int64]  # its row number in that step
     context: npt.NDArray[np.int64]
-    previous: npt.NDArray[np.int64]  # the context of the position before; 0 where the dump does not say
+    previous: npt.NDArray[np.int64]  # the context of the position before; 0 if the dump does not have it
     token: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
-    slot: npt.NDArray[np.int64]  # request slot; -1 where the dump does not say
-    sampled: npt.NDArray[np.int64]  # place among the step's sampled rows, -1: none
+    slot: npt.NDArray[np.int64]  # request slot; -1 if the dump does not have it
+    sampled: npt.NDArray[np.int64]  # index among the step's sampled rows; -1: the row was not sampled
 
 
 class Dump:
@@ -115,11 +115,11 @@ class Dump:
 
     @property
     def tensors(self) -> set[str]:
-        """The names of the tensors that every step has."""
+        """Returns the names of the tensors that every step has."""
         return set.intersection(*(set(step.shapes) for step in self.steps))
 
     def width(self, tensor: str) -> int:
-        """The width of the tensor's rows in the first step."""
+        """Returns the width of the tensor's rows in the first step."""
         return int(np.prod(self.steps[0].shapes[tensor][1:], dtype=np.int64))
 
     @property
@@ -128,8 +128,8 @@ class Dump:
         return 1 + max((int(m[1]) for m in found if m and m[2] in LAYER_TENSORS), default=-1)
 
     def rows_of(self, tensor: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """[len(rows), width] of a tensor that has a row for each of the steps'. rows: indices in `self.rows`. Raises
-        DumpError."""
+        """Returns rows [len(rows), width] of a tensor that has one row per row of a step. rows: indices in `self.rows`.
+        Raises DumpError."""
         steps = self.rows.step[rows]
         parts = {s: self.steps[s].read(tensor).reshape(-1, self.width(tensor)) for s in np.unique(steps)}
         first = next(iter(parts.values()))
@@ -140,7 +140,8 @@ class Dump:
         return found
 
     def sampled_rows_of(self, tensor: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Returns the rows of a tensor that has one for each sampled row; no others are read. Raises DumpError."""
+        """Returns the sampled rows [len(rows), ...] of a tensor that has one row per sampled row; reads no others.
+        Raises DumpError."""
         places = zip(self.rows.step[rows].tolist(), self.rows.sampled[rows].tolist(), strict=True)
         return np.concatenate([self.steps[step].read_row(tensor, at) for step, at in places])
 

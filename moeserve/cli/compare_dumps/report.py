@@ -1,4 +1,4 @@
-"""A comparison in words and a table."""
+"""Describes a comparison in sentences and a table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from moeserve.worker.recording.dump_format import EMBEDDING, IDS, LAYER_TENSORS,
 
 
 def report(result: Result, tolerances: Tolerances) -> Iterator[str]:
-    """Its lines."""
+    """Returns the lines of the report."""
     yield _source("A", result.a)
     yield _source("B", result.b)
     yield from _matched(result)
@@ -110,7 +110,7 @@ def _line(result: Result, layer: int) -> list[str]:
 
 
 def _outside(result: Result, tensor: str) -> Iterator[str]:
-    """The line about a tensor that is not in a layer."""
+    """Returns the line about a tensor that does not belong to a layer."""
     cell = result.cells.get(TensorPlace(None, tensor))
     if cell is not None:
         tied = f"of {cell.tied} rows past a near tie {cell.worst_tied:.1e}" if cell.tied else ""

@@ -29,7 +29,7 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0 where a server can start here, 1 where it cannot, 2 for bad arguments."""
+    """Returns the exit code: 0 if a server can start here, 1 if it cannot, 2 for bad arguments."""
     parser = command_parser()
     args = parser.parse_args(arguments)
     try:
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     for found in _checks(config):
         findings.append(found)
         if not args.json:
-            print(as_text([found]), flush=True)  # the next check may take its time
+            print(as_text([found]), flush=True)  # the next check may take long
     if args.json:
         print(as_json(findings))
     return 1 if has_errors(findings) else 0

@@ -1,4 +1,4 @@
-"""What one look at the machine has shown."""
+"""The result of one check of the machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Finding:
     subject: str  # a word or two
     level: Level  # an error keeps a server from starting; with a warning it is slower, or holds less
     text: str
-    remedy: str = ""  # of a warning or an error
+    remedy: str = ""  # what to do about a warning or an error
 
 
 def as_text(findings: Iterable[Finding]) -> str:
-    """A line for each finding, and one for its remedy."""
+    """Returns a line for each finding, and a line for its remedy if it has one."""
     lines: list[str] = []
     for one in findings:
         lines.append(f"{one.level:<8} {one.subject:<11} {one.text}")

@@ -1,6 +1,6 @@
-"""The machine without its GPU: cores, memory, limits, the API's port, the disk for downloads.
+"""Checks the machine except its GPU: cores, memory, limits, the API's port, the disk for downloads.
 
-`root` is the folder that has proc and sys.
+`root` is the folder that contains proc and sys.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from moeserve.processes.free_memory import available_bytes, limit_note
 from moeserve.processes.limits import MAX_OPEN_FILES, lockable_bytes, prepare_limits
 from moeserve.processes.listeners import listen, listen_at
 
-LEAST_BYTES: Final = GIB  # what the processes of a server take beside a small model
+LEAST_BYTES: Final = GIB  # memory of a server's processes with a small model
 SMALL_BYTES: Final = 8 * GIB
 SWAPPED_BYTES: Final = GIB
 FEW_FILES: Final = 4096
@@ -52,7 +52,7 @@ def check_cores(root: Path = ROOT) -> Finding:
 
 
 def check_memory() -> Iterator[Finding]:
-    """What is free, by the machine and the control groups; and what of it was put out to disk."""
+    """Checks the free memory, by the machine and by the control groups, and reports swapped memory of the machine."""
     free, total = available_bytes(), psutil.virtual_memory().total
     text = f"{free / GIB:.1f} GiB free of {total / GIB:.1f} GiB{limit_note()}"
     remedy = "end other programs, raise the container's or the service's limit (docker --memory, MemoryMax= of systemd)"
@@ -78,7 +78,7 @@ def check_memory() -> Iterator[Finding]:
 
 
 def check_huge_pages(root: Path = ROOT) -> Finding:
-    """Weights ask for transparent huge pages; without them, reading them misses the TLB."""
+    """Checks for transparent huge pages, which the weights ask for. Without them reading weights causes TLB misses."""
     subject = "huge pages"
     try:
         chosen = (root / _HUGE_PAGES).read_text().partition("[")[2].partition("]")[0]
@@ -100,7 +100,7 @@ def check_huge_pages(root: Path = ROOT) -> Finding:
 
 
 def check_limits() -> Iterator[Finding]:
-    """getrlimit(2)'s of open files, address space and locked memory."""
+    """Checks the limits of open files, address space and locked memory (getrlimit(2))."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else hard
     try:
@@ -126,7 +126,7 @@ def check_limits() -> Iterator[Finding]:
 
 
 def check_port(config: ServerConfig) -> Finding:
-    """Whether a server could listen, or one of ours does already."""
+    """Checks whether a server could listen on the API's port, or a moeserve server already does."""
     at = f"port {config.port} of {config.host}" if config.uds is None else config.uds
     try:
         if config.uds is None:
@@ -156,7 +156,7 @@ def _busy_port(config: ServerConfig, error: ConfigError) -> Finding:
 
 
 def check_disk() -> Finding:
-    """Room for downloads."""
+    """Checks the disk space for downloads."""
     space = cache_space()
     text = f"{space.free_bytes / 1e9:.1f} GB free for downloads in {space.folder}"
     elsewhere = "put the cache elsewhere: HF_HUB_CACHE"

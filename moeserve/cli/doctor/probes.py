@@ -1,7 +1,8 @@
-"""`python -m moeserve.cli.doctor.probes extension|gpu`: what can crash, stall or load gigabytes, in a process of its
-own. It prints the findings as a list of JSON objects.
+"""`python -m moeserve.cli.doctor.probes extension|gpu`: checks that may crash, hang or load gigabytes, in a process of
+their own.
 
-A torch or a C++ extension for another CPU ends with a signal, which only another process survives and can tell.
+The process prints the findings as a list of JSON objects. If torch or the C++ extension was built for another CPU, a
+signal ends the process, and the parent process reports it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from moeserve.processes.gpu_driver import driver_version
 
 DEADLINE_S: Final = 120.0  # Triton compiles, torch is read from a slow disk
 REINSTALL: Final = "install moeserve again on this machine: pip install --force-reinstall --no-deps moeserve"
-_MOST_SHOWN: Final = 300  # characters of a library's message
+_MOST_SHOWN: Final = 300  # characters shown of a library's message
 
 
 def run_probe(name: str, deadline_s: float = DEADLINE_S) -> list[Finding]:
-    """Its findings; one error where it ends without any."""
+    """Returns the findings of the probe's process; a single error if it ended without any."""
     command = [sys.executable, "-P", "-m", __name__, name]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False)
@@ -41,13 +42,13 @@ def run_probe(name: str, deadline_s: float = DEADLINE_S) -> list[Finding]:
 
 
 def shortened(text: str) -> str:
-    """The last line that says something."""
+    """Returns the last line of a message that is not empty, shortened."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1][:_MOST_SHOWN] if lines else "it says nothing"
 
 
 def extension() -> Iterator[Finding]:
-    """The C++ kernels, and the instruction set that they choose."""
+    """Checks the C++ kernels, and reports the instruction set that they choose."""
     try:
         import torch  # whose libraries the extension needs
 
@@ -70,7 +71,7 @@ def extension() -> Iterator[Finding]:
 
 
 def gpu() -> Iterator[Finding]:
-    """The driver, the GPUs, PyTorch's build, and a kernel that Triton compiles."""
+    """Checks the driver, the GPUs, PyTorch's build, and a kernel that Triton compiles."""
     driver = driver_version()
     if driver is None and not _has_nvidia_device():
         yield Finding("GPU", "ok", "no NVIDIA GPU here: the CPU computes")
@@ -128,7 +129,7 @@ def check_triton(device: str) -> Finding:
 
 
 def _has_nvidia_device(root: Path = Path("/")) -> bool:
-    """Whether PCI has a display controller of NVIDIA's."""
+    """Returns whether PCI has a display controller of NVIDIA's."""
     for device in (root / "sys/bus/pci/devices").glob("*"):
         try:
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))

@@ -1,4 +1,5 @@
-"""The least kernel that shows whether Triton works here: it needs the driver, ptxas and a C compiler, as ours do."""
+"""The smallest kernel that shows whether Triton works here: like the server's kernels it needs the driver, ptxas and a
+C compiler."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ def _double(x, out, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 def doubles(device: str) -> bool:
-    """Whether the kernel computes what it should. Raises what Triton does."""
+    """Returns whether the kernel's result is right. Raises Triton's errors."""
     x = torch.arange(_COUNT, dtype=torch.float32, device=device)
     out = torch.empty_like(x)
     _double[(1,)](x, out, _COUNT)

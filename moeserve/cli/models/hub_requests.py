@@ -1,9 +1,9 @@
 """`python -m moeserve.cli.models.hub_requests pull NAME` and `delete NAME [SERVED...]`, for clients of Ollama's API.
 
-A process of its own, which the server starts: a download takes hours, and the hub's answers are a stranger's. It
+The server starts it as a process of its own, because a download takes hours and the hub's answers are not trusted. It
 prints lines of JSON: `{"completed": BYTES, "total": BYTES}`, and at the end `{"done": true, "path": PATH}` or
-`{"error": TEXT, "kind": KIND}`, where KIND is name, absent, served or hub. PATH is the model's file or folder; null
-when only the parts of an interrupted download were deleted. SERVED are the paths of models that must stay.
+`{"error": TEXT, "kind": KIND}`, where KIND is name, absent, served or hub. PATH is the model's file or folder; null if
+only the parts of an interrupted download were deleted. SERVED are the paths of models that must stay.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def _delete(name: HubName, served: Sequence[str]) -> None:
 
 
 def _plain(path: Path) -> str:
-    """Returns one text for one model, whichever links lead to the cache. The file itself is a link of the cache."""
+    """Returns a text that is the same for all links to one model. A model's file is itself a link within the hub's
+    cache."""
     return str(path.parent.resolve() / path.name)
 
 

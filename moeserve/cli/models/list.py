@@ -19,7 +19,7 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0."""
+    """Returns exit code 0."""
     args = command_parser().parse_args(arguments)
     from moeserve.cli.models.need import gpu_bytes, need_of, size_text, table
     from moeserve.hub.cache import cache_space, cached_models

@@ -1,9 +1,9 @@
-"""`python -m moeserve.cli.models.model_needs RAM GPU`: what one of several models needs, as JSON.
+"""`python -m moeserve.cli.models.model_needs RAM GPU`: prints what one of several models needs, as JSON.
 
-A process of its own, which the front starts: a model's file is a stranger's, and reading it takes a second. The
-configuration of the model's server comes as JSON on standard input, because it may hold API keys. RAM is what all
-models may take together in bytes; GPU is what they may take of each GPU, in bytes with commas, "" without GPUs, or
-"ask" to have it asked of the driver.
+The front starts it as a process of its own, because a model's file is not trusted, and reading it takes a second. The
+configuration of the model's server comes as JSON on standard input, because it may hold API keys. RAM: the bytes that
+all models may take together. GPU: the bytes that they may take on each GPU, separated by commas; "" without GPUs, or
+"ask" to ask the driver.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> int:
     config = msgspec.json.decode(sys.stdin.buffer.read(), type=ServerConfig)
     try:
         if config.load_format == "auto" and config.worker is None:
-            # A file that is cut short is found before another model makes room for it.
+            # Finds a truncated file now, before another model is unloaded to make room for it.
             open_model(Path(config.model))
         gpus = gpus_bytes() if gpu == "ask" else [int(size) for size in gpu.split(",") if size]
         answer = {"gpus_there": gpus, **needs_of(config, int(ram), gpus)}

@@ -1,4 +1,4 @@
-"""What a model would need on this machine, in one line: `moeserve plan` without what it measures."""
+"""What a model would need on this machine, in one line: `moeserve plan` without measurements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UNITS: Final = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 def size_text(num_bytes: int) -> str:
-    """As the Hub shows sizes: decimal units."""
+    """Returns the size in decimal units, as the Hub shows sizes."""
     for unit, name in _UNITS:
         if num_bytes >= unit:
             return f"{num_bytes / unit:.1f} {name}"
@@ -48,7 +48,7 @@ def gpus_bytes(most: int = MAX_GPUS) -> list[int]:
 
 
 def need_of(path: Path, gpu: int | None) -> str:
-    """The line about the model at `path`, or why it cannot be served here. gpu: as `gpu_bytes` says."""
+    """Returns the line about the model at `path`, or why it cannot be served here. gpu: the result of `gpu_bytes`."""
     try:
         return need_text(fit_here(path, gpu))
     except UserError as error:
@@ -74,7 +74,7 @@ def first_line(text: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns, each as wide as its widest text; the last as it is."""
+    """Returns the rows as lines with aligned columns; the last column is not padded."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)

@@ -1,4 +1,4 @@
-"""`moeserve pull NAME`: downloads a model of the Hub, or what is missing of it."""
+"""`moeserve pull NAME`: downloads a model from the Hub, or its missing files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0 when the model is here, 1 where it cannot be had, 2 for what is no name."""
+    """Returns the exit code: 0 if the model is here now, 1 if it could not be downloaded, 2 if NAME is not a valid
+    name."""
     parser = command_parser()
     text = parser.parse_args(arguments).name
     name = parse_name(text)

@@ -22,7 +22,8 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0 when it is gone, 1 where it is not here or the answer is no, 2 for what is no name."""
+    """Returns the exit code: 0 if the model is deleted, 1 if it is not here or the user says no, 2 if NAME is not a
+    valid name."""
     parser = command_parser()
     args = parser.parse_args(arguments)
     name = parse_name(args.name)

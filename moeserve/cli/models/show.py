@@ -1,4 +1,4 @@
-"""`moeserve show NAME|FILE`: one model, and what it would need on this machine."""
+"""`moeserve show NAME|FILE`: describes a model, and what it would need on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from moeserve.models.interface import ModelShape
     from moeserve.models.sources.source import ModelSource
 
-MAX_TYPES = 4  # of quantisation that are named
+MAX_TYPES = 4  # the most quantisation types that are named
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -33,7 +33,7 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0; 1 where there is no such model, or none that can be read."""
+    """Returns the exit code: 0, or 1 if the model does not exist or cannot be read."""
     text = command_parser().parse_args(arguments).model
     path = Path(text).expanduser()
     name = None if path.exists() else parse_name(text)
@@ -104,7 +104,7 @@ def _parameters(source: ModelSource) -> str:
 
 
 def _types(source: ModelSource) -> str:
-    """The types of most bytes."""
+    """Returns the quantisation types that take the most bytes."""
     shares: Counter[str] = Counter()
     for tensor in source.tensors.values():
         shares[tensor.type.name] += tensor.nbytes

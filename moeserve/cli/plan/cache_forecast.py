@@ -1,5 +1,5 @@
-"""A forecast of the hits of the expert cache, or of experts on disk in RAM: the policy replayed on a routing trace,
-recorded or assumed."""
+"""Forecasts the hit rate of the expert cache, or of the RAM slots of experts on disk: replays the policy on a recorded
+or an assumed routing trace."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from moeserve.placement.expert_cache.routing_trace import RoutingTrace, read_tra
 from moeserve.placement.expert_pins import Pinned
 
 ASSUMED = "local"
-STEPS = 64  # at least, behind those in which the cache settles
-MOST_STREAMS = 16  # more streams of different texts leave a cache little to follow
+STEPS = 64  # measured steps at least, after those in which the cache settles
+MOST_STREAMS = 16  # with more streams of different texts, a cache has little to follow
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """How some steps of a number of streams use the cache, or the RAM slots of experts on disk. A layer without either
-    counts nothing."""
+    """How steps of some number of streams use the cache, or the RAM slots of experts on disk. A layer without either
+    has counts of 0."""
 
     steps: list[StepUse]
-    expert_bytes: npt.NDArray[np.int64]  # [layers], of one that is promoted or read
+    expert_bytes: npt.NDArray[np.int64]  # [layers]: bytes of one expert
 
     @property
     def hit_rate(self) -> float:
@@ -41,26 +41,29 @@ class CacheUse:
 
     @property
     def promoted_bytes(self) -> npt.NDArray[np.float64]:
-        """[steps]."""
+        """Returns the bytes promoted in each step: [steps]."""
         return np.array([step.promoted @ self.expert_bytes for step in self.steps], np.float64)
 
     @property
     def missed_bytes(self) -> float:
-        """Bytes of the experts that a step misses, on average."""
+        """Returns the bytes of the experts that a step misses, on average."""
         return float(np.mean([step.missed @ self.expert_bytes for step in self.steps]))
 
 
 @dataclass(frozen=True, slots=True)
 class CacheForecast:
-    """Both by the number of streams, for the numbers that the trace is long enough for."""
+    """A forecast. `settled` and `at_first` are by the number of streams, for the numbers that the trace is long enough
+    for."""
 
-    is_assumed: bool  # the trace; else it was recorded
+    is_assumed: bool  # the trace is assumed; else it was recorded
     settled: dict[int, CacheUse]
-    at_first: dict[int, CacheUse]  # of the first SETTLING_STEPS, of a cache that has any experts
+    at_first: dict[
+        int, CacheUse
+    ]  # the first SETTLING_STEPS steps, starting with arbitrary experts in the cache
 
 
 def trace_tokens(streams: int) -> int:
-    """Tokens that a trace must have for this number of streams."""
+    """Returns the number of tokens that a trace must have for this number of streams."""
     return streams * (SETTLING_STEPS + STEPS)
 
 
@@ -98,8 +101,9 @@ def forecast_disk(
     trace_file: str | None,
     placement: Placement | None = None,
 ) -> CacheForecast:
-    """Returns the forecast of experts on disk. slots: of each layer in RAM. pinned: experts that stay there. placement:
-    on a GPU, whose misses alone RAM is asked for. Raises ConfigError as above."""
+    """Returns the forecast of experts on disk. slots: RAM slots of each layer. pinned: experts that stay in RAM.
+    placement: on a GPU, where only the GPU's misses are looked up in RAM; None: without a GPU. Raises ConfigError as
+    `forecast_cache` does."""
     stays = np.zeros((model.num_layers, model.num_experts), np.bool_)
     for layer, experts in enumerate(pinned):
         stays[layer, list(experts)] = True
@@ -119,8 +123,8 @@ def forecast_disk(
 
 
 def _on_gpu(model: ModelShape, placement: Placement) -> tuple[Mask, Mask]:
-    """Returns bool [layers, experts]: the experts in GPU memory at first, of layers with a cache, and those that may
-    move."""
+    """Returns two masks, bool [layers, experts], of layers with a cache: the experts that are in GPU memory at first,
+    and the experts that may move."""
     shape = (model.num_layers, model.num_experts)
     cached, movable = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
     for index, layer in enumerate(placement.layers):
@@ -173,8 +177,8 @@ def _forecast(
 
 
 def _step_bytes(sizes: ModelSizes, placement: Placement) -> int:
-    """Promoted in a step at most: what they pass through is one of the buffers for streamed prompts, which holds the
-    experts that a layer has in RAM alone, or has memory of its own."""
+    """Returns the most bytes that one step promotes. They pass through a buffer: one of those for streamed prompts,
+    which holds the RAM experts of any one layer, or else a buffer of its own."""
     if not placement.stream_bytes:
         return UNSTREAMED_STEP_BYTES
     on_gpu = slice(placement.layers_in_ram, None)
@@ -183,7 +187,7 @@ def _step_bytes(sizes: ModelSizes, placement: Placement) -> int:
 
 
 def _assumed(model: ModelShape, streams: int) -> RoutingTrace:
-    """A text of its own for each stream."""
+    """Returns an assumed trace with a different text for each stream."""
     return generate(
         PRESETS[ASSUMED],
         f"preset {ASSUMED}",

@@ -1,4 +1,5 @@
-"""`moeserve plan`: the command line, and how its parts come together. torch is loaded where something is measured."""
+"""`moeserve plan`: the command line, and the order in which the parts of a plan are computed. torch is imported only
+when something is measured."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ from moeserve.worker.loading.device import choose_device, parse_gpus
 STREAMS = (1, 4, 16, 64)
 PROMPTS = (512, 4096)
 CONTEXT = 512
-SHORT_STEP_S = 1e-3  # below it, what the server does between two steps counts (measured on two cores)
+SHORT_STEP_S = 1e-3  # for shorter steps the server's work between two steps matters (measured on two cores)
 ASSUMED_GPU = (
     "the GPU's speed is assumed where you have not given it (--gpu-bandwidth, --gpu-tflops, --pcie-bandwidth)"
 )
@@ -64,11 +65,11 @@ ASSUMED_TEXT = (
     "the hits are those of a text that uses its experts again as published traces do; yours: record one with "
     "--record-routing-trace, and give it as --routing-trace"
 )
-USERS = (2048, 8192, 32768)  # tokens of each
+USERS = (2048, 8192, 32768)  # tokens per user
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0, or 2 with a message for bad arguments, a bad file, or a plan that cannot be."""
+    """Returns the exit code: 0, or 2 with a message for bad arguments, a bad file, or a plan that cannot be made."""
     parser = command_parser()
     words, _ = in_our_words(arguments)
     named = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
@@ -92,7 +93,7 @@ def main(arguments: list[str]) -> int:
 
 
 def several_plan(named: Sequence[str], args: argparse.Namespace) -> SeveralModelsPlan:
-    """What fits beside each other of the models that are named before the flags. Raises UserError."""
+    """Plans which of the models named before the flags fit beside each other. Raises UserError."""
     if args.model is not None:
         raise ConfigError("--model names one model; name several before the flags")
     given = {name: getattr(args, name) for name in SHARED}
@@ -172,7 +173,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
 
 
 def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
-    """The plan of several GPUs, alike ones. Raises UserError as above."""
+    """Plans for several GPUs with equal memory. Raises UserError as `make_plan` does."""
     num_gpus = len(parse_gpus(config.gpus))
     source = open_metadata(Path(config.model))
     model = gpu_shape(read_checked_shape(source), config.max_model_len)
@@ -193,7 +194,7 @@ def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
     refuse_placement_flags(dataclasses.replace(config, parallel=parallel_of(config, model, num_gpus)))
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)
     gpus = plan_group(config, source, model, gpu, ram, num_gpus)
-    of_cpu = dataclasses.replace(config, gpus="1", parallel="auto")  # which has no GPUs
+    of_cpu = dataclasses.replace(config, gpus="1", parallel="auto")  # for the CPU, which has no GPUs
     rates = cpu_rates_of(args, of_cpu, source, model)
     speed = GroupSpeed(gpus, heat_counts(config, model), rates, gpu_rates_of(args))
     usable = usable_gpu_bytes(config, gpu)
@@ -226,7 +227,7 @@ def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
 
 
 def _gpu_memory(config: ServerConfig, args: argparse.Namespace) -> int | None:
-    """Bytes of the GPU to plan for: as given, else what is free on the one here."""
+    """Returns the bytes of GPU memory to plan for: the given number, else the free memory of this machine's GPU."""
     if args.gpu_memory is not None:
         if config.device == "cpu":
             raise ConfigError("--gpu-memory contradicts --device cpu")
@@ -235,7 +236,7 @@ def _gpu_memory(config: ServerConfig, args: argparse.Namespace) -> int | None:
         return None
     import torch
 
-    return int(torch.cuda.mem_get_info(0)[0]) + CUDA_CONTEXT_BYTES  # the context is ours
+    return int(torch.cuda.mem_get_info(0)[0]) + CUDA_CONTEXT_BYTES  # this process's own context
 
 
 def measure_cpu(config: ServerConfig, gguf: ModelSource, model: ModelShape) -> CpuRates:
@@ -247,7 +248,8 @@ def measure_cpu(config: ServerConfig, gguf: ModelSource, model: ModelShape) -> C
 def cpu_rates_of(
     args: argparse.Namespace, config: ServerConfig, gguf: ModelSource, model: ModelShape
 ) -> CpuRates:
-    """Measured, but for what the user says. The time of operations is this machine's."""
+    """Returns the CPU's rates: the user's where given, else measured ones. The time of an operation is always this
+    machine's."""
     rates = measure_cpu(config, gguf, model)
     if args.cpu_bandwidth is not None:
         rates = dataclasses.replace(rates, read=args.cpu_bandwidth * 1e9)
@@ -272,7 +274,8 @@ def measure_the_gpu() -> GpuRates:
 
 
 def gpu_rates_of(args: argparse.Namespace) -> GpuRates:
-    """As the user says; else the GPU's here, when it is planned for."""
+    """Returns the GPU's rates: the user's where given, else measured ones if the plan is for this machine's GPU, else
+    assumed ones."""
     rates = GpuRates() if args.gpu_memory is not None else measure_the_gpu()
     return GpuRates(
         read=rates.read if args.gpu_bandwidth is None else args.gpu_bandwidth * 1e9,
@@ -371,7 +374,7 @@ def command_line(config: ServerConfig, args: argparse.Namespace, kv_tokens: int,
     --gpu-memory, the GPU budget and the KV tokens that the plan has fixed."""
     given = {name: getattr(args, name) for name in SHARED if getattr(args, name) is not None}
     if not has_gpu:
-        given.pop("expert_heat", None)  # of no use to the CPU engine
+        given.pop("expert_heat", None)  # the CPU engine does not use it
     if args.gpu_memory is not None and config.gpu_memory_budget is None:
         given["gpu_memory_budget"] = f"{args.gpu_memory - CUDA_CONTEXT_BYTES / GIB:g}"
     if args.ram is not None or args.gpu_memory is not None:

@@ -1,4 +1,4 @@
-"""What of a model's experts RAM holds when not all fit, and what a token then reads from disk."""
+"""Which of a model's experts RAM holds if not all fit, and how much each token then reads from disk."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from moeserve.placement.sizes import ModelSizes
 
 @dataclass(frozen=True, slots=True)
 class DiskFit:
-    weight_bytes: int  # in RAM
-    slot_bytes: int  # of these, experts
-    expert_bytes: int  # of all experts
-    token_bytes: int  # of the experts that one token uses
+    weight_bytes: int  # all weights in RAM
+    slot_bytes: int  # the experts among them
+    expert_bytes: int  # bytes of all experts
+    token_bytes: int  # bytes of the experts that one token uses
     slots: list[int]  # of each layer
     pinned: Pinned  # experts that stay in RAM
 
@@ -56,8 +56,9 @@ class DiskFit:
         *,
         has_gpu: bool = False,
     ) -> Speed:
-        """Returns the speed with reads from disk. Steps of more streams than are forecast, and those with prompts, use
-        all experts: all that RAM does not hold is read in each. has_gpu: the hits of `speed` are a GPU's; they stay."""
+        """Returns the speed with reads from disk. Steps with prompts, and steps of more streams than were forecast, use
+        all experts, so each of them reads all experts that are not in RAM. has_gpu: the hit rates in `speed` are a
+        GPU's; they stay."""
         rest = float(self.expert_bytes - self.slot_bytes)
 
         def decode(rates: dict[int, float], uses: dict[int, CacheUse]) -> dict[int, float]:
@@ -89,13 +90,13 @@ class DiskFit:
         )
 
     def gpu_caution(self, forecast: CacheForecast) -> str:
-        """How much of what a GPU misses RAM has."""
+        """Returns a caution that says how many of the experts that the GPU misses are in RAM."""
         rates = [f"{use.hit_rate:.0%} ({count})" for count, use in sorted(forecast.settled.items())]
         return f"of the experts that the GPU misses RAM holds, by streams: {', '.join(rates)}"
 
 
 def fit_beneath_gpu(model: ModelShape, sizes: ModelSizes, placement: Placement) -> DiskFit | None:
-    """Returns what RAM holds of the experts that are not on the GPU alone; None if it holds all."""
+    """Returns which of the experts that are not on the GPU are in RAM; None if all of them are."""
     if placement.ram_slots is None:
         return None
     slots = list(placement.ram_slots)
@@ -117,8 +118,8 @@ def fit_disk(
     layout: KvLayout,
     free: int,
 ) -> DiskFit | None:
-    """Returns what `free` bytes of RAM hold of the experts; None if they hold all, or if no expert can be on disk.
-    Raises ConfigError if they do not hold one token's."""
+    """Returns which experts `free` bytes of RAM hold; None if they hold all, or if the model's experts cannot stay on
+    disk. Raises ConfigError if they do not hold the experts of one token."""
     names = [name for index in range(model.num_layers) for name in expert_tensors(model, index)]
     if not names or any(source.experts_in_file(name) is None for name in names):
         if config.expert_ram is not None:

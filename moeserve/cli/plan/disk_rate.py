@@ -1,4 +1,4 @@
-"""The rate at which a model's experts can be read from its disk."""
+"""Measures the rate at which experts can be read from a model's disk."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from moeserve.placement.expert_ram import PIECE_BYTES, READERS
 
 SECONDS: Final = 0.5
 LEAST_PIECES: Final = (
-    64  # of a file: in a smaller one pieces would repeat, and come from the device's own cache
+    64  # size of a file: in a smaller one pieces would repeat and come from the device's cache
 )
 
 
 @dataclass(frozen=True, slots=True)
 class DiskRate:
     bytes_per_s: float
-    origin: str  # where the rate is from, for people
+    origin: str  # where the rate comes from, as text
 
 
 def measure_disk(path: Path) -> DiskRate | None:
-    """Reads pieces of the file at random places, as the engine reads experts, for half a second. None if that says
-    nothing: for a small file, or one that cannot be read past the page cache."""
+    """Reads pieces of the file at random places for half a second, as the engine reads experts. Returns None if the
+    result would mean nothing: for a small file, or one that cannot be read past the page cache."""
     pieces = path.stat().st_size // PIECE_BYTES
     if pieces < LEAST_PIECES:
         return None
@@ -49,7 +49,7 @@ def measure_disk(path: Path) -> DiskRate | None:
 
 
 def _read(descriptor: int, pieces: int, seed: int, until: float) -> int:
-    """Returns the bytes read; one piece at least."""
+    """Returns the bytes read: at least one piece."""
     places, count = random.Random(seed), 0
     with mmap.mmap(-1, PIECE_BYTES) as buffer:  # aligned to pages, as O_DIRECT demands
         while True:

@@ -1,4 +1,5 @@
-"""What of a model goes where on a machine, and the memory that it takes: from headers and sizes, nothing measured."""
+"""Where each part of a model goes on a machine, and how much memory it takes: computed from headers and sizes, nothing
+is measured."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ from moeserve.worker.adapters.memory import (
 )
 from moeserve.worker.loading.draft_model import open_draft_model
 
-GPU_FLOAT_BYTES = 2  # of what tensor cores multiply
+GPU_FLOAT_BYTES = 2  # bytes per number that tensor cores multiply
 LEAST_KV_TOKENS = 64
 
 
@@ -64,8 +65,8 @@ class Fit:
 
 
 def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -> Fit:
-    """gpu: bytes of the GPU's memory; None: the CPU alone. ram: bytes that the server may take; `note` says what bounds
-    them. Raises UserError for a file or a wish that cannot be served, or does not fit."""
+    """Fits a model. gpu: bytes of the GPU's memory; None: CPU only. ram: bytes that the server may take; `note` says
+    what limits them. Raises UserError for a file or an option that cannot be served, or a model that does not fit."""
     tower = tower_memory(config, gpu)
     if gpu is not None:
         gpu -= tower.gpu
@@ -105,11 +106,11 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved + adapter_bytes)
     routing = RoutingProbabilities(model, options.counts)
     if gpu is None:
-        options = dataclasses.replace(options, counts=None)  # here it tells what is read, not what goes where
+        options = dataclasses.replace(options, counts=None)  # heat then predicts reads, it places nothing
     if room is not None:
         options = with_window_pool(options, config, layout, most_rows)
         options = with_state_slots(options, config, sizes, room)
-    # On the CPU engine rules say which experts stay in RAM, if others are on disk.
+    # On the CPU engine, rules say which experts stay in RAM while others are on disk.
     first = dataclasses.replace(options, rules=None) if gpu is None else options
     placement = place(sizes, first, room)
     if room is None:

@@ -1,6 +1,8 @@
-"""The constants of a GPU's speed beside its rates: those of `HybridSpeed`, and nothing else. `python -m
-benchmarks.plan_accuracy … --save runs.jsonl` measures, `--fit runs.jsonl` of the same program finds the constants that
-fit, and they come here by hand."""
+"""The fitted constants of a GPU's speed, beside its measured rates. Only `HybridSpeed` uses them.
+
+`python -m benchmarks.plan_accuracy … --save runs.jsonl` measures, and the same program with `--fit runs.jsonl` finds
+the constants that fit; they are copied here by hand.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GpuConstants:
-    """Shares of a rate in `GpuRates` or `CpuRates` that the engine reaches.
+    """Times, and shares of a rate in `GpuRates` or `CpuRates` that the engine reaches.
 
-    Fitted to Qwen3-30B-A3B's shape in Q4_K_M on an H200. PCIe's is between what two hosts of the same kind gave; the
-    hand-off's and RAM's are the pool's own times (docs/results/planner.md, "The pool's share").
+    They were fitted to Qwen3-30B-A3B's shape in Q4_K_M on an H200. The share of PCIe lies between those of two hosts of
+    the same kind; the shares of the hand-off and of RAM are the pool's own times (docs/results/planner.md, "The pool's
+    share").
     """
 
     layer_s: float = 21e-6  # a layer's kernels, one after another

@@ -1,4 +1,4 @@
-"""How fast this machine is, measured with the engine's own kernels in about a second; or as the user says."""
+"""The speed of this machine: measured with the engine's own kernels in about a second, or as the user states it."""
 
 from __future__ import annotations
 
@@ -37,19 +37,20 @@ from moeserve.quantization.table import Q8_0
 from moeserve.worker.loading.cpu.load import load_cpu_runner
 from moeserve.worker.loading.cpu.thread_placement import place_threads
 
-READ_BYTES = 512 << 20  # at least, and
-READ_CACHES = 4  # times the last-level cache: of a cache of 300 MiB, half of 512 would be read
-TOKENS = 256  # of a product that is measured; beyond it the rate hardly grows
-SAMPLE_EXPERTS = 16  # enough to have as many tokens an expert as a full prefill step has
-SECONDS = 0.15  # for each figure
-ROWS, PROMPT, POSITIONS = 16, 16, 256  # of the packaged model's steps
-MOST_STEPS = 100  # of these, while the context is next to nothing
+READ_BYTES = 512 << 20  # at least, and also
+READ_CACHES = 4  # times the last-level cache: a cache of 300 MiB would serve half of 512 MiB
+TOKENS = 256  # in a measured product; with more the rate hardly grows
+SAMPLE_EXPERTS = 16  # enough for as many tokens per expert as in a full prefill step
+SECONDS = 0.15  # spent on each figure
+ROWS, PROMPT, POSITIONS = 16, 16, 256  # steps of the packaged model
+MOST_STEPS = 100  # at most, so that the context stays short
 
 
 def measure(config: ServerConfig, gguf: ModelSource, model: ModelShape) -> CpuRates:
-    """config: threads, isa and places are the server's. Raises ModelError for a type without CPU kernels."""
+    """Measures the CPU's rates. config: threads, isa and places are the server's. Raises ModelError for a type without
+    CPU kernels."""
     check_cpu_types(gguf, [_dense_name(model), *_expert_names(model)])
-    steps = _packaged_steps(config)  # first: it refuses an --isa that is not there
+    steps = _packaged_steps(config)  # first, because it refuses an unsupported --isa
     stream = CpuStream(
         place_threads(config.threads or 1, config.numa_nodes, config.cpu_binding),
         "" if config.isa in MEASURED else config.isa,
@@ -67,8 +68,8 @@ def measure(config: ServerConfig, gguf: ModelSource, model: ModelShape) -> CpuRa
 
 
 def _packaged_steps(config: ServerConfig) -> dict[int, float]:
-    """Seconds of the packaged model's decode steps, which have next to nothing to compute, with the real runner around
-    them; by their rows."""
+    """Returns the seconds of the packaged model's decode steps, by their rows. They compute next to nothing, so they
+    measure the runner around them."""
     small = dataclasses.replace(
         config,
         model=str(demonstration_model()),
@@ -100,7 +101,7 @@ def _packaged_steps(config: ServerConfig) -> dict[int, float]:
 
 
 def _explained(rates: CpuRates, rows: int) -> float:
-    """The time of a step of the packaged model that its products, attention and operations explain."""
+    """Returns the part of a packaged model's step that its products, attention and operations explain, in seconds."""
     gguf = open_model(demonstration_model())
     model = read_checked_shape(gguf)
     speed = CpuSpeed(model, ModelSizes.of(gguf.tensors, KvLayout(model)), RoutingProbabilities(model), rates)
@@ -108,7 +109,7 @@ def _explained(rates: CpuRates, rows: int) -> float:
 
 
 def _last_level_cache(sysfs: Path = Path("/sys")) -> int:
-    """Bytes of the first CPU's last-level cache; 0 where sysfs does not say."""
+    """Returns the bytes of the first CPU's last-level cache; 0 if sysfs does not have it."""
     sizes = [0]
     for size in (sysfs / "devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = size.read_text().strip()
@@ -120,7 +121,9 @@ def _last_level_cache(sysfs: Path = Path("/sys")) -> int:
 def _read_rate(stream: CpuStream) -> float:
     cols = 4096
     wanted = max(READ_BYTES, READ_CACHES * _last_level_cache())
-    nbytes = min(wanted, available_bytes() // 2)  # under a control group's limit, too much would be our end
+    nbytes = min(
+        wanted, available_bytes() // 2
+    )  # more than a control group's limit would get this process killed
     matrix = _zeros(stream, Q8_0, (nbytes // Q8_0.row_bytes(cols), cols))
 
     def read() -> None:
@@ -131,7 +134,7 @@ def _read_rate(stream: CpuStream) -> float:
 
 
 def _dense_name(model: ModelShape) -> str:
-    """The first matrix of the first layer."""
+    """Returns the name of the first matrix of the first layer."""
     return next(name for name, shape in dense_tensors(model, 0).items() if len(shape) == 2)
 
 
@@ -150,7 +153,7 @@ def _dense_rate(stream: CpuStream, gguf: ModelSource, model: ModelShape) -> floa
 
 
 def _expert_names(model: ModelShape) -> tuple[str, ...]:
-    """The matrices of a layer's experts; where no layer has any, of its feed-forward."""
+    """Returns the names of the matrices of a layer's experts; in a model without experts, those of a feed-forward."""
     if model.moe_layers:
         layer = model.moe_layers[0]
     else:
@@ -166,8 +169,8 @@ def _expert_rate(stream: CpuStream, gguf: ModelSource, model: ModelShape) -> flo
     top_k = min(max(1, model.top_k), experts)
     parts = [gguf.tensors[name] for name in _expert_names(model)]
     gate, up, down = (_zeros(stream, t.type, (experts, *t.shape[-2:])) for t in parts)
-    width = parts[0].shape[-2]  # of the first such layer: others may be wider
-    tokens = max(1, TOKENS * experts // all_experts)  # as many for each expert as a step has
+    width = parts[0].shape[-2]  # width in the first such layer; others may be wider
+    tokens = max(1, TOKENS * experts // all_experts)  # as many per expert as in a step
     y, h = Activations(tokens, model.hidden_size), Activations(tokens * top_k, width)
     _clear(y)
     workspace = RoutingWorkspace(tokens, experts, top_k)
@@ -198,7 +201,7 @@ def _operation_seconds(stream: CpuStream) -> float:
 
 
 def _zeros(stream: CpuStream, kind: QuantType, shape: tuple[int, ...]) -> Matrix:
-    """A matrix whose source takes no memory. Raises ConfigError where there is none for its packed form."""
+    """Returns a matrix of zeros whose source takes no memory. Raises ConfigError if its type has no packed form."""
     rows = int(np.prod(shape[:-1]))
     nbytes, free = rows * kind.row_bytes(shape[-1]), available_bytes()
     if nbytes > free:
@@ -215,7 +218,7 @@ def _clear(x: Activations) -> None:
 
 
 def _seconds(work: Callable[[], object], most: int = 1000) -> float:
-    """The median of the calls that SECONDS are enough for, after one that warms up."""
+    """Returns the median time of as many calls as fit into SECONDS, after one warm-up call."""
     work()
     times: list[float] = []
     end = time.perf_counter() + SECONDS

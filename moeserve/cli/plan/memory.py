@@ -1,6 +1,6 @@
-"""Predicted memory: of all processes of a server (as PSS, shared pages counted once), and of the GPU.
+"""Predicts the memory of all processes of a server (as PSS: shared pages count once), and of the GPU.
 
-What the processes take beside weights and KV was measured (`processes/resident_memory.py`).
+The processes' memory beside weights and KV was measured (`processes/resident_memory.py`).
 """
 
 from __future__ import annotations
@@ -33,32 +33,33 @@ from moeserve.worker.loading.draft_model import DraftModel
 
 
 def usable_gpu_bytes(config: ServerConfig, gpu: int) -> int:
-    """Returns the bytes that the engine may use of a GPU with `gpu` bytes: its budget, or all but the CUDA context, as
-    the server counts them for the most tokens of a step (worker/loading/gpu/device_memory.py)."""
+    """Returns the bytes that the engine may use of a GPU with `gpu` bytes: its budget, or everything except the CUDA
+    context. The server uses the same number to compute the most tokens of a step
+    (worker/loading/gpu/device_memory.py)."""
     budget = config.gpu_memory_budget
     return gpu - CUDA_CONTEXT_BYTES if budget is None else int(budget * GIB)
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes. The pages of the pools of KV and states come with their first use: `start` is without
-    them, `full` with all."""
+    """Bytes. Pages of the pools of KV and states are allocated at their first use: `start` does not count them, `full`
+    counts all."""
 
     ram_weights: int
     ram_kv: int
     ram_states: int  # recurrent, running and snapshots
     ram_draft_model: int  # weights, states and buffers of --speculative-model
     ram_other: int  # processes, tokenizers, the steps' buffers
-    ram_tower: int  # the vision tower, where it is not the GPU's, and its process
+    ram_tower: int  # the vision tower if it is not on the GPU, and its process
     ram_images: int  # embeddings of pictures that may come again
     ram_adapters: int  # LoRA adapters of --lora-modules
-    ram_later_adapters: int  # kept free for those of --lora-dir
-    ram_tier: int  # of the prefix cache
+    ram_later_adapters: int  # kept free for adapters of --lora-dir
+    ram_tier: int  # --kv-ram: the prefix cache's tier in RAM
     gpu_weights: int
     gpu_kv: int
     gpu_states: int
     gpu_stream: int  # buffers for streamed experts
-    gpu_adapters: int  # LoRA adapters, and what is kept free for more
+    gpu_adapters: int  # LoRA adapters, and memory kept free for more
     gpu_tower: int  # the vision tower, its context and a picture
     gpu_other: int
     kv_tokens: int
@@ -88,7 +89,7 @@ class Memory:
 
 
 def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placement, step_tokens: int) -> int:
-    """RAM of all processes beside weights and KV, once the largest step has run."""
+    """Returns the RAM of all processes beside weights and KV, once the largest step has run."""
     tokens = max(step_tokens, config.max_num_seqs)
     fixed = LIBRARIES_BYTES + SERVER_BYTES + VOCABULARY_BYTES * model.vocab_size
     if not placement.uses_gpu:
@@ -104,16 +105,16 @@ def processes_bytes(config: ServerConfig, model: ModelShape, placement: Placemen
 
 
 def _cpu_step_bytes(config: ServerConfig, model: ModelShape, rows: int) -> int:
-    """Returns the bytes of a CPU's step buffers, and of keys and slots beside those that are counted by token."""
+    """Returns the bytes of a CPU's step buffers, and of keys and slots that are not counted per token."""
     layout = KvLayout(model)
     keys = layout.step_key_bytes(rows) + spare_bytes(layout, config.max_num_seqs)
     return cpu_workspace_bytes(model, rows) + keys
 
 
 def _handoff_bytes(model: ModelShape, rows: int) -> int:
-    """Returns the bytes of the memory that GPU and CPU share (kernels/handoff/region.py), of two layers: rows as int8
-    with scales, or as floats if their columns are gathered, results as floats, routes. torch pins powers of two. And of
-    gathered rows, by route."""
+    """Returns the bytes of the memory that GPU and CPU share (kernels/handoff/region.py), for two layers: rows as int8
+    with scales (or as floats if their columns are gathered), results as floats, and routes, and the same of gathered
+    rows by route. torch rounds pinned memory up to powers of two."""
     columns = 0 if model.orders is None else model.orders.expert_columns
     needed = int(2 * rows * ((8 if columns else 5.5) * model.hidden_size + 12 * model.top_k))
     return (1 << (needed - 1).bit_length()) + rows * model.top_k * int8_row_bytes(columns)
@@ -122,7 +123,8 @@ def _handoff_bytes(model: ModelShape, rows: int) -> int:
 def _ram_tier(
     config: ServerConfig, placement: Placement, pool_bytes: int, free_bytes: int, *, has_window_pool: bool
 ) -> int:
-    """As the server chooses. Raises ConfigError where it would refuse."""
+    """Returns the bytes of the tier in RAM, as the server would choose them. Raises ConfigError if the server would
+    refuse the options."""
     if not placement.uses_gpu or placement.layers_in_ram:
         if config.kv_ram:
             where = "where the first layers are the CPU's" if placement.uses_gpu else "on the CPU engine"
@@ -172,9 +174,10 @@ def predict(
     gpu_adapters: int = 0,
     draft_model: DraftModel | None = None,
 ) -> Memory:
-    """ram: bytes that the server may take. tower: the vision tower's. adapters, gpu_adapters: what these take of RAM
-    and of a GPU's memory. The KV pool gets what `kv/capacity.py` would give it, and the GPU's share of it what the
-    placement says. draft_model: the small model, whose KV `layout` counts."""
+    """Predicts the memory. ram: bytes that the server may take. tower: the vision tower's memory. adapters,
+    gpu_adapters: the adapters' memory in RAM and on the GPU. draft_model: the small model, whose KV is part of
+    `layout`. The KV pool gets the size that `kv/capacity.py` computes; the placement says which part of it is on the
+    GPU."""
     model = layout.shape
     wanted = config.max_model_len or model.context_length
     other = processes_bytes(config, model, placement, step_tokens)
@@ -196,7 +199,7 @@ def predict(
     free = max(0, free - ram_states)
     most = config.max_total_tokens or config.max_num_seqs * wanted
     limits = [most]
-    # Of drafts: the next-token block's layer, which `sizes` does not have, and the small model.
+    # KV of drafts: of the next-token block's layer, which `sizes` does not contain, and of the small model.
     beside = 0 if placement.uses_gpu else layout.token_bytes() - sizes.kv_bytes()
     ram_token = sizes.kv_bytes(0, cpu_layers) + beside
     if cpu_layers and config.max_total_tokens is None:

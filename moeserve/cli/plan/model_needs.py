@@ -1,4 +1,4 @@
-"""What one of several models needs: its memory with full pools, and the sizes of pools that keep it within that."""
+"""The memory that one of several models needs with full pools, and the pool sizes that keep it within that memory."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
 from moeserve.processes.resident_memory import LIBRARIES_BYTES, SERVER_BYTES, VOCABULARY_BYTES
 from moeserve.worker.loading.device import parse_gpus
 
-# The part of the models' memory that one model's KV pool and recurrent states get, where no option says it: loaded
-# models then leave room for each other.
+# The share of the models' memory for one model's KV pool and recurrent states if no option sets it. It leaves room for
+# other loaded models.
 POOL_SHARE: Final = 1 / 8
-ALIKE_SHARE: Final = 0.9  # of the first GPU's memory, from which on a GPU may take its place
-ANY_RAM: Final = 1 << 60  # bytes; so much that nothing is refused for it
+ALIKE_SHARE: Final = 0.9  # a GPU with at least this share of the first GPU's memory may take its place
+ANY_RAM: Final = 1 << 60  # bytes; so large that nothing is refused because of it
 
 
 def needs_of(config: ServerConfig, ram: int, gpus: Sequence[int]) -> dict[str, Any]:
-    """Returns the model's bytes of RAM (beside `resident_memory.COMMON_BYTES`) and of each of its GPUs when all pools
-    are full, the GPUs that these may be, the bytes of its weights, and the options that keep the server within them.
-    `ram`: bytes that all models may take together; `gpus`: bytes of each GPU. Raises UserError for a model that cannot
-    be served in that memory."""
+    """Returns what a model needs: bytes of RAM (beside `resident_memory.COMMON_BYTES`) and of each of its GPUs when all
+    pools are full, the GPUs that these may be, the bytes of its weights, and the options that keep the server within
+    this memory. `ram`: bytes that all models may take together; `gpus`: bytes of each GPU. Raises UserError for a model
+    that cannot be served in that memory."""
     if config.worker is not None:
         return _remote_needs(config)
     count, choices = (0, []) if config.device == "cpu" or not gpus else gpu_choices(config.gpus, gpus)
     if count > 1:
         return _divided_needs(config, ram, min(gpus[number] for number in choices), choices)
     gpu_there = min(gpus[number] for number in choices) if count else None
-    ram += LIBRARIES_BYTES  # part of a single model's plan
+    ram += LIBRARIES_BYTES  # a single model's plan contains them
     fitted = alone = fit_model(config, gpu_there, ANY_RAM)
     overrides: dict[str, Any] = {}
     if config.max_total_tokens is None and alone.memory.ram_start <= ram:
@@ -50,7 +50,7 @@ def needs_of(config: ServerConfig, ram: int, gpus: Sequence[int]) -> dict[str, A
         overrides = _pinned(config, fitted)
         fitted = fit_model(dataclasses.replace(config, **overrides), gpu_there, ram)
     memory = fitted.memory
-    # Where the weights alone are too much, so much is said, and not what any pool would add.
+    # If the weights alone do not fit, the error is about them, not about a pool.
     needed = memory.ram_full if memory.ram_start <= ram else memory.ram_start
     return {
         "ram": needed - LIBRARIES_BYTES,
@@ -64,8 +64,8 @@ def needs_of(config: ServerConfig, ram: int, gpus: Sequence[int]) -> dict[str, A
 
 
 def gpu_choices(text: str, gpus: Sequence[int]) -> tuple[int, list[int]]:
-    """Returns how many GPUs --gpus asks for, and the numbers of those that they may be: named ones, else all that are
-    about as large as the first. Raises ConfigError where there are too few."""
+    """Returns how many GPUs --gpus asks for, and the numbers of the GPUs that may be used: the named ones, else all
+    that are about as large as the first. Raises ConfigError if there are too few."""
     numbers = parse_gpus(text)
     if max(numbers) >= len(gpus):
         raise ConfigError(f"--gpus {text}: there are {len(gpus)} GPUs here, numbered from 0")
@@ -76,8 +76,8 @@ def gpu_choices(text: str, gpus: Sequence[int]) -> tuple[int, list[int]]:
 
 
 def _divided_needs(config: ServerConfig, ram: int, gpu: int, choices: list[int]) -> dict[str, Any]:
-    """A model that several GPUs divide takes of each what its budget says, or all: its KV pool takes what is left.
-    `gpu`: bytes of the smallest GPU."""
+    """Returns the needs of a model that several GPUs divide. It takes all memory of each GPU, or its budget, because
+    its KV pool takes the rest. `gpu`: bytes of the smallest GPU."""
     count = len(parse_gpus(config.gpus))
     source = open_metadata(Path(config.model))
     model = gpu_shape(read_checked_shape(source), config.max_model_len)
@@ -100,7 +100,7 @@ def _divided_needs(config: ServerConfig, ram: int, gpu: int, choices: list[int])
 
 
 def _remote_needs(config: ServerConfig) -> dict[str, Any]:
-    """A model whose worker is on another machine has its other processes here."""
+    """Returns the needs of a model whose worker is on another machine: only its other processes run here."""
     source = open_metadata(Path(config.model))
     model = read_checked_shape(source)
     return {
@@ -120,7 +120,7 @@ def _facts(source: ModelSource) -> dict[str, str]:
 
 
 def _pinned(config: ServerConfig, fit: Fit) -> dict[str, Any]:
-    """The sizes of the pools, which the server would choose by all the memory that is free."""
+    """Returns options that fix the sizes of the pools, which the server would otherwise choose from all free memory."""
     pinned: dict[str, Any] = {"max_total_tokens": fit.memory.kv_tokens}
     state_bytes = fit.sizes.state_bytes()
     if state_bytes and config.state_snapshot_budget is None:

@@ -1,4 +1,5 @@
-"""The options of `moeserve plan`: those of the server that mean the same here, and the machine's."""
+"""The options of `moeserve plan`: the server's options that mean the same here, and options that describe the
+machine."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _PLACEMENT = (
     "n_gpu_layers",
     "expert_cache",
 )
-# Options of the server that mean the same here.
+# Options of the server that have the same meaning here.
 SHARED = (
     "model",
     "speculative_config",

@@ -25,12 +25,12 @@ from moeserve.placement.sizes import plane_bytes
 class Speed:
     """Predicted tokens a second."""
 
-    prefill: dict[int, float]  # by the length of a prompt
-    decode: dict[int, float]  # by the number of streams, of all together
-    context: int  # tokens before what is decoded
+    prefill: dict[int, float]  # by prompt length
+    decode: dict[int, float]  # by the number of streams; all streams together
+    context: int  # tokens before the decoded ones
     # Of the expert cache or of experts on disk, by the number of streams; empty: there is neither.
     hit_rates: dict[int, float] = field(default_factory=dict)
-    # Of the first SETTLING_STEPS tokens of texts, whose experts the cache does not have yet.
+    # During the first SETTLING_STEPS tokens of texts, whose experts are not in the cache yet.
     decode_at_first: dict[int, float] = field(default_factory=dict)
     hit_rates_at_first: dict[int, float] = field(default_factory=dict)
 
@@ -42,9 +42,9 @@ class PlacementPlan:
     placement: Placement
     memory: Memory
     step_tokens: int  # at most
-    ram: int  # bytes that there are
-    gpu: int | None  # the same; None: no GPU
-    users: dict[int, int]  # by tokens of each: how many at once
+    ram: int  # bytes of the machine
+    gpu: int | None  # bytes of the GPU; None: no GPU
+    users: dict[int, int]  # the number of users at once, by tokens per user
     cpu_rates: CpuRates
     gpu_rates: GpuRates | None
     speed: Speed
@@ -95,7 +95,7 @@ def tensors(plan: PlacementPlan) -> Iterator[tuple[str, int, str]]:
 
 
 def _place_of(plan: PlacementPlan, name: str) -> tuple[str, float]:
-    """Where a tensor goes, and the share of it on the GPU."""
+    """Returns where a tensor goes, and which share of it is on the GPU."""
     placement = plan.placement
     if name in unloaded_tensors(plan.model):
         return "disk", 0.0
@@ -136,7 +136,7 @@ def _head(plan: PlacementPlan) -> str:
 def _where(plan: PlacementPlan) -> str:
     placement = plan.placement
     lines = [_row("embedding", placement.embedding), _row("head", placement.head)]
-    groups: list[tuple[int, int, str]] = []  # layers first..last that are alike
+    groups: list[tuple[int, int, str]] = []  # runs of equal layers: (first, last, text)
     for index, layer in enumerate(placement.layers):
         count = len(layer.gpu_experts)
         experts = f"{count} of {layer.num_experts} experts on cuda" if count else "experts on cpu"

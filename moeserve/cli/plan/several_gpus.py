@@ -1,8 +1,8 @@
-"""What a model divided among several GPUs would take of each, and how fast it would be.
+"""Plans a model that is divided among several GPUs: the memory on each GPU, and the speed.
 
-Each GPU's share is placed as the server places it, and predicted as a model of its own. With whole layers a step's
-seconds are those of all shares one behind the other, in parts the longest share's for each part more; with divided
-layers those of the slowest share, and two sums a layer.
+Each GPU's share is placed as the server places it, and its speed is predicted like that of a whole model. If GPUs have
+whole layers, a step takes the sum of all shares' times, and each further part of the step adds the longest share's
+time. If layers are divided, a step takes the slowest share's time, plus two sums per layer.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 
 # Measured between two H200s joined by NVLink: docs/results/several-gpus.md.
-SUM_S = 2.0e-6  # of a sum of few numbers
+SUM_S = 2.0e-6  # seconds of a sum of few numbers
 SUM_BYTES_PER_S = 230e9
 # Of few rows' experts, when they are divided: a GPU reads its routes' at this share of its rate, where one that has all
 # routes reaches `GpuConstants.route_read`. Half of the routes are half of the programs, which leave multiprocessors
 # idle, and in each layer the GPU that has more routes is waited for. Fitted to the steps of 1 and 8 streams of two
 # shapes: docs/results/planner.md.
 DIVIDED_ROUTE_READ = 0.46
-PASS_S = 12e-6  # rows from one GPU to the next: a copy, a signal, the wait for it
-PARTS = (1, 2, 4, 8)  # of a step with prompts, by layers
+PASS_S = 12e-6  # seconds of passing rows to the next GPU: a copy, a signal, the wait for it
+PARTS = (1, 2, 4, 8)  # of a step with prompts, if GPUs have whole layers
 DECODE_PARTS = (1, 2)
 
 
@@ -62,7 +62,7 @@ class GpuPlan:
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
     parallel: str
-    gpu_memory: int  # bytes of each
+    gpu_memory: int  # bytes per GPU
     ram: int  # bytes that there are
     step_tokens: int
     gpus: list[GpuPlan]
@@ -73,7 +73,8 @@ class GroupPlan:
 def plan_group(
     config: ServerConfig, source: ModelSource, model: ModelShape, gpu: int, ram: int, num_gpus: int
 ) -> list[GpuPlan]:
-    """gpu: bytes of each GPU; ram: of the machine. Raises ConfigError where the server would."""
+    """Plans each GPU's share. gpu: bytes of each GPU; ram: bytes of the machine. Raises ConfigError if the server
+    would."""
     counts = heat_counts(config, model)
     usable = usable_gpu_bytes(config, gpu)
     config = replace(config, parallel=parallel_of(config, model, num_gpus))
@@ -93,7 +94,7 @@ def plan_group(
             float_weights=has_float_weights(own.tensors, share.shape),
         )
         if share.is_stage:
-            reserved += 4 * rows * model.hidden_size  # what comes from the GPU before
+            reserved += 4 * rows * model.hidden_size  # rows received from the previous GPU
         room = Gpu(gpu - CUDA_CONTEXT_BYTES, reserved)
         placement = place_share(config, sizes, share.shape, room, share, counts, ram)
         plans.append(GpuPlan(share, sizes, placement, reserved + CUDA_CONTEXT_BYTES))
@@ -107,14 +108,14 @@ def plan_group(
 
 
 def parallel_of(config: ServerConfig, model: ModelShape, num_gpus: int) -> str:
-    """As the server chooses, where the GPUs reach one another's memory."""
+    """Returns the way in which the server would divide the model, if the GPUs can access one another's memory."""
     if config.parallel != "auto":
         return config.parallel
     return "layers" if why_undivided(model, num_gpus) else "tensor"
 
 
 class GroupSpeed:
-    """Predicted, from each share's."""
+    """The predicted speed, computed from that of each share."""
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class GroupSpeed:
         cpu: CpuRates,
         gpu: GpuRates,
     ) -> None:
-        """cpu: of all cores, which the GPUs' pools divide."""
+        """cpu: rates of all cores, which the GPUs' pools share."""
         own = replace(
             cpu,
             read=cpu.read / len(plans),
@@ -147,7 +148,7 @@ class GroupSpeed:
         return streams / self._fastest(seconds, possible, streams)
 
     def prefill(self, tokens: int, in_a_step: int) -> float:
-        """Tokens per second of one prompt, in steps of at most `in_a_step`."""
+        """Returns the tokens per second of one prompt, in steps of at most `in_a_step`."""
         total = 0.0
         for start in range(0, tokens, in_a_step):
             step = min(in_a_step, tokens - start)
@@ -160,8 +161,8 @@ class GroupSpeed:
         return tokens / total
 
     def _fastest(self, seconds: Callable[[int], list[float]], parts: Sequence[int], rows: int) -> float:
-        """Seconds of a step of `rows` rows in the fastest number of parts. seconds: those of each GPU for a part, by
-        the number of parts."""
+        """Returns the seconds of a step of `rows` rows, divided into the fastest number of parts. seconds: returns the
+        seconds of each GPU for one part, given the number of parts."""
         if not self._is_staged:
             numbers = rows * self._hidden
             nbytes = numbers * (2 if rows > 64 else 4)
@@ -174,7 +175,7 @@ class GroupSpeed:
 def _speed_of(
     plan: GpuPlan, counts: Sequence[Sequence[int]] | None, cpu: CpuRates, gpu: GpuRates
 ) -> HybridSpeed:
-    """The speed of a share, taken as a model of its own with the share's experts and the routes that go to them."""
+    """Returns the speed of a share as if it were a model of its own, with the share's experts and their routes."""
     share, shape, constants = plan.share, plan.share.shape, H200
     if share.is_stage:
         shape = replace(shape, vocab_size=shape.vocab_size if share.rank == 0 else 1)

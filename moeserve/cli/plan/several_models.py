@@ -13,22 +13,22 @@ from moeserve.config.units import GIB
 from moeserve.processes.resident_memory import COMMON_BYTES
 from moeserve.worker.loading.device import parse_gpus
 
-MOST_IN_SETS: Final = 12  # models: all sets of more are too many to look at
+MOST_IN_SETS: Final = 12  # models; more have too many subsets
 
 
 @dataclass(frozen=True)
 class ModelPlan:
     name: str
     ram: int  # bytes, with full pools
-    gpu: int  # bytes of each of its GPUs
+    gpu: int  # bytes on each of its GPUs
     max_model_len: int  # tokens of a request
-    weight_bytes: int  # that a load reads
+    weight_bytes: int  # read when the model is loaded
 
 
 @dataclass(frozen=True)
 class SeveralModelsPlan:
     models: Sequence[ModelPlan]
-    ram: int  # bytes that the server may take, COMMON_BYTES with it
+    ram: int  # bytes that the server may take, including COMMON_BYTES
     gpu: int
     disk: float  # bytes/s
 
@@ -38,7 +38,7 @@ class SeveralModelsPlan:
 
     @property
     def largest_sets(self) -> list[tuple[str, ...]]:
-        """The sets of models that fit together and that no other model fits beside."""
+        """Returns the sets of models that fit together and to which no other model can be added."""
         fitting = [model for model in self.models if self._fits([model])][:MOST_IN_SETS]
         found: list[set[str]] = []
         for count in range(len(fitting), 0, -1):
@@ -55,8 +55,8 @@ class SeveralModelsPlan:
 
 
 def plan_several(configs: Sequence[ServerConfig], ram: int, gpu: int, disk: float) -> SeveralModelsPlan:
-    """configs: resolved. ram: bytes that the whole server may take; gpu: of each GPU, 0 without. disk: bytes/s. Raises
-    UserError."""
+    """Plans several models. configs: resolved. ram: bytes that the whole server may take; gpu: bytes of each GPU, 0
+    without. disk: bytes per second. Raises UserError."""
     models = []
     for config in configs:
         gpus = [gpu] * (max(parse_gpus(config.gpus)) + 1) if gpu else []

@@ -37,19 +37,19 @@ READ_SHARE = 0.85
 PRODUCT_SHARE = 0.9
 PREFILL_ATTENTION_SHARE = 0.27
 DECODE_ATTENTION_SHARE = 0.063
-SAMPLED_VALUES = 1.5e9  # logits that sampling with a temperature looks at a second; greedy is far faster
+SAMPLED_VALUES = 1.5e9  # logits per second in sampling with a temperature; greedy sampling is far faster
 
 
-STREAMED_PARTS = [part / 10 for part in range(1, 11)]  # parts of the RAM experts that a plan tries to stream
+STREAMED_PARTS = [part / 10 for part in range(1, 11)]  # shares of the RAM experts that a plan tries to stream
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What is in a step."""
+    """The contents of a step."""
 
-    rows: int  # sequences, each with
-    tokens: int  # new tokens of a sequence
-    context: int  # positions before them
+    rows: int  # sequences
+    tokens: int  # new tokens per sequence
+    context: int  # positions before the new tokens, per sequence
 
     @property
     def all_tokens(self) -> int:
@@ -57,7 +57,7 @@ class Step:
 
     @property
     def pairs(self) -> int:
-        """Pairs of a token and a position that it attends to."""
+        """Returns the number of pairs of a token and a position that it attends to."""
         return self.rows * (self.tokens * self.context + self.tokens * (self.tokens + 1) // 2)
 
 
@@ -74,11 +74,11 @@ class CpuSpeed:
         self._is_cached = sizes.cpu_layer_bytes + sizes.head.cpu <= rates.cache_bytes
 
     def decode(self, streams: int, context: int) -> float:
-        """Tokens a second of all streams together."""
+        """Returns the tokens per second of all streams together."""
         return streams / self.seconds(Step(streams, 1, context))
 
     def prefill(self, tokens: int, step_tokens: int) -> float:
-        """Tokens per second of one prompt, in steps of at most `step_tokens`."""
+        """Returns the tokens per second of one prompt, in steps of at most `step_tokens`."""
         seconds = sum(
             self.seconds(Step(1, min(step_tokens, tokens - start), start))
             for start in range(0, tokens, step_tokens)
@@ -147,7 +147,7 @@ class HybridSpeed:
         constants: GpuConstants = H200,
         cache: CacheForecast | None = None,
     ) -> None:
-        """cache: of the experts that follow the text, where there is one."""
+        """cache: the forecast of the expert cache, if there is one."""
         self._model = model
         self._sizes = sizes
         self._routing = routing
@@ -159,8 +159,8 @@ class HybridSpeed:
         self._dense_parameters = [dense_parameters(model, index) for index in range(model.num_layers)]
 
     def decode(self, streams: int, context: int, *, at_first: bool = False) -> float:
-        """Tokens a second of all streams together. at_first: of texts that begin, which an expert cache does not have
-        yet."""
+        """Returns the tokens per second of all streams together. at_first: at the beginning of texts, whose experts are
+        not in the cache yet."""
         step = Step(streams, 1, context)
         in_ram = self._placement.layers_in_ram
         kv = streams * (context * self._sizes.kv_bytes(in_ram) + 2 * self._sizes.state_bytes(in_ram))
@@ -172,8 +172,8 @@ class HybridSpeed:
         seconds = np.full(len(use.steps), beside)
         for index in indices:
             seconds += self._cached_layer_seconds(step, index, use)
-        # A promotion goes on beside a step, which takes longer by what reading it from RAM takes
-        # (docs/results/experts-in-ram.md); and one waits for the one before.
+        # Promotions run beside the step. Their reads from RAM lengthen it (docs/results/experts-in-ram.md), and it
+        # takes at least as long as the copies over PCIe, which run one after another.
         seconds += use.promoted_bytes / self._cpu.read
         seconds = np.maximum(seconds, use.promoted_bytes / (self._gpu.pcie * self._constants.pcie))
         return streams / float(seconds.mean())
@@ -184,7 +184,7 @@ class HybridSpeed:
         return (self._cache.at_first if at_first else self._cache.settled).get(streams)
 
     def prefill(self, tokens: int, step_tokens: int) -> float:
-        """Tokens per second of one prompt, in steps of at most `step_tokens`."""
+        """Returns the tokens per second of one prompt, in steps of at most `step_tokens`."""
         seconds = 0.0
         for start in range(0, tokens, step_tokens):
             step = Step(1, min(step_tokens, tokens - start), start)
@@ -198,21 +198,22 @@ class HybridSpeed:
         return tokens / seconds
 
     def _gpu_attention_seconds(self, step: Step) -> float:
-        """Seconds of a prompt chunk's attention in all layers, with what a large step has beside products."""
+        """Returns the seconds of a prompt chunk's attention in all layers. For a large step all work beside products is
+        included."""
         c, ops = self._constants, attention_ops(self._model, step)
         if not _unpacks(step.all_tokens):
             return ops / (self._gpu.ops * c.ops)
         return ops / (self._gpu.ops * c.attention_ops) + c.row_s * step.all_tokens * self._model.num_layers
 
     def _once(self, step: Step) -> float:
-        """The time of a step that does not depend on its layers."""
+        """Returns the seconds of a step that do not depend on its layers."""
         head_ops = 2.0 * step.rows * self._model.vocab_size * self._model.hidden_size
         head = self._product_seconds(self._sizes.head.cuda, head_ops, step.rows)
         return self._constants.step_s + head
 
     def _prefill_layer_seconds(self, step: Step, index: int) -> float:
-        """RAM experts are computed where they are, streamed, or some of them this and some that: whichever is fastest,
-        as the engine calibrates."""
+        """Returns a layer's seconds. RAM experts are computed by the CPU, streamed, or some of them each way: whichever
+        is fastest, as the engine's calibration chooses."""
         layer = self._placement.layers[index]
         if not layer.num_cpu_experts or layer.prefill == "cpu" or layer.dense == "cpu":
             return self._layer_seconds(step, index)
@@ -221,8 +222,8 @@ class HybridSpeed:
         return min(self._layer_seconds(step, index), *self._streamed_seconds(step, index, STREAMED_PARTS))
 
     def _streamed_seconds(self, step: Step, index: int, parts: Sequence[float]) -> list[float]:
-        """Seconds of a layer that streams each of these parts of its RAM experts: the longest of the copies, the GPU's
-        work and the CPU's."""
+        """Returns, for each of these parts of a layer's RAM experts, the seconds of the layer if that part is streamed:
+        the longest of the copies, the GPU's work and the CPU's."""
         c, expert = self._constants, self._sizes.layers[index].expert
         in_ram = self._placement.layers[index].num_cpu_experts
         own = self._gpu_experts_seconds(step, index, everything=False)
@@ -251,7 +252,8 @@ class HybridSpeed:
         return self._dense_seconds(step, index) + max(on_gpu, in_ram) + handoff
 
     def _cached_layer_seconds(self, step: Step, index: int, use: CacheUse) -> npt.NDArray[np.float64]:
-        """[steps], as a layer waits for the slower side: it has no miss in many steps, and some in others."""
+        """Returns the seconds of a layer in each step: [steps]. They are computed per step, not from an average,
+        because a layer waits for the slower side, and many steps have no miss while others have some."""
         if not self._placement.layers[index].is_cached:
             return np.full(len(use.steps), self._layer_seconds(step, index))
         c, expert = self._constants, self._sizes.layers[index].expert
@@ -271,14 +273,15 @@ class HybridSpeed:
         return seconds
 
     def _dense_seconds(self, step: Step, index: int) -> float:
-        """On the GPU, with what a layer's kernels take to start."""
+        """Returns the seconds of a layer's dense part on the GPU, including the start of the layer's kernels."""
         nbytes = self._sizes.layers[index].dense.cuda
         return self._constants.layer_s + self._product_seconds(
             nbytes, self._dense_ops(step, index), step.all_tokens
         )
 
     def _gpu_experts_seconds(self, step: Step, index: int, *, everything: bool) -> float:
-        """Seconds of the layer's experts on the GPU; `everything`: of all its experts, as if they were there."""
+        """Returns the seconds of the layer's experts on the GPU; `everything`: of all its experts, as if all were
+        there."""
         layer = self._placement.layers[index]
         experts = range(layer.num_experts) if everything else layer.gpu_experts
         if not experts:
@@ -313,7 +316,7 @@ class HybridSpeed:
         return 2.0 * step.all_tokens * expert_parameters(self._model, index)
 
     def _cpu_attention_seconds(self, step: Step, share: float) -> float:
-        """Seconds of attention in the layers in RAM."""
+        """Returns the seconds of attention in the layers in RAM."""
         in_ram = self._placement.layers_in_ram / self._model.num_layers
         return in_ram * attention_ops(self._model, step) / (share * self._cpu.expert_ops)
 
@@ -321,7 +324,8 @@ class HybridSpeed:
         return math.hypot(nbytes / (self._cpu.read * self._constants.ram_read), ops / (rate * PRODUCT_SHARE))
 
     def _product_seconds(self, nbytes: float, ops: float, rows: int, *, can_unpack: bool = True) -> float:
-        """Seconds of products with matrices on the GPU, each read once. can_unpack: in steps that unpack."""
+        """Returns the seconds of products with matrices on the GPU, each read once. can_unpack: large steps unpack
+        these matrices first."""
         c, gpu = self._constants, self._gpu
         if rows <= SMALL_BATCH_ROWS:
             return nbytes / (gpu.read * c.dense_read)
@@ -335,12 +339,12 @@ def _unpacks(rows: int) -> bool:
 
 
 def dense_parameters(model: ModelShape, layer: int) -> int:
-    """Parameters of a layer outside its routed experts."""
+    """Returns the number of parameters of a layer outside its routed experts."""
     return sum(prod(shape) for shape in dense_tensors(model, layer).values() if len(shape) > 1)
 
 
 def expert_parameters(model: ModelShape, layer: int) -> int:
-    """Parameters of the experts of a layer that one token is routed to."""
+    """Returns the number of parameters of a layer's experts to which one token is routed."""
     moe = model.layers[layer].moe
     return (
         0 if moe is None else moe.top_k * len(set(moe.parts)) * (moe.latent or model.hidden_size) * moe.width
@@ -348,8 +352,8 @@ def expert_parameters(model: ModelShape, layer: int) -> int:
 
 
 def attention_ops(model: ModelShape, step: Step) -> float:
-    """Two products for each pair, in each head of each layer; four operations twice on each number of a recurrent
-    layer's state."""
+    """Returns the operations of attention: two products for each pair, in each head of each layer; in a recurrent layer
+    two times four operations for each number of its state."""
     attending = sum(layer.attention.attended_values for layer in model.layers if layer.attention is not None)
     recurrent = sum(
         layer.recurrence.heads.delta_values for layer in model.layers if layer.recurrence is not None

@@ -1,4 +1,4 @@
-"""The tokens that --kv-ram and --kv-disk would hold, and the time of a long prompt if it is loaded and if it is
+"""The number of tokens that --kv-ram and --kv-disk would hold, and the time of a long prompt: loaded from them, and
 computed."""
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from moeserve.kv.disk.store import DEFAULT_GIB
 from moeserve.messages.pages import Tier
 from moeserve.placement import ModelSizes, Placement
 
-READ_BYTES_PER_S = 1e9  # from disk, where the user does not say: below what NVMe disks read
-LONG_PROMPT = 32_768  # tokens, or what a request may have
+READ_BYTES_PER_S = 1e9  # from disk, unless the user states a rate; NVMe disks read faster
+LONG_PROMPT = 32_768  # tokens, or a request's maximum if that is less
 
 
 @dataclass(frozen=True, slots=True)
 class TierForecast:
     num_bytes: int
-    tokens: int  # that it holds, without states
-    state_bytes: int  # beside the KV of each prompt, of a model with recurrent state
-    tokens_per_s: float  # read, without states
-    prompt: int  # tokens of a prompt
+    tokens: int  # tokens that it holds, without states
+    state_bytes: int  # bytes beside each prompt's KV, for models with recurrent state
+    tokens_per_s: float  # tokens read per second, without states
+    prompt: int  # tokens of the long prompt
     load_s: float
     compute_s: float
 
 
 def disk_tier_bytes(config: ServerConfig, placement: Placement) -> int:
-    """0 without --kv-disk. Raises ConfigError as the server does, for --kv-ram too."""
+    """Returns the bytes of the disk tier; 0 without --kv-disk. Raises ConfigError as the server does, for --kv-ram
+    too."""
     for flag, is_wanted in (("--kv-ram", bool(config.kv_ram)), ("--kv-disk", config.kv_disk is not None)):
         if is_wanted and config.prefix_cache == "off":
             raise ConfigError(f"{flag}: is a part of the prefix cache, which --prefix-cache off switches off")
@@ -50,8 +51,8 @@ def forecast_tiers(
     prefill: Callable[[int], float],
     max_model_len: int,
 ) -> dict[Tier, TierForecast]:
-    """tiers: of each its bytes, and how many a second are read from it; those of no bytes are none. prefill: tokens a
-    second of a prompt of that length."""
+    """Returns the forecast of each tier. tiers: the bytes of each, and the bytes per second that can be read from it;
+    tiers of 0 bytes are left out. prefill: returns the tokens per second of a prompt of a given length."""
     token_bytes, state_bytes = sizes.kv_bytes(), sizes.state_bytes()
     prompt = min(LONG_PROMPT, max_model_len)
     return {

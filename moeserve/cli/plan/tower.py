@@ -16,15 +16,15 @@ CUDA_LIBRARIES_BYTES = 600 << 20  # RAM of a process: torch with CUDA, its conte
 
 
 class TowerMemory(NamedTuple):
-    """Bytes with the largest picture, beside the embeddings that are kept."""
+    """Bytes that the tower needs for the largest picture, without the image cache."""
 
     ram: int = 0
-    gpu: int = 0  # with its process's context
+    gpu: int = 0  # including the context of its process
 
 
 def tower_memory(config: ServerConfig, gpu: int | None) -> TowerMemory:
-    """gpu: bytes of the memory of the GPU that has the model, or a part of it; None: none has. Raises ModelError for
-    what is no tower."""
+    """Returns the tower's memory. gpu: bytes of the GPU that has the model or a part of it; None: no GPU has. Raises
+    ModelError for a file that is not a vision tower."""
     if config.mmproj is None:
         return TowerMemory()
     _, shape = open_tower(Path(config.mmproj))

@@ -1,4 +1,4 @@
-"""An answer as it comes: its text, its reasoning and its figures on the screen."""
+"""Shows an answer on the screen while it arrives: its text, its reasoning and its figures."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ REASONING_VIEWS: Final[tuple[ReasoningView, ...]] = get_args(ReasoningView)
 
 
 class AnswerView:
-    """Shows an answer's events. `text` and `reasoning` are what came, as the model wrote them. formatted: Markdown as
-    styles, where the screen has any."""
+    """Shows an answer's events. `text` and `reasoning` hold what has arrived, as the model wrote it. formatted: show
+    Markdown as terminal styles, if the screen supports them."""
 
     def __init__(self, screen: Screen, view: ReasoningView, *, formatted: bool = True) -> None:
         self.text = ""
@@ -30,7 +30,7 @@ class AnswerView:
         self._reasoning_since = 0.0
         self._reads: _Remaining | None = None
         self._markdown: Final = MarkdownView(screen.columns) if formatted and screen.has_styles else None
-        self._last = "\n"  # of what may be shown of the answer, its last character
+        self._last = "\n"  # the last character of the answer that was shown
         screen.status("waiting for the answer", now=True)
 
     def take(self, event: Event) -> None:
@@ -52,7 +52,7 @@ class AnswerView:
                 self.finish_reason = reason
 
     def end(self) -> None:
-        """Also of an answer that was cut: ends its last line. The rest of the screen's line is free then."""
+        """Ends the answer's last line, also if the answer was cut off. The cursor is then at the start of a line."""
         if not self.text:
             self._end_reasoning()
         self._screen.clear_status()
@@ -94,14 +94,15 @@ class AnswerView:
 
 
 class _Remaining:
-    """How long something takes that has begun, by its progress so far."""
+    """Estimates the remaining time of a task from its progress so far."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()
         self._from: float | None = None
 
     def text(self, fraction: float) -> str:
-        """fraction: what is done. "" while too little is known."""
+        """Returns the remaining time as text, "" while too little is known. fraction: the part of the task that is
+        done."""
         if self._from is None:
             self._from = fraction
         gained = fraction - self._from
@@ -112,7 +113,7 @@ class _Remaining:
 
 
 def figures_line(figures: Figures) -> str:
-    """For --verbose."""
+    """Returns the line of token counts and rates that --verbose shows."""
     cached = "" if figures.cached_tokens is None else f", {figures.cached_tokens} of them cached"
     read = "" if figures.prefill_rate is None else f", {figures.prefill_rate:.1f} tokens/s"
     wrote = "" if figures.decode_rate is None else f", {figures.decode_rate:.1f} tokens/s"

@@ -1,4 +1,4 @@
-"""A question put to the server, and its answer on the screen."""
+"""Sends a question to the server and shows its answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from moeserve.cli.run.events import ChatError, NoServer
 from moeserve.cli.run.screen import Screen
 from moeserve.errors import UserError
 
-LOADING: Final = "loading"  # the server's code while it loads its model
+LOADING: Final = "loading"  # the error code of a server that is loading its model
 TOO_LONG: Final = "context_length_exceeded"
 
 
@@ -24,9 +24,9 @@ def answer_question(
     wait_until_ready: Callable[[], object],
     revive: Callable[[], bool],
 ) -> None:
-    """Streams the answer to the conversation's last question into `view`. Where the model is being loaded, waits and
-    asks again; likewise where the server was gone and `revive` could start it. Raises ChatError, UserError where the
-    server is gone, KeyboardInterrupt for Ctrl-C; `view` has what came, and has ended."""
+    """Streams the answer to the conversation's last question into `view`. If the model is still loading, waits and asks
+    again; likewise if the server is gone and `revive` could start it. Raises ChatError, UserError if the server is
+    gone, and KeyboardInterrupt for Ctrl-C; `view` then holds the answer so far, and its last line is ended."""
     try:
         try:
             _stream(client, conversation, view)
@@ -50,7 +50,7 @@ def _stream(client: ChatClient, conversation: Conversation, view: AnswerView) ->
 
 
 def tell_end(screen: Screen, view: AnswerView, verbose: bool) -> None:
-    """Lines behind an answer that came to its end."""
+    """Prints the lines that follow a complete answer."""
     if not view.text and view.finish_reason != "length":
         screen.note("(the answer has no text)")
     if view.finish_reason == "length":
@@ -60,6 +60,6 @@ def tell_end(screen: Screen, view: AnswerView, verbose: bool) -> None:
 
 
 def sentence(error: UserError) -> str:
-    """The error as a line, with the remedy where it is this program's."""
+    """Returns the error as one line, with a remedy if there is one in this program."""
     remedy = "; /clear begins a new conversation" if getattr(error, "code", None) == TOO_LONG else ""
     return f"{error}{remedy}"

@@ -1,4 +1,5 @@
-"""The loop of a chat at a terminal: reads what the user types, and asks or obeys, until the user leaves."""
+"""The loop of a chat in the terminal: reads what the user types, and asks the question or runs the command, until the
+user leaves."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ from moeserve.errors import UserError
 
 
 def run_chat(session: Session, history: History, read: Callable[[str], str] = input) -> None:
-    """Returns when the user leaves: /bye, Ctrl-D, or Ctrl-C twice at the prompt. read: a line, behind a prompt."""
+    """Runs the chat until the user leaves: by /bye, Ctrl-D, or Ctrl-C twice at the prompt. read: shows a prompt and
+    returns a line."""
     screen, reader = session.screen, LineReader(history.entries(), read)
     _tell_problem(session, history)
     screen.note(f"{safe_line(session.model.name)}; /help lists the commands, Ctrl-D leaves")
-    is_leaving = False  # Ctrl-C was the last thing at the prompt
+    is_leaving = False  # the last input at the prompt was Ctrl-C
     while True:
         try:
             entry = reader.read()
@@ -47,7 +49,7 @@ def run_chat(session: Session, history: History, read: Callable[[str], str] = in
 
 
 def _take(session: Session, history: History, entry: Entry) -> None:
-    """Raises Leave, UserError, KeyboardInterrupt."""
+    """Handles one entry: a command or a question. Raises Leave, UserError, KeyboardInterrupt."""
     if not entry.text.strip():
         return
     if entry.text not in LEAVING:
@@ -57,7 +59,7 @@ def _take(session: Session, history: History, entry: Entry) -> None:
         if run_slash_command(session, entry.text):
             return
         if session.model.sees_pictures:
-            # Not in pasted text: it is others', and may name a file that is not theirs to see.
+            # Not in pasted text: somebody else may have written it, and must not get the user's files sent.
             for path in paths_in(entry.text):
                 session.add_picture(read_picture(path))
     session.ask(entry.text)

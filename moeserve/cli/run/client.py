@@ -1,4 +1,4 @@
-"""The chat API of a server, as `moeserve run` asks it."""
+"""A client of a server's chat API, for `moeserve run`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ChatClient:
     api_key: str | None
 
     def events(self, body: dict[str, Any]) -> Iterator[Event]:
-        """The answer's events. To close the iterator closes the connection, at which the server stops. Raises
-        ChatError, of which NoServer where nothing listens."""
+        """Yields the answer's events. Closing the iterator closes the connection, and the server then stops generating.
+        Raises ChatError, or its subclass NoServer if nothing listens."""
         request = request_of(f"{self.url}/v1/chat/completions", self.api_key, body)
         try:
             response = opener_of(self.url).open(request, timeout=SILENCE_S)
@@ -77,8 +77,8 @@ class ChatClient:
 
 
 def address_of(text: str) -> str:
-    """Returns --url without `/v1` and slashes at its end. Raises UserError for what is not a server's address, and for
-    a user, a query or a fragment in it."""
+    """Returns --url without `/v1` and slashes at its end. Raises UserError if it is not a server's address, or contains
+    a user, a query or a fragment."""
     try:
         parts = urlsplit(text)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -103,7 +103,7 @@ def main(arguments: list[str]) -> int:
         parser.error(str(error))
     except UserError as error:
         screen.clear_status()
-        # Only a server that did not start has several lines: the last ones of its log.
+        # The error has several lines only if a server did not start: the last lines of its log.
         lines = map(safe_line, sentence(error).splitlines())
         print("moeserve run: " + "\n".join(lines), file=sys.stderr)
         return 1
@@ -116,10 +116,10 @@ def main(arguments: list[str]) -> int:
 class _Asked(NamedTuple):
     config: ServerConfig
     given: dict[str, str | list[str] | None]  # the server's options as they were given
-    model: str  # as it was given; "" where none is
+    model: str  # as it was given; "" if none was
     url: str | None  # of --url
-    question: str  # "" where none is given
-    system: str  # prompt; "" where none is given
+    question: str  # "" if none was given
+    system: str  # system prompt; "" if none was given
     settings: dict[str, Any]
 
 
@@ -161,7 +161,7 @@ def _run(asked: _Asked, args: argparse.Namespace, screen: Screen, is_chat: bool)
             screen,
             lambda: wait_until_ready(client.url, None),
             revive,
-            # Of one answer no line stands for the reasoning: no chat could show it.
+            # For a single question no line replaces the reasoning: there is no chat whose command could show it.
             reasoning_view="hide" if args.reasoning == "fold" and not is_chat else args.reasoning,
             verbose=args.verbose,
             formatted=not args.no_markdown,
@@ -175,10 +175,11 @@ def _run(asked: _Asked, args: argparse.Namespace, screen: Screen, is_chat: bool)
 
 @contextmanager
 def _server(asked: _Asked) -> Iterator[tuple[ChatClient, ServedModel, Callable[[], bool]]]:
-    """A client of the server, its model, and what starts it again where it is this command's own and has ended."""
+    """Returns a client of the server, its model, and a function that starts the server again if this command started it
+    and it has ended."""
     key = next(iter(asked.config.api_key), None)
     if asked.url is not None:
-        # MOESERVE_MODEL is for servers of this machine.
+        # MOESERVE_MODEL is for servers on this machine.
         model = running_model(asked.url, key, asked.model, any_owner=True)
         yield ChatClient(asked.url, key), model, lambda: False
         return

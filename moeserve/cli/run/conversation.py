@@ -1,4 +1,4 @@
-"""What has been said so far, and the request that goes on from there."""
+"""The messages of a chat so far, and the request that continues it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
 
     def ask(self, text: str, pictures: Sequence[Picture] = ()) -> None:
-        """Adds a question; pictures come first in it."""
+        """Adds a question; its pictures come before its text."""
         content: str | list[dict[str, Any]] = text
         if pictures:
             content = [{"type": "image_url", "image_url": {"url": picture.url}} for picture in pictures]
@@ -34,14 +34,14 @@ class Conversation:
         self.messages.pop()
 
     def set(self, name: str, value: Any) -> None:
-        """None: as the server does by itself."""
+        """Changes a setting of the requests. None: the server's own default."""
         if value is None:
             self.settings.pop(name, None)
         else:
             self.settings[name] = value
 
     def body(self) -> dict[str, Any]:
-        """The body of a streamed chat request."""
+        """Returns the body of a streamed chat request."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return {
             "model": self.model,

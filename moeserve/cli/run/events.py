@@ -1,5 +1,5 @@
-"""What a streamed chat completion consists of, read from its server-sent events. The server is not trusted: anything
-may have any type."""
+"""The events of a streamed chat completion, read from its server-sent events. The server is not trusted: every value
+may have a wrong type."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, Final
 from moeserve.errors import UserError
 
 _DATA: Final = b"data:"
-_LOADING: Final = b": loading"  # a comment, of a server of several models
+_LOADING: Final = b": loading"  # a comment that a server of several models sends
 _DONE: Final = b"[DONE]"
 
 
 class ChatError(UserError):
-    """A question that was not answered, or not to its end. `code` is the server's word for the cause, if it has one."""
+    """A question was not answered, or its answer was cut off. `code` is the server's error code, if there is one."""
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -35,14 +35,14 @@ class Piece:
 
 @dataclass(frozen=True)
 class Waiting:
-    """What the request waits for, such as "loading: weights 40%"."""
+    """The reason why the request waits, such as "loading: weights 40%"."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class PromptProgress:
-    """Tokens of the prompt."""
+    """Progress of the prompt, in tokens."""
 
     processed: int
     total: int
@@ -50,7 +50,7 @@ class PromptProgress:
 
 @dataclass(frozen=True)
 class Figures:
-    """Tokens, and tokens per second where the server tells them."""
+    """Token counts, and tokens per second if the server reports them."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -69,7 +69,8 @@ Event = Piece | Waiting | PromptProgress | Figures | End
 
 @dataclass
 class EventReader:
-    """Reads lines of the stream. `is_complete` after the answer's end, `is_closed` where nothing follows."""
+    """Reads lines of the stream. `is_complete`: the answer has ended; `is_closed`: nothing more follows in the
+    stream."""
 
     is_complete: bool = field(default=False, init=False)
     is_closed: bool = field(default=False, init=False)
@@ -79,7 +80,7 @@ class EventReader:
         if line.startswith(_LOADING):
             yield Waiting(line[1:].decode(errors="replace").strip())
         if not line.startswith(_DATA):
-            return  # another comment, or the line between two events
+            return  # another comment, or the empty line between two events
         data = line[len(_DATA) :].strip()
         if data == _DONE:
             self.is_complete = self.is_closed = True
@@ -128,7 +129,7 @@ def _figures(usage: dict[str, Any], timings: dict[str, Any]) -> Figures:
 
 
 def error_of(body: Any) -> ChatError:
-    """The error that an answer's JSON tells, in OpenAI's shape or near it."""
+    """Returns the error in a JSON answer, in OpenAI's form or a similar one."""
     error = _object(body).get("error")
     if isinstance(error, str):
         return ChatError(f"the server says: {error}")

@@ -12,14 +12,14 @@ from typing import IO, Final
 
 MOST_ENTRIES: Final = 1000
 MOST_ENTRY_CHARS: Final = 1 << 16
-MOST_BYTES: Final = 8 << 20  # of the file; beyond that its end counts
+MOST_BYTES: Final = 8 << 20  # of the file; of a larger one only the end is read
 FILE: Final = "chat-history.jsonl"
 _OWN: Final = 0o600
 
 
 def history_path(environment: Mapping[str, str]) -> Path | None:
-    """In the user's state directory; None where there is no home. Source: the XDG base directory specification, which
-    has relative paths ignored."""
+    """Returns the history's path in the user's state directory; None without a home directory. Source: the XDG base
+    directory specification, which says to ignore relative paths."""
     state = environment.get("XDG_STATE_HOME", "")
     try:
         folder = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
@@ -29,16 +29,18 @@ def history_path(environment: Mapping[str, str]) -> Path | None:
 
 
 class History:
-    """Entries in a file that only its owner can read, each a JSON string on a line, so that one of several lines comes
-    back whole. Chats at the same time share it. What goes wrong with the file is told once, in `problem`, and the chat
-    goes on without it."""
+    """Earlier entries, in a file that only its owner can read.
+
+    Each line is one entry as a JSON string, so that an entry of several lines is restored whole. Chats that run at the
+    same time share the file. If the file cannot be used, `problem` says so once, and the chat continues without it.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self.problem = ""
 
     def entries(self) -> list[str]:
-        """Oldest first. The file is cut to MOST_ENTRIES where it has twice as many."""
+        """Returns the entries, oldest first. Shortens the file to MOST_ENTRIES if it has twice as many."""
         found: list[str] = []
         with self._open() as file:
             if file is not None:
@@ -60,7 +62,7 @@ class History:
 
     @contextmanager
     def _open(self) -> Iterator[IO[bytes] | None]:
-        """The file, locked; None where there is none. Swallows the body's OSError, too."""
+        """Opens and locks the file; None if there is none. Ignores OSError, also within the `with` block."""
         file = None if self._path is None else self._opened(self._path)
         if file is None:
             yield None
@@ -97,6 +99,6 @@ def _entries(file: IO[bytes]) -> Iterator[str]:
         try:
             entry = json.loads(line)
         except ValueError:
-            continue  # cut, by a full disk say
+            continue  # an incomplete line, for example after a full disk
         if isinstance(entry, str):
             yield entry

@@ -1,4 +1,4 @@
-"""Ctrl-C while an answer comes."""
+"""Handles Ctrl-C while an answer arrives."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import FrameType
 
 @contextmanager
 def single_interrupt() -> Iterator[None]:
-    """Within the block the first Ctrl-C raises KeyboardInterrupt and further ones do nothing: an impatient one would
-    interrupt the keeping of what came. For the main thread."""
+    """Within the block the first Ctrl-C raises KeyboardInterrupt; further ones are ignored, because they would
+    interrupt the storing of the answer so far. Only for the main thread."""
     has_come = False
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:

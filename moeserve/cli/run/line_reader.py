@@ -1,4 +1,4 @@
-"""What the user types: lines with editing and history, and several lines as one text."""
+"""Reads the user's input: lines with editing and history, or several lines as one text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 QUOTES: Final = '"""'
 PROMPT: Final = ">>> "
-# Within quotes there is no prompt: what is copied from the terminal is then the text alone.
+# Between triple quotes no prompt is shown, so that text copied from the terminal contains no prompts.
 CONTINUATION: Final = ""
 
 
@@ -18,8 +18,8 @@ class Entry(NamedTuple):
 
 
 class LineReader:
-    """Reads entries. Pasted lines are one entry where the terminal marks them (bracketed paste); typed ones between
-    triple quotes."""
+    """Reads entries. Pasted lines are one entry if the terminal marks them (bracketed paste). Typed lines are one entry
+    between triple quotes."""
 
     def __init__(self, history: Iterable[str], read: Callable[[str], str]) -> None:
         self._read = read
@@ -29,7 +29,7 @@ class LineReader:
         """Reads one entry. Raises EOFError at the input's end, and KeyboardInterrupt for Ctrl-C, which drops the typed
         text."""
         first = self._read(PROMPT)
-        if "\n" in first:  # pasted: quotes in it are its own
+        if "\n" in first:  # pasted: triple quotes in it are part of the text
             return self._remembered(Entry(first.strip("\n"), False))
         if first.count(QUOTES) % 2 == 0:
             text = first.strip()
@@ -42,7 +42,7 @@ class LineReader:
             try:
                 line = self._read(CONTINUATION)
             except EOFError:
-                break  # it ends the text; the next one ends the chat
+                break  # this Ctrl-D ends the text; the next one ends the chat
             text, quotes, after = line.rpartition(QUOTES)
             lines.append(text + after if quotes else line)
             if quotes:
@@ -56,7 +56,7 @@ class LineReader:
 
 
 def _set_up_readline(history: Iterable[str]) -> Callable[[str], None]:
-    """Returns what adds an entry to the arrow keys' history. A Python without readline has none."""
+    """Returns a function that adds an entry to the arrow keys' history. Without the readline module it does nothing."""
     try:
         import readline  # input() edits lines from now on
     except ImportError:

@@ -1,9 +1,9 @@
-"""An answer's Markdown as a terminal shows it: headings and emphasis as styles, code in a colour, tables in columns.
+"""Shows an answer's Markdown in a terminal: headings and emphasis as styles, code in a colour, tables in columns.
 
-Text is shown as it comes. What may still become something else is held back: the beginning of a line until its kind is
-known, a span from its opening mark to its closing one, a table until it ends. What turns out to be nothing stays as the
-model wrote it. Code is never changed, so that it can be copied. Source of the rules: CommonMark 0.31 and GitHub's
-tables, simplified: a span does not go beyond its line, and `__init__` is a name rather than bold.
+Text is shown as soon as its form is known. Held back are: the beginning of a line until its kind is known, a span from
+its opening mark to its closing one, a table until it ends. Marks that turn out to have no meaning are shown as the
+model wrote them. Code is never changed, so that it can be copied. Source of the rules: CommonMark 0.31 and GitHub's
+tables, simplified: a span ends with its line, and `__init__` is a name, not bold.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Final, NamedTuple
 from moeserve.cli.run.table import table_lines
 
 BOLD, DIM, ITALIC, UNDERLINE, STRIKE, CODE = "1", "2", "3", "4", "9", "36"
-MOST_HELD: Final = 400  # characters of a span; one that is longer is no span
+MOST_HELD: Final = 400  # characters; a longer text between two marks is not a span
 MOST_TABLE_ROWS: Final = 500
 
-# Of a line whose kind further characters decide.
+# The beginning of a line whose kind depends on further characters.
 _UNDECIDED: Final = re.compile(
     r" *(?:#{1,6}|[-*_](?: *[-*_])*|[-*+] +\[[ xX]?\]?|\+|\d{1,9}[.)]?|`{1,2}|~{1,2}|>)? *\Z"
 )
-_WHOLE_LINE: Final = re.compile(r" *(?:`{3,}|~{3,}|\|)")  # kinds that are known from the whole line alone
+_WHOLE_LINE: Final = re.compile(r" *(?:`{3,}|~{3,}|\|)")  # kinds that are known only from the whole line
 _HEADING: Final = re.compile(r" {0,3}(#{1,6}) +")
 _TASK: Final = re.compile(r"( *)[-*+] +\[([ xX])\] ")
 _ITEM: Final = re.compile(r"( *)[-*+] +")
@@ -32,7 +32,7 @@ _FENCE: Final = re.compile(r" *(`{3,}|~{3,})([^`]*)\Z")
 
 
 class _Span(NamedTuple):
-    pattern: re.Pattern[str]  # group 1: what stands within
+    pattern: re.Pattern[str]  # group 1: the text between the marks
     style: str
 
 
@@ -50,20 +50,23 @@ _ESCAPED: Final = re.compile(r"\\([*_`~#|>])")  # not brackets, which begin a fo
 
 
 class MarkdownView:
-    """Takes an answer in pieces and returns what to show. Every style ends with its piece, so that no way out of the
-    program leaves the terminal with one. columns: how wide the terminal is now."""
+    """Takes an answer in pieces and returns what to show.
+
+    Every piece ends the styles that it begins, so that the terminal keeps no style however the program ends. columns:
+    returns the terminal's current width.
+    """
 
     def __init__(self, columns: Callable[[], int]) -> None:
         self._columns: Final = columns
-        self._line = ""  # of the line: what is not yet shown
+        self._line = ""  # the part of the line that is not shown yet
         self._is_head = True  # the line's kind is not yet known
         self._previous = " "  # the character before `_line`
-        self._style = ""  # of the whole line
+        self._style = ""  # style of the whole line
         self._fence = ""  # the mark that closes the code block
         self._table: list[str] = []
 
     def take(self, text: str) -> str:
-        """text: without escape sequences."""
+        """Returns what can be shown after this piece of text, which must not contain escape sequences."""
         shown = []
         *lines, rest = text.split("\n")
         for line in lines:
@@ -74,7 +77,7 @@ class MarkdownView:
         return "".join(shown)
 
     def end(self) -> str:
-        """What is held of an answer that ends, or is cut, without a line feed."""
+        """Returns the text that is still held back when an answer ends, or is cut off, without a line feed."""
         if not self._line:
             return self._end_table()
         return (self._end_line() + self._end_table()).removesuffix("\n")
@@ -85,7 +88,7 @@ class MarkdownView:
         return shown
 
     def _flow(self) -> str:
-        """What can be shown of a line that goes on."""
+        """Returns what can be shown of a line that is not complete yet."""
         if self._is_head:
             if not self._line or self._fence:
                 return self._code_so_far()
@@ -96,7 +99,7 @@ class MarkdownView:
         return self._inline(is_whole=False)
 
     def _code_so_far(self) -> str:
-        """A line of code flows, unless it may be the closing fence."""
+        """Returns what can be shown of a line of code: all of it, unless it may be the closing fence."""
         if not self._line or self._fence[0] in self._line.strip()[:1] or not self._line.strip():
             return ""
         shown, self._line, self._is_head, self._style = self._line, "", False, CODE
@@ -122,7 +125,7 @@ class MarkdownView:
         return before + self._begin_line() + self._inline(is_whole=True) + "\n"
 
     def _begin_line(self) -> str:
-        """Takes what says the line's kind, and returns what is shown for it."""
+        """Takes the characters that decide the line's kind, and returns what to show for them."""
         self._is_head = False
         line = self._line
         if found := _HEADING.match(line):
@@ -154,18 +157,19 @@ class MarkdownView:
         if not rows:
             return ""
         lines = table_lines(rows, self._columns())
-        if lines is None:  # no table, or too wide
+        if lines is None:  # not a table, or too wide
             return "".join(f"{inline(row)}\n" for row in rows)
         return "".join(f"{line}\n" for line in lines)
 
 
 def inline(text: str, style: str = "") -> str:
-    """A whole text without line feeds, with its spans as styles."""
+    """Returns a whole text without line feeds, with its spans as styles."""
     return _inline(text, style, " ", is_whole=True)[0]
 
 
 def _inline(text: str, style: str, previous: str, is_whole: bool) -> tuple[str, int]:
-    """What to show of the text, and how many characters at its end wait for more. previous: the character before."""
+    """Returns what to show of the text, and how many characters at its end to hold back. previous: the character before
+    the text."""
     shown, at, whole = list[str](), 1, previous + text
     while opening := _OPENING.search(whole, at):
         shown.append(_styled(whole[at : opening.start()], style))

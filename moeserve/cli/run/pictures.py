@@ -1,4 +1,4 @@
-"""Pictures that a question has, from files."""
+"""Reads the pictures of a question from files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Final, NamedTuple
 
 from moeserve.errors import UserError
 
-MOST_BYTES: Final = 20 << 20  # in base64 a little less than the 32 MiB that a request may have
+MOST_BYTES: Final = 20 << 20  # in base64 slightly less than a request's limit of 32 MiB
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp", ".gif")
 # A path in quotes, or without blanks but those behind a backslash, as a terminal writes a file that is dropped on it.
 # A quote within a word is an apostrophe.
 _PATH: Final = re.compile(
     r"""(?<!\S)'(?P<single>[^'\n]+)'|(?<!\S)"(?P<double>[^"\n]+)"|(?P<bare>(?:\\.|[^\s'"\\])+)""",
 )
-_PUNCTUATION: Final = ".,;:!?)"  # behind a path, within a sentence
+_PUNCTUATION: Final = ".,;:!?)"  # may follow a path within a sentence
 _ESCAPED: Final = re.compile(r"\\(.)")
 
 
@@ -30,7 +30,7 @@ class Picture(NamedTuple):
 
 
 def media_type_of(data: bytes) -> str | None:
-    """By the first bytes; None for what is no picture that the server reads."""
+    """Returns the media type by the first bytes; None if the server reads no such pictures."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):
@@ -43,7 +43,7 @@ def media_type_of(data: bytes) -> str | None:
 
 
 def picture_of(data: bytes, name: str) -> Picture | None:
-    """None for what is no picture."""
+    """Returns the picture; None if the bytes are not a picture."""
     media_type = media_type_of(data)
     if media_type is None:
         return None
@@ -54,7 +54,7 @@ def read_picture(path: str) -> Picture:
     """Reads a picture's file. Raises UserError if it is missing, not a picture, or too large. Never blocks on a pipe or
     a device."""
     try:
-        # A pipe without a writer would hold up `open`.
+        # `open` would block on a pipe without a writer.
         descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
@@ -74,7 +74,7 @@ def read_picture(path: str) -> Picture:
 
 
 def paths_in(text: str) -> Iterator[str]:
-    """The paths of picture files that are there, in the order of the text."""
+    """Returns the paths of existing picture files that the text names, in order."""
     for match in _PATH.finditer(text):
         path = match["single"] or match["double"] or _ESCAPED.sub(r"\1", match["bare"].rstrip(_PUNCTUATION))
         if path.lower().endswith(SUFFIXES) and _is_file(path):

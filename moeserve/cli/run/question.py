@@ -1,4 +1,4 @@
-"""The one question of `moeserve run MODEL "question"`, with what is piped into the command."""
+"""The single question of `moeserve run MODEL "question"`, together with piped input."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ MOST_PIPED_BYTES: Final = 32 << 20
 
 
 class NoQuestion(UserError):
-    """Neither the arguments nor standard input have one."""
+    """Neither the arguments nor standard input contain a question."""
 
 
 def read_question(asked: str, stdin: TextIO | None, pictures: list[Picture]) -> str:
-    """The text that was piped in, and behind it `asked`; a picture that was piped in is added to `pictures`. Raises
-    NoQuestion, or another UserError where standard input is neither text nor a picture."""
+    """Returns the piped text followed by `asked`; a piped picture is added to `pictures`. Raises NoQuestion, or another
+    UserError if standard input is neither text nor a picture."""
     data = b""
     if stdin is not None and _is_piped(stdin):
         data = stdin.buffer.read(MOST_PIPED_BYTES + 1)

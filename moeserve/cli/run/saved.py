@@ -1,4 +1,4 @@
-"""A conversation in a file, for `/save` and `/load`."""
+"""Saves a conversation to a file and loads it, for `/save` and `/load`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a chat writes: answers, and beside them notes, reasoning and a status line that comes and goes."""
+"""Writes a chat to the terminal: answers, and between them notes, reasoning and a temporary status line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Screen:
         is_terminal = notes.isatty() and environment.get("TERM") != "dumb"
         self._has_status: Final = is_terminal
         self._has_colours: Final = is_terminal and not environment.get("NO_COLOR")
-        # Of answers, which go elsewhere than notes where one question is asked.
+        # For answers: with a single question they go to another stream than notes.
         self.has_styles: Final = (
             answers.isatty() and environment.get("TERM") != "dumb" and not environment.get("NO_COLOR")
         )
@@ -37,7 +37,7 @@ class Screen:
         return shutil.get_terminal_size().columns
 
     def answer(self, text: str) -> None:
-        """A piece of the answer. text: filtered."""
+        """Writes a piece of the answer. text: filtered already."""
         if not text:
             return
         self.clear_status()
@@ -45,20 +45,20 @@ class Screen:
         self._answers.flush()
 
     def reasoning(self, text: str) -> None:
-        """A piece of reasoning, dimmed. text: filtered. Each piece ends its own colour, so that no way out of the
-        program leaves the terminal dim."""
+        """Writes a dimmed piece of reasoning. text: filtered already. Each piece ends its own colour, so that the
+        terminal does not stay dim however the program ends."""
         self._write(self._dimmed(text))
 
     def note(self, text: str) -> None:
-        """A line of ours."""
+        """Writes a line from the program itself."""
         self._write(f"{safe_text(text)}\n")
 
     def heading(self, text: str) -> None:
-        """A dimmed line of ours."""
+        """Writes a dimmed line from the program itself."""
         self._write(f"{self._dimmed(safe_line(text))}\n")
 
     def status(self, text: str, *, now: bool = False) -> None:
-        """A short line in place of the last one, not more often than each STATUS_EVERY_S unless `now`."""
+        """Replaces the status line by this one, at most once in STATUS_EVERY_S unless `now`."""
         at = time.monotonic()
         if self._has_status and (now or at - self._status_at >= STATUS_EVERY_S):
             self._status_at = at

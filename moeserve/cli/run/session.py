@@ -21,11 +21,11 @@ class Session:
     conversation: Conversation
     screen: Screen
     wait_until_ready: Callable[[], object]
-    revive: Callable[[], bool] = lambda: False  # as `FoundServer` has it
+    revive: Callable[[], bool] = lambda: False  # see `FoundServer`
     reasoning_view: ReasoningView = "fold"
     verbose: bool = False
-    formatted: bool = True  # Markdown as styles, where the screen has any
-    pictures: list[Picture] = field(default_factory=list)  # of the next question
+    formatted: bool = True  # show Markdown as styles, if the screen supports them
+    pictures: list[Picture] = field(default_factory=list)  # for the next question
     last_reasoning: str = ""
 
     def add_picture(self, picture: Picture) -> None:
@@ -33,7 +33,8 @@ class Session:
         self.screen.note(f"picture: {picture.name}, {picture.size / 1024:.0f} KiB")
 
     def ask(self, text: str) -> None:
-        """Asks and shows the answer, which is kept if any text of it came. Raises UserError, KeyboardInterrupt."""
+        """Asks a question and shows the answer. The answer is kept if any of its text arrived. Raises UserError,
+        KeyboardInterrupt."""
         view = AnswerView(self.screen, self.reasoning_view, formatted=self.formatted)
         self.conversation.ask(text, self.pictures)
         is_answered = False
@@ -46,5 +47,5 @@ class Session:
                 self.conversation.answer(view.text)
                 self.pictures.clear()
             else:
-                self.conversation.take_back()  # the up arrow brings it again, and its pictures are kept
+                self.conversation.take_back()  # the user can get it back with the up arrow, and its pictures are kept
         tell_end(self.screen, view, self.verbose)

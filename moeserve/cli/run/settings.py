@@ -1,4 +1,4 @@
-"""What `/set` and `--set` change about a request: the chat API's sampling parameters, and a few fields beside them."""
+"""The settings of requests that `/set` and `--set` change: the chat API's sampling parameters and a few more fields."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SETTINGS: Final[dict[str, Setting]] = {
 
 
 def read_setting(name: str, text: str) -> Any:
-    """The value of a setting; None for "default". Raises UserError."""
+    """Returns the value of a setting; None for "default". Raises UserError."""
     setting = SETTINGS.get(name)
     if setting is None:
         raise UserError(f"there is no setting {name}, only {', '.join(SETTINGS)}")
@@ -66,7 +66,7 @@ def read_setting(name: str, text: str) -> Any:
 
 
 def read_assignment(text: str) -> tuple[str, Any]:
-    """NAME=VALUE, as --set has it. Raises UserError."""
+    """Reads NAME=VALUE, the form of --set. Raises UserError."""
     name, equals, value = text.partition("=")
     if not equals:
         raise UserError(f"--set: must be NAME=VALUE, not {text!r}")

@@ -1,4 +1,4 @@
-"""The commands of a chat: what begins with a slash."""
+"""The commands of a chat: lines that begin with a slash."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from moeserve.errors import UserError
 
 
 class Leave(Exception):
-    """The chat is to end."""
+    """Raised to end the chat."""
 
 
 class SlashCommand(NamedTuple):
-    run: Callable[[Session, str], None]  # what stands behind the command's name; raises UserError
+    run: Callable[[Session, str], None]  # takes the text after the command's name; raises UserError
     arguments: str
     help: str
 
 
 def run_slash_command(session: Session, line: str) -> bool:
-    """False for a line that is no command but a question: a path, say. Raises Leave, or UserError for a command that
-    cannot be run."""
+    """Runs a command. Returns False if the line is a question, such as one that begins with a path. Raises Leave, and
+    UserError for a command that cannot be run."""
     name, _, rest = line.partition(" ")
     if not name.startswith("/") or "/" in name[1:]:
         return False

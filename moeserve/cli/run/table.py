@@ -1,4 +1,4 @@
-"""A Markdown table in columns, as wide as its cells."""
+"""Shows a Markdown table in columns as wide as their cells."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _GAP: Final = " │ "
 
 
 def table_lines(rows: list[str], columns: int) -> list[str] | None:
-    """The lines to show for the lines of a table, without line feeds; None where they are no table, or are wider than
-    the terminal's `columns`."""
+    """Returns the lines that show a table, without line feeds; None if the given lines are not a table, or it would be
+    wider than the terminal's `columns`."""
     cells = [_cells(row) for row in rows]
     if len(cells) < 2 or not all(_DELIMITER.match(cell) for cell in cells[1]):
         return None
@@ -38,7 +38,7 @@ def _cells(row: str) -> list[str]:
 
 
 def _plain(cell: str) -> str:
-    """Without the marks of bold text and of code, which would be counted as its width."""
+    """Returns the text without the marks of bold text and of code, which do not count as width."""
     return re.sub(r"\*\*(\S.*?)\*\*|`([^`]+)`", lambda found: found[1] or found[2], cell)
 
 
@@ -48,7 +48,7 @@ def _padded(cell: str, width: int, is_right: bool) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal."""
+    """Returns the number of terminal columns that the text takes."""
     return sum(_char_width(char) for char in text)
 
 

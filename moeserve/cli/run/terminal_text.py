@@ -1,7 +1,7 @@
-"""Texts of others made safe for a terminal: a model's answers, names and errors from a server.
+"""Makes foreign text safe for a terminal: a model's answers, and names and errors from a server.
 
-A terminal obeys sequences within the text that it shows: they move the cursor, write the clipboard (OSC 52), hide links
-(OSC 8), answer with input of their own. Source: ECMA-48, and xterm's control sequences.
+A terminal obeys escape sequences in the text that it shows: they move the cursor, write the clipboard (OSC 52), hide
+links (OSC 8), or make the terminal send input of its own. Source: ECMA-48, and xterm's control sequences.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _ESCAPE: Final = "\x1b"
 _CSI: Final = "\x9b"
 _STRING_END: Final = "\x9c"
 _BELL: Final = "\a"
-# Begin a string that ends with ST: DCS, SOS, OSC, PM, APC, as one character of C1 and behind ESC.
+# Beginnings of a string that ends with ST: DCS, SOS, OSC, PM, APC, as one C1 character or after ESC.
 _STRINGS: Final = "\x90\x98\x9d\x9e\x9f"
 _STRINGS_BEHIND_ESCAPE: Final = "PX]^_"
 # C0 but tab and line feed, DEL, C1, what overrides or isolates the direction of text, halves of surrogate pairs.
@@ -27,20 +27,23 @@ class _State(Enum):
     TEXT = auto()
     ESCAPE = auto()  # behind ESC
     CSI = auto()  # within ESC [ ...
-    STRING = auto()  # within ESC ] ... and its like
-    STRING_ESCAPE = auto()  # behind an ESC within it
+    STRING = auto()  # within a string: ESC ] ..., for example
+    STRING_ESCAPE = auto()  # after an ESC within a string
 
 
 class TerminalFilter:
-    """Removes escape sequences, control characters and overrides of the text's direction from a text that comes in
-    pieces. Tabs and line feeds stay. A string (OSC and its like) ends with its line at the latest, so that an unclosed
-    one hides no more than that line."""
+    """Removes escape sequences, control characters and overrides of the text's direction from text that comes in
+    pieces.
+
+    Tabs and line feeds stay. A control string (such as OSC) ends at the latest with its line, so that an unclosed one
+    hides only that line.
+    """
 
     def __init__(self) -> None:
         self._state = _State.TEXT
 
     def take(self, piece: str) -> str:
-        """The part of the piece that may be shown."""
+        """Returns the part of the piece that may be shown."""
         if self._state is _State.TEXT and _UNSAFE.search(piece) is None:
             return piece
         return "".join(map(self._take, piece))
@@ -94,11 +97,11 @@ class TerminalFilter:
 
 
 def safe_text(text: str) -> str:
-    """A whole text, as `TerminalFilter` lets it pass."""
+    """Returns a whole text as `TerminalFilter` would pass it."""
     return TerminalFilter().take(text)
 
 
 def safe_line(text: str) -> str:
-    """A name or a message as one line of at most MOST_LINE_CHARS characters."""
+    """Returns a name or a message as one safe line of at most MOST_LINE_CHARS characters."""
     line = " ".join(safe_text(text).split())
     return line if len(line) <= MOST_LINE_CHARS else line[:MOST_LINE_CHARS] + "..."

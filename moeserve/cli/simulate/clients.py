@@ -20,12 +20,12 @@ from moeserve.messages.schema import GenerateRequest, RequestError, TokensItem
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request that has not ended."""
+    """A request that has not ended yet."""
 
     outcome: Outcome
     session: int
     turn: int
-    last: float | None = None  # virtual seconds; when the last tokens arrived
+    last: float | None = None  # virtual time of the latest tokens, in seconds
 
 
 class Clients:
@@ -42,19 +42,21 @@ class Clients:
         on_end: Callable[[], object],
         connect: float = 0.0,
     ) -> None:
-        """`send` takes each request when it leaves the client. `max_concurrency` bounds the open requests; None: no
-        bound. `max_tokens` is what every request asks for; None: the length that its answer will have. `on_end` is
-        called when a request ends. `connect`: seconds that opening a connection takes."""
+        """`send`: called with each request when it leaves the client. `max_concurrency`: limit of open requests; None:
+        no limit. `max_tokens`: of every request; None: the length that its answer will have. `on_end`: called when a
+        request ends. `connect`: seconds that opening a connection takes."""
         self._workload = workload
         self._at = at
         self._connections = Connections(connect, at, send)
         self._num_free = max_concurrency if max_concurrency is not None else workload.num_requests
         self._max_tokens = max_tokens
         self._on_end = on_end
-        self._histories: dict[int, TokenHistory] = {}  # of sessions that have begun and not ended
-        self._waiting: deque[tuple[int, int]] = deque()  # (session, turn) beyond max_concurrency
+        self._histories: dict[int, TokenHistory] = {}  # histories of the open sessions
+        self._waiting: deque[tuple[int, int]] = (
+            deque()
+        )  # (session, turn) that wait because of max_concurrency
         self._open: dict[int, OpenRequest] = {}
-        self.output_lens: dict[int, int] = {}  # of open requests, for the worker
+        self.output_lens: dict[int, int] = {}  # answer lengths of open requests, for the worker
         self.outcomes: list[Outcome] = []
         for number, session in enumerate(workload.sessions):
             at(session.arrival, partial(self._ask, number, 0))
@@ -118,7 +120,7 @@ class Clients:
         self._close(message.id, now)
 
     def _close(self, request_id: int, now: float) -> None:
-        """Lets the next request in; the session continues or, after an error, ends."""
+        """Ends a request: a waiting one may start, and the session continues or, after an error, ends."""
         entry = self._open.pop(request_id)
         del self.output_lens[request_id]
         self._connections.ended()

@@ -1,4 +1,4 @@
-"""`moeserve simulate`: runs the scheduler under a workload in virtual time, with a step-time model for a worker."""
+"""`moeserve simulate`: runs the scheduler under a workload in virtual time; a step-time model replaces the worker."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from moeserve.router.__main__ import limits
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0, or 1 if every request failed; ends with 2 and a message for an error of the user."""
+    """Returns exit code 0, or 1 if every request failed. Exits with 2 and a message for bad arguments."""
     parser = command_parser()
     args = parser.parse_args(arguments)
     try:
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _simulation(args: argparse.Namespace) -> Simulation:
-    """The simulation that the options describe. Raises UserError, OSError."""
+    """Builds the simulation that the options describe. Raises UserError, OSError."""
     config = read_options({name: getattr(args, name) for name in SHARED}, os.environ)
     if config.max_total_tokens is None:
         raise ConfigError(
@@ -174,7 +174,7 @@ def _tiers(simulation: Simulation, report: LoadReport) -> dict[str, float | int]
 
 
 def _scheduling(simulation: Simulation, result: SimulationResult) -> dict[str, float | int]:
-    """The scheduling figures that the server's metrics would show."""
+    """Returns the scheduling figures that the server's metrics would show."""
     report, duration = result.report, result.duration
     slots, steps = simulation.limits.num_kv_slots, max(report.steps, 1)
     return {

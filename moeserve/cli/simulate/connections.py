@@ -1,8 +1,8 @@
-"""The program that the clients are, in virtual time: as `bench serve`, one process that opens a connection for each
-request that finds none free.
+"""The connections of the client program in virtual time: like `bench serve`, one process that opens a connection for
+each request unless one is free.
 
-An event loop begins the connections of all requests that are there before it sends the first of them. So requests that
-are asked at once reach httpserver late and together, and not one by one.
+An event loop starts to connect for all requests that are there before it sends the first of them. So simultaneous
+requests reach httpserver late and all together, not one by one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ At = Callable[[float, Callable[[float], None]], None]  # (virtual seconds, actio
 
 class Connections:
     def __init__(self, connect: float, at: At, send: Callable[[GenerateRequest, float], None]) -> None:
-        """connect: seconds that opening one takes. `send` takes each request when it leaves."""
+        """connect: seconds that opening a connection takes. `send`: called with each request when it leaves."""
         self._connect = connect
         self._at = at
         self._send = send
-        # Connections on which no request is open; one is left from asking the server for its models.
+        # Connections without an open request; the first one was used to ask for the server's models.
         self._free = 1
-        self._asked: list[GenerateRequest] = []  # for the next round
+        self._asked: list[GenerateRequest] = []  # requests for the next round
         self._is_busy = False
 
     def ask(self, request: GenerateRequest, now: float) -> None:
@@ -33,10 +33,10 @@ class Connections:
         self._asked.append(request)
         if not self._is_busy:
             self._is_busy = True
-            self._at(now, self._begin_round)  # after the others that are asked now
+            self._at(now, self._begin_round)  # after all other requests of this moment
 
     def ended(self) -> None:
-        """An answer has: its connection stays open."""
+        """Call it when an answer has ended: its connection stays open and is free."""
         self._free += 1
 
     def _begin_round(self, now: float) -> None:

@@ -14,8 +14,8 @@ from moeserve.cli.simulate.step_time import StepLoad, StepTime
 Floats = npt.NDArray[np.float64]
 
 REWEIGHTINGS = 20
-SMALLEST_ERROR = 0.003  # relative; smaller errors get the same weight: they are noise
-LEAST_GAIN = 1e-9  # relative: what is less is rounding
+SMALLEST_ERROR = 0.003  # relative; smaller errors are noise, and all get the same weight
+LEAST_GAIN = 1e-9  # relative; smaller gains are rounding errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,12 @@ class StepSample:
 
 
 def fit(samples: Sequence[StepSample], source: str) -> StepTime:
-    """Minimises the sum of absolute relative errors: a short step counts as much as a long one, and a step that was
-    interrupted does not distort the model. The points of `base` are the sizes of the steps, in tokens; steps of decode
-    rows alone have points of their own where there are two sizes of them and two of the others. Raises ValueError when
-    all steps have the same size."""
+    """Minimises the sum of absolute relative errors: a short step counts as much as a long one, and an interrupted step
+    does not distort the model.
+
+    The points of `base` are the sizes of the steps, in tokens. Decode steps have points of their own if there are at
+    least two sizes of decode steps and two of other steps. Raises ValueError if all steps have the same size.
+    """
     decode = sorted({sample.load.tokens for sample in samples if sample.load.is_decode})
     knots = sorted({sample.load.tokens for sample in samples if not sample.load.is_decode})
     if min(len(decode), len(knots)) < 2:
@@ -75,15 +77,15 @@ def _fit(
 
 
 def relative_errors(model: StepTime, samples: Sequence[StepSample]) -> Floats:
-    """Model over measured, less 1; float64 [samples]."""
+    """Returns model / measured - 1: float64 [samples]."""
     return np.array([model.of(sample.load) / sample.seconds - 1 for sample in samples])
 
 
 def _features(load: StepLoad, knots: list[int], decode: list[int], adds_rows: bool) -> Floats:
-    """The part of `base`'s first point and of each rise to the next that a step with these tokens has, then the same of
-    the points of decode steps, then those of `_linear`; float64."""
+    """Returns a step's features, float64: the fraction of `base`'s first point and of each rise to the next point, then
+    the same for the points of decode steps, then the linear features."""
     if decode and load.is_decode:
-        # That they sample is in the points; of prompts they have nothing.
+        # The points of decode steps include sampling, and decode steps have no prompt features.
         linear = _linear(load._replace(sampled_rows=0))
         return np.array([*[0.0] * len(knots), *_rises(load.tokens, decode), *linear], np.float64)
     adds = adds_rows and load.decode_rows > 0
@@ -94,7 +96,7 @@ def _features(load: StepLoad, knots: list[int], decode: list[int], adds_rows: bo
 
 
 def _linear(load: StepLoad) -> list[float]:
-    """What StepTime's coefficients are of."""
+    """Returns the quantities by which StepTime's coefficients are multiplied."""
     of_rows = [load.decode_context, load.decode_span]
     sampling = [load.sampled_rows, float(load.sampled_rows > 0)]
     return [*of_rows, load.prefill_pairs, *sampling, load.has_prompt, load.prompt_span]
@@ -124,7 +126,7 @@ def _non_negative(features: Floats, target: Floats) -> Floats:
             below = chosen & (solved <= 0)
             if not below.any():
                 break
-            # As far towards the solution as all stay above zero; those that reach it are out again.
+            # Moves towards the solution until a coefficient reaches zero; that one becomes inactive again.
             way = (result[below] / (result[below] - solved[below])).min()
             result += way * (solved - result)
             chosen &= result > LEAST_GAIN

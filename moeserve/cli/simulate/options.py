@@ -17,7 +17,7 @@ SHARED = tuple(
     option.name
     for option in dataclasses.fields(ServerConfig)
     if (option.metadata["group"] == "Capacity" or option.name == "max_model_len")
-    # Virtual KV and states have no bytes.
+    # Not offered: options in bytes, which virtual KV and states do not have.
     and option.name
     not in ("kv_window_ratio", "state_snapshot_budget", "kv_cache_dtype", "kv_ram", "kv_disk", "kv_disk_gib")
 )
@@ -133,7 +133,7 @@ def _add_tier_options(
     written: str,
     rates: tuple[float, float],
 ) -> None:
-    """rates: tokens whose KV is read and written in a second."""
+    """Adds the options of the tiers. rates: tokens whose KV is read and written per second."""
     engine.add_argument(
         f"--{tier}-tokens",
         type=whole(PAGE_TOKENS, 1 << 40),

@@ -59,8 +59,8 @@ class SimulationResult:
     running: TimeWeightedGauge
     waiting: TimeWeightedGauge
     kv_slots: TimeWeightedGauge
-    worker_busy: float  # seconds of steps
-    step_tokens: int  # tokens of them
+    worker_busy: float  # seconds spent in steps
+    step_tokens: int  # tokens of these steps
 
 
 @dataclass
@@ -72,9 +72,9 @@ class Simulation:
     step_time: StepTime
     timing: Timing
     max_concurrency: int | None = None
-    max_tokens: int | None = None  # of every request; None: as many as its answer will have
+    max_tokens: int | None = None  # max_tokens of every request; None: the length that its answer will have
     on_end: Callable[[], object] = lambda: None  # called when a request ends
-    tiers: Mapping[Tier, TierModel] | None = None  # as `limits` have them
+    tiers: Mapping[Tier, TierModel] | None = None  # the same tiers as in `limits`
 
     def __post_init__(self) -> None:
         self._events: list[tuple[float, int, int, Action]] = []
@@ -99,8 +99,8 @@ class Simulation:
         self._kv_slots = TimeWeightedGauge()
 
     def run(self) -> SimulationResult:
-        """Raises RuntimeError when the scheduler leaves requests without an end, AssertionError when it has lost
-        count of its slots."""
+        """Runs the simulation. Raises RuntimeError if the scheduler leaves requests without an end, AssertionError if
+        its slot counts are wrong."""
         while self._events:
             now = self._events[0][0]
             while self._events and self._events[0][0] == now:
@@ -125,7 +125,7 @@ class Simulation:
         heapq.heappush(self._events, (when, kind, next(self._order), action))
 
     def _send(self, request: GenerateRequest, now: float) -> None:
-        """httpserver is one process, so that its work for requests is sequential."""
+        """Passes a request to httpserver, which is one process and handles requests one after another."""
         self._frontend_free_at = max(self._frontend_free_at, now) + self.timing.frontend
         self._at(self._frontend_free_at, lambda now: self._scheduler.add(request))
 

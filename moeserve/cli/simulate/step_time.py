@@ -46,32 +46,32 @@ class StepTimeError(UserError):
 
 
 class StepLoad(NamedTuple):
-    """The features of a step that its duration depends on; numbers of tokens, positions, pairs and rows."""
+    """The features of a step on which its duration depends: numbers of tokens, positions, pairs and rows."""
 
     tokens: int
     decode_context: int
     prefill_pairs: int
     sampled_rows: int
-    has_prompt: int = 0  # 1: there are prompt tokens
-    prompt_span: int = 0  # the end of the farthest chunk
+    has_prompt: int = 0  # 1: the step has prompt tokens
+    prompt_span: int = 0  # the farthest position at which a chunk ends
     decode_rows: int = 0
-    decode_span: int = 0  # the most positions that one of them reads
+    decode_span: int = 0  # the most positions that one decode row reads
 
     @property
     def without_rows(self) -> StepLoad:
-        """The load without its decode rows and their share of the reading."""
+        """Returns the load without its decode rows and the positions that they read."""
         rows = self.decode_rows
         left = self._replace(tokens=self.tokens - rows, sampled_rows=self.sampled_rows - rows)
         return left._replace(decode_context=0, decode_rows=0, decode_span=0)
 
     @property
     def is_decode(self) -> bool:
-        """Whether there are decode rows alone, each of which samples."""
+        """Returns whether the step has decode rows only, all of which sample."""
         return not self.has_prompt and not self.prefill_pairs and self.sampled_rows == self.tokens > 0
 
 
 def load_of(plan: StepPlan) -> StepLoad:
-    """The features of a plan."""
+    """Returns the features of a plan."""
     tokens = context = pairs = sampled = span = decoding = longest = 0
     for row in plan.rows:
         count, start = row.count, row.start
@@ -91,9 +91,9 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The model as stored in a JSON file. Times are in seconds. Raises ValueError when points are missing or out of
     order."""
 
-    source: str  # the model and machine, and how it was measured
-    tokens: Annotated[list[int], Meta(min_length=2)]  # ascending, of the points of `base`
-    seconds: Annotated[list[NotNegative], Meta(min_length=2)]  # of base, at these points
+    source: str  # the model, the machine, and how they were measured
+    tokens: Annotated[list[int], Meta(min_length=2)]  # the points of `base`, ascending
+    seconds: Annotated[list[NotNegative], Meta(min_length=2)]  # values of `base` at these points
     decode_context: NotNegative = 0.0
     prefill_pairs: NotNegative = 0.0
     sampled_row: NotNegative = 0.0
@@ -108,14 +108,16 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # The points of steps of decode rows alone, their sampling included; none: they are as other steps.
     decode_rows: list[int] = []
     decode_seconds: list[NotNegative] = []
-    adds_rows: bool = False  # rows beside prompts cost what they cost alone; else they are tokens of the step
+    adds_rows: bool = (
+        False  # decode rows beside prompts cost as much as alone; else they count as tokens of the step
+    )
     decode_span: NotNegative = 0.0
     sampling: NotNegative = 0.0
     # Of a worker that runs ahead. The most tokens of a step with prompts that is launched behind the one before; decode
     # rows alone always are. 0: no step is.
     ahead_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
     launch: NotNegative = 0.0
-    # What the measured worker told its router of the cost of steps, before the first request; on a CPU nothing.
+    # The cost of steps that the measured worker reported to its router before the first request; none on a CPU.
     measured_steps: list[MeasuredStep] = []
 
     def __post_init__(self) -> None:
@@ -126,11 +128,11 @@ class StepTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("`measured_steps` must not be negative")
 
     def base(self, tokens: int) -> float:
-        """Seconds. Beyond the measured points, the first or last segment is extrapolated."""
+        """Returns `base` in seconds. Beyond the measured points, the first or last segment is extrapolated."""
         return _interpolated(tokens, self.tokens, self.seconds)
 
     def of(self, load: StepLoad) -> float:
-        """The duration of a step in seconds."""
+        """Returns the duration of a step in seconds."""
         if self.decode_rows and (load.is_decode or (self.adds_rows and load.decode_rows)):
             count = load.tokens if load.is_decode else load.decode_rows
             alone = _interpolated(count, self.decode_rows, self.decode_seconds)

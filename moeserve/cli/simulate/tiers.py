@@ -1,5 +1,5 @@
-"""The tiers behind the KV pool in virtual time: each reads pages and states one after another at a rate, and writes
-them behind at another. What is written is reported, and can be read, once all of it is there."""
+"""The tiers behind the KV pool in virtual time. Each reads pages and states one after another at one rate, and writes
+them behind at another. Data can be read, and is reported, when all of it has been written."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from moeserve.messages.pages import PAGE_KEY_BYTES, TIERS, PageOrders, PageRepor
 class TierModel:
     """A simulated server's --kv-ram or --kv-disk."""
 
-    tokens: int  # whose KV it holds
-    tokens_per_s: float  # that are read
-    written_per_s: float = math.inf  # tokens
-    state_tokens: float = 0.0  # whose KV is as large as a state of recurrent layers
+    tokens: int  # capacity in tokens
+    tokens_per_s: float  # read rate
+    written_per_s: float = math.inf  # write rate
+    state_tokens: float = 0.0  # the number of tokens whose KV is as large as one recurrent state
 
 
 class _Job(NamedTuple):
-    """A page or a state that is read or written."""
+    """A page or a state that is being read or written."""
 
     done_at: float
     key: bytes
@@ -32,26 +32,27 @@ class _Job(NamedTuple):
 
 
 class _Tier:
-    """Pages count alike, and states of recurrent layers take no room. The least recently used page goes first."""
+    """One tier. All pages have the same size, and states of recurrent layers take no room. The least recently used page
+    is dropped first."""
 
     def __init__(self, model: TierModel, page_tokens: int) -> None:
         self._most_pages = model.tokens // page_tokens
         self._page_tokens, self._state_tokens = page_tokens, model.state_tokens
-        self._read_s, self._write_s = 1 / model.tokens_per_s, 1 / model.written_per_s  # of a token
+        self._read_s, self._write_s = 1 / model.tokens_per_s, 1 / model.written_per_s  # per token
         self._pages: OrderedDict[bytes, None] = OrderedDict()
         self._states: set[bytes] = set()
         self._stored: list[bytes] = []  # since the last report
         self._gone: list[bytes] = []
         self._skipped: list[bytes] = []
         self._loads: deque[_Job] = deque()
-        self._writes: deque[tuple[_Job, bool]] = deque()  # with whether it is a state
+        self._writes: deque[tuple[_Job, bool]] = deque()  # (job, is it a state)
         self._read_until = self._written_until = 0.0
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._pages or key in self._states
 
     def write(self, key: bytes, now: float, *, is_state: bool) -> float:
-        """Returns the seconds that it takes."""
+        """Starts a write, and returns the seconds that it takes."""
         seconds = self._write_s * (self._state_tokens if is_state else self._page_tokens)
         self._written_until = max(self._written_until, now) + seconds
         self._writes.append((_Job(self._written_until, key, seconds), is_state))
@@ -67,7 +68,7 @@ class _Tier:
         self._stored.append(key)
 
     def skip(self, key: bytes) -> None:
-        """What cannot be written: it is not where it would come from."""
+        """Notes a page or state that cannot be written, because its source no longer has it."""
         self._skipped.append(key)
 
     def is_state(self, key: bytes) -> bool:
@@ -91,7 +92,8 @@ class _Tier:
         return min(times, default=None)
 
     def news(self, now: float, failed: list[bytes]) -> TierNews:
-        """What has happened up to `now` since the last call. failed: gets what is not here any more."""
+        """Returns the changes up to `now` since the last call. failed: receives the keys of loads that are not in the
+        tier any more."""
         while self._writes and self._writes[0][0].done_at <= now:
             job, is_state = self._writes.popleft()
             self._put(job.key, is_state=is_state)
@@ -118,7 +120,7 @@ class _Tier:
 
 
 class SimulatedTiers:
-    """The worker's side of the tiers; one at least."""
+    """The worker's side of the tiers. There is at least one."""
 
     def __init__(self, models: Mapping[Tier, TierModel], page_tokens: int) -> None:
         self._tiers: dict[Tier, _Tier] = {
@@ -128,7 +130,8 @@ class SimulatedTiers:
         self._is_first = True
 
     def order(self, orders: PageOrders, now: float) -> float:
-        """Returns the seconds by which the plan's step is longer: what goes to RAM is copied out before it."""
+        """Starts the plan's page orders. Returns the seconds by which the plan's step is longer, because data for RAM
+        is copied out before it."""
         fastest, slowest = self._in_order[0], self._in_order[-1]
         used = orders.used
         fastest.use(used[at : at + PAGE_KEY_BYTES] for at in range(0, len(used), PAGE_KEY_BYTES))
@@ -149,11 +152,11 @@ class SimulatedTiers:
 
     @property
     def next_at(self) -> float | None:
-        """When the next page is read or written, in virtual seconds; None: none is under way."""
+        """Returns when the next page is read or written, in virtual seconds; None: nothing is under way."""
         return min((tier.next_at for tier in self._in_order if tier.next_at is not None), default=None)
 
     def report(self, now: float) -> PageReport | None:
-        """What has happened up to `now` since the last report; None: nothing."""
+        """Returns the changes up to `now` since the last report; None: there are none."""
         failed: list[bytes] = []
         news = {name: tier.news(now, failed) for name, tier in self._tiers.items()}
         report = PageReport(

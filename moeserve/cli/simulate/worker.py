@@ -12,10 +12,10 @@ from moeserve.messages.steps import ExpertUse, MeasuredStep, Sampled, StepPlan, 
 from moeserve.messages.worker import Worker
 from moeserve.router.core.limits import Limits
 
-ANSWER_ID, STOP_ID = 1, 2  # token ids below every id of a prompt (workload.prompts)
+ANSWER_ID, STOP_ID = 1, 2  # token ids that are lower than all ids of prompts (workload.prompts)
 VOCAB_SIZE = 1 << 17
-PAGE_TOKENS = 32  # of the tiers, as the worker's
-IDLE_WAIT_S = 0.01  # that a plan without rows waits for a page, as the worker does
+PAGE_TOKENS = 32  # per page of a tier, as in the real worker
+IDLE_WAIT_S = 0.01  # how long a plan without rows waits for a page, as in the real worker
 _ANSWER, _STOP = Sampled(ANSWER_ID), Sampled(STOP_ID)
 
 
@@ -23,15 +23,15 @@ _ANSWER, _STOP = Sampled(ANSWER_ID), Sampled(STOP_ID)
 class Timing:
     """Times beside those of the step-time model, in seconds."""
 
-    # httpserver's work for each request, one after the other: parsing, tokenising, validation.
+    # httpserver's work per request, one request after another: parsing, tokenising, validation.
     frontend: float
-    reply: float  # a token from the router to the client
+    reply: float  # from the router to the client, per token
     hop: float  # a plan from the router to an idle worker, and a result back
     # Between two steps when the second plan has arrived before the first step ends, and is not launched before.
     gap: float
-    # What the other processes' work for a token adds to a step, where they share the worker's cores.
+    # Added to a step per token, because the other processes share the worker's cores.
     token_cpu: float = 0.0
-    connect: float = 0.0  # the client's, to open a connection (`connections.py`)
+    connect: float = 0.0  # opening a connection on the client's side (`connections.py`)
 
 
 def virtual_ready(
@@ -48,8 +48,8 @@ def virtual_ready(
     measured_steps: Sequence[MeasuredStep] = (),
     ram_step_tokens: int = 0,
 ) -> WorkerReady:
-    """The WorkerReady of a worker that has no weights. ram_step_tokens: of a tier in RAM, how many tokens' KV is copied
-    out with a step; 0: all at once, as where disk is all there is."""
+    """Returns the WorkerReady of a worker without weights. ram_step_tokens: the most tokens whose KV a step copies to
+    the tier in RAM; 0: all at once, if disk is the only tier."""
     names = [name for name in TIERS if name in tiers]
     return WorkerReady(
         num_kv_slots=num_kv_slots,
@@ -64,7 +64,7 @@ def virtual_ready(
         experts_per_token=experts_per_token,
         num_state_slots=num_state_slots,
         kv_page_tokens=PAGE_TOKENS if names else 0,
-        kv_page_bytes=PAGE_TOKENS,  # as if a token took one
+        kv_page_bytes=PAGE_TOKENS,  # as if a token took 1 byte
         kv_write_bytes=ram_step_tokens or 8 << 20,
         kv_tiers=names,
         prompts_first=prompts_first,
@@ -84,8 +84,8 @@ class VirtualWorker(Worker):
         tiers: Mapping[Tier, TierModel] | None = None,
     ) -> None:
         """`output_lens`: the number of tokens after which each answer ends, by request id; an entry is read when its
-        request is first planned. A request's id is the seed of its sampling parameters. `tiers`: those of
-        `limits`; None: none."""
+        request is first planned. The seed in a request's sampling parameters must be the request's id. `tiers`: the
+        same as in `limits`; None: none."""
         self._limits = limits
         self._step_time = step_time
         self._timing = timing
@@ -93,9 +93,9 @@ class VirtualWorker(Worker):
         self._tiers = SimulatedTiers(tiers, limits.page_tokens) if tiers else None
         self._last_position: dict[int, int] = {}  # by request slot: the position of the stop token
         self._free_at = 0.0
-        self.now = 0.0  # seconds; when the router sends the next plan. Written by the simulation
-        self.result_at = 0.0  # seconds; when the router has the last plan's result
-        self.busy = 0.0  # seconds of steps so far
+        self.now = 0.0  # when the router sends the next plan, in seconds; written by the simulation
+        self.result_at = 0.0  # when the router has the last plan's result, in seconds
+        self.busy = 0.0  # seconds spent in steps so far
         self.tokens = 0  # tokens of these steps
 
     def ready(self) -> WorkerReady:
@@ -149,13 +149,14 @@ class VirtualWorker(Worker):
         return StepResult(plan.step, sampled, {}, compute_ms=seconds * 1e3, idle_ms=idle * 1e3, pages=pages)
 
     def _may_follow(self, plan: StepPlan, load: StepLoad) -> bool:
-        """Whether it is launched where the step before is still computed, as `OverlappingWorker.may_follow` says."""
+        """Returns whether the step is launched while the previous one is computed; see
+        `OverlappingWorker.may_follow`."""
         most = self._step_time.ahead_tokens
         is_small = load.tokens <= most or (most > 0 and load.is_decode)
         return is_small and not (plan.new_seqs or plan.forks or plan.state_copies or plan.pages is not None)
 
     def _wait_for_pages(self, step: int) -> StepResult:
-        """A plan without rows."""
+        """Executes a plan without rows: waits for pages."""
         assert self._tiers is not None
         self._free_at = max(self.now + self._timing.hop, self._free_at)
         pages = self._tiers.report(self._free_at)

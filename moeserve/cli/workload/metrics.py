@@ -1,14 +1,14 @@
-"""From what each request saw to the figures of a run, with the names and definitions of `vllm bench serve`.
+"""Computes a run's figures from the times of its requests, with the names and definitions of `vllm bench serve`.
 
-For a successful request (a failed one counts in `failed` alone):
+For a successful request (a failed one counts in `failed` only):
 
 - TTFT: sent to the first token.
-- ITL: between two pieces of the answer that came one after the other. All gaps of all requests are one population.
-- TPOT: (last token - first token) / (output tokens - 1), one value a request with at least two tokens.
+- ITL: between two consecutive pieces of the answer. All gaps of all requests are one population.
+- TPOT: (last token - first token) / (output tokens - 1), one value per request with at least two tokens.
 - E2EL: sent to the last token.
 - throughputs: over the whole run, from the start to the last answer's end.
-- goodput: requests a second that met every objective. Beside vLLM's ttft, tpot and e2el there is itl, which holds
-  where the 99th percentile of the request's own gaps does.
+- goodput: requests per second that met every objective. In addition to vLLM's ttft, tpot and e2el there is itl, which a
+  request meets if the 99th percentile of its own gaps does.
 
 Percentiles interpolate linearly between the two nearest values (numpy's default).
 """
@@ -28,7 +28,7 @@ from moeserve.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
 
-ITL_PERCENTILE = 99.0  # of one request's gaps, for its goodput
+ITL_PERCENTILE = 99.0  # percentile of a request's gaps that the itl objective limits
 METRICS = {
     "ttft": "Time to First Token",
     "tpot": "Time per Output Token (excl. 1st token)",
@@ -39,20 +39,20 @@ METRICS = {
 
 @dataclass(slots=True)
 class Outcome:
-    """One request's times. Seconds; `sent` is counted from the start of the run."""
+    """The times of one request, in seconds; `sent` is counted from the start of the run."""
 
     sent: float
     prompt_len: int
     output_len: int = 0
-    cached_tokens: int = 0  # prompt tokens that the server took from its cache, where it says so
+    cached_tokens: int = 0  # prompt tokens from the server's cache, if it reports them
     ttft: float = 0.0
     itls: array[float] = field(default_factory=lambda: array("d"))
     latency: float = 0.0
-    error: str = ""  # why it failed; empty: it did not
+    error: str = ""  # why the request failed; empty: it succeeded
 
     @property
     def tpot(self) -> float:
-        """0 for an answer of one token, which keeps every TPOT objective."""
+        """Returns the time per output token; 0 for an answer of one token, which so meets every TPOT objective."""
         return (self.latency - self.ttft) / (self.output_len - 1) if self.output_len > 1 else 0.0
 
     @property
@@ -61,7 +61,7 @@ class Outcome:
 
 
 def parse_goodput(texts: Iterable[str]) -> dict[str, float]:
-    """`["ttft:200", "itl:50,e2el:9000"]`, milliseconds, to seconds by name. Raises ConfigError."""
+    """Parses `["ttft:200", "itl:50,e2el:9000"]` (milliseconds) to seconds by name. Raises ConfigError."""
     objectives: dict[str, float] = {}
     for pair in (pair for text in texts for pair in text.split(",")):
         name, _, value = pair.partition(":")
@@ -78,7 +78,7 @@ def parse_goodput(texts: Iterable[str]) -> dict[str, float]:
 
 
 def is_good(outcome: Outcome, objectives: Mapping[str, float]) -> bool:
-    """Whether a successful request met them all; "at most" in each."""
+    """Returns whether a successful request met all objectives, each of which is an inclusive upper limit."""
     for name, most in objectives.items():
         if name == "itl":
             got = float(np.percentile(outcome.itls, ITL_PERCENTILE)) if outcome.itls else 0.0
@@ -97,7 +97,7 @@ def summarize(
     percentiles: Sequence[float],
     objectives: Mapping[str, float],
 ) -> dict[str, Any]:
-    """The figures by vLLM's names. `duration` is that of the run, in seconds; `percentiles` are in percent."""
+    """Returns the figures under vLLM's names. `duration`: of the run, in seconds; `percentiles`: in percent."""
     done = [outcome for outcome in outcomes if not outcome.error]
     input_tokens = sum(outcome.prompt_len for outcome in done)
     output_tokens = sum(outcome.output_len for outcome in done)
@@ -134,7 +134,7 @@ def populations(done: Sequence[Outcome]) -> dict[str, Floats]:
 
 
 def _statistics(name: str, ms: Floats, percentiles: Sequence[float]) -> dict[str, float]:
-    values = ms if ms.size else np.zeros(1)  # 0 where nothing was measured, as vLLM has it
+    values = ms if ms.size else np.zeros(1)  # 0 if nothing was measured, as in vLLM
     found = {
         f"mean_{name}_ms": float(values.mean()),
         f"median_{name}_ms": float(np.median(values)),
@@ -144,7 +144,8 @@ def _statistics(name: str, ms: Floats, percentiles: Sequence[float]) -> dict[str
 
 
 def tokens_per_second(done: Sequence[Outcome]) -> npt.NDArray[np.int64]:
-    """Tokens that came in each second of the run, int64 [seconds]: a piece of an answer counts as one."""
+    """Returns the number of tokens that arrived in each second of the run: int64 [seconds]. A piece of an answer counts
+    as one token."""
     if not done:
         return np.zeros(0, np.int64)
     times = [o.sent + o.ttft + np.concatenate([[0.0], np.cumsum(o.itls)]) for o in done]
@@ -152,8 +153,8 @@ def tokens_per_second(done: Sequence[Outcome]) -> npt.NDArray[np.int64]:
 
 
 def concurrency(done: Sequence[Outcome]) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """The requests in progress, as steps: from times[i] on there are counts[i]. One that ends as another
-    begins is not counted beside it."""
+    """Returns the number of requests in progress, as steps: counts[i] from times[i] on. A request that ends at the
+    moment at which another begins is not counted together with it."""
     changes = sorted([(o.sent, 1) for o in done] + [(o.end, -1) for o in done])
     times = np.array([time for time, _ in changes])
     return times, np.cumsum([change for _, change in changes], dtype=np.int64)

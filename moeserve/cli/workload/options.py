@@ -1,6 +1,6 @@
-"""The options that say what is asked and how it is judged; the same for `bench serve` and `simulate`.
+"""The options that describe the workload and its objectives; the same for `bench serve` and `simulate`.
 
-Names are those of `vllm bench serve` where it has them, its longer ones (`--random-input-len`) included.
+Names are those of `vllm bench serve` if it has the option, also its longer names (`--random-input-len`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from moeserve.errors import ConfigError
 
 
 def whole(low: int, high: int) -> Callable[[str], int]:
-    """An argparse type: a whole number in low .. high."""
+    """Returns an argparse type: a whole number in low .. high."""
 
     def parse(text: str) -> int:
         value = int(text)
@@ -27,12 +27,12 @@ def whole(low: int, high: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"must be between {low} and {high}, not {text}")
         return value
 
-    parse.__name__ = "whole number"  # argparse names it in its own message
+    parse.__name__ = "whole number"  # argparse uses the name in its error message
     return parse
 
 
 def real(low: float, high: float, *, above: bool = False) -> Callable[[str], float]:
-    """An argparse type: a number in low .. high; `above`: greater than low."""
+    """Returns an argparse type: a number in low .. high; `above`: low itself is excluded."""
 
     def parse(text: str) -> float:
         value = float(text)
@@ -50,7 +50,7 @@ DEFAULT_NUM_PROMPTS = 1000
 _TOKENS = whole(1, MAX_TOKENS)
 _COUNT = whole(1, 1 << 20)
 
-# Of the shape: option strings, type, help. The default is the preset's.
+# Options of the shape: option strings, type, help. The default is the preset's.
 _SHAPE: dict[str, tuple[tuple[str, ...], Callable[[str], Any], str]] = {
     "input_len": (
         ("--input-len", "--random-input-len", "--prefix-repetition-suffix-len"),
@@ -90,7 +90,7 @@ _SHAPE: dict[str, tuple[tuple[str, ...], Callable[[str], Any], str]] = {
     "long_input_len": (("--long-input-len",), _TOKENS, "new prompt tokens of a long request"),
     "long_every": (("--long-every",), whole(0, 1 << 20), "every N-th request is long; 0: none"),
 }
-# Without the second, the first would have no effect.
+# The first option has no effect without the second.
 _NEEDS = {"num_prefixes": "prefix_len", "long_input_len": "long_every"}
 
 

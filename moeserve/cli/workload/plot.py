@@ -1,6 +1,6 @@
-"""A run as one SVG picture: how TTFT, ITL and E2EL are distributed, and tokens and requests over time.
+"""Draws a run as one SVG picture: the distributions of TTFT, ITL and E2EL, and tokens and requests over time.
 
-Written by hand: four panels of lines need no plotting library.
+No plotting library is used, because four panels of lines do not need one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Numbers = npt.NDArray[np.float64]
 
 PANEL_W, PANEL_H = 470, 250
 LEFT, RIGHT, TOP, BOTTOM = 62, 24, 34, 42  # margins inside a panel
-MAX_POINTS = 1500  # of a line: more than the panel has pixels
+MAX_POINTS = 1500  # of a line; more than a panel's pixels
 MAX_BINS = 240  # of a rate over time
 COLOURS = ("#1f6fb2", "#d1602b", "#3d9140")
 
@@ -78,7 +78,7 @@ def _panels(done: Sequence[Outcome]) -> list[Panel]:
 
 
 def _rate(per_second: npt.NDArray[np.int64]) -> Line:
-    """Means over stretches of a whole number of seconds."""
+    """Returns means over intervals of a whole number of seconds."""
     width = -(-len(per_second) // MAX_BINS) or 1
     starts = np.arange(0, len(per_second), width)
     sums = np.add.reduceat(per_second, starts) if len(starts) else starts
@@ -86,7 +86,7 @@ def _rate(per_second: npt.NDArray[np.int64]) -> Line:
 
 
 def _distribution(name: str, ms: Numbers) -> Line:
-    """The share of values that are at most x; `ms` is sorted."""
+    """Returns the share of values that are at most x; `ms` is sorted."""
     share = np.arange(1, len(ms) + 1) / len(ms)
     median, p99 = np.percentile(ms, [50, 99])
     return Line(f"{name}: median {_duration(median)}, P99 {_duration(p99)}", np.maximum(ms, 1e-3), share)
@@ -137,7 +137,7 @@ def _axes(x_ticks: list[float], y_ticks: list[float], x_at: Numbers, y_at: Numbe
 
 
 class AxisScale:
-    """Values to pixels; the first tick is at `start`, the last at `end`."""
+    """Maps values to pixels. The axis goes from the first tick, at `start`, to the last, at `end`."""
 
     def __init__(self, ticks: list[float], start: float, end: float, *, log: bool) -> None:
         self._log = log
@@ -153,14 +153,14 @@ class AxisScale:
 
 
 def _ticks(high: float) -> list[float]:
-    """From 0 to `high` or the next round number, at most six."""
+    """Returns at most six ticks from 0 to `high` or the next round number."""
     step = 10.0 ** math.floor(math.log10(max(high, 1e-9)))
     step *= next(f for f in (0.2, 0.5, 1.0, 2.0) if high / (step * f) <= 5)
     return [step * i for i in range(max(math.ceil(high / step - 1e-9), 1) + 1)]
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of ten around low .. high; 1, 2 and 5 of each where they span no more than two."""
+    """Returns the powers of ten around low .. high; also 2 and 5 times them if the range spans at most two powers."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     last += first == last
     if last - first > 2:

@@ -1,4 +1,4 @@
-"""The figures of a run as a table (that of `vllm bench serve`) and as a JSON file."""
+"""Shows a run's figures as a table (that of `vllm bench serve`) and stores them as a JSON file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TOTALS = {
 def table(
     summary: dict[str, Any], title: str, percentiles: Sequence[float], more: dict[str, list[TableRow]]
 ) -> str:
-    """`more` are further sections, by their titles."""
+    """Returns the table. `more`: further sections, by title."""
     lines = [f"{f' {title} ':=^{WIDTH}}"]
     lines += [_line(label, summary[name]) for name, label in _TOTALS.items() if summary[name] is not None]
     for name, heading in METRICS.items():
@@ -57,7 +57,8 @@ def _line(label: str, value: float | int | str) -> str:
 
 
 def failures(outcomes: Sequence[Outcome]) -> str:
-    """The reasons for which requests failed, most frequent first, a line each; numbers in them may vary."""
+    """Returns a line for each reason for which requests failed, most frequent first. Reasons that differ only in
+    numbers are one."""
     alike: dict[str, list[str]] = {}
     for outcome in outcomes:
         if outcome.error:

@@ -1,7 +1,7 @@
-"""Made-up workloads: one shape with a few parameters, and the presets and cases that `--dataset-name` names.
+"""Synthetic workloads: one shape with a few parameters, and the presets and cases that `--dataset-name` names.
 
-A request alone is a session of one turn, a shared prefix is a prefix with few groups, a long prompt among short ones
-is a turn with another length: so every parameter applies to every preset, and they combine.
+Every parameter applies to every preset, and they can be combined: a single request is a session of one turn, a shared
+prefix is a prefix with few groups, and a long prompt among short ones is a turn of another length.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from moeserve.cli.workload.trace import Session, Turn, Workload
 class WorkloadShape:
     """Lengths are tokens. Field names are those of the options (`input_len` is `--input-len`)."""
 
-    input_len: int = 1024  # new tokens a request: after the prefix, or after the history
+    input_len: int = 1024  # new tokens per request, after the prefix or the history
     output_len: int = 128
-    range_ratio: float = 0.0  # both lengths are uniform in length x (1 - ratio) .. length x (1 + ratio)
-    prefix_len: int = 0  # tokens that all sessions of a group begin with
-    num_prefixes: int = 1  # groups; sessions take turns
-    num_turns: int = 1  # requests a session: each continues the one before
+    range_ratio: float = (
+        0.0  # both lengths are drawn uniformly from length x (1 - ratio) .. length x (1 + ratio)
+    )
+    prefix_len: int = 0  # tokens with which all sessions of a group begin
+    num_prefixes: int = 1  # number of groups; sessions are assigned in rotation
+    num_turns: int = 1  # requests per session: each continues the previous one
     think_time: float = 0.0  # mean seconds between an answer and the next turn, exponential
     long_input_len: int = 16000
-    long_every: int = 0  # one request in this many has long_input_len new tokens; 0: none
+    long_every: int = 0  # every long_every-th request has long_input_len new tokens; 0: none
 
 
-WITH_PICTURES: Final = "random-mm"  # vLLM's name; `bench/pictures.py` makes them
+WITH_PICTURES: Final = "random-mm"  # vLLM's name; `bench/pictures.py` makes the pictures
 PRESETS: dict[str, WorkloadShape] = {
     "random": WorkloadShape(),
     WITH_PICTURES: WorkloadShape(),
@@ -44,7 +46,7 @@ PRESETS: dict[str, WorkloadShape] = {
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkCase:
-    """A load whose figures are compared between servers and versions: all requests at once, unless a rate is given."""
+    """A load for comparing servers and versions: all requests at once, unless a rate is given."""
 
     shape: WorkloadShape
     num_prompts: int
@@ -56,13 +58,13 @@ CASES: dict[str, BenchmarkCase] = {
     "16-long-prompts": BenchmarkCase(WorkloadShape(input_len=8000, output_len=128), 16),
     "one-long-prompt": BenchmarkCase(WorkloadShape(input_len=32_000, output_len=16), 1),
 }
-# What --dataset-name names.
+# The names that --dataset-name takes.
 DATASETS: dict[str, WorkloadShape] = PRESETS | {name: case.shape for name, case in CASES.items()}
 
 
 def generate(shape: WorkloadShape, num_requests: int, rate: float, burstiness: float, seed: int) -> Workload:
-    """`num_requests` in sessions that arrive at `rate` a second (see `arrival_times`). The last session is
-    shorter where the number asks for it."""
+    """Generates `num_requests` requests in sessions that arrive at `rate` per second (see `arrival_times`). The last
+    session is shorter if the number requires it."""
     rng = np.random.default_rng(seed)
     num_sessions = math.ceil(num_requests / shape.num_turns)
     arrivals = arrival_times(num_sessions, rate, burstiness, rng)
@@ -90,11 +92,11 @@ def generate(shape: WorkloadShape, num_requests: int, rate: float, burstiness: f
 def arrival_times(
     count: int, rate: float, burstiness: float, rng: np.random.Generator
 ) -> npt.NDArray[np.float64]:
-    """Seconds from the start, float64 [count]. The gaps are gamma-distributed with mean 1 / rate and shape
-    `burstiness`: 1 is a Poisson process, less comes in bursts, more is regular; an infinite rate is all at once.
+    """Returns the seconds from the start, float64 [count].
 
-    As in `vllm bench serve`, they are scaled so that the last comes at exactly count / rate: runs with different
-    seeds offer the same load.
+    The gaps are gamma-distributed with mean 1 / rate and shape `burstiness`: 1 is a Poisson process, lower values come
+    in bursts, higher ones are more regular; an infinite rate means all at once. As in `vllm bench serve`, they are
+    scaled so that the last request comes at exactly count / rate: runs with different seeds have the same load.
     """
     if math.isinf(rate):
         return np.zeros(count)
@@ -104,6 +106,6 @@ def arrival_times(
 
 
 def _lengths(mean: int, ratio: float, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Uniform over both ends included, at least 1."""
+    """Draws lengths uniformly, both ends included, at least 1."""
     low, high = math.floor(mean * (1 - ratio)), math.ceil(mean * (1 + ratio))
     return rng.integers(max(low, 1), max(high, 1) + 1, count)

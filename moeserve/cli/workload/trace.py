@@ -36,11 +36,11 @@ TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
 class TraceError(UserError):
-    """The trace file is not what the module's text describes; the message names the line."""
+    """The trace file does not have the format that this module describes; the message names the line."""
 
 
 class TraceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """See the module's text. Exactly one of `prompt_len` and `prompt` is there."""
+    """One line, as this module describes it. Exactly one of `prompt_len` and `prompt` is given."""
 
     arrival: Seconds = 0.0
     prompt_len: Length | None = None
@@ -60,11 +60,11 @@ class TraceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
 class Turn:
     """One request of a session."""
 
-    input_len: int  # tokens that it adds to the session's prefix or history
+    input_len: int  # tokens that the request adds to the session's prefix or history
     output_len: int
     not_before: float = 0.0  # seconds from the start
-    think: float = 0.0  # seconds after the answer before
-    prompt: bytes | None = None  # the whole prompt, int32, where the trace has it
+    think: float = 0.0  # seconds after the previous answer
+    prompt: bytes | None = None  # the whole prompt, int32, if the trace contains it
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sessions in order of arrival. `seed` makes the tokens of prompts that are only lengths."""
+    """Sessions in order of arrival. `seed` determines the tokens of prompts of which only the length is given."""
 
     sessions: tuple[Session, ...]
     seed: int = 0
@@ -96,7 +96,9 @@ class Workload:
 def read_trace(path: Path, seed: int) -> Workload:
     """Reads a trace file. Raises TraceError, OSError."""
     decoder = msgspec.json.Decoder(TraceLine)
-    chains: dict[str, list[TraceLine]] = {}  # by conversation; a single request is one of its own
+    chains: dict[
+        str, list[TraceLine]
+    ] = {}  # by conversation; a request without one is a conversation of its own
     with path.open("rb") as file:
         for number, text in enumerate(file, start=1):
             if text.isspace():
@@ -116,7 +118,7 @@ def read_trace(path: Path, seed: int) -> Workload:
 
 
 def _check(line: TraceLine, before: list[TraceLine]) -> None:
-    """Raises ValueError for what the types alone do not show."""
+    """Raises ValueError for faults that the types do not show."""
     if (line.prompt_len is None) == (line.prompt is None):
         raise ValueError("a request has either `prompt_len` or `prompt`")
     if (line.prefix is None) != (line.prefix_len == 0):
@@ -151,7 +153,7 @@ def _session(chain: list[TraceLine], groups: dict[str, int]) -> Session:
 
 
 def write_trace(path: Path, workload: Workload) -> None:
-    """The workload as a file that `read_trace` reads. Raises OSError."""
+    """Writes the workload as a file that `read_trace` reads. Raises OSError."""
     lines = sorted(_lines(workload), key=lambda numbered: numbered[0])
     with path.open("wb") as file:
         for _, line in lines:
@@ -159,7 +161,7 @@ def write_trace(path: Path, workload: Workload) -> None:
 
 
 def _lines(workload: Workload) -> Iterable[tuple[float, TraceLine]]:
-    """Each line with the arrival of its session, which orders the file and keeps turns in order."""
+    """Yields each line with the arrival time of its session, which orders the file and keeps turns in order."""
     for number, session in enumerate(workload.sessions):
         for line in _session_lines(session, number):
             yield session.arrival, line
