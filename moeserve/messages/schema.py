@@ -101,7 +101,8 @@ class ExpertUseRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineReadyRequest(msgspec.Struct, frozen=True, tag=True):
-    """From an httpserver that has just started: requests an EngineReady, which comes when there is a worker."""
+    """From an httpserver that has just started, or was told of a lost router: requests an EngineReady, which comes when
+    there is a worker."""
 
 
 # ---------------------------------------------------------------- router -> detokenizer

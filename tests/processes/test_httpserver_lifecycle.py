@@ -337,6 +337,17 @@ def test_a_detokenizer_that_says_nothing_is_noticed() -> None:
         assert within(30, lambda: not is_silent())
 
 
+def test_a_late_report_of_a_lost_router_does_not_hide_the_new_one(server: HttpServer) -> None:
+    """The new router's EngineReady has been handled by then, so it is asked once more: over a new connection."""
+    assert within(30, lambda: server.engine_ready_asked > 0)  # at the start
+    asked = server.engine_ready_asked
+    server.send(ProcessLost("router", "signal 9", by_itself=False))
+    assert within(30, lambda: server.get("/health").json()["status"] == "restarting")
+    assert within(30, lambda: server.engine_ready_asked > asked)
+    server.engine_ready()
+    assert server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 1}).status_code == 200
+
+
 def test_who_was_stopped_does_not_blame_the_router() -> None:
     """What the router has said meanwhile may still be in the inbox when the first request is read."""
     with http_server() as server:

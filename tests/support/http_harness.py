@@ -30,6 +30,7 @@ from moeserve.messages.sampling import FinishReason, TokenLogprob
 from moeserve.messages.schema import (
     Abort,
     EngineReady,
+    EngineReadyRequest,
     ExpertUseRequest,
     GenerateBatch,
     GenerateRequest,
@@ -128,6 +129,7 @@ class HttpServer:
         self.requests: list[GenerateRequest] = []
         self.aborted: list[int] = []
         self.expert_use_asked = 0  # times
+        self.engine_ready_asked = 0
         self.config = config
         self._open: set[int] = set()  # requests without an end, which the process counts
         self._model = Path(config.get("model", MODEL))
@@ -225,6 +227,8 @@ class HttpServer:
                 self.aborted.append(message.id)
             elif isinstance(message, ExpertUseRequest):
                 self.expert_use_asked += 1
+            elif isinstance(message, EngineReadyRequest):
+                self.engine_ready_asked += 1
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from moeserve.messages.sampling import SamplingParams, TextOptions, TokenLogprob
 from moeserve.messages.schema import (
     Abort,
     EngineReady,
+    EngineReadyRequest,
     GenerateBatch,
     GenerateRequest,
     Heartbeat,
@@ -133,7 +134,7 @@ def test_a_lost_router_gets_what_a_client_has_and_the_client_nothing_twice() -> 
             await tell(router, lost("router"))
             assert engine.state.health()["status"] == "restarting"
             assert engine.state.require_ready()  # who comes now waits
-            (again,) = router.sent
+            (again,) = router.requests
             assert again.id != asked.id
             assert again.token_ids == asked.token_ids
             assert again.resumed.first_token_at > 0
@@ -142,10 +143,23 @@ def test_a_lost_router_gets_what_a_client_has_and_the_client_nothing_twice() -> 
             await tell(router, EngineReady(READY), text(asked.id, 8), text(again.id, 9))
             assert engine.state.health()["status"] == "ok"
             await tell(router, lost("router"))
-            (third,) = router.sent
+            (third,) = router.requests
             assert third.resumed.token_ids == array("i", [7, 8, 9]).tobytes()
             await tell(router, text(third.id, 5, finish_reason="length", usage=USAGE))
             assert await texts(stream) == ["", "<7>", "<8>", "<9>", "<5>"]
+
+    play(scene)
+
+
+def test_a_router_that_was_ready_before_its_predecessors_loss_was_told_is_asked_again() -> None:
+    """The launcher and the router send on different connections, so their messages arrive in any order."""
+
+    async def scene(engine: EngineClient, router: Router) -> None:
+        await tell(router, EngineReady(READY), lost("router"))
+        assert engine.state.health()["status"] == "restarting"
+        assert router.sent == [EngineReadyRequest()]
+        await tell(router, EngineReady(READY))
+        assert engine.state.health()["status"] == "ok"
 
     play(scene)
 

@@ -39,6 +39,7 @@ from moeserve.messages.schema import (
     Abort,
     EngineLost,
     EngineReady,
+    EngineReadyRequest,
     GenerateBatch,
     GenerateRequest,
     Heartbeat,
@@ -264,6 +265,8 @@ class EngineClient:
         self.state.silences.lost(lost.process)
         if lost.process == "router":
             self.to_router.reopen()
+            # The new router's EngineReady may have come before this message: senders have no common order.
+            await self.to_router.send(EngineReadyRequest())
             self.metrics.totals.start_again()
             self._engine_lost(cause)
             self.adapters.failed(cause)
