@@ -27,12 +27,15 @@ class BatchFolder:
     def __init__(self, path: Path) -> None:
         """Creates the folder if necessary. Raises ConfigError."""
         self.path = path
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"--batch-dir: {path} is no folder; name an empty one, or a new one")
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.chmod(0o700)  # prompts and answers are private
             for part in _PARTS:
                 (path / part).mkdir(mode=0o700, exist_ok=True)
-            self._lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._lock = os.open(path / "lock", flags, 0o600)
         except OSError as error:
             raise ConfigError(f"--batch-dir: {path} cannot be used: {error}") from error
 
@@ -50,6 +53,15 @@ class BatchFolder:
         if lock >= 0:
             os.close(lock)
 
+    def require_regular(self) -> None:
+        """Raises ConfigError if an entry with a name of this server's is a folder, link, FIFO or device: its use could
+        block, never end, or lead out of the folder."""
+        for part in _PARTS:
+            with os.scandir(self.path / part) as entries:
+                for entry in entries:
+                    if is_id(entry.name.partition(".")[0]) and not entry.is_file(follow_symlinks=False):
+                        raise ConfigError(f"--batch-dir: {entry.path} is no regular file; move it away")
+
     def open_upload(self, file_id: str) -> tuple[str, int]:
         """Creates a file for an upload. Returns its name, relative to the folder, and its descriptor."""
         name = f"uploads/{file_id}"
@@ -64,7 +76,8 @@ class BatchFolder:
     def clear_uploads(self) -> None:
         """Deletes the incomplete uploads of an earlier server."""
         for path in (self.path / "uploads").iterdir():
-            path.unlink()
+            if path.is_symlink() or not path.is_dir():
+                path.unlink()
 
     def write(self, part: str, record: StoredFile | Batch) -> None:
         """Writes a record, replacing an older one atomically."""

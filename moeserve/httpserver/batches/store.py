@@ -46,6 +46,7 @@ class BatchStore:
         """Locks and reads the folder. Returns False if another server uses it. Raises ConfigError, OSError."""
         if not self.folder.lock():
             return False
+        self.folder.require_regular()
         self.folder.clear_uploads()
         self.files = {file.id: file for file in self.folder.read("files", StoredFile)}
         self.batches = {batch.id: batch for batch in self.folder.read("batches", Batch)}
