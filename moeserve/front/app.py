@@ -138,7 +138,7 @@ class FrontApplication(FastAPI):
         self, scope: Scope, receive: Receive, send: Send, model: PooledModel, body: bytes
     ) -> None:
         if scope["path"] == "/api/show" and model.state is not State.LOADED:
-            await JsonResponse(lists.shown_unloaded(model))(scope, receive, send)
+            await JsonResponse(lists.shown_unloaded(model, self.state.created))(scope, receive, send)
             return
         await self._relay.answer_if_loaded(scope, receive, send, model, body)
 

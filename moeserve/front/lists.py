@@ -18,7 +18,7 @@ from moeserve.front.pooled_model import PooledModel
 from moeserve.front.probes import pool_of
 from moeserve.front.requested_model import asked_in
 from moeserve.front.schedule import State
-from moeserve.httpserver.ollama.models import NEVER, OLLAMA_VERSION
+from moeserve.httpserver.ollama.models import NEVER, OLLAMA_VERSION, modified_at
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.sse import JsonResponse
 
@@ -174,9 +174,9 @@ def ollama_unloaded(body: bytes, path: str) -> dict[str, Any]:
     return {"model": name, "created_at": now, **said, "done": True, "done_reason": "unload"}
 
 
-def shown_unloaded(model: PooledModel) -> dict[str, Any]:
+def shown_unloaded(model: PooledModel, created: float) -> dict[str, Any]:
     """Answers /api/show for a model that is not loaded. The answer comes from the file's metadata and has no chat
-    template."""
+    template. created: the server's start, in seconds since 1970."""
     facts = {} if model.needs is None else model.needs.facts
     family = facts.get("architecture", "")
     most = model.served.config.max_model_len if model.needs is None else model.needs.max_model_len
@@ -191,6 +191,7 @@ def shown_unloaded(model: PooledModel) -> dict[str, Any]:
             f"{family}.context_length": most,
         },
         "capabilities": ["completion", *(["vision"] if model.served.config.mmproj else [])],
+        "modified_at": modified_at(model.served.config.model, created),
     }
 
 
@@ -212,7 +213,7 @@ def _tag(request: Request, model: PooledModel, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "model": name,
-        "modified_at": _time_text(datetime.fromtimestamp(request.app.state.created, UTC)),
+        "modified_at": modified_at(model.served.config.model, request.app.state.created),
         "size": path.stat().st_size if path.is_file() else 0,
         "digest": hashlib.sha256(name.encode()).hexdigest(),
         "details": _details(model),

@@ -87,7 +87,7 @@ async def show(request: Request) -> Response:
             f"{text.facts.architecture}.context_length": limit,
         },
         "capabilities": capabilities,
-        "modified_at": _modified_at(service),
+        "modified_at": modified_at(service.config.model, service.created),
     }
     return JsonResponse(shown)
 
@@ -119,15 +119,23 @@ def _model(service: Service, name: str, model: str, details: Details) -> Model:
     return {
         "name": name,
         "model": name,
-        "modified_at": _modified_at(service),
+        "modified_at": modified_at(model, service.created),
         "size": path.stat().st_size if path.is_file() else 0,
         "digest": hashlib.sha256(name.encode()).hexdigest(),
         "details": details,
     }
 
 
-def _modified_at(service: Service) -> str:
-    return datetime.fromtimestamp(service.created, UTC).isoformat().replace("+00:00", "Z")
+def modified_at(model: str, otherwise: float) -> str:
+    """Returns when the model's file, or the newest file of its folder, was last changed, as ISO 8601. otherwise: the
+    time to return if it is not there, in seconds since 1970."""
+    path = Path(model)
+    try:
+        files = [each for each in path.iterdir() if each.is_file()] if path.is_dir() else []
+        when = max(each.stat().st_mtime for each in files or [path])
+        return datetime.fromtimestamp(when, UTC).isoformat().replace("+00:00", "Z")
+    except (OSError, OverflowError, ValueError):  # it is gone, or its time is beyond the calendar's
+        return datetime.fromtimestamp(otherwise, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _details(service: Service) -> Details:
