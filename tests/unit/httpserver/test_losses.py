@@ -134,7 +134,8 @@ def test_a_lost_router_gets_what_a_client_has_and_the_client_nothing_twice() -> 
             await tell(router, lost("router"))
             assert engine.state.health()["status"] == "restarting"
             assert engine.state.require_ready()  # who comes now waits
-            (again,) = router.requests
+            asks_again, again = router.sent
+            assert asks_again == EngineReadyRequest()
             assert again.id != asked.id
             assert again.token_ids == asked.token_ids
             assert again.resumed.first_token_at > 0
@@ -143,7 +144,7 @@ def test_a_lost_router_gets_what_a_client_has_and_the_client_nothing_twice() -> 
             await tell(router, EngineReady(READY), text(asked.id, 8), text(again.id, 9))
             assert engine.state.health()["status"] == "ok"
             await tell(router, lost("router"))
-            (third,) = router.requests
+            _, third = router.sent
             assert third.resumed.token_ids == array("i", [7, 8, 9]).tobytes()
             await tell(router, text(third.id, 5, finish_reason="length", usage=USAGE))
             assert await texts(stream) == ["", "<7>", "<8>", "<9>", "<5>"]
