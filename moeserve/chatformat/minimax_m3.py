@@ -13,6 +13,7 @@ Models also omit the `<` of `<invoke`, an argument's opening or closing tag, and
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -171,7 +172,8 @@ class MiniMaxM3Body(RecordingBody):
 
     def _may_follow(self, key: str) -> bool:
         """Returns whether the tool has this argument and it has not come yet."""
-        return key in self._schemas.get(self._name, {}).get("properties", {}) and key not in self._keys
+        properties = self._schemas.get(self._name, {}).get("properties")
+        return isinstance(properties, Mapping) and key in properties and key not in self._keys
 
     def _begin(self, element: Element, held: str, events: list[Event]) -> None:
         self._announce(held, events)

@@ -11,6 +11,7 @@ from .json_reader import as_json
 from .json_text import escaped, to_json
 
 _WORDS: Final[Mapping[str, Any]] = {"True": True, "False": False, "None": None}
+_WORDS_IN_ANY_CASE: Final[Mapping[str, Any]] = {"true": True, "false": False, "none": None, "null": None}
 _JSON_TYPES: Final[Mapping[type, tuple[str, ...]]] = {
     bool: ("boolean",),
     int: ("integer", "number"),
@@ -22,7 +23,18 @@ _JSON_TYPES: Final[Mapping[type, tuple[str, ...]]] = {
 _STRING: Final = frozenset({"string"})
 _FENCED: Final = re.compile(r"```(?:json)?\n(.*)\n```", re.DOTALL)
 _ANY: Final = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
-_MAX_REFERENCES: Final = 8  # the most consecutive `$ref`s that are followed
+# Types as tools' authors spell them, after Python, C and OpenAPI.
+_OTHER_TYPES: Final[Mapping[str, str]] = {
+    **{name: name for name in _ANY},
+    **dict.fromkeys(("int", "long", "uint"), "integer"),
+    **dict.fromkeys(("float", "double", "decimal"), "number"),
+    **dict.fromkeys(("str", "text"), "string"),
+    **dict.fromkeys(("dict", "map"), "object"),
+    **dict.fromkeys(("list", "tuple"), "array"),
+    "bool": "boolean",
+    "none": "null",
+}
+_IMPLIED_TYPES: Final[Mapping[str, str]] = {"properties": "object", "items": "array"}  # by keyword
 
 Schema = Mapping[str, Any]
 Schemas = Mapping[str, Schema]  # the schemas of the tools' arguments, by tool name
@@ -67,31 +79,28 @@ class ValueReader:
 
 def argument_types(schema: Mapping[str, Any], key: str) -> frozenset[str]:
     """Returns the JSON types that a tool's schema allows for an argument; empty if it names none."""
-    properties = schema.get("properties")
-    return types_of(properties.get(key), schema) if isinstance(properties, dict) else frozenset()
+    found = property_schema(schema, key, schema)
+    return types_of(found, schema) or frozenset(
+        kind for word, kind in _IMPLIED_TYPES.items() if isinstance(found.get(word), Mapping)
+    )
 
 
-def types_of(schema: Any, root: Mapping[str, Any], references: int = 0) -> frozenset[str]:
+def types_of(schema: Any, root: Mapping[str, Any]) -> frozenset[str]:
     """Returns the JSON types that a property's schema allows; empty if it names none. root: the schema in which
     references are resolved."""
-    if not isinstance(schema, dict):
-        return frozenset()
-    named = schema.get("type")
-    types = {named} if isinstance(named, str) else set(named) if isinstance(named, list) else set()
-    if references < _MAX_REFERENCES and "$ref" in schema:
-        types |= types_of(referred(schema["$ref"], root), root, references + 1)
-    for word in ("anyOf", "oneOf", "allOf"):
-        options = schema.get(word)
-        if isinstance(options, list):
-            for option in options:
-                types |= types_of(option, root, references)
-    listed = schema.get("enum")
-    values: list[Any] = [*listed] if isinstance(listed, list) else []
-    if "const" in schema:
-        values.append(schema["const"])
-    for value in values:
-        types.add(_JSON_TYPES.get(type(value), ("string",))[0])
-    return frozenset(one for one in types if isinstance(one, str))
+    types: set[str] = set()
+    for one in _options(schema, root):
+        named = one.get("type")
+        written = named if isinstance(named, list) else [named]
+        types |= {_OTHER_TYPES.get(name.lower(), name) for name in written if isinstance(name, str)}
+        listed = one.get("enum")
+        values: list[Any] = [*listed] if isinstance(listed, list) else []
+        if "const" in one:
+            values.append(one["const"])
+        types |= {_JSON_TYPES.get(type(value), ("string",))[0] for value in values}
+        if one.get("nullable") is True and types:
+            types.add("null")
+    return frozenset(types)
 
 
 def referred(reference: Any, root: Mapping[str, Any]) -> Any:
@@ -120,16 +129,21 @@ def item_schema(schema: Any, root: Schema) -> Schema:
     return next((one["items"] for one in _options(schema, root) if isinstance(one.get("items"), Mapping)), {})
 
 
-def _options(schema: Any, root: Schema, references: int = 0) -> Iterator[Schema]:
-    """Yields the schema, the schemas that it refers to, and its alternatives."""
-    if not isinstance(schema, Mapping) or references > _MAX_REFERENCES:
-        return
-    yield schema
-    if "$ref" in schema:
-        yield from _options(referred(schema["$ref"], root), root, references + 1)
-    for word in ("anyOf", "oneOf", "allOf"):
-        for option in schema[word] if isinstance(schema.get(word), list) else ():
-            yield from _options(option, root, references + 1)
+def _options(schema: Any, root: Schema) -> Iterator[Schema]:
+    """Yields the schema, the schemas that it refers to, and its alternatives. Each is visited once: schemas may refer
+    to themselves, and in many ways to the same one."""
+    visited: set[int] = set()
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, Mapping) or id(one) in visited:
+            continue
+        visited.add(id(one))
+        yield one
+        found = [referred(one["$ref"], root)] if "$ref" in one else []
+        for word in ("anyOf", "oneOf", "allOf"):
+            found += one[word] if isinstance(one.get(word), list) else []
+        waiting += reversed(found)
 
 
 def value_of_text(text: str, types: frozenset[str]) -> Any:
@@ -144,7 +158,7 @@ def _typed(text: str, types: frozenset[str]) -> str:
     """Returns the text's value as JSON, of one of the types; a string if it fits no type."""
     word = _without_fence(text.strip())
     try:
-        value = _WORDS[word] if word in _WORDS else _loaded(word)
+        value = _word(word, types) if word.lower() in _WORDS_IN_ANY_CASE else _loaded(word)
         if isinstance(value, str) and not types & _STRING and value != text:
             inner = _typed(value, types)  # the value in quotes
             return to_json(text) if inner.startswith('"') else inner
@@ -170,6 +184,14 @@ def _without_fence(text: str) -> str:
     """Returns the content of a Markdown code block; any other text unchanged."""
     match = _FENCED.fullmatch(text)
     return text if match is None else match[1]
+
+
+def _word(word: str, types: frozenset[str]) -> Any:
+    """Returns the value of true, false, null or None. Where the text may be a string, other cases than JSON's and
+    Python's are strings."""
+    if "string" not in types:
+        return _WORDS_IN_ANY_CASE[word.lower()]
+    return _WORDS[word] if word in _WORDS else _loaded(word)
 
 
 def _loaded(text: str) -> Any:

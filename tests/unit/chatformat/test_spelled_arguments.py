@@ -140,3 +140,56 @@ def test_python_that_is_no_call_is_text(written: str) -> None:
     answer = read("lfm2", text)
     assert answer.calls == []
     assert written[1:4] in answer.text
+
+
+# ---- types as the tools' schemas name them
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"type": "int"}, "5.0", 5),
+        ({"type": "INTEGER"}, "5", 5),
+        ({"type": "float"}, "1.5", 1.5),
+        ({"type": "bool"}, "True", True),
+        ({"type": "boolean"}, "TRUE", True),
+        ({"type": "dict"}, "{'a': None}", {"a": None}),
+        ({"type": ["list", "None"]}, "none", None),
+        ({"type": "list"}, "(1, 2)", [1, 2]),
+        ({"type": "str"}, "5", "5"),
+        ({"type": ["string", "null"]}, "none", "none"),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"type": "integer", "nullable": True}, "null", None),
+        ({"properties": {"x": {"type": "string"}}}, "{'x': 'y'}", {"x": "y"}),
+        ({"items": {"type": "string"}}, "['y']", ["y"]),
+        ({"allOf": [{"$ref": "#/$defs/count"}]}, "5.0", 5),
+        ({"$ref": "#/$defs/again"}, "5.0", 5),
+        ({"type": "of my own"}, "5", "5"),
+        ({"type": [{"x": 1}, 5]}, "5", "5"),
+    ],
+)
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "minimax_m3", "hy_v3"])
+def test_the_type_of_a_value_in_tags(name: str, schema: dict[str, Any], written: str, value: Any) -> None:
+    again = {"anyOf": [{"$ref": "#/$defs/again"}, {"$ref": "#/$defs/count"}] * 10}
+    defs = {"count": {"type": "integer"}, "again": again}
+    schemas = {"f": {"type": "object", "properties": {"a": schema}, "$defs": defs}}
+    parser = TOOL_FORMATS[name].parser(schemas)
+    text = call(name, {"a": "MARK"}).replace("MARK", written)
+    answer = Answer.of(joined([*parser.push(text), *parser.finish()]))
+    assert answer.calls == [("f", {"a": value})]
+    assert type(answer.calls[0][1]["a"]) is type(value)
+
+
+@pytest.mark.parametrize("properties", [None, [], "a", {"a": None}, {"a": ["string"]}])
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m2", "minimax_m3", "hy_v3"])
+def test_properties_that_are_none(name: str, properties: Any) -> None:
+    parser = TOOL_FORMATS[name].parser({"f": {"properties": properties}})
+    answer = Answer.of(joined([*parser.push(call(name, {"a": "x"})), *parser.finish()]))
+    assert answer.calls == [("f", {"a": "x"})]
+
+
+def test_a_value_without_its_opening_tag_where_properties_are_none() -> None:
+    text = call("minimax_m3", {"a": "x"}).replace("<a>", "")
+    for properties in (None, 5):
+        parser = TOOL_FORMATS["minimax_m3"].parser({"f": {"properties": properties}})
+        assert not Answer.of(joined([*parser.push(text), *parser.finish("")])).calls

@@ -274,10 +274,27 @@ def test_tags_that_say_the_type_take_lists_of_strings_and_others() -> None:
         {"type": "object", "properties": {"a": False}},
         {"type": "object", "properties": {"a": {"type": "object", "properties": {"next": {"$ref": "#"}}}}},
         {"type": "object", "properties": {"a": {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 2}]}}},
+        {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"anyOf": [{"$ref": "#/$defs/x"}]}}},
+        {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"anyOf": [{"$ref": "#/$defs/x"}] * 20}}},
+        {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": {"anyOf": [{"enum": []}] * 20}}},
+        {"type": "object", "properties": {"a": {"type": [{"x": 1}]}}, "$defs": []},
+        {"type": "object", "properties": {"a": {}}, "required": [["a"]]},
     ],
 )  # fmt: skip
 def test_schemas_that_only_json_can_be_held_to(schema: dict[str, object]) -> None:
     assert with_tagged_arguments([GrammarTool("f", json.dumps(schema))]) is None
+
+
+def test_definitions_that_every_argument_would_repeat() -> None:
+    """The text would be 400 MB."""
+    schema = {
+        "type": "object",
+        "properties": {f"a{n}": {"type": "integer"} for n in range(20_000)},
+        "$defs": {"x": {"enum": list(range(4000))}},
+    }
+    assert with_tagged_arguments([GrammarTool("f", json.dumps(schema))]) is None
+    del schema["$defs"]
+    assert with_tagged_arguments([GrammarTool("f", json.dumps(schema))]) is not None
 
 
 def test_annotations_do_not_keep_a_schema_from_tags() -> None:

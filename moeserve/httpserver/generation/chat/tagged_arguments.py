@@ -15,10 +15,16 @@ from moeserve.grammar.json_schema.keywords import ENFORCED, FORMATS, REFUSED
 from moeserve.grammar.spec import ANY_OBJECT, GrammarTool, TaggedArgument
 
 _OBJECT: Final = frozenset({"type", "properties", "required", "additionalProperties"})
+_DEFINITIONS: Final = ("$defs", "definitions")
 _KEY: Final = re.compile(r"[\w.:-]{1,64}")
 _MAX_CHARS: Final = (
     2000  # the largest maxLength that is enforced: the automaton needs a state for each character
 )
+# The most characters of schemas that are walked through or written: each argument's schema is written with the tool's
+# definitions, and may refer to any of them.
+_MAX_WRITTEN: Final = 1 << 22
+_MAX_DEPTH: Final = 8  # `anyOf`s within each other whose values are listed: schemas may refer to themselves
+_MAX_OPTIONS: Final = 1000  # the most values of one argument that are listed
 
 
 def with_tagged_arguments(
@@ -27,15 +33,27 @@ def with_tagged_arguments(
     """Returns the tools with their `arguments`; None if a tool's schema cannot be enforced on arguments in tags.
     tags_say_type: an argument's tag says whether its value is a string or JSON."""
     found = []
+    written = 0
     for tool in tools:
         if tool.schema == ANY_OBJECT.schema:
             found.append(tool)
             continue
-        arguments = tagged_arguments(json.loads(tool.schema), tags_say_type)
+        schema = json.loads(tool.schema)
+        written += len(tool.schema) * _num_copies(schema)
+        if written > _MAX_WRITTEN:
+            return None
+        arguments = tagged_arguments(schema, tags_say_type)
         if arguments is None:
             return None
         found.append(replace(tool, arguments=arguments))
     return found
+
+
+def _num_copies(schema: Mapping[str, Any]) -> int:
+    """Returns how often the schema's text is written at most."""
+    properties = schema.get("properties")
+    has_definitions = any(isinstance(schema.get(name), dict) for name in _DEFINITIONS)
+    return len(properties) if has_definitions and isinstance(properties, dict) and properties else 1
 
 
 def tagged_arguments(schema: Mapping[str, Any], tags_say_type: bool = False) -> list[TaggedArgument] | None:
@@ -44,13 +62,16 @@ def tagged_arguments(schema: Mapping[str, Any], tags_say_type: bool = False) -> 
     properties, required = schema.get("properties"), schema.get("required", [])
     if _words(schema) - _OBJECT or not isinstance(required, list):
         return None
+    if not all(isinstance(key, str) for key in required):
+        return None
     if properties is None and schema.get("additionalProperties") is False:
         properties = {}
     if not isinstance(properties, dict) or not all(key in properties for key in required):
         return None
     found = []
+    must = frozenset(required)
     for key, one in properties.items():
-        argument = _argument(key, key in required, _resolved(one, schema), schema, tags_say_type)
+        argument = _argument(key, key in must, _resolved(one, schema), schema, tags_say_type)
         if argument is None or not _KEY.fullmatch(key):
             return None
         found.append(argument)
@@ -71,7 +92,7 @@ def _argument(
         return TaggedArgument(key, is_required) if one is True else None
     types = types_of(one, root)
     if types and "string" not in types:
-        defs = {name: root[name] for name in ("$defs", "definitions") if name in root}
+        defs = {name: root[name] for name in _DEFINITIONS if name in root}
         kept = _words(one)
         bare = {word: value for word, value in one.items() if word in kept}  # equal ones share a rule
         whole = bare | defs
@@ -127,10 +148,10 @@ def _resolved(one: Any, root: Mapping[str, Any]) -> Any:
     return one
 
 
-def _options(one: Any, root: Mapping[str, Any]) -> list[Any] | None:
-    """Returns the values that a schema lists; None if it allows other values."""
+def _options(one: Any, root: Mapping[str, Any], depth: int = 0) -> list[Any] | None:
+    """Returns the values that a schema lists; None if it allows other values. depth: of the `anyOf`s around it."""
     one = _resolved(one, root)
-    if not isinstance(one, dict):
+    if not isinstance(one, dict) or depth > _MAX_DEPTH:
         return None
     words = _words(one)
     if words <= {"enum", "type"} and isinstance(one.get("enum"), list):
@@ -140,8 +161,15 @@ def _options(one: Any, root: Mapping[str, Any]) -> list[Any] | None:
     if words == {"type"} and one["type"] == "null":
         return [None]
     if words == {"anyOf"} and isinstance(one["anyOf"], list):
-        parts = [_options(part, root) for part in one["anyOf"]]
-        return None if None in parts else [option for part in parts if part is not None for option in part]
+        listed: list[Any] = []
+        for part in one["anyOf"]:
+            options = _options(part, root, depth + 1)
+            if not options:  # none may follow: a schema of empty lists would be walked through for ever
+                return None
+            listed += options
+            if len(listed) > _MAX_OPTIONS:
+                return None
+        return listed
     return None
 
 
