@@ -36,9 +36,44 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 RenderRequest = Compile | Render
 Reply = Rendered | Failed
 
-encode = msgspec.msgpack.Encoder().encode
-_request: msgspec.msgpack.Decoder[RenderRequest] = msgspec.msgpack.Decoder(RenderRequest)
+_BIG_INTEGER = 1  # the code of msgpack's extension for integers of more than 64 bits, in two's complement
+
+
+def _big_integer(code: int, data: memoryview) -> int:
+    if code != _BIG_INTEGER:
+        raise ValueError(f"the extension {code} is unknown")
+    return int.from_bytes(data, "big", signed=True)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_request: msgspec.msgpack.Decoder[RenderRequest] = msgspec.msgpack.Decoder(
+    RenderRequest, ext_hook=_big_integer
+)
 _reply: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: RenderRequest | Reply) -> bytes:
+    """Raises RecursionError, and what msgspec raises for a value that msgpack cannot hold."""
+    try:
+        return _encode(message)
+    except OverflowError:  # JSON's integers are of any size
+        if not isinstance(message, Render):
+            raise
+        messages, tools, kwargs = map(_extended, (message.messages, message.tools, message.kwargs))
+        return _encode(Render(messages, tools, message.add_generation_prompt, kwargs))
+
+
+def _extended(value: Any) -> Any:
+    """Returns the value with its integers of more than 64 bits as extensions."""
+    if isinstance(value, dict):
+        return {key: _extended(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_extended(one) for one in value]
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        return msgspec.msgpack.Ext(
+            _BIG_INTEGER, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
+        )
+    return value
 
 
 def decode_request(body: bytes) -> RenderRequest:

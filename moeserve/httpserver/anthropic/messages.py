@@ -21,8 +21,9 @@ from moeserve.httpserver.anthropic.content import (
     text_of,
     text_to_block,
 )
+from moeserve.httpserver.generation.chat.chat_tools import CallArgumentsObject
 from moeserve.httpserver.generation.request.pictures import joined
-from moeserve.httpserver.transport.request_model import NO_EFFECT, FreeDict, Label, RequestModel, unsupported
+from moeserve.httpserver.transport.request_model import NO_EFFECT, Label, RequestModel, unsupported
 
 
 class ThinkingBlock(RequestModel):
@@ -44,7 +45,7 @@ class ToolUseBlock(Block):
     type: Literal["tool_use"]
     id: Label
     name: Annotated[str, Field(max_length=1024)]
-    input: FreeDict
+    input: CallArgumentsObject = Field(default_factory=dict)
     caller: Annotated[Any, unsupported("a caller", {"type": "direct"})] = None
 
 

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
-from moeserve.httpserver.generation.chat.chat_tools import Tools, tool_use
+from moeserve.httpserver.generation.chat.chat_tools import CallArgumentsObject, Tools, tool_use
 from moeserve.httpserver.generation.request.asked import (
     Asked,
     ChatPrompt,
@@ -45,7 +45,6 @@ from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.transport.request_model import (
     NO_EFFECT,
     Elsewhere,
-    FreeDict,
     JsonSchemaDict,
     Label,
     RequestModel,
@@ -89,7 +88,7 @@ class Options(OllamaSampling):
 
 class CalledFunction(RequestModel):
     name: Annotated[str, Field(max_length=1024)]
-    arguments: FreeDict
+    arguments: CallArgumentsObject = Field(default_factory=dict)
     index: Annotated[int | None, NO_EFFECT] = None
 
 

@@ -101,7 +101,7 @@ class FunctionCallItem(_Item):
     call_id: Label
     name: Annotated[str, Field(max_length=1024)]
     namespace: Label | None = None
-    arguments: CallArgumentsText
+    arguments: CallArgumentsText = "{}"
 
 
 class CustomCallItem(_Item):

@@ -110,7 +110,6 @@ CHAT = OPENAI | {
         [{"role": "user", "content": ["hi", 5]}],
         [{"role": "assistant", "tool_calls": 5}],
         [{"role": "assistant", "tool_calls": ["x"]}],
-        [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [5]}}]}],
         [{"role": "assistant", "function_call": {"arguments": "{}"}}],
         [{"role": "user", "content": "long " * CONTEXT}],
     ],

@@ -20,6 +20,11 @@ def as_object(text: str) -> dict[str, Any]:
         value = json.loads(_completed(text) or text)
     except (ValueError, RecursionError):
         return {_KEY: text} if text.strip() else {}
+    return of_any_type(value)
+
+
+def of_any_type(value: Any) -> dict[str, Any]:
+    """Returns the arguments of a call that has a value of another type than an object in their place."""
     if isinstance(value, dict):
         return value
     return {} if value is None else {_KEY: value}

@@ -18,6 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from moeserve.httpserver.generation.chat.broken_arguments import as_object, of_any_type
 from moeserve.httpserver.generation.request.custom_tools import INPUT, custom_tool
 from moeserve.httpserver.generation.request.tool_use import Tool, ToolUse
 from moeserve.httpserver.transport.request_model import (
@@ -246,7 +247,7 @@ def tool_use(
 
 
 def _arguments_as_text(value: Any) -> Any:
-    return json.dumps(check_depth(value), ensure_ascii=False) if isinstance(value, dict) else value
+    return value if isinstance(value, str) else json.dumps(check_depth(value), ensure_ascii=False)
 
 
 # OpenAI's clients send the arguments as JSON text, some others as an object.
@@ -254,6 +255,21 @@ CallArgumentsText = Annotated[
     str,
     BeforeValidator(_arguments_as_text, json_schema_input_type=str | FreeDict),
     Field(description="JSON text, or the object."),
+]
+
+
+def _arguments_as_object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, str):
+        return of_any_type(value)
+    try:
+        return dict(check_depth(as_object(value)))
+    except PydanticCustomError:  # nested too deep: shown as it was written
+        return of_any_type(value)
+
+
+# Clients of APIs that have an object send the text of a call that was cut off.
+CallArgumentsObject = Annotated[
+    FreeDict, BeforeValidator(_arguments_as_object, json_schema_input_type=FreeDict | str)
 ]
 
 
