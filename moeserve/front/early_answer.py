@@ -1,10 +1,10 @@
 """An answer that may begin before its model is loaded, so that clients and proxies keep the connection.
 
 A stream of server-sent events gets comments that tell the load's progress. A later failure is an event in the API's
-error shape. A JSON answer gets blank lines, which JSON allows, after half a minute. A later failure is sent as JSON,
-and the connection is closed before the body's end, so that no client takes the error for an answer (as in
-`transport/sse.py`). A stream of lines of JSON (Ollama's) gets blanks before its first line, also after half a minute:
-its clients parse each line, and some fail at an empty one. A later failure is a line with an error.
+error shape. A JSON answer gets blank lines, which JSON allows, after half a minute. After a later failure the body is
+the error's JSON (as in `transport/sse.py`). A stream of lines of JSON (Ollama's) gets blanks before its first line,
+also after half a minute: its clients parse each line, and some fail at an empty one. A later failure is a line with an
+error.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class EarlyJson(EarlyAnswer):
     patience = BLANKS_AFTER_S
 
     async def fail(self, body: Mapping[str, Any]) -> None:
-        await send_part(self._send, orjson.dumps(body), True)  # more would follow: the body stays unfinished
+        await send_part(self._send, orjson.dumps(body), False)
 
     def _beat(self) -> bytes:
         return b"\n"

@@ -52,8 +52,9 @@ class _Awaited(Response):
     """JSON that may take longer than proxies and clients wait for the first byte of an answer (nginx 60 s, Node 300 s).
 
     An answer within BLANKS_AFTER_S has its own status. After that time, status 200 is sent, and then blanks, which JSON
-    allows, until the JSON comes. A failure can then no longer set the status: the error's JSON is sent, and the
-    connection is closed before the body's end, so that no client takes the error for an answer."""
+    allows, until the JSON comes. A failure can then no longer set the status: the body is the error's JSON, in which
+    the client reads the cause. (A body without its end tells clients no more than that the connection was lost, and
+    they repeat the request.)"""
 
     media_type = JsonResponse.media_type
 
@@ -80,7 +81,7 @@ class _Awaited(Response):
                 if not parts.have_begun:
                     raise
                 note_refusal(scope, error)
-                await parts.send(orjson.dumps(self._error_body(error)))
+                await parts.end(orjson.dumps(self._error_body(error)))
                 return
             if not parts.have_begun:
                 self.headers["content-length"] = str(len(content))
