@@ -11,6 +11,7 @@ from typing import Final
 END: Final = b"\r\n\r\n"  # the end of a head, and of a chunked body
 HEAD_SLICE: Final = 16 << 10  # bytes
 CHUNKS_SLICE: Final = 4 << 10  # 700 of the smallest chunks, which take a millisecond
+BLANKS_SLICE: Final = 4 << 10  # they take 2 ns a byte
 BODY_SLICE: Final = 64 << 10
 _BLANKS: Final = b"\r\n"
 
@@ -43,9 +44,10 @@ class HeldInput:
         self._data, self._given = b"", 0
 
     def skip_blank_lines(self) -> int:
-        """Drops line ends before a message, which HTTP allows, and returns their number of bytes."""
-        rest = self._data[self._given :].lstrip(_BLANKS)
-        skipped = len(self) - len(rest)
+        """Drops line ends before a message, which HTTP allows: a slice of them at most. Returns their number of
+        bytes."""
+        window = self._data[self._given : self._given + BLANKS_SLICE]
+        skipped = len(window) - len(window.lstrip(_BLANKS))
         self._given += skipped
         return skipped
 

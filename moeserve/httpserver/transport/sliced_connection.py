@@ -16,7 +16,7 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from moeserve.httpserver.transport.held_input import HEAD_SLICE, HeldInput
+from moeserve.httpserver.transport.held_input import BLANKS_SLICE, HEAD_SLICE, HeldInput
 from moeserve.httpserver.transport.turns import (
     BYTE_S,
     CONNECTION_S,
@@ -145,7 +145,10 @@ class SlicedHttpProtocol(HttpToolsProtocol):
 
     def _parse_slice(self) -> None:
         if not self._is_arriving:
-            self.blank_lines_came(self._held.skip_blank_lines())
+            skipped = self._held.skip_blank_lines()
+            self.blank_lines_came(skipped)
+            if skipped == BLANKS_SLICE:  # more may follow, in another turn
+                return
         if self._held and not self._is_refused:
             self._parse(self._held.next_slice())
 

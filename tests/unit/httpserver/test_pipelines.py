@@ -22,6 +22,7 @@ from moeserve.httpserver.transport.connection import (
     MAX_TARGET_BYTES,
     BoundedHttpProtocol,
 )
+from moeserve.httpserver.transport.held_input import BLANKS_SLICE
 from moeserve.httpserver.transport.sliced_connection import HELD_BYTES
 from moeserve.httpserver.transport.turns import Turns
 from tests.unit.httpserver.raw_connection import all_that_comes, reads_all
@@ -270,6 +271,17 @@ def test_framing_has_bounds(packets: list[bytes], status: int) -> None:
     body = said.rpartition(b"\r\n\r\n")[2]
     assert json.loads(body)["error"]["message"]
     assert b"content-type: application/json" in said
+
+
+def test_a_request_behind_blank_lines_is_answered() -> None:
+    async def play(size: int) -> bytes:
+        async with serving(reads_all) as server:
+            return await server.said_to(
+                b"\r\n" * (size // 2) + GET.replace(b"Host", b"Connection: close\r\nHost")
+            )
+
+    for size in (2, BLANKS_SLICE - 2, BLANKS_SLICE, BLANKS_SLICE + 2, 5 * BLANKS_SLICE):
+        assert statuses(asyncio.run(play(size))) == [200]
 
 
 def test_many_chunks_of_a_usual_size_are_a_body() -> None:
