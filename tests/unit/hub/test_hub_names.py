@@ -59,6 +59,7 @@ def test_names_and_paths(text: str, name: HubName | None) -> None:
         ),
         ({"a-BF16.gguf": 1, "mmproj-BF16.gguf": 1, "a.imatrix.gguf": 1}, "BF16", ["a-BF16.gguf"]),
         ({"a-BF16.gguf": 1, "mmproj-BF16.gguf": 1}, None, ["a-BF16.gguf"]),
+        ({"a-BF16.gguf": 1, "mmproj/a-BF16.gguf": 1, "a-BF16-LoRA.gguf": 1}, "BF16", ["a-BF16.gguf"]),
         ({"a-BF16.gguf": 1, "mmproj-BF16.gguf": 1}, "mmproj-BF16.gguf", ["mmproj-BF16.gguf"]),
         (
             {"tokenizer.json": 1, "config.json": 1, "m.safetensors": 1, "x/y.safetensors": 1, "z.bin": 1},

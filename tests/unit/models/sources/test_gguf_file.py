@@ -135,7 +135,17 @@ def test_folder_with_several_models_lists_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "beside", ["mmproj-F16.gguf", "mmproj-model-f16.gguf", "Qwen3.5-35B-mmproj.gguf", "m.imatrix.gguf"]
+    "beside",
+    [
+        *(
+            "mmproj-F16.gguf",
+            "mmproj-model-f16.gguf",
+            "Qwen3.5-35B-mmproj.gguf",
+            "MMPROJ.gguf",
+            "a-mmprojBF16.gguf",
+        ),
+        *("m.imatrix.gguf", "imatrix_unsloth.gguf", "Qwen3.5-35B-F16-LoRA.gguf", "Qwen3.5-35B-vocab.gguf"),
+    ],
 )
 def test_a_projector_beside_the_model_is_no_model(tmp_path: Path, beside: str) -> None:
     _write_split_set(tmp_path, stem="big")
