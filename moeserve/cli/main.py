@@ -91,7 +91,7 @@ def serve(arguments: list[str]) -> int:
     for note in notes:
         log.info("%s", note)
     if unknown := unknown_variables(os.environ):
-        log.warning("no such option, so without effect: environment variable %s", ", ".join(unknown))
+        log.warning("environment variable %s has no effect: there is no such option", ", ".join(unknown))
     try:
         config = resolve(asked)
     except UserError as error:
@@ -130,7 +130,7 @@ def serve_several(
         log.error("%s", error)
         return EXIT_USAGE
     if unknown := unknown_variables(os.environ):
-        log.warning("no such option, so without effect: environment variable %s", ", ".join(unknown))
+        log.warning("environment variable %s has no effect: there is no such option", ", ".join(unknown))
     return launch_several(front)
 
 

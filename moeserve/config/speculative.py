@@ -70,7 +70,7 @@ class Drafts:
 
     @property
     def block_method(self) -> DraftMethod | None:
-        """The method, as far as the model's own block is concerned, which a small model replaces; None: no block."""
+        """Returns the method by which the model's own block drafts; None if a small model replaces the block."""
         return self.method if self.model is None else None
 
 
@@ -125,7 +125,7 @@ def with_draft_model(config: _Config, path: str) -> _Config:
 
 
 def num_drafts(config: SpeculativeConfig) -> int:
-    """Most drafts of a row; 0: there are none. Raises ValueError as above."""
+    """Returns the most drafts per row; 0: no drafts. Raises ValueError as above."""
     drafts = drafts_of(config)
     return 0 if drafts is None else drafts.num_speculative_tokens
 

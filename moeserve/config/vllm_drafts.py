@@ -1,5 +1,5 @@
-"""What users of vLLM write in --speculative-config beyond our own fields: methods under other names, methods that are
-not there, and fields whose usual value changes nothing here."""
+"""Fields of vLLM's --speculative-config that moeserve does not have: methods under other names, unsupported methods,
+and fields whose usual value changes nothing here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Models by name: from a repository of the Hugging Face Hub, or of what speaks its API, into its cache."""
+"""Models by name: downloads them from a repository of the Hugging Face Hub (or of a server with the same API) into the
+Hub's cache."""
 
 from .errors import HubError
 from .names import HubName, parse_name

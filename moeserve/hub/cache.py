@@ -1,4 +1,4 @@
-"""Hugging Face's cache of downloaded models, which other programs use too."""
+"""Lists and removes models in Hugging Face's cache, which other programs use too."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _WEIGHTS = ".safetensors"
 
 
 class CacheSpace(NamedTuple):
-    folder: Path  # HF_HUB_CACHE; it may not be there yet
+    folder: Path  # HF_HUB_CACHE; it may not exist yet
     free_bytes: int
     is_writable: bool
 
 
 class CachedModel(NamedTuple):
-    name: HubName  # as --model takes it
-    path: Path  # of a GGUF file, the first of a split set, or a folder
+    name: HubName  # in the form that --model takes
+    path: Path  # of a GGUF file, of the first file of a split set, or of a folder
     num_bytes: int
     modified: float  # seconds since the epoch
-    is_whole: bool  # False: parts of it were not downloaded
+    is_whole: bool  # False: some of its files are not downloaded
 
 
 def cache_space() -> CacheSpace:
@@ -40,14 +40,14 @@ def cache_space() -> CacheSpace:
 
 
 def cached_models() -> list[CachedModel]:
-    """What was downloaded and looks like a model, by name."""
+    """Returns the downloaded repositories' models, by name."""
     found = [model for repo in _repositories() for one in repo.revisions for model in _models(repo, one)]
     return sorted(found, key=lambda model: str(model.name))
 
 
 def find_cached(name: HubName) -> CachedModel | None:
-    """The model that the name stands for among those of its repository that are here. Raises HubError where several
-    are."""
+    """Returns the downloaded model of the name's repository for which the name stands. Raises HubError if several
+    fit."""
     for repo in _repositories():
         if repo.repo_id == name.repo and (revision := _revision(repo, name)) is not None:
             path, sizes = revision.snapshot_path, _sizes(revision)
@@ -58,7 +58,7 @@ def find_cached(name: HubName) -> CachedModel | None:
 
 
 def remove_partial(name: HubName) -> int:
-    """Removes what interrupted downloads of the name's repository have left. Returns its bytes."""
+    """Removes the parts that interrupted downloads of the name's repository have left. Returns their bytes."""
     folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name.repo, repo_type="model") / "blobs"
     num_bytes = 0
     for partial in folder.glob("*.incomplete"):
@@ -68,8 +68,8 @@ def remove_partial(name: HubName) -> int:
 
 
 def remove(model: CachedModel) -> None:
-    """Removes the model's files, and the contents that no other revision has; with the last one its repository, and
-    what an interrupted download has left."""
+    """Removes the model's files, and the contents that no other revision uses. Removing the last model also removes the
+    repository and the parts of interrupted downloads."""
     for repo in _repositories():
         if repo.repo_id == model.name.repo:
             if len([one for revision in repo.revisions for one in _models(repo, revision)]) <= 1:
@@ -114,7 +114,7 @@ def _revision(repo: CachedRepoInfo, name: HubName) -> CachedRevisionInfo | None:
 
 
 def _sizes(revision: CachedRevisionInfo) -> dict[str, int]:
-    """Bytes of each file, by its path in the repository."""
+    """Returns the bytes of each file, by its path in the repository."""
     folder = revision.snapshot_path
     return {file.file_path.relative_to(folder).as_posix(): file.size_on_disk for file in revision.files}
 
@@ -130,6 +130,6 @@ def _models(repo: CachedRepoInfo, revision: CachedRevisionInfo) -> Iterator[Cach
     if weights and "config.json" in sizes:
         try:
             num_bytes = sum(sizes[file] for file in choose(HubName(repo.repo_id, None, pin), sizes))
-        except HubError:  # GGUF files beside it: the name stands for one of these
+        except HubError:  # the repository also has GGUF files, and the name stands for one of them
             return
         yield CachedModel(HubName(repo.repo_id, None, pin), folder, num_bytes, modified, True)

@@ -1,4 +1,5 @@
-"""Which files of a repository a name stands for. Pure: from a listing to file names."""
+"""Chooses the files of a repository for which a model's name stands. Pure functions: from a list of files to file
+names."""
 
 from __future__ import annotations
 
@@ -12,10 +13,10 @@ from .errors import HubError
 from .names import HubName
 
 DEFAULT_TAG = "Q4_K_M"
-MAX_LISTED = 40  # files in an error message
+MAX_LISTED = 40  # files listed in an error message
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
-# What `models.sources.huggingface` reads of a folder, beside *.safetensors.
+# The files of a folder that `models.sources.huggingface` reads, beside *.safetensors.
 FOLDER_FILES = frozenset(
     {
         "config.json",
@@ -43,7 +44,7 @@ class GGUFSet:
     bytes: int
 
     def has_tag(self, tag: str) -> bool:
-        """Whether the tag is a whole component of the path: Q4_K is none of model-Q4_K_M."""
+        """Returns whether the tag is a whole component of the path: Q4_K is not a tag of model-Q4_K_M."""
         return re.search(rf"(?:^|[-./]){re.escape(tag)}(?:$|[-./])", self.stem, re.IGNORECASE) is not None
 
     def __str__(self) -> str:
@@ -52,15 +53,15 @@ class GGUFSet:
 
 
 def choose(name: HubName, sizes: Mapping[str, int]) -> list[str]:
-    """The files to download, the one to open first: a GGUF and the rest of its split set, or config.json and all that
-    belongs to a folder of safetensors.
+    """Returns the files to download, the one to open first: a GGUF and the rest of its split set, or config.json and
+    the other files of a folder of safetensors.
 
     `sizes`: bytes of each file of the repository. Raises HubError, which lists the repository's files.
     """
     odd = next((file for file in sizes if not _is_plain(file)), None)
     if odd is not None:
         raise HubError(
-            f"{name}: the hub lists the file {odd!r}, which is no name of a file in a repository; check HF_ENDPOINT"
+            f"{name}: the hub lists the file {odd!r}, which is not a name of a file in a repository; check HF_ENDPOINT"
         )
     sets = gguf_sets(sizes, name.wanted if name.wants_file else None)
     if not sets:
@@ -72,7 +73,7 @@ def choose(name: HubName, sizes: Mapping[str, int]) -> list[str]:
 
 
 def _is_plain(file: str) -> bool:
-    """Whether the name leads nowhere but into the repository, and is none that could do something to a terminal."""
+    """Returns whether the name is safe: a path within the repository, without characters that a terminal would obey."""
     parts = file.split("/")
     return file.isprintable() and "\\" not in file and not {"", ".", ".."} & set(parts)
 
@@ -98,9 +99,10 @@ def chosen_set(name: HubName, sets: list[GGUFSet]) -> GGUFSet:
 
 
 def gguf_sets(sizes: Mapping[str, int], wanted: str | None) -> list[GGUFSet]:
-    """The models among the files of a repository, by bytes of each file.
+    """Returns the models among a repository's files, given the bytes of each file.
 
-    `wanted`: a file that counts as a model whatever its name says; None or a tag: there is no such file."""
+    `wanted`: a file that counts as a model whatever its name is; None or a tag: there is no such file.
+    """
     found: dict[tuple[str, int], list[str]] = {}
     for file in sorted(sizes):
         if not (is_model_file(file) or file == wanted):
@@ -129,7 +131,7 @@ def _folder(name: HubName, sizes: Mapping[str, int]) -> list[str]:
 
 
 def listing(lines: Iterable[str]) -> str:
-    """At most MAX_LISTED of the lines, indented."""
+    """Returns at most MAX_LISTED of the lines, indented."""
     texts = list(lines)
     more = [f"and {len(texts) - MAX_LISTED} more"] if len(texts) > MAX_LISTED else []
     return "\n".join(f"  {text}" for text in [*texts[:MAX_LISTED], *more])

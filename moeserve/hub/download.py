@@ -1,9 +1,9 @@
-"""Fetching a model into Hugging Face's cache, where other programs find it too.
+"""Downloads a model into Hugging Face's cache, where other programs find it too.
 
-The client library is huggingface_hub, with its environment: HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_CACHE,
-HF_HUB_OFFLINE. It resumes a file when the connection breaks, but removes the part it has when the process ends
-(2.4), and a model is many gigabytes: so the blobs are fetched here, with the library's own `http_get`, into the places
-where the library looks for them; it does all the rest.
+The client library is huggingface_hub, with its environment variables: HF_ENDPOINT, HF_TOKEN, HF_HOME and HF_HUB_CACHE,
+HF_HUB_OFFLINE. The library (2.4) resumes a file when the connection breaks, but deletes the partial file when the
+process ends, and a model has many gigabytes. So files are fetched here, by the library's own `http_get`, into the
+places in which the library looks for them; the library does the rest.
 """
 
 from __future__ import annotations
@@ -53,14 +53,16 @@ from .names import HubName
 from .progress import DownloadProgress, Told
 
 log = logging.getLogger(__name__)
-logging.getLogger("httpx2").setLevel(logging.WARNING)  # else a line a request, with the addresses' signatures
+logging.getLogger("httpx2").setLevel(
+    logging.WARNING
+)  # otherwise it logs a line per request, with signed URLs
 
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 def fetch(name: HubName, tell: Told | None = None) -> Path:
-    """The model's local path, a .gguf file or a folder: from the cache, else downloaded first. `tell` gets the bytes
-    that are there and those of all missing files. Raises HubError."""
+    """Returns the model's local path, a .gguf file or a folder, and downloads what is missing. `tell`: called with the
+    bytes that are there and the bytes of all missing files. Raises HubError."""
     with _explained(name):
         listing = _online(name)
         commit, sizes = listing or _cached(name)
@@ -72,14 +74,16 @@ def fetch(name: HubName, tell: Told | None = None) -> Path:
             raise HubError(f"{error}\n({_why_offline()})") from None
         if not files[0].endswith(".gguf"):
             config = Path(hf_hub_download(name.repo, files[0], revision=commit))
-            family_of_config(config, read_json(config))  # before gigabytes that we could not serve
+            family_of_config(
+                config, read_json(config)
+            )  # checked before downloading gigabytes that could not be served
         _download(name, commit, files, tell)
         first = Path(hf_hub_download(name.repo, files[0], revision=commit))
     return first if first.suffix == ".gguf" else first.parent
 
 
 def listed(name: HubName) -> tuple[list[str], int]:
-    """The files of the hub that a name stands for, and their bytes. Raises HubError."""
+    """Returns the files for which a name stands on the hub, and their bytes. Raises HubError."""
     with _explained(name):
         listing = _online(name)
         if listing is None:
@@ -90,8 +94,8 @@ def listed(name: HubName) -> tuple[list[str], int]:
 
 
 def _online(name: HubName) -> tuple[str, dict[str, int]] | None:
-    """The revision's commit, and the bytes of each of its files; None when the hub cannot be reached but the cache
-    knows a commit."""
+    """Returns the revision's commit, and the bytes of each of its files; None if the hub cannot be reached but the
+    cache knows a commit."""
     api, repo = HfApi(), name.repo
     try:
         revision = api.resolve_revision(repo, revision=name.revision)
@@ -106,7 +110,7 @@ def _online(name: HubName) -> tuple[str, dict[str, int]] | None:
         if error.response.status_code < 500:
             raise
         return None
-    if not _COMMIT.fullmatch(revision.resolved):  # it becomes a folder's name
+    if not _COMMIT.fullmatch(revision.resolved):  # the commit becomes a folder's name
         raise HubError(f"{repo}: {constants.ENDPOINT} does not answer as a hub does; check HF_ENDPOINT")
     return revision.resolved, {file.rfilename: file.size or 0 for file in info.siblings or []}
 
@@ -121,7 +125,7 @@ def _cached(name: HubName) -> tuple[str, dict[str, int]]:
 
 @dataclass(frozen=True)
 class _Blob:
-    """A file's content on its way into the cache, named by its hash."""
+    """A file's content being downloaded into the cache, named by its hash."""
 
     file: str
     url: str
@@ -138,7 +142,7 @@ class _Blob:
 
 
 def _download(name: HubName, commit: str, files: list[str], tell: Told | None) -> None:
-    """Everything that the cache lacks, one file after another."""
+    """Downloads all files that the cache lacks, one after another."""
     absent = [
         file
         for file in files
@@ -154,7 +158,7 @@ def _download(name: HubName, commit: str, files: list[str], tell: Told | None) -
         )
         with closing(DownloadProgress(total, tell)) as progress:
             for blob in fresh:
-                if blob.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:  # larger ones come in Xet's chunks
+                if blob.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:  # larger files come in Xet's chunks
                     _fetch_blob(name, blob, progress)
     for blob in blobs:
         hf_hub_download(name.repo, blob.file, revision=commit)  # finds the content, links the name to it
@@ -169,12 +173,12 @@ def _blob(name: HubName, commit: str, file: str) -> _Blob:
 
 
 def _fetch_blob(name: HubName, blob: _Blob, progress: DownloadProgress) -> None:
-    """Goes on where the last attempt has ended, in this process or another."""
+    """Downloads a file's content. Continues where the last attempt ended, in this process or another."""
     lock = Path(constants.HF_HUB_CACHE) / ".locks" / _cache_folder(name).name / f"{blob.path.name}.lock"
     lock.parent.mkdir(parents=True, exist_ok=True)
     blob.path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(lock):
-        if blob.path.exists():  # another process has been here while we waited
+        if blob.path.exists():  # another process downloaded it while this one waited
             progress.update(blob.size)
             return
         with open(blob.partial, "ab") as partial:
@@ -196,8 +200,8 @@ def _fetch_blob(name: HubName, blob: _Blob, progress: DownloadProgress) -> None:
 
 
 def _check_hash(name: HubName, blob: _Blob) -> None:
-    """Raises HubError, and removes what came, where its hash is not the one that the hub names: the SHA-256 of a large
-    file, git's SHA-1 of another."""
+    """Compares the content with the hash that the hub states: SHA-256 of a large file, git's SHA-1 of others. If they
+    differ, removes the content and raises HubError."""
     told = blob.path.name
     if re.fullmatch("[0-9a-f]{64}", told):
         digest = hashlib.sha256()
@@ -241,7 +245,7 @@ def _why_offline() -> str:
 
 @contextmanager
 def _explained(name: HubName) -> Iterator[None]:
-    """The library's errors in our words: the cause and what to do."""
+    """Translates the library's error into a message with the cause and the remedy."""
     hub = constants.ENDPOINT
     try:
         yield

@@ -1,4 +1,4 @@
-"""The one error of fetching a model by name."""
+"""The error of downloading a model by name."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from moeserve.errors import UserError
 
 
 class HubError(UserError):
-    """A model that cannot be had: names the repository, the cause and the remedy."""
+    """A model cannot be downloaded. The message names the repository, the cause and the remedy."""

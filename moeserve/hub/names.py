@@ -1,5 +1,5 @@
-"""How a model of the hub is named: org/repo, org/repo:Q4_K_M, org/repo:file.gguf, each pinned with @revision behind the
-repository."""
+"""Names of models on the hub: org/repo, org/repo:Q4_K_M, org/repo:file.gguf; after the repository, @revision may
+follow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAME = re.compile(
 
 
 class HubName(NamedTuple):
-    """`wanted` is a file of the repository when it ends with .gguf, else the tag of a quantisation."""
+    """A parsed name. `wanted`: a file of the repository if it ends with .gguf, else the tag of a quantisation."""
 
     repo: str  # org/repo
     wanted: str | None

@@ -1,4 +1,4 @@
-"""A download as the user sees it: a bar on a terminal, log lines elsewhere."""
+"""Shows the progress of a download: a bar on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from tqdm import tqdm
 
-LOG_EVERY_S = 5.0  # where there is no terminal
+LOG_EVERY_S = 5.0  # without a terminal
 
 log = logging.getLogger(__name__)
 
@@ -20,10 +20,11 @@ Told = Callable[[int, int], None]
 
 
 class DownloadProgress:
-    """The progress of all files of a model together. Its `file` is what `http_get` takes for a class of bars."""
+    """The progress of all files of a model together. Its `file` method replaces the class of progress bars that
+    `http_get` would use."""
 
     def __init__(self, total: int, tell: Told | None = None) -> None:
-        """`total`: bytes. `tell` gets the bytes that are there, and `total`."""
+        """`total`: bytes. `tell`: called with the bytes that are there, and `total`."""
         self._total = total
         self._tell = tell
         self._done = 0
@@ -37,7 +38,7 @@ class DownloadProgress:
         )
 
     def update(self, nbytes: float | None = 1) -> None:
-        """Adds `nbytes` bytes; a negative number when the server starts a file over."""
+        """Adds `nbytes` bytes; a negative number if the server starts a file again."""
         nbytes = int(nbytes or 0)
         self._done += nbytes
         self._bar.update(nbytes)
@@ -49,7 +50,7 @@ class DownloadProgress:
             log.info("downloading: %.2f of %.2f GB", self._done / 1e9, self._total / 1e9)
 
     def file(self, initial: int = 0, **_: Any) -> DownloadProgress:
-        """A bar for one file, which is this one; `initial` bytes of it were there before."""
+        """Returns the bar for one file, which is this same bar; `initial` bytes of the file were there before."""
         self.update(initial)
         return self
 
@@ -57,7 +58,7 @@ class DownloadProgress:
         self._bar.close()
 
     def __enter__(self) -> DownloadProgress:
-        """http_get enters the bar of each file; it outlives them."""
+        """Does nothing: `http_get` enters and leaves the bar once per file, but the bar lasts for all files."""
         return self
 
     def __exit__(

@@ -108,7 +108,7 @@ def plan_capacity(
         log.warning("the KV pool holds %d tokens: requests are limited to that, not to %d", slots, wanted_len)
     if wanted_len > context_length:
         log.warning(
-            "requests may have %d tokens; the model was made for %d, what it says beyond may be nonsense",
+            "requests may have %d tokens; the model was trained for %d, beyond which its answers may be nonsense",
             wanted_len,
             context_length,
         )

@@ -111,7 +111,7 @@ class HostBlocks:
                 chunk = self._allocate()
             except (RuntimeError, MemoryError) as error:
                 self._most = first
-                log.warning("RAM for pages of KV ends at %d MiB: %s", self.max_bytes >> 20, error)
+                log.warning("no more than %d MiB of RAM for pages of KV: %s", self.max_bytes >> 20, error)
                 return False
             with self._lock:
                 self._chunks.append(chunk)

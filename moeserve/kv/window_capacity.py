@@ -124,12 +124,12 @@ def log_pools(config: ServerConfig, layout: KvLayout, pools: KvPools, *, is_divi
         return
     if pools.num_window_slots:
         log.info(
-            "windowed layers have a KV pool of their own, of %d tokens beside %d, for what a window of %d reads",
-            *(pools.num_window_slots, pools.num_slots, layout.window),
+            "two KV pools: %d tokens for the layers with a window of %d, %d tokens for the others",
+            *(pools.num_window_slots, layout.window, pools.num_slots),
         )
     elif config.kv_window_ratio is None:
         reason = _reason_for_one(config, layout, is_divided=is_divided) or NO_ROOM
-        log.info("one KV pool for all layers, windowed ones too: %s", reason)
+        log.info("one KV pool for all layers, including the windowed ones: %s", reason)
 
 
 def _refused(ratio: float, reason: str) -> ConfigError:

@@ -30,8 +30,8 @@ class AsyncPushChannel:
         connect(self.socket, self.address)
 
     def reopen(self) -> None:
-        """For another receiver, in the place of one that has ended: it gets what is sent from now on, and nothing that
-        was not delivered to the first."""
+        """Prepares for another receiver after the first has ended. The new one gets messages sent from now on, but none
+        that the first did not receive."""
         self.socket.close(linger=0)
         self._open()
 

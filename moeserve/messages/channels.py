@@ -76,7 +76,7 @@ def bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, address: str) -> None:
 
 
 def channel_full(message: msgspec.Struct, address: str) -> ChannelFull:
-    return ChannelFull(f"{type(message).__name__} not sent: {address} took nothing for {SEND_TIMEOUT_S:g} s")
+    return ChannelFull(f"{type(message).__name__} not sent: {address} read nothing for {SEND_TIMEOUT_S:g} s")
 
 
 class PushChannel:

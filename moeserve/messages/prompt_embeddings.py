@@ -44,7 +44,7 @@ class EmbeddingSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 def is_handle(text: str) -> bool:
-    """Whether a file of embeddings can have this name: no path, no other file."""
+    """Returns whether the name can be that of a file of embeddings: not a path, and not another file's name."""
     return 0 < len(text) <= _MOST_HANDLE_CHARACTERS and _HANDLE_CHARACTERS.issuperset(text)
 
 

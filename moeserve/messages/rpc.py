@@ -82,7 +82,7 @@ class DuplexStream(SocketStream):  # type: ignore[misc]  # rpyc has no types
         poller.register(self.sock, select.POLLIN | select.POLLOUT)
         ready = poller.poll(WRITE_TIMEOUT_S * 1000)
         if not ready:
-            raise EOFError(f"the other end took nothing for {WRITE_TIMEOUT_S} s")
+            raise EOFError(f"the other end read nothing for {WRITE_TIMEOUT_S} s")
         ((_, events),) = ready
         if events & select.POLLIN:
             arrived = self.sock.recv(self.MAX_IO_CHUNK)

@@ -1,4 +1,5 @@
-"""What a request asks of sampling and of its text, and what is said of a token: the parts that messages share."""
+"""The parts that several messages share: how a request samples and limits its text, and what is reported about a
+token."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ class ExpertUseRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineReadyRequest(msgspec.Struct, frozen=True, tag=True):
-    """From an httpserver that has just started, or was told of a lost router: requests an EngineReady, which comes when
-    there is a worker."""
+    """Sent by an httpserver that has just started, or was told of a lost router: asks for an EngineReady, which is sent
+    once there is a worker."""
 
 
 # ---------------------------------------------------------------- router -> detokenizer
@@ -268,28 +268,28 @@ class ProcessFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReplaceWorker(msgspec.Struct, frozen=True, tag=True):
-    """From the router: this worker is of no use any more, whether its process still lives or not."""
+    """Sent by the router: this worker is of no use any more, whether its process still lives or not."""
 
     pid: int
     cause: str
 
 
 class WorkerExited(msgspec.Struct, frozen=True, tag=True):
-    """From the launcher to the router, before another worker is started."""
+    """Sent by the launcher to the router, before another worker is started."""
 
     cause: str
     by_itself: bool  # it crashed, failed or hung; False: it was killed or stopped from outside
 
 
 class HttpserverLost(msgspec.Struct, frozen=True, tag=True):
-    """From the launcher to the router: the requests with ids below `first_id` have no reader any more. The next
-    httpserver's requests have ids from there on."""
+    """Sent by the launcher to the router: no process reads the answers of requests with ids below `first_id` any more.
+    The next httpserver's ids begin there."""
 
     first_id: int
 
 
 class HeartbeatRequest(msgspec.Struct, frozen=True, tag=True):
-    """From the launcher to httpserver, the router and the detokenizer: a process that does not answer hangs."""
+    """Sent by the launcher to httpserver, the router and the detokenizer: a process that does not answer hangs."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):

@@ -86,12 +86,12 @@ class OverlappingWorker(Worker, Protocol):
     @property
     @abstractmethod
     def is_computed(self) -> bool:
-        """Whether `finish` would not wait."""
+        """True if `finish` would return without waiting."""
         ...
 
     @abstractmethod
     def may_follow(self, plan: StepPlan) -> bool:
-        """Whether `advance` takes this plan."""
+        """Returns whether `advance` takes this plan."""
         ...
 
     @abstractmethod

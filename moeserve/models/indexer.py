@@ -116,5 +116,5 @@ class ChoosesKeys:
 
     @property
     def rule(self) -> ChoiceRule:
-        """Which keys a query attends to, among those that its window shows."""
+        """Returns the rule by which a query chooses its keys, among those within its window."""
         return ALL_KEYS if self.indexer is None else self.indexer.rule

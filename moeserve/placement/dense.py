@@ -111,18 +111,18 @@ class DensePlacement:
             decision = self._decisions[behind if _is_by_rule(self._decisions[behind]) else first]
             raise self._error(
                 decision,
-                f"cannot be: layer {behind} would be in RAM behind layer {first} on the GPU; what is in RAM are the "
-                "first layers, one after another",
+                f"is impossible: layer {behind} would be in RAM behind layer {first} on the GPU, but only the "
+                "first layers of the model can be in RAM",
             )
 
     def _check_ends(self) -> None:
         if self.embedding == "cuda" and self.layers[0] == "cpu":
             raise self._error(
-                self._of_embedding, "cannot be: layer 0 is in RAM, and the embedding before it is too"
+                self._of_embedding, "is impossible: layer 0 is in RAM, and the embedding before it is too"
             )
         of_head = self._decide("the head", [n.OUTPUT, n.OUTPUT_NORM], "output")
         if self._place("the head", of_head, "cuda") == "cpu":
-            raise self._error(of_head, "cannot be: the head is on the GPU, behind the last layers")
+            raise self._error(of_head, "is impossible: the head is on the GPU, behind the last layers")
 
     def _error(self, decision: Decision | None, problem: str) -> ConfigError:
         assert self._rules is not None

@@ -74,7 +74,7 @@ def ram_pins(placement: Placement) -> Pinned:
 
 def _obstacle(placement: Placement, *, in_file: bool) -> str | None:
     if not in_file:
-        return "experts can be read from disk only out of a GGUF file with its own weights"
+        return "experts can be read from disk only from a GGUF file that contains the weights"
     if placement.layers_in_ram:
         return "where the CPU computes the first layers, their experts cannot be on disk"
     return None

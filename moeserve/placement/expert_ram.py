@@ -35,11 +35,12 @@ def expert_bytes(sizes: ModelSizes) -> int:
 
 
 def expert_ram_bytes(config: ServerConfig, sizes: ModelSizes, layout: KvLayout, free: int) -> int | None:
-    """Returns the RAM for routed experts; None if all fit into `free` bytes with the other weights. With --expert-ram,
-    what it says; None if that is enough for all.
+    """Returns the RAM for routed experts; None if all of them fit into `free` bytes beside the other weights.
 
-    By default it is what is free beside the other weights, a margin, and KV for the requests that may run at once, of
-    which memory for an eighth of the rest is kept; None, too, if that does not hold one token's experts."""
+    With --expert-ram: its value; None if that is enough for all experts. Otherwise: `free` less the other weights, a
+    margin, and KV for the requests that may run at once, for which at most an eighth of the rest is kept; None if the
+    result does not hold one token's experts.
+    """
     everything, dense = expert_bytes(sizes), dense_bytes(sizes)
     if config.expert_ram is not None:
         budget = int(config.expert_ram * GIB)

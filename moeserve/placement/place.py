@@ -192,7 +192,7 @@ class _Planner:
         if decision.device == "cuda" and decision.prefill == "cpu":
             raise self._rule_error(decision, "is impossible: the GPU computes the experts in its memory")
         if decision.prefill == "cuda" and decision.device != "cuda" and not self._gpu.can_stream:
-            raise self._rule_error(decision, "cannot be: the GPU engine does not stream experts yet")
+            raise self._rule_error(decision, "is impossible: the GPU engine does not stream experts yet")
         if "cuda" in (decision.device, decision.prefill) and self._dense.layers[layer] == "cpu":
             raise self._rule_error(
                 decision,

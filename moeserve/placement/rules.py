@@ -53,7 +53,7 @@ class RuleText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.device is not None and (self.decode is not None or self.prefill is not None):
             raise ValueError("`device` stands for both phases: leave it out, or `decode` and `prefill`")
         if self.device is None and self.decode is None and self.prefill is None:
-            raise ValueError("says no device: add `device`, or `decode` and `prefill`")
+            raise ValueError("names no device: add `device`, or `decode` and `prefill`")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a vision tower on the model's GPU leaves to the model."""
+"""Computes the GPU memory that a vision tower leaves to the model on the same GPU."""
 
 from __future__ import annotations
 

@@ -76,5 +76,5 @@ class EmbeddingFiles:
 
     def _path(self, handle: str) -> Path:
         if not is_handle(handle):
-            raise ValueError(f"{handle!r} is no handle of embeddings")
+            raise ValueError(f"{handle!r} is not a handle of embeddings")
         return self._folder / handle

@@ -65,13 +65,14 @@ class RuntimePaths:
 
     @property
     def tower_memory(self) -> Path:
-        """What the vision tower takes of GPU memory: bytes, as digits. The visual server writes the file when it has
-        them; the worker waits for it before it plans the rest."""
+        """The file with the GPU memory that the vision tower takes: bytes, as digits. The visual server writes it when
+        it knows the number; the worker waits for it before it plans the rest."""
         return self.directory / "tower-memory"
 
     @property
     def tower_page(self) -> Path:
-        """What the router and the visual server know of each other's work; see `tower_page.py`."""
+        """The page of memory by which the router and the visual server tell each other about their work; see
+        `tower_page.py`."""
         return self.directory / "tower-page"
 
     @property

@@ -81,11 +81,11 @@ class LauncherWatch:
         if not self._was_continued and state_of(self._pid).is_stopped:
             self._was_continued = True
             log.warning(
-                "the launcher has asked for nothing for %.0f s, because it was stopped; it is continued",
+                "the launcher was stopped and has sent nothing for %.0f s; it is continued",
                 self._silent_s,
             )
             os.kill(self._pid, signal.SIGCONT)
         if is_needed and self._silent_s >= 2 * self._limit_s:
-            log.error("the launcher does not answer, and something is lost: the server ends")
+            log.error("the launcher does not answer and cannot replace a lost process: the server ends")
             os.kill(self._pid, signal.SIGKILL)
             self._silent_s = 0.0  # inside a container it may not be killable; then this repeats

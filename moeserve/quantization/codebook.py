@@ -31,7 +31,7 @@ class Signs(IntEnum):
 
 
 class BookScales(IntEnum):
-    """Where the integers n are."""
+    """Where a block stores the integers n."""
 
     WORD_TOP = 0  # the word's highest 4 bits, for 32 columns
     NIBBLES_32 = 1  # nibbles of the octets, for 32 columns

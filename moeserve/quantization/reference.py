@@ -1,4 +1,4 @@
-"""What a row means, in numpy: the values of GGUF blocks, bit for bit what ggml's dequantisation gives."""
+"""Dequantises rows of GGUF blocks in numpy, bit for bit like ggml."""
 
 from __future__ import annotations
 

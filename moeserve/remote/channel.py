@@ -72,7 +72,7 @@ class FrameChannel:
 
     @property
     def due(self) -> float:
-        """When `turn` must be called next, in the time of time.monotonic()."""
+        """Returns when `turn` must be called next, in the time of time.monotonic()."""
         return min(self._spoke_at + HEARTBEAT_S, self._heard_at + LOST_S)
 
     @property

@@ -1,7 +1,7 @@
-"""What link and gate send each other within TLS: frames of a kind, a length and that many bytes.
+"""The frames that link and gate send each other within TLS: kind, length, and that many bytes.
 
 The gate speaks first: a Welcome, or an End that says why not. Then both send the bytes of rpyc's connection as Data,
-and a Heartbeat where they have sent nothing for a while. An End is the last frame.
+and a Heartbeat when they have sent nothing for a while. An End is the last frame.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Gate:
 
     @property
     def due(self) -> float:
-        """When `turn` must be called next, in the time of time.monotonic()."""
+        """Returns when `turn` must be called next, in the time of time.monotonic()."""
         return min((session.due for session in self._sessions), default=float("inf"))
 
     def turn(self) -> None:

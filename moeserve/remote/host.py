@@ -144,7 +144,7 @@ class WorkerHost:
             log.info("the worker is back after %.2f s", self._crashes.since_last_s)
 
     def _open_worker(self) -> tuple[Welcome, socket.socket]:
-        """For the gate. Raises NotServing."""
+        """Connects to the worker for the gate. Raises NotServing."""
         if self._engine is None:
             raise NotServing("the worker is loading its model")
         local = socket.socket(socket.AF_UNIX)

@@ -143,7 +143,7 @@ class Link:
             log.error("%s", cause)
             self._to_router.send(WorkerExited(cause, error.by_itself))
         except LocalClosed:
-            log.info("the router has gone; another may come")
+            log.info("the router is gone; waiting for the next one")
             time.sleep(RETRY_S)  # the worker has to notice, too
         finally:
             tunnel.close()
@@ -180,5 +180,5 @@ class Link:
 
 
 def milliseconds_until(due: float) -> int:
-    """From now, in the time of time.monotonic(); at least 0."""
+    """Returns the milliseconds from now until a time of time.monotonic(); at least 0."""
     return max(math.ceil((due - time.monotonic()) * 1e3), 0)

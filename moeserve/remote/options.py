@@ -1,4 +1,4 @@
-"""Which flags are whose where the worker is on another machine."""
+"""Which machine each flag belongs to if the worker is on another machine."""
 
 from __future__ import annotations
 

@@ -9,14 +9,14 @@ from moeserve.remote.tls_files import TlsFiles
 
 
 def gate_context(files: TlsFiles, flag_prefix: str) -> ssl.SSLContext:
-    """For the end that listens: a client without a certificate that the authority has signed gets no further than the
-    handshake. Raises ConfigError, which names the flags."""
+    """Returns the TLS context of the listening end: the handshake fails for a client without a certificate signed by
+    the authority. Raises ConfigError, which names the flags."""
     return _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files, flag_prefix)
 
 
 def link_context(files: TlsFiles, flag_prefix: str) -> ssl.SSLContext:
-    """For the end that connects: it also checks that the other's certificate is for the name or address that it has
-    called. Raises ConfigError, which names the flags."""
+    """Returns the TLS context of the connecting end: it also checks that the peer's certificate is for the called name
+    or address. Raises ConfigError, which names the flags."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = True
     return _load(context, files, flag_prefix)

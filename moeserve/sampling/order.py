@@ -93,5 +93,5 @@ def order_code(settings: SamplerSettings, order: Sequence[str] = ()) -> int:
 
 
 def _acts(sampler: str, settings: SamplerSettings) -> bool:
-    """Whether the sampler does anything with these settings."""
+    """Returns whether the sampler has an effect with these settings."""
     return bool(_SWITCHES[sampler](settings) != _IDLE[sampler])

@@ -1,8 +1,5 @@
-"""Vocabulary, tokeniser and chat template, all from the GGUF.
-
-What is not asked for is not imported: the detokenizer needs no tokenizers library, the template's process
-no numpy.
-"""
+"""The vocabulary, the tokenizer and the chat template, all read from the GGUF. Each module imports only what it needs:
+the detokenizer does not import the tokenizers library, and the template's process does not import numpy."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
-"""A chat template, rendered as Hugging Face's `apply_chat_template` does it.
+"""Renders a chat template as Hugging Face's `apply_chat_template` does.
 
-A template is a program from an untrusted file. Jinja's sandbox keeps it from reaching Python's internals, but
-not from looping or allocating without end: a server renders with `renderer.ChatRenderer`, in another process.
+A template is a program from an untrusted file. Jinja's sandbox keeps it from Python's internals, but does not stop
+endless loops or allocations. So a server renders with `renderer.ChatRenderer`, in another process.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _LIST_METHODS = frozenset({"append", "extend", "insert", "pop"})
 
 
 class ChatTemplate:
-    """A compiled template. TemplateError from the constructor if it cannot be compiled."""
+    """A compiled template. The constructor raises TemplateError if it cannot be compiled."""
 
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        """`variables` are there in every render: bos_token, eos_token and the like."""
+        """`variables`: variables of every render, such as bos_token and eos_token."""
         self._variables = dict(variables)
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
-                f"the chat template is wrong in line {error.lineno}: {_text_of(error)}"
+                f"the chat template has an error in line {error.lineno}: {_text_of(error)}"
             ) from error
         except Exception as error:  # jinja and Python's compiler can refuse a program in many ways
             raise TemplateError(f"the chat template cannot be compiled: {_reason(error)}") from error
@@ -48,7 +48,8 @@ class ChatTemplate:
         kwargs: Mapping[str, Any] | None = None,
         max_chars: int = 1 << 24,
     ) -> str:
-        """The prompt. TemplateError when the template raises, fails, or writes more than `max_chars`."""
+        """Returns the prompt. Raises TemplateError if the template raises an error, fails, or writes more than
+        `max_chars`."""
         variables = {
             **self._variables,
             **(kwargs or {}),
@@ -76,7 +77,7 @@ class ChatTemplate:
 
 
 class _Refused(jinja2.TemplateError):
-    """`raise_exception` was called: its text is the template's word to the client."""
+    """The template called `raise_exception`; the text is the template's message to the client."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -91,7 +92,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """namespace() whose attributes cannot begin with an underscore: none can pose as a Python internal."""
+    """namespace() without attributes that begin with an underscore, so that none can pose as a Python internal."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # `self` may be an attribute's name
         attributes = dict(*args[1:], **kwargs)
@@ -112,7 +113,8 @@ def _refuse_underscore(name: object) -> None:
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Lets templates collect in lists, as llama.cpp's own do. All that they can reach was made for the one render."""
+    """Lets templates append to lists and set items, as llama.cpp's own templates do. This is safe because all objects
+    within their reach were made for one render."""
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if type(obj) is list and attr in _LIST_METHODS:
@@ -138,7 +140,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON; jinja's own filter escapes HTML."""
+    """Returns plain JSON; jinja's own filter escapes HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -174,5 +176,5 @@ def _reason(error: Exception) -> str:
 
 
 def _text_of(error: BaseException) -> str:
-    """The error's text, shortened, without characters that UTF-8 cannot hold."""
+    """Returns the error's text, shortened, without characters that UTF-8 cannot represent."""
     return str(error)[:MAX_MESSAGE_CHARS].encode("utf-8", errors="replace").decode("utf-8")

@@ -50,7 +50,8 @@ class FimTokens:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Tokens that end a middle besides the model's ends: another file, or another gap, would begin there."""
+        """Returns the tokens that end a middle, in addition to the model's end tokens: after them another file or
+        another gap would begin."""
         found = (self.prefix, self.suffix, self.middle, self.repository, self.separator, self.pad)
         return tuple(token for token in found if token is not None)
 

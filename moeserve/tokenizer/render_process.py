@@ -20,7 +20,7 @@ from .render_protocol import (
     encode,
 )
 
-MEMORY_BYTES = 512 << 20  # address space beyond what the process needs to be there at all
+MEMORY_BYTES = 512 << 20  # address space beyond what the process uses when it is ready
 
 
 def main() -> None:
@@ -62,8 +62,8 @@ def _render(template: ChatTemplate | None, request: Render, max_chars: int) -> s
 
 
 def _import_the_rest() -> None:
-    """Python and jinja load codecs, error reporting and the time zone on first use: now, while files can be
-    opened."""
+    """Imports modules that Python and jinja load on first use (codecs, error reporting, the time zone), while files can
+    still be opened."""
     source = r"{{ strftime_now('%Z\n') }}{{ [] | pprint }}{{ lipsum(1) }}{{ raise_exception('\u20ac') }}"
     with suppress(TemplateError):
         ChatTemplate(source, {}).render([])

@@ -81,5 +81,5 @@ def decode_request(body: bytes) -> RenderRequest:
 
 
 def decode_reply(body: bytes) -> Reply:
-    """ValueError for anything but a reply."""
+    """Decodes a reply. Raises ValueError for anything else."""
     return _reply.decode(body)

@@ -39,9 +39,9 @@ _DIED = "the chat template's process ended unexpectedly; the template may need t
 
 
 class ChatRenderer:
-    """One template, one process, one render at a time; the others wait in line.
+    """Renders one template in one process, one render at a time; other renders wait in line.
 
-    A render that exceeds its time is ended by killing the process; the next render starts a new one (0.1 s).
+    A render that takes too long is ended by killing the process; the next render starts a new one (0.1 s).
     """
 
     def __init__(
@@ -102,16 +102,16 @@ class ChatRenderer:
 
     @property
     def source(self) -> str | None:
-        """The template, where there is one."""
+        """Returns the template, if there is one."""
         return self._source
 
     def source_for(self, tools: Sequence[Mapping[str, Any]] | None) -> str | None:
-        """The template of a conversation with these tools."""
+        """Returns the template for a conversation with these tools."""
         return self._tool_source if tools and self._tool_source is not None else self._source
 
     @property
     def sources(self) -> list[str]:
-        """All of them, first the one for tools."""
+        """Returns all templates, first the one for tools."""
         return [source for source in (self._tool_source, self._source) if source is not None]
 
     async def render(
@@ -138,12 +138,12 @@ class ChatRenderer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """As `render`, blocking: not for an event loop's thread."""
+        """Does what `render` does, but blocks: do not call it on an event loop's thread."""
         frame = self._frame(messages, tools, True, kwargs)
         return self._sandbox.run_sync(lambda: self._exchange(frame))
 
     def close(self) -> None:
-        """Ends the process. Waits for a render that is under way."""
+        """Ends the process, after a render that is under way."""
         self._sandbox.close()
 
     def _frame(
@@ -169,7 +169,7 @@ class ChatRenderer:
     # ---- all below runs on the sandbox's thread
 
     def _start(self) -> None:
-        """Raises SandboxLost, SandboxUnavailable, TemplateError."""
+        """Starts the process and compiles the template. Raises SandboxLost, SandboxUnavailable, TemplateError."""
         assert self._source is not None
         self._sandbox.start()
         try:
@@ -183,7 +183,8 @@ class ChatRenderer:
         return self._twice(lambda: self._render(frame))
 
     def _twice(self, work: Callable[[], T]) -> T:
-        """A process that was lost may have been killed for another's sake, so a second one is asked."""
+        """Asks a second process if the first is lost, because the first may have been killed for another reason than
+        this template."""
         try:
             return work()
         except SandboxLost:
@@ -196,13 +197,13 @@ class ChatRenderer:
             raise SandboxUnavailable(f"the process for chat templates {error}") from error
 
     def _render(self, frame: bytes) -> str:
-        """As `_start`."""
+        """Renders once. Raises the errors of `_start`."""
         if not self._sandbox.is_running:
             self._start()
         return self._request(frame, "finish")
 
     def _request(self, frame: bytes, stage: str) -> str:
-        """As `_start`."""
+        """Sends a request and returns its reply. Raises the errors of `_start`."""
         try:
             reply = decode_reply(self._sandbox.ask(frame, stage))
         except SandboxTimeout as error:
@@ -239,7 +240,7 @@ def _encode(request: RenderRequest) -> bytes:
 
 
 def _special_tokens(gguf: ModelSource, vocabulary: Vocabulary) -> dict[str, str]:
-    """Hugging Face's template variables for the tokens that the file names."""
+    """Returns Hugging Face's template variables for the tokens that the file names."""
     keys = {
         "bos_token": "tokenizer.ggml.bos_token_id",
         "eos_token": "tokenizer.ggml.eos_token_id",

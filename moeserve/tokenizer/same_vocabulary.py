@@ -23,9 +23,11 @@ log = logging.getLogger(__name__)
 
 
 def check_same_vocabulary(model: ModelSource, drafting: ModelSource) -> None:
-    """Raises ModelError unless the ids of both models' tokens of text stand for the same. Control and padding tokens
-    may differ, MOST_DIFFERENCES of them: releases of a family add some, and embeddings are padded. A draft of
-    such a token is wrong, which costs only its time."""
+    """Raises ModelError unless both models use the same ids for all tokens of text.
+
+    Up to MOST_DIFFERENCES control and padding tokens may differ, because releases of a family add some, and embeddings
+    are padded. A draft of such a token is always rejected, which costs only time.
+    """
     sizes = vocab_size(model), vocab_size(drafting)
     ours, theirs = (list(source.metadata.require_strings(_TOKENS)) for source in (model, drafting))
     kinds = [

@@ -1,6 +1,8 @@
-"""SentencePiece's BPE as GGUF files have it (`tokenizer.ggml.model` is "llama": Llama 2, Mistral 7B, Mixtral): no
-merges, but a score for each token. Of all pairs of neighbours whose text is a token, the one of the highest score is
-joined first. A BPE does the same by merges in the order of their wholes' scores.
+"""SentencePiece's BPE as GGUF files have it (`tokenizer.ggml.model` is "llama": Llama 2, Mistral 7B, Mixtral): it has
+no merges, but a score for each token.
+
+Among all neighbouring pairs whose joined text is a token, the pair with the highest score is joined first. A BPE with
+merges, ordered by the scores of the joined tokens, gives the same result.
 """
 
 from __future__ import annotations
@@ -21,11 +23,9 @@ _TOKENS = "tokenizer.ggml.tokens"
 def merges_of_scores(
     gguf: ModelSource, pieces: Sequence[str], vocabulary: Vocabulary
 ) -> list[tuple[str, str]]:
-    """Returns the pairs of tokens that join to a token, best first.
-
-    Control tokens are neither parts nor wholes: typed text never becomes one by joining. Raises ModelError for scores
-    that are missing or not numbers, and for more or longer tokens than are supported.
-    """
+    """Returns the pairs of tokens that join to a token, best first. Control tokens are neither parts nor results, so
+    that typed text never becomes one by joining. Raises ModelError for scores that are missing or not numbers, and for
+    more or longer tokens than are supported."""
     scores = gguf.metadata.require_floats(_SCORES, len(pieces)).tolist()
     others = vocabulary.special | vocabulary.user_defined | vocabulary.unused
     joinable = {p: i for i, p in enumerate(pieces) if i not in others and p not in BYTE_PIECES}

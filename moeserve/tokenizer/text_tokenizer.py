@@ -32,17 +32,17 @@ _MODEL = "tokenizer.ggml.model"
 _PRE = "tokenizer.ggml.pre"
 _MERGES = "tokenizer.ggml.merges"
 _SPACE_PREFIX = "tokenizer.ggml.add_space_prefix"
-# Not a GGUF's keys: what a Hugging Face folder says of itself.
+# Keys that GGUF files do not have: they carry settings of a Hugging Face folder.
 _NORMALIZER = "tokenizer.normalizer"
 _IGNORE_MERGES = "tokenizer.ignore_merges"
 
-# Tokens that are matched whole. The tokenizers library takes 57 s to be told of 100,000, minutes for a million.
+# Most tokens that are matched whole. Adding 100,000 to the tokenizers library takes 57 s, a million takes minutes.
 MAX_WHOLE = 1 << 12
 _UTF8_BYTES = frozenset(range(256)) - {0xC0, 0xC1, *range(0xF5, 0x100)}
 
 
 class TextTokenizer:
-    """encode and decode. Safe to call from several threads; the tokenizers never change once built."""
+    """Encodes and decodes text. Safe to call from several threads, because the tokenizers never change once built."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class TextTokenizer:
         model = BPE(
             _piece_ids(gguf, pieces),
             merges_of_scores(gguf, pieces, vocabulary) if scored else list(_merges(gguf, pieces)),
-            # A word that is a token stays one, whether or not merges lead to it.
+            # A word that is a token stays one token, even if no merges lead to it.
             ignore_merges=gguf.metadata.require_bool(
                 _IGNORE_MERGES, default=split is not None and split.ignores_merges
             ),
             byte_fallback=split is None,
         )
-        # Two tokenizers over one model: which tokens are matched whole is a property of the tokenizer.
+        # Two tokenizers of one model, because the set of tokens that are matched whole is fixed per tokenizer.
         user_defined = [_added(pieces[i], special=False) for i in sorted(vocabulary.user_defined)]
         special = [_added(pieces[i], special=True) for i in sorted(vocabulary.special)]
         kinds = (user_defined + special, user_defined)
@@ -104,22 +104,22 @@ class TextTokenizer:
         return self._choose(parse_special).encode(self._spelled(text), add_special_tokens=False).ids
 
     def encode_batch(self, texts: Sequence[str], parse_special: bool = True) -> list[list[int]]:
-        """As `encode`, for each text; on several cores."""
+        """Returns the token ids of each text, as `encode` would; uses several cores."""
         batch = self._choose(parse_special).encode_batch_fast(
             [self._spelled(text) for text in texts], add_special_tokens=False
         )
         return [encoding.ids for encoding in batch]
 
     def encode_parts(self, parts: Sequence[str]) -> list[int]:
-        """Token ids of one text in parts: no token, and no control token's text, goes over from one to the next. On
-        several cores."""
+        """Returns the token ids of one text that is given in parts. No token, and no control token's text, crosses the
+        border between two parts. Uses several cores."""
         if self._going_on is None or len(parts) < 2:
             return [*itertools.chain(*self.encode_batch(parts))]
         return [*self.encode(parts[0]), *itertools.chain(*map(self.encode_rest, parts[1:]))]
 
     def encode_rest(self, text: str, parse_special: bool = True) -> list[int]:
-        """Token ids of a text that goes on another one: without the space that some vocabularies put before a text.
-        Without the GIL, but for short moments."""
+        """Returns the token ids of a text that continues another one: without the space that some vocabularies put
+        before a text. Holds the GIL only for short moments."""
         if self._going_on is None:
             (ids,) = self.encode_batch([text], parse_special)
             return ids
@@ -133,25 +133,26 @@ class TextTokenizer:
         return [*first.ids, *rest]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes that the token adds to the text. IndexError outside 0..size-1."""
+        """Returns the bytes that the token adds to the text. Raises IndexError outside 0..size-1."""
         if token_id < 0:
             raise IndexError(f"token id {token_id} is negative")
         return self.vocabulary.token_bytes[token_id]
 
     def token_text(self, token_id: int) -> str:
-        """The token alone as text, U+FFFD where its bytes are not whole characters."""
+        """Returns the text of the single token, with U+FFFD where its bytes are not whole characters."""
         return self.token_bytes(token_id).decode("utf-8", errors="replace")
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
-        """The text of `ids`, U+FFFD for invalid UTF-8, without the space that `encode` puts before a text. IndexError
-        outside 0..size-1."""
+        """Returns the text of `ids`, with U+FFFD for invalid UTF-8, without the space that `encode` puts before a text.
+        Raises IndexError outside 0..size-1."""
         special = self.vocabulary.special
         kept = (self.token_bytes(i) for i in ids if not (skip_special and i in special))
         text = b"".join(kept).decode("utf-8", errors="replace")
         return text if self._going_on is None else text.removeprefix(" ")
 
     def _spelled(self, text: str) -> str:
-        """The text as far as tokens can spell it: a byte without a token would vanish from it."""
+        """Returns the text with characters replaced that contain a byte without a token; such a byte would otherwise
+        vanish."""
         text = _valid(text)
         if not self.missing_bytes:
             return text
@@ -236,7 +237,7 @@ def _spaced_tokenizer(model: BPE, added: list[AddedToken], *, prefix: bool) -> T
 
 
 def pre_tokenizer(split: Split = QWEN2) -> pre_tokenizers.PreTokenizer:
-    """Text into words, in the byte alphabet."""
+    """Returns the pre-tokenizer, which splits text into words and maps them to the byte alphabet."""
     return pre_tokenizers.Sequence(
         [
             *(pre_tokenizers.Split(Regex(e), behavior="isolated") for e in split.expressions),

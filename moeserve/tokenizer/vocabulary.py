@@ -1,7 +1,7 @@
-"""What each token id stands for: its bytes and its kind. All that a detokenizer needs, without a tokenizer.
+"""The bytes and the kind of each token id: all that a detokenizer needs, without a tokenizer.
 
-Byte-level BPE writes a token's raw bytes as printable characters, one each (GPT-2's table, "Ġ" for a space);
-control and user-defined tokens are plain text.
+Byte-level BPE writes a token's raw bytes as printable characters, one each (GPT-2's table, "Ġ" for a space); control
+and user-defined tokens are plain text.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from moeserve.models.sources.splits import SPLITS
 from .known_tokens import BYTE, CONTROL, TEXT_ENDS, UNKNOWN, UNUSED, USER_DEFINED, known_kinds, turn_ends
 
 MAX_VOCAB = 1 << 22
-MAX_TOKEN_BYTES = 1 << 16  # of one token; the longest in use have hundreds
+MAX_TOKEN_BYTES = 1 << 16  # of one token; the longest tokens in use have hundreds
 
-# `tokenizer.ggml.model` of vocabularies that are spelled as SentencePiece spells them.
+# `tokenizer.ggml.model` of vocabularies in SentencePiece's spelling.
 SPACED_MODEL = "gemma4"  # with merges
 SENTENCEPIECE_MODEL = "llama"  # with scores
-SPACE = "\u2581"  # in place of a space
+SPACE = "\u2581"  # stands for a space
 BYTE_PIECES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
 _TOKENS = "tokenizer.ggml.tokens"
@@ -46,7 +46,7 @@ class Vocabulary:
     token_bytes: list[bytes]
     special: frozenset[int]  # control tokens: left out of the text by skip_special_tokens
     user_defined: frozenset[int]  # matched whole in input text like control tokens, but part of the text
-    unused: frozenset[int]  # padding of the embedding; never encoded
+    unused: frozenset[int]  # pads the embedding; never encoded
     eos_ids: tuple[int, ...]  # a request ends at any of these; the first is the one the file names
     bos_id: int | None
     add_bos: bool
@@ -94,7 +94,7 @@ class Vocabulary:
 
 
 def vocab_size(gguf: ModelSource) -> int:
-    """Raises ModelError when the vocabulary is missing or absurdly large."""
+    """Returns the number of tokens. Raises ModelError if the vocabulary is missing or absurdly large."""
     size = len(gguf.metadata.require_strings(_TOKENS))
     if not 1 <= size <= MAX_VOCAB:
         raise gguf.metadata.error(_TOKENS, f"has {size} entries; 1 to {MAX_VOCAB} are supported")
@@ -102,8 +102,8 @@ def vocab_size(gguf: ModelSource) -> int:
 
 
 def read_pieces(gguf: ModelSource) -> Iterator[list[str]]:
-    """The tokens as the file spells them, in id order, in batches: who needs each only for a moment does not
-    hold the memory of all. Raises ModelError."""
+    """Yields the tokens as the file spells them, in id order, in batches, so that a caller need not hold all in memory.
+    Raises ModelError."""
     array = iter(gguf.metadata.require_strings(_TOKENS))
     try:
         while batch := [piece.decode("utf-8") for piece in itertools.islice(array, _BATCH)]:
@@ -113,7 +113,7 @@ def read_pieces(gguf: ModelSource) -> Iterator[list[str]]:
 
 
 def byte_alphabet() -> list[str]:
-    """GPT-2's table: the character that stands for each byte 0..255."""
+    """Returns GPT-2's table: the character that stands for each byte 0..255."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = [""] * 256
     for byte in printable:
@@ -125,10 +125,8 @@ def byte_alphabet() -> list[str]:
 
 
 def _raw_bytes(pieces: Sequence[str], is_literal: np.ndarray[Any, np.dtype[np.bool_]]) -> list[bytes]:
-    """Byte-level pieces mapped back to bytes, all at once; literal ones (bool [len(pieces)]) as their UTF-8.
-
-    A piece with a character outside the alphabet stands for its own UTF-8 too, as in Hugging Face's decoder.
-    """
+    """Maps byte-level pieces back to bytes, all at once. Literal pieces (bool [len(pieces)]) become their UTF-8; so
+    does a piece with a character outside the alphabet, as in Hugging Face's decoder."""
     values = _BYTE_OF[
         np.minimum(np.frombuffer("".join(pieces).encode("utf-32-le"), "<u4"), len(_BYTE_OF) - 1)
     ]
@@ -142,14 +140,17 @@ def _raw_bytes(pieces: Sequence[str], is_literal: np.ndarray[Any, np.dtype[np.bo
 
 
 def is_spaced(gguf: ModelSource) -> bool:
-    """Tokens are spelled as SentencePiece spells them, with SPACE for spaces and <0x0A> for bytes, and merges join
-    characters: Gemma 4's, whose prompts begin with the token for that whatever the file says, and those of Llama 2 and
-    Mistral, whose prompts do unless the file says otherwise."""
+    """Returns whether tokens are spelled as in SentencePiece, with SPACE for spaces and <0x0A> for bytes, and merges
+    join characters.
+
+    True for Gemma 4, whose prompts always begin with the beginning-of-sequence token, and for Llama 2 and Mistral,
+    whose prompts do unless the file says otherwise.
+    """
     return _model(gguf) in (SPACED_MODEL, SENTENCEPIECE_MODEL)
 
 
 def has_scores(gguf: ModelSource) -> bool:
-    """Tokens have scores in place of merges."""
+    """Returns whether tokens have scores instead of merges."""
     return _model(gguf) == SENTENCEPIECE_MODEL
 
 
@@ -158,7 +159,7 @@ def _model(gguf: ModelSource) -> str:
 
 
 def _corrected(gguf: ModelSource, kinds: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
-    """The kinds of tokens (int [size]); tokens known by their text have kinds of their own."""
+    """Returns the kinds of tokens, int [size]. Tokens that are known by their text get their known kind."""
     kinds = np.where(kinds == UNKNOWN, CONTROL, kinds) if is_spaced(gguf) else kinds.copy()
     for token_id, kind in known_kinds(gguf.metadata.require_strings(_TOKENS), kinds.tolist()).items():
         kinds[token_id] = kind
@@ -168,7 +169,7 @@ def _corrected(gguf: ModelSource, kinds: np.ndarray[Any, np.dtype[Any]]) -> np.n
 def _spaced_bytes(
     gguf: ModelSource, pieces: Sequence[str], kinds: np.ndarray[Any, np.dtype[Any]]
 ) -> list[bytes]:
-    """Raises ModelError for a byte's token that names none."""
+    """Returns the bytes of spaced pieces. Raises ModelError for a byte token that names no byte."""
     found = []
     for piece, kind in zip(pieces, kinds.tolist(), strict=True):
         if kind == BYTE:
@@ -185,7 +186,8 @@ def _spaced_bytes(
 
 
 def _byte_of_character() -> np.ndarray[Any, np.dtype[np.uint16]]:
-    """The alphabet inverted: code point to byte, _OUTSIDE for others; the last entry is for all beyond it."""
+    """Returns the inverse of the alphabet: code point to byte, _OUTSIDE for others; the last entry is for all higher
+    code points."""
     table = np.full(0x145, _OUTSIDE, np.uint16)
     for byte, character in enumerate(byte_alphabet()):
         table[ord(character)] = byte
@@ -205,8 +207,8 @@ def _token_id(gguf: ModelSource, key: str, size: int) -> int | None:
 
 
 def _eos_ids(gguf: ModelSource, token_bytes: list[bytes], special: frozenset[int]) -> tuple[int, ...]:
-    """The tokens that end an answer: tokens that the file names, and tokens known by their text. Where a
-    generation_config.json names some, no other one ends a text; a turn's ends do."""
+    """Returns the tokens that end an answer: tokens that the file names, and tokens known by their text. If a
+    generation_config.json names some, they replace the known ends of a text, but not the known ends of a turn."""
     size = len(token_bytes)
     controls = {token_bytes[token_id].decode("utf-8"): token_id for token_id in special}
     known = [*turn_ends(controls)]

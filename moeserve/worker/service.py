@@ -155,7 +155,7 @@ def _serve_client(service: WorkerService, client: socket.socket) -> None:
             # while warm-up work is postponed, no step runs ahead
             service.take_calls_of(connection if is_warm else None)
     except EOFError:
-        log.info("the router has gone; another may come")
+        log.info("the router is gone; waiting for the next one")
     finally:
         service.take_calls_of(None)
         stream.close()  # connection.close() would wait for the router's answer

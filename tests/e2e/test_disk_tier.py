@@ -139,5 +139,5 @@ def test_damaged_pages_are_computed_again(restarted: Server, folder: Path) -> No
     again = ask(restarted, PROMPT)
     assert again["choices"][0]["text"] == answer["choices"][0]["text"]
     assert again["timings"]["disk_tokens"] == 0
-    assert restarted.log.count("a page is not as it was written") == 1
+    assert restarted.log.count("a page has changed since it was written") == 1
     assert within(30, lambda: restarted.metrics()["moeserve:kv_disk_failed_pages_total"] > 0)

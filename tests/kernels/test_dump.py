@@ -326,5 +326,5 @@ def test_what_cannot_be_compared_exits_with_2(
 def test_a_dump_of_another_format_is_refused(dumped: Path, tmp_path: Path) -> None:
     later = shutil.copytree(dumped, tmp_path / "later")
     (later / "dump.json").write_text('{"format": 2}')
-    with pytest.raises(DumpError, match="is of format 2; 1 is what this version reads"):
+    with pytest.raises(DumpError, match="has format 2; this version reads 1"):
         Dump(later)

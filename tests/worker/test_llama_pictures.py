@@ -116,7 +116,7 @@ def test_bounds_in_tokens(model: tuple[Any, Path]) -> None:
     assert shape.size_rule(None, 9) == TileRule(8, TILE, 1)
     with pytest.raises(ConfigError, match="--image-max-tokens: a tile of Llama 4 has 9 tokens"):
         shape.size_rule(None, 8)
-    with pytest.raises(ConfigError, match="--image-min-tokens: Llama 4's pictures"):
+    with pytest.raises(ConfigError, match="--image-min-tokens: Llama 4 divides each picture into tiles"):
         shape.size_rule(8, None)
 
 
@@ -125,7 +125,7 @@ def test_files_that_are_no_tower(model: tuple[Any, Path], tmp_path: Path) -> Non
     path = tmp_path / "mmproj.gguf"
     for old, new, words in (
         (b"v.class_embd", b"v.class_embt", "v.class_embd is missing"),
-        (b"mm.model.mlp.2.weight", b"mm.model.mlp.2.weighs", "mm.model.mlp.2.weight is no matrix"),
+        (b"mm.model.mlp.2.weight", b"mm.model.mlp.2.weighs", "mm.model.mlp.2.weight is not a matrix"),
         (b"clip.vision.image_size", b"clip.vision.image_siz_", "image_size"),
     ):
         assert old in whole

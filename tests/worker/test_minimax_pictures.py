@@ -83,7 +83,7 @@ def test_files_that_are_no_tower(model: tuple[Any, Path], tmp_path: Path) -> Non
     path = tmp_path / "mmproj.gguf"
     for old, new, words in (
         (b"mm.merger.fc1.bias", b"mm.merger.fc1.bios", "mm.merger.fc1.bias is missing"),
-        (b"mm.1.weight", b"mm.1.weighs", "mm.1.weight is no matrix"),
+        (b"mm.1.weight", b"mm.1.weighs", "mm.1.weight is not a matrix"),
         (b"block_count", b"block_coumt", "block_count"),
     ):
         assert old in whole

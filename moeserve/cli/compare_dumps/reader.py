@@ -173,5 +173,5 @@ def _read_description(folder: Path) -> dict[str, Any]:
         raise DumpError(f"{path}: cannot be read: {error}") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         found = about.get("format") if isinstance(about, dict) else about
-        raise DumpError(f"{path}: is of format {found!r}; {FORMAT} is what this version reads")
+        raise DumpError(f"{path}: has format {found!r}; this version reads {FORMAT}")
     return about

@@ -29,7 +29,9 @@ def main() -> int:
     die_with(int(os.environ[LAUNCHER_PID_ENV]))
     name = parse_name(text)
     if name is None:
-        _fail("name", f"{text!r} is no name of the Hub: say org/repo, org/repo:Q4_K_M or org/repo:file.gguf")
+        _fail(
+            "name", f"{text!r} is not a name on the Hub: use org/repo, org/repo:Q4_K_M or org/repo:file.gguf"
+        )
         return 0
     try:
         _pull(name) if verb == "pull" else _delete(name, served)

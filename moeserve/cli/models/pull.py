@@ -32,7 +32,9 @@ def main(arguments: list[str]) -> int:
     text = parser.parse_args(arguments).name
     name = parse_name(text)
     if name is None:
-        parser.error(f"{text!r} is no name of the Hub: say org/repo, org/repo:Q4_K_M or org/repo:file.gguf")
+        parser.error(
+            f"{text!r} is not a name on the Hub: use org/repo, org/repo:Q4_K_M or org/repo:file.gguf"
+        )
     from moeserve.cli.models.need import gpu_bytes, need_of
     from moeserve.hub.download import fetch
     from moeserve.processes.logs import set_up_logging

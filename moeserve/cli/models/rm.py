@@ -28,9 +28,9 @@ def main(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     name = parse_name(args.name)
     if name is None:
-        parser.error(f"{args.name!r} is no name of the Hub; a file of your own is removed by rm")
+        parser.error(f"{args.name!r} is not a name on the Hub; to delete a file of your own, use rm")
     if not args.yes and not sys.stdin.isatty():
-        parser.error("there is no terminal to ask at: say --yes")
+        parser.error("there is no terminal to ask on: use --yes")
     from moeserve.cli.models.need import size_text
     from moeserve.hub.cache import cache_space, find_cached, remove, remove_partial
 

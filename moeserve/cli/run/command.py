@@ -153,7 +153,7 @@ def _run(asked: _Asked, args: argparse.Namespace, screen: Screen, is_chat: bool)
     question = "" if is_chat else read_question(asked.question, sys.stdin, pictures)
     with _server(asked) as (client, model, revive):
         if pictures and not model.sees_pictures:
-            raise UserError(f"{model.name} sees no pictures; --mmproj names the file of its vision tower")
+            raise UserError(f"{model.name} cannot see pictures; --mmproj names the file of its vision tower")
         session = Session(
             client,
             model,

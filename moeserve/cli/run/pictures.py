@@ -59,7 +59,7 @@ def read_picture(path: str) -> Picture:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             os.close(descriptor)
-            raise UserError(f"{path} is no file")
+            raise UserError(f"{path} is not a file")
         with open(descriptor, "rb") as file:
             if found.st_size > MOST_BYTES:
                 raise UserError(f"{path} is larger than {MOST_BYTES >> 20} MiB; make it smaller")
@@ -69,7 +69,7 @@ def read_picture(path: str) -> Picture:
         raise UserError(f"{path} cannot be read: {why}") from error
     picture = picture_of(data, path)
     if picture is None:
-        raise UserError(f"{path} is no PNG, JPEG, WebP or GIF picture")
+        raise UserError(f"{path} is not a PNG, JPEG, WebP or GIF picture")
     return picture
 
 

@@ -48,9 +48,9 @@ def load(conversation: Conversation, path: str) -> None:
     except (OSError, RuntimeError) as error:
         raise UserError(f"{path} cannot be read: {_why(error)}") from error
     except ValueError as error:
-        raise UserError(f"{path} is no conversation that /save has written") from error
+        raise UserError(f"{path} is not a conversation that /save wrote") from error
     if not _is_conversation(found):
-        raise UserError(f"{path} is no conversation that /save has written")
+        raise UserError(f"{path} is not a conversation that /save wrote")
     conversation.system = found["system"]
     conversation.messages = found["messages"]
 

@@ -110,7 +110,7 @@ def _image(session: Session, rest: str) -> None:
         raise UserError("/image needs the path of a picture")
     if not session.model.sees_pictures:
         raise UserError(
-            f"{session.model.name} sees no pictures; serve it with --mmproj if it has a vision tower"
+            f"{session.model.name} cannot see pictures; serve it with --mmproj if it has a vision tower"
         )
     path = rest.strip("'\"")
     session.add_picture(read_picture(path))

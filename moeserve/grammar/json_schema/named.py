@@ -17,7 +17,7 @@ from .simplify import simplified
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What some schemas of one value say of its property names."""
+    """The property names of one value, as some of its schemas state them."""
 
     names: frozenset[str] = frozenset()
     patterns: frozenset[str] = frozenset()  # regular expressions of names

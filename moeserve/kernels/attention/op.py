@@ -196,7 +196,7 @@ def decode_attention(
 
 def _check_ends(ends: Tensor | None, window: int, *, is_new: bool) -> None:
     if ends is not None and (is_new or not window):
-        raise ValueError("rows see ahead only with a window, and of tokens that the pool has")
+        raise ValueError("ends needs a window, and cannot be combined with new tokens")
 
 
 def prefill_tiles(

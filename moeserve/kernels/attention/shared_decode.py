@@ -132,7 +132,8 @@ def begin_heads(
 
 @gluon.jit
 def add_key(query, key, value, largest, total, SCALE: gl.constexpr):
-    """Returns begin_heads's results with one key [DIM] and value [DIM] more, where these have no values yet."""
+    """Returns the results of `begin_heads` with one more key [DIM] and value [DIM] added. It must be the first value:
+    earlier sums are dropped."""
     of_scores: gl.constexpr = total.type.layout
     BLOCK: gl.constexpr = total.shape[0]
     score = gl.sum(query.to(gl.float32) * key.to(gl.float32)[None, :], 1) * SCALE

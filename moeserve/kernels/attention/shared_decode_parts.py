@@ -1,4 +1,5 @@
-"""What shared_decode.py does once per row and head: norm and RoPE of the row's own token, and partial results."""
+"""The parts of shared_decode.py that run once per row and head: norm and RoPE of the row's own token, and partial
+results."""
 
 # mypy: ignore-errors
 
@@ -13,7 +14,7 @@ def section_positions(
     positions, layout: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, TIME: gl.constexpr,
     ROTARY: gl.constexpr, DIM: gl.constexpr,
 ):  # fmt: skip
-    """As rope/triton.py's, int64 [DIM]."""
+    """Does what rope/triton.py's function of this name does; returns int64 [DIM]."""
     d = gl.arange(0, DIM, layout=layout)
     angle = gl.where(d < ROTARY // 2, d, d - ROTARY // 2)
     if TIME:
@@ -27,7 +28,7 @@ def section_positions(
 
 @gluon.jit
 def rotation(weight, cos, sin, layout: gl.constexpr, DIM: gl.constexpr, ROTARY: gl.constexpr):
-    """As rope/triton.py's, float32 [DIM] each."""
+    """Does what rope/triton.py's function of this name does; returns float32 [DIM] each."""
     d = gl.arange(0, DIM, layout=layout)
     rotates = d < ROTARY
     is_low = d < ROTARY // 2

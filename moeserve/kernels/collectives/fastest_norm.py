@@ -40,7 +40,7 @@ def choose_norms(
         if n < LEAST_ROWS or not within_norm.fits(own):
             continue
         if agree(float(_is_right(within_norm, all_reduce, own, experts))) < 1.0:
-            log.warning("sums of %d rows within the norm are wrong", n)
+            log.warning("the kernel that sums and norms is wrong for %d rows; two kernels are used", n)
             continue
         if _is_faster(within_norm, all_reduce, own, agree, measure):
             within_norm.choose(own)
@@ -65,7 +65,7 @@ def _is_faster(
 
     seconds = [agree(measure(way)) for way in (apart, within)]
     log.info(
-        "a sum of %d rows and its norm: %.1f us, one within the other %.1f us",
+        "a sum of %d rows and its norm: %.1f us as two kernels, %.1f us as one",
         len(own),
         *(s * 1e6 for s in seconds),
     )

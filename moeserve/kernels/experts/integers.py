@@ -79,5 +79,5 @@ def integers_down(
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden
     if parts.stride() != (per_token * hidden, hidden, 1):
-        raise ValueError(f"parts of strides {parts.stride()} are no columns of contiguous ones")
+        raise ValueError(f"parts of strides {parts.stride()} must be columns of a contiguous tensor")
     launch(h, down, None, routing, parts, tile=tile, top_k=top_k, parts=per_token)

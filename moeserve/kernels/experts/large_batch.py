@@ -61,7 +61,7 @@ def large_batch_down(
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden
     if parts.stride() != (per_token * hidden, hidden, 1):
-        raise ValueError(f"parts of strides {parts.stride()} are no columns of contiguous ones")
+        raise ValueError(f"parts of strides {parts.stride()} must be columns of a contiguous tensor")
     for first, end in scratch.groups(len(w.codes), w.rows, cols):
         floats = scratch.view(end - first, w.rows, cols)
         unpack(w, floats, first, used=_used(routing))

@@ -135,7 +135,7 @@ def experts_down(
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden
     if parts.stride() != (per_token * hidden, hidden, 1):
-        raise ValueError(f"parts of strides {parts.stride()} are no columns of contiguous ones")
+        raise ValueError(f"parts of strides {parts.stride()} must be columns of a contiguous tensor")
     tile = _METHODS[block_routes.shape[1]].down
     assert tile is not None
     run_gemm(

@@ -143,7 +143,7 @@ def quads_down(
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden
     if parts.stride() != (per_token * hidden, hidden, 1):
-        raise ValueError(f"parts of strides {parts.stride()} are no columns of contiguous ones")
+        raise ValueError(f"parts of strides {parts.stride()} must be columns of a contiguous tensor")
     quad_gemm_kernel(
         (-(-w.rows // tile.rows), len(routing.expert)), h, *_planes(w), bias, routing.expert, routing.routes,
         selectors(h.device), parts, w.rows, w.cols, w.format, top_k, per_token, routing.routes.shape[1], tile.rows,

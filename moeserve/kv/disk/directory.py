@@ -32,7 +32,7 @@ class DiskDirectory:
 
 def _claim(path: Path) -> int:
     if path.exists() and not path.is_dir():
-        raise ConfigError(f"{FLAG} {path}: it is no folder; name an empty one, or a new one")
+        raise ConfigError(f"{FLAG} {path}: it is not a folder; name an empty one, or a new one")
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not (path / LOCK).exists() and any(path.iterdir()):
         raise ConfigError(f"{FLAG} {path}: the folder holds other files; name an empty one, or a new one")

@@ -83,7 +83,7 @@ def read_header(path: Path) -> Fingerprint:
     try:
         fingerprint = msgspec.json.decode(text, type=Fingerprint)
     except msgspec.MsgspecError as error:
-        raise SegmentError(f"{path}: its header is no segment's ({error})") from error
+        raise SegmentError(f"{path}: its header is not a segment's ({error})") from error
     if fingerprint.page_bytes < 1:
         raise SegmentError(f"{path}: its header has pages of {fingerprint.page_bytes} bytes")
     return fingerprint
@@ -109,10 +109,10 @@ class _File:
             self._number = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
         except OSError as error:
             if error.errno in _IRREGULAR:
-                raise IrregularFileError(f"{path}: it is no regular file") from error
+                raise IrregularFileError(f"{path}: it is not a regular file") from error
             raise
         if not stat.S_ISREG(os.fstat(self._number).st_mode):
-            raise IrregularFileError(f"{path}: it is no regular file")
+            raise IrregularFileError(f"{path}: it is not a regular file")
 
     def fileno(self) -> int:
         return self._number

@@ -93,9 +93,13 @@ class PageStore:
                 damaged += segment.num_damaged
                 self._by_key.update(dict.fromkeys(segment.checksums, entry))
         if foreign:
-            log.info("the disk tier has %d segments of other models or settings, which go first", foreign)
+            log.info(
+                "the disk tier has %d segments of other models or settings, which are deleted first", foreign
+            )
         if damaged:
-            log.warning("the disk tier has %d damaged records of pages, which are computed again", damaged)
+            log.warning(
+                "the disk tier has %d damaged records of pages; these pages are computed again", damaged
+            )
 
     # ---------------------------------------------------------------- reading
 
@@ -112,7 +116,7 @@ class PageStore:
             self._forget(entry, key, str(error))
             return False
         if not is_whole:
-            self._forget(entry, key, "a page is not as it was written")
+            self._forget(entry, key, "a page has changed since it was written")
             return False
         self._use(entry)
         return True
@@ -121,7 +125,9 @@ class PageStore:
         if not self._has_warned:
             self._has_warned = True
             log.warning(
-                "the disk tier, %s: %s. Such pages are computed again; this is said once", entry.path, cause
+                "disk tier: %s: %s. Such pages are computed again; further ones are not logged",
+                entry.path,
+                cause,
             )
         with self._lock:
             if self._by_key.get(key) is entry:

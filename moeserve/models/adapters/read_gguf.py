@@ -45,7 +45,7 @@ class GgufAdapter:
         for tensor in self._file.tensors.values():
             match = _NAME.fullmatch(tensor.name)
             if match is None:
-                raise self._bad(tensor, "is no lora_a or lora_b of a layer's matrix: not supported")
+                raise self._bad(tensor, "is not a lora_a or lora_b of a layer's matrix: not supported")
             found.setdefault((int(match["layer"]), match["part"]), {})[match["matrix"]] = tensor
         if not found:
             raise AdapterError(path, "has no tensors")

@@ -107,7 +107,7 @@ class PeftAdapter:
             parsed = parse_name(tensor_name)
             if parsed is None:
                 raise AdapterError(
-                    path, f"tensor {tensor_name!r} is no lora_A or lora_B of a module: not supported"
+                    path, f"tensor {tensor_name!r} is not a lora_A or lora_B of a module: not supported"
                 )
             modules.setdefault(parsed.module, {})[parsed.matrix] = tensor
         for module, pair in modules.items():
@@ -141,7 +141,7 @@ class PeftAdapter:
         form = fused_form(a.shape[1], b.shape[0], gate, is_interleaved=_has_interleaved_experts(self._shape))
         if form is None:
             raise self._bad(
-                a, f"{_by(a)} with B {_by(b)} is of no parameter of experts of {gate.rows} x {gate.cols}"
+                a, f"{_by(a)} with B {_by(b)} fits no parameter of experts of {gate.rows} x {gate.cols}"
             )
         key = f"{module.replace(BASE_LAYER, '')}.{form.parameter}"
         self._check(key, a, b, a.shape[1], b.shape[0], gate.experts)

@@ -16,7 +16,7 @@ from moeserve.models.sources.source import ModelSource
 
 
 class RamSlots(NamedTuple):
-    """Which of each layer's experts RAM holds, and how the others are read."""
+    """The experts of each layer that RAM holds, and how the others are read."""
 
     counts: Sequence[int]
     pinned: Sequence[Collection[int]]  # experts that stay
@@ -79,7 +79,9 @@ def experts_on_disk(source: ModelSource, names: Sequence[str]) -> ExpertsOnDisk:
     for name in names:
         at = source.experts_in_file(name)
         if at is None:
-            raise ModelError(source.path, f"{name}: experts on disk need a GGUF file with its own weights")
+            raise ModelError(
+                source.path, f"{name}: experts on disk need a GGUF file that contains the weights"
+            )
         found.append(at)
     gate, up, down = found
     return ExpertsOnDisk(source.tensors[names[0]].shape[0], (gate, up, down))

@@ -113,6 +113,7 @@ def _num_positions(file: TensorSource, merge: int) -> int:
     table = file.tensors.get("v.position_embd.weight")
     if table is None or len(table.shape) != 3 or table.shape[1] < merge:
         raise ModelError(
-            file.path, "v.position_embd.weight is no table of positions by column and row; convert it again"
+            file.path,
+            "v.position_embd.weight is not a table of positions by column and row; convert it again",
         )
     return table.shape[1]

@@ -90,7 +90,7 @@ def read_shape(file: TensorSource) -> KimiShape:
     table = file.tensors.get(POSITIONS)
     if table is None or len(table.shape) != 3:
         raise ModelError(
-            file.path, f"{POSITIONS} is no table of positions by row and column; convert it again"
+            file.path, f"{POSITIONS} is not a table of positions by row and column; convert it again"
         )
     return KimiShape(
         **read_sizes(file),

@@ -60,11 +60,13 @@ class LlamaShape(TowerSizes):
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> TileRule:
         if min_tokens is not None:
-            raise ConfigError("--image-min-tokens: Llama 4's pictures have a number of tiles; leave it out")
+            raise ConfigError(
+                "--image-min-tokens: Llama 4 divides each picture into tiles and never enlarges it; leave it out"
+            )
         most = self.default_max_tokens if max_tokens is None else max_tokens
         if most < self.tile_tokens:
             raise ConfigError(
-                f"--image-max-tokens: a tile of Llama 4 has {self.tile_tokens} tokens; raise it to that at least"
+                f"--image-max-tokens: a tile of Llama 4 has {self.tile_tokens} tokens; raise the limit to at least that"
             )
         return TileRule(self.token_side, self.tile, max(1, min(MOST_TILES, most // self.tile_tokens - 1)))
 

@@ -235,7 +235,7 @@ def position_side(file: TensorSource) -> int:
     side = 0 if table is None or len(table.shape) != 2 else round(table.shape[0] ** 0.5)
     if table is None or side < 1 or side * side != table.shape[0]:
         raise ModelError(
-            file.path, "v.position_embd.weight is no square table of positions; convert it again"
+            file.path, "v.position_embd.weight is not a square table of positions; convert it again"
         )
     return side
 
@@ -244,5 +244,5 @@ def matrix_rows(file: TensorSource, name: str) -> int:
     """Returns a matrix's number of rows. Raises ModelError if the tensor is missing or not a matrix."""
     tensor = file.tensors.get(name)
     if tensor is None or len(tensor.shape) != 2:
-        raise ModelError(file.path, f"{name} is no matrix; convert it again")
+        raise ModelError(file.path, f"{name} is not a matrix; convert it again")
     return tensor.shape[0]

@@ -23,7 +23,8 @@ class Wanted(NamedTuple):
 
 @dataclass(slots=True)
 class Reading:
-    """What a drafting model spends on texts before it can draft. Written by it, reset by `DraftRows` for each step."""
+    """The time that a drafting model spends on reading texts before it can draft. The model writes it; `DraftRows`
+    resets it for each step."""
 
     ms: float = 0.0
     unread: set[int] = field(default_factory=set)  # request slots whose texts are not read to their end
@@ -31,8 +32,8 @@ class Reading:
 
 @dataclass(slots=True)
 class Keeping:
-    """What the model's own block spends on keeping up with the texts, drafts or not. `DraftRows` writes `is_on` and
-    resets `ms` for each step; the drafter adds to `ms`."""
+    """The time that the model's own block spends on keeping up with the texts, whether it drafts or not. `DraftRows`
+    writes `is_on` and resets `ms` for each step; the drafter adds to `ms`."""
 
     is_on: bool = True  # False: the block need not keep up
     ms: float = 0.0

@@ -23,7 +23,7 @@ from moeserve.worker.sequences import Int32s, Sequences, StepLayout, entries
 
 
 class DraftSampling(Protocol):
-    """What is sampled on request, for rows that may have drafts."""
+    """The sampling that is done only on request, for rows that may have drafts."""
 
     @property
     def logit_rows(self) -> int:

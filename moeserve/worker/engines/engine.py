@@ -121,7 +121,7 @@ class Engine(Protocol):
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a step may be launched before the host has read the tokens of the previous one."""
+        """True if a step may be launched before the host has read the tokens of the previous one."""
         ...
 
     def launches_at_once(self, counts: Sequence[int]) -> bool:

@@ -161,7 +161,7 @@ def ram_tier_bytes(
         chosen = default_ram_bytes(config, pool_bytes, free_bytes, has_window_pool=has_window_pool)
         if has_window_pool:
             log.info(
-                "no tier of the prefix cache in RAM: windowed layers have a KV pool of their own, and a tier keeps "
+                "no tier of the prefix cache in RAM: windowed layers have a separate KV pool, and a tier keeps "
                 "whole tokens; --kv-ram chooses a tier behind one pool"
             )
         elif not chosen and config.prefix_cache != "off":

@@ -149,7 +149,7 @@ def test_two_clients_follow_one_download(server: HttpServer, hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("llama3.2", "is no name of the Hub"),
+        ("llama3.2", "is not a name on the Hub"),
         ("acme/none", "neither a local path nor a repository"),
         (f"{REPO}:Q2_K", "Q2_K"),
     ],

@@ -257,7 +257,7 @@ def test_a_call_that_was_cut_off_is_shown_as_the_template_can(arguments: str, sh
     call = ToolCallMessage(id="c", function=FunctionCall(name="f", arguments=arguments)).for_template()
     messages = [USER, {"role": "assistant", "content": "", "tool_calls": [call]}, RESULTS[0]]
     shapes, found = shaped(_ITEMS)
-    assert found == ["arguments that are no object (are shown as one)"]
+    assert found == ["arguments that are not an object (are shown as one)"]
     assert shown in rendered(_ITEMS, messages, None, shapes.plain)
     as_text = _turns("messages")
     assert shaped(as_text) == (Shapes(), [])

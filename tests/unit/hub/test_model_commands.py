@@ -130,13 +130,17 @@ def test_a_revision_keeps_its_name(hub: Hub, capsys: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["pull", "./model.gguf"], 2, "'./model.gguf' is no name of the Hub"),
+        (["pull", "./model.gguf"], 2, "'./model.gguf' is not a name on the Hub"),
         (["pull", "acme/none"], 1, "neither a local path nor a repository"),
         (["pull", f"{REPO}:Q2_K"], 1, "nothing fits 'Q2_K'"),
         (["show", "acme/none"], 1, "neither a local path nor a repository"),
         (["show", "/no/such.gguf"], 1, "there is no /no/such.gguf"),
-        (["rm", Q8], 2, "there is no terminal to ask at: say --yes"),
-        (["rm", "--yes", "/a/file.gguf"], 2, "is no name of the Hub; a file of your own is removed by rm"),
+        (["rm", Q8], 2, "there is no terminal to ask on: use --yes"),
+        (
+            ["rm", "--yes", "/a/file.gguf"],
+            2,
+            "is not a name on the Hub; to delete a file of your own, use rm",
+        ),
         (["rm", "--yes", Q8], 1, "see moeserve list"),
     ],
 )

@@ -243,13 +243,13 @@ def test_what_is_no_regular_file_is_left_alone(
     (tmp_path / name).unlink(missing_ok=True)
     make(tmp_path / name)
     store = open_store(tmp_path, 20 * PAGE_BYTES)
-    assert f"the disk tier leaves {tmp_path / name}: it is no regular file" in caplog.text
+    assert f"the disk tier leaves {tmp_path / name}: it is not a regular file" in caplog.text
     for number in range(10, 40):  # and so what may go has to
         write(store, number)
     assert read(store, 39) == page(39)
     for command in ("list", "verify"):
         assert main(["cache", command, str(tmp_path)]) == 0
-        assert f"{tmp_path / name}: it is no regular file; it is left alone" in capsys.readouterr().out
+        assert f"{tmp_path / name}: it is not a regular file; it is left alone" in capsys.readouterr().out
     assert main(["cache", "prune", str(tmp_path), "0"]) == 0
     assert os.path.lexists(tmp_path / name)
     assert read(open_store(tmp_path), 39) is None
@@ -260,7 +260,7 @@ def test_what_is_no_regular_file_is_left_alone(
 @pytest.mark.parametrize("make", ODD[1:])
 def test_a_folder_that_is_none_is_refused(make: Callable[[Path], None], tmp_path: Path) -> None:
     make(tmp_path / "cache")
-    with pytest.raises(ConfigError, match="it is no folder; name an empty one, or a new one"):
+    with pytest.raises(ConfigError, match="it is not a folder; name an empty one, or a new one"):
         DiskDirectory(tmp_path / "cache")
 
 

@@ -119,7 +119,7 @@ def test_the_first_match_wins(tmp_path: Path, data: list[tuple[int, int, str]], 
         (r"- {match: '(a)\\1', device: cpu}", "rule 1"),
         ("- {match: '(a{1000}){1000}', device: cpu}", "exceeds size limit"),
         ("- {match: exps, device: tpu}", r"rule 1 .*tpu"),
-        ("- {match: exps}", "says no device"),
+        ("- {match: exps}", "names no device"),
         ("- {match: exps, device: cpu, prefill: cuda}", "`device` stands for both"),
         ("- {match: exps, dvice: cpu}", "unknown field `dvice`"),
         ("- {match: exps, device: cpu, device: cuda}", "a key is given twice"),
@@ -147,19 +147,19 @@ def test_the_first_match_wins(tmp_path: Path, data: list[tuple[int, int, str]], 
         ),
         (
             "- {match: 'blk.2.dense', device: cpu}",
-            r"rule 1 \(match: 'blk.2.dense', device: cpu\) cannot be: layer 2 would be in RAM behind layer 0",
+            r"rule 1 \(match: 'blk.2.dense', device: cpu\) is impossible: layer 2 would be in RAM behind layer 0",
         ),
         (
             "- {match: 'blk.[12].dense', device: cpu}\n- {match: 'blk.0.dense', device: cuda}",
-            r"rule 1 .* cannot be: layer 1 would be in RAM behind layer 0 on the GPU",
+            r"rule 1 .* is impossible: layer 1 would be in RAM behind layer 0 on the GPU",
         ),
         (
             "- {match: token_embd, device: cuda}\n- {match: 'blk.0.dense', device: cpu}",
-            r"rule 1 \(match: 'token_embd', device: cuda\) cannot be: layer 0 is in RAM",
+            r"rule 1 \(match: 'token_embd', device: cuda\) is impossible: layer 0 is in RAM",
         ),
         (
             "- {match: '^output', device: cpu}",
-            "rule 1 .* cannot be: the head is on the GPU",
+            "rule 1 .* is impossible: the head is on the GPU",
         ),
         (
             "- {match: 'blk.0.dense', decode: cpu, prefill: cuda}",
@@ -195,7 +195,7 @@ def test_the_example_of_the_documentation_works_today(tmp_path: Path) -> None:
 
 def test_a_rule_between_the_flags_layers_is_quoted(tmp_path: Path) -> None:
     text = "- {match: 'blk.0.dense', device: cuda}"
-    with pytest.raises(ConfigError, match=r"rule 1 .* cannot be: layer 1 would be in RAM behind layer 0"):
+    with pytest.raises(ConfigError, match=r"rule 1 .* is impossible: layer 1 would be in RAM behind layer 0"):
         placed(tmp_path, text, n_gpu_layers=2)
     assert placed(tmp_path, text.replace("0", "1"), n_gpu_layers=2).layers_in_ram == 1
 
@@ -203,7 +203,7 @@ def test_a_rule_between_the_flags_layers_is_quoted(tmp_path: Path) -> None:
 def test_an_engine_that_cannot_stream(tmp_path: Path) -> None:
     text = "- {match: exps, decode: cpu, prefill: cuda}"
     today = dataclasses.replace(GPU, can_stream=False)
-    with pytest.raises(ConfigError, match=r"rule 1 .* cannot be: .*does not stream experts yet"):
+    with pytest.raises(ConfigError, match=r"rule 1 .* is impossible: .*does not stream experts yet"):
         place(model(), PlacementOptions(rules=rules(tmp_path, text)), today)
     placement = place(model(), PlacementOptions(num_gpu_experts=0), today)
     assert {layer.prefill for layer in placement.layers} == {"cpu"}

@@ -264,7 +264,7 @@ def test_what_is_no_saved_conversation(server: HttpServer, chat: Chat, tmp_path:
     path.write_text(content)
     server.answer = say("Yes.")
     shown = chat.type("kept?", f"/load {path}", f"/load {tmp_path}/none")
-    assert f"error: {path} is no conversation that /save has written\n" in shown
+    assert f"error: {path} is not a conversation that /save wrote\n" in shown
     assert f"error: {tmp_path}/none cannot be read: No such file or directory\n" in shown
     assert len(chat.session.conversation.messages) == 2
 
@@ -309,5 +309,5 @@ def test_a_model_that_sees_no_pictures(server: HttpServer, chat: Chat, tmp_path:
     (tmp_path / "a.png").write_bytes(PNG)
     server.answer = say("A path.")
     shown = chat.type(f"/image {tmp_path}/a.png", f"{tmp_path}/a.png?")
-    assert f"error: {NAME} sees no pictures; serve it with --mmproj" in shown
+    assert f"error: {NAME} cannot see pictures; serve it with --mmproj" in shown
     assert chat.session.conversation.messages[0]["content"] == f"{tmp_path}/a.png?"

@@ -38,9 +38,9 @@ def test_what_is_no_picture_is_named(tmp_path: Path) -> None:
     large.touch()
     os.truncate(large, MOST_BYTES + 1)
     for name, why in (
-        ("text.png", "is no PNG, JPEG, WebP or GIF picture"),
-        ("folder.png", "is no file"),
-        ("pipe.png", "is no file"),
+        ("text.png", "is not a PNG, JPEG, WebP or GIF picture"),
+        ("folder.png", "is not a file"),
+        ("pipe.png", "is not a file"),
         ("large.png", "is larger than 20 MiB; make it smaller"),
         ("none.png", "cannot be read: No such file or directory"),
         ("nul\0.png", "cannot be read: embedded null byte"),

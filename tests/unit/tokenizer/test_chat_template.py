@@ -150,7 +150,7 @@ def test_a_wrong_template_is_found_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf_bytes(model_metadata() | {"tokenizer.chat_template": "a\n{% if %}"}))
     gguf = open_gguf(path)
-    with pytest.raises(ModelError, match=r"model\.gguf: the chat template is wrong in line 2"):
+    with pytest.raises(ModelError, match=r"model\.gguf: the chat template has an error in line 2"):
         ChatRenderer.from_gguf(gguf, Vocabulary.from_gguf(gguf))
 
 

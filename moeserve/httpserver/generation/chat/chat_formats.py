@@ -114,7 +114,7 @@ class ChatFormats:
         if needs_descriptions:
             missed.append("tools without a description (get an empty one)")
         if missed:
-            log.info("the chat template does not show as they come: %s", "; ".join(missed))
+            log.info("messages are changed to suit the chat template: %s", "; ".join(missed))
         example = [{"role": "user", "content": "Hi"}]
         efforts = efforts_of(renderer.source, lambda kwargs: renderer.render_now(example, kwargs=kwargs))
         return replace(self, shapes=shapes, efforts=efforts, needs_descriptions=needs_descriptions)

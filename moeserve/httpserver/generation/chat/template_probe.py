@@ -54,7 +54,7 @@ _REPAIRS: Final = (
     _Repair("a second system message", "SSU SSSUAU", "is joined to the first", ({"joins_systems": True},)),
     _Repair("calls", "UCTU UCTAU", "are shown as text", ({"writes_calls": True},)),
     _Repair("calls without ids", "UNTU UNT", "get ids", ({"gives_ids": True},)),
-    _Repair("arguments that are no object", "UBTU UBT", "are shown as one", ({"needs_objects": True},)),
+    _Repair("arguments that are not an object", "UBTU UBT", "are shown as one", ({"needs_objects": True},)),
     _Repair("several calls at once", "UPTTU", "are shown one after another", ({"splits_calls": True},)),
     _Repair(
         "text beside a call",

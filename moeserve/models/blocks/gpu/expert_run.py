@@ -60,7 +60,7 @@ class ExpertRun(NamedTuple):
 
     @property
     def _input(self) -> tuple[GpuActivations, int]:
-        """What gate and up read, and how many routes share a row of it."""
+        """Returns the tensor that gate and up read, and how many routes share one of its rows."""
         return (self.y, self.ids.shape[1]) if self.gathered is None else (self.gathered, 1)
 
     def launch(self, s: GpuWorkspace, count: Tensor, *, adds: bool) -> None:

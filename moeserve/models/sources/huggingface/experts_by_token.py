@@ -37,5 +37,7 @@ def _narrow(path: Path, table: StoredTensor) -> np.ndarray[Any, np.dtype[np.int3
     """Returns the table in 32 bits. The engine checks that its numbers are experts."""
     numbers = stored_numbers(table)
     if numbers.size and numbers.max() > np.iinfo(np.int32).max:
-        raise ModelError(path, f"tensor {table.name!r} has numbers that are no experts; download it again")
+        raise ModelError(
+            path, f"tensor {table.name!r} has numbers that are not expert ids; download it again"
+        )
     return numbers.astype(np.int32)

@@ -85,7 +85,7 @@ class StoredTensor:
         if self.dtype not in TYPES:
             raise ModelError(
                 self.path,
-                f"tensor {self.name!r} is of type {self.dtype}; supported are {', '.join(TYPES)}; of a quantised "
+                f"tensor {self.name!r} is of type {self.dtype}; supported are {', '.join(TYPES)}; for a quantised "
                 "model, use a GGUF file",
             )
         return TYPES[self.dtype]
@@ -123,7 +123,9 @@ def read_tensors(path: Path, most_header_bytes: int | None = None) -> tuple[int,
         header.pop("__metadata__", None)
         entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
     except (SafetensorError, msgspec.MsgspecError, struct.error, RecursionError) as error:
-        raise ModelError(path, f"is damaged or no safetensors file ({error}); download it again") from error
+        raise ModelError(
+            path, f"is damaged or not a safetensors file ({error}); download it again"
+        ) from error
     except OSError as error:
         raise ModelError(path, f"cannot be opened: {error.strerror or error}") from error
     base = _LENGTH.size + length

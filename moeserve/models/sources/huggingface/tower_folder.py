@@ -117,7 +117,7 @@ def _pixels(path: Path, family: TowerFamily) -> tuple[Sequence[float], Sequence[
         key = next((key for key in _IMAGES if key in whole), None)
         found = whole if key is None else whole[key]
         if not isinstance(found, dict):
-            raise ModelError(path / name, f"{key!r} is no object; download it again")
+            raise ModelError(path / name, f"{key!r} is not an object; download it again")
         if found.get("do_normalize", True) is False:
             return [0.0] * 3, [1.0] * 3
         lists = found.get("image_mean", mean), found.get("image_std", deviation)
@@ -125,7 +125,7 @@ def _pixels(path: Path, family: TowerFamily) -> tuple[Sequence[float], Sequence[
             isinstance(each, list) and len(each) == 3 and all(isinstance(x, int | float) for x in each)
             for each in lists
         ):
-            raise ModelError(path / name, "image_mean and image_std are no lists of three numbers")
+            raise ModelError(path / name, "image_mean and image_std are not lists of three numbers")
         return lists
     return mean, deviation
 

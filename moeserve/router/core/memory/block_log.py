@@ -23,7 +23,7 @@ HASH_BYTES = 8  # uint64, like vLLM's
 
 @dataclass(slots=True)
 class _Run:
-    """What the log stores about a node."""
+    """The log's record of a node."""
 
     start: int  # number of tokens on the path before the node
     hashes: list[int] = field(default_factory=list)  # hashes of the node's blocks, in order

@@ -120,7 +120,7 @@ class SequenceMemory(Protocol):
 
     @property
     def is_synced(self) -> bool:
-        """Whether the worker has reported the contents of its tiers. Until then no rows may be planned."""
+        """True once the worker has reported the contents of its tiers. Until then no rows may be planned."""
         ...
 
     @property

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class ExpertSlots(NamedTuple):
-    """What RAM holds of each layer's experts."""
+    """The experts of each layer that RAM holds."""
 
     counts: list[int]
     pinned: Pinned  # the experts that stay there
@@ -56,7 +56,7 @@ def plan_expert_slots(
         raise ConfigError("--expert-ram: this model has no routed experts; leave it out")
     if any(source.experts_in_file(name) is None for name in names):
         raise ConfigError(
-            "experts can be read from disk only out of a GGUF file with its own weights: free memory for all "
+            "experts can be read from disk only from a GGUF file that contains the weights: free memory for all "
             f"experts ({expert_bytes(sizes) / GIB:.1f} GiB), or convert the folder to GGUF"
         )
     pinned = pinned_experts(config, sizes)

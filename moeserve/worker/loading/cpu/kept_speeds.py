@@ -86,7 +86,7 @@ class KeptSpeeds:
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.MsgspecError, ValueError) as error:
-            log.warning("speeds of products are measured anew: %s: %s", self._path, error)
+            log.warning("speeds of products are measured again: %s: %s", self._path, error)
             return {}
         if found is None or found.build != self._build:
             return {}

@@ -1,4 +1,4 @@
-"""What a GPU engine says of itself: the device, and where the model's parts are."""
+"""A GPU engine's description of itself: its device, and where the model's parts are."""
 
 from __future__ import annotations
 

@@ -105,9 +105,10 @@ def _cannot_move(placement: Placement, obstacle: str, remedy: str) -> None:
     """Logs that experts cannot move. Raises ConfigError if a placement rule requires streaming."""
     if placement.streaming_rule is not None:
         raise ConfigError(
-            f"--placement-rules: {placement.streaming_rule} cannot be: experts are not streamed to the GPU, as "
-            f"{obstacle}; leave `prefill` out, or {remedy}"
+            f"--placement-rules: {placement.streaming_rule} is impossible: experts are not streamed to the GPU, "
+            f"because {obstacle}; leave `prefill` out, or {remedy}"
         )
     log.warning(
-        "experts in RAM stay there, without an expert cache, and prompts are read on the CPU: %s", obstacle
+        "experts in RAM stay there: there is no expert cache, and the CPU computes them for prompts too: %s",
+        obstacle,
     )

@@ -16,12 +16,12 @@ Made = Iterator[tuple[str, MadeTensor]]
 
 
 def nothing_made(name: str, tensor: StoredTensor, vision: Config) -> Made:
-    """For a tower whose tensors all have the form of an mmproj file."""
+    """Returns no tensors: all tensors of the tower have the form of an mmproj file."""
     yield from ()
 
 
 def nothing_derived(config: Config, vision: Config) -> dict[str, MetadataValue]:
-    """For a tower whose settings are all in `keys`."""
+    """Returns no settings: all settings of the tower are in `keys`."""
     return {}
 
 

@@ -100,7 +100,7 @@ class KeptMeasurements:
             unnamed.write_bytes(msgspec.json.encode(measured))
             unnamed.replace(self._file)
         except OSError as error:
-            log.warning("what was measured of steps is not kept: %s", error)
+            log.warning("the measured times of steps cannot be kept: %s", error)
 
 
 def kept_measurements(
