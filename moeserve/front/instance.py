@@ -30,6 +30,7 @@ from moeserve.config import (
 )
 from moeserve.front.adapters import adapters_file
 from moeserve.front.gpus import visible_gpus
+from moeserve.front.model_files import Versions, versions_of
 from moeserve.front.model_launcher import CONFIG_FILE, FAILURE_FILE, SOCKET, folder_of
 from moeserve.front.needs import NeedsReader
 from moeserve.front.pooled_model import Instance, LoadFailed, Needs, PooledModel
@@ -229,12 +230,8 @@ class Processes:
             raise LoadFailed(f"its file {file} is not there any more; put it back{again}")
         return await self._reader.read(model.served.config)
 
-    def signature(self, model: PooledModel) -> tuple[int, int, int] | None:
-        try:
-            found = Path(model.served.config.model).stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+    def signature(self, model: PooledModel) -> Versions | None:
+        return versions_of(model.served.config)
 
     def start(self, model: PooledModel) -> ServerInstance:
         return ServerInstance(model, self._paths)

@@ -32,13 +32,16 @@ class NeedsReader:
     async def read(self, config: ServerConfig) -> Needs:
         """Returns the needs of the model with this configuration of its own server. Raises LoadFailed."""
         gpu = "ask" if self.gpus is None else ",".join(map(str, self.gpus))
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", MODULE, str(self.ram), gpu),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            env=python_environment() | {LAUNCHER_PID_ENV: str(os.getpid())},
-            cwd="/",  # all paths of the configuration are absolute
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", MODULE, str(self.ram), gpu),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=python_environment() | {LAUNCHER_PID_ENV: str(os.getpid())},
+                cwd="/",  # all paths of the configuration are absolute
+            )
+        except OSError as error:  # no memory, process or descriptor is left
+            raise LoadFailed(f"no process could be started that reads its file: {error}") from error
         try:
             async with asyncio.timeout(DEADLINE_S):
                 said, _ = await process.communicate(msgspec.json.encode(to_json_dict(config)))
@@ -50,7 +53,12 @@ class NeedsReader:
                 await process.wait()
         if process.returncode != 0 or len(said) > MAX_ANSWER_BYTES:
             raise LoadFailed("its file cannot be read; the lines above say why")
-        return self._taken(json.loads(said))
+        try:
+            # A library may have written lines before the answer.
+            answer = json.loads(said.splitlines()[-1])
+        except (ValueError, IndexError):
+            raise LoadFailed("its file cannot be read: the process that reads it gave no answer") from None
+        return self._taken(answer)
 
     def _taken(self, answer: dict[str, Any]) -> Needs:
         if self.gpus is None:
