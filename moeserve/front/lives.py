@@ -7,10 +7,11 @@ is one task (`_live`). Requests use `pool.py`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from moeserve.front.gpus import GpuUse, choose_gpus, on_gpus
@@ -51,6 +52,7 @@ class ModelLives:
         self.may_load = asyncio.Event()
         self.may_load.set()
         self._is_turning = False
+        self.on_pinned_lost: Callable[[PooledModel], None] = lambda model: None  # its server ended by itself
 
     @property
     def now(self) -> float:
@@ -91,9 +93,11 @@ class ModelLives:
                 model.forget_failure()
             model.signature = signature
             try:
-                needs = await self.surroundings.measure(model)
+                with _errors_as_failures():
+                    needs = await self.surroundings.measure(model)
             except LoadFailed as error:
                 self._failed(model, str(error))
+                self.turn()  # others may have waited for what is known now
                 return
         self.budget = Memory(self.budget.ram, self.budget.gpus or needs.gpus_there)
         need = self._placed(model, needs)
@@ -228,14 +232,20 @@ class ModelLives:
     async def _live(self, model: PooledModel) -> None:
         """Runs one life of the model's server, from its start to its end."""
         try:
-            model.instance = instance = self.surroundings.start(model)
+            with _errors_as_failures():
+                model.instance = instance = self.surroundings.start(model)
         except LoadFailed as error:
             model.state = State.UNLOADED
             self._failed(model, str(error))
+            self.turn()
             return
+        is_lost = False
         try:
-            if await self._until_loaded(model, instance):
-                await self._until_over(model, instance)
+            with _errors_as_failures():
+                if await self._until_loaded(model, instance):
+                    is_lost = await self._until_over(model, instance)
+        except LoadFailed as error:
+            self._failed(model, str(error))
         finally:
             model.state = State.STOPPING
             model.instance, model.running, model.num_lines = None, 0, 0
@@ -249,6 +259,8 @@ class ModelLives:
                 if (model.tickets or model.line_tickets) and not self.is_draining:
                     self.look_at_file(model)
                 self.turn()
+        if is_lost and model.is_pinned and not model.is_removed:
+            self.on_pinned_lost(model)
 
     async def _until_loaded(self, model: PooledModel, instance: Instance) -> bool:
         """Waits for the load. Returns False if it failed or the model is no longer wanted."""
@@ -278,7 +290,8 @@ class ModelLives:
         self.turn()
         return True
 
-    async def _until_over(self, model: PooledModel, instance: Instance) -> None:
+    async def _until_over(self, model: PooledModel, instance: Instance) -> bool:
+        """Waits until the server ends by itself, or is to be stopped. Returns whether it ended by itself."""
         ended = asyncio.create_task(instance.until_ended())
         if await self._happens(model, ended, None):
             model.num_losses += 1
@@ -288,8 +301,10 @@ class ModelLives:
                 self._crashed(model, instance, f"its server has ended soon after its load: {cause}")
             else:
                 model.crashes = 0
-        elif self._clock() - model.loaded_at >= SHORT_LIFE_S:
+            return True
+        if self._clock() - model.loaded_at >= SHORT_LIFE_S:
             model.crashes = 0
+        return False
 
     def _crashed(self, model: PooledModel, instance: Instance, reason: str) -> None:
         # A kill from outside is not the model's fault, however often it comes.
@@ -353,6 +368,18 @@ class ModelLives:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of the front ended by an error", exc_info=error)
+
+
+@contextlib.contextmanager
+def _errors_as_failures() -> Iterator[None]:
+    """Makes an error of this server a LoadFailed, so that it leaves no request waiting."""
+    try:
+        yield
+    except LoadFailed:
+        raise
+    except Exception as error:
+        log.exception("a load failed by an error of this server")
+        raise LoadFailed(f"{type(error).__name__}: {error}") from error
 
 
 def _pooled(model: ScheduledModel) -> PooledModel:

@@ -46,6 +46,7 @@ class ModelPool(ModelLives):
         self._idle_limit = idle_limit
         self._max_waiting = max_waiting
         self._is_leaving = False  # another server takes the new requests
+        self.on_pinned_lost = self._load_pinned
         for served in models:
             self.add(served)
 
@@ -270,10 +271,13 @@ class ModelPool(ModelLives):
         for model in self.listed:
             await self.measure(model)
             if model.is_pinned:
-                try:
-                    self.load(model)
-                except ApiError as error:
-                    log.error("%s", error.message)
+                self._load_pinned(model)
+
+    def _load_pinned(self, model: PooledModel) -> None:
+        try:
+            self.load(model, again=False)
+        except ApiError as error:
+            log.error("%s", error.message)
 
     # ------------------------------------------------------------ the end
 

@@ -28,6 +28,12 @@ class Script:
     is_crash: bool = False  # the failure is a crash
     file_error: str = ""  # of the look at the file
     version: int = 0  # of the file
+    start_error: str = ""  # of the start of its processes
+    bug: str = ""  # where this server fails by an error of its own: "look", "start" or "load"
+
+    def fail_by_bug(self, where: str) -> None:
+        if self.bug == where:
+            raise RuntimeError(f"a bug in the {where}")
 
 
 @dataclass
@@ -42,6 +48,7 @@ class ScriptedInstance(Instance):
 
     async def until_ready(self, tell: Callable[[str, float], None]) -> None:
         tell("weights", 0.0)
+        self.script.fail_by_bug("load")
         await asyncio.sleep(self.script.load_s / 2)
         tell("weights", 0.5)
         await asyncio.sleep(self.script.load_s / 2)
@@ -80,6 +87,7 @@ class ScriptedModels:
         self.measured.append(model.name)
         script = self.scripts[model.name]
         await asyncio.sleep(script.look_s)
+        script.fail_by_bug("look")
         if script.file_error:
             raise LoadFailed(script.file_error)
         each = (GPU_BYTES,) * script.gpus
@@ -90,6 +98,9 @@ class ScriptedModels:
         return self.scripts[model.name].version
 
     def start(self, model: PooledModel) -> ScriptedInstance:
+        self.scripts[model.name].fail_by_bug("start")
+        if error := self.scripts[model.name].start_error:
+            raise LoadFailed(error)
         self.loaded.append(model.name)
         self.history.append(model.name)
         used = sum(self.scripts[name].need for name in self.loaded)
