@@ -52,9 +52,7 @@ def begin(tiny_model: Path) -> Iterator[Callable[[], Tried]]:
             for tried in current:
                 tried.server.kill()
             current.append(Tried(Server(tiny_model, *FLAGS)))
-            tried = current[-1]
-            tried.ask(60)  # then its prompts are cached
-            tried.answers = tried.ask(60)
+            current[-1].begin()
         return current[-1]
 
     yield well

@@ -57,8 +57,7 @@ def begin() -> Iterator[Callable[[], Tried]]:
                 tried.server.kill()
             server = Server(MODEL, "--mmproj", "auto", "--max-total-tokens", "4096", *FLAGS)
             current.append(Seeing(server, names=(*NAMES, "visualserver")))
-            current[-1].ask(60)  # then its prompts are cached
-            current[-1].answers = current[-1].ask(60)
+            current[-1].begin()
         return current[-1]
 
     yield well

@@ -68,8 +68,7 @@ def begin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Tri
             more = ("--models-memory", "2", "--max-total-tokens", "4096")
             server = Server(None, "--models-file", str(folder / "models.yaml"), *more, *FLAGS)
             current.append(Front(server, names=(*NAMES, WATCHDOG), patience_s=60))  # of a load
-            current[-1].ask(60)  # then the model is loaded, and its prompt cached
-            current[-1].answers = current[-1].ask(60)
+            current[-1].begin()
         return current[-1]
 
     yield well
