@@ -31,6 +31,7 @@ from moeserve.config import (
 from moeserve.errors import ConfigError
 from moeserve.hub import parse_name
 from moeserve.models.adapters.modules import resolve_directory, resolve_modules
+from moeserve.models.sources.first_bytes import LOOKED_AT, not_a_gguf
 from moeserve.models.sources.model_files import is_model_file, is_tower_file
 from moeserve.processes.cpus import pool_threads
 from moeserve.processes.tracing import traces_url
@@ -298,12 +299,23 @@ def _local(model: Path, source: str = MODEL_SOURCE) -> tuple[Path, str]:
     if not os.access(path, os.R_OK):
         raise ConfigError(f"{source}: {path} may not be read")
     if not path.is_dir():
+        _check_first_bytes(path, source)
         return path, _name_of(path)
     ggufs = sorted(file for file in path.glob("*.gguf") if is_model_file(file.name))
     if not ggufs and not os.path.exists(path / "config.json"):
         hint = model_hints.for_folder(path)
         raise ConfigError(f"{source}: neither a .gguf file nor a config.json in the folder {path}{hint}")
     return path, _name_of(ggufs[0]) if ggufs else path.name
+
+
+def _check_first_bytes(file: Path, source: str) -> None:
+    """A FIFO is not opened: what reads the model says what it is."""
+    if not file.is_file():
+        return
+    with file.open("rb") as opened:
+        beginning = opened.read(LOOKED_AT)
+    if problem := not_a_gguf(beginning):
+        raise ConfigError(f"{source}: {file}: this is not a GGUF file {problem}")
 
 
 def _name_of(file: Path) -> str:

@@ -21,7 +21,7 @@ def for_missing(path: Path) -> str:
     names = [entry.name for entry in islice(_entries(folder), _MOST_ENTRIES)]
     if close := difflib.get_close_matches(wrong, names, MAX_NAMED):
         return f"; did you mean {_either(str(folder / name) for name in close)}?"
-    if re.fullmatch(r"[\w.-]+:[\w.-]+", path.name):  # a name in Ollama's form
+    if re.fullmatch(r"[\w.-]+(:[\w.-]+)?", path.name) and path.suffix != ".gguf":  # as in Ollama
         return "; a model of the Hugging Face Hub is named as org/repo, org/repo:Q4_K_M or org/repo:file.gguf"
     return ""
 

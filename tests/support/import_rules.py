@@ -18,6 +18,7 @@ MODEL_FILES = {
     "moeserve.models.sources.gguf",
     "moeserve.models.sources.huggingface",
     "moeserve.models.sources.experts_in_file",
+    "moeserve.models.sources.first_bytes",
     "moeserve.models.sources.model_files",
     "moeserve.models.sources.splits",
     "moeserve.models.sources.regular_file",
@@ -160,6 +161,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.experts_in_file",
         "moeserve.errors",
         "moeserve.models.errors",
+        "moeserve.models.sources.first_bytes",
         "moeserve.models.sources.model_files",
         "moeserve.models.sources.regular_file",
         "moeserve.quantization",
@@ -233,6 +235,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.sources.source",
         "moeserve.quantization",
     },
+    "moeserve.models.sources.first_bytes": set(),
     "moeserve.models.sources.model_files": set(),
     "moeserve.models.neutral_settings": set(),
     "moeserve.models.shape_reader": READERS

@@ -260,6 +260,23 @@ def test_missing_model_is_refused_before_anything_starts(
         caplog.clear()
 
 
+@pytest.mark.parametrize("command", [["--model"], ["plan", "--model"]])
+def test_what_is_no_model_is_told_before_anything_starts(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("moeserve.processes.logs.set_up_logging", lambda *args: None)
+    page = tmp_path / "model.gguf"
+    page.write_text("<!DOCTYPE html><html>Not found</html>")
+    with contextlib.suppress(SystemExit):
+        assert cli.main([*command, str(page)]) == 2
+    told = caplog.text + capsys.readouterr().err
+    assert f"{page}: this is not a GGUF file but a web page" in told
+
+
 def closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the system says of a folder that may not be entered, to root as well."""
     stat = os.stat
@@ -313,7 +330,8 @@ def test_a_model_may_stand_behind_serve(tmp_path: Path) -> None:
         ("modles/qwen.gguf", "; did you mean {}/models?"),
         ("models", "; did you mean {}/models/qwen3?"),
         ("qwen3:30b", "; a model of the Hugging Face Hub is named as org/repo"),
-        ("nothing-like-it", ""),
+        ("llama3", "; a model of the Hugging Face Hub is named as org/repo"),
+        ("nothing-like-it.gguf", ""),
     ],
 )
 def test_a_model_that_is_not_there_gets_advice(tmp_path: Path, named: str, hint: str) -> None:

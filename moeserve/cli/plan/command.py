@@ -43,6 +43,7 @@ from moeserve.models.gpu_features import gpu_shape
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
+from moeserve.models.sources.gguf import GGUFFile
 from moeserve.models.sources.source import ModelSource
 from moeserve.placement import ModelSizes, Placement
 from moeserve.placement.engine_memory import CUDA_CONTEXT_BYTES
@@ -168,7 +169,7 @@ def make_plan(config: ServerConfig, args: argparse.Namespace) -> PlacementPlan:
             has_gpu=gpu is not None,
             # On a GPU, a placement reserves one pool's bytes for these tokens.
         ),
-        cautions=_cautions(config, args, memory, speed, note, cache) + disk_cautions,
+        cautions=_cut_short(gguf) + _cautions(config, args, memory, speed, note, cache) + disk_cautions,
     )
 
 
@@ -332,6 +333,15 @@ def _speed(
 def _users(config: ServerConfig, memory: Memory) -> dict[int, int]:
     sizes = [tokens for tokens in USERS if tokens <= memory.max_model_len] or [memory.max_model_len]
     return {tokens: min(config.max_num_seqs, memory.kv_tokens // tokens) for tokens in sizes}
+
+
+def _cut_short(source: ModelSource) -> list[str]:
+    if not isinstance(source, GGUFFile) or not source.missing_bytes:
+        return []
+    return [
+        f"the file ends before its tensors do, {source.missing_bytes:,} bytes are missing: it can be planned for and "
+        "not served; download it again"
+    ]
 
 
 def _cautions(

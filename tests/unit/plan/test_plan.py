@@ -43,6 +43,17 @@ def test_on_the_cpu(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> Non
 
 
 @pytest.mark.usefixtures("no_measuring")
+def test_a_file_that_was_not_downloaded_to_its_end(
+    capsys: pytest.CaptureFixture[str], tiny_model: Path, tmp_path: Path
+) -> None:
+    half = tmp_path / "half.gguf"
+    half.write_bytes(tiny_model.read_bytes()[:-100_000])
+    for model, is_whole in ((tiny_model, True), (half, False)):
+        cautions = run(capsys, "--model", str(model), "--ram", "4", "--device", "cpu")["cautions"]
+        assert any("100,000 bytes are missing" in caution for caution in cautions) == (not is_whole)
+
+
+@pytest.mark.usefixtures("no_measuring")
 def test_two_kv_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """One layer with a window and one without, each of 256 bytes a token."""
     gemma = write_gemma(tmp_path / "gemma.gguf", Type.F32)

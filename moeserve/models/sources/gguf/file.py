@@ -54,6 +54,14 @@ class GGUFFile:
         return {}
 
     @property
+    def missing_bytes(self) -> int:
+        """Bytes of tensors behind the files' ends: 0 but for files that were opened without their tensors."""
+        ends = [len(buffer) for buffer in self._buffers]
+        for tensor in self.tensors.values():
+            ends[tensor.part] = max(ends[tensor.part], tensor.offset + _stored_bytes(tensor))
+        return sum(ends) - self.file_bytes
+
+    @property
     def architecture(self) -> str:
         return self.metadata.require_str("general.architecture")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from moeserve.models.sources.first_bytes import LOOKED_AT, MAGIC, not_a_gguf
 from moeserve.quantization import QUANT_TYPES, QuantType, supported_names, unsupported_type
 from moeserve.quantization.table import I32
 
@@ -22,7 +23,6 @@ from .errors import GGUFError
 from .metadata import MappedStrings, Metadata, MetadataValue
 from .value_types import ValueType
 
-MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 128 << 20  # vocabularies of today take 12 MB
 MAX_ENTRIES = 1 << 16  # keys, and tensors; the largest Qwen3-MoE has 1,131 tensors
@@ -106,9 +106,9 @@ def read_header(path: Path, buffer: mmap.mmap, part: int, *, has_tensors: bool =
 
 def _read_counts(walk: _Walk) -> tuple[int, int]:
     walk.where = "the header"
-    magic = walk.take(4)
-    if magic != MAGIC:
-        raise GGUFError(walk.path, f"this is not a GGUF file: it begins with {magic!r}, not {MAGIC!r}")
+    if problem := not_a_gguf(walk.peek(LOOKED_AT)):
+        raise GGUFError(walk.path, f"this is not a GGUF file {problem}")
+    walk.advance(len(MAGIC))
     version = walk.u32()
     if version & 0xFFFF == 0 and version:
         raise GGUFError(walk.path, "this is a big-endian GGUF; only little-endian ones are supported")
@@ -218,6 +218,10 @@ class _Walk:
             raise self._past_end(nbytes)
         self.position = start + nbytes
         return start
+
+    def peek(self, nbytes: int) -> bytes:
+        """Returns the next bytes, fewer at the end, without passing them."""
+        return self._buffer[self.position : self.position + nbytes]
 
     def take(self, nbytes: int) -> bytes:
         start = self.advance(nbytes)

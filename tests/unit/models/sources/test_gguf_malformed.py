@@ -36,7 +36,17 @@ def _with_tensor(*tensors: Tensor) -> bytes:
 GOOD = gguf_bytes({"a": 1}, [Tensor("t", (8, 4))])
 
 CASES = {
-    "not gguf": (b"PK\x03\x04" + GOOD[4:], "not a GGUF file"),
+    "not gguf": (b"GGUK" + GOOD[4:], "not a GGUF file as it begins with b'GGUK'"),
+    "few bytes": (b"GG", "the header takes 4 bytes, 2 are left: the file is truncated"),
+    "archive": (b"PK\x03\x04" + GOOD[4:], "not a GGUF file but a PyTorch or zip archive"),
+    "page": (b"\n<!doctype html><html>", "not a GGUF file but a web page"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\noid", "but a Git LFS pointer: fetch"),
+    "older format": (b"tjgg\x03\x00\x00\x00", "but a file of llama.cpp before August 2023"),
+    "safetensors": (
+        struct.pack("<Q", 70_000) + b'{"__metadata__":{',
+        "but one of safetensors: name the folder",
+    ),
+    "zeros": (bytes(5000), "but zeros: the download was not finished"),
     "version 1": (gguf_bytes({}, version=1), "version 1 is not supported"),
     "big-endian": (gguf_bytes({}, version=3 << 24), "big-endian"),
     "key count": (gguf_bytes({}, num_keys=HUGE), f"announces {HUGE} metadata keys"),
