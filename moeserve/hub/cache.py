@@ -13,7 +13,7 @@ from huggingface_hub.errors import CacheNotFound
 from huggingface_hub.file_download import repo_folder_name
 
 from .choice import choose, chosen_set, gguf_sets
-from .errors import HubError
+from .errors import ANOTHER_CACHE, HubError
 from .names import HubName
 
 _WEIGHTS = ".safetensors"
@@ -35,19 +35,20 @@ class CachedModel(NamedTuple):
 
 def cache_space() -> CacheSpace:
     folder = Path(constants.HF_HUB_CACHE)
-    there = next(one for one in (folder, *folder.parents) if one.exists())
+    # A folder that may not be looked into counts as one that is not there.
+    there = next(one for one in (folder, *folder.parents) if os.path.exists(one))
     return CacheSpace(folder, shutil.disk_usage(there).free, os.access(there, os.W_OK | os.X_OK))
 
 
 def cached_models() -> list[CachedModel]:
-    """Returns the downloaded repositories' models, by name."""
+    """Returns the downloaded repositories' models, by name. Raises HubError if the cache cannot be read."""
     found = [model for repo in _repositories() for one in repo.revisions for model in _models(repo, one)]
     return sorted(found, key=lambda model: str(model.name))
 
 
 def find_cached(name: HubName) -> CachedModel | None:
     """Returns the downloaded model of the name's repository for which the name stands. Raises HubError if several
-    fit."""
+    fit, or the cache cannot be read."""
     for repo in _repositories():
         if repo.repo_id == name.repo and (revision := _revision(repo, name)) is not None:
             path, sizes = revision.snapshot_path, _sizes(revision)
@@ -105,6 +106,10 @@ def _repositories() -> list[CachedRepoInfo]:
         return [repo for repo in scan_cache_dir(constants.HF_HUB_CACHE).repos if repo.repo_type == "model"]
     except CacheNotFound:
         return []
+    except OSError as error:  # another user's, as under sudo
+        raise HubError(
+            f"the cache cannot be read: {error.filename}: {error.strerror}; {ANOTHER_CACHE}"
+        ) from error
 
 
 def _revision(repo: CachedRepoInfo, name: HubName) -> CachedRevisionInfo | None:

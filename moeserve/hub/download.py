@@ -8,6 +8,7 @@ places in which the library looks for them; the library does the rest.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -48,7 +49,7 @@ from moeserve.models.sources.huggingface.json_files import read_json
 
 from .cache import cache_space
 from .choice import choose
-from .errors import HubError
+from .errors import ANOTHER_CACHE, HubError
 from .names import HubName
 from .progress import DownloadProgress, Told
 
@@ -275,4 +276,6 @@ def _explained(name: HubName) -> Iterator[None]:
             "kept: run the same command again to continue"
         ) from error
     except (HFValidationError, OSError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise HubError(f"{name}: {error.filename}: {error.strerror}; {ANOTHER_CACHE}") from error
         raise HubError(f"{name}: {error}") from error

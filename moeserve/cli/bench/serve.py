@@ -191,7 +191,9 @@ async def _first_model(session: aiohttp.ClientSession, base: str) -> str:
             if response.status != 200:
                 raise ConfigError(f"{url}: HTTP {response.status}: {text[:500]}")
             return str(orjson.loads(text)["data"][0]["id"])
-    except (aiohttp.ClientError, TimeoutError) as error:
+    except (aiohttp.ClientConnectorError, TimeoutError):
+        raise ConfigError(f"--url: no server answers at {base}: start it, or name another") from None
+    except aiohttp.ClientError as error:
         raise ConfigError(f"{url}: {error}") from None
     except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
         raise ConfigError(f"{url} lists no model; name one with --model") from None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
+
+from moeserve.errors import UserError
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -19,12 +22,17 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns exit code 0."""
+    """Returns exit code 0; 1 where the cache cannot be read."""
     args = command_parser().parse_args(arguments)
     from moeserve.cli.models.need import gpu_bytes, need_of, size_text, table
     from moeserve.hub.cache import cache_space, cached_models
 
-    models, gpu = cached_models(), gpu_bytes()
+    try:
+        models = cached_models()
+    except UserError as error:
+        print(f"moeserve list: {error}", file=sys.stderr)
+        return 1
+    gpu = gpu_bytes()
     needs = [need_of(one.path, gpu) if one.is_whole else "parts are missing: pull it again" for one in models]
     if args.json:
         rows = [

@@ -29,8 +29,6 @@ def main(arguments: list[str]) -> int:
     name = parse_name(args.name)
     if name is None:
         parser.error(f"{args.name!r} is not a name on the Hub; to delete a file of your own, use rm")
-    if not args.yes and not sys.stdin.isatty():
-        parser.error("there is no terminal to ask on: use --yes")
     from moeserve.cli.models.need import size_text
     from moeserve.hub.cache import cache_space, find_cached, remove, remove_partial
 
@@ -42,6 +40,8 @@ def main(arguments: list[str]) -> int:
         if model is None:
             print(f"moeserve rm: {name} is not in {cache_space().folder}; see moeserve list", file=sys.stderr)
             return 1
+        if not args.yes and not sys.stdin.isatty():
+            parser.error("there is no terminal to ask on: use --yes")
         if not args.yes:
             answer = input(f"Remove {model.name} ({size_text(model.num_bytes)})? [y/N] ")
             if answer.strip().lower() not in ("y", "yes"):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import json
+import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -135,7 +139,7 @@ def test_a_revision_keeps_its_name(hub: Hub, capsys: pytest.CaptureFixture[str])
         (["pull", f"{REPO}:Q2_K"], 1, "nothing fits 'Q2_K'"),
         (["show", "acme/none"], 1, "neither a local path nor a repository"),
         (["show", "/no/such.gguf"], 1, "there is no /no/such.gguf"),
-        (["rm", Q8], 2, "there is no terminal to ask on: use --yes"),
+        (["rm", Q8], 1, "see moeserve list"),
         (
             ["rm", "--yes", "/a/file.gguf"],
             2,
@@ -153,6 +157,42 @@ def test_what_cannot_be(
         ended = int(end.code or 0)
     assert ended == code
     assert message in capsys.readouterr().err
+
+
+def test_nothing_is_removed_where_no_terminal_can_be_asked_at(
+    hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["pull", Q8]) == 0
+    with pytest.raises(SystemExit) as end:
+        cli.main(["rm", Q8])
+    assert end.value.code == 2
+    assert "there is no terminal to ask on: use --yes" in capsys.readouterr().err
+    assert set(listed(capsys)) == {Q8}
+
+
+@pytest.mark.parametrize("command", ["list", "show", "rm", "pull"])
+def test_a_cache_of_another_user_is_told(
+    command: str,
+    hub: Hub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the system says of a folder that may be neither read nor written, to root as well."""
+    (tmp_path / "cache").mkdir()
+
+    def refused(path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        if isinstance(path, (str, os.PathLike)) and Path(path).is_relative_to(tmp_path / "cache"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real[kwargs.pop("of")](path, *args, **kwargs)
+
+    real: dict[str, Callable[..., Any]] = {"listdir": os.listdir, "mkdir": os.mkdir}
+    for name in real:
+        monkeypatch.setattr(os, name, functools.partial(refused, of=name))
+    assert cli.main([command, *([] if command == "list" else [Q8])]) == 1
+    told = capsys.readouterr().err
+    assert "Permission denied; name a folder of your own in HF_HUB_CACHE" in told
+    assert str(tmp_path / "cache") in told
 
 
 def test_a_disk_that_is_too_small_is_told_before_anything_comes(
