@@ -74,6 +74,14 @@ class ServerConfig(EngineConfig):
         high=16384,
         metavar="N",
     )
+    video_max_tokens: int = option(
+        4096,
+        "Model",
+        "shrink videos to at most N tokens, all frames together (Qwen's own: 12288)",
+        low=4,
+        high=16384,
+        metavar="N",
+    )
     image_cache: float = option(
         0.5,
         "Model",

@@ -1,4 +1,4 @@
-"""Messages between httpserver and the visual server: a picture, and where its embeddings lie."""
+"""Messages between httpserver and the visual server: a picture or a video, and where its embeddings lie."""
 
 from __future__ import annotations
 
@@ -7,15 +7,28 @@ from typing import Final
 import msgspec
 
 MAX_PICTURE_BYTES: Final = 32 << 20  # of a file; a whole request's body has no more
-MOST_PICTURES: Final = 64  # of a request
+MOST_PICTURES: Final = 64  # of a request; a video counts as one
+# Frames of a video that a model reads, and frames of a second, unless the client says less or more: Qwen's own.
+MOST_FRAMES: Final = 768
+DEFAULT_FPS: Final = 2.0
+
+
+class VideoSettings(msgspec.Struct, frozen=True, array_like=True):
+    """How frames are chosen from a video. If the video is a list of frames, all of them are, and `fps` says how many of
+    them the video has in a second."""
+
+    fps: float = DEFAULT_FPS
+    max_frames: int = MOST_FRAMES
 
 
 class EncodePicture(msgspec.Struct, frozen=True, tag=True):
     """httpserver -> visual server. Answered by PictureEncoded or PictureRefused, unless the visual server is lost."""
 
     id: int  # unique while the visual server runs
-    data: bytes  # a file, as the client has sent it
+    data: bytes  # a file, as the client has sent it; empty with `frames`
     max_tokens: int | None = None  # None: the server's own limit
+    video: VideoSettings | None = None  # None: it is a picture
+    frames: tuple[bytes, ...] = ()  # files of a video that is a list of pictures
 
 
 class PictureEncoded(msgspec.Struct, frozen=True, tag=True):
@@ -28,13 +41,14 @@ class PictureEncoded(msgspec.Struct, frozen=True, tag=True):
     handle: str
     seconds: float  # taken to decode and encode it
     is_cached: bool  # it was encoded before
-    # sha256 and handle of each tile behind the first, of a picture in tiles. The last one is the whole picture, which
-    # rows and columns leave out.
+    # sha256 and handle of each part behind the first: of each tile of a picture in tiles, whose last one is the whole
+    # picture, which rows and columns leave out; or of each two frames of a video.
     more: tuple[tuple[bytes, str], ...] = ()
+    times: tuple[float, ...] = ()  # of a video: the second at which each part is shown
 
     @property
     def parts(self) -> tuple[tuple[bytes, str], ...]:
-        """sha256 and handle of each tile; of a picture without tiles its own."""
+        """sha256 and handle of each tile or each two frames; of a picture without tiles its own."""
         return (self.sha256, self.handle), *self.more
 
 

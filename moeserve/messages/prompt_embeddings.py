@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-MOST_SPANS: Final = 256  # of a prompt
+MOST_SPANS: Final = 512  # of a prompt: a video of 768 frames has 384
 MOST_BYTES: Final = 512 << 20  # of a prompt's rows
 SECTIONS: Final = 3  # of a position: time, height, width
 HASH_BYTES: Final = 32

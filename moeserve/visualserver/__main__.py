@@ -30,6 +30,7 @@ from moeserve.visualserver.picture_decoder import PictureDecoder
 from moeserve.visualserver.picture_size import SizeRule
 from moeserve.visualserver.slices import Slices
 from moeserve.visualserver.tower_file import AnyTowerShape, open_tower
+from moeserve.visualserver.video_decoder import VideoDecoder
 
 if TYPE_CHECKING:
     from moeserve.visualserver.towers.tower import Tower
@@ -61,12 +62,18 @@ def main(process: Process) -> None:
     decoder.start()
     cache = EmbeddingCache(int(config.image_cache * GIB))
     slices = Slices(EncodingPace(config.image_share), TowerPage(process.paths.tower_page), tower)
-    encoder = PictureEncoder(tower, decoder, rule, cache, EmbeddingFiles(process.paths.spans), slices)
+    files = EmbeddingFiles(process.paths.spans)
+    frame_rule = shape.frame_rule(config.video_max_tokens)
+    videos = VideoDecoder(decoder)
+    encoder = PictureEncoder(
+        tower, decoder, rule, cache, files, slices, None if frame_rule is None else (videos, frame_rule)
+    )
     process.ready()
     try:
         serve(encoder, inbox, to_http, process.heartbeat)
     finally:
         decoder.close()
+        videos.close()
 
 
 def _open(path: Path, model: Path) -> tuple[TensorSource, AnyTowerShape]:

@@ -12,11 +12,12 @@ class Embeddings:
     columns: int
     data: bytes  # float32 [rows * columns, hidden]
     sha256: bytes  # of the first tile's part of `data`
-    tiles: int = 1  # tiles of the picture, which have equal parts of `data`
+    tiles: int = 1  # tiles of the picture, or twos of a video's frames, which have equal parts of `data`
+    times: tuple[float, ...] = ()  # see `PictureEncoded`
 
     @property
     def parts(self) -> list[memoryview]:
-        """Returns the embeddings of each tile."""
+        """Returns the embeddings of each tile or two frames."""
         size = len(self.data) // self.tiles
         return [memoryview(self.data)[start : start + size] for start in range(0, len(self.data), size)]
 

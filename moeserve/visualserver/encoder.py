@@ -1,4 +1,4 @@
-"""Turns a picture, as the client sent it, into the file of its embeddings."""
+"""Turns a picture or a video, as the client sent it, into the files of its embeddings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from moeserve.errors import UserError
 from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRefused
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.visualserver.embedding_cache import EmbeddingCache, Embeddings
-from moeserve.visualserver.picture_decoder import PictureDecoder, PictureError
-from moeserve.visualserver.picture_size import SizeRule, TileRule, tiles_of
+from moeserve.visualserver.media_decoder import PictureError
+from moeserve.visualserver.picture_decoder import PictureDecoder
+from moeserve.visualserver.picture_size import FrameRule, SizeRule, TileRule, tiles_of
 from moeserve.visualserver.slices import Slices
+from moeserve.visualserver.video_decoder import VideoDecoder
 
 log = logging.getLogger(__name__)
 
@@ -42,25 +44,27 @@ class PictureEncoder:
         cache: EmbeddingCache,
         files: EmbeddingFiles,
         slices: Slices,
+        videos: tuple[VideoDecoder, FrameRule] | None = None,
     ) -> None:
         """rule: returns the rule of picture sizes for a request's limit of tokens; None stands for the server's own
-        limit."""
+        limit. videos: None if the tower reads none."""
         self._tower = tower
         self._decoder = decoder
         self._rule = rule
         self._cache = cache
         self._files = files
         self._slices = slices
+        self._videos = videos
 
     def answer(self, picture: EncodePicture) -> PictureEncoded | PictureRefused:
         began = time.monotonic()
         rule = self._rule(picture.max_tokens)
-        key = sha256(f"{rule}".encode() + picture.data).digest()
+        key = _key(picture, rule)
         found = self._cache.get(key)
         is_cached = found is not None
         try:
             if found is None:
-                found = self._encode(picture.data, rule)
+                found = self._encode(picture.data, rule) if picture.video is None else self._watch(picture)
                 self._cache.put(key, found)
             handle, *handles = [self._files.write(part) for part in found.parts]
         except PictureError as error:
@@ -75,7 +79,7 @@ class PictureEncoder:
             (sha256(part).digest(), name) for part, name in zip(found.parts[1:], handles, strict=True)
         )
         sizes = found.rows, found.columns
-        return PictureEncoded(picture.id, *sizes, found.sha256, handle, seconds, is_cached, more)
+        return PictureEncoded(picture.id, *sizes, found.sha256, handle, seconds, is_cached, more, found.times)
 
     def _encode(self, data: bytes, rule: SizeRule) -> Embeddings:
         pixels = self._decoder.decode(data, rule)
@@ -88,3 +92,23 @@ class PictureEncoder:
         first = sha256(memoryview(rows)[: len(rows) // tiles]).digest()
         below = rule.tile if tiles > 1 else 0  # rows of pixels of the whole picture, which is the last tile
         return Embeddings((height - below) // rule.factor, width // rule.factor, rows, first, tiles)
+
+    def _watch(self, picture: EncodePicture) -> Embeddings:
+        """Encodes a video, each two frames of it like a picture."""
+        if self._videos is None:
+            raise PictureError("is a video, and this model's tower reads pictures only")
+        decoder, rule = self._videos
+        video = decoder.decode(picture, rule)
+        parts = []
+        for two in video.frames.reshape(-1, 2, *video.frames.shape[1:]):
+            with self._slices.picture():
+                parts.append(self._tower.encode(two, self._slices.ended).tobytes())
+        rows, columns = (side // rule.factor for side in video.frames.shape[1:3])
+        first = sha256(parts[0]).digest()
+        return Embeddings(rows, columns, b"".join(parts), first, len(parts), video.times)
+
+
+def _key(picture: EncodePicture, rule: SizeRule) -> bytes:
+    """Returns the cache's key. The lengths keep lists of frames apart whose bytes are the same together."""
+    what = (rule, picture.video, *map(len, picture.frames))
+    return sha256(b"".join((f"{what}".encode(), picture.data, *picture.frames))).digest()

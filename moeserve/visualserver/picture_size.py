@@ -46,6 +46,51 @@ class StretchRule(msgspec.Struct, frozen=True, tag=True):
         return rounded[0], rounded[1]
 
 
+class FrameRule(msgspec.Struct, frozen=True, tag=True):
+    """Qwen3-VL's rule for videos: `StretchRule` for all frames together. The bounds of the area are the video's, and
+    are shared among its frames; no frame exceeds `most_frame_pixels`."""
+
+    factor: int  # pixels: a token's side
+    min_pixels: int
+    max_pixels: int
+    most_frame_pixels: int
+    num_frames: int = 2
+
+    @property
+    def most_frames(self) -> int:
+        """Frames of which each can have its least share of the area."""
+        return max(2, self.max_pixels // self._least_share)
+
+    @property
+    def _least_share(self) -> int:
+        """Pixels of a frame that the bound for all frames does not take away. The publisher derives it from the least
+        area, though that is the whole video's."""
+        return int(self.min_pixels * 1.05)
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Returns a frame's new height and width in pixels. Raises ValueError for frames that are too narrow."""
+        share = max(min(self.most_frame_pixels, self.max_pixels // self.num_frames), self._least_share)
+        # The publisher's bounds are of an even number of frames, the area that it shrinks is of `num_frames`.
+        even = round(self.num_frames / 2) * 2
+        if min(height, width) < self.factor:
+            scale = max(self.factor / height, self.factor / width)
+            height, width = int(height * scale), int(width * scale)
+        if max(height, width) > MOST_ASPECT * min(height, width):
+            raise ValueError(f"a video's longer side may be at most {MOST_ASPECT} times its shorter side")
+        rounded = [round(side / self.factor) * self.factor for side in (height, width)]
+        area, max_pixels = even * rounded[0] * rounded[1], share * self.num_frames
+        if area > max_pixels:
+            shrink = math.sqrt(self.num_frames * height * width / max_pixels)
+            rounded = [
+                max(self.factor, math.floor(side / shrink / self.factor) * self.factor)
+                for side in (height, width)
+            ]
+        elif area < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (self.num_frames * height * width))
+            rounded = [math.ceil(side * grow / self.factor) * self.factor for side in (height, width)]
+        return rounded[0], rounded[1]
+
+
 class LargestRule(msgspec.Struct, frozen=True, tag=True):
     """Gemma 4's rule. A picture is shrunk or enlarged to the area of `max_tokens` tokens, and its sides are rounded
     down to multiples of `factor` pixels."""
@@ -146,4 +191,4 @@ def tiles_of(pixels: Any, side: int) -> list[Any]:
     return [pixels[row : row + side, column : column + side] for row, column in (*starts, (height - side, 0))]
 
 
-SizeRule = StretchRule | LargestRule | PadRule | TileRule
+SizeRule = StretchRule | FrameRule | LargestRule | PadRule | TileRule

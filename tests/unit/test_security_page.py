@@ -22,11 +22,17 @@ from moeserve.httpserver.transport import (
     sse,
     turns,
 )
-from moeserve.messages.pictures import MOST_PICTURES
+from moeserve.messages.pictures import MOST_FRAMES, MOST_PICTURES
 from moeserve.processes.sandbox.parent import PATIENCE
 from moeserve.remote import frames, gate
 from moeserve.tokenizer import render_process, renderer
-from moeserve.visualserver import decode_process, decode_protocol, picture_decoder, picture_size
+from moeserve.visualserver import (
+    decode_process,
+    decode_protocol,
+    picture_decoder,
+    picture_size,
+    video_decoder,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "security.md").read_text()
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -63,10 +69,18 @@ def row(beginning: str) -> str:
             f"{input_lines.MAX_LINES:,}; {input_lines.MAX_LINE_BYTES // MIB} MiB; "
             f"{batch_store.MAX_OPEN_BATCHES_PER_OWNER}; {batch_store.MAX_FILES_PER_OWNER:,} ",
         ),
-        ("pixels of a picture", f"{decode_protocol.MOST_PIXELS:,} "),
+        ("pixels of a picture", f"{decode_protocol.MOST_PIXELS:,}; {decode_protocol.MOST_VIDEO_PIXELS:,} "),
         ("its longer side", f"{picture_size.MOST_ASPECT} times its shorter side "),
-        ("seconds of CPU time", f"{picture_decoder.TIMEOUT_S:g} s "),
-        ("memory to decode one", f"{decode_process.MEMORY_BYTES // MIB} MiB "),
+        ("seconds of CPU time", f"{picture_decoder.TIMEOUT_S:g} s; {video_decoder.VIDEO_TIMEOUT_S:g} s "),
+        (
+            "memory to decode one",
+            f"{decode_process.MEMORY_BYTES // MIB} MiB; {decode_protocol.VIDEO_MEMORY_BYTES // MIB:,} MiB ",
+        ),
+        (
+            "length of a video",
+            f"{decode_protocol.MOST_VIDEO_SECONDS:,.0f} s; {decode_protocol.MOST_CODED_FRAMES:,}; "
+            f"{MOST_FRAMES} ",
+        ),
         ("pictures of a request", f"{MOST_PICTURES} "),
         (
             "chunk heads, extensions and trailers",

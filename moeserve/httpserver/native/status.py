@@ -69,7 +69,16 @@ def _card(service: Service, name: str) -> ModelCard:
         "created_at": datetime.fromtimestamp(service.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "max_input_tokens": most,
         "architecture": {
-            "input_modalities": ["text"] if service.config.mmproj is None else ["text", "image"],
+            "input_modalities": _modalities(service),
             "output_modalities": ["text"],
         },
     }
+
+
+def _modalities(service: Service) -> list[str]:
+    """Returns what the model reads. While it is loaded, videos are not known yet."""
+    if service.config.mmproj is None:
+        return ["text"]
+    pictures = None if service.text is None else service.text.pictures
+    has_videos = pictures is not None and pictures.of_family.video
+    return ["text", "image", *(["video"] if has_videos else [])]

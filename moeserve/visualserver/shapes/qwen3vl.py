@@ -7,7 +7,7 @@ from typing import Final
 
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
-from moeserve.visualserver.picture_size import StretchRule
+from moeserve.visualserver.picture_size import FrameRule, StretchRule
 from moeserve.visualserver.shapes.shape import (
     VISION,
     PixelScale,
@@ -24,6 +24,9 @@ PROJECTOR: Final = "qwen3vl_merger"
 # The file has no bounds of a picture's size. llama.cpp assumes these bounds for the projector.
 DEFAULT_MIN_TOKENS: Final = 8
 DEFAULT_MAX_TOKENS: Final = 4096
+# Of videos, the publisher's: pixels of all frames together, and tokens of two frames, which become one.
+MIN_VIDEO_PIXELS: Final = 4096
+MOST_FRAME_TOKENS: Final = 768
 
 _HALF: Final = 0.5  # mean and deviation of the pixels, of each channel
 
@@ -61,6 +64,10 @@ class Qwen3VlShape(TowerSizes):
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
         default = (DEFAULT_MIN_TOKENS, DEFAULT_MAX_TOKENS)
         return stretch_rule(self.token_side, (min_tokens, max_tokens), default)
+
+    def frame_rule(self, max_tokens: int) -> FrameRule:
+        area = self.token_side**2
+        return FrameRule(self.token_side, MIN_VIDEO_PIXELS, 2 * max_tokens * area, MOST_FRAME_TOKENS * area)
 
     @property
     def embedding_size(self) -> int:

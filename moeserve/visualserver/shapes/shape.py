@@ -9,7 +9,7 @@ from typing import Final, Protocol, TypedDict
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
-from moeserve.visualserver.picture_size import SizeRule, StretchRule
+from moeserve.visualserver.picture_size import FrameRule, SizeRule, StretchRule
 
 VISION = "clip.vision."
 BLOCK: Final = (
@@ -78,6 +78,10 @@ class TowerShape(Protocol):
         default. Raises ConfigError for a bound that the projector does not support."""
         ...
 
+    def frame_rule(self, max_tokens: int) -> FrameRule | None:
+        """Returns the rule for videos of at most `max_tokens` tokens; None if the tower reads no videos."""
+        ...
+
     def fits(self, text: ModelShape) -> bool:
         """Returns whether the tower is for models of this architecture."""
         ...
@@ -108,6 +112,9 @@ class TowerSizes:
 
     def patches(self, tokens: int) -> int:
         return tokens * self.merge**2
+
+    def frame_rule(self, max_tokens: int) -> FrameRule | None:
+        return None
 
     @property
     def patch_pixels(self) -> int:

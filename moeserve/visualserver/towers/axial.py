@@ -49,11 +49,16 @@ class AxialTower(Tower):
         self._scale = (255.0 * deviation).float().to(device)
         self._shift = (mean / deviation).float().to(device)
 
+    def _frame_patches(self) -> tuple[Tensor, Tensor]:
+        """Removes the patches' two matrices, one for each of two frames, from the weights, and returns them, each
+        [hidden, 3 * patch * patch]."""
+        first, second = (self.weights.pop(f"v.patch_embd.weight{name}") for name in ("", ".1"))
+        return first.flatten(1), second.flatten(1)
+
     def _still_patches(self) -> Tensor:
-        """Removes the patches' two matrices, one for each of two frames, from the weights, and returns their sum,
-        [hidden, 3 * patch * patch]: a still picture is the same in both frames."""
-        later = self.weights.pop("v.patch_embd.weight.1")
-        return (self.weights.pop("v.patch_embd.weight") + later).flatten(1)
+        """Returns the sum of `_frame_patches`: a still picture is the same in both frames."""
+        first, second = self._frame_patches()
+        return first + second
 
     def _patches_of(self, pixels: Tensor) -> Tensor:
         """Returns float32 [patches, 3 * patch * patch], patches row by row. A patch's numbers are in the order channel,

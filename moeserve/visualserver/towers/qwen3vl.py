@@ -36,17 +36,15 @@ class Qwen3VlTower(AxialTower):
     ) -> None:
         super().__init__(source, shape, device, inputs)
         self.shape = shape
-        self._patches = self._still_patches()
+        self._frames = self._frame_patches()
 
     def _tokens(self, pixels: Tensor, slice_ended: SliceEnded) -> Tensor:
         """Returns rows that consist of the embedding and, for each layer of DeepStack, the numbers that are added in a
         layer of the text model."""
         shape, product = self.shape, self.weights.product
-        rows, columns = pixels.shape[0] // shape.patch, pixels.shape[1] // shape.patch
+        rows, columns = (side // shape.patch for side in pixels.shape[-3:-1])
         order = merge_order(rows, columns, shape.merge).to(self.device)
-        x = functional.linear(
-            self._patches_of(pixels)[order], self._patches, self.weights["v.patch_embd.bias"]
-        )
+        x = self._embedded(pixels, order)
         x += self._positions(rows, columns)[order]
         cos, sin = self._angles(columns, order)
         deep = []
@@ -64,6 +62,15 @@ class Qwen3VlTower(AxialTower):
         joined = self._joined(self._norm("v.post_ln", x))
         tokens = product("mm.2", functional.gelu(product("mm.0", joined, is_exact=True)), is_exact=True)
         return torch.cat([tokens, *deep], dim=1)
+
+    def _embedded(self, pixels: Tensor, order: Tensor) -> Tensor:
+        """pixels: a picture, or two frames of a video. Returns [patches, hidden] in the order `order`."""
+        first, second = self._frames
+        bias = self.weights["v.patch_embd.bias"]
+        if pixels.dim() == 3:
+            return functional.linear(self._patches_of(pixels)[order], first + second, bias)
+        earlier, later = (self._patches_of(frame)[order] for frame in pixels)
+        return functional.linear(earlier, first, bias).addmm_(later, second.T)
 
     def _positions(self, rows: int, columns: int) -> Tensor:
         """Returns the learned table, resampled bilinearly with its corners at the picture's corners: [patches, hidden],

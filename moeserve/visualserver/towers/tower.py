@@ -89,7 +89,8 @@ class Tower(ABC):
     def encode(
         self, pixels: Pixels, slice_ended: SliceEnded = _goes_on
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """pixels: [height, width, 3], sides multiples of `shape.token_side`. slice_ended: called after each layer's
+        """pixels: [height, width, 3], sides multiples of `shape.token_side`; or [2, height, width, 3], two frames of a
+        video, if `shape.frame_rule` has a rule. slice_ended: called after each layer's
         attention and between layers. Returns [tokens, shape.embedding_size], row by row. Raises TowerMemoryError."""
         try:
             return self._encoded(pixels, slice_ended)
@@ -139,7 +140,7 @@ class Tower(ABC):
     def _on_device(self, pixels: Tensor, slice_ended: SliceEnded) -> Tensor:
         if not pixels.is_cuda:
             return self._tokens(pixels, slice_ended)
-        patches = pixels.shape[0] * pixels.shape[1] // self._patch**2
+        patches = pixels.shape[-3] * pixels.shape[-2] // self._patch**2
         # A kernel that does not support the numbers' type leaves them to the next one (cuDNN's does not support
         # float32).
         with sdpa_kernel(self._backend.order(patches), set_priority=True):

@@ -411,7 +411,7 @@ def test_what_says_so(server: HttpServer, visual: VisualServer) -> None:
     assert server.get("/props").json()["modalities"]["vision"] is True
     assert "vision" in server.post("/api/show", {"model": NAME}).json()["capabilities"]
     (card,) = server.get("/v1/models").json()["data"]
-    assert card["architecture"]["input_modalities"] == ["text", "image"]
+    assert card["architecture"]["input_modalities"] == ["text", "image", "video"]
     applied = server.post("/apply-template", chat(text("a"), image())).json()["prompt"]
     assert "user\na<|vision_start|><|image_pad|><|vision_end|><|im_end|>" in applied
     refused = server.post("/tokenize", {"model": NAME, "messages": chat(image())["messages"]})

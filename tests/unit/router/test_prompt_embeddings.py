@@ -50,7 +50,7 @@ FAULTS = {
     "lie within the 40": [span(-1, 4)],
     "of 0 embeddings": [span(4, 0)],
     "does not fit": [span(4, 1 << 40)],
-    "at most 256 spans": [span(at, 1) for at in range(MOST_SPANS + 1)],
+    "at most 512 spans": [span(at, 1) for at in range(MOST_SPANS + 1)],
     "32 bytes, not 31": [change(GOOD, sha256=bytes(31))],
     "hexadecimal": [change(GOOD, handle="../config.json")],
     "1 to 64": [change(GOOD, handle="")],
@@ -61,7 +61,7 @@ FAULTS = {
 @pytest.mark.parametrize("cause", FAULTS)
 def test_what_cannot_be_computed_is_refused(cause: str) -> None:
     world = world_of(max_model_len=1000)
-    message = request(1, [*range(40), *range(1000, 1300)] if "256" in cause else 40, 4)
+    message = request(1, [*range(40), *range(1000, 1600)] if "512" in cause else 40, 4)
     world.add(msgspec.structs.replace(message, spans=FAULTS[cause]))
     final = world.seen[1].final
     assert isinstance(final, RequestError)

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from moeserve.visualserver.picture_decoder import PictureDecoder, PictureError
+from moeserve.visualserver.media_decoder import PictureError
+from moeserve.visualserver.picture_decoder import PictureDecoder
 from moeserve.visualserver.picture_size import StretchRule
 
 RULE = StretchRule(32, 1024, 4194304)

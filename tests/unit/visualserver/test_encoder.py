@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRefused
+from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRefused, VideoSettings
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.tower_page import TowerPage
 from moeserve.visualserver.embedding_cache import EmbeddingCache, Embeddings
@@ -92,6 +92,9 @@ def test_what_is_refused(world: tuple[PictureEncoder, SizeTower, Path]) -> None:
     assert isinstance(answer, PictureRefused)
     assert (answer.id, answer.status) == (1, 400)
     assert answer.message.startswith("is in no known format")
+    answer = encoder.answer(EncodePicture(3, b"a video", video=VideoSettings()))
+    assert isinstance(answer, PictureRefused)
+    assert answer.message == "is a video, and this model's tower reads pictures only"
     folder.parent.joinpath("spans").write_text("a file where a folder should be")
     answer = encoder.answer(EncodePicture(2, picture(9)))
     assert isinstance(answer, PictureRefused)

@@ -21,6 +21,7 @@ from moeserve.httpserver.generation.request.pictures import (
     max_tokens_of,
     picture_of_url,
 )
+from moeserve.httpserver.generation.request.videos import VIDEO_FIELDS, video_of_part
 from moeserve.httpserver.transport.request_model import (
     IDLE_ANYWHERE,
     NO_EFFECT,
@@ -39,6 +40,10 @@ _TEXT_PARTS: Final = {"text": "text", "refusal": "refusal", "input_text": "text"
 _PICTURE_FIELDS: Final = {"type", "image_url", "detail"}
 # The fields of pictures by the part's type. `image` is the type of Qwen's and transformers' messages (`image`), of MCP
 # (`data` and `mimeType`) and of Anthropic (`source`), whose pictures some agents pass on as they are.
+_VIDEO_PARTS: Final = {
+    "video_url": VIDEO_FIELDS | {"video_url"},  # vLLM's
+    "video": VIDEO_FIELDS | {"video", "url"},  # Qwen's and transformers'
+}
 _PICTURE_PARTS: Final = {
     "image_url": _PICTURE_FIELDS,
     "input_image": _PICTURE_FIELDS,
@@ -63,11 +68,14 @@ def _part(part: Any, info: ValidationInfo) -> str | Picture:
     if isinstance(kind, str) and kind in _PICTURE_PARTS:
         _check_fields("picture", given - _PICTURE_PARTS[kind] - IDLE_ANYWHERE, info)
         return _picture(part)
+    if isinstance(kind, str) and kind in _VIDEO_PARTS:
+        _check_fields("video", given - _VIDEO_PARTS[kind] - IDLE_ANYWHERE, info)
+        return video_of_part(part)
     field = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if field is None or not isinstance(part.get(field), str):
         raise PydanticCustomError(
             "content_part",
-            "a part of the type {kind} is not supported, only texts and pictures are: {form}",
+            "a part of the type {kind} is not supported, only texts, pictures and videos are: {form}",
             {"form": '{"type": "text", "text": "..."}', "kind": repr(kind)[:80]},
         )
     _check_fields("text", given - {"type", field} - IDLE_ANYWHERE, info)
@@ -77,7 +85,7 @@ def _part(part: Any, info: ValidationInfo) -> str | Picture:
 
 def _untyped(part: dict[str, Any]) -> str | None:
     """Returns the type of a part that names none."""
-    return next((field for field in ("text", "image_url") if field in part), None)
+    return next((field for field in ("text", "image_url", "video_url") if field in part), None)
 
 
 def _check_fields(what: str, unknown: set[str], info: ValidationInfo) -> None:
@@ -124,7 +132,9 @@ class Message(RequestModel):
     content: Annotated[
         Any,
         AfterValidator(_parts_to_text),
-        Field(description="A string, or a list of parts: texts, strings, and pictures as data: URLs."),
+        Field(
+            description="A string, or a list of parts: texts, strings, and pictures and videos as data: URLs."
+        ),
     ] = None
     name: Label | None = None
     tool_calls: Annotated[list[ChatToolCall], Field(max_length=1024, default_factory=list)]

@@ -38,6 +38,15 @@ async def render(text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt) 
     if prompt.pictures and text.pictures is None:
         message = "has a picture, and this server sees none: it runs without a vision tower (--mmproj)"
         raise invalid(asked.prompt_param, message)
+    if (
+        text.pictures is not None
+        and not text.pictures.of_family.video
+        and any(one.video is not None for one in prompt.pictures)
+    ):
+        message = (
+            "has a video, and this model's tower reads pictures only: send some of its frames as pictures"
+        )
+        raise invalid(asked.prompt_param, message)
     tools = prompt.tools
     if tools.may_call and not text.formats.calls_tools:
         message = "this model's chat template shows no way to call tools (see --tool-call-parser)"

@@ -1,4 +1,4 @@
-"""A rendered conversation with pictures as token ids and spans of embeddings."""
+"""A rendered conversation with pictures and videos as token ids and spans of embeddings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from moeserve.errors import ConfigError
 from moeserve.httpserver.generation.chat.picture_text import PictureText
 from moeserve.httpserver.generation.engine.picture_client import EncodedPicture
-from moeserve.httpserver.generation.request.pictures import split_at_marks
+from moeserve.httpserver.generation.request.pictures import is_video, split_at_marks
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -37,6 +37,8 @@ class _Placeholders:
     in_sections: bool = False  # a picture's rows rotate by time, row and column
     alone: str = ""  # the text that chat templates write in place of all the tokens
     tiles: _Tiles | None = None
+    # The token by which chat templates show a video, in place of `each`; "" if the family's tower reads no videos.
+    video: str = ""
 
     @property
     def whole(self) -> str:
@@ -54,7 +56,9 @@ class _Placeholders:
 
 
 _SPECIAL: Final = re.compile(r"\]<\][^\[\]]+\[>\[|<[^<>]+>")  # MiniMax's, and all others
-_QWEN: Final = _Placeholders("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", in_sections=True)
+_QWEN: Final = _Placeholders(
+    "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", in_sections=True, video="<|video_pad|>"
+)
 _GEMMA4: Final = _Placeholders("<|image>", "<|image|>", "<image|>", alone="<|image|>")
 _KIMI: Final = _Placeholders("<|media_begin|>image<|media_content|>", "<|media_pad|>", "<|media_end|>")
 _GLM: Final = _Placeholders("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", in_sections=True)
@@ -112,9 +116,12 @@ class PictureTokens:
         return cls(before, each, behind, beside, below, whole, family, text)
 
     def shown(self, pieces: Sequence[str]) -> str:
-        """Returns the pieces as text, with one placeholder for each picture."""
+        """Returns the pieces as text, with one placeholder for each picture and video."""
+        family = self.of_family
         return "".join(
-            self.of_family.whole if at % 2 else part
+            (family.before + family.video + family.behind if is_video(part) else family.whole)
+            if at % 2
+            else part
             for piece in pieces
             for at, part in enumerate(split_at_marks(piece))
         )
@@ -131,15 +138,31 @@ class PictureTokens:
             text.append(first)
             for mark, behind in zip(rest[::2], rest[1::2], strict=True):
                 picture = pictures[mark]
+                if picture.times:
+                    self._add_video(prompt, tokenizer, text, picture)
+                    text = [behind]
+                    continue
                 prompt.add_text([*_encoded(tokenizer, text, goes_on=bool(prompt.ids)), *self.before])
                 if self.of_family.tiles is None:
-                    prompt.add_picture(picture, self.each)
+                    [part] = picture.parts
+                    prompt.add_rows(picture.rows, picture.columns, part, self.each)
                 else:
                     self._add_tiles(prompt, picture)
                 prompt.add_text(self.behind)
                 text = [behind]
         prompt.add_text(_encoded(tokenizer, text, goes_on=bool(prompt.ids)))
         return ChatTokens(prompt.ids, tuple(prompt.spans), tuple(pictures.values()))
+
+    def _add_video(
+        self, prompt: _Prompt, tokenizer: TextTokenizer, text: list[str], video: EncodedPicture
+    ) -> None:
+        """Adds the text before a video, and each two frames behind their time."""
+        for time, part in zip(video.times, video.parts, strict=True):
+            text[-1] += f"<{time:.1f} seconds>"
+            prompt.add_text([*_encoded(tokenizer, text, goes_on=bool(prompt.ids)), *self.before])
+            prompt.add_rows(video.rows, video.columns, part, self.each)
+            prompt.add_text(self.behind)
+            text = [""]
 
     def _add_tiles(self, prompt: _Prompt, picture: EncodedPicture) -> None:
         """Adds the tiles of a picture row by row, and then the whole picture."""
@@ -170,24 +193,23 @@ class _Prompt:
         self.ids += ids
         self.position += len(ids)
 
-    def add_picture(self, picture: EncodedPicture, each: int) -> None:
-        """Adds a picture's rows."""
-        start, count = len(self.ids), picture.rows * picture.columns
-        positions = self._positions(picture) if self.in_sections else b""
-        [(digest, handle)] = picture.parts
-        self.spans.append(EmbeddingSpan(start, count, digest, handle, positions))
+    def add_rows(self, rows: int, columns: int, part: tuple[bytes, str], each: int) -> None:
+        """Adds the rows of a picture, or of two frames of a video."""
+        start, count = len(self.ids), rows * columns
+        positions = self._positions(rows, columns) if self.in_sections else b""
+        self.spans.append(EmbeddingSpan(start, count, *part, positions))
         self.ids += [each] * count
-        self.position += max(picture.rows, picture.columns)
+        self.position += max(rows, columns)
 
     def add_tile(self, part: tuple[bytes, str], count: int, each: int) -> None:
         """Adds a tile's rows, which rotate like tokens."""
         self.spans.append(EmbeddingSpan(len(self.ids), count, *part))
         self.add_text([each] * count)
 
-    def _positions(self, picture: EncodedPicture) -> bytes:
+    def _positions(self, rows: int, columns: int) -> bytes:
         """Returns `EmbeddingSpan.positions`. Every row has the same time position, from which row and column positions
         count."""
-        rows, columns, first = picture.rows, picture.columns, self.position
+        first = self.position
         positions = array("i", [first]) * (rows * columns)
         positions.extend(first + row for row in range(rows) for _ in range(columns))
         positions.extend(array("i", range(first, first + columns)) * rows)

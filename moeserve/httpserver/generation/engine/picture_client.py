@@ -1,4 +1,5 @@
-"""PictureClient: sends pictures to the visual server, one at a time, and returns the files of their embeddings."""
+"""PictureClient: sends pictures and videos to the visual server, one at a time, and returns the files of their
+embeddings."""
 
 from __future__ import annotations
 
@@ -36,6 +37,7 @@ class EncodedPicture:
         self.rows = found.rows  # tokens
         self.columns = found.columns
         self.parts = found.parts
+        self.times = found.times  # of a video's parts
         for _, handle in found.parts:
             weakref.finalize(self, remove, handle)
 
@@ -78,8 +80,9 @@ class PictureClient:
 
     async def encode(self, picture: Picture, tenant: str, param: str) -> EncodedPicture:
         """Fetches the picture if it is a URL, and has the visual server encode it. Raises ApiError if that fails."""
-        data = picture.data if picture.url is None else await self._fetcher.fetch(picture.url, param)
-        asked = _Asked(EncodePicture(next(self._ids), data, picture.max_tokens))
+        data = await self._file(picture, param)
+        frames = tuple([await self._file(frame, param) for frame in picture.frames])
+        asked = _Asked(EncodePicture(next(self._ids), data, picture.max_tokens, picture.video, frames))
         turn = asyncio.create_task(self._take_turn(asked, tenant))
         try:
             answer = await asyncio.shield(turn)
@@ -92,10 +95,16 @@ class PictureClient:
             raise
         if isinstance(answer, PictureRefused):
             if answer.status == 400:
-                raise invalid(param, f"the picture {answer.message}")
-            raise ApiError(answer.status, f"the picture {answer.message}", code="picture_error")
+                raise invalid(param, f"the {picture.what} {answer.message}")
+            raise ApiError(answer.status, f"the {picture.what} {answer.message}", code="picture_error")
         self._observe(answer)
         return EncodedPicture(answer, self._remove)
+
+    async def _file(self, picture: Picture, param: str) -> bytes:
+        """Returns the file's bytes. Raises ApiError."""
+        if picture.url is None:
+            return picture.data
+        return await self._fetcher.fetch(picture.url, param, picture.what)
 
     async def _take_turn(self, asked: _Asked, tenant: str) -> PictureEncoded | PictureRefused:
         """Sends the picture when its tenant's turn comes, and waits for the answer. Raises ApiError if the visual

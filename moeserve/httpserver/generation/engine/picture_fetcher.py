@@ -1,4 +1,4 @@
-"""Downloads pictures from URLs that clients send, only from hosts that the operator allows.
+"""Downloads pictures and videos from URLs that clients send, only from hosts that the operator allows.
 
 A URL makes the server connect to a host that the client chose (SSRF). So the host must be listed in
 `--allowed-media-domains`, and all its addresses must be public. A name that resolves to a private address is refused,
@@ -26,7 +26,7 @@ MOST_REDIRECTS: Final = 3
 MOST_AT_ONCE: Final = 16
 _REDIRECTS: Final = (301, 302, 303, 307, 308)
 _NAT64: Final = 0x64FF9B << 96  # 64:ff9b::/96: the last 32 bits are an IPv4 address (RFC 6052)
-_HEADERS: Final = {"accept": "image/*", "accept-encoding": "identity", "user-agent": "moeserve"}
+_HEADERS: Final = {"accept": "image/*, video/*", "accept-encoding": "identity", "user-agent": "moeserve"}
 
 log = logging.getLogger(__name__)
 
@@ -62,21 +62,22 @@ class PictureFetcher:
         self._allows = allows
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
 
-    async def fetch(self, url: str, param: str) -> bytes:
-        """Returns the file's bytes. Raises ApiError."""
+    async def fetch(self, url: str, param: str, what: str = "picture") -> bytes:
+        """Returns the file's bytes. what: the word for it in messages. Raises ApiError."""
         if not self._domains:
-            message = "pictures are not fetched from addresses: send the picture itself, as data:image/png;base64,..."
+            example = "image/png" if what == "picture" else "video/mp4"
+            message = f"{what}s are not fetched from addresses: send the {what} itself, as data:{example};base64,..."
             raise invalid(param, message)
         try:
             async with self._room, asyncio.timeout(MOST_SECONDS):
                 return await self._fetch(url)
         except _Refused as error:
-            raise invalid(param, f"the picture {error}") from error
+            raise invalid(param, f"the {what} {error}") from error
         except TimeoutError as error:
-            raise invalid(param, f"the picture did not arrive within {MOST_SECONDS:g} s") from error
+            raise invalid(param, f"the {what} did not arrive within {MOST_SECONDS:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            log.info("a picture was not fetched: %s", error)
-            raise invalid(param, "the picture could not be fetched: its host does not answer") from error
+            log.info("a %s was not fetched: %s", what, error)
+            raise invalid(param, f"the {what} could not be fetched: its host does not answer") from error
 
     async def _fetch(self, url: str) -> bytes:
         """Returns the file's bytes. Raises _Refused and aiohttp's errors."""

@@ -20,29 +20,44 @@ from urllib.parse import unquote
 from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
+from moeserve.messages.pictures import VideoSettings
+
 MOST_URL: Final = 8192  # characters of a URL
 LOW_DETAIL_TOKENS: Final = 256  # the tokens of 512 x 512 pixels; OpenAI's low detail has this size
 
 _MARK: Final = secrets.token_hex(16)  # begins every mark of this process
-_MARKS: Final = re.compile(f"({_MARK}[0-9a-f]{{16}})")
+_VIDEO_MARK: Final = f"{_MARK}v"
+_MARKS: Final = re.compile(f"({_MARK}[pv][0-9a-f]{{16}})")
 # Some clients leave "data:" out, and some put the prefix before a string that has it.
 _DATA_URL: Final = re.compile(
     r"(?:\s*(?:data:)?([\w.+*/-]+)?(?:;\s*[\w.+-]+=[^;,]*)*;\s*base64,){1,2}", re.ASCII | re.IGNORECASE
 )
 # The beginnings of PNG, JPEG, GIF and WebP files in base64, in both alphabets: clients send base64 in a URL's place.
 _FILES: Final = ("iVBORw0KGgo", "/9j/", "_9j_", "R0lGOD", "UklGR")
+_TYPES: Final = {"picture": "image", "video": "video"}  # the first word of media types
 _SPACE: Final = re.compile(r"\s+")
 _URL_SAFE: Final = str.maketrans("-_", "+/")  # RFC 4648, section 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """A picture's file as the client sent it, or the URL to fetch it from."""
+    """A picture's or a video's file as the client sent it, or the URL to fetch it from, or a video's frames."""
 
-    data: bytes  # empty with `url`
+    data: bytes  # empty with `url` or `frames`
     max_tokens: int | None = None  # None: the server's limit
-    mark: str = field(default_factory=lambda: _MARK + secrets.token_hex(8))
+    mark: str = field(init=False)
     url: str | None = None
+    video: VideoSettings | None = None  # None: it is a picture
+    frames: tuple[Picture, ...] = ()  # of a video
+
+    def __post_init__(self) -> None:
+        begin = f"{_MARK}p" if self.video is None else _VIDEO_MARK
+        object.__setattr__(self, "mark", begin + secrets.token_hex(8))
+
+    @property
+    def what(self) -> str:
+        """The word for it in messages."""
+        return "picture" if self.video is None else "video"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +99,18 @@ def split_at_marks(text: str) -> list[str]:
     return _MARKS.split(text)
 
 
+def is_video(mark: str) -> bool:
+    return mark.startswith(_VIDEO_MARK)
+
+
 def picture_of_base64(text: str, max_tokens: int | None = None) -> Picture:
-    """Decodes a picture from base64 in either alphabet, with or without padding, percent-encoded or broken into lines.
-    Accepts a data: URL too, which some clients send instead of bare base64. Raises PydanticCustomError."""
+    """Accepts what `base64_bytes` accepts. Raises PydanticCustomError."""
+    return Picture(base64_bytes(text, "picture"), max_tokens)
+
+
+def base64_bytes(text: str, what: str) -> bytes:
+    """Decodes base64 in either alphabet, with or without padding, percent-encoded or broken into lines. Accepts a data:
+    URL too, which some clients send instead of bare base64. Raises PydanticCustomError, which calls it `what`."""
     if (found := _DATA_URL.match(text[:256])) is not None:
         text = text[found.end() :]
     if "%" in text:
@@ -95,10 +119,29 @@ def picture_of_base64(text: str, max_tokens: int | None = None) -> Picture:
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise PydanticCustomError("picture", "the picture is no base64") from error
+        raise PydanticCustomError("picture", "the {what} is no base64", {"what": what}) from error
     if not data:
-        raise PydanticCustomError("picture", "the picture is empty")
-    return Picture(data, max_tokens)
+        raise PydanticCustomError("picture", "the {what} is empty", {"what": what})
+    return data
+
+
+def data_type(url: str) -> str | None:
+    """Returns the media type of a data: URL, or "" if it names none; None for another URL."""
+    found = _DATA_URL.match(url[:256])
+    return None if found is None else (found[1] or "").lower()
+
+
+def checked_url(url: str, what: str) -> str:
+    """Returns an address. Raises PydanticCustomError for a data: URL that is none, or a URL that is too long."""
+    if url[:256].lstrip()[:5].lower() == "data:":
+        raise PydanticCustomError(
+            "picture",
+            "the {what}'s URL is not data:{type}/...;base64,...",
+            {"what": what, "type": _TYPES[what]},
+        )
+    if len(url) > MOST_URL:
+        raise PydanticCustomError("picture", "the {what}'s URL is too long", {"what": what})
+    return url
 
 
 def picture_of_url(url: Any, max_tokens: int | None = None) -> Picture:
@@ -107,11 +150,7 @@ def picture_of_url(url: Any, max_tokens: int | None = None) -> Picture:
         raise PydanticCustomError("picture", "the picture's URL must be a string")
     if _DATA_URL.match(url[:256]) or url[:256].lstrip().startswith(_FILES):
         return picture_of_base64(url, max_tokens)
-    if url[:256].lstrip()[:5].lower() == "data:":
-        raise PydanticCustomError("picture", "the picture's URL is not data:image/...;base64,...")
-    if len(url) > MOST_URL:
-        raise PydanticCustomError("picture", "the picture's URL is too long")
-    return Picture(b"", max_tokens, url=url)
+    return Picture(b"", max_tokens, url=checked_url(url, "picture"))
 
 
 def max_tokens_of(detail: Any) -> int | None:
