@@ -245,7 +245,7 @@ def test_an_error_is_shown_with_its_cause(page: Page, server: Server) -> None:
 
 
 def test_a_missing_key_is_asked_for_and_kept_for_the_tab_only(page: Page, keyed_server: Server) -> None:
-    open_chat(page, keyed_server)
+    open_chat(page, keyed_server, extra=GREEDY)
     dialog = page.get_by_role("dialog", name="API key")
     expect(dialog.get_by_role("alert")).to_have_text("This server wants a key.")
     dialog.get_by_label("Key").fill("wrong")

@@ -11,12 +11,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.support.server import REPOSITORY, Server
+from tests.support.server import GREEDY, REPOSITORY, Server, running_server
 
 GUIDES = (
     "connect-a-client.md",
@@ -32,6 +33,13 @@ PROGRAMS = [
     for heading, section in re.findall(r"^## (.*?)\n(.*?)(?=^##? |\Z)", PAGES, re.MULTILINE | re.DOTALL)
     for language, program in re.findall(r"^```(sh|python|js)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
 ]
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path) -> Iterator[Server]:
+    """A server whose answers are not sampled: a program that prints nothing would then be a fault of the page."""
+    with running_server(tiny_model, *GREEDY) as running:
+        yield running
 
 
 def test_the_pages_are_read() -> None:

@@ -18,14 +18,14 @@ import pytest
 from moeserve.processes.tower_page import TowerPage
 from tests.e2e.clients import streamed, within
 from tests.support.picture_fixture import FIRST_TOKEN, MODEL, PICTURES, check_first_token, picture_cases
-from tests.support.server import REPOSITORY, Server, running_server
+from tests.support.server import GREEDY, REPOSITORY, Server, running_server
 
 GUIDE = REPOSITORY / "docs" / "how-to" / "ask-about-pictures.md"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with running_server(MODEL, "--mmproj", "auto", "--max-total-tokens", "4096") as running:
+    with running_server(MODEL, "--mmproj", "auto", "--max-total-tokens", "4096", *GREEDY) as running:
         yield running
 
 

@@ -23,6 +23,8 @@ import psutil
 REPOSITORY = Path(__file__).resolve().parents[2]
 READY_S = 60.0  # until a server is ready; on a GPU the first one compiles kernels
 READY_ON_GPU_S = 300.0
+# For tests of programs that set no temperature, and that must print an answer: a sampled one may end at once.
+GREEDY = ("--override-generation-config", '{"temperature": 0}')
 OF_CHECKOUT = Path(__file__).with_name("of_checkout")  # a sitecustomize.py
 _URL = re.compile(r"http://[\w.\[\]:]+:\d+")
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{[^}]*\})? (?P<value>\S+)$", re.MULTILINE)
