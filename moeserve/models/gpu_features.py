@@ -50,12 +50,11 @@ def check_gpu_pictures(shape: ModelShape, mmproj: str | None) -> None:
 
 def gpu_drafting_shape(shape: ModelShape, method: str | None) -> ModelShape:
     """Returns the shape with a next-token block that attends to all keys: it only drafts, and its few rows read them
-    faster than an indexer would choose some. Without a block with a window, which drafts on the CPU alone, where
-    `method` (see `drafting_shape`) leaves the choice."""
+    faster than an indexer would choose some. Without a block that drafts on the CPU alone, where `method` (see
+    `drafting_shape`) leaves the choice."""
     if shape.next_token_layer is None:
         return shape
-    mixer = shape.next_token_layer.mixer
-    if method == "auto" and isinstance(mixer, AttentionShape) and mixer.window:
+    if method == "auto" and shape.cpu_only_block is not None:
         return replace(shape, next_token_layer=None)
     return replace(shape, next_token_layer=_without_indexer(shape.next_token_layer))
 

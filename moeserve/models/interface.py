@@ -126,6 +126,11 @@ class ModelShape:
         """Vectors of the residual."""
         return 1 if self.streams is None else self.streams.count
 
+    def streams_of(self, layer: int) -> ResidualStreams | None:
+        """The residual's streams in this layer of `loaded_layers`; None: it is one vector, as in the next-token
+        block."""
+        return self.streams if layer < self.num_layers else None
+
     @property
     def residual_width(self) -> int:  # of a token
         return self.hidden_size * self.num_streams
@@ -139,6 +144,18 @@ class ModelShape:
     def loaded_layers(self) -> tuple[LayerShape, ...]:
         """`layers`, followed by the layer of the next-token block (number `num_layers`), if it is loaded."""
         return self.layers if self.next_token_layer is None else (*self.layers, self.next_token_layer)
+
+    @property
+    def cpu_only_block(self) -> str | None:
+        """What the GPU engine does not compute of the next-token block; None if it computes all of it."""
+        block = self.next_token_layer
+        if block is None:
+            return None
+        if isinstance(block.mixer, AttentionShape) and block.mixer.window:
+            return "windowed attention"
+        if block.is_parallel:
+            return "attention and feed-forward beside each other"
+        return None if self.streams is None else "a model whose residual has several streams"
 
     @property
     def forms(self) -> tuple[AttentionForm, ...]:

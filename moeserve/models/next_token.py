@@ -7,8 +7,9 @@ Row q of the block, for the token at position q > 0:
     logits = output(shared_head_norm(x))        of the token at q + 1
 
 The row after a draft uses the block's normalised output instead of the model's state. In Step-3.5 both are read before
-their norms. A row depends only on tokens
-up to its own, so its keys and values are kept in the KV slot of position q, and a cached prefix includes them.
+their norms. The block's residual is one vector also where the model's is several streams, whose mean it reads then. A
+row depends only on tokens up to its own, so its keys and values are kept in the KV slot of position q, and a cached
+prefix includes them.
 """
 
 from __future__ import annotations
@@ -65,8 +66,11 @@ def with_next_token_block(shape: ModelShape, source: ModelSource) -> ModelShape:
 
 
 def _with_own_indexer(layer: LayerShape) -> LayerShape:
-    """Returns the block's layer with an indexer of its own, instead of another layer's choice of keys."""
+    """Returns the block's layer with an indexer of its own, instead of another layer's choice of keys. Where index keys
+    are pooled the block attends to all keys, because its rows are stored one by one, without their neighbours."""
     mixer = layer.mixer
     if not isinstance(mixer, LatentAttentionShape) or mixer.indexer is None:
         return layer
+    if mixer.indexer.is_pooled:
+        return replace(layer, mixer=replace(mixer, indexer=None))
     return replace(layer, mixer=replace(mixer, indexer=replace(mixer.indexer, keys_from=None)), unread=())

@@ -40,9 +40,9 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
     of_layer = shape.loaded_layers[layer]
     parts: dict[str, tuple[int, ...]] = {}
     if of_layer.mixer is not None:
-        parts |= _input_tensors(shape, n.HC_ATTN, n.ATTN_NORM)
+        parts |= _input_tensors(shape, layer, n.HC_ATTN, n.ATTN_NORM)
     if of_layer.ffn is not None and not of_layer.is_parallel:
-        parts |= _input_tensors(shape, n.HC_FFN, of_layer.ffn_norm)
+        parts |= _input_tensors(shape, layer, n.HC_FFN, of_layer.ffn_norm)
     if shape.ngrams is not None and shape.ngrams.layer == layer:
         parts |= shape.ngrams.tensors(shape.hidden_size, shape.residual_width)
     if isinstance(of_layer.mixer, AttentionShape):
@@ -64,13 +64,14 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
     return {n.in_layer(layer, name): dimensions for name, dimensions in parts.items()}
 
 
-def _input_tensors(shape: ModelShape, block: str, norm: str) -> dict[str, tuple[int, ...]]:
+def _input_tensors(shape: ModelShape, layer: int, block: str, norm: str) -> dict[str, tuple[int, ...]]:
     """Returns the tensors between the residual and a block's input: the norm, the mix of several streams, or both."""
     of_norm: dict[str, tuple[int, ...]] = {n.of_part(norm): (shape.hidden_size,)}
-    if shape.streams is None:
+    streams = shape.streams_of(layer)
+    if streams is None:
         return of_norm
-    of_streams = shape.streams.tensors(shape.hidden_size, block)
-    return of_streams | (of_norm if isinstance(shape.streams, SinkhornConnections) else {})
+    of_streams = streams.tensors(shape.hidden_size, block)
+    return of_streams | (of_norm if isinstance(streams, SinkhornConnections) else {})
 
 
 def head_inputs(shape: ModelShape) -> dict[str, tuple[int, ...]]:

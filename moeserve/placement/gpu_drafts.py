@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from moeserve.config import ServerConfig, drafts_of, num_drafts
 from moeserve.errors import ConfigError
-from moeserve.models.attention import AttentionShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.step_buffers import gpu_state_drafts
 from moeserve.placement.placement import Placement
@@ -31,10 +30,9 @@ def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
             "--speculative-config: drafts of models with Mamba-2 layers or short convolutions are computed on the CPU "
             "alone so far; leave it out, or say --device cpu"
         )
-    block = shape.next_token_layer
-    if block is not None and isinstance(block.mixer, AttentionShape) and block.mixer.window:
+    if (what := shape.cpu_only_block) is not None:
         raise ConfigError(
-            "--speculative-config: a block with windowed attention drafts on the CPU alone so far; with a GPU say "
+            f"--speculative-config: a block with {what} drafts on the CPU alone so far; with a GPU say "
             '{"method": "ngram", "num_speculative_tokens": 4}'
         )
 

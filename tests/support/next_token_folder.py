@@ -24,11 +24,20 @@ class NextTokenFolder:
     """A folder of `model_type` whose block has the weights of another model's last layer."""
 
     def __init__(
-        self, folder: Path, model_type: str, like: int = -1, *, before_norm: bool = False, **changes: Any
+        self,
+        folder: Path,
+        model_type: str,
+        like: int = -1,
+        *,
+        sees_like: int | None = None,
+        before_norm: bool = False,
+        **changes: Any,
     ) -> None:
-        """like: number of the layer whose form the block has. before_norm: it reads states before the last norm."""
+        """like: number of the layer whose form the block has. sees_like: of the one whose mask it has; None: the same.
+        before_norm: it reads states before the last norm."""
         self.path = folder / "tiny"
         self._before_norm = before_norm
+        self._sees_like = like if sees_like is None else sees_like
         write = write_newest if model_type in NEWEST else write_family
         self._model_class = write(self.path, model_type, torch.float32, **changes)
         write(folder / "other", model_type, torch.float32, seed=8, **changes)
@@ -72,7 +81,7 @@ class NextTokenFolder:
         trunk = _text(model)
         seen: dict[str, Any] = {}
         before: list[torch.Tensor] = []
-        trunk.layers[self._like].register_forward_pre_hook(
+        trunk.layers[self._sees_like].register_forward_pre_hook(
             lambda module, args, options: seen.update(options), with_kwargs=True
         )
         trunk.norm.register_forward_pre_hook(lambda module, args: before.append(args[0]))
@@ -88,7 +97,7 @@ class NextTokenFolder:
             x = block(hidden_states=x, **options)
             x = x[0] if isinstance(x, tuple) else x
             logits: torch.Tensor = model.lm_head(self._norm(x, of_head, model))[0]
-        return logits
+        return logits * getattr(model.config, "logit_scale", 1.0)
 
     def _read(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:
         # Its own tensors only: transformers would complain of the others.
@@ -110,7 +119,9 @@ class NextTokenFolder:
     def _norm(self, x: torch.Tensor, part: str, model: PreTrainedModel) -> torch.Tensor:
         weight = self.own[part] + (1 if self._adds_one else 0)
         config: Any = model.config.get_text_config()
-        eps = getattr(config, "rms_norm_eps", None) or config.layernorm_epsilon
+        eps = getattr(config, "rms_norm_eps", None) or getattr(config, "layernorm_epsilon", None)
+        if eps is None:
+            x, eps = x - x.mean(-1, keepdim=True), config.layer_norm_eps
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 

@@ -27,6 +27,12 @@ from tests.support.served_answers import load, lose_at, serve
 from tests.worker.next_token_rows import Drafting
 
 NEXT = {"num_nextn_predict_layers": 1}
+COHERE = NEXT | {
+    "like": 1,
+    "sees_like": 0,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"],
+}
+CENTERED = {"rms_norm_eps": None, "layer_norm_eps": 2**-10}
 FOLDERS: dict[str, dict[str, Any]] = {
     "qwen3_next": {},
     "qwen3_5_moe_text": {},
@@ -37,6 +43,8 @@ FOLDERS: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": NEXT,
     "bailing_hybrid": NEXT,
     # Blocks with windows (of 16 and 17 tokens) and without experts, like the first layer.
+    # Positions and all keys: here no layer has both and experts. With LayerNorm besides.
+    "cohere2_moe": COHERE,
     "exaone_moe": {"like": 0, "mtp_layer_types": ["sliding_attention"]},
     "mimo_v2_flash": {"like": 0, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
     "step3p7": NEXT
@@ -49,9 +57,15 @@ FOLDERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("model_type", FOLDERS)
-def test_what_torch_computes(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = NextTokenFolder(tmp_path, model_type, **FOLDERS[model_type])
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [*FOLDERS.items(), ("cohere2_moe", COHERE | CENTERED)],
+    ids=[*FOLDERS, "cohere2_moe, LayerNorm"],
+)
+def test_what_torch_computes(
+    model_type: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = NextTokenFolder(tmp_path, model_type, **settings)
     truth = folder.truth(TOKENS[:40], monkeypatch)
     drafting = Drafting(folder.path, TOKENS[:40])
     logits = torch.stack([drafting.logits(row) for row in range(1, 40)])
@@ -63,7 +77,8 @@ def test_what_torch_computes(model_type: str, tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "model_type", ["qwen3_5_moe_text", "deepseek_v3", "bailing_hybrid", "mimo_v2_flash", "step3p7"]
+    "model_type",
+    ["qwen3_5_moe_text", "deepseek_v3", "bailing_hybrid", "cohere2_moe", "mimo_v2_flash", "step3p7"],
 )
 def test_its_drafts_leave_the_text_as_it_is(
     model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,7 +3,8 @@
 
 Attention and feed-forward of a layer read the same norm of its input, and both outputs are added to that input.
 Layers with a window have RoPE. The others have no positions, except the first layers, which have RoPE and no
-experts. The router scores by sigmoid. Norms are RMSNorm or LayerNorm without a bias.
+experts. The router scores by sigmoid. Norms are RMSNorm or LayerNorm without a bias. Some files have a further layer,
+which predicts a further token (MTP).
 """
 
 from __future__ import annotations
@@ -50,4 +51,12 @@ def _layer(attention: AttentionShape, ffn: MoeShape | DenseFfnShape, *, has_posi
     return LayerShape(replace(attention, has_positions=has_positions), ffn, is_parallel=True)
 
 
-FAMILY = ModelFamily(architecture="cohere2moe", read_shape=read_shape, hugging_face=MAPPING)
+def next_token_layer(_source: ModelSource, layer: LayerShape) -> LayerShape:
+    """Returns the layer of the next-token block: like the last one, but it has positions and no window."""
+    assert isinstance(layer.mixer, AttentionShape)
+    return replace(layer, mixer=replace(layer.mixer, window=0, has_positions=True))
+
+
+FAMILY = ModelFamily(
+    "cohere2moe", read_shape, MAPPING, has_next_token_block=True, next_token_layer=next_token_layer
+)

@@ -26,6 +26,7 @@ from moeserve.models.sources.huggingface.mapping import (
     MOE_ROUTER,
     HuggingFaceMapping,
 )
+from moeserve.models.sources.huggingface.next_token_names import BEHIND_LAYERS
 
 # transformers' defaults.
 PERIOD: Final = 4
@@ -102,5 +103,6 @@ MAPPING: Final = HuggingFaceMapping(
     moe=MOE_ROUTER,
     dense=DENSE_FFN,
     experts=MOE_EXPERTS,
+    next_token=BEHIND_LAYERS,
     skipped_layers=("num_nextn_predict_layers",),
 )

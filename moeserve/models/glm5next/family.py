@@ -3,7 +3,8 @@
 Three of four layers are Kimi Delta Attention, whose decays have a lower bound. The fourth is DeepSeek's latent
 attention without positions, to the blocks of keys that an indexer chooses by pooled index keys. The residual has
 several streams that are mixed; the head reads their mean. First layers have no experts; then DeepSeek-V3's router with
-an ungated shared expert. Gates and up-projections of all feed-forwards are clamped.
+an ungated shared expert. Gates and up-projections of all feed-forwards are clamped. The last layer in the file predicts
+a further token (MTP); it attends, and its residual is one vector.
 
 llama.cpp calls the architecture glm5-next. Files from before it had a name there say glm5next, with the same keys and
 tensors.
@@ -130,5 +131,5 @@ def _clamped(
     return ffn if routed is None else replace(ffn, activation="clamped_silu", limit=routed)
 
 
-FAMILY = ModelFamily("glm5-next", read_shape, hugging_face=MAPPING)
-EARLIER_FAMILY = ModelFamily("glm5next", read_shape)
+FAMILY = ModelFamily("glm5-next", read_shape, hugging_face=MAPPING, has_next_token_block=True)
+EARLIER_FAMILY = ModelFamily("glm5next", read_shape, has_next_token_block=True)

@@ -30,6 +30,7 @@ from moeserve.models.sources.huggingface.mapping import (
     SHARED_EXPERTS,
     HuggingFaceMapping,
 )
+from moeserve.models.sources.huggingface.next_token_names import BEHIND_LAYERS
 from moeserve.models.sources.huggingface.remade import (
     Made,
     decay_rate,
@@ -188,5 +189,6 @@ MAPPING: Final = HuggingFaceMapping(
     derived=derived,
     check=check,
     rope=no_rope,
+    next_token=BEHIND_LAYERS,
     skipped_layers=("num_nextn_predict_layers",),
 )

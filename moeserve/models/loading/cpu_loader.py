@@ -21,7 +21,7 @@ from moeserve.models.loading.cpu_compressed import load_compressed_attention
 from moeserve.models.loading.cpu_indexer import load_block_indexer
 from moeserve.models.loading.cpu_latent import load_latent_attention
 from moeserve.models.loading.cpu_recurrent import load_recurrence
-from moeserve.models.loading.cpu_residual import load_input, load_ngrams, scaled
+from moeserve.models.loading.cpu_residual import load_input, load_ngrams, load_norm, scaled
 from moeserve.models.loading.cpu_weights import (
     CpuAttention,
     CpuDenseFfn,
@@ -31,11 +31,14 @@ from moeserve.models.loading.cpu_weights import (
     CpuLayer,
     CpuLayerInput,
     CpuLayerInputs,
+    CpuLayerNorm,
     CpuMixer,
     CpuMoe,
     CpuNextToken,
+    CpuNorm,
     CpuParts,
     CpuSharedExpert,
+    CpuStreamMean,
     CpuWeights,
     ExpertBiases,
     GatedExperts,
@@ -104,7 +107,8 @@ class CpuLoader:
             check_lanes(self._source, self._shape, "CPU", widths)
         self._total = sum(self._source.tensors[name].nbytes for name in names)
         embedding = self._table(n.TOKEN_EMBD, is_read_again=with_head and self._shape.tied_embeddings)
-        head = self._head() if with_head else None
+        norm = self._input(n.OUTPUT_HC, n.OUTPUT_NORM) if with_head else None
+        head = None if norm is None else self._head(norm)
         layers = [self._layer(index) for index in range(num_layers)]
         ngrams = load_ngrams(self._source, self._shape, num_layers, self._vector, self._matrix)
         first = 0 if head is None else 1
@@ -118,19 +122,20 @@ class CpuLoader:
             rope_factors=self._rope_factors(),
             layer_inputs=self._layer_inputs() if self._shape.layer_input_width else None,
             ngrams=ngrams,
-            next_token=self._next_token() if with_head and self._shape.next_token_layer else None,
+            next_token=self._next_token(norm) if norm is not None and self._shape.next_token_layer else None,
             matrices=self._matrices,
             source=self._source if self._in_place else None,
         )
 
-    def _head(self) -> CpuHead:
+    def _head(self, norm: CpuInput) -> CpuHead:
         matrix = self._matrix(n.TOKEN_EMBD if self._shape.tied_embeddings else n.OUTPUT)
-        norm = self._input(n.OUTPUT_HC, n.OUTPUT_NORM)
         if self._shape.logit_scale != 1.0:
+            assert isinstance(norm, torch.Tensor | CpuLayerNorm)
             norm = scaled(norm, self._shape.logit_scale)
         return CpuHead(norm, matrix, LinearGroup([matrix]))
 
-    def _next_token(self) -> CpuNextToken:
+    def _next_token(self, model_norm: CpuInput) -> CpuNextToken:
+        assert isinstance(model_norm, torch.Tensor | CpuLayerNorm | CpuStreamMean)
         index = self._shape.num_layers
         before = len(self._matrices)
         from_token, from_state = self._halves(n.of_layer(index, n.NEXTN_EH_PROJ))
@@ -138,14 +143,21 @@ class CpuLoader:
         layer = self._layer(index)
         # The mixer's matrices are loaded before the layer's others.
         k_v = kv_products(self._source, self._shape, index, self._matrices[first:])
+
+        def norm(part: str) -> CpuNorm:
+            return load_norm(self._shape, n.of_layer(index, part), self._vector)
+
+        own_norm = norm(self._shape.next_token_norm)
         return CpuNextToken(
-            token_norm=self._vector(n.of_layer(index, n.NEXTN_ENORM)),
-            state_norm=self._vector(n.of_layer(index, n.NEXTN_HNORM)),
+            model_norm=model_norm,
+            token_norm=norm(n.NEXTN_ENORM),
+            state_norm=norm(n.NEXTN_HNORM),
             from_token=LinearGroup([from_token]),
             from_state=LinearGroup([from_state]),
             layer=layer,
             k_v=k_v,
-            head_norm=self._vector(n.of_layer(index, self._shape.next_token_norm)),
+            own_norm=own_norm,
+            head_norm=scaled(own_norm, self._shape.logit_scale),
             dense_bytes=sum(m.bytes for m in self._matrices[before:]) - _expert_bytes([layer]),
         )
 

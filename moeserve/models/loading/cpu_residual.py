@@ -15,6 +15,7 @@ from moeserve.models.loading.cpu_weights import (
     CpuInput,
     CpuLayerNorm,
     CpuNgrams,
+    CpuNorm,
     CpuSinkhornMix,
     CpuStreamMean,
     CpuStreamMix,
@@ -33,35 +34,37 @@ def load_input(
 ) -> CpuInput:
     """Loads the norm or stream mix that computes a block's input from the residual. index: the block's layer; None: the
     head. norm: the norm's full name. block: the beginning of the tensors' names, for a residual of several streams."""
-    if shape.streams is None:
-        return CpuLayerNorm(vector(norm)) if shape.centers_norms else vector(norm)
+    streams = shape.streams if index is None else shape.streams_of(index)
+    if streams is None:
+        return load_norm(shape, norm, vector)
 
     def name(part: str) -> str:
         return n.of_part(f"{block}_{part}") if index is None else n.of_layer(index, f"{block}_{part}")
 
     down = ("down",) if index is None else ("down", "inject")  # the head injects nothing
-    if isinstance(shape.streams, SinkhornConnections):
-        connections = shape.streams
-        if index is None and not connections.weighs_head:
+    if isinstance(streams, SinkhornConnections):
+        if index is None and not streams.weighs_head:
             return CpuStreamMean(vector(norm))
         return CpuSinkhornMix(
-            ones=torch.ones(connections.count * shape.hidden_size),
+            ones=torch.ones(streams.count * shape.hidden_size),
             product=LinearGroup([matrix(name("fn"))]),
-            mix=SinkhornMix(
-                vector(name("base")), vector(name("scale")), connections.eps, connections.iterations
-            ),
+            mix=SinkhornMix(vector(name("base")), vector(name("scale")), streams.eps, streams.iterations),
             norm=vector(norm),
         )
     return CpuStreamMix(
-        norm=vector(name("norm")).view(shape.streams.count, -1),
+        norm=vector(name("norm")).view(streams.count, -1),
         down=LinearGroup([matrix(name(part)) for part in down]),
         up=LinearGroup([matrix(name("up"))]),
     )
 
 
-def scaled(norm: CpuInput, factor: float) -> CpuInput:
+def load_norm(shape: ModelShape, norm: str, vector: Vector) -> CpuNorm:
+    """Loads a norm of one vector, of the kind that the model's residual has."""
+    return CpuLayerNorm(vector(norm)) if shape.centers_norms else vector(norm)
+
+
+def scaled(norm: CpuNorm, factor: float) -> CpuNorm:
     """Returns the norm with its weight multiplied by a factor."""
-    assert not isinstance(norm, (CpuStreamMix, CpuSinkhornMix, CpuStreamMean))
     return CpuLayerNorm(norm.weight * factor) if isinstance(norm, CpuLayerNorm) else norm * factor
 
 

@@ -61,9 +61,9 @@ class CpuStreamMean:
     norm: Tensor  # float32 [hidden]
 
 
-# What computes a block's input from the residual: an RMS norm's weight, float32 [hidden], a LayerNorm, or a mix of
-# the streams, or their mean.
-CpuInput = Tensor | CpuLayerNorm | CpuStreamMix | CpuSinkhornMix | CpuStreamMean
+CpuNorm = Tensor | CpuLayerNorm  # an RMS norm's weight, float32 [hidden], or a LayerNorm
+# What computes a block's input from the residual: a norm, or a mix of the streams, or their mean.
+CpuInput = CpuNorm | CpuStreamMix | CpuSinkhornMix | CpuStreamMean
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,13 +297,15 @@ class CpuHead:
 class CpuNextToken:
     """The next-token block, which drafts: see models/next_token.py."""
 
-    token_norm: Tensor  # float32 [hidden]
-    state_norm: Tensor
+    model_norm: CpuNorm | CpuStreamMean  # of the model's last residual, which the block reads
+    token_norm: CpuNorm
+    state_norm: CpuNorm
     from_token: LinearGroup  # [hidden, hidden]: the left half of eh_proj
     from_state: LinearGroup
     layer: CpuLayer
     k_v: LinearGroup  # the attention's matrices of k and v, or of the latent vector
-    head_norm: Tensor
+    own_norm: CpuNorm  # of its own last residual, which it reads next
+    head_norm: CpuNorm  # the same with the scale of logits
     dense_bytes: int  # bytes of its matrices outside the routed experts
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.models.attention import AttentionShape
 from moeserve.models.gpu_features import gpu_drafting_shape
+from moeserve.models.interface import LayerShape
 from moeserve.models.open import open_metadata
 from moeserve.models.registry import read_checked_shape
+from moeserve.models.residual import SinkhornConnections
 from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.placement import LayerPlacement, Placement
 
@@ -48,18 +51,35 @@ def test_a_small_model_drafts_on_the_cpu_alone() -> None:
         check_gpu_drafts(config, read_checked_shape(open_metadata(path)))
 
 
-def test_a_block_with_a_window_drafts_on_the_cpu_alone() -> None:
-    """Step-3.5's, as here: `auto` goes on with look-up alone, which needs no block."""
-    path = FIXTURES / "tiny-qwen3moe-q4_k_m.gguf"
-    shape = read_checked_shape(open_metadata(path))
-    layer = shape.layers[-1]
+def _windowed(layer: LayerShape) -> LayerShape:
     assert isinstance(layer.mixer, AttentionShape)
-    drafting = replace(shape, next_token_layer=replace(layer, mixer=replace(layer.mixer, window=8)))
+    return replace(layer, mixer=replace(layer.mixer, window=8))
+
+
+@pytest.mark.parametrize(
+    ("change", "streams", "what"),
+    [
+        (_windowed, None, "windowed attention"),  # Step-3.5's
+        (
+            lambda layer: replace(layer, is_parallel=True),
+            None,
+            "attention and feed-forward beside each other",
+        ),
+        (lambda layer: layer, SinkhornConnections(4, 3, 1e-6), "a model whose residual has several streams"),
+    ],
+)
+def test_a_block_that_drafts_on_the_cpu_alone(
+    change: Callable[[LayerShape], LayerShape], streams: SinkhornConnections | None, what: str
+) -> None:
+    """`auto` goes on with look-up alone, which needs no block."""
+    path = FIXTURES / "tiny-qwen3moe-q4_k_m.gguf"
+    shape = replace(read_checked_shape(open_metadata(path)), streams=streams)
+    drafting = replace(shape, next_token_layer=change(shape.layers[-1]))
     assert gpu_drafting_shape(drafting, "auto") == shape
     config = ServerConfig(
         model=str(path), speculative_config='{"method": "mtp", "num_speculative_tokens": 3}'
     )
-    with pytest.raises(ConfigError, match="block with windowed attention drafts on the CPU alone"):
+    with pytest.raises(ConfigError, match=f"block with {what} drafts on the CPU alone"):
         check_gpu_drafts(config, gpu_drafting_shape(drafting, "mtp"))
 
 

@@ -23,7 +23,7 @@ from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import AdapterRows, KvLayer, StateLayer
 from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts
-from moeserve.models.blocks.cpu.forms import RopeTables, angles_of, forms_of
+from moeserve.models.blocks.cpu.forms import RopeTables, angles_of, forms_of, next_token_form
 from moeserve.models.blocks.cpu.layer_inputs import make_inputs
 from moeserve.models.blocks.cpu.layers import CpuLayers
 from moeserve.models.blocks.cpu.lora import CpuAdapters
@@ -85,11 +85,9 @@ class CpuDecoder:
         self.next_token: CpuNextTokenBlock | None = None  # the next-token block, if the model has one
         if weights.next_token is not None:
             assert weights.head is not None
-            attention = shape.loaded_layers[-1].attention
-            assert attention is not None
+            form = next_token_form(shape, self._forms, self._space)
             self.next_token = CpuNextTokenBlock(
-                *(shape, weights, stream, kv[-1], self._space, self._forms[attention.form]),
-                self._layers.forward,
+                shape, weights, stream, kv[-1], self._space, form, self._layers
             )
 
     @property

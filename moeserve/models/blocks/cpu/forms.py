@@ -44,7 +44,7 @@ class CpuForm:
             AttentionPlan()
         )  # for windowed layers that have their own KV slots, or rows with their own ends
         self.cos, self.sin = angles
-        self._sections = sections
+        self.sections = sections
         if isinstance(shape, AttentionShape):
             self.q, self.k, self.v = (
                 memory.view(-1)[: tokens * width].view(tokens, width)
@@ -60,8 +60,8 @@ class CpuForm:
         """Returns cos, sin and positions for `CpuStream.rope_store`. positions: int32 [n], or [3, n] by section."""
         if positions.dim() == 1:
             return self.cos, self.sin, positions
-        assert self._sections is not None
-        rows = positions.long()[self._sections].T.contiguous()  # [n, rotary_dim / 2]
+        assert self.sections is not None
+        rows = positions.long()[self.sections].T.contiguous()  # [n, rotary_dim / 2]
         return self.cos.gather(0, rows), self.sin.gather(0, rows), None
 
     def row_angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,13 +93,27 @@ def forms_of(
     }
 
 
+def next_token_form(
+    model: ModelShape, forms: Mapping[AttentionForm, CpuForm], space: CpuWorkspace
+) -> CpuForm:
+    """Returns the form of the next-token block. It has plans of its own where no layer attends to the same keys."""
+    attention = model.loaded_layers[-1].attention
+    assert isinstance(attention, ChoosesKeys)
+    form = forms[attention.form]
+    if attention.rule in form.plans:
+        return form
+    return CpuForm(attention, space, (form.cos, form.sin), [attention.rule], form.sections)
+
+
 def _rules(model: ModelShape, form: AttentionForm) -> list[ChoiceRule]:
     attending = (layer.attention for layer in model.layers if layer.attention is not None)
     return [a.rule for a in attending if isinstance(a, ChoosesKeys) and a.form == form]
 
 
 def _kinds(model: ModelShape) -> dict[AttentionForm, Attention]:
-    return {layer.attention.form: layer.attention for layer in model.layers if layer.attention is not None}
+    return {
+        layer.attention.form: layer.attention for layer in model.loaded_layers if layer.attention is not None
+    }
 
 
 def _heads_of(shape: Attention) -> Heads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -79,6 +80,12 @@ class CpuLayers:
         self.compressed = CompressedPlans.for_model(shape, kv)
         # The step's token ids, by which experts may be chosen.
         self.token_ids = torch.zeros(0, dtype=torch.int32)
+
+    def on(self, space: CpuWorkspace, forms: Mapping[AttentionForm, CpuForm]) -> CpuLayers:
+        """Returns the same layers on other buffers; both count experts together."""
+        layers = copy.copy(self)
+        layers._space, layers._forms = space, forms
+        return layers
 
     def forward(self, index: int, batch: CpuBatch) -> None:
         """Launches one layer on the contents of x."""

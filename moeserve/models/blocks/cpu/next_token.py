@@ -5,7 +5,7 @@ It runs between two steps. Until `store` or `predict` is called, `x` still holds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,8 @@ from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.cpu.attention import store_kv
 from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.latent import store_latent
-from moeserve.models.blocks.cpu.residual import read_residual
+from moeserve.models.blocks.cpu.layers import CpuLayers
+from moeserve.models.blocks.cpu.residual import norm, read_residual
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.indexer import ChoosesKeys
 from moeserve.models.interface import ModelShape
@@ -55,25 +56,25 @@ class CpuNextTokenBlock:
         kv: KvLayer,
         space: CpuWorkspace,
         form: CpuForm,
-        forward_layer: Callable[[int, CpuBatch], None],
+        layers: CpuLayers,
     ) -> None:
-        """space, form: the decoder's buffers and attention form. forward_layer: launches the layer of a given number on
-        the contents of x."""
+        """space, layers: the decoder's. form: of `next_token_form`."""
         assert weights.next_token is not None
         assert weights.head is not None
         assert space.next_token is not None
+        attention = shape.loaded_layers[-1].attention
+        assert attention is not None
         self._shape = shape
         self._embedding = weights.embedding
-        assert isinstance(weights.head.norm, Tensor)
-        self._head_norm = weights.head.norm
         self._w = weights.next_token
         self._head = weights.head
         self._stream = stream
         self._kv = kv
-        self._space = space
+        self._model_x = space.x
+        self._space = space.of_one_stream()
         self._own = space.next_token
         self._form = form
-        self._forward_layer = forward_layer
+        self._layers = layers.on(self._space, {attention.form: form})
         self.bytes_read = 0  # weights outside the routed experts, read by all calls
 
     @property
@@ -87,12 +88,12 @@ class CpuNextTokenBlock:
     @property
     def most_rows(self) -> int:
         """Largest number of rows per call."""
-        return len(self._space.x)
+        return len(self._model_x)
 
     def model_rows(self, n: int) -> Tensor:
-        """Returns a copy of the model's output for the first n rows of the last step: float32 [n, hidden], before
-        the output norm."""
-        return self._space.x[:n].clone()
+        """Returns a copy of the model's output for the first n rows of the last step: float32 [n, residual width],
+        before the output norm."""
+        return self._model_x[:n].clone()
 
     def model_states(self, rows: Tensor) -> Tensor:
         """Returns the model's hidden states, as the block reads them, of up to a step's rows. A view that the next
@@ -100,7 +101,7 @@ class CpuNextTokenBlock:
         if self._shape.drafts_before_norm:
             return rows
         n = len(rows)
-        self._stream.norm(rows, self._head_norm, self._shape.rms_eps, n, self._own.states)
+        norm(self._stream, self._w.model_norm, self._shape.rms_eps, n, rows, self._own.states)
         self._stream.wait()
         return self._own.states.f32[:n]
 
@@ -155,9 +156,9 @@ class CpuNextTokenBlock:
             rule=attention.rule,
         )
         self._join_inputs(rows)
-        self._forward_layer(self._shape.num_layers, _batch_of(rows))
+        self._layers.forward(self._shape.num_layers, _batch_of(rows))
         if not self._shape.drafts_before_norm:
-            self._stream.norm(self._space.x, self._w.head_norm, self._shape.rms_eps, n, self._own.states)
+            norm(self._stream, self._w.own_norm, self._shape.rms_eps, n, self._space.x, self._own.states)
         best, shares = zip(*self._likeliest(n, panels), strict=True)
         if self._shape.drafts_before_norm:  # `_likeliest` has waited for x
             self._own.states.f32[:n].copy_(self._space.x[:n])
@@ -169,9 +170,9 @@ class CpuNextTokenBlock:
         stream, space, own, w, n = self._stream, self._space, self._own, self._w, len(rows.token_ids)
         table, eps = self._embedding, self._shape.rms_eps
         ids, scale = torch.from_numpy(rows.token_ids), self._shape.embedding_scale
-        stream.norm(rows.states, w.state_norm, eps, n, own.state)
+        norm(stream, w.state_norm, eps, n, rows.states, own.state)
         stream.embed(table.table, table.ggml_type, ids, n, space.x, scale=scale)
-        stream.norm(space.x, w.token_norm, eps, n, own.token)
+        norm(stream, w.token_norm, eps, n, space.x, own.token)
         stream.linear(own.token, n, w.from_token, [space.x])
         stream.linear(own.state, n, w.from_state, [space.x], add=True)
 
@@ -183,7 +184,7 @@ class CpuNextTokenBlock:
         for first in range(0, n, most):
             m = min(most, n - first)
             rows = torch.arange(first, first + m, dtype=torch.int32)
-            stream.norm(space.x, self._w.head_norm, self._shape.rms_eps, m, space.final, rows)
+            norm(stream, self._w.head_norm, self._shape.rms_eps, m, space.x, space.final, rows)
             logits = self._score(m, panels)
             if self._shape.logit_softcap:
                 stream.softcap(logits, m, self._shape.logit_softcap)

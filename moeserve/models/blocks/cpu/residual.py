@@ -16,6 +16,7 @@ from moeserve.models.loading.cpu_weights import (
     CpuEmbedding,
     CpuInput,
     CpuLayerNorm,
+    CpuNorm,
     CpuSinkhornMix,
     CpuStreamMean,
     CpuStreamMix,
@@ -37,7 +38,7 @@ def read_residual(stream: CpuStream, w: CpuInput, eps: float, n: int, space: Cpu
     """Launches y = the input of a block, computed from x. With several streams, also launches the weights with which
     the block's output is added."""
     if isinstance(w, Tensor | CpuLayerNorm):
-        _norm(stream, w, eps, n, space.x, space.y, None)
+        norm(stream, w, eps, n, space.x, space.y)
         return
     if isinstance(w, CpuSinkhornMix):
         s = space.streams
@@ -53,30 +54,31 @@ def read_for_head(
     stream: CpuStream, w: CpuInput, eps: float, rows: Tensor, space: CpuWorkspace, out: Activations
 ) -> None:
     """Launches out = the input of the head for these rows of x. rows: int32 [m]."""
-    if isinstance(w, Tensor | CpuLayerNorm):
-        _norm(stream, w, eps, len(rows), space.x, out, rows)
+    if isinstance(w, Tensor | CpuLayerNorm | CpuStreamMean):
+        norm(stream, w, eps, len(rows), space.x, out, rows)
         return
     if isinstance(w, CpuSinkhornMix):
         s = space.streams
         assert isinstance(s, SinkhornWorkspace)
         _read_mixed(stream, w, eps, len(rows), space, out, s.head_products, rows, None)
         return
-    if isinstance(w, CpuStreamMean):
-        stream.read_streams(None, space.x, rows, None, w.norm, eps, len(rows), out, None)
-        return
     _read_streams(stream, w, eps, len(rows), space, out, [], rows)
 
 
-def _norm(
+def norm(
     stream: CpuStream,
-    w: Tensor | CpuLayerNorm,
+    w: CpuNorm | CpuStreamMean,
     eps: float,
     n: int,
     x: Tensor,
     out: Activations,
-    rows: Tensor | None,
+    rows: Tensor | None = None,
 ) -> None:
-    if isinstance(w, CpuLayerNorm):
+    """Launches out = norm(x) for n rows, or for these rows; of several streams, of their mean. x: float32 [any,
+    hidden], or [any, streams * hidden]. rows: int32 [n]."""
+    if isinstance(w, CpuStreamMean):
+        stream.read_streams(None, x, rows, None, w.norm, eps, n, out, None)
+    elif isinstance(w, CpuLayerNorm):
         stream.norm(x, w.weight, eps, n, out, rows, centered=True)
     else:
         stream.norm(x, w, eps, n, out, rows)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 from moeserve.kernels.stream_operands import Activations, AdapterRows, RoutingWorkspace, StateSequences
@@ -273,6 +275,15 @@ class CpuWorkspace:
         }
         self.final = Activations(logit_rows, s.hidden_size)
         self.logits = torch.empty(logit_rows, s.vocab_size)
+
+    def of_one_stream(self) -> CpuWorkspace:
+        """Returns the same buffers for a residual of one vector: the first part of x holds it."""
+        if self.streams is None:
+            return self
+        one = copy.copy(self)
+        one.x = self.x.view(-1)[: len(self.x) * self.y.f32.shape[1]].view(len(self.x), -1)
+        one.streams = None
+        return one
 
 
 def _streams(shape: ModelShape, tokens: int) -> StreamsWorkspace | SinkhornWorkspace | None:
