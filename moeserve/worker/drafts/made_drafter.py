@@ -13,6 +13,7 @@ from moeserve.worker.drafts.forced_drafter import ForcedDrafter
 from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY, NextTokenDrafter
 from moeserve.worker.drafts.ngram_drafter import NgramDrafter
 from moeserve.worker.drafts.shared_texts import SharedTexts
+from moeserve.worker.engines.rotary_positions import RotaryPositions
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 SHARED_MATCH: Final = 8  # longest match required in other requests' texts, in tokens
@@ -56,16 +57,17 @@ def make_drafter(
     small_model: Callable[[Sequences], Drafter] | None = None,
     least_probability: float = LEAST_PROBABILITY,
     keeping: Keeping | None = None,
+    rotary: RotaryPositions | None = None,
 ) -> Drafter:
     """Returns the configured drafter. block: the model's next-token block; None if it has none, or must not draft.
     shares_texts: drafts may come from other requests' texts. small_model: makes the drafter of --speculative-model,
     or of a block on a GPU. least_probability: of the block's drafts. keeping: where the CPU's block notes what it
-    spends; None: nowhere."""
+    spends; None: nowhere. rotary: RoPE positions of requests with pictures, for the CPU's block."""
     of_model: Drafter | None = None
     if small_model is not None:
         of_model = small_model(sequences)
     elif block is not None:
-        of_model = NextTokenDrafter(sequences, block, least_probability, keeping=keeping)
+        of_model = NextTokenDrafter(sequences, block, least_probability, keeping=keeping, rotary=rotary)
     of_grammar = ForcedDrafter(constraints)
     if drafts.lookup is None:
         assert of_model is not None

@@ -25,9 +25,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from moeserve.messages.prompt_embeddings import SECTIONS
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock, NextTokenRows
 from moeserve.worker.drafts.drafter import NO_DRAFT, Keeping, Wanted
 from moeserve.worker.drafts.shortlist import Shortlist
+from moeserve.worker.engines.rotary_positions import RotaryPositions
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 Floats = npt.NDArray[np.float32]
@@ -45,6 +47,7 @@ class _Computed(NamedTuple):
     layout: StepLayout
     accepted: Int32s
     tokens: Int32s  # of its rows
+    rotary: Int32s  # [3, n]: RoPE positions of the tokens before them
     rows: torch.Tensor  # hidden states before the output norm
 
 
@@ -58,14 +61,17 @@ class NextTokenDrafter:
         least_probability: float = LEAST_PROBABILITY,
         shortlist: Shortlist | None = None,
         keeping: Keeping | None = None,
+        rotary: RotaryPositions | None = None,
     ) -> None:
         """shortlist: the part of the vocabulary that is scored; None: created for the vocabulary. keeping: whether to
-        keep up with the texts, and what that takes; None: always."""
+        keep up with the texts, and what that takes; None: always. rotary: RoPE positions of requests with pictures;
+        None: they are the tokens' numbers."""
         self._sequences = sequences
         self._block = block
         self._least = least_probability
         self._shortlist = shortlist or Shortlist(sequences.tokens, block.vocab_size)
         self._keeping = Keeping() if keeping is None else keeping
+        self._rotary = RotaryPositions() if rotary is None else rotary
         slots = len(sequences.num_prompt)
         # Per request slot: the model's last hidden state, and the number of the row that consumes it.
         self._states: Floats = np.zeros((slots, block.hidden_size), np.float32)
@@ -99,7 +105,9 @@ class NextTokenDrafter:
         depth = 0
         while len(active):
             positions = length - 2 + depth
-            rows = NextTokenRows(tokens, states, positions, self._sequences.kv_slots[slots, positions + 1])
+            kv_slots = self._sequences.kv_slots[slots, positions + 1]
+            rotary = self._rotary.of_tokens(slots, positions)
+            rows = NextTokenRows(tokens, states, positions, kv_slots, rotary)
             found = self._block.predict(rows, slots, self._sequences.kv_slots_ahead, panels)
             # The coverage estimates the probability of the tokens that are not scored.
             share = 1.0 if panels is None else self._shortlist.coverage[slots]
@@ -124,7 +132,10 @@ class NextTokenDrafter:
         if self._num_late + layout.n > self._most_late:
             self._store_late()
         tokens = np.maximum(self._sequences.tokens[layout.sequence, layout.position], 0)
-        self._late.append(_Computed(layout, accepted, tokens, self._block.model_rows(layout.n)))
+        # Now, as a request's pictures are forgotten when its slot is another's.
+        rotary = self._rotary.at(layout, layout.position - 1)
+        rotary = np.broadcast_to(rotary, (SECTIONS, layout.n))
+        self._late.append(_Computed(layout, accepted, tokens, rotary, self._block.model_rows(layout.n)))
         self._num_late += layout.n
         if self._num_late > self._most_late:
             self._store_late()
@@ -150,17 +161,20 @@ class NextTokenDrafter:
         for step in late:
             found.append(self._rows_of(step, states[first : first + step.layout.n]))
             first += step.layout.n
-        tokens, positions, kv_slots, before = map(np.concatenate, zip(*found, strict=True))
+        tokens, positions, kv_slots, before, by_section = map(np.concatenate, zip(*found, strict=True))
         # A slot that another request has got meanwhile has the later one's row.
         _, last = np.unique(kv_slots[::-1], return_index=True)
         if len(last):
             chosen = np.sort(len(kv_slots) - 1 - last)
+            rotary = by_section[chosen]
+            is_text = bool((rotary == rotary[:, :1]).all())
+            rotary = rotary[:, 0].copy() if is_text else rotary.T.copy()
             rows = tokens[chosen], torch.from_numpy(before[chosen]), positions[chosen], kv_slots[chosen]
-            self._block.store(NextTokenRows(*rows))
+            self._block.store(NextTokenRows(*rows, rotary))
 
-    def _rows_of(self, step: _Computed, states: Floats) -> tuple[Int32s, Int32s, Int32s, Floats]:
-        """Returns the rows that a step allows the block to store: tokens, positions, KV slots, and the hidden states
-        before them. Keeps the last states."""
+    def _rows_of(self, step: _Computed, states: Floats) -> tuple[Int32s, Int32s, Int32s, Floats, Int32s]:
+        """Returns the rows that a step allows the block to store: tokens, positions, KV slots, the hidden states
+        before them, and RoPE positions, [rows, 3]. Keeps the last states."""
         layout = step.layout
         slots, start, count = layout.req_slot, layout.start, layout.count + step.accepted
         if layout.drafted is not None:
@@ -176,4 +190,6 @@ class NextTokenDrafter:
             first, end = first[of_row], end[of_row]
         # Skip rows that are stored already, and rejected drafts.
         chosen = np.flatnonzero((layout.position >= first) & (layout.position < end))
-        return step.tokens[chosen], layout.position[chosen] - 1, layout.kv_slots[chosen], before[chosen]
+        positions = layout.position[chosen] - 1
+        rotary = step.rotary.T[chosen]
+        return step.tokens[chosen], positions, layout.kv_slots[chosen], before[chosen], rotary

@@ -47,6 +47,11 @@ class RequestEmbeddings:
         self._see_ahead = shape.spans_see_ahead
         self._block = 0 if shape.indexer is None else shape.indexer.rule.block
 
+    @property
+    def rotary(self) -> RotaryPositions | None:
+        """The pictures' positions; None for a model whose tokens have one each."""
+        return self._rotary
+
     def bind(self, seq: NewSeq) -> None:
         """Initialises a request slot."""
         self._rows.bind(seq.req_slot, seq.spans)

@@ -49,17 +49,27 @@ class RotaryPositions:
 
     def at(self, layout: StepLayout, indices: Int32s) -> Int32s:
         """The same of other tokens of the rows' sequences: int32 [n], their indices."""
+        return self._found(layout.req_slot, layout.offset, layout.count, indices)
+
+    def of_tokens(self, slots: Int32s, indices: Int32s) -> Int32s:
+        """The same of one token of each of these request slots: int32 [n], their indices."""
+        return self._found(
+            slots, np.arange(len(slots), dtype=np.int32), np.ones(len(slots), np.int32), indices
+        )
+
+    def _found(self, slots: Int32s, offset: Int32s, count: Int32s, indices: Int32s) -> Int32s:
+        """slots, offset, count: int32 [rows]: a row's request slot, and where its tokens are in `indices`."""
         if not self._pictures:
             return indices
-        rows = [row for row, slot in enumerate(layout.req_slot.tolist()) if slot in self._pictures]
+        rows = [row for row, slot in enumerate(slots.tolist()) if slot in self._pictures]
         if not rows:
             return indices
         found: Int32s = np.tile(indices, (SECTIONS, 1))
         has_picture = False
         for row in rows:
-            part = slice(int(layout.offset[row]), int(layout.offset[row] + layout.count[row]))
+            part = slice(int(offset[row]), int(offset[row] + count[row]))
             columns, of_row = found[:, part], indices[part]
-            pictures = self._pictures[int(layout.req_slot[row])]
+            pictures = self._pictures[int(slots[row])]
             if of_row[0] >= pictures[-1].end:  # as each row of an answer
                 columns += pictures[-1].shift
                 continue

@@ -14,6 +14,7 @@ from moeserve.worker.drafts.drafting import Drafting
 from moeserve.worker.drafts.made_drafter import make_drafter
 from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY
 from moeserve.worker.drafts.run_sampler import DraftingEngine
+from moeserve.worker.engines.rotary_positions import RotaryPositions
 from moeserve.worker.sequences import Sequences
 
 
@@ -27,11 +28,12 @@ def drafting_of(
     reading: Reading | None = None,
     most: int | None = None,
     late: LateDrafts | None = None,
+    rotary: RotaryPositions | None = None,
 ) -> Drafting | None:
     """Returns the drafting parts; None if drafts are off. block: the model's next-token block; None if the model has
     none on this device. small_model: makes the drafter of --speculative-model, which notes in `reading` what it
     reads. most: drafts of a step; None: as many as the router grants. late: where small_model's drafter notes drafts
-    that a GPU is still computing."""
+    that a GPU is still computing. rotary: see `make_drafter`."""
     drafts = drafts_of(config)
     if drafts is None:
         return None
@@ -45,6 +47,7 @@ def drafting_of(
         small_model=small_model,
         least_probability=least_probability(config),
         keeping=keeping,
+        rotary=rotary,
     )
     return Drafting(engine, drafter, Reading() if reading is None else reading, keeping, most, late)
 

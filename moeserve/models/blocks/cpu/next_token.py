@@ -39,6 +39,8 @@ class NextTokenRows(NamedTuple):
     states: Tensor  # float32 [n, hidden], as `model_states` returns them
     positions: Int32s  # q - 1
     kv_slots: Int32s  # of position q
+    # RoPE positions at q - 1, where pictures make them others: int32 [n], or [3, n] by section. None: `positions`
+    rotary: Int32s | None = None
 
 
 class Predicted(NamedTuple):
@@ -210,4 +212,5 @@ class CpuNextTokenBlock:
 
 
 def _batch_of(rows: NextTokenRows) -> CpuBatch:
-    return CpuBatch(len(rows.token_ids), torch.from_numpy(rows.positions), torch.from_numpy(rows.kv_slots))
+    positions = rows.positions if rows.rotary is None else rows.rotary
+    return CpuBatch(len(rows.token_ids), torch.from_numpy(positions), torch.from_numpy(rows.kv_slots))

@@ -254,7 +254,13 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         pages,
         resident,
         drafting_of(
-            config, engine, model.next_token, constraints, small_model=small_drafter, reading=reading
+            config,
+            engine,
+            model.next_token,
+            constraints,
+            small_model=small_drafter,
+            reading=reading,
+            rotary=None if embeddings is None else embeddings.rotary,
         ),
         None if disk is None else DiskExperts(disk.native, capacity.num_slot_numbers, loaded.state_slots),
         None if loaded.weights.ngrams is None else loaded.weights.ngrams.table,
