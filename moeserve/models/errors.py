@@ -7,7 +7,7 @@ from pathlib import Path
 
 from moeserve.errors import UserError
 
-MAX_PROBLEM_CHARS = 1000
+MAX_PROBLEM_CHARS = 1500  # some 80 supported model types take 1,000
 MAX_NAME_CHARS = 120  # longest quoted name or word from a file
 _LONG_NAME = re.compile(
     rf"""'[^']{{{MAX_NAME_CHARS},}}'|"[^"]{{{MAX_NAME_CHARS},}}"|\S{{{MAX_NAME_CHARS + 1},}}"""

@@ -12,6 +12,7 @@ from typing import Any
 from moeserve.models.afmoe.family import FAMILY as AFMOE
 from moeserve.models.bailingmoe2.family import FAMILY as BAILINGMOE2
 from moeserve.models.bailingmoe3.family import FAMILY as BAILINGMOE3
+from moeserve.models.cohere2moe.dense import FAMILY as COHERE2
 from moeserve.models.cohere2moe.family import FAMILY as COHERE2_MOE
 from moeserve.models.column_orders import column_orders
 from moeserve.models.deepseek2.family import FAMILY as DEEPSEEK2
@@ -21,6 +22,7 @@ from moeserve.models.deepseek2.mistral4 import FAMILY as MISTRAL4
 from moeserve.models.deepseek4.family import FAMILY as DEEPSEEK4
 from moeserve.models.dots1.family import FAMILY as DOTS1
 from moeserve.models.draft_heads import refuse_draft_head, refuse_draft_head_folder
+from moeserve.models.ernie45moe.dense import FAMILY as ERNIE45
 from moeserve.models.ernie45moe.family import FAMILY as ERNIE45_MOE
 from moeserve.models.errors import ModelError
 from moeserve.models.exaonemoe.family import FAMILY as EXAONE_MOE
@@ -31,7 +33,9 @@ from moeserve.models.glm5next.family import EARLIER_FAMILY as GLM5_NEXT_EARLIER
 from moeserve.models.glm5next.family import FAMILY as GLM5_NEXT
 from moeserve.models.gptoss.family import FAMILY as GPT_OSS
 from moeserve.models.granitehybrid.family import FAMILY as GRANITE_HYBRID
+from moeserve.models.granitemoe.dense import FAMILY as GRANITE
 from moeserve.models.granitemoe.family import FAMILY as GRANITE_MOE
+from moeserve.models.hunyuanmoe.dense import FAMILY as HUNYUAN
 from moeserve.models.hunyuanmoe.family import FAMILY as HUNYUAN_MOE
 from moeserve.models.hyv3.family import FAMILY as HY_V3
 from moeserve.models.interface import ModelFamily, ModelShape
@@ -47,7 +51,9 @@ from moeserve.models.minimaxm3.family import FAMILY as MINIMAX_M3
 from moeserve.models.nemotronh.family import DENSE_FAMILY as NEMOTRON_H
 from moeserve.models.nemotronh.family import FAMILY as NEMOTRON_H_MOE
 from moeserve.models.olmoe.family import FAMILY as OLMOE
+from moeserve.models.phi3.family import FAMILY as PHI3
 from moeserve.models.qwen2dense.family import FAMILY as QWEN2
+from moeserve.models.qwen2dense.vision import FAMILY as QWEN2_VL
 from moeserve.models.qwen2moe.family import FAMILY as QWEN2_MOE
 from moeserve.models.qwen3dense.family import FAMILY as QWEN3
 from moeserve.models.qwen3dense.vision import FAMILY as QWEN3_VL
@@ -57,6 +63,8 @@ from moeserve.models.qwen3next.family import FAMILY as QWEN3_NEXT
 from moeserve.models.qwen4exp.family import FAMILY as QWEN4_EXP
 from moeserve.models.qwen35dense.family import FAMILY as QWEN35
 from moeserve.models.qwen35moe.family import FAMILY as QWEN35_MOE
+from moeserve.models.seedoss.family import FAMILY as SEED_OSS
+from moeserve.models.smollm3.family import FAMILY as SMOLLM3
 from moeserve.models.sources.huggingface.mapping import HuggingFaceMapping, check_settings
 from moeserve.models.sources.huggingface.wrapped_text import inner_model_type, text_config
 from moeserve.models.sources.source import ModelSource
@@ -111,6 +119,14 @@ _families: dict[str, ModelFamily] = {
         QWEN3_VL,
         LFM2,
         GEMMA3,
+        GRANITE,
+        SMOLLM3,
+        SEED_OSS,
+        QWEN2_VL,
+        COHERE2,
+        HUNYUAN,
+        ERNIE45,
+        PHI3,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture
@@ -163,7 +179,7 @@ def family_of_config(path: Path, config: Mapping[str, Any]) -> tuple[ModelFamily
         raise ModelError(
             path, f"model_type {model_type!r} is not supported; supported are {', '.join(readable)}"
         )
-    wrapped = [each for each in families if each[1].wrapped_in == model_type]
+    wrapped = [each for each in families if model_type in each[1].wrappers]
     if not wrapped:
         family, mapping = readable[model_type]
         settings = dict(config)

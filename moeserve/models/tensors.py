@@ -6,6 +6,7 @@ from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape
 from moeserve.models.interface import LayerShape, ModelShape
+from moeserve.models.latent import AttentionForm
 from moeserve.models.residual import SinkhornConnections
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
@@ -175,7 +176,7 @@ def model_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         tensors |= dict(zip(LAYER_INPUTS, widths, strict=True))
     with_factors = [form for form in shape.forms if form.has_rope_factors]
     if with_factors:
-        tensors[n.ROPE_FREQS] = (with_factors[0].head_dim // 2,)
+        tensors |= dict.fromkeys(rope_factor_tensors(shape), (_num_factors(shape, with_factors[0]),))
     for index, layer in enumerate(shape.loaded_layers):
         tensors |= dense_tensors(shape, index)
         if layer.moe is None:
@@ -190,6 +191,17 @@ def model_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     if shape.next_token_layer is not None:
         tensors |= next_token_tensors(shape)
     return tensors
+
+
+def rope_factor_tensors(shape: ModelShape) -> tuple[str, ...]:
+    """Returns the names of the tensors of frequencies' divisors: one, or LongRoPE's two."""
+    is_long = shape.rope_scaling.type == "longrope"
+    return (n.SHORT_ROPE_FACTORS, n.LONG_ROPE_FACTORS) if is_long else (n.ROPE_FREQS,)
+
+
+def _num_factors(shape: ModelShape, form: AttentionForm) -> int:
+    dimensions = form.rotary_dim if shape.rope_scaling.type == "longrope" else form.head_dim
+    return dimensions // 2
 
 
 def unread_tensors(shape: ModelShape) -> frozenset[str]:

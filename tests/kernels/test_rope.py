@@ -171,6 +171,27 @@ def test_angles_are_hugging_faces(config: ModelShape, name: str, theta: float) -
     assert not sin[0].any()
 
 
+@pytest.mark.parametrize("length", [64, 65])
+def test_longrope_divides_by_the_list_for_the_longest_context(config: ModelShape, length: int) -> None:
+    """As transformers does for a text of that length."""
+    from transformers import Phi3Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    lists = {"short_factor": [1.0 + 0.01 * i for i in range(64)], "long_factor": [1.0 + i for i in range(64)]}
+    parameters = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, **lists}
+    sizes = {"hidden_size": 512, "num_attention_heads": 4, "original_max_position_embeddings": 64}
+    theirs = Phi3Config(**sizes, rope_parameters=parameters)
+    frequencies, magnitude = ROPE_INIT_FUNCTIONS["longrope"](theirs, seq_len=length)
+    shape = dataclasses.replace(
+        config, rope_theta=1e4, rope_scaling=RopeScaling("longrope", 1.0, 64, attn_factor=magnitude)
+    )
+    form = dataclasses.replace(config.heads.form, has_rope_factors=True)
+    cos, sin = rope_tables(shape, length, form, torch.tensor(list(lists.values())))
+    got = torch.atan2(sin[1].double(), cos[1].double())
+    torch.testing.assert_close(got, frequencies.double(), rtol=1e-6, atol=1e-8)
+    assert cos[0].tolist() == pytest.approx([magnitude] * 64, rel=1e-7)
+
+
 def hugging_face_frequencies(parameters: dict[str, Any], head_dim: int) -> tuple[torch.Tensor, float]:
     from transformers import Qwen3MoeConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

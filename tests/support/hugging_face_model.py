@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import TINY_MODEL
+from tests.support.dense_families import DENSE_FAMILIES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -300,6 +301,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0, "rope_parameters": None,
         },
     ),
+    **DENSE_FAMILIES,
 }  # fmt: skip
 
 # Families that choose keys: where two scores are nearly equal, rounding decides, so that few positions are exact.

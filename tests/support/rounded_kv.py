@@ -35,19 +35,36 @@ def round_kv(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
         q, k = rotate(q, k, *tables)
         return q, k if is_normed_after else k.half().float()
 
-    is_normed_after = module.__name__.endswith("hunyuan_v1_moe")
+    is_normed_after = module.__name__.endswith(("hunyuan_v1_moe", "hunyuan_v1_dense"))
     monkeypatch.setattr(module, name, rotate_and_round)
     for layer in model.model.layers:
         if not hasattr(layer, "self_attn") or hasattr(layer.self_attn, "forget_gate"):
             continue  # it is recurrent
         if is_normed_after:
             layer.self_attn.key_layernorm.register_forward_hook(lambda module, inputs, k: k.half().float())
+        if hasattr(layer.self_attn, "qkv_proj"):
+            width = layer.self_attn.num_key_value_heads * layer.self_attn.head_dim
+            layer.self_attn.qkv_proj.register_forward_hook(
+                lambda module, inputs, output, width=width: torch.cat(
+                    [output[..., :-width], output[..., -width:].half().float()], dim=-1
+                )
+            )
+            continue
+        if not _rotates(layer.self_attn):
+            layer.self_attn.k_proj.register_forward_hook(lambda module, inputs, k: k.half().float())
         is_latent = hasattr(layer.self_attn, "kv_a_layernorm")
         cached = layer.self_attn.kv_a_layernorm if is_latent else layer.self_attn.v_proj
         scale = getattr(layer.self_attn, "v_scale", 1.0)
         cached.register_forward_hook(
             lambda module, inputs, output, scale=scale: (output * scale).half().float() / scale
         )
+
+
+def _rotates(attention: torch.nn.Module) -> bool:
+    """Whether a layer of a family of which some have no positions rotates."""
+    if type(attention).__name__ == "Cohere2Attention":
+        return attention.sliding_window is not None
+    return bool(getattr(attention, "use_rope", True))
 
 
 def _round_kv_of_gemma(model: PreTrainedModel, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

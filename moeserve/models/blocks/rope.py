@@ -1,4 +1,5 @@
-"""Angles of rotary position embeddings (RoPE, https://arxiv.org/abs/2104.09864), with linear and YaRN scaling."""
+"""Angles of rotary position embeddings (RoPE, https://arxiv.org/abs/2104.09864), with linear, YaRN and
+LongRoPE scaling."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ def rope_tables(
     """Returns cos and sin of every position's angles, float32 [length, rotary_dim / 2] each, times YaRN's
     magnitude.
 
-    form: the attention form; None: the model's only one. factors: [head_dim / 2], divide the frequencies of forms
-    with `has_rope_factors`; the first rotary_dim / 2 are used. The tables take no more memory than one layer of a
+    form: the attention form; None: the model's only one. factors: [1, head_dim / 2], divide the frequencies of forms
+    with `has_rope_factors`; the first rotary_dim / 2 are used. LongRoPE's are [2, rotary_dim / 2]: the second row is
+    used if `length` exceeds the original context. The tables take no more memory than one layer of a
     KV cache of `length` tokens. Angles are computed in float64 by blocks of positions, because all at once would
     take four times that.
     """
@@ -32,13 +34,16 @@ def rope_tables(
     inverse = (form.rope_theta or config.rope_theta) ** (-torch.arange(half, dtype=torch.float64) / half)
     if form.has_rope_factors:
         assert factors is not None
-        inverse = inverse / factors[:half].double()
+        is_long = scaling.type == "longrope" and length > scaling.original_context_length
+        inverse = inverse / factors[int(is_long), :half].double()
     magnitude = 1.0
     if scaling.type == "linear":
         inverse = inverse / scaling.factor
     elif scaling.type == "yarn":
         inverse = _yarn(inverse, scaling, form.rotary_dim, form.rope_theta or config.rope_theta)
         magnitude = scaling.attn_factor * (1.0 + 0.1 * math.log(scaling.factor))
+    elif scaling.type == "longrope":
+        magnitude = scaling.attn_factor
     cos, sin = torch.empty(length, half), torch.empty(length, half)
     for start in range(0, length, _POSITIONS):
         part = slice(start, start + _POSITIONS)

@@ -24,22 +24,32 @@ _UNDER = "block_sparse_moe."
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. A scale of 0 means no scale, as in llama.cpp."""
+    """Reads the shape from the metadata. Raises ModelError."""
     reader = ShapeReader(source)
-    attention = AttentionShape(
-        *reader.heads(),
-        scale=reader.number("attention.scale", 0.0, 1e3, default=0.0) or None,
-        in_pairs=not reader.flag(n.ROPE_HALVES, default=False),
-    )
     width = reader.integer("expert_shared_feed_forward_length", 0, 1 << 16, default=0)
     moe = MoeShape(
         *reader.experts("feed_forward_length"),
         RouterOptions(scoring="softmax"),
         shared=SharedExpert(width, is_gated=False) if width else None,
     )
+    return scaled_model(reader, LayerShape(attention(reader), moe))
+
+
+def attention(reader: ShapeReader) -> AttentionShape:
+    """Reads attention's shape. Raises ModelError. A scale of 0 means no scale, as in llama.cpp."""
+    return AttentionShape(
+        *reader.heads(),
+        scale=reader.number("attention.scale", 0.0, 1e3, default=0.0) or None,
+        in_pairs=not reader.flag(n.ROPE_HALVES, default=False),
+        has_positions=reader.flag("rope.scaling.finetuned", default=True),
+    )
+
+
+def scaled_model(reader: ShapeReader, layer: LayerShape) -> ModelShape:
+    """Returns the shape of a model of equal layers, with its scales. Raises ModelError."""
     added = reader.number("residual_scale", 0.0, 1e3, default=0.0) or 1.0
     shape = reader.model(
-        (LayerShape(attention, moe),) * reader.num_layers,
+        (layer,) * reader.num_layers,
         embedding_scale=(reader.number("embedding_scale", 0.0, 1e6, default=0.0) or 1.0) / added,
         logit_scale=1.0 / (reader.number("logit_scale", 0.0, 1e6, default=0.0) or 1.0),
         rope_theta=10000.0,

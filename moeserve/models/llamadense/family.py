@@ -80,6 +80,7 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 MAPPING = HuggingFaceMapping(
     model_type="llama",
     other_model_types=("mistral", "mixtral"),
+    wrapped_in="mistral3",
     keys=DECODER_KEYS | {"feed_forward_length": ("intermediate_size",), n.HAS_QKV_BIAS: ("attention_bias",)},
     defaults={n.HAS_QKV_BIAS: False},
     # setting: (the only supported value, transformers' default)

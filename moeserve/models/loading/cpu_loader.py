@@ -55,7 +55,13 @@ from moeserve.models.loading.orders import SharedOrders
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.tensors import check_tensors, expert_bias_tensors, model_tensors, unloaded_tensors
+from moeserve.models.tensors import (
+    check_tensors,
+    expert_bias_tensors,
+    model_tensors,
+    rope_factor_tensors,
+    unloaded_tensors,
+)
 
 
 class CpuLoader:
@@ -169,7 +175,9 @@ class CpuLoader:
 
     def _rope_factors(self) -> torch.Tensor | None:
         has_them = any(form.has_rope_factors for form in self._shape.forms)
-        return self._vector(n.ROPE_FREQS) if has_them else None
+        if not has_them:
+            return None
+        return torch.stack([self._vector(name) for name in rope_factor_tensors(self._shape)])
 
     def _layer(self, index: int) -> CpuLayer:
         shape = self._shape.loaded_layers[index]

@@ -316,7 +316,7 @@ class CpuWeights:  # bytes of its matrices outside the routed experts
     head: CpuHead | None
     bytes: int  # the loaded tensors' bytes in the file
     dense_bytes: int  # bytes of the layers' matrices without routed experts; read once per step
-    rope_factors: Tensor | None  # float32 [rotary_dim / 2] of the layers that have them
+    rope_factors: Tensor | None  # float32 [1 or 2, any]: see blocks/rope.py
     next_token: CpuNextToken | None  # None: no next-token block drafts
     matrices: list[Matrix]  # keeps all matrices alive: operations hold only addresses
     layer_inputs: CpuLayerInputs | None

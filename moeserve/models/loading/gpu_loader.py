@@ -58,6 +58,7 @@ from moeserve.models.tensors import (
     expert_bias_tensors,
     expert_tensors,
     model_tensors,
+    rope_factor_tensors,
     unloaded_tensors,
 )
 
@@ -130,7 +131,9 @@ class GpuLoader:
 
     def _rope_factors(self) -> Tensor | None:
         has_them = any(form.has_rope_factors for form in self._shape.forms)
-        return read_floats(self._source, n.ROPE_FREQS) if has_them else None
+        if not has_them:
+            return None
+        return torch.stack([read_floats(self._source, name) for name in rope_factor_tensors(self._shape)])
 
     def _bytes_from(self, first_layer: int, elsewhere: Container[str]) -> int:
         total = 0

@@ -325,7 +325,7 @@ class GpuWeights:
     layers: list[GpuLayer]  # all, or the last ones
     output_norm: GpuInput
     output: MergedLinear | None  # None: the head is elsewhere
-    rope_factors: Tensor | None = None  # [rotary_dim / 2], a CPU tensor: see blocks/rope.py
+    rope_factors: Tensor | None = None  # [1 or 2, any], a CPU tensor: see blocks/rope.py
     next_token: GpuNextToken | None = None
 
 

@@ -22,9 +22,14 @@ from moeserve.models.sources.source import ModelSource
 def read_shape(source: ModelSource) -> ModelShape:
     """Reads the shape from the metadata. Raises ModelError."""
     reader = ShapeReader(source)
+    return reader.model(layers(reader))
+
+
+def layers(reader: ShapeReader) -> tuple[LayerShape, ...]:
+    """Reads the shapes of all layers. Raises ModelError."""
     attention = AttentionShape(*reader.heads(), qkv_bias=reader.qkv_bias())
     dense = DenseFfnShape(reader.dense_width())
-    return reader.model(tuple(LayerShape(seen, dense) for seen in reader.windowed(attention)))
+    return tuple(LayerShape(seen, dense) for seen in reader.windowed(attention))
 
 
 FAMILY = ModelFamily(

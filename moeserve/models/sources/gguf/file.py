@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from moeserve.models.sources.model_files import is_model_file
 from moeserve.models.sources.regular_file import map_file
 
 from .errors import GGUFError
+from .fused_ffn import gate_and_up
 from .fused_qkv import divided
 from .header import Header, MappedTensor, read_header
 from .merged_experts import separated
@@ -40,7 +41,7 @@ class GGUFFile:
         self._versions = [FileVersion.of(path) for path in paths]
         self._sparsely_read: set[str] = set()
         for path, header in zip(paths, headers, strict=True):
-            for tensor in divided(separated(header.tensors), self.metadata):
+            for tensor in _presented(header.tensors, self.metadata):
                 if tensor.name in self.tensors:
                     raise GGUFError(
                         path, f"tensor {tensor.name!r} occurs twice, or in two parts of the split set"
@@ -120,6 +121,11 @@ def open_gguf(path: Path, *, has_tensors: bool = True) -> GGUFFile:
     ]
     _check_split(paths, headers)
     return GGUFFile(paths, buffers, headers)
+
+
+def _presented(tensors: Iterable[MappedTensor], metadata: Metadata) -> Iterator[MappedTensor]:
+    """Yields a file's tensors, each under its usual name and in its usual form."""
+    return divided(gate_and_up(separated(tensors), metadata), metadata)
 
 
 def _stored_bytes(tensor: MappedTensor) -> int:

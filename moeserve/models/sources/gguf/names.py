@@ -34,6 +34,9 @@ OUTPUT = "output.weight"  # missing: the embedding is also the output matrix (ti
 OUTPUT_NORM = "output_norm.weight"
 LFM2_OUTPUT_NORM = "token_embd_norm.weight"  # its name in files of LFM2
 ROPE_FREQS = "rope_freqs.weight"  # divisors of the frequencies
+# LongRoPE's divisors, for contexts up to the original length and for longer ones.
+SHORT_ROPE_FACTORS = "rope_factors_short.weight"
+LONG_ROPE_FACTORS = "rope_factors_long.weight"
 
 ATTN_NORM = "attn_norm"
 ATTN_Q = "attn_q"

@@ -93,6 +93,7 @@ class HuggingFaceMapping:
     renamed: Mapping[str, str] = field(default_factory=dict)
     # model_type of a config.json whose text_config has this one's: wrapped_text.py.
     wrapped_in: str | None = None
+    other_wrappers: tuple[str, ...] = ()  # further such model types
     rope_theta: float | None = None  # default, if config.json has none
     tied_by_default: bool = False  # tie_word_embeddings, if config.json does not state it
     flattened: frozenset[str] = frozenset()  # GGUF names of vectors that are [1, n] in checkpoints
@@ -100,7 +101,12 @@ class HuggingFaceMapping:
     @property
     def model_types(self) -> tuple[str, ...]:
         """All supported values of config.json's `model_type`."""
-        return *self.text_types, *(() if self.wrapped_in is None else (self.wrapped_in,))
+        return *self.text_types, *self.wrappers
+
+    @property
+    def wrappers(self) -> tuple[str, ...]:
+        """The values of models around the text model."""
+        return *(() if self.wrapped_in is None else (self.wrapped_in,)), *self.other_wrappers
 
     @property
     def text_types(self) -> tuple[str, ...]:

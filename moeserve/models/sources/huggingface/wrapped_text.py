@@ -19,6 +19,7 @@ _TEXT = {
 }
 _OTHERS = (  # prefixes of vision and sound tensors, and of the projections between them and the text
     "model.visual.",
+    "visual.",
     "model.vision_tower.",
     "model.vision_model.",
     "model.embed_vision.",

@@ -1,0 +1,40 @@
+"""Granite 3 and 4 without experts (https://huggingface.co/ibm-granite/granite-3.3-8b-instruct): as those with experts,
+with one feed-forward in each layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeserve.models.feed_forward import DenseFfnShape
+from moeserve.models.granitemoe.family import FAMILY as GRANITE_MOE
+from moeserve.models.granitemoe.family import attention, scaled_model
+from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
+from moeserve.models.shape_reader import ShapeReader
+from moeserve.models.sources.huggingface.mapping import DECODER_LAYER, DENSE_FFN
+from moeserve.models.sources.source import ModelSource
+
+_MAPPING = GRANITE_MOE.hugging_face
+assert _MAPPING is not None
+_OF_EXPERTS = ("expert_count", "expert_used_count")
+
+
+def read_shape(source: ModelSource) -> ModelShape:
+    """Reads the shape from the metadata. Raises ModelError."""
+    reader = ShapeReader(source)
+    layer = LayerShape(attention(reader), DenseFfnShape(reader.dense_width()))
+    return scaled_model(reader, layer)
+
+
+FAMILY = ModelFamily(
+    architecture="granite",
+    read_shape=read_shape,
+    hugging_face=replace(
+        _MAPPING,
+        model_type="granite",
+        keys={ours: theirs for ours, theirs in _MAPPING.keys.items() if ours not in _OF_EXPERTS},
+        fixed={**_MAPPING.fixed, "mlp_bias": (False, False)},
+        layer=DECODER_LAYER | DENSE_FFN,
+        moe={},
+        made=None,
+    ),
+)

@@ -1,0 +1,57 @@
+"""Matrices that a checkpoint has in one tensor, one behind the other, cut into those of a GGUF."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from moeserve.models.errors import ModelError
+from moeserve.models.sources.gguf import Metadata
+from moeserve.models.sources.gguf import names as n
+
+from .made_tensor import MadeTensor, rows_made
+from .remade import Made
+from .safetensors_file import StoredTensor
+
+# The rows of each matrix; None if the metadata does not say them with one number each.
+RowsOf = Callable[[Metadata], Sequence[int] | None]
+
+
+def fused_rows(theirs: str, parts: Sequence[str], rows_of: RowsOf) -> Made:
+    """Returns a function that cuts `theirs`.weight, within a layer, into the matrices of `parts`."""
+
+    def made(
+        path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
+    ) -> Iterator[tuple[str, MadeTensor]]:
+        tensor = stored.pop(f"{prefix}{theirs}.weight", None)
+        if tensor is None:
+            return  # a checkpoint with a tensor for each
+        rows = rows_of(metadata)
+        if rows is None or len(tensor.shape) != 2 or sum(rows) != tensor.shape[0]:
+            shape = list(tensor.shape)
+            raise ModelError(
+                path,
+                f"tensor {tensor.name!r} has shape {shape}, which the settings do not fit; download the model again",
+            )
+        for part, (first, end) in zip(parts, pairwise(accumulate(rows, initial=0)), strict=True):
+            yield n.of_part(part), rows_made(tensor, (end - first, tensor.shape[1]), _rows(first, end))
+
+    return made
+
+
+def fused_gate_up(theirs: str) -> Made:
+    """Returns a function that cuts a feed-forward's `theirs`.weight, within a layer, into gate and up."""
+    return fused_rows(theirs, (n.FFN_GATE, n.FFN_UP), _gate_up_rows)
+
+
+def _gate_up_rows(metadata: Metadata) -> tuple[int, int] | None:
+    width = metadata.get(f"{metadata.get('general.architecture')}.feed_forward_length")
+    return (width, width) if isinstance(width, int) else None
+
+
+def _rows(first: int, end: int) -> Callable[[npt.NDArray[Any]], npt.NDArray[Any]]:
+    return lambda values: values[first:end]

@@ -1,0 +1,51 @@
+"""Settings of tiny models of families without experts, for `hugging_face_model.py`: names of transformers' config and
+model, and what each has beside or in place of SETTINGS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_FACTORS = [1.0 + 0.25 * i for i in range(32)]
+DENSE_FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "granite": (
+        "GraniteConfig",
+        "GraniteForCausalLM",
+        {
+            "intermediate_size": 192, "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
+            "attention_multiplier": 0.0625,
+        },
+    ),
+    "smollm3": (
+        "SmolLM3Config",
+        "SmolLM3ForCausalLM",
+        {"intermediate_size": 192, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True, "pad_token_id": 0},
+    ),
+    "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM", {"intermediate_size": 192, "head_dim": 64}),
+    "phi3": (
+        "Phi3Config",
+        "Phi3ForCausalLM",
+        {
+            # Past the original context, where the long list of factors is used.
+            "intermediate_size": 192, "hidden_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "pad_token_id": 0, "sliding_window": 17, "original_max_position_embeddings": 50,
+            "rope_parameters": {
+                "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+                "original_max_position_embeddings": 50, "short_factor": _FACTORS[::-1], "long_factor": _FACTORS,
+            },
+        },
+    ),
+    "cohere2": (
+        "Cohere2Config",
+        "Cohere2ForCausalLM",
+        {"intermediate_size": 192, "sliding_window": 17, "logit_scale": 0.5, "sliding_window_pattern": 3},
+    ),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1Config",
+        "HunYuanDenseV1ForCausalLM",
+        {
+            "intermediate_size": 192, "head_dim": 64,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0},
+        },
+    ),
+    "ernie4_5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", {"intermediate_size": 192, "head_dim": 64}),
+}  # fmt: skip

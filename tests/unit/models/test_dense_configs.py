@@ -1,0 +1,100 @@
+"""config.json of dense families as they are published."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from moeserve.models.errors import ModelError
+from moeserve.models.registry import family_of_config
+from moeserve.models.sources.huggingface.config_json import metadata_of
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": 200_064,
+}
+# Of Phi-4-mini: older names, and lists of 48 numbers.
+PHI4_MINI: dict[str, Any] = SIZES | {
+    "model_type": "phi3",
+    "max_position_embeddings": 131_072,
+    "original_max_position_embeddings": 4096,
+    "partial_rotary_factor": 0.75,
+    "rope_theta": 10000.0,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
+    "sliding_window": 262_144,
+}
+# Of Qwen2.5-VL: the text's settings beside those of vision.
+QWEN25_VL: dict[str, Any] = SIZES | {
+    "model_type": "qwen2_5_vl",
+    "max_position_embeddings": 128_000,
+    "rope_theta": 1e6,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "use_sliding_window": False,
+    "vision_config": {"depth": 32},
+}
+
+
+def metadata(config: dict[str, Any]) -> dict[str, Any]:
+    path = Path("config.json")
+    family, settings = family_of_config(path, config)
+    assert family.hugging_face is not None
+    found = metadata_of(path, settings, family.architecture, family.hugging_face)
+    return {name.removeprefix(f"{family.architecture}."): value for name, value in found.items()}
+
+
+def test_phi4_mini_as_it_is_published() -> None:
+    found = metadata(PHI4_MINI)
+    assert found["rope.dimension_count"] == 96
+    assert found["rope.scaling.original_context_length"] == 4096
+    assert math.isclose(found["rope.scaling.attn_factor"], math.sqrt(1 + 5 / 12))
+    assert np.unique(found["rope.longrope.long_factors"]).tolist() == [2.0]
+
+
+def test_phi4_as_it_is_published() -> None:
+    """Without stretching, and with heads that rotate as a whole."""
+    change = {"rope_scaling": None, "partial_rotary_factor": None, "sliding_window": None}
+    found = metadata({name: value for name, value in (PHI4_MINI | change).items() if value is not None})
+    assert (found["rope.dimension_count"], found["rope.freq_base"]) == (128, 1e4)
+    assert not any(name.startswith(("rope.scaling", "rope.longrope", "attention.sliding")) for name in found)
+
+
+def test_qwen25_vl_as_it_is_published() -> None:
+    found = metadata(QWEN25_VL)
+    assert found["rope.dimension_sections"].tolist() == [16, 24, 24, 0]
+    assert found["embedding_length"] == 3072
+
+
+def test_mistral_small_in_a_model_with_vision() -> None:
+    text = SIZES | {
+        "model_type": "mistral",
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "rope_theta": 1e9,
+    }
+    found = metadata({"model_type": "mistral3", "text_config": text})
+    assert (found["general.architecture"], found["rope.freq_base"]) == ("llama", 1e9)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+        {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": "2"}},
+        {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [0.0]}},
+        {"rope_scaling": {"type": "longrope", "short_mscale": 1.1}},
+        {"attention_bias": True},
+    ],
+    ids=str,
+)
+def test_what_would_be_computed_wrongly_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=r"supported|expected"):
+        metadata(PHI4_MINI | change)
