@@ -84,6 +84,22 @@ def test_a_turn_after_dropped_thoughts_computes_the_answer_before_again() -> Non
         talked.answered()
 
 
+def test_short_turns_after_dropped_thoughts() -> None:
+    """Each turn continues from the prompt before, however few tokens a turn has. With few slots the snapshots between
+    are given up, not those of the other conversations."""
+    for num_state_slots in (32, 10):
+        world = make(num_state_slots=num_state_slots)
+        rng = random.Random(2)
+        talks = [Conversation(rng, text(rng, 200), drops_reasoning=True) for _ in range(2)]
+        for turn in range(12):
+            for number, talked in enumerate(talks):
+                before = len(talked.prompt) - 8
+                talked.ask(question=14, content=10)
+                hit = ask(world, 2 * turn + number, talked.prompt, talked.answer)
+                assert hit == (before if turn else 0)
+                talked.answered()
+
+
 @pytest.mark.parametrize("drops_reasoning", [False, True])
 def test_an_edited_last_message(drops_reasoning: bool) -> None:
     world = make()

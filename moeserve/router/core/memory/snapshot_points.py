@@ -6,7 +6,8 @@ A chunk boundary costs a step, so points are few. Each anticipates a possible la
   (`<|im_start|>assistant`, a line break, perhaps an open or empty `<think>` part) precedes the answer; if the template
   drops the reasoning of earlier answers, the tokens after it differ next time. So the last point is some tokens before
   the prompt's end, ahead of the generation prompt. If the answer is kept verbatim, the state that the request leaves at
-  its end is used instead.
+  its end is used instead. A prompt that continues from the last point of the turn before shows that answers are not
+  kept: so will the next turn, which is why the last point may then be near the point before.
 - Another prompt with the same beginning: a shared system prompt, or an edited last message. The tree knows where this
   prompt diverges from an earlier one. A third prompt is likely to diverge there as well, so this is a point (as in
   Marconi, arXiv:2411.19379).
@@ -29,6 +30,7 @@ class SnapshotSpacing:
 
     tail: int = 8  # from the last point to the prompt's end; Qwen's longest generation prompt has 7 tokens
     least: int = 64  # between two points; a snapshot that saves fewer tokens is not worth a step
+    turn: int = 16  # the same of the last point of a prompt whose next turn is likely to continue from it
     first: int = 512  # between the last point and the one before; further distances double
     is_even: bool = False  # all distances are `first`; for points that cost no step
     # Points are multiples of this: the tokens of a page, if a tier stores states along with pages.
@@ -51,24 +53,25 @@ def window_spacing(window: int) -> SnapshotSpacing:
 
 
 def snapshot_points(
-    start: int, matched: int, num_prompt: int, spacing: SnapshotSpacing
+    start: int, matched: int, num_prompt: int, spacing: SnapshotSpacing, *, follows_prompt: bool = False
 ) -> list[SnapshotPoint]:
     """Returns the points of a prompt of `num_prompt` tokens, ascending. start: position of the snapshot that it
-    continues from; matched: number of its leading tokens whose KV the tree has."""
+    continues from; matched: number of its leading tokens whose KV the tree has. follows_prompt: that snapshot is the
+    last point of an earlier prompt."""
     align = spacing.align
     last = (num_prompt - spacing.tail) // align * align
     matched = matched // align * align
     points: list[SnapshotPoint] = []
 
-    def add(position: int, kind: SnapshotKind) -> None:
+    def add(position: int, kind: SnapshotKind, least: int = spacing.least) -> None:
         taken = [start, *(at for at, _ in points)]
-        if position > start and all(abs(position - at) >= spacing.least for at in taken):
+        if position > start and all(abs(position - at) >= least for at in taken):
             points.append((position, kind))
 
     if start < matched <= last:
         add(matched, SnapshotKind.BRANCH)
     if start < last:
-        add(last, SnapshotKind.PROMPT)
+        add(last, SnapshotKind.PROMPT, spacing.turn if follows_prompt else spacing.least)
     distance = spacing.first
     while start < last - distance:
         add((last - distance) // align * align, SnapshotKind.SPACED)

@@ -35,7 +35,16 @@ class SnapshotTaker:
     def bound(self, request: HeldSequence, num_matched: int) -> None:
         """Chooses the points of a newly bound request; the tree has the KV of its first `num_matched` tokens."""
         start = len(request.slots)
-        request.snapshot_points = snapshot_points(start, num_matched, request.num_prompt, self._spacing)
+        source = None if request.node is None else request.node.snapshot
+        request.snapshot_points = snapshot_points(
+            start,
+            num_matched,
+            request.num_prompt,
+            self._spacing,
+            follows_prompt=source is not None
+            and source.position == start
+            and source.kind is SnapshotKind.PROMPT,
+        )
 
     def planned(self, request: HeldSequence) -> None:
         """Notes a chunk that was planned and published."""
