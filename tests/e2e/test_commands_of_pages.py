@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -116,3 +117,40 @@ def test_simulations_run(command: PageCommand, capsys: pytest.CaptureFixture[str
     words[words.index("--num-prompts") + 1] = "20"  # thousands take minutes
     assert main(words) == 0
     assert "TTFT" in capsys.readouterr().out
+
+
+def measurements() -> list[PageCommand]:
+    """`moeserve bench` on this machine's CPU. Pictures need another model, and `steps` takes minutes."""
+    ours = [one for one in ALL if one.program == "moeserve" and one.words[1:2] == ("bench",)]
+    others = {"--device", "--num-gpu-experts", "--against-engine", "random-mm", "steps"}
+    return [one for one in ours if others.isdisjoint(one.words)]
+
+
+SHORTER = {
+    "engine": ["--prompt", "32", "--gen", "4", "--batch", "1"],
+    "serve": ["--num-prompts", "4", "--request-rate", "inf"],
+    "trace": ["--tokens", "64"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", measurements(), ids=named)
+def test_measurements_run(server: Server, command: PageCommand, tmp_path: Path) -> None:
+    model = str(demonstration_model())
+    words = [model if word.endswith(".gguf") else word for word in command.words[1:]]
+    words = [server.base_url if word.startswith("http://127.0.0.1") else word for word in words]
+    done = subprocess.run(
+        [sys.executable, "-m", "moeserve", *words, *SHORTER[words[1]]],
+        capture_output=True,
+        text=True,
+        env=clean_environment() | {"PYTHONPATH": str(REPOSITORY)},
+        cwd=tmp_path,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    written = [words[place + 1] for place, word in enumerate(words) if word in ("--output", "--save-result")]
+    assert done.stdout.strip() or written
+    assert all((tmp_path / name).stat().st_size > 0 for name in written)
+
+
+def test_there_are_measurements_of_each_kind() -> None:
+    assert {one.words[2] for one in measurements()} == set(SHORTER)
