@@ -7,13 +7,11 @@
 
 namespace moeserve {
 
-constexpr int kInOrderTokens = 2;  // tokens at most: with more, computing takes longer than reading
+// Returns the product of `tokens` rows with packed panels of `type`, used in place of k's own; same bits. nullptr: there is
+// none, for computing takes longer than reading, or none beside `k`.
+PanelGemm in_order_product(const Kernels& k, int type, int tokens);
 
-// Returns the product for packed panels of `type`, used in place of k's own for 1 to kInOrderTokens tokens; same bits.
-// nullptr: there is none for the type, or beside `k`.
-PanelGemm in_order_product(const Kernels& k, int type);
-
-// AVX-512's; nullptr: none for the type, or not built for this processor.
-PanelGemm avx512_in_order(int type);
+// AVX-512's; nullptr: none, or not built for this processor.
+PanelGemm avx512_in_order(int type, int tokens);
 
 }  // namespace moeserve

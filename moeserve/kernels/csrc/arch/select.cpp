@@ -16,7 +16,7 @@ const Kernels* avx2_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }
 const Kernels* avx512_vbmi_kernels() { return nullptr; }
 const BlockFloatKernels* block_float_kernels() { return nullptr; }
-PanelGemm avx512_in_order(int) { return nullptr; }
+PanelGemm avx512_in_order(int, int) { return nullptr; }
 #endif
 #if !defined(MOESERVE_NEON)
 const Kernels* neon_dotprod_kernels() { return nullptr; }
@@ -84,9 +84,9 @@ const Kernels* narrower_kernels(const Kernels& k) {
   return nullptr;
 }
 
-PanelGemm in_order_product(const Kernels& k, int type) {
+PanelGemm in_order_product(const Kernels& k, int type, int tokens) {
   const Kernels* avx512 = avx512_kernels();
-  return avx512 != nullptr && are_alike(k, *avx512) ? avx512_in_order(type) : nullptr;
+  return avx512 != nullptr && are_alike(k, *avx512) ? avx512_in_order(type, tokens) : nullptr;
 }
 
 void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b, const float* acc_b,

@@ -26,6 +26,11 @@ template <Type T>
 constexpr bool kIsReadInOrder =
     !kQuantType<T>.takes_floats() && !kQuantType<T>.has_book() && !kQuantType<T>.trits.any();
 
+// Tokens at most: with more, computing takes longer than reading. Codes of 8 bits are the most to read and need no
+// unpacking.
+template <Type T>
+constexpr int kMostInOrder = kQuantType<T>.low.bits == 8 ? 4 : 2;
+
 // A block column's header, read before its codes.
 template <class F>
 class Header {
@@ -117,18 +122,18 @@ template <class F, int N>
   }
 }
 
-template <Type T>
-void gemm_in_order(const Panel& panel, const uint8_t*, int64_t cols, const void* const* rows, int n,
+template <Type T, int N>
+void gemm_in_order(const Panel& panel, const uint8_t*, int64_t cols, const void* const* rows, int,
                    float* out) {
-  static_assert(kInOrderTokens == 2);
   const uint8_t* end = panel.data + cols / kLayout<T>.cols * kLayout<T>.block_bytes;
-  (n == 1 ? panel_in_order<Format<T>, 1> : panel_in_order<Format<T>, 2>)(panel.data, end, cols, rows, out);
+  panel_in_order<Format<T>, N>(panel.data, end, cols, rows, out);
 }
 
-template <Type T>
-constexpr PanelGemm product_of() {
-  if constexpr (kIsReadInOrder<T>) {
-    return gemm_in_order<T>;
+// The product of `tokens` rows, at least N of them.
+template <Type T, int N = 1>
+constexpr PanelGemm product_of(int tokens) {
+  if constexpr (kIsReadInOrder<T> && N <= kMostInOrder<T>) {
+    return tokens == N ? gemm_in_order<T, N> : product_of<T, N + 1>(tokens);
   } else {
     return nullptr;
   }
@@ -136,9 +141,9 @@ constexpr PanelGemm product_of() {
 
 }  // namespace
 
-PanelGemm avx512_in_order(int type) {
+PanelGemm avx512_in_order(int type, int tokens) {
 #define MOESERVE_PRODUCT(name, number, ...) \
-  if (type == number) return product_of<Type::name>();
+  if (type == number) return product_of<Type::name>(tokens);
   MOESERVE_QUANT_TYPES(MOESERVE_PRODUCT)
 #undef MOESERVE_PRODUCT
   return nullptr;
