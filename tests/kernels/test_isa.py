@@ -58,7 +58,7 @@ def test_codebooks_by_byte_permutations(kind: Type) -> None:
     """Packed and as in the file, with numbers of tokens on both sides of where AVX-512's own kernels take over."""
     weights, (avx2, vbmi) = random_weights(kind, 70, 768), map(stream_of, ("avx2", "avx512_vbmi"))
     for distribution in ACTIVATIONS:
-        for tokens in (1, 2, 24, 67):
+        for tokens in (1, 2, 3, 4, 5, 24, 67):
             x = load(activations(distribution, tokens, 768) * 3)
             expected = run_linear(avx2, x, [weights.pack(avx2)])[0]
             for matrix in (weights.pack(vbmi), weights.view(vbmi)):

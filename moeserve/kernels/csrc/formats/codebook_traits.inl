@@ -60,35 +60,45 @@ inline VB book_deltas(const BookParts<T>& parts) {
   return as_bytes(or_i(sub_i(set_i(0), bit), set_i(0x01010101)));
 }
 
-// Returns the unsigned values of quads 2 * Pair and 2 * Pair + 1: one entry of 8 columns, or two of 4.
-template <Type T, int Pair>
-inline void book_numbers(const BookParts<T>& parts, VB& even, VB& odd) {
-  const uint32_t* words = codebook_words[static_cast<int>(T)];
-  if constexpr (kQuantType<T>.book.columns == 8 && kGathersPairs) {
-    const BookLevels& book = *codebook_levels[static_cast<int>(T)];
-    const VB levels = gather(book.pairs, book_indices<T, Pair>(parts));
-    even = lookup(book.numbers, levels);  // which takes a byte's lowest four bits, if its highest is 0
-    odd = lookup(book.numbers, shr_b<4>(levels));
-  } else if constexpr (kQuantType<T>.book.columns == 8) {
-    gather_pairs(words, book_indices<T, Pair>(parts), even, odd);
-  } else {
-    even = gather(words, book_indices<T, 2 * Pair>(parts));
-    odd = gather(words, book_indices<T, 2 * Pair + 1>(parts));
+// Reads the unsigned values of quads 2 * Pair and 2 * Pair + 1, one entry of 8 columns or two of 4, by gathers.
+template <Type T>
+class GatheredEntries {
+ public:
+  explicit GatheredEntries(const BookParts<T>& parts) : parts_(parts) {}
+
+  template <int Pair>
+  void numbers(VB& even, VB& odd) const {
+    const uint32_t* words = codebook_words[static_cast<int>(T)];
+    if constexpr (kQuantType<T>.book.columns == 8 && kGathersPairs) {
+      const BookLevels& book = *codebook_levels[static_cast<int>(T)];
+      const VB levels = gather(book.pairs, book_indices<T, Pair>(parts_));
+      even = lookup(book.numbers, levels);  // which takes a byte's lowest four bits, if its highest is 0
+      odd = lookup(book.numbers, shr_b<4>(levels));
+    } else if constexpr (kQuantType<T>.book.columns == 8) {
+      gather_pairs(words, book_indices<T, Pair>(parts_), even, odd);
+    } else {
+      even = gather(words, book_indices<T, 2 * Pair>(parts_));
+      odd = gather(words, book_indices<T, 2 * Pair + 1>(parts_));
+    }
   }
-}
+
+ private:
+  const BookParts<T>& parts_;
+};
 
 // Unpacks a half's group at once. It reads the data that all quads share before calling `put`, which may store bytes,
-// so that compilers need not reload it.
-template <Type T, class Put>
+// so that compilers need not reload it. Entries: how entries are read, as GatheredEntries.
+template <Type T, template <Type> class Entries, class Put>
 inline void unpack_book(const uint8_t* p, const Put& put) {
   constexpr Codebook k = kQuantType<T>.book;
   const BookParts<T> parts(p);
+  const Entries<T> entries(parts);
   VI signs = set_i(0);
   if constexpr (!k.has_delta()) signs = book_sign_words<T>(parts);
   for_quads<0, 4>([&](auto pair) {
     constexpr int i = decltype(pair)::value;
     VB even, odd;
-    book_numbers<T, i>(parts, even, odd);
+    entries.template numbers<i>(even, odd);
     if constexpr (k.has_delta()) {
       const VB deltas = book_deltas<T, i>(parts);
       put(Quad<2 * i>{}, add_b(even, deltas));

@@ -184,7 +184,9 @@ inline Scales exponent_scales(const uint8_t* block, int half) {
 // Scales of a codebook type: codebook_traits.inl.
 template <Type T>
 inline Scales book_scales(const uint8_t* block, int g, int half);
-template <Type T, class Put>
+template <Type T>
+class GatheredEntries;
+template <Type T, template <Type> class Entries, class Put>
 inline void unpack_book(const uint8_t* p, const Put& put);
 
 // half_ue4m3 of 16 rows. The smallest eight are denormal, and the pool's threads may treat denormal numbers as zero, so
@@ -230,7 +232,7 @@ struct Format {
   template <class Put>
   static void unpack_group(const uint8_t* p, const Put& put) {
     if constexpr (type.has_book()) {
-      unpack_book<T>(p, put);
+      unpack_book<T, GatheredEntries>(p, put);
     } else {
       for_quads<0, 8>([&](auto q) { put(q, quad<decltype(q)::value>(p)); });
     }

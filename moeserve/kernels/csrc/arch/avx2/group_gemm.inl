@@ -122,6 +122,8 @@ struct PackedCodes {
   }
 };
 
+#include "arch/avx2/book_entries.inl"
+
 // The same, unpacked once and stored.
 template <class F>
 struct UnpackedCodes {
@@ -130,7 +132,7 @@ struct UnpackedCodes {
   alignas(64) uint8_t high[kNibbles<F> ? 8 * kBytes : 64];  // their high nibbles (kNibbles)
 
   explicit UnpackedCodes(const uint8_t* p) {
-    F::unpack_group(p, [&](auto quad, const VB& codes) {
+    auto put = [&](auto quad, const VB& codes) {
       constexpr int q = decltype(quad)::value;
       if constexpr (kNibbles<F>) {
         store_b(low + q * kBytes, low_nibbles(codes));
@@ -138,7 +140,12 @@ struct UnpackedCodes {
       } else {
         store_b(low + q * kBytes, codes);
       }
-    });
+    };
+    if constexpr (F::type.has_book()) {
+      unpack_book<F::kType, LoadedEntries>(p, put);
+    } else {
+      F::unpack_group(p, put);
+    }
   }
 
   template <int From, int To, int N>
@@ -161,6 +168,8 @@ inline void group_of(const void* const* rows, int64_t group, const int8_t* (&x)[
     asm("" : "+r"(x[t]));  // keeps the pointers apart: GCC would add them in a vector and extract them again
   }
 }
+
+#include "arch/avx2/book_products.inl"
 
 // N tokens, one half: adds to each token's 16 accumulators; tokens are kPanelRows apart from `out` on.
 template <class F, int N, class Codes>
@@ -302,11 +311,25 @@ template <class F>
   }
 }
 
-// Returns false if the type's blocks are larger.
+// The product of n tokens, at least N and at most kMostBookTokens.
+template <class F, int N>
+inline void book_gemm(const uint8_t* panel, const uint8_t* end, const uint8_t* next, int64_t cols,
+                      const void* const* rows, int n, float* out) {
+  if constexpr (N < kMostBookTokens<F>) {
+    if (n > N) return book_gemm<F, N + 1>(panel, end, next, cols, rows, n, out);
+  }
+  book_panel<F, N>(panel, end, next, cols, rows, out);
+}
+
+// Returns false if blocks are larger, unless it is a codebook's and the tokens are few.
 template <class F>
 inline bool panel_gemm(const uint8_t* panel, const uint8_t* end, const uint8_t* next, int64_t cols,
                        const void* const* rows, int n, float* out) {
-  if constexpr (F::layout.cols != 32) {
+  if constexpr (F::type.has_book()) {
+    if (n > kMostBookTokens<F>) return false;
+    book_gemm<F, 1>(panel, end, next, cols, rows, n, out);
+    return true;
+  } else if constexpr (F::layout.cols != 32) {
     return false;
   } else {
     switch (n) {

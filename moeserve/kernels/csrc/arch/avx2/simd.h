@@ -177,45 +177,6 @@ inline __m256i third_of_256(__m256i bytes) {
 }
 inline VB third_of_256(VB a) { return {third_of_256(a.lo), third_of_256(a.hi)}; }
 inline VB as_bytes(VI a) { return {a.lo, a.hi}; }
-// Table look-up by single loads, which are faster than gathers (docs/results/cpu-engine.md).
-struct Lanes {
-  alignas(32) uint32_t at[16];
-  explicit Lanes(VI index) {
-    _mm256_store_si256(reinterpret_cast<__m256i*>(at), index.lo);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(at + 8), index.hi);
-  }
-};
-inline __m128i four_words(const uint32_t* table, const uint32_t* at) {
-  __m128i x = _mm_cvtsi32_si128(static_cast<int>(table[at[0]]));
-  x = _mm_insert_epi32(x, static_cast<int>(table[at[1]]), 1);
-  x = _mm_insert_epi32(x, static_cast<int>(table[at[2]]), 2);
-  return _mm_insert_epi32(x, static_cast<int>(table[at[3]]), 3);
-}
-inline VB gather(const uint32_t* table, VI index) {
-  const Lanes lanes(index);
-  auto eight = [&](int i) {
-    return _mm256_set_m128i(four_words(table, lanes.at + i + 4), four_words(table, lanes.at + i));
-  };
-  return {eight(0), eight(8)};
-}
-// Returns for each lane pair `index` of the table's words: its first and its second word.
-inline __m128i two_pairs(const uint32_t* table, uint32_t a, uint32_t b) {
-  const auto* second = reinterpret_cast<const __m64*>(table + 2 * b);
-  return _mm_castps_si128(_mm_loadh_pi(_mm_castsi128_ps(load_64(table + 2 * a)), second));
-}
-inline void gather_pairs(const uint32_t* table, VI index, VB& first, VB& second) {
-  const Lanes lanes(index);
-  auto four = [&](int i) {  // lanes i, i + 1, i + 4 and i + 5
-    const uint32_t* at = lanes.at + i;
-    return _mm256_castsi256_ps(
-        _mm256_set_m128i(two_pairs(table, at[4], at[5]), two_pairs(table, at[0], at[1])));
-  };
-  const __m256 a = four(0), b = four(2), c = four(8), d = four(10);
-  first = {_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88)),
-           _mm256_castps_si256(_mm256_shuffle_ps(c, d, 0x88))};
-  second = {_mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xdd)),
-            _mm256_castps_si256(_mm256_shuffle_ps(c, d, 0xdd))};
-}
 template <int Byte, int Nibble>
 inline __m256i with_signs_32(__m256i bytes, __m256i words, __m256i zero) {
   const __m256i lanes =
