@@ -48,6 +48,7 @@ from moeserve.models.llamadense.family import FAMILY as LLAMA
 from moeserve.models.mimo2.family import FAMILY as MIMO2
 from moeserve.models.minimaxm2.family import FAMILY as MINIMAX_M2
 from moeserve.models.minimaxm3.family import FAMILY as MINIMAX_M3
+from moeserve.models.mistral3.family import FAMILY as MISTRAL3
 from moeserve.models.nemotronh.family import DENSE_FAMILY as NEMOTRON_H
 from moeserve.models.nemotronh.family import FAMILY as NEMOTRON_H_MOE
 from moeserve.models.olmoe.family import FAMILY as OLMOE
@@ -127,6 +128,7 @@ _families: dict[str, ModelFamily] = {
         HUNYUAN,
         ERNIE45,
         PHI3,
+        MISTRAL3,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

@@ -33,6 +33,7 @@ OWN = [
     OWN_FIXTURES / "tiny-nemotronhmoe-f16.gguf",
     OWN_FIXTURES / "tiny-granitehybrid-f16.gguf",
     OWN_FIXTURES / "tiny-lfm2moe-f16.gguf",
+    OWN_FIXTURES / "tiny-ministral3-f16.gguf",
     OWN_FIXTURES / "tiny-phi4mini-f16.gguf",
     OWN_FIXTURES / "tiny-smollm3-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronh-f16.gguf",

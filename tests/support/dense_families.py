@@ -21,6 +21,18 @@ DENSE_FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"intermediate_size": 192, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True, "pad_token_id": 0},
     ),
     "seed_oss": ("SeedOssConfig", "SeedOssForCausalLM", {"intermediate_size": 192, "head_dim": 64}),
+    "ministral3": (
+        "Ministral3Config",
+        "Ministral3ForCausalLM",
+        {
+            "intermediate_size": 192, "head_dim": 64, "pad_token_id": 0,
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 256,
+                "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1, "max_position_embeddings": 512,
+            },
+        },
+    ),
     "phi3": (
         "Phi3Config",
         "Phi3ForCausalLM",

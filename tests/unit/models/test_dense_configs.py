@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from moeserve.models.errors import ModelError
-from moeserve.models.registry import family_of_config
+from moeserve.models.open import open_model
+from moeserve.models.registry import family_of_config, read_shape
 from moeserve.models.sources.huggingface.config_json import metadata_of
+from tests.conftest import OWN_FIXTURES
 
 SIZES: dict[str, Any] = {
     "hidden_size": 3072,
@@ -82,6 +84,40 @@ def test_mistral_small_in_a_model_with_vision() -> None:
     }
     found = metadata({"model_type": "mistral3", "text_config": text})
     assert (found["general.architecture"], found["rope.freq_base"]) == ("llama", 1e9)
+
+
+# Of Ministral 3 with 8B parameters.
+YARN: dict[str, Any] = {
+    "rope_type": "yarn", "type": "yarn", "rope_theta": 1e6, "factor": 16.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    "original_max_position_embeddings": 16_384, "max_position_embeddings": 262_144, "mscale": 1.0,
+    "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
+MINISTRAL: dict[str, Any] = SIZES | {
+    "model_type": "ministral3",
+    "head_dim": 128,
+    "max_position_embeddings": 262_144,
+    "rope_parameters": YARN,
+}
+
+
+def test_a_context_ends_where_queries_would_be_scaled() -> None:
+    """The file says 4,096 tokens, and 1,024 before YaRN stretches them."""
+    shape = read_shape(open_model(OWN_FIXTURES / "tiny-ministral3-f16.gguf"))
+    assert shape.context_length == 1024
+
+
+def test_ministral_in_a_model_with_vision() -> None:
+    found = metadata({"model_type": "mistral3", "text_config": MINISTRAL})
+    assert found["general.architecture"] == "mistral3"
+    assert (found["rope.scaling.yarn_log_multiplier"], found["attention.temperature_scale"]) == (1.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    "change", [{"mscale": 0.5}, {"attention_factor": 1.5}, {"low_freq_factor": 1.0}], ids=str
+)
+def test_another_yarn_of_ministral_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=r"supported"):
+        metadata(MINISTRAL | {"rope_parameters": YARN | change})
 
 
 @pytest.mark.parametrize(
