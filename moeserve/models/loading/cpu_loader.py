@@ -53,15 +53,10 @@ from moeserve.models.loading.kv_products import kv_products
 from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.orders import SharedOrders
 from moeserve.models.loading.progress import OnProgress
+from moeserve.models.loading.rope_factors import rope_factors
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
-from moeserve.models.tensors import (
-    check_tensors,
-    expert_bias_tensors,
-    model_tensors,
-    rope_factor_tensors,
-    unloaded_tensors,
-)
+from moeserve.models.tensors import check_tensors, expert_bias_tensors, model_tensors, unloaded_tensors
 
 
 class CpuLoader:
@@ -125,7 +120,7 @@ class CpuLoader:
             head=head,
             bytes=self._total,
             dense_bytes=dense_bytes,
-            rope_factors=self._rope_factors(),
+            rope_factors=rope_factors(self._shape, self._vector),
             layer_inputs=self._layer_inputs() if self._shape.layer_input_width else None,
             ngrams=ngrams,
             next_token=self._next_token(norm) if norm is not None and self._shape.next_token_layer else None,
@@ -172,12 +167,6 @@ class CpuLoader:
         self._matrices += [left, right]
         self._finish(name)
         return left, right
-
-    def _rope_factors(self) -> torch.Tensor | None:
-        has_them = any(form.has_rope_factors for form in self._shape.forms)
-        if not has_them:
-            return None
-        return torch.stack([self._vector(name) for name in rope_factor_tensors(self._shape)])
 
     def _layer(self, index: int) -> CpuLayer:
         shape = self._shape.loaded_layers[index]

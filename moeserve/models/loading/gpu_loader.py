@@ -47,6 +47,7 @@ from moeserve.models.loading.mamba2 import mamba2_parameters
 from moeserve.models.loading.orders import SharedOrders
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import expert_map_of
+from moeserve.models.loading.rope_factors import rope_factors
 from moeserve.models.loading.upload import Upload
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
@@ -58,7 +59,6 @@ from moeserve.models.tensors import (
     expert_bias_tensors,
     expert_tensors,
     model_tensors,
-    rope_factor_tensors,
     unloaded_tensors,
 )
 
@@ -113,7 +113,7 @@ class GpuLoader:
             layers=[self._layer(index, ids) for index, ids in enumerate(gpu_experts, first_layer)],
             output_norm=self._output_norm(),
             output=None if output is None else MergedLinear(output),
-            rope_factors=self._rope_factors(),
+            rope_factors=rope_factors(self._shape, lambda name: read_floats(self._source, name)),
             next_token=load_next_token(self._shape, self._vector, self._planes, self._layer)
             if with_head
             else None,
@@ -128,12 +128,6 @@ class GpuLoader:
 
     def _mixer_input(self, index: int) -> GpuInput:
         return self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index)
-
-    def _rope_factors(self) -> Tensor | None:
-        has_them = any(form.has_rope_factors for form in self._shape.forms)
-        if not has_them:
-            return None
-        return torch.stack([read_floats(self._source, name) for name in rope_factor_tensors(self._shape)])
 
     def _bytes_from(self, first_layer: int, elsewhere: Container[str]) -> int:
         total = 0
