@@ -110,6 +110,10 @@ def _repositories() -> list[CachedRepoInfo]:
         raise HubError(
             f"the cache cannot be read: {error.filename}: {error.strerror}; {ANOTHER_CACHE}"
         ) from error
+    except ValueError as error:  # as the library says it
+        raise HubError(
+            f"the cache {constants.HF_HUB_CACHE} is not a folder; name one in HF_HUB_CACHE"
+        ) from error
 
 
 def _revision(repo: CachedRepoInfo, name: HubName) -> CachedRevisionInfo | None:

@@ -195,6 +195,14 @@ def test_a_cache_of_another_user_is_told(
     assert str(tmp_path / "cache") in told
 
 
+def test_a_file_in_the_caches_place_is_told(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").touch()
+    assert cli.main(["list"]) == 1
+    assert f"the cache {tmp_path}/cache is not a folder; name one in HF_HUB_CACHE" in capsys.readouterr().err
+
+
 def test_a_disk_that_is_too_small_is_told_before_anything_comes(
     hub: Hub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
