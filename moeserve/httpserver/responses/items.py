@@ -50,6 +50,15 @@ class InputImage(RequestModel):
     ] = None
     file_id: Annotated[Any, unsupported("file_id")] = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_object(cls, given: Any) -> Any:
+        """Accepts the object of chat completions in the URL's place, which some clients send here, too."""
+        if not isinstance(given, dict) or not isinstance(found := given.get("image_url"), dict):
+            return given
+        detail = given.get("detail") or found.get("detail")
+        return given | {"image_url": found.get("url"), "detail": detail}
+
     @model_validator(mode="after")
     def _is_a_picture(self) -> InputImage:
         _ = self.picture  # refuses bytes that are not a picture

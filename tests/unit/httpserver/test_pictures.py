@@ -169,23 +169,6 @@ def test_how_clients_write_a_picture(server: HttpServer, visual: VisualServer, n
     assert [one.data for one in visual.pictures] == [FILE] * 5
 
 
-PARTS = {
-    "a detail beside the URL": {"type": "image_url", "image_url": {"url": URL}, "detail": "high"},
-    "no type": {"image_url": {"url": URL}},  # antirez/ds4, pull request 950
-    "Qwen's": {"type": "image", "image": URL},  # QwenLM/Qwen3-VL, issues 174 and 213
-    "MCP's": {"type": "image", "data": BASE64, "mimeType": "image/png"},
-    "Anthropic's": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BASE64}},
-}
-
-
-@pytest.mark.parametrize("name", PARTS)
-def test_other_apis_parts(server: HttpServer, visual: VisualServer, name: str) -> None:
-    """Agents pass on what their tools give."""
-    answer = server.post("/v1/chat/completions", chat(PARTS[name]))
-    assert answer.status_code == 200, answer.text
-    assert [one.data for one in visual.pictures] == [FILE]
-
-
 def test_an_address_in_ollamas_images(server: HttpServer, visual: VisualServer) -> None:
     """litellm passes it on (issue 30313)."""
     body = REQUESTS["/api/generate"] | {"images": ["https://example.com/a.png"]}

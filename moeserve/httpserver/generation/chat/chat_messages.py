@@ -17,6 +17,7 @@ from moeserve.httpserver.generation.request.fields import MAX_MESSAGES
 from moeserve.httpserver.generation.request.pictures import (
     Picture,
     PicturedText,
+    data_type,
     joined,
     max_tokens_of,
     picture_of_url,
@@ -38,16 +39,23 @@ _TEXT_PARTS: Final = {"text": "text", "refusal": "refusal", "input_text": "text"
 
 
 _PICTURE_FIELDS: Final = {"type", "image_url", "detail"}
-# The fields of pictures by the part's type. `image` is the type of Qwen's and transformers' messages (`image`), of MCP
-# (`data` and `mimeType`) and of Anthropic (`source`), whose pictures some agents pass on as they are.
 _VIDEO_PARTS: Final = {
     "video_url": VIDEO_FIELDS | {"video_url"},  # vLLM's
     "video": VIDEO_FIELDS | {"video", "url"},  # Qwen's and transformers'
 }
+_URL_FIELDS: Final = ("url", "data", "base64", "blob", "file_data")  # of an object with a picture
+# The fields of pictures by the part's type. `image` is the type of Qwen's and transformers' messages (`image`, `url`,
+# `base64`), of MCP (`data`, `mimeType`), of LangChain (`source_type`, `mime_type`) and of Anthropic (`source`), whose
+# pictures some agents pass on as they are. `resource` is MCP's file, and `file` OpenAI's.
 _PICTURE_PARTS: Final = {
     "image_url": _PICTURE_FIELDS,
     "input_image": _PICTURE_FIELDS,
-    "image": {"type", "image", "data", "mimeType", "source", "detail"},
+    "image": {
+        *("type", "image", "image_url", "url", "base64", "data", "source", "detail"),
+        *("mimeType", "mime_type", "media_type", "source_type", "id"),
+    },
+    "resource": {"type", "resource"},
+    "file": {"type", "file"},
 }
 
 
@@ -65,12 +73,14 @@ def _parts_to_text(content: Any, info: ValidationInfo) -> Any:
 def _part(part: Any, info: ValidationInfo) -> str | Picture:
     kind = part.get("type", _untyped(part)) if isinstance(part, dict) else None
     given = {name for name, value in part.items() if value is not None} if isinstance(part, dict) else set()
-    if isinstance(kind, str) and kind in _PICTURE_PARTS:
+    if isinstance(kind, str) and kind in _PICTURE_PARTS and _is_picture(kind, part):
         _check_fields("picture", given - _PICTURE_PARTS[kind] - IDLE_ANYWHERE, info)
         return _picture(part)
     if isinstance(kind, str) and kind in _VIDEO_PARTS:
         _check_fields("video", given - _VIDEO_PARTS[kind] - IDLE_ANYWHERE, info)
         return video_of_part(part)
+    if kind == "resource" and isinstance(part.get(kind), dict) and isinstance(part[kind].get("text"), str):
+        return str(part[kind]["text"])
     field = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if field is None or not isinstance(part.get(field), str):
         raise PydanticCustomError(
@@ -81,6 +91,18 @@ def _part(part: Any, info: ValidationInfo) -> str | Picture:
     _check_fields("text", given - {"type", field} - IDLE_ANYWHERE, info)
     text: str = part[field]
     return text
+
+
+def _is_picture(kind: str, part: dict[str, Any]) -> bool:
+    """Returns whether a part of a type in _PICTURE_PARTS has a picture: a file may be anything else."""
+    if kind not in ("file", "resource"):
+        return True
+    file = part.get(kind)
+    if not isinstance(file, dict):
+        return False
+    url = file.get("file_data")
+    named = data_type(url) if isinstance(url, str) else file.get("mimeType") if "blob" in file else None
+    return isinstance(named, str) and named.lower().startswith("image/")
 
 
 def _untyped(part: dict[str, Any]) -> str | None:
@@ -100,11 +122,11 @@ def _check_fields(what: str, unknown: set[str], info: ValidationInfo) -> None:
 def _picture(part: dict[str, Any]) -> Picture:
     """Returns the picture of an image part. Some clients send the URL itself instead of OpenAI's object with a
     `url`."""
-    fields = ("image_url", "image", "data", "source")
+    fields = ("image_url", "image", "url", "base64", "data", "source", "resource", "file")
     given = next((part[field] for field in fields if part.get(field) is not None), None)
     if not isinstance(given, dict):
         return picture_of_url(given, max_tokens_of(part.get("detail")))
-    url = given.get("url", given.get("data"))
+    url = next((given[field] for field in _URL_FIELDS if given.get(field) is not None), None)
     return picture_of_url(url, max_tokens_of(given.get("detail", part.get("detail"))))
 
 

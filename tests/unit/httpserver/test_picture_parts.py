@@ -1,0 +1,97 @@
+"""Parts of conversations that hold pictures as other APIs, libraries and tools write them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.http_harness import NAME, HttpServer, tokens_of
+from tests.support.picture_fixture import picture_cases
+from tests.support.visual_server import VisualServer, seeing_server
+
+FILE = picture_cases()["square"].path.read_bytes()
+BASE64 = base64.b64encode(FILE).decode()
+URL = f"data:image/png;base64,{BASE64}"
+
+
+def chat(part: dict[str, Any]) -> dict[str, Any]:
+    return {"model": NAME, "max_tokens": 2, "messages": [{"role": "user", "content": [part]}]}
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[tuple[HttpServer, VisualServer]]:
+    with seeing_server() as both:
+        yield both
+
+
+@pytest.fixture
+def server(world: tuple[HttpServer, VisualServer]) -> HttpServer:
+    world[0].begin_anew()
+    return world[0]
+
+
+@pytest.fixture
+def visual(world: tuple[HttpServer, VisualServer]) -> VisualServer:
+    world[1].pictures = []
+    return world[1]
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "a detail beside the URL": {"type": "image_url", "image_url": {"url": URL}, "detail": "high"},
+    "no type": {"image_url": {"url": URL}},  # antirez/ds4, pull request 950
+    "Qwen's": {"type": "image", "image": URL},  # QwenLM/Qwen3-VL, issues 174 and 213
+    "MCP's": {"type": "image", "data": BASE64, "mimeType": "image/png"},
+    "Anthropic's": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BASE64}},
+    "Anthropic's URL": {"type": "image", "source": {"type": "url", "url": URL}},
+    "transformers' URL": {"type": "image", "url": URL},
+    "transformers' base64": {"type": "image", "base64": BASE64},
+    "LangChain's": {"type": "image", "source_type": "base64", "mime_type": "image/png", "data": BASE64},
+    "LangChain 1.0's": {"type": "image", "base64": BASE64, "mime_type": "image/png", "id": "a"},
+    "LiteLLM's": {"type": "image_url", "image_url": {"url": URL, "format": "image/png"}},
+    "a URL of the other type": {"type": "image", "image_url": {"url": URL, "detail": "auto"}},
+    "the Responses API's": {"type": "input_image", "image_url": {"url": URL}},
+    "a file": {"type": "file", "file": {"filename": "a.png", "file_data": URL}},
+    "MCP's resource": {
+        "type": "resource",
+        "resource": {"uri": "file:///a.png", "mimeType": "image/png", "blob": BASE64},
+    },
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_other_apis_parts(server: HttpServer, visual: VisualServer, name: str) -> None:
+    """Agents pass on what their tools give."""
+    answer = server.post("/v1/chat/completions", chat(PARTS[name]))
+    assert answer.status_code == 200, answer.text
+    assert [one.data for one in visual.pictures] == [FILE]
+
+
+def test_resources_and_files_that_are_no_pictures(server: HttpServer, visual: VisualServer) -> None:
+    resource = {
+        "type": "resource",
+        "resource": {"uri": "file:///a.txt", "mimeType": "text/plain", "text": "A"},
+    }
+    assert server.post("/v1/chat/completions", chat(resource)).status_code == 200
+    assert "A<|im_end|>" in server.tokenizer.decode(tokens_of(server.requests[0]), False)
+    pdf = "data:application/pdf;base64,JVBERi0="
+    parts: tuple[dict[str, Any], ...] = (
+        {"type": "file", "file": {"filename": "a.pdf", "file_data": pdf}},
+        {"type": "file", "file": {"file_id": "file-1"}},
+        {"type": "resource", "resource": {"mimeType": "application/pdf", "blob": "JVBERi0="}},
+    )
+    for part in parts:
+        answer = server.post("/v1/chat/completions", chat(part))
+        assert answer.status_code == 400
+        assert "only texts, pictures and videos are" in answer.json()["error"]["message"]
+    assert not visual.pictures
+
+
+def test_an_object_in_the_responses_api(server: HttpServer, visual: VisualServer) -> None:
+    """Chat completions' object in the place of a string."""
+    part = {"type": "input_image", "image_url": {"url": URL, "detail": "low"}}
+    body = {"model": NAME, "max_output_tokens": 2, "input": [{"role": "user", "content": [part]}]}
+    assert server.post("/v1/responses", body).status_code == 200
+    assert [(one.data, one.max_tokens) for one in visual.pictures] == [(FILE, 256)]
