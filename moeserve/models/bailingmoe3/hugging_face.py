@@ -104,7 +104,7 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 def check(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelError for Ling 2.5, whose config.json has the same model_type."""
-    if any("V2_5" in str(each) for each in config.get("architectures") or ()):
+    if "V2_5" in str(config.get("architectures")):
         raise ModelError(
             path, f"'architectures' is {config['architectures']!r:.80}; only Ling 3 is supported"
         )

@@ -42,8 +42,9 @@ def read_shape(source: ModelSource) -> ModelShape:
 def no_windows(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelError if `layer_types` has a sliding window. (`sliding_window` alone does not mean that a layer has
     one.)"""
-    if SLIDING in (config.get("layer_types") or ()):
-        raise ModelError(path, f"'layer_types' has {SLIDING!r}; only {FULL!r} is supported")
+    types = config.get("layer_types") or []
+    if not isinstance(types, list) or SLIDING in types:
+        raise ModelError(path, f"'layer_types' is {types!r:.80}; only {FULL!r} is supported")
 
 
 FAMILY = ModelFamily(

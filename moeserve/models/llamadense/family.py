@@ -22,6 +22,7 @@ from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.config_json import rope_of
+from moeserve.models.sources.huggingface.layer_settings import integer
 from moeserve.models.sources.huggingface.llama3_rope import is_llama3, llama3_rope, rope_factors
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_BIASES,
@@ -66,8 +67,9 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
             if not isinstance(config.get(theirs), int):
                 raise ModelError(path, f"{theirs!r} is missing")
             values[ours] = config[theirs]
-    layers, window = config.get("num_hidden_layers"), config.get("sliding_window")
-    if window is not None and isinstance(layers, int):
+    window = config.get("sliding_window")
+    if window is not None:
+        layers = integer(path, config, "num_hidden_layers")
         values |= {n.SLIDING_WINDOW: window, n.WINDOWED_LAYERS: np.ones(layers, np.bool_)}
     return values
 

@@ -63,6 +63,25 @@ def test_a_scale_of_yarn_that_is_no_usable_number(tmp_path: Path, factor: object
     assert_short_and_no_terminals_command(caught.value, tmp_path / "config.json")
 
 
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("mistral", {"sliding_window": 4, "num_hidden_layers": True}),
+        ("mistral", {"sliding_window": 4, "num_hidden_layers": 1 << 33}),  # 8 GiB of flags
+        ("dots1", {"layer_types": True}),
+        ("dots1", {"layer_types": 0.5}),
+        ("glm4_moe", {"partial_rotary_factor": 0.5, "head_dim": 10**400}),
+        ("glm4_moe", {"partial_rotary_factor": 0.5, "head_dim": -1}),
+        ("bailing_hybrid", {"architectures": True}),
+    ],
+)
+def test_a_setting_of_another_type(tmp_path: Path, model_type: str, changes: dict[str, object]) -> None:
+    config = base_files()["config.json"] | {"model_type": model_type, "rope_parameters": None} | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError):
+        open_model(tmp_path)
+
+
 def test_so_is_one_of_a_tensor_that_has_no_place(tmp_path: Path) -> None:
     name = "blk.0.\x1b[2J" + "x" * 50
     end = (base_tensors()[-1].offset or 0) + base_tensors()[-1].nbytes

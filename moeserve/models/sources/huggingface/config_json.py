@@ -25,6 +25,7 @@ _ROPE_COMMON = {"rope_type", "type", "rope_theta", "factor"}
 
 _ROTATED = "rope.dimension_count"
 _LARGEST: Final = 1e30
+_MOST_HEAD_DIM: Final = 1 << 20
 _SECTIONS: Final = "rope.dimension_sections"
 _ROPE_SPELLING = {
     _ROTATED: "partial_rotary_factor",
@@ -85,8 +86,10 @@ def _rotated(path: Path, config: Mapping[str, Any], scaling: Mapping[str, Any]) 
         head_dim: Any = width // heads
     else:
         head_dim = config.get("head_dim")
-    if not isinstance(factor, int | float) or not isinstance(head_dim, int) or not 0 < factor <= 1:
+    if not isinstance(factor, int | float) or not 0 < factor <= 1:
         raise ModelError(path, f"{name!r} is {factor!r}; a number up to 1 is expected")
+    if not isinstance(head_dim, int) or not 0 < head_dim <= _MOST_HEAD_DIM:
+        raise ModelError(path, f"'head_dim' is {head_dim!r}; a number up to {_MOST_HEAD_DIM} is expected")
     rotated = int(head_dim * factor)
     if stated is not None and stated != rotated:
         raise ModelError(
