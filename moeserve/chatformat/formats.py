@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
@@ -25,6 +25,7 @@ from . import (
     python_calls,
     qwen3_coder,
 )
+from .bare_calls import BareCalls
 from .either_body import EitherBody
 from .guided import GuidedCalls, hermes_between
 from .separated import SeparatedBody, SeparatedSyntax
@@ -54,6 +55,7 @@ class ToolFormat:
     opening: str = ""  # a token that occurs only in the opening tag; "": the whole tag is such a token
     # Makes a call's id from its tool's name and its number in the conversation; None: the client's id is used.
     call_id: Callable[[str, int], str] | None = None
+    in_json: bool = False  # a call is a JSON object with name and arguments
     # The form with the model's own tags around arguments; `body` reads it.
     own_calls: GuidedCalls | None = None
 
@@ -62,6 +64,10 @@ class ToolFormat:
         """Returns all tags of the format. Some models have them as control tokens."""
         every = (*self.tags.openings, self.tags.close, *self.tags.ends, *self.inner_words)
         return tuple(word for word in dict.fromkeys(every) if word)
+
+    def bare_calls(self, offered: Collection[str]) -> BareCalls | None:
+        """Returns a reader of calls of the offered tools that lack the tags; None if such calls are mistakable."""
+        return BareCalls(offered, self.tags) if self.in_json and offered else None
 
     def parser(self, schemas: Schemas, guided: Literal["", "json", "own"] = "") -> ToolCallParser:
         """Returns a parser of calls. guided: "json" or "own" if a grammar enforces calls in the form `guided` or
@@ -157,7 +163,7 @@ def _separated(
 
 def _in_json(name: str, mark: str, tags: CallTags, guided: GuidedCalls) -> ToolFormat:
     body = _untyped(partial(hermes.HermesBody, tags=tags))
-    return ToolFormat(name, (mark,), tags, tags.close, body, guided)
+    return ToolFormat(name, (mark,), tags, tags.close, body, guided, in_json=not tags.bare)
 
 
 def _python(name: str, mark: str) -> ToolFormat:
@@ -180,7 +186,15 @@ def _mistral(name: str, marks: tuple[str, ...], guided: GuidedCalls) -> ToolForm
     )
     words = (mistral.SEPARATOR, mistral.CALL_ID)
     return ToolFormat(
-        name, marks, mistral.TAGS, "", _untyped(body), guided, inner_words=words, call_id=mistral.call_id
+        name,
+        marks,
+        mistral.TAGS,
+        "",
+        _untyped(body),
+        guided,
+        inner_words=words,
+        call_id=mistral.call_id,
+        in_json=guided is mistral.GUIDED_LIST,
     )
 
 
@@ -261,6 +275,7 @@ _ALL: Final = (  # a template with the marks of several formats gets the first o
         lambda schemas, is_guided: _or_function_tags(schemas, hermes.TAGS, hermes.HermesBody),
         hermes_between(hermes.TAGS),
         guided_body=hermes.HermesBody,
+        in_json=True,
     ),
 )
 TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {one.name: one for one in _ALL}

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from .bare_calls import BareCalls
 from .events import CallArguments, Event, Reasoning, Text
 from .reasoning import ReasoningParser
 from .reasoning_calls import ReasoningCalls
@@ -49,11 +50,13 @@ class OutputParser:
         offered: Collection[str] = (),
         *,
         calls_end_reasoning: bool = False,
+        bare: BareCalls | None = None,
     ) -> None:
         """offered: tools whose calls may end the reasoning. calls_end_reasoning: every call ends it, which a grammar
-        ensures."""
+        ensures. bare: reads calls without tags; None: these are text."""
         self._reasoning = reasoning
         self._tools = tools
+        self._bare = bare
         self._reasoning_calls: ReasoningCalls | None = None
         if reasoning is not None and tools is not None and offered:
             self._reasoning_calls = ReasoningCalls(tools, offered, at_once=calls_end_reasoning)
@@ -79,7 +82,9 @@ class OutputParser:
         if self._reasoning_calls is not None:
             events += self._reasoning_calls.finish(ended_by)
         if self._tools is not None:
-            events += self._tools.finish(ended_by)
+            events += self._tagless(self._tools.finish(ended_by))
+        if self._bare is not None:
+            events += self._bare.finish(has_ended=ended_by is not None)
         return joined(events)
 
     def _read(self, events: list[Event]) -> list[Event]:
@@ -95,8 +100,11 @@ class OutputParser:
                 if self._reasoning_calls is not None:
                     decided, text = self._reasoning_calls.push_answer(text)
                     read += decided
-                read += self._tools.push(text)
+                read += self._tagless(self._tools.push(text))
         return read
+
+    def _tagless(self, events: list[Event]) -> list[Event]:
+        return events if self._bare is None else self._bare.read(events)
 
 
 _PIECES = (Text, Reasoning, CallArguments)

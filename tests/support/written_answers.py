@@ -33,7 +33,8 @@ def parser_of(name: str, *, is_open: bool = False, offered: tuple[str, ...] = ("
     if name == "harmony":
         return HarmonyParser("<|start|>assistant", reads_calls=True, offered=offered)
     thought = ReasoningParser(is_open, tags_of(name))
-    return OutputParser(thought, TOOL_FORMATS[name].parser(SCHEMAS), offered)
+    tools = TOOL_FORMATS[name]
+    return OutputParser(thought, tools.parser(SCHEMAS), offered, bare=tools.bare_calls(offered))
 
 
 def read(name: str, text: str, *, ended_by: str | None = "", **options: Any) -> Answer:

@@ -93,6 +93,22 @@ def test_a_call_without_a_word_has_no_content(server: HttpServer, openai: OpenAI
     assert len(message.tool_calls or []) == 1
 
 
+def test_a_call_without_tags_is_a_call(server: HttpServer, openai: OpenAI) -> None:
+    pieces = ("Let me see.\n", '\n{"name": "weather", "arg', 'uments": {"city": "Paris"}}')
+    server.answer = say(*pieces)
+    answer = openai.chat.completions.create(model=NAME, messages=MESSAGES, tools=TOOLS)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == "Let me see."
+    chunks = list(openai.chat.completions.create(model=NAME, messages=MESSAGES, tools=TOOLS, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Let me see."
+    calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+    assert json.loads("".join(call.function.arguments or "" for call in calls if call.function)) == PARIS
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    answer = openai.chat.completions.create(model=NAME, messages=MESSAGES)  # no tools are offered
+    assert answer.choices[0].message.content == "".join(pieces)
+
+
 def test_a_call_within_the_thought_is_a_call(server: HttpServer, openai: OpenAI) -> None:
     call = ("<tool_call>", '\n{"name": "weather", "arg', 'uments": {"city": "Paris"}}\n', "</tool_call>")
     server.answer = say("<think>", "Let me", " see.\n", *call)

@@ -46,7 +46,8 @@ class AnswerReading:
         schemas = {tool.name: tool.parameters for tool in tools.tools}
         offered = {tool.name for tool in tools.callable}
         if self.constraint is None:
-            return OutputParser(reasoning, formats.tools.parser(schemas), offered)
+            parser, bare = formats.tools.parser(schemas), formats.tools.bare_calls(offered)
+            return OutputParser(reasoning, parser, offered, bare=bare)
         spec = self.constraint.spec
         in_tags = isinstance(spec, grammar.WithCalls) and spec.form.tags is not None
         calls = formats.tools.parser(schemas, "own" if in_tags else "json")
