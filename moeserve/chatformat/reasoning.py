@@ -76,7 +76,8 @@ class _Stage(Enum):
 
 class ReasoningParser:
     """Splits text into reasoning and answer. The text begins with reasoning, whose opening tag may end the prompt.
-    Later tags are text, except the tags around the answer. Line ends just inside and after tags belong to the format,
+    A closing tag at the answer's beginning, which models repeat, belongs to the format. Later tags are text, except the
+    tags around the answer. Line ends just inside and after tags belong to the format,
     because templates strip them."""
 
     def __init__(self, is_open: bool, tags: ReasoningTags = QWEN3) -> None:
@@ -100,8 +101,9 @@ class ReasoningParser:
                 events.append(Text(self._answer.push(text[at:])))
                 break
             if self._stage is _Stage.SEPARATOR:
-                if text[at] != "\n":
+                if not self._separate(text[at]):
                     self._stage = _Stage.ANSWER
+                    events.append(Text(self._answer.push(self._take_held())))
                     continue
             elif self._stage is _Stage.OPENING:
                 if not self._open(text[at]):
@@ -125,12 +127,26 @@ class ReasoningParser:
         """Returns False if the text does not begin with reasoning; `char` is then not consumed."""
         if char.isspace() and not self._tag:
             self._space.append(char)
-        elif self._tags.open.startswith(self._tag + char):
-            self._tag += char
-        else:
+            return True
+        if not any(tag.startswith(self._tag + char) for tag in (self._tags.open, self._tags.close)):
             return False
+        self._tag += char
         if self._tag == self._tags.open:
             self._begin(_Stage.REASONING)
+        elif self._tag == self._tags.close:
+            self._begin(_Stage.SEPARATOR)
+        return True
+
+    def _separate(self, char: str) -> bool:
+        """Reads line ends and repeated closing tags. Returns False if `char` belongs to the answer; it is then not
+        consumed."""
+        if char == "\n" and not self._tag:
+            return True
+        if not self._tags.close.startswith(self._tag + char):
+            return False
+        self._tag += char
+        if self._tag == self._tags.close:
+            self._begin(_Stage.SEPARATOR)
         return True
 
     def _think(self, char: str) -> str:

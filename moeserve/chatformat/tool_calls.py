@@ -96,6 +96,7 @@ class ToolCallParser:
         self._held = ""  # the beginning of a possible tag
         self._after_call = False
         self._repeat = ""  # the beginning of an opening tag behind an opening tag
+        self._body_is_blank = True  # the body has only white space
         self._is_closed = False  # the closing tag of the last call has come
         self._follows_call = (
             False  # only white space stands before the call that is being read, and a call before that
@@ -184,6 +185,7 @@ class ToolCallParser:
     def _begin_call(self, opening: str, events: list[Event]) -> None:
         self._stage = _Stage.CALL
         self._body = self._new_body(self._num_calls)
+        self._body_is_blank = True
         self._follows_call = self._after_call
         self._opening = "" if self._after_call else "".join(self._space)
         self._forget()
@@ -191,12 +193,13 @@ class ToolCallParser:
         if opening != self._tags.bare and opening not in self._following:
             self._opening += opening
             return
+        self._body_is_blank = False
         for char in opening:
             self._body.push(char, events)
 
     def _call(self, char: str, events: list[Event]) -> None:
         assert self._body is not None
-        if self._repeat or (char == self._tags.open[:1] and not self._body.raw.strip()):
+        if self._repeat or (char == self._tags.open[:1] and self._body_is_blank):
             text = self._repeat + char
             self._repeat = text if self._tags.open.startswith(text) else ""
             if text == self._tags.open:
@@ -216,6 +219,7 @@ class ToolCallParser:
     def _push_body(self, text: str, events: list[Event]) -> None:
         """Gives the text to the call's reader, and what that reader leaves over to the parser."""
         assert self._body is not None
+        self._body_is_blank &= text.isspace()
         known = len(events)
         rest = text
         status = Status.GOING

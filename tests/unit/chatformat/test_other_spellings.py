@@ -11,6 +11,7 @@ import pytest
 from moeserve.chatformat.offered_names import offered_name
 from moeserve.chatformat.values import value_of_text
 from tests.support.chat_events import Answer
+from tests.support.chat_families import tags_of
 from tests.support.written_answers import call, read
 
 XY: Final = {"a": "x", "b": "y"}
@@ -201,6 +202,19 @@ HARMONY: Final = harmony("functions.f")
 def test_tags_that_are_missing_repeated_or_cut_short(name: str, text: str) -> None:
     assert text != call(name, XY)
     assert read(name, text) == ONE
+
+
+@pytest.mark.parametrize("name", ["hermes", "glm45", "gemma4", "minimax_m3", "mistral", "hy_v3"])
+def test_a_closing_tag_of_reasoning_that_is_repeated(name: str) -> None:
+    tags = tags_of(name)
+    close = tags.close
+    for behind in (close, f"\n{close}", f"\n\n{close}\n\n{close}"):
+        answer = Answer("Hi", "Hm")
+        assert read(name, f"Hm{close}{behind}\n\nHi", is_open=True) == answer
+        assert read(name, f"{tags.open}\nHm{close}{behind}Hi") == answer
+    assert read(name, f"{close}\n\nHi") == Answer("Hi")  # without reasoning
+    for kept in (f"{close[:-1]}", f"{close[:-1]} Hi", f"Hi {close} ho", f"Hi\n\n{close}"):
+        assert read(name, f"Hm{close}\n{kept}", is_open=True) == Answer(kept, "Hm")
 
 
 def test_tags_that_are_missing_or_cut_short_in_prose() -> None:
