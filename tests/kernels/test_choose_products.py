@@ -19,8 +19,8 @@ READ_IN_ORDER = [t for t in CPU_INTEGERS if QUANT_TYPES[t].codebook is None and 
 IN_ORDER = "avx512_in_order"
 
 
-def most_in_order(kind: Type) -> int:
-    """Tokens for which there is a product that reads in order."""
+def most_in_order(kind: int) -> int:
+    """Tokens for which there is a product that reads in order. kind: ggml's number."""
     layout = QUANT_TYPES[kind].layout
     if kind not in READ_IN_ORDER or layout is None:
         return 0
