@@ -35,7 +35,6 @@ from moeserve.models.loading.cpu_weights import (
     CpuMixer,
     CpuMoe,
     CpuNextToken,
-    CpuNorm,
     CpuParts,
     CpuSharedExpert,
     CpuStreamMean,
@@ -131,28 +130,24 @@ class CpuLoader:
     def _head(self, norm: CpuInput) -> CpuHead:
         matrix = self._matrix(n.TOKEN_EMBD if self._shape.tied_embeddings else n.OUTPUT)
         if self._shape.logit_scale != 1.0:
-            assert isinstance(norm, torch.Tensor | CpuLayerNorm)
             norm = scaled(norm, self._shape.logit_scale)
         return CpuHead(norm, matrix, LinearGroup([matrix]))
 
     def _next_token(self, model_norm: CpuInput) -> CpuNextToken:
         assert isinstance(model_norm, torch.Tensor | CpuLayerNorm | CpuStreamMean)
-        index = self._shape.num_layers
-        before = len(self._matrices)
+        index, before = self._shape.num_layers, len(self._matrices)
         from_token, from_state = self._halves(n.of_layer(index, n.NEXTN_EH_PROJ))
         first = len(self._matrices)
         layer = self._layer(index)
         # The mixer's matrices are loaded before the layer's others.
         k_v = kv_products(self._source, self._shape, index, self._matrices[first:])
-
-        def norm(part: str) -> CpuNorm:
-            return load_norm(self._shape, n.of_layer(index, part), self._vector)
-
-        own_norm = norm(self._shape.next_token_norm)
+        parts = (n.NEXTN_ENORM, n.NEXTN_HNORM, self._shape.next_token_norm)
+        names = (n.of_layer(index, part) for part in parts)
+        token_norm, state_norm, own_norm = (load_norm(self._shape, name, self._vector) for name in names)
         return CpuNextToken(
             model_norm=model_norm,
-            token_norm=norm(n.NEXTN_ENORM),
-            state_norm=norm(n.NEXTN_HNORM),
+            token_norm=token_norm,
+            state_norm=state_norm,
             from_token=LinearGroup([from_token]),
             from_state=LinearGroup([from_state]),
             layer=layer,

@@ -63,8 +63,9 @@ def load_norm(shape: ModelShape, norm: str, vector: Vector) -> CpuNorm:
     return CpuLayerNorm(vector(norm)) if shape.centers_norms else vector(norm)
 
 
-def scaled(norm: CpuNorm, factor: float) -> CpuNorm:
-    """Returns the norm with its weight multiplied by a factor."""
+def scaled(norm: CpuInput, factor: float) -> CpuNorm:
+    """Returns the norm, not one of several streams, with its weight multiplied by a factor."""
+    assert isinstance(norm, Tensor | CpuLayerNorm)
     return CpuLayerNorm(norm.weight * factor) if isinstance(norm, CpuLayerNorm) else norm * factor
 
 
