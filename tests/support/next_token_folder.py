@@ -19,6 +19,14 @@ from tests.support.rounded_kv import round_kv
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+# Cohere's: a layer with positions and experts that sees all, which the model itself lacks.
+COHERE: dict[str, Any] = {
+    "num_nextn_predict_layers": 1,
+    "like": 1,
+    "sees_like": 0,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"],
+}
+
 
 class NextTokenFolder:
     """A folder of `model_type` whose block has the weights of another model's last layer."""

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
 from tests.conftest import OWN_FIXTURES
 from tests.support.foreseen_drafts import Foreseen, whole_texts
+from tests.support.glm5next_block import Glm5NextFolder
+from tests.support.next_token_folder import COHERE, NextTokenFolder
 from tests.support.router_world import request
 from tests.support.served_answers import load, lose_at, serve
 
@@ -42,7 +45,12 @@ MODELS = {
     "kimilinear": ("next/tiny-kimilinear-f16.gguf", "ngram"),
     "nemotronh": ("tiny-nemotronhmoe-f16.gguf", "ngram"),
 }
-BATCHES = -(-int(os.environ.get("MOESERVE_DRAFTED_REQUESTS", "10000")) // (BATCH * len(MODELS)))
+# Folders with next-token blocks, which are made here.
+MADE: dict[str, Callable[[Path], Path]] = {
+    "glm5next": lambda folder: Glm5NextFolder(folder).path,
+    "cohere2moe": lambda folder: NextTokenFolder(folder, "cohere2_moe", **COHERE).path,
+}
+BATCHES = -(-int(os.environ.get("MOESERVE_DRAFTED_REQUESTS", "10000")) // (BATCH * len(MODELS | MADE)))
 
 WEATHER = {
     "type": "object",
@@ -74,8 +82,11 @@ FEATURES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def model(request: pytest.FixtureRequest) -> CpuModel:
+@pytest.fixture(scope="module", params=[*MODELS, *MADE])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuModel:
+    if request.param in MADE:
+        path = MADE[request.param](tmp_path_factory.mktemp("made"))
+        return load(path, speculative_config=DRAFTS % "auto")
     name, method = MODELS[request.param]
     path = OWN_FIXTURES / name
     if not path.exists():

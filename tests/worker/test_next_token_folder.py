@@ -22,16 +22,11 @@ from tests.kernels.transformers_logits import TOKENS
 from tests.kernels.weights import nmse
 from tests.support.folder_as_gguf import write_gguf
 from tests.support.foreseen_drafts import ANSWER, asked
-from tests.support.next_token_folder import NextTokenFolder
+from tests.support.next_token_folder import COHERE, NextTokenFolder
 from tests.support.served_answers import load, lose_at, serve
 from tests.worker.next_token_rows import Drafting
 
 NEXT = {"num_nextn_predict_layers": 1}
-COHERE = NEXT | {
-    "like": 1,
-    "sees_like": 0,
-    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"],
-}
 CENTERED = {"rms_norm_eps": None, "layer_norm_eps": 2**-10}
 FOLDERS: dict[str, dict[str, Any]] = {
     "qwen3_next": {},
