@@ -14,7 +14,7 @@ adapters.py        LoRA adapters that clients load and unload
 pool.py            the interface for requests: find, await and lease models
 line_lease.py      leases models for lines of batches, which come after all requests
 batch_lines.py     passes a line of a batch to its model's server
-models_lock.py     the lock with which one front at a time has models in memory
+memory_share.py    what earlier fronts of an upgrade still hold of the models' memory
 lives.py           starts and stops the models' servers
 pooled_model.py    the front's record of one model
 schedule.py        decides which model is loaded next, and which makes room for it; pure

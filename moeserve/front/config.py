@@ -43,6 +43,12 @@ class ServedModel:
         """Returns the names of the adapters that the model is loaded with."""
         return tuple(pair.partition("=")[0] for pair in self.config.lora_modules)
 
+    @property
+    def folders(self) -> frozenset[str]:
+        """Returns the folders that no other server may use at the same time."""
+        named = (getattr(self.config, option) for option in FOLDERS)
+        return frozenset(folder for folder in named if folder)
+
 
 @dataclass(frozen=True)
 class FrontConfig:

@@ -5,8 +5,8 @@ It serves nothing itself. When the front process crashes or stops sending heartb
 and the launcher starts a new one. Clients that connect meanwhile wait, and models are loaded again at their next
 request. SIGTERM and SIGINT make the front drain; a second one kills everything at once. SIGHUP makes it read its file
 of keys again. SIGUSR2 and `moeserve reload` start the next server while this one runs (`launcher/succession.py`). The
-next server takes new requests at once. It loads its models when this server's front has ended, because both share the
-memory. A watchdog resumes this process if it was stopped (`launcher/watchdog.py`).
+next server takes new requests at once. It loads its models in the memory that this server's models do not hold
+(`memory_share.py`). A watchdog resumes this process if it was stopped (`launcher/watchdog.py`).
 """
 
 from __future__ import annotations

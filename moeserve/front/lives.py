@@ -41,13 +41,15 @@ class ModelLives:
         self.models: list[PooledModel] = []  # includes removed models until their servers have ended
         self.surroundings = surroundings
         self.budget = budget
+        self.elsewhere = Memory(0)  # part of the budget that an earlier server of an upgrade still holds
+        self._folders_elsewhere: frozenset[str] = frozenset()
         self.is_draining = False  # nothing is loaded any more
         self.num_swaps = 0  # number of loads that began
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._measuring = asyncio.Lock()
-        # Not set while the earlier server has models in memory; until then no model's needs are read, and no model is
+        # Not set while the earlier server may still load models; until then no model's needs are read, and no model is
         # loaded.
         self.may_load = asyncio.Event()
         self.may_load.set()
@@ -66,6 +68,12 @@ class ModelLives:
             if model.state is not State.UNLOADED and model.need is not None:
                 total = total.plus(model.need)
         return total
+
+    def others_hold(self, memory: Memory, folders: frozenset[str]) -> None:
+        """Notes what an earlier server still holds. A model that needs one of the `folders` waits for it."""
+        if (memory, folders) != (self.elsewhere, self._folders_elsewhere):
+            self.elsewhere, self._folders_elsewhere = memory, folders
+            self.turn()
 
     # ------------------------------------------------------------ what models need
 
@@ -114,6 +122,7 @@ class ModelLives:
             for other in self.models
             if other is not model and other.need is not None
         ]
+        others.append(GpuUse(self.elsewhere, is_loaded=True, is_busy=True))
         model.gpus = choose_gpus(len(needs.gpus), needs.gpu_choices, others)
         return on_gpus(needs.memory.ram, needs.gpus, model.gpus)
 
@@ -143,13 +152,17 @@ class ModelLives:
             return
         self._is_turning = True
         try:
-            while self._admit() or self._take(decide(self._scheduled(), self.budget, self._clock())):
+            while self._admit() or self._take(self._moves()):
                 pass
         finally:
             self._is_turning = False
 
+    def _moves(self) -> Moves:
+        return decide(self._scheduled(), self.budget.minus(self.elsewhere), self._clock())
+
     def _scheduled(self) -> list[PooledModel]:
         for model in self.models:
+            model.is_held_elsewhere = not self._folders_elsewhere.isdisjoint(model.served.folders)
             model.waiting_since = model.tickets[0].came if model.tickets else None
             model.lines_since = model.line_tickets[0].came if model.line_tickets else None
         return self.models

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -36,3 +37,13 @@ class Memory(NamedTuple):
         else:
             gpu = "".join(f" and {size / GIB:.2f} GiB of GPU {place}" for place, size in taken.items())
         return f"{self.ram / GIB:.2f} GiB of RAM{gpu}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a front that leaves, or several together, hold. `folders`: those that only one server may use at a time."""
+
+    memory: Memory
+    folders: frozenset[str] = frozenset()
+    ram_budget: int | None = None  # bytes for all models together; None: not known
+    gpus: list[int] | None = None  # bytes of each GPU before any load; None: not known

@@ -14,7 +14,7 @@ from typing import Final
 
 from moeserve.front.config import ServedModel
 from moeserve.front.lives import ModelLives
-from moeserve.front.memory import Memory
+from moeserve.front.memory import Held, Memory
 from moeserve.front.pooled_model import Instance, PooledModel, Surroundings, Ticket
 from moeserve.front.schedule import State
 from moeserve.httpserver.transport.errors import ApiError, shutting_down
@@ -292,6 +292,23 @@ class ModelPool(ModelLives):
         for model in self.models:
             model.is_pinned, model.idle_limit = False, 0.0
         self.turn()
+
+    @property
+    def held(self) -> Held | None:
+        """Returns what the models hold and what requests that wait here will need; None while that is not known. For
+        the server after this one, in an upgrade."""
+        memory, folders = self.memory_used(), frozenset[str]()
+        for model in self.models:
+            is_wanted = bool(model.tickets) and not model.is_removed
+            if model.state is State.UNLOADED and is_wanted and not model.is_too_large:
+                if model.need is None:
+                    return None
+                memory = memory.plus(model.need)
+            if model.state is not State.UNLOADED or is_wanted:
+                folders |= model.served.folders
+        has_begun = self.may_load.is_set()
+        gpus = list(self.budget.gpus) or None
+        return Held(memory, folders, self.budget.ram if has_begun else None, gpus)
 
     async def drain(self, timeout: float) -> None:
         """Refuses new requests, and waits at most `timeout` seconds for the running and waiting ones."""

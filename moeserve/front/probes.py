@@ -63,7 +63,7 @@ async def health(request: Request) -> Response:
 
 @router.get("/health/ready", responses={200: {"model": FrontHealth}, 503: {"model": FrontHealth}})
 async def ready(request: Request) -> Response:
-    """As /health, but 503 also while the server before this one must end first, in an upgrade."""
+    """As /health, but 503 also while the server before this one may still load models, in an upgrade."""
     return _answer(health_of(pool_of(request)), frozenset({"ok"}))
 
 

@@ -61,6 +61,7 @@ class ScheduledModel:
     num_lines: int = 0  # lines of batches at its server
     lines_since: float | None = None  # when the oldest line that waits for the model came
     lines_ended: float = 0.0  # the end of its last line
+    is_held_elsewhere: bool = False  # an earlier server still uses one of its folders
     # It is CLOSING to make room for others, not because it was idle or because of a request.
     makes_room: bool = False
 
@@ -97,7 +98,8 @@ def decide(models: Sequence[ScheduledModel], budget: Memory, now: float) -> Move
             moves.unload.append(model)
     waiting = [m for m in models if m.state is State.UNLOADED and m.waiting_since is not None]
     times += [m.retry_at for m in waiting if m.retry_at > now]
-    waiting = sorted((m for m in waiting if m.retry_at <= now), key=lambda m: m.waiting_since or 0.0)
+    waiting = [m for m in waiting if m.retry_at <= now and not m.is_held_elsewhere]
+    waiting.sort(key=lambda m: m.waiting_since or 0.0)
     free = budget  # memory that no model holds
     coming = Memory(0)  # memory of models that are about to end
     for model in models:
@@ -110,7 +112,8 @@ def decide(models: Sequence[ScheduledModel], budget: Memory, now: float) -> Move
     else:
         lines = [m for m in models if m.state is State.UNLOADED and m.lines_since is not None and m.need]
         times += [m.retry_at for m in lines if m.retry_at > now]
-        lines = sorted((m for m in lines if m.retry_at <= now), key=lambda m: m.lines_since or 0.0)
+        lines = [m for m in lines if m.retry_at <= now and not m.is_held_elsewhere]
+        lines.sort(key=lambda m: m.lines_since or 0.0)
         closing = [m for m in models if m.state is State.CLOSING and m.makes_room]
         moves.reopen = [m for m in closing if m.waiting_since is not None or not lines]
         if not moves.reopen:

@@ -21,9 +21,9 @@ from moeserve.front.batch_lines import FrontLines
 from moeserve.front.config import FrontConfig
 from moeserve.front.downloaded import DownloadedModels
 from moeserve.front.instance import Processes, ServerInstance
-from moeserve.front.memory import Memory
+from moeserve.front.memory import Held, Memory
+from moeserve.front.memory_share import NOTHING, MemoryShare
 from moeserve.front.metrics import FrontMetrics
-from moeserve.front.models_lock import hold_models_lock
 from moeserve.front.needs import NeedsReader
 from moeserve.front.pool import ModelPool
 from moeserve.httpserver.batches import open_store
@@ -43,6 +43,7 @@ DEFAULT_LOAD_TIMEOUT_S: Final = 300.0
 # Seconds that a leaving server waits before it closes idle connections, so that clients that have just connected can
 # send their first bytes.
 FIRST_BYTES_S: Final = 1.0
+SHARE_LOOK_S: Final = 0.1  # between two looks at what another front holds, or at what this one does
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,9 @@ class Server(uvicorn.Server):
         self._leaving: asyncio.Task[None] | None = None
         self._is_stopping = False
         self._beating: asyncio.Task[None] | None = None
+        self._share: MemoryShare | None = None
+        # Follow what earlier fronts hold, and tell what this one does.
+        self._sharing: list[asyncio.Task[None]] = []
         super().__init__(
             bounded_config(
                 self._app,
@@ -147,6 +151,8 @@ class Server(uvicorn.Server):
             if self._beating is not None:
                 self._beating.cancel()
             await self._pool.close()
+            for sharing in self._sharing:
+                sharing.cancel()
             self._probes.should_exit = True
             if probing is not None:
                 await asyncio.wait((probing,))
@@ -160,10 +166,17 @@ class Server(uvicorn.Server):
         url = url_of(listeners.api[0], "https" if self.config.is_ssl else "http")
         process.ready(url=url)
         self._beating = asyncio.create_task(_beat(process, self._metrics))
-        await hold_models_lock(process.paths.shared_directory)
-        self._reader.ram = ram = _ram_budget(self._front)
+        self._share = MemoryShare(process.paths.shared_directory)
+        held = await self._until_shared(self._share)
+        ram = _ram_budget(self._front)
+        if self._front.models_memory is None and held.ram_budget is not None:
+            ram = held.ram_budget  # what is free now lacks what the earlier front holds
+        self._reader.ram, self._reader.gpus = ram, held.gpus
         self._pool.budget = Memory(ram)
+        self._pool.others_hold(held.memory, held.folders)
         self._pool.may_load.set()
+        if held != NOTHING:
+            self._sharing.append(asyncio.create_task(self._follow(self._share)))
         log.info(
             "%d models share %.2f GiB of RAM%s",
             len(self._pool.models),
@@ -171,6 +184,32 @@ class Server(uvicorn.Server):
             limit_note(),
         )
         await self._pool.measure_all()
+
+    async def _until_shared(self, share: MemoryShare) -> Held:
+        """Waits until no earlier front loads models. Returns what earlier ones still hold."""
+        is_told = False
+        while (held := share.held_by_earlier()) is None:
+            if not is_told:
+                log.info("models are loaded when the server before this one loads no more")
+                is_told = True
+            await asyncio.sleep(SHARE_LOOK_S)
+        return held
+
+    async def _follow(self, share: MemoryShare) -> None:
+        """Gives the pool the memory that earlier fronts free."""
+        held = None
+        while held != NOTHING:
+            await asyncio.sleep(SHARE_LOOK_S)
+            held = share.held_by_earlier() or held
+            if held is not None:
+                self._pool.others_hold(held.memory, held.folders)
+
+    async def _tell(self, share: MemoryShare) -> None:
+        """Tells the next front what this one holds, until this process ends."""
+        while True:
+            if (held := self._pool.held) is not None:
+                share.publish(held)
+            await asyncio.sleep(SHARE_LOOK_S)
 
     async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         await super().startup(sockets)  # type: ignore[arg-type]
@@ -211,6 +250,8 @@ class Server(uvicorn.Server):
         self._probes.should_exit = True
         self._pool.leave()
         await asyncio.sleep(FIRST_BYTES_S)
+        if self._share is not None:
+            self._sharing.append(asyncio.create_task(self._tell(self._share)))
         self.config.timeout_graceful_shutdown = None
         self.should_exit = True
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from moeserve.cli.command_line import demonstration_model
+from tests.e2e.clients import within
 from tests.e2e.reloading import reload
 from tests.support.server import Server, running_server, stream_events, title_of
 
@@ -401,7 +402,7 @@ def test_a_front_that_was_stopped_is_continued(tmp_path: Path) -> None:
 
 @pytest.mark.slow  # five loads
 def test_reload_ends_no_answer_and_loads_behind_the_one_before(tmp_path: Path) -> None:
-    """The next server has the new requests at once, and its models' memory when the one before has ended."""
+    """The next server has the new requests at once, and memory for a model when the one before has unloaded its own."""
     for name in "ab":
         shutil.copy(demonstration_model(), tmp_path / f"{name}.gguf")
     entries = [{"model": str(tmp_path / f"{name}.gguf"), "max-total-tokens": 4096} for name in "ab"]
@@ -426,11 +427,42 @@ def test_reload_ends_no_answer_and_loads_behind_the_one_before(tmp_path: Path) -
             assert front.is_running()
             assert list(events)[-1]["choices"][0]["finish_reason"] == "length"
         assert waiting.result().status_code == 200, waiting.result().text
-        assert not front.is_running()
+        assert within(PATIENCE_S, lambda: not front.is_running())
         assert server.log.count("loading b") == 1
         second = reload(server)
         assert second.returncode == 0, second.stderr
         assert (
             httpx.post(f"{server.base_url}/v1/completions", json=short, timeout=PATIENCE_S).status_code == 200
         )
+        server.family = server.processes()
+
+
+@pytest.mark.slow  # three loads
+def test_reload_loads_at_once_in_the_memory_that_the_one_before_does_not_hold(tmp_path: Path) -> None:
+    """However long its last answer takes: here that waits for a worker that is stopped."""
+    for name in "ab":
+        shutil.copy(demonstration_model(), tmp_path / f"{name}.gguf")
+    entries = [{"model": str(tmp_path / f"{name}.gguf"), "max-total-tokens": 4096} for name in "ab"]
+    (tmp_path / "models.yaml").write_text(json.dumps(entries))
+    more = ["--models-memory", "2", "--step-timeout", "900"]
+    with (
+        running_server(None, "--models-file", str(tmp_path / "models.yaml"), *more) as server,
+        httpx.Client(base_url=server.base_url, timeout=PATIENCE_S) as client,
+    ):
+        front, worker = server.named("front"), None
+        body = {"model": "a", "stream": True, "max_tokens": 1500, "ignore_eos": True, "prompt": "Once"}
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            events = stream_events(answer)
+            next(events)
+            worker = server.named("worker")
+            worker.suspend()
+            asked = reload(server)
+            assert asked.returncode == 0, asked.stderr + server.log
+            short = {"model": "b", "prompt": "Once", "max_tokens": 2}
+            other = httpx.post(f"{server.base_url}/v1/completions", json=short, timeout=PATIENCE_S)
+            assert other.status_code == 200, other.text
+            assert front.is_running(), "its answer has not ended"
+            worker.resume()
+            assert list(events)[-1]["choices"][0]["finish_reason"] == "length"
+        assert within(PATIENCE_S, lambda: not front.is_running())
         server.family = server.processes()
