@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -41,7 +42,7 @@ from moeserve.processes.silence import beat_interval, longest_silence
 MODULE: Final = "moeserve.front.model_launcher"
 LOOK_S: Final = 0.05  # between two requests for a load's progress
 PROBE_S: Final = 5.0  # at most, between two looks at whether a loaded server answers
-# As many longest silences a server may answer nothing: its own processes resume and replace each other within three.
+# As many longest silences a server may answer nothing: its own processes notice within three that another one hangs.
 MOST_SILENCES: Final = 4
 ANSWER_S: Final = 5.0  # within which such a request must be answered
 LAST_BYTES_S: Final = 1.0  # for what a server has sent before its end to be read
@@ -73,7 +74,9 @@ class ServerInstance(Instance):
             raise LoadFailed(str(error)) from error
         self.is_answering = self.died_by_itself = True
         self._probe_s = min(PROBE_S, beat_interval(model.served.config))
-        self._most_silent_s = MOST_SILENCES * longest_silence(model.served.config.step_timeout)
+        self._silence_s = longest_silence(model.served.config.step_timeout)
+        self._began = time.monotonic()
+        self._most_silent_s = math.inf  # known when it is ready
         self._watching: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -120,6 +123,7 @@ class ServerInstance(Instance):
         while not self._ended.is_set():
             health = await self._health()
             if health.get("status") == "ok":
+                self._most_silent_s = most_silent_s(self._silence_s, time.monotonic() - self._began)
                 self._watching = asyncio.create_task(self._watch())
                 return
             tell(str(health.get("stage", "starting")), float(health.get("fraction", 0.0)))
@@ -204,6 +208,13 @@ class ServerInstance(Instance):
 
     def _unfinished(self) -> list[aiohttp.ClientResponse]:
         return [one for one in self._answers if not one.closed and one.content.exception() is None]
+
+
+def most_silent_s(silence_s: float, load_s: float) -> float:
+    """Returns for how many seconds a loaded server may answer nothing: until its processes have noticed that one of
+    them hangs (silence_s: the longest silence of each), and its next one has started, which takes no longer than the
+    load of the whole server did (load_s)."""
+    return MOST_SILENCES * silence_s + load_s
 
 
 def _noted_in(answers: weakref.WeakSet[aiohttp.ClientResponse]) -> type[aiohttp.ClientResponse]:
