@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import pytest
 import torch
 
@@ -19,13 +21,18 @@ each_vector_isa = pytest.mark.parametrize("isa", COSTLY_ISAS)
 BEST = ISAS[-1]
 
 
+@lru_cache(maxsize=1)
+def at_borders(group: int, kv_heads: int, dim: int, window: int = 0) -> tuple[Step, torch.Tensor]:
+    """A step around every border, and its output in float64, which is the same for each instruction set."""
+    step = Step(BORDERS, group * kv_heads, kv_heads, dim)
+    return step, step.expected(window=window)
+
+
 @each_vector_isa
 @pytest.mark.parametrize("dim", [32, 64, 96, 128])
 @pytest.mark.parametrize("group", [1, 2, 4, 8])
 def test_borders_against_float64(isa: str, group: int, dim: int) -> None:
-    kv_heads = 1 if group == 8 else 2
-    step = Step(BORDERS, group * kv_heads, kv_heads, dim)
-    expected = step.expected()
+    step, expected = at_borders(group, 1 if group == 8 else 2, dim)
     for split in (False, True):
         out = step.run(isa, split=split)
         for s in step.sequences:
@@ -168,8 +175,7 @@ WINDOWS = [1, 2, 31, 32, 33, 128, 1000, 1024, 1040, 5000]
 @pytest.mark.parametrize("window", WINDOWS)
 def test_windows_against_float64(isa: str, window: int) -> None:
     """Windows that end in every place of a block and of a segment, and wider ones than any context."""
-    step = Step(BORDERS, 4, 2, 64)
-    expected = step.expected(window=window)
+    step, expected = at_borders(2, 2, 64, window)
     for split in (False, True):
         out = step.run(isa, split=split, window=window)
         for s in step.sequences:

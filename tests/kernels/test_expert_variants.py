@@ -12,7 +12,7 @@ from torch import Tensor
 from moeserve.kernels.experts.reference import activate, shared_gate
 from tests.kernels.expert_layer import COMPUTED, EXPERTS, FF, HIDDEN, Layer, routing
 from tests.kernels.operations import COSTLY_ISAS, ISAS, head, load, run_experts, run_shared_gate, stream_of
-from tests.kernels.weights import activations, nmse
+from tests.kernels.weights import Weights, activations, nmse
 from tests.support.nightly import nightly_after
 
 each_isa = pytest.mark.parametrize("isa", ISAS)
@@ -63,9 +63,8 @@ def test_against_the_reference(
 def test_the_activation_clamps(isa: str) -> None:
     """One expert of float32 unit matrices: the layer is the activation itself, over its whole range. exp's argument of
     up to 170 is known to 1e-5 in float32."""
-    eye = Layer.random(Type.F32, Type.F32, Type.F32, 64, 64, 1)
-    for w in (eye.gate, eye.up, eye.down):
-        w.rows[...] = torch.eye(64).numpy().view("uint8")
+    unit = Weights(Type.F32, torch.eye(64).numpy().view("uint8")[None], 64)
+    eye = Layer(unit, unit, unit)
     y = torch.linspace(-100, 100, 64 * 40).view(40, 64)
     ids, ones = torch.zeros(40, 1, dtype=torch.int32), torch.ones(40, 1)
     out = eye.run(stream_of(isa), y, ids, ones, activation="swiglu_oai")

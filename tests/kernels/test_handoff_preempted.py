@@ -75,14 +75,14 @@ class World:
 
 
 @pytest.mark.parametrize(
-    "nodes",
-    [(0, 0), pytest.param((0,) * 7, marks=pytest.mark.slow), (0, 0, 1, 1)],
+    ("nodes", "rounds"),
+    [((0, 0), 50), pytest.param((0,) * 7, 100, marks=pytest.mark.slow), ((0, 0, 1, 1), 50)],
     ids=["two", "seven", "two nodes"],
 )
-def test_threads_that_share_one_cpu(nodes: tuple[int, ...]) -> None:
+def test_threads_that_share_one_cpu(nodes: tuple[int, ...], rounds: int) -> None:
     cpu = min(os.sched_getaffinity(0))
     world = World(CpuStream([ThreadPlacement(node, (cpu,)) for node in nodes]))
-    for _ in range(100):
+    for _ in range(rounds):
         world.handoff.begin()
         world.handoff.begin()  # one ahead
         world.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -38,16 +39,22 @@ def test_in_place(kind: Type, isa: str) -> None:
         weights = random_weights(kind, rows, 768)
         view = weights.view(stream)
         assert (view.rows, view.cols, view.bytes) == (rows, 768, weights.rows.nbytes)
+        matrix = weights.pack(stream)
         for n in (1, 4, 9, 65):
-            (packed,) = run_linear(stream, head(x, n), [weights.pack(stream)])
+            (packed,) = run_linear(stream, head(x, n), [matrix])
             assert torch.equal(run_linear(stream, head(x, n), [view])[0], packed), (rows, n)
+
+
+@lru_cache(maxsize=len(ISAS))
+def streams_on_nodes(isa: str) -> list[CpuStream]:
+    return [CpuStream(places, isa) for places in NODES.values()]
 
 
 @each_isa
 @each_type
 def test_memory_nodes(kind: Type, isa: str) -> None:
     x = load(activations("gaussian", 9, 256))
-    streams = [CpuStream(places, isa) for places in NODES.values()]
+    streams = streams_on_nodes(isa)
     for rows in ROWS:
         weights = random_weights(kind, rows, 256)
         (expected,) = run_linear(stream_of(isa), x, [weights.pack(stream_of(isa))])
@@ -70,8 +77,7 @@ def test_experts(kinds: tuple[Type, Type, Type], isa: str) -> None:
 
     expected = run(stream_of(isa), in_place=False)
     assert torch.equal(run(stream_of(isa), in_place=True), expected)
-    for places in NODES.values():
-        stream = CpuStream(places, isa)
+    for stream, places in zip(streams_on_nodes(isa), NODES.values(), strict=True):
         assert stream.nodes == 1 + places[-1].node
         assert torch.equal(run(stream, in_place=False), expected)
         assert torch.equal(run(stream, in_place=True), expected)

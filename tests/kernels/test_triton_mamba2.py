@@ -108,7 +108,10 @@ def test_sequences_of_several_lengths_over_steps(heads: Mamba2Heads) -> None:
     assert (layer.states[:, :BEFORE] == 77.0).all()
 
 
-@pytest.mark.parametrize("heads", [GROUPED, ALONE], ids=["groups", "one group"])
+@pytest.mark.parametrize(
+    "heads",
+    [pytest.param(GROUPED, id="groups"), pytest.param(ALONE, id="one group", marks=pytest.mark.slow)],
+)
 def test_prompts_by_chunks(heads: Mamba2Heads) -> None:
     """Cut where a chunk is whole and where it is not, beside another; a step token by token goes on from it."""
     layer = Layer(heads)

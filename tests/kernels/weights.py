@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -82,8 +83,10 @@ def dequantize(kind: Type, rows: npt.NDArray[np.uint8]) -> npt.NDArray[np.float3
     return ggml_values(kind, stored)
 
 
+@lru_cache(maxsize=32)
 def random_weights(kind: Type, *shape: int, seed: int = 0, centred: bool = False) -> Weights:
-    """Gaussian weights quantised by gguf-py; where it cannot, random codes with plausible scales.
+    """Gaussian weights quantised by gguf-py; where it cannot, random codes with plausible scales. The same arguments
+    return the same read-only weights: each instruction set would quantise them again.
 
     `centred`: with mins that cancel the mean of their group's codes, as trained weights have them. Without it scales
     and mins are independent, which finds more mistakes.
@@ -94,6 +97,7 @@ def random_weights(kind: Type, *shape: int, seed: int = 0, centred: bool = False
         rows = np.ascontiguousarray(quants.quantize(values, kind)).view(np.uint8)
     except (NotImplementedError, KeyError):  # what it does not know, it looks up in vain
         rows = _random_codes(rng, kind, shape[:-1], shape[-1], centred)
+    rows.flags.writeable = False
     return Weights(kind, rows, shape[-1])
 
 

@@ -6,7 +6,7 @@ import ast
 import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.support.http_import_rules import HTTPSERVER
@@ -34,13 +34,13 @@ def name_of(path: Path) -> str:
 @functools.cache
 def imports_of(path: Path) -> frozenset[str]:
     """Every module that a file imports, anywhere in it; `from a import b` is a.b where that is a module."""
-    return frozenset(_imports_of(path))
+    return frozenset(_imports(path, statements(parsed(path))))
 
 
-def _imports_of(path: Path) -> Iterator[str]:
+def _imports(path: Path, nodes: Iterable[ast.AST]) -> Iterator[str]:
     module = name_of(path)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in statements(parsed(path)):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -255,19 +255,52 @@ def test_unit_tests_need_no_torch() -> None:
         named = {name for name in imports_of(path) if any(within(name, package) for package in with_torch)}
         assert not named, f"{path.relative_to(TESTS.parent)} imports {sorted(named)}"
         for name in imports_of(path):
-            assert not imports_torch(name), (
-                f"{path.relative_to(TESTS.parent)} imports {name}, which imports torch"
+            assert not (way := way_to_torch(name)), (
+                f"{path.relative_to(TESTS.parent)} imports {' -> '.join(way)}"
             )
 
 
+def test_commands_need_no_torch_to_begin() -> None:
+    """It takes two seconds to import, in each process: of `moeserve list` and `plan`, and of each model of a front."""
+    for name in (
+        "models.list",
+        "models.show",
+        "models.model_needs",
+        "plan.command",
+        "simulate.command",
+        "completion",
+    ):
+        assert not (way := way_to_torch(f"moeserve.cli.{name}")), " -> ".join(way)
+
+
 @functools.cache
-def imports_torch(name: str) -> bool:
-    """Whether a module of the tests imports torch where it is imported itself, or imports another one that does."""
-    path = (PACKAGE.parent / name.replace(".", "/")).with_suffix(".py")
-    if not within(name, "tests.support") or not path.exists():
-        return False
-    at_once = {*imported_at_once(path.read_text())}
-    return "torch" in {each.split(".")[0] for each in at_once} or any(map(imports_torch, at_once - {name}))
+def way_to_torch(name: str) -> tuple[str, ...]:
+    """The modules through which the import of one of ours imports torch at once, without calling anything; () if none
+    does."""
+    ways, waiting = {name: (name,)}, [name]
+    while waiting:
+        module = waiting.pop()
+        if module.split(".")[0] == "torch":
+            return ways[module]
+        for found in imported_with(module) - ways.keys():
+            ways[found] = (*ways[module], found)
+            waiting.append(found)
+    return ()
+
+
+@functools.cache
+def imported_with(name: str) -> frozenset[str]:
+    """A module's packages, and what it imports before it does anything. Empty for what is neither in moeserve nor in
+    tests.support."""
+    if not within(name, "moeserve") and not within(name, "tests.support"):
+        return frozenset()
+    place = PACKAGE.parent / name.replace(".", "/")
+    path = place.with_suffix(".py") if place.with_suffix(".py").exists() else place / "__init__.py"
+    if not path.exists():
+        return frozenset()
+    parts = name.split(".")
+    packages = {".".join(parts[:count]) for count in range(1, len(parts))}
+    return frozenset(_imports(path, parsed(path).body)) | packages
 
 
 def test_tests_import_what_takes_seconds_when_they_run() -> None:

@@ -107,16 +107,24 @@ SCHEMA = {
     },
     "required": ["description", "quantity"],
 }
-PARAMETERS = {
+PARAMETERS: dict[str, dict[str, Any]] = {
     "penalties": {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2},
     "grammar": {"grammar": json.dumps({"grammars": [{"json_schema": SCHEMA}]})},
     "stop": {"stop_token_ids": tuple(range(3, 200)), "min_tokens": 9},
 }
 
 
-@pytest.mark.parametrize("sampling", PARAMETERS.values(), ids=PARAMETERS)
-def test_parameters(runner: Runner, plain: Runner, sampling: dict[str, Any]) -> None:
-    requests = asked(2, plain.ready().vocab_size, temperature=0.9, **sampling)
+# All parameters with one small model, and grammars, which also mask its drafts, with each.
+ALL_PARAMETERS = [
+    *(("same", name) for name in PARAMETERS),
+    *((small, "grammar") for small in SMALL if small != "same"),
+    *((small, name) for small in SMALL if small != "same" for name in PARAMETERS if name != "grammar"),
+]
+
+
+@pytest.mark.parametrize(("runner", "name"), nightly_after(5, ALL_PARAMETERS), indirect=["runner"])
+def test_parameters(runner: Runner, plain: Runner, name: str) -> None:
+    requests = asked(2, plain.ready().vocab_size, temperature=0.9, **PARAMETERS[name])
     expected, _ = serve(plain, requests, 0)
     found, report = serve(runner, requests, MOST)
     assert found == expected
