@@ -277,7 +277,8 @@ def test_commands_need_no_torch_to_begin() -> None:
 def way_to_torch(name: str) -> tuple[str, ...]:
     """The modules through which the import of one of ours imports torch at once, without calling anything; () if none
     does."""
-    ways, waiting = {name: (name,)}, [name]
+    ways: dict[str, tuple[str, ...]] = {name: (name,)}
+    waiting = [name]
     while waiting:
         module = waiting.pop()
         if module.split(".")[0] == "torch":

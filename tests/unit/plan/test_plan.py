@@ -119,6 +119,7 @@ def test_the_type_of_the_kv_counts(capsys: pytest.CaptureFixture[str], tiny_mode
 @pytest.mark.usefixtures("no_measuring")
 def test_a_tower_counts(capsys: pytest.CaptureFixture[str]) -> None:
     """Its weights as they are computed with, its process and a picture; and the embeddings that it keeps."""
+    pytest.importorskip("torch", reason="the kernels say whether this CPU has block floating point")
     flags = ["--model", str(PICTURED), "--device", "cpu", "--max-total-tokens", "500", "--ram", "4"]
     without = run(capsys, *flags)["memory"]
     assert (without["ram_tower"], without["ram_images"]) == (0, 0)

@@ -100,6 +100,7 @@ def test_adapters_count_on_a_gpu(capsys: pytest.CaptureFixture[str], tmp_path: P
 @pytest.mark.usefixtures("no_measuring")
 def test_a_tower_counts_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     """In 16 bits, with its process's context and a picture, taken off what the model may have."""
+    pytest.importorskip("torch", reason="the kernels say whether this CPU has block floating point")
     flags = ["--model", str(PICTURED), "--gpu-memory", "16", "--mmproj", "auto", "--ram", "9"]
     flags += ["--max-num-seqs", "32"]
     shown, on_cpu = run(capsys, *flags)["memory"], run(capsys, *flags, "--mmproj-device", "cpu")["memory"]
