@@ -4,29 +4,20 @@ does not: the answers must be the same. Each test names the report."""
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import httpx
 import jsonschema
 import pytest
 
-from tests.e2e.clients import TEXT, at_once
-from tests.e2e.killed_answers import CHAT, Asked, stream, text
+from tests.e2e.clients import TEXT
+from tests.e2e.drafted_answers import FEW, drafting_server, same
+from tests.e2e.killed_answers import CHAT, text
 from tests.support.server import Server, running_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine("answers are the same bit for bit on the CPU alone")]
 
-NGRAM = '{"method": "ngram", "num_speculative_tokens": %d, "prompt_lookup_min": 2, "prompt_lookup_max": 5}'
-FEW = {
-    str(token): 100 for token in (300, 310, 320)
-}  # a text of few tokens repeats itself, so that there are drafts
-ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
-COMPLETIONS = "/v1/completions"
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -39,18 +30,6 @@ SCHEMA = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
 
 
-@contextmanager
-def drafting_server(model: Path, number: int) -> Iterator[Server]:
-    """A server of which every row has up to `number` drafts."""
-    with (
-        patch.dict(os.environ, TESTS_CHANGE="tests.support.always_drafts"),
-        running_server(
-            model, "--speculative-config", NGRAM % number, "--max-num-batched-tokens", "512"
-        ) as running,
-    ):
-        yield running
-
-
 @pytest.fixture(scope="module")
 def plain(tiny_model: Path) -> Iterator[Server]:
     with running_server(tiny_model, "--max-num-batched-tokens", "512") as running:
@@ -61,21 +40,6 @@ def plain(tiny_model: Path) -> Iterator[Server]:
 def drafting(tiny_model: Path) -> Iterator[Server]:
     with drafting_server(tiny_model, 4) as running:
         yield running
-
-
-def same(plain: Server, drafting: Server, asked: list[Asked], *, accepted: int = 1) -> list[Any]:
-    """Asks each alone of one server and all at once of the other, streamed and whole. Returns the whole answers.
-    accepted: right drafts, at least."""
-    before = drafting.metrics()[ACCEPTED]
-    expected = [stream(plain, *one)[0] for one in asked]
-    assert at_once(lambda one: stream(drafting, *one)[0], asked) == expected
-    found = [drafting.post(path, body | {"ignore_eos": path != CHAT}) for path, body in asked]
-    assert drafting.metrics()[ACCEPTED] >= before + accepted
-    for (path, body), whole, (choices, counts) in zip(asked, found, expected, strict=True):
-        assert whole["usage"]["completion_tokens"] == counts["completion_tokens"]
-        if path == COMPLETIONS and not body.get("echo"):
-            assert [one["text"] for one in whole["choices"]] == [streamed[0] for streamed in choices]
-    return found
 
 
 def test_words_at_the_borders_of_bytes(plain: Server, drafting: Server) -> None:
