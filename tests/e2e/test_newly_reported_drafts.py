@@ -171,7 +171,12 @@ def test_others_leave_in_the_middle(plain: Server, drafting: Server) -> None:
 
 def test_few_candidates(plain: Server, drafting: Server) -> None:
     """llama.cpp#26648: the sampler looks for a draft among candidates that were cut."""
-    cuts = ({"top_k": 1}, {"top_k": 2, "min_p": 0.5}, {"top_p": 0.05}, {"typical_p": 0.1})
+    cuts: list[dict[str, Any]] = [
+        {"top_k": 1},
+        {"top_k": 2, "min_p": 0.5},
+        {"top_p": 0.05},
+        {"typical_p": 0.1},
+    ]
     asked = [text(i, 60, temperature=1.5, seed=i, logit_bias=FEW, **cut) for i, cut in enumerate(cuts)]
     same(plain, drafting, asked)
 
