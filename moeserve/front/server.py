@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 
@@ -138,7 +138,7 @@ class Server(uvicorn.Server):
         beginning = asyncio.create_task(self._begin(process, listeners))
         if self._runner is not None:
             self._batches = asyncio.create_task(self._runner.run())
-            self._batches.add_done_callback(self._batches_ended)
+            self._batches.add_done_callback(self._task_ended)
         try:
             if listeners.health is not None:
                 probing = asyncio.create_task(self._probes.serve(sockets=[listeners.health]))
@@ -157,8 +157,10 @@ class Server(uvicorn.Server):
             if probing is not None:
                 await asyncio.wait((probing,))
             await asyncio.wait((beginning,))
-        for task in (beginning, self._batches):
-            if task is not None and not task.cancelled() and (error := task.exception()) is not None:
+        for task in (beginning, self._batches, self._leaving):
+            if task is None or not task.done() or task.cancelled():
+                continue
+            if (error := task.exception()) is not None:
                 raise error
 
     async def _begin(self, process: Process, listeners: Listeners) -> None:
@@ -224,20 +226,24 @@ class Server(uvicorn.Server):
         """Handles SIGTERM, which may come twice, and after SIGUSR1."""
         if not self._is_stopping:
             self._is_stopping = True
-            self._leaving = asyncio.create_task(self._drain())
+            self._begin_to_leave(self._drain())
 
     def _leave(self) -> None:
         """Handles SIGUSR1: another server has begun to accept connections at the same sockets."""
         if self._leaving is None:
-            self._leaving = asyncio.create_task(self._hand_over())
+            self._begin_to_leave(self._hand_over())
+
+    def _begin_to_leave(self, work: Coroutine[Any, Any, None]) -> None:
+        self._leaving = asyncio.create_task(work)
+        self._leaving.add_done_callback(self._task_ended)
 
     def _stop_batches(self) -> None:
         """Stops working on batches, without waiting for their open lines: the next server answers these lines."""
         if self._batches is not None:
             self._batches.cancel()
 
-    def _batches_ended(self, task: asyncio.Task[None]) -> None:
-        """Ends the server if its batches have failed; `run` raises the error."""
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """Ends the server if its batches, or its leaving, have failed; `run` raises the error."""
         if not task.cancelled() and task.exception() is not None:
             self.should_exit = self.force_exit = True
 

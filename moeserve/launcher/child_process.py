@@ -139,7 +139,11 @@ class Child(ServerProcess):
         super().__init__(name, handle.pid)
         self.line = line
         self._handle = handle
-        self.descriptor = os.pidfd_open(self.pid)
+        try:
+            self.descriptor = os.pidfd_open(self.pid)
+        except OSError:  # no descriptor is left: a process that cannot be watched does not go on
+            os.kill(self.pid, signal.SIGKILL)
+            raise
 
     @classmethod
     def adopt(cls, name: str, pid: int) -> Child:
