@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from pytest_rerunfailures import StatusDB
 
 from moeserve.processes.imports_without_gc import imports_without_gc
@@ -23,6 +26,14 @@ os.environ.setdefault("MOESERVE_TEST_FLAGS", "--threads 1" if TEST_DEVICE == "cp
 # A GPU chooses its kernels by the number of rows in a step, and they round differently: what a request gets is the
 # same to the bit only in steps of the same rows.
 IS_BATCH_INVARIANT = TEST_DEVICE != "cuda"
+
+# Each run of the tests has the same examples, and no limit of time for one: what fails is then what was changed. The
+# nightly run looks for new examples, with --hypothesis-profile=random.
+settings.register_profile(
+    "same", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("same")
 
 UNIT_TESTS = REPOSITORY / "tests" / "unit"
 OWN_FIXTURES = REPOSITORY / "tests" / "fixtures"
@@ -47,6 +58,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     its process has failed, so no message is needed."""
     if hasattr(session.config, "workerinput"):
         session.config.failures_db = StatusDB()  # type: ignore[attr-defined]  # the plugin's own, without messages
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Numbers that a test draws without a seed of its own are the same in each run too."""
+    random.seed(0)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(0)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -65,7 +65,7 @@ def test_experts_that_cannot_be_streamed(header: Path, rules: str, caplog: pytes
     )
     if rules == STREAMED:
         with pytest.raises(
-            ConfigError, match=r"rule 1 \(match: 'exps'.*prefill: cuda\) cannot be.*NUMA nodes"
+            ConfigError, match=r"rule 1 \(match: 'exps'.*prefill: cuda\) is impossible.*NUMA nodes"
         ):
             pinned_panels(experts, placement, device)
         return

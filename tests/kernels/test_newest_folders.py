@@ -354,5 +354,5 @@ def test_settings_that_would_be_computed_wrongly_are_refused(
 def test_a_multimodal_model_around_another_text_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     config = {"model_type": "mistral3", "text_config": {"model_type": "phi3"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="model_type of 'text_config' is 'phi3'; in a mistral3 mistral4"):
+    with pytest.raises(ModelError, match=r"model_type of 'text_config' is 'phi3'; in a mistral3 .*mistral4"):
         open_folder(tmp_path)

@@ -325,7 +325,7 @@ def test_rows_that_see_ahead(chunks: list[Seeing], window: int) -> None:
 
 def test_ends_are_for_windows() -> None:
     pool, out = make_pool(2, 32, 1, 4), torch.zeros(1, 128, device=DEVICE)
-    with pytest.raises(ValueError, match="only with a window"):
+    with pytest.raises(ValueError, match="needs a window"):
         prefill_attention(
             queries(1, 4, 32).to(DEVICE), *pool.on_device(), ints([[0, 1, 0, 0]]), out, ends=ints([1])
         )

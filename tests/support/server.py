@@ -21,8 +21,8 @@ import httpx
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-READY_S = 180  # a start takes 3 s; ten times that and more on a machine that does other things
-READY_ON_GPU_S = 300.0
+READY_S = 180.0  # a start takes 3 s; ten times that and more on a machine that does other things
+READY_ON_GPU_S = 300.0  # the first server compiles kernels
 # For tests of programs that set no temperature, and that must print an answer: a sampled one may end at once.
 GREEDY = ("--override-generation-config", '{"temperature": 0}')
 OF_CHECKOUT = Path(__file__).with_name("of_checkout")  # a sitecustomize.py

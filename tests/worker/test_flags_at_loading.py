@@ -37,7 +37,7 @@ def test_a_context_beyond_the_models_own_is_told(tiny_model: Path, caplog: pytes
     assert not caplog.records
     plan_capacity(ServerConfig(max_model_len=2 * model.context_length), KvLayout(model), [room])
     (record,) = caplog.records
-    assert f"the model was made for {model.context_length}, " in record.message
+    assert f"the model was trained for {model.context_length}, " in record.message
 
 
 def test_the_cpu_engine_refuses_what_places_experts(tiny_model: Path) -> None:

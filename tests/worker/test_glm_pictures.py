@@ -102,7 +102,11 @@ def test_files_that_are_no_tower(model: tuple[Any, Path], tmp_path: Path) -> Non
     path = tmp_path / "mmproj.gguf"
     for old, new, words in (
         (b"mm.patch_merger.bias", b"mm.patch_merger.bios", "mm.patch_merger.bias is missing"),
-        (b"v.position_embd.weight", b"v.position_embt.weight", "v.position_embd.weight is no square table"),
+        (
+            b"v.position_embd.weight",
+            b"v.position_embt.weight",
+            "v.position_embd.weight is not a square table",
+        ),
         (b"layer_norm_epsilon", b"layer_norm_epsilom", "layer_norm_epsilon"),
     ):
         assert old in whole

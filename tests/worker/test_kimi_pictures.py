@@ -107,7 +107,7 @@ def test_files_that_are_no_tower(model: tuple[Any, Path], tmp_path: Path) -> Non
     for old, new, words in (
         (b"kimik25", b"kimivl2", "has the projector 'kimivl2'"),
         (b"mm.input_norm.bias", b"mm.input_norm.bios", "mm.input_norm.bias is missing"),
-        (b"v.position_embd.weight", b"v.position_embt.weight", "v.position_embd.weight is no table"),
+        (b"v.position_embd.weight", b"v.position_embt.weight", "v.position_embd.weight is not a table"),
         (b"clip.vision.image_std", b"clip.vision.image_stt", "image_std"),
     ):
         assert old in whole

@@ -14,7 +14,7 @@ from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.messages import codec
 from moeserve.messages.sampling import SamplingParams, TextOptions
-from moeserve.messages.schema import Abort, GenerateBatch, GenerateRequest, ProcessLost
+from moeserve.messages.schema import Abort, EngineReadyRequest, GenerateBatch, GenerateRequest, ProcessLost
 from moeserve.messages.steps import StepPlan, StepResult
 from moeserve.router.core.scheduler import Scheduler
 from moeserve.worker.loading.cpu.load import load_cpu_runner
@@ -88,7 +88,8 @@ def test_httpserver_sends_it_once_and_once_more_to_another_router() -> None:
             (frame,) = line.sent
             assert len(frame) < len(GRAMMAR) + SMALL
             await engine._process_lost(ProcessLost("router", "signal 9", by_itself=False))
-            (frame,) = line.sent
+            asked, frame = line.sent
+            assert codec.TO_ROUTER.decode(asked) == EngineReadyRequest()
             assert len(frame) < len(GRAMMAR) + SMALL
         await engine.flush()
 

@@ -56,10 +56,6 @@ MESSAGES: dict[str, list[Any]] = {
             {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": {}}]},
         ],
         [{"role": "assistant", "content": [{"type": "redacted_thinking"}]}, user(TEXT)],
-        [
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "f", "input": 5}]},
-            user(TEXT),
-        ],
         [user(TEXT | {"text": "long " * CONTEXT})],
     ],
     "system": [5, [5], [IMAGE]],

@@ -81,5 +81,5 @@ def test_crowded_lives(seeds: range) -> None:
     # What the lives are for does happen in them.
     assert sum(report.preemptions > 0 for report in reports) > 0.1 * len(seeds)
     assert sum(report.cached_tokens > 0 for report in reports) > 0.5 * len(seeds)
-    assert sum(report.window_evictions > 0 for report in reports) > 0.2 * len(seeds)
+    assert sum(report.window_evictions > 0 for report in reports) > 0.1 * len(seeds)
     assert sum(report.window_hits > 0 for report in reports) > 0.5 * len(seeds)

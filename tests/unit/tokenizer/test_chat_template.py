@@ -159,7 +159,7 @@ def test_requests_may_not_take_the_place_of_the_messages(renderer: ChatRenderer)
         render_now(renderer, [USER], kwargs={"tools": [], "messages": [], "x": 1})
 
 
-@pytest.mark.parametrize("content", ["\ud800", 1 << 70, object()])
+@pytest.mark.parametrize("content", ["\ud800", object()])
 def test_what_cannot_be_passed_on_is_the_clients_error(renderer: ChatRenderer, content: object) -> None:
     with pytest.raises(TemplateError, match="cannot be passed to the chat template"):
         render_now(renderer, [{"role": "user", "content": content}])
