@@ -164,9 +164,11 @@ def test_an_answer_goes_on_while_another_conversation_is_shown(page: Page, serve
     """And that one can be asked meanwhile. A conversation that is deleted takes its answer with it."""
     page.goto(server.url)
     server.answer = silence
+    before = len(server.requests)
     page.get_by_label("Your message").fill("First")
     page.keyboard.press("Enter")
     expect(chats(page)).to_have_text(["First …answering"])
+    assert within(30, lambda: len(server.requests) > before), "the page says so before the request has come"
     page.get_by_role("button", name="New chat").click()
     server.answer = say("two")
     ask(page, "Second")
