@@ -34,8 +34,8 @@ SHARE: Final = 0.1  # of the thread's time, for strangers while answers are unde
 BURST_S: Final = 0.05  # the most unused share that is saved up while there are no strangers
 # The most debt after a costly request. At the rate SHARE it is paid in a fifth of a second.
 MAX_DEBT_S: Final = 0.02
-# The most debt of a need whose turns are all cheap: at its third of SHARE it is paid in 90 ms.
-MAX_CHEAP_DEBT_S: Final = 0.003
+# The most debt of a need whose turns are all cheap: at its third of SHARE it is paid in 60 ms.
+MAX_CHEAP_DEBT_S: Final = 0.002
 # The shortest wait for debt to be paid: a shorter one might be rounded to nothing.
 LEAST_WAIT_S: Final = 0.0002
 # The seconds of turns after which the loop does its other work. Strangers get half of these seconds.
