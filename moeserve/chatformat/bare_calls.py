@@ -22,7 +22,7 @@ _LIST: Final = "["  # may stand around the object
 
 
 class BareCalls:
-    """Replaces the text of such a call in a parsed answer's events."""
+    """Reads the events of a parsed answer, and puts the events of such a call in the place of its text."""
 
     def __init__(self, offered: Collection[str], tags: CallTags) -> None:
         """offered: the tools that may be called. tags: of the format; the closing tag may follow the call."""

@@ -26,7 +26,7 @@ def check_same_vocabulary(model: ModelSource, drafting: ModelSource) -> None:
     """Raises ModelError unless both models use the same ids for all tokens of text.
 
     Up to MOST_DIFFERENCES control and padding tokens may differ, because releases of a family add some, and embeddings
-    are padded. A draft of such a token is always rejected, which costs only time.
+    are padded. A drafted token of these is always rejected: the draft was made for nothing, and the text is the same.
     """
     sizes = vocab_size(model), vocab_size(drafting)
     ours, theirs = (list(source.metadata.require_strings(_TOKENS)) for source in (model, drafting))

@@ -9,7 +9,7 @@ import numpy as np
 
 from moeserve.messages.pictures import MOST_FRAMES
 
-LEAST_FRAMES: Final = 4  # are chosen, where there are so many
+LEAST_FRAMES: Final = 4  # chosen from a video; a shorter video has all its frames chosen
 
 
 class Video(NamedTuple):
