@@ -18,12 +18,10 @@ import psutil
 import pytest
 
 from moeserve.cli.command_line import demonstration_model
-from tests.e2e.clients import within
-from tests.e2e.reloading import reload
+from tests.e2e.two_models import PATIENCE_S, two_models
 from tests.support.server import Server, running_server, stream_events, title_of
 
 KEY = "k-1"
-PATIENCE_S = 300.0  # for a load on a busy machine, as --model-load-timeout
 CHAT = "/v1/chat/completions"
 # An answer that takes a second or two: what happens meanwhile is done within a tenth of one.
 ANSWER = {"stream": True, "max_tokens": 300, "ignore_eos": True, "prompt": "Once"}
@@ -359,14 +357,7 @@ def test_a_front_that_crashes_is_started_again(models: Models) -> None:
 
 
 def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
-    for name in "ab":
-        shutil.copy(demonstration_model(), tmp_path / f"{name}.gguf")
-    (tmp_path / "models.yaml").write_text(
-        json.dumps([{"model": str(tmp_path / f"{name}.gguf")} for name in "ab"])
-    )
-    with running_server(
-        None, "--models-file", str(tmp_path / "models.yaml"), "--models-memory", "2"
-    ) as server:
+    with running_server(None, *two_models(tmp_path), "--models-memory", "2") as server:
         with httpx.Client(base_url=server.base_url, timeout=PATIENCE_S) as client:
             assert (
                 client.post(
@@ -386,85 +377,10 @@ def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
 
 
 def test_a_front_that_was_stopped_is_continued(tmp_path: Path) -> None:
-    for name in "ab":
-        shutil.copy(demonstration_model(), tmp_path / f"{name}.gguf")
-    (tmp_path / "models.yaml").write_text(
-        json.dumps([{"model": str(tmp_path / f"{name}.gguf")} for name in "ab"])
-    )
     flags = ["--models-memory", "2", "--step-timeout", "4"]
-    with running_server(None, "--models-file", str(tmp_path / "models.yaml"), *flags) as server:
+    with running_server(None, *two_models(tmp_path), *flags) as server:
         (front,) = [one for one in server.processes() if title_of(one) == "moeserve: front"]
         front.suspend()
         assert httpx.get(server.base_url + "/health", timeout=PATIENCE_S).status_code == 200
         assert front.is_running()
         assert "was stopped; it is continued" in server.log
-
-
-@pytest.mark.slow  # five loads
-@pytest.mark.timeout(900)
-def test_reload_ends_no_answer_and_loads_behind_the_one_before(tmp_path: Path) -> None:
-    """The next server has the new requests at once, and memory for a model when the one before has unloaded its own."""
-    for name in "ab":
-        shutil.copy(demonstration_model(), tmp_path / f"{name}.gguf")
-    entries = [{"model": str(tmp_path / f"{name}.gguf"), "max-total-tokens": 4096} for name in "ab"]
-    (tmp_path / "models.yaml").write_text(json.dumps(entries))
-    flags = ["--models-file", str(tmp_path / "models.yaml"), "--models-memory", "0.6"]
-    with (
-        running_server(None, *flags) as server,
-        httpx.Client(base_url=server.base_url, timeout=PATIENCE_S) as client,
-        ThreadPoolExecutor(2) as pool,
-    ):
-        (front,) = [one for one in server.processes() if title_of(one) == "moeserve: front"]
-        body = {"model": "a", "stream": True, "max_tokens": 1500, "ignore_eos": True, "prompt": "Once"}
-        with client.stream("POST", "/v1/completions", json=body) as answer:
-            events = stream_events(answer)
-            next(events)
-            asked = reload(server)
-            assert asked.returncode == 0, asked.stderr + server.log
-            short = {"model": "b", "prompt": "Once", "max_tokens": 2}
-            waiting = pool.submit(
-                httpx.post, f"{server.base_url}/v1/completions", json=short, timeout=PATIENCE_S
-            )
-            assert front.is_running()
-            assert list(events)[-1]["choices"][0]["finish_reason"] == "length"
-        assert waiting.result().status_code == 200, waiting.result().text
-        assert within(PATIENCE_S, lambda: not front.is_running())
-        assert server.log.count("loading b") == 1
-        second = reload(server)
-        assert second.returncode == 0, second.stderr
-        assert (
-            httpx.post(f"{server.base_url}/v1/completions", json=short, timeout=PATIENCE_S).status_code == 200
-        )
-        server.family = server.processes()
-
-
-@pytest.mark.slow  # three loads
-@pytest.mark.timeout(900)
-def test_reload_loads_at_once_in_the_memory_that_the_one_before_does_not_hold(tmp_path: Path) -> None:
-    """However long its last answer takes: here that waits for a worker that is stopped."""
-    for name in "ab":
-        shutil.copy(demonstration_model(), tmp_path / f"{name}.gguf")
-    entries = [{"model": str(tmp_path / f"{name}.gguf"), "max-total-tokens": 4096} for name in "ab"]
-    (tmp_path / "models.yaml").write_text(json.dumps(entries))
-    more = ["--models-memory", "2", "--step-timeout", "900"]
-    with (
-        running_server(None, "--models-file", str(tmp_path / "models.yaml"), *more) as server,
-        httpx.Client(base_url=server.base_url, timeout=PATIENCE_S) as client,
-    ):
-        front = server.named("front")
-        body = {"model": "a", "stream": True, "max_tokens": 1500, "ignore_eos": True, "prompt": "Once"}
-        with client.stream("POST", "/v1/completions", json=body) as answer:
-            events = stream_events(answer)
-            next(events)
-            worker = server.named("worker")
-            worker.suspend()
-            asked = reload(server)
-            assert asked.returncode == 0, asked.stderr + server.log
-            short = {"model": "b", "prompt": "Once", "max_tokens": 2}
-            other = httpx.post(f"{server.base_url}/v1/completions", json=short, timeout=PATIENCE_S)
-            assert other.status_code == 200, other.text
-            assert front.is_running(), "its answer has not ended"
-            worker.resume()
-            assert list(events)[-1]["choices"][0]["finish_reason"] == "length"
-        assert within(PATIENCE_S, lambda: not front.is_running())
-        server.family = server.processes()
