@@ -4,7 +4,6 @@ test_reported_drafts.py. Each test names the report."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +26,6 @@ from tests.e2e.killed_answers import CHAT, FORMAT, PENALTIES, SCHEMA, TOOL, Aske
 from tests.support.server import Server, running_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine("answers are the same bit for bit on the CPU alone")]
-
-
-@pytest.fixture(scope="module")
-def plain(tiny_model: Path) -> Iterator[Server]:
-    with running_server(tiny_model, "--max-num-batched-tokens", "512") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def drafting(tiny_model: Path) -> Iterator[Server]:
-    with drafting_server(tiny_model, 4) as running:
-        yield running
 
 
 @pytest.mark.parametrize("model", ["tiny-qwen3moe-q4_k_m", "tiny-qwen3next-q4_k_m"])

@@ -4,7 +4,6 @@ does not: the answers must be the same. Each test names the report."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -14,7 +13,7 @@ import pytest
 from tests.e2e.clients import TEXT
 from tests.e2e.drafted_answers import FEW, drafting_server, same
 from tests.e2e.killed_answers import CHAT, text
-from tests.support.server import Server, running_server
+from tests.support.server import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine("answers are the same bit for bit on the CPU alone")]
 
@@ -28,18 +27,6 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
-
-
-@pytest.fixture(scope="module")
-def plain(tiny_model: Path) -> Iterator[Server]:
-    with running_server(tiny_model, "--max-num-batched-tokens", "512") as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def drafting(tiny_model: Path) -> Iterator[Server]:
-    with drafting_server(tiny_model, 4) as running:
-        yield running
 
 
 def test_words_at_the_borders_of_bytes(plain: Server, drafting: Server) -> None:

@@ -6,6 +6,7 @@ import httpx
 import pytest
 
 from tests.support.http_harness import HttpServer, http_server
+from tests.support.visual_server import VisualServer, seeing_server
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +34,22 @@ def own_server() -> Iterator[HttpServer]:
     """For a test that sends load reports: after the first, httpserver expects one each second."""
     with http_server() as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[tuple[HttpServer, VisualServer]]:
+    """For a module about pictures: httpserver, with the test in place of the engine and of the visual server."""
+    with seeing_server() as both:
+        yield both
+
+
+@pytest.fixture
+def seeing(world: tuple[HttpServer, VisualServer]) -> HttpServer:
+    world[0].begin_anew()
+    return world[0]
+
+
+@pytest.fixture
+def visual(world: tuple[HttpServer, VisualServer]) -> VisualServer:
+    world[1].pictures, world[1].answer = [], world[1].encoded
+    return world[1]

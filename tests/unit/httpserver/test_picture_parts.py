@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.http_harness import NAME, HttpServer, tokens_of
 from tests.support.picture_fixture import picture_cases
-from tests.support.visual_server import VisualServer, seeing_server
+from tests.support.visual_server import VisualServer
 
 FILE = picture_cases()["square"].path.read_bytes()
 BASE64 = base64.b64encode(FILE).decode()
@@ -19,24 +18,6 @@ URL = f"data:image/png;base64,{BASE64}"
 
 def chat(part: dict[str, Any]) -> dict[str, Any]:
     return {"model": NAME, "max_tokens": 2, "messages": [{"role": "user", "content": [part]}]}
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[tuple[HttpServer, VisualServer]]:
-    with seeing_server() as both:
-        yield both
-
-
-@pytest.fixture
-def server(world: tuple[HttpServer, VisualServer]) -> HttpServer:
-    world[0].begin_anew()
-    return world[0]
-
-
-@pytest.fixture
-def visual(world: tuple[HttpServer, VisualServer]) -> VisualServer:
-    world[1].pictures = []
-    return world[1]
 
 
 PARTS: dict[str, dict[str, Any]] = {
@@ -62,20 +43,20 @@ PARTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_other_apis_parts(server: HttpServer, visual: VisualServer, name: str) -> None:
+def test_other_apis_parts(seeing: HttpServer, visual: VisualServer, name: str) -> None:
     """Agents pass on what their tools give."""
-    answer = server.post("/v1/chat/completions", chat(PARTS[name]))
+    answer = seeing.post("/v1/chat/completions", chat(PARTS[name]))
     assert answer.status_code == 200, answer.text
     assert [one.data for one in visual.pictures] == [FILE]
 
 
-def test_resources_and_files_that_are_no_pictures(server: HttpServer, visual: VisualServer) -> None:
+def test_resources_and_files_that_are_no_pictures(seeing: HttpServer, visual: VisualServer) -> None:
     resource = {
         "type": "resource",
         "resource": {"uri": "file:///a.txt", "mimeType": "text/plain", "text": "A"},
     }
-    assert server.post("/v1/chat/completions", chat(resource)).status_code == 200
-    assert "A<|im_end|>" in server.tokenizer.decode(tokens_of(server.requests[0]), False)
+    assert seeing.post("/v1/chat/completions", chat(resource)).status_code == 200
+    assert "A<|im_end|>" in seeing.tokenizer.decode(tokens_of(seeing.requests[0]), False)
     pdf = "data:application/pdf;base64,JVBERi0="
     parts: tuple[dict[str, Any], ...] = (
         {"type": "file", "file": {"filename": "a.pdf", "file_data": pdf}},
@@ -83,15 +64,15 @@ def test_resources_and_files_that_are_no_pictures(server: HttpServer, visual: Vi
         {"type": "resource", "resource": {"mimeType": "application/pdf", "blob": "JVBERi0="}},
     )
     for part in parts:
-        answer = server.post("/v1/chat/completions", chat(part))
+        answer = seeing.post("/v1/chat/completions", chat(part))
         assert answer.status_code == 400
         assert "only texts, pictures and videos are" in answer.json()["error"]["message"]
     assert not visual.pictures
 
 
-def test_an_object_in_the_responses_api(server: HttpServer, visual: VisualServer) -> None:
+def test_an_object_in_the_responses_api(seeing: HttpServer, visual: VisualServer) -> None:
     """Chat completions' object in the place of a string."""
     part = {"type": "input_image", "image_url": {"url": URL, "detail": "low"}}
     body = {"model": NAME, "max_output_tokens": 2, "input": [{"role": "user", "content": [part]}]}
-    assert server.post("/v1/responses", body).status_code == 200
+    assert seeing.post("/v1/responses", body).status_code == 200
     assert [(one.data, one.max_tokens) for one in visual.pictures] == [(FILE, 256)]

@@ -31,24 +31,6 @@ START, PAD, END = 628, 630, 629
 BEFORE, BEHIND = "Look at this: ", " What does the keeper see?"
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[tuple[HttpServer, VisualServer]]:
-    with seeing_server() as both:
-        yield both
-
-
-@pytest.fixture
-def server(world: tuple[HttpServer, VisualServer]) -> HttpServer:
-    world[0].begin_anew()
-    return world[0]
-
-
-@pytest.fixture
-def visual(world: tuple[HttpServer, VisualServer]) -> VisualServer:
-    world[1].pictures, world[1].answer = [], world[1].encoded
-    return world[1]
-
-
 def chat(*parts: Any, **more: Any) -> dict[str, Any]:
     return {"model": NAME, "max_tokens": 2, "messages": [{"role": "user", "content": [*parts]}]} | more
 
@@ -103,20 +85,20 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
-def prompt_of(server: HttpServer, before: str = BEFORE, behind: str = BEHIND) -> list[int]:
-    encode = server.tokenizer.encode
+def prompt_of(seeing: HttpServer, before: str = BEFORE, behind: str = BEHIND) -> list[int]:
+    encode = seeing.tokenizer.encode
     head = encode(f"<|im_start|>user\n{before}") if before else encode("<|im_start|>user\n")
     return [*head, START, *[PAD] * 6, END, *encode(f"{behind}<|im_end|>\n<|im_start|>assistant\n")]
 
 
 @pytest.mark.parametrize("path", REQUESTS)
-def test_the_prompt(server: HttpServer, visual: VisualServer, path: str) -> None:
-    answer = server.post(path, REQUESTS[path])
+def test_the_prompt(seeing: HttpServer, visual: VisualServer, path: str) -> None:
+    answer = seeing.post(path, REQUESTS[path])
     assert answer.status_code == 200, answer.text
-    (request,) = server.requests
+    (request,) = seeing.requests
     assert [one.data for one in visual.pictures] == [FILE]
     tokens = tokens_of(request)
-    expected = prompt_of(server, "" if "/api/" in path else BEFORE)
+    expected = prompt_of(seeing, "" if "/api/" in path else BEFORE)
     assert (
         tokens[: len(expected)] == expected
     )  # Anthropic's models think on request only: a template may say so
@@ -148,68 +130,68 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_how_clients_write_a_picture(server: HttpServer, visual: VisualServer, name: str) -> None:
+def test_how_clients_write_a_picture(seeing: HttpServer, visual: VisualServer, name: str) -> None:
     assert "+" in BASE64
     assert "/" in BASE64
     written = WRITTEN[name]
     answers = [
-        server.post("/v1/chat/completions", chat(image(written))),
-        server.post(
+        seeing.post("/v1/chat/completions", chat(image(written))),
+        seeing.post(
             "/v1/chat/completions", chat({"type": "image_url", "image_url": written, "detail": None})
         ),
-        server.post(
+        seeing.post(
             "/v1/responses", response_to({"type": "input_image", "image_url": written, "detail": None})
         ),
-        server.post(
+        seeing.post(
             "/v1/messages", chat(anthropic({"type": "base64", "media_type": "image/jpeg", "data": written}))
         ),
-        server.post("/api/generate", REQUESTS["/api/generate"] | {"images": [written]}),
+        seeing.post("/api/generate", REQUESTS["/api/generate"] | {"images": [written]}),
     ]
     assert [answer.status_code for answer in answers] == [200] * 5
     assert [one.data for one in visual.pictures] == [FILE] * 5
 
 
-def test_an_address_in_ollamas_images(server: HttpServer, visual: VisualServer) -> None:
+def test_an_address_in_ollamas_images(seeing: HttpServer, visual: VisualServer) -> None:
     """litellm passes it on (issue 30313)."""
     body = REQUESTS["/api/generate"] | {"images": ["https://example.com/a.png"]}
-    answer = server.post("/api/generate", body)
+    answer = seeing.post("/api/generate", body)
     assert answer.status_code == 400
     assert "pictures are not fetched from addresses" in answer.json()["error"]
 
 
-def test_empty_texts_beside_a_picture(server: HttpServer, visual: VisualServer) -> None:
+def test_empty_texts_beside_a_picture(seeing: HttpServer, visual: VisualServer) -> None:
     """The prompt is that of the picture alone."""
     for parts in ([image()], [text(""), image(), text("")]):
-        assert server.post("/v1/chat/completions", chat(*parts)).status_code == 200
-    alone, beside = (tokens_of(request) for request in server.requests)
+        assert seeing.post("/v1/chat/completions", chat(*parts)).status_code == 200
+    alone, beside = (tokens_of(request) for request in seeing.requests)
     assert alone == beside
 
 
 @pytest.mark.slow
 def test_encoding_counts_as_answering() -> None:
-    with seeing_server(request_timeout=2.0) as (server, visual):
+    with seeing_server(request_timeout=2.0) as (seeing, visual):
         visual.answer = lambda picture: None
-        answer = server.post("/v1/chat/completions", chat(image()))
+        answer = seeing.post("/v1/chat/completions", chat(image()))
         assert (answer.status_code, answer.json()["error"]["code"]) == (504, "request_timeout")
-        assert server.requests == []
+        assert seeing.requests == []
 
 
-def test_two_pictures_and_what_is_behind(server: HttpServer, visual: VisualServer) -> None:
+def test_two_pictures_and_what_is_behind(seeing: HttpServer, visual: VisualServer) -> None:
     """Positions behind a picture go on at its longer side's end."""
-    answer = server.post("/v1/chat/completions", chat(image(), text("and"), image(detail="low")))
+    answer = seeing.post("/v1/chat/completions", chat(image(), text("and"), image(detail="low")))
     assert answer.status_code == 200
     assert [one.max_tokens for one in visual.pictures] == [None, 256]
-    _, second = server.requests[0].spans
+    _, second = seeing.requests[0].spans
     rotated = np.frombuffer(second.positions, np.int32)
     assert rotated[0] == second.start - 6 + 3
-    assert answer.json()["usage"]["prompt_tokens"] == len(tokens_of(server.requests[0]))
+    assert answer.json()["usage"]["prompt_tokens"] == len(tokens_of(seeing.requests[0]))
 
 
-def test_placeholders_that_a_client_spells_are_no_picture(server: HttpServer, visual: VisualServer) -> None:
+def test_placeholders_that_a_client_spells_are_no_picture(seeing: HttpServer, visual: VisualServer) -> None:
     spelled = "<|vision_start|><|image_pad|><|vision_end|>"
-    answer = server.post("/v1/chat/completions", chat(text(spelled), image(), text(spelled)))
+    answer = seeing.post("/v1/chat/completions", chat(text(spelled), image(), text(spelled)))
     assert answer.status_code == 200
-    (request,) = server.requests
+    (request,) = seeing.requests
     (span,) = request.spans
     assert tokens_of(request)[span.start : span.end] == [PAD] * 6
     assert len(visual.pictures) == 1
@@ -230,22 +212,22 @@ def test_placeholders_that_a_client_spells_are_no_picture(server: HttpServer, vi
         ({"type": "input_audio", "input_audio": {}}, "'input_audio' is not supported"),
     ],
 )
-def test_what_is_no_picture(server: HttpServer, visual: VisualServer, part: Any, words: str) -> None:
-    answer = server.post("/v1/chat/completions", chat(part))
+def test_what_is_no_picture(seeing: HttpServer, visual: VisualServer, part: Any, words: str) -> None:
+    answer = seeing.post("/v1/chat/completions", chat(part))
     assert answer.status_code == 400
     assert words in answer.json()["error"]["message"]
     assert visual.pictures == []
 
 
-def test_pictures_of_assistants_and_systems(server: HttpServer, visual: VisualServer) -> None:
+def test_pictures_of_assistants_and_systems(seeing: HttpServer, visual: VisualServer) -> None:
     for role in ("system", "assistant"):
         messages = [{"role": role, "content": [image()]}, {"role": "user", "content": "Hi"}]
-        answer = server.post("/v1/chat/completions", chat() | {"messages": messages})
+        answer = seeing.post("/v1/chat/completions", chat() | {"messages": messages})
         assert answer.status_code == 400
         assert f"messages of role {role} cannot contain pictures" in answer.json()["error"]["message"]
 
 
-def test_a_picture_that_a_tool_gives(server: HttpServer, visual: VisualServer) -> None:
+def test_a_picture_that_a_tool_gives(seeing: HttpServer, visual: VisualServer) -> None:
     """As agents send screenshots."""
     messages = [
         {"role": "user", "content": "Look"},
@@ -257,39 +239,39 @@ def test_a_picture_that_a_tool_gives(server: HttpServer, visual: VisualServer) -
     ]
     tools = [{"name": "look", "input_schema": {"type": "object"}}]
     body = {"model": NAME, "max_tokens": 2, "messages": messages, "tools": tools}
-    assert server.post("/v1/messages", body).status_code == 200
-    (request,) = server.requests
+    assert seeing.post("/v1/messages", body).status_code == 200
+    (request,) = seeing.requests
     (span,) = request.spans
     tokens = tokens_of(request)
-    before = server.tokenizer.decode(tokens[: span.start - 1], False)
+    before = seeing.tokenizer.decode(tokens[: span.start - 1], False)
     assert before.endswith("<tool_response>\nHere:")
     counted = {name: value for name, value in body.items() if name != "max_tokens"}
-    assert server.post("/v1/messages/count_tokens", counted).json() == {"input_tokens": len(tokens)}
+    assert seeing.post("/v1/messages/count_tokens", counted).json() == {"input_tokens": len(tokens)}
     assert within(30, lambda: not visual.left)
 
 
-def test_a_stored_conversation_has_its_pictures(server: HttpServer, visual: VisualServer) -> None:
-    first = server.post("/v1/responses", REQUESTS["/v1/responses"]).json()
+def test_a_stored_conversation_has_its_pictures(seeing: HttpServer, visual: VisualServer) -> None:
+    first = seeing.post("/v1/responses", REQUESTS["/v1/responses"]).json()
     more = {"model": NAME, "max_output_tokens": 2, "previous_response_id": first["id"], "input": "And?"}
-    assert server.post("/v1/responses", more).status_code == 200
+    assert seeing.post("/v1/responses", more).status_code == 200
     assert [one.data for one in visual.pictures] == [FILE, FILE]
-    (before,), (behind,) = (request.spans for request in server.requests)
+    (before,), (behind,) = (request.spans for request in seeing.requests)
     assert (before.start, before.positions) == (behind.start, behind.positions)
 
 
-def test_what_the_visual_server_refuses(server: HttpServer, visual: VisualServer) -> None:
+def test_what_the_visual_server_refuses(seeing: HttpServer, visual: VisualServer) -> None:
     def refusing(status: int) -> Answer:
         return lambda picture: PictureRefused(picture.id, status, "is in no known format")
 
     for status in (400, 503):
         visual.answer = refusing(status)
-        answer = server.post("/v1/chat/completions", chat(image()))
+        answer = seeing.post("/v1/chat/completions", chat(image()))
         assert answer.status_code == status
         assert "the picture is in no known format" in answer.json()["error"]["message"]
-    assert server.requests == []
+    assert seeing.requests == []
 
 
-def test_a_lost_visual_server(server: HttpServer, visual: VisualServer) -> None:
+def test_a_lost_visual_server(seeing: HttpServer, visual: VisualServer) -> None:
     """The next one gets the picture; the one that two were lost of fails."""
 
     def lose(times: int) -> Answer:
@@ -301,16 +283,16 @@ def test_a_lost_visual_server(server: HttpServer, visual: VisualServer) -> None:
         return answer
 
     visual.answer = lose(1)
-    assert server.post("/v1/chat/completions", chat(image())).status_code == 200
+    assert seeing.post("/v1/chat/completions", chat(image())).status_code == 200
     assert [one.data for one in visual.pictures] == [FILE, FILE]
     visual.pictures, visual.answer = [], lose(2)
-    answer = server.post("/v1/chat/completions", chat(image()))
+    answer = seeing.post("/v1/chat/completions", chat(image()))
     assert answer.status_code == 500
     assert "ended the process that encodes pictures, twice" in answer.json()["error"]["message"]
     assert len(visual.pictures) == 2
 
 
-def test_files_of_a_lost_visual_server(server: HttpServer, visual: VisualServer) -> None:
+def test_files_of_a_lost_visual_server(seeing: HttpServer, visual: VisualServer) -> None:
     """Its last file, which it sent no answer about, is removed. The file that a prompt waits with stays, and so does
     the router's."""
     left: list[str] = []
@@ -324,14 +306,14 @@ def test_files_of_a_lost_visual_server(server: HttpServer, visual: VisualServer)
 
     found: list[set[str]] = []
 
-    def look(server: HttpServer, request: GenerateRequest) -> None:
+    def look(seeing: HttpServer, request: GenerateRequest) -> None:
         found.append(set(visual.left))
-        echo(server, request)
+        echo(seeing, request)
 
-    visual.answer, server.answer = lose_the_second, look
-    assert server.post("/v1/chat/completions", chat(image(), image())).status_code == 200
+    visual.answer, seeing.answer = lose_the_second, look
+    assert seeing.post("/v1/chat/completions", chat(image(), image())).status_code == 200
     link, unanswered = left
-    handles = [span.handle for span in server.requests[0].spans]
+    handles = [span.handle for span in seeing.requests[0].spans]
     assert unanswered not in handles
     assert found == [{link, *handles}]
     assert within(30, lambda: visual.left == [link])
@@ -341,68 +323,68 @@ def test_files_of_a_lost_visual_server(server: HttpServer, visual: VisualServer)
 
 def test_files_of_a_killed_httpserver() -> None:
     """The next one removes them, and takes no answer to the last one's pictures for its own."""
-    with seeing_server() as (server, visual):
-        server.answer = silence
+    with seeing_server() as (seeing, visual):
+        seeing.answer = silence
         with ThreadPoolExecutor() as pool:
-            asked = pool.submit(server.post, "/v1/chat/completions", chat(image()))
-            assert within(30, lambda: len(server.requests) == 1)
+            asked = pool.submit(seeing.post, "/v1/chat/completions", chat(image()))
+            assert within(30, lambda: len(seeing.requests) == 1)
             assert len(visual.left) == 1
-            server.start_again()
+            seeing.start_again()
             assert isinstance(asked.exception(30), httpx.RemoteProtocolError | httpx.ReadError)
         assert not visual.left
-        engine_sees(server)
-        server.answer = echo
+        engine_sees(seeing)
+        seeing.answer = echo
 
         def answer(picture: EncodePicture) -> msgspec.Struct:
-            server.send(visual.encoded(visual.pictures[0]))
+            seeing.send(visual.encoded(visual.pictures[0]))
             return visual.encoded(picture)
 
         visual.answer = answer
-        assert server.post("/v1/chat/completions", chat(image())).status_code == 200
+        assert seeing.post("/v1/chat/completions", chat(image())).status_code == 200
         assert visual.pictures[0].id != visual.pictures[1].id
         assert within(30, lambda: not visual.left)
 
 
-def test_a_body_that_a_text_would_not_have(server: HttpServer, visual: VisualServer) -> None:
-    answer = server.post("/v1/chat/completions", chat(image("data:image/png;base64," + "A" * (6 << 20))))
+def test_a_body_that_a_text_would_not_have(seeing: HttpServer, visual: VisualServer) -> None:
+    answer = seeing.post("/v1/chat/completions", chat(image("data:image/png;base64," + "A" * (6 << 20))))
     assert answer.status_code == 200
     assert len(visual.pictures[0].data) == (6 << 20) * 3 // 4
 
 
 def test_bench_serve_sends_pictures(
-    server: HttpServer, visual: VisualServer, capsys: pytest.CaptureFixture[str]
+    seeing: HttpServer, visual: VisualServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--num-prompts=3", "--num-turns=2", "--input-len=9", "--output-len=2", "--disable-tqdm"]
     pictures = [f"--dataset-name={WITH_PICTURES}", "--random-mm-base-items-per-request=2"]
     pictures.append("--random-mm-image-size=48x32")
-    assert bench_serve([f"--url={server.url}", "--backend=openai-chat", *options, *pictures]) == 0
+    assert bench_serve([f"--url={seeing.url}", "--backend=openai-chat", *options, *pictures]) == 0
     assert "chat messages, 2 pictures of 48x32" in capsys.readouterr().out
     files = {one.data for one in visual.pictures}
     assert len(files) == 2 * 3
     assert {Image.open(io.BytesIO(file)).size for file in files} == {(48, 32)}
     # Two requests find the length of a word; the second turn has the first one's pictures, too.
-    assert sorted(len(request.spans) for request in server.requests) == [0, 0, 2, 2, 4]
+    assert sorted(len(request.spans) for request in seeing.requests) == [0, 0, 2, 2, 4]
 
 
-def test_many(server: HttpServer, visual: VisualServer) -> None:
-    answer = server.post("/v1/chat/completions", chat(*[image()] * 65))
+def test_many(seeing: HttpServer, visual: VisualServer) -> None:
+    answer = seeing.post("/v1/chat/completions", chat(*[image()] * 65))
     assert answer.status_code == 400
     assert "65 pictures; at most 64" in answer.json()["error"]["message"]
 
 
-def test_what_says_so(server: HttpServer, visual: VisualServer) -> None:
-    assert server.get("/props").json()["modalities"]["vision"] is True
-    assert "vision" in server.post("/api/show", {"model": NAME}).json()["capabilities"]
-    (card,) = server.get("/v1/models").json()["data"]
+def test_what_says_so(seeing: HttpServer, visual: VisualServer) -> None:
+    assert seeing.get("/props").json()["modalities"]["vision"] is True
+    assert "vision" in seeing.post("/api/show", {"model": NAME}).json()["capabilities"]
+    (card,) = seeing.get("/v1/models").json()["data"]
     assert card["architecture"]["input_modalities"] == ["text", "image", "video"]
-    applied = server.post("/apply-template", chat(text("a"), image())).json()["prompt"]
+    applied = seeing.post("/apply-template", chat(text("a"), image())).json()["prompt"]
     assert "user\na<|vision_start|><|image_pad|><|vision_end|><|im_end|>" in applied
-    refused = server.post("/tokenize", {"model": NAME, "messages": chat(image())["messages"]})
+    refused = seeing.post("/tokenize", {"model": NAME, "messages": chat(image())["messages"]})
     assert refused.status_code == 400
-    before = server.metric("pictures_total")
-    server.post("/v1/chat/completions", chat(image(), image()))
-    assert server.metric("pictures_total") == before + 2
-    assert server.metric("picture_seconds_total") > 0
+    before = seeing.metric("pictures_total")
+    seeing.post("/v1/chat/completions", chat(image(), image()))
+    assert seeing.metric("pictures_total") == before + 2
+    assert seeing.metric("picture_seconds_total") > 0
 
 
 def test_a_server_without_a_tower_refuses(request: pytest.FixtureRequest) -> None:
@@ -418,15 +400,15 @@ def test_a_server_without_a_tower_refuses(request: pytest.FixtureRequest) -> Non
 def plain() -> Iterator[HttpServer]:
     from tests.support.http_harness import http_server
 
-    with http_server() as server:
-        yield server
+    with http_server() as seeing:
+        yield seeing
 
 
-def test_an_engine_that_takes_none(server: HttpServer, visual: VisualServer) -> None:
-    ready = ready_message(server.tokenizer.vocabulary.size)
-    server.send(ready)
-    assert within(30, lambda: server.post("/v1/chat/completions", chat(image())).status_code == 400)
-    refused = server.post("/v1/chat/completions", chat(image()))
+def test_an_engine_that_takes_none(seeing: HttpServer, visual: VisualServer) -> None:
+    ready = ready_message(seeing.tokenizer.vocabulary.size)
+    seeing.send(ready)
+    assert within(30, lambda: seeing.post("/v1/chat/completions", chat(image())).status_code == 400)
+    refused = seeing.post("/v1/chat/completions", chat(image()))
     assert "neither several GPUs nor a remote worker compute so far" in refused.json()["error"]["message"]
-    engine_sees(server)
-    assert within(30, lambda: server.post("/v1/chat/completions", chat(image())).status_code == 200)
+    engine_sees(seeing)
+    assert within(30, lambda: seeing.post("/v1/chat/completions", chat(image())).status_code == 200)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,23 +27,10 @@ def encoded(visual: VisualServer, picture: EncodePicture) -> PictureEncoded:
     return PictureEncoded(picture.id, 3, 2, bytes(32), names[0], 0.5, False, more, times)
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[tuple[HttpServer, VisualServer]]:
-    with seeing_server() as both:
-        yield both
-
-
 @pytest.fixture
-def server(world: tuple[HttpServer, VisualServer]) -> HttpServer:
-    world[0].begin_anew()
-    return world[0]
-
-
-@pytest.fixture
-def visual(world: tuple[HttpServer, VisualServer]) -> VisualServer:
-    found = world[1]
-    found.pictures, found.answer = [], lambda picture: encoded(found, picture)
-    return found
+def visual(visual: VisualServer) -> VisualServer:
+    visual.answer = lambda picture: encoded(visual, picture)
+    return visual
 
 
 def chat(*parts: Any, **more: Any) -> dict[str, Any]:
@@ -59,14 +45,14 @@ def video(url: Any = URL, **more: Any) -> dict[str, Any]:
     return {"type": "video_url", "video_url": {"url": url}} | more
 
 
-def test_the_prompt(server: HttpServer, visual: VisualServer) -> None:
+def test_the_prompt(seeing: HttpServer, visual: VisualServer) -> None:
     """The times stand in the text before each two frames; the prompt's length counts all."""
-    answer = server.post("/v1/chat/completions", chat(text("Look: "), video(), text(" What?")))
+    answer = seeing.post("/v1/chat/completions", chat(text("Look: "), video(), text(" What?")))
     assert answer.status_code == 200, answer.text
-    (request,) = server.requests
+    (request,) = seeing.requests
     (message,) = visual.pictures
     assert (message.data, message.video, message.frames) == (b"a video", VideoSettings(), ())
-    encode, rows = server.tokenizer.encode, [START, *[PAD] * 6, END]
+    encode, rows = seeing.tokenizer.encode, [START, *[PAD] * 6, END]
     expected = [
         *encode("<|im_start|>user\nLook: <0.2 seconds>"),
         *rows,
@@ -77,9 +63,9 @@ def test_the_prompt(server: HttpServer, visual: VisualServer) -> None:
     assert tokens_of(request) == expected
     assert [(span.count, span.sha256[0]) for span in request.spans] == [(6, 0), (6, 1)]
     assert within(30, lambda: not visual.left)
-    counted = server.post("/tokenize", {"model": NAME, "prompt": "x"})
+    counted = seeing.post("/tokenize", {"model": NAME, "prompt": "x"})
     assert counted.status_code == 200
-    shown = server.post("/apply-template", chat(text("Look: "), video())).json()["prompt"]
+    shown = seeing.post("/apply-template", chat(text("Look: "), video())).json()["prompt"]
     assert "Look: <|vision_start|><|video_pad|><|vision_end|><|im_end|>" in shown
 
 
@@ -111,15 +97,15 @@ WRITTEN: dict[str, tuple[dict[str, Any], EncodePicture]] = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_forms(server: HttpServer, visual: VisualServer, name: str) -> None:
+def test_forms(seeing: HttpServer, visual: VisualServer, name: str) -> None:
     part, expected = WRITTEN[name]
-    answer = server.post("/v1/chat/completions", chat(text("a"), part))
+    answer = seeing.post("/v1/chat/completions", chat(text("a"), part))
     assert answer.status_code == 200, answer.text
     (found,) = visual.pictures
     assert (found.data, found.video, found.frames) == (expected.data, expected.video, expected.frames)
 
 
-def test_beside_pictures_and_in_tool_results(server: HttpServer, visual: VisualServer) -> None:
+def test_beside_pictures_and_in_tool_results(seeing: HttpServer, visual: VisualServer) -> None:
     picture = {"type": "image_url", "image_url": {"url": FRAME_URLS[0]}}
     body = chat(video(), picture, text("a"))
     call = {"id": "c", "type": "function", "function": {"name": "film", "arguments": "{}"}}
@@ -127,10 +113,10 @@ def test_beside_pictures_and_in_tool_results(server: HttpServer, visual: VisualS
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c", "content": [video()]},
     ]
-    answer = server.post("/v1/chat/completions", body)
+    answer = seeing.post("/v1/chat/completions", body)
     assert answer.status_code == 200, answer.text
     assert [one.video is not None for one in visual.pictures] == [True, False, True]
-    (request,) = server.requests
+    (request,) = seeing.requests
     assert len(request.spans) == 5
 
 
@@ -149,25 +135,25 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("cause", REFUSED)
-def test_what_is_refused(server: HttpServer, visual: VisualServer, cause: str) -> None:
-    answer = server.post("/v1/chat/completions", chat(text("a"), REFUSED[cause]))
+def test_what_is_refused(seeing: HttpServer, visual: VisualServer, cause: str) -> None:
+    answer = seeing.post("/v1/chat/completions", chat(text("a"), REFUSED[cause]))
     assert answer.status_code == 400
     assert cause in answer.json()["error"]["message"]
     assert not visual.pictures
 
 
-def test_what_the_visual_server_refuses(server: HttpServer, visual: VisualServer) -> None:
+def test_what_the_visual_server_refuses(seeing: HttpServer, visual: VisualServer) -> None:
     visual.answer = lambda picture: PictureRefused(picture.id, 400, "has no frames")
-    answer = server.post("/v1/chat/completions", chat(video()))
+    answer = seeing.post("/v1/chat/completions", chat(video()))
     assert answer.status_code == 400
     assert "the video has no frames" in answer.json()["error"]["message"]
 
 
 def test_a_model_that_reads_pictures_only() -> None:
-    with seeing_server(model=str(GEMMA_MODEL), mmproj=str(GEMMA_TOWER)) as (server, visual):
-        answer = server.post("/v1/chat/completions", chat(text("a"), video()))
+    with seeing_server(model=str(GEMMA_MODEL), mmproj=str(GEMMA_TOWER)) as (seeing, visual):
+        answer = seeing.post("/v1/chat/completions", chat(text("a"), video()))
         assert answer.status_code == 400
         assert "has a video, and this model's tower reads pictures only" in answer.json()["error"]["message"]
         assert not visual.pictures
-        (card,) = server.get("/v1/models").json()["data"]
+        (card,) = seeing.get("/v1/models").json()["data"]
         assert card["architecture"]["input_modalities"] == ["text", "image"]
