@@ -127,6 +127,9 @@ REFUSED = {
     "the video must be a URL": {"type": "video_url", "video_url": {"url": 7}},
     "a video has 1 to 768 frames, not 0": {"type": "video", "video": []},
     "a video has 1 to 2 frames, not 3": {"type": "video", "video": [FRAME_URLS[0]] * 3, "max_frames": 2},
+    # Too many frames are not read: these would be refused for what they are.
+    "a video has 1 to 768 frames, not 769": {"type": "video", "video": [7] * 769},
+    "a video has 1 to 768 frames, not 1000": video("data:video/jpeg;base64" + ",???" * 1000),
     "fps must be a number from 0.01 to 60": video(fps=0),
     "max_frames must be a number from 2 to 768": video(max_frames=1000),
     "the video's frame is no base64": video("data:video/jpeg;base64,/9j/,???"),

@@ -33,6 +33,7 @@ def video_of_part(part: dict[str, Any]) -> Picture:
         (part[field] for field in ("video_url", "video", "url") if part.get(field) is not None), None
     )
     if isinstance(given, list):
+        _check_count(len(given), settings)
         return _of_frames([picture_of_url(_url_of(one)) for one in given], settings)
     return _of_url(_url_of(given), settings)
 
@@ -52,18 +53,23 @@ def _of_url(url: Any, settings: VideoSettings) -> Picture:
     if kind is None:
         return Picture(b"", url=checked_url(url, "video"), video=settings)
     if kind == _FRAMES_TYPE:
+        _check_count(url.count(","), settings)
         _, *frames = url.split(",")
         return _of_frames([Picture(base64_bytes(frame, "video's frame")) for frame in frames], settings)
     return Picture(base64_bytes(url, "video"), video=settings)
 
 
-def _of_frames(frames: list[Picture], settings: VideoSettings) -> Picture:
-    if not 1 <= len(frames) <= settings.max_frames:
+def _check_count(frames: int, settings: VideoSettings) -> None:
+    """Comes before the first frame is read: a request may have millions of tiny ones."""
+    if not 1 <= frames <= settings.max_frames:
         raise PydanticCustomError(
             "video",
             "a video has 1 to {most} frames, not {count}",
-            {"most": settings.max_frames, "count": len(frames)},
+            {"most": settings.max_frames, "count": frames},
         )
+
+
+def _of_frames(frames: list[Picture], settings: VideoSettings) -> Picture:
     return Picture(b"", video=settings, frames=tuple(frames))
 
 
