@@ -72,6 +72,7 @@ def test_a_server_that_is_gone_is_named_as_the_cause(page: Page, new_server: Htt
     new_server.engine_ready()
     page.goto(new_server.url)
     expect(page.locator("#model")).to_have_text(NAME)
+    page.wait_for_load_state("networkidle")  # the page asks for more than the model's name
     new_server.process.kill()
     new_server.process.wait(30)
     ask(page)
