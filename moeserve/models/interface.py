@@ -103,6 +103,7 @@ class ModelShape:
     sections_in_blocks: bool = False  # of `rope_sections`: t t h h w w; else interleaved, t h w t h w
     layer_input_width: int = 0  # width of the per-layer embeddings; 0: none
     spans_see_ahead: bool = False  # in windowed layers, rows of an embedding span see the whole span
+    full_layers_see_ahead: bool = False  # with `spans_see_ahead`: in layers without a window, too
     deep_layers: int = 0  # number of first layers whose output DeepStack adds embeddings to
     streams: ResidualStreams | None = None  # of the residual; None: it is one vector
     ngrams: NgramShape | None = None  # n-gram embeddings, which a layer adds to the residual

@@ -297,6 +297,7 @@ class ShapeReader:
         sections_in_blocks: bool = False,
         layer_input_width: int = 0,
         spans_see_ahead: bool = False,
+        full_layers_see_ahead: bool = False,
         rms_eps: float | None = None,
     ) -> ModelShape:
         """Returns the shape of a decoder with these layers. yarn_truncates, rope_theta, rms_eps: values if the file has
@@ -322,6 +323,7 @@ class ShapeReader:
             sections_in_blocks=sections_in_blocks,
             layer_input_width=layer_input_width,
             spans_see_ahead=spans_see_ahead,
+            full_layers_see_ahead=full_layers_see_ahead,
         )
 
     def rms_eps(self, default: float | None = None) -> float:

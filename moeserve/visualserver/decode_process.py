@@ -1,8 +1,8 @@
 """The process that decodes untrusted pictures: `python -m moeserve.visualserver.decode_process`, in a Sandbox.
 
 Pillow reads only the formats in FORMATS. A picture is turned as its EXIF data says, converted to RGB and resized
-bicubically, as in transformers' processors. Transparent pixels become white, as in vLLM: on black, most diagrams
-vanish.
+bicubically or bilinearly, as in transformers' processors. Transparent pixels become white, as in vLLM: on black, most
+diagrams vanish.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from moeserve.visualserver.decode_protocol import (
     decode_request,
     encode,
 )
-from moeserve.visualserver.picture_size import PadRule, SizeRule, StretchRule, TileRule
+from moeserve.visualserver.picture_size import PadRule, SizeRule, SquareRule, StretchRule, TileRule
 
 FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF")  # of a file with several frames, the first is read
 # Other files that clients send, recognised by bytes at an offset.
@@ -94,9 +94,10 @@ def _resized(picture: Image.Image, rule: SizeRule) -> np.ndarray:
     rule.resized(picture.height, picture.width)  # raises for a bad size before the picture is decoded
     turned = _rgb(ImageOps.exif_transpose(picture))
     height, width = rule.resized(turned.height, turned.width)
+    is_linear = isinstance(rule, TileRule | SquareRule)
+    sampling = Image.Resampling.BILINEAR if is_linear else Image.Resampling.BICUBIC
     if not isinstance(rule, PadRule | TileRule):
-        return np.asarray(turned.resize((width, height), Image.Resampling.BICUBIC))
-    sampling = Image.Resampling.BILINEAR if isinstance(rule, TileRule) else Image.Resampling.BICUBIC
+        return np.asarray(turned.resize((width, height), sampling))
     rows, columns = rule.drawn(turned.height, turned.width)
     canvas = np.zeros((height, width, 3), np.uint8)
     canvas[:rows, :columns] = np.asarray(turned.resize((columns, rows), sampling))

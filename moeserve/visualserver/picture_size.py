@@ -181,6 +181,17 @@ class TileRule(msgspec.Struct, frozen=True, tag=True):
             yield from grids
 
 
+class SquareRule(msgspec.Struct, frozen=True, tag=True):
+    """Gemma 3's rule. A picture is stretched to a square."""
+
+    factor: int  # pixels: a token's side
+    side: int  # pixels
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.side, self.side
+
+
 def tiles_of(pixels: Any, side: int) -> list[Any]:
     """Returns the tiles of a picture that has the size of `TileRule.resized`, row by row, and the whole picture's tile
     last. pixels: an array or tensor [height, width, 3]."""
@@ -191,4 +202,4 @@ def tiles_of(pixels: Any, side: int) -> list[Any]:
     return [pixels[row : row + side, column : column + side] for row, column in (*starts, (height - side, 0))]
 
 
-SizeRule = StretchRule | FrameRule | LargestRule | PadRule | TileRule
+SizeRule = StretchRule | FrameRule | LargestRule | PadRule | TileRule | SquareRule

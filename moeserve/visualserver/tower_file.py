@@ -10,7 +10,8 @@ from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.models.sources.huggingface import open_tower_folder
 from moeserve.models.sources.source import TensorSource
-from moeserve.visualserver.shapes import gemma4, glm4v, kimi_k25, llama_4, minimax_m3, qwen3vl
+from moeserve.visualserver.shapes import gemma3, gemma4, glm4v, kimi_k25, llama_4, minimax_m3, qwen3vl
+from moeserve.visualserver.shapes.gemma3 import Gemma3Shape
 from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
 from moeserve.visualserver.shapes.glm4v import GlmShape
 from moeserve.visualserver.shapes.kimi_k25 import KimiShape
@@ -21,9 +22,10 @@ from moeserve.visualserver.shapes.shape import VISION, check_tensors
 
 MOST_TOKENS: Final = 16384
 
-AnyTowerShape = Qwen3VlShape | Gemma4Shape | KimiShape | GlmShape | MiniMaxShape | LlamaShape
+AnyTowerShape = Qwen3VlShape | Gemma3Shape | Gemma4Shape | KimiShape | GlmShape | MiniMaxShape | LlamaShape
 _READERS: Final[Mapping[str, Callable[[TensorSource], AnyTowerShape]]] = {
     qwen3vl.PROJECTOR: qwen3vl.read_shape,
+    gemma3.PROJECTOR: gemma3.read_shape,
     gemma4.PROJECTOR: gemma4.read_shape,
     kimi_k25.PROJECTOR: kimi_k25.read_shape,
     glm4v.PROJECTOR: glm4v.read_shape,

@@ -290,7 +290,7 @@ def rows_beside_pictures(chunks: list[Seeing]) -> list[int]:
     return rows
 
 
-@pytest.mark.parametrize("window", [8, 33, 1000])
+@pytest.mark.parametrize("window", [0, 8, 33, 1000])
 @pytest.mark.parametrize("chunks", SEEING_AHEAD)
 def test_rows_that_see_ahead(chunks: list[Seeing], window: int) -> None:
     """In tiles and each by itself: over the borders of tiles and blocks of keys."""
@@ -321,14 +321,6 @@ def test_rows_that_see_ahead(chunks: list[Seeing], window: int) -> None:
         window=window, ends=ends[rows].to(DEVICE),
     )  # fmt: skip
     assert nmse(out.cpu(), expected[rows]) < 1e-6
-
-
-def test_ends_are_for_windows() -> None:
-    pool, out = make_pool(2, 32, 1, 4), torch.zeros(1, 128, device=DEVICE)
-    with pytest.raises(ValueError, match="needs a window"):
-        prefill_attention(
-            queries(1, 4, 32).to(DEVICE), *pool.on_device(), ints([[0, 1, 0, 0]]), out, ends=ints([1])
-        )
 
 
 def sectioned(

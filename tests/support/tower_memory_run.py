@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from moeserve.kernels.block_float import has_block_float
+from moeserve.visualserver.shapes.gemma3 import Gemma3Shape
 from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
 from moeserve.visualserver.shapes.glm4v import GlmShape
 from moeserve.visualserver.shapes.kimi_k25 import KimiShape
@@ -32,6 +33,9 @@ _COMMON: Final[dict[str, Any]] = {"hidden": 384, "heads": 6, "layers": 1, "ffn":
 SHAPES: Final[dict[str, AnyTowerShape]] = {
     "qwen": Qwen3VlShape(**_COMMON, patch=16, merge=2, positions=24),
     "qwen with DeepStack": Qwen3VlShape(**_COMMON, patch=16, merge=2, positions=24, deep=(0,)),
+    "siglip": Gemma3Shape(
+        **_COMMON, patch=14, merge=2, side=28 * 50, eps=1e-6, pixels=_SCALE, is_swapped=False
+    ),
     "gemma": Gemma4Shape(
         **_COMMON, patch=16, merge=3, positions=256, eps=1e-6, is_standardized=True, is_clamped=False
     ),

@@ -16,6 +16,8 @@ from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.launch import HOPPER_SHARED_MEMORY, next_power_of_2, pdl, shared_memory, warpgroups
 
 LOG2E = 1.4426950408889634
+# The kernels read `ends` only with a window: this one holds every position.
+WHOLE_WINDOW = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +117,12 @@ def decode_attention(
 
     scale: factor of q k^T instead of 1/sqrt(dim). `rope_store` has already multiplied q by 1/sqrt(dim) in any case;
     this function applies only the remaining factor. ends: int32 [n]: row i sees the positions below ends[i], from the
-    first one in the window of its own position on; None: as above. Raises ValueError for a norm over all heads, which
-    only `rope_store` computes, for `ends` together with new tokens, and for `ends` without a window.
+    first one in the window of its own position on, or without a window from 0 on; None: as above. Raises ValueError for
+    a norm over all heads, which only `rope_store` computes, and for `ends` together with new tokens.
     """
-    _check_ends(ends, window, is_new=new is not None)
+    if ends is not None and new is not None:
+        raise ValueError("ends cannot be combined with new tokens")
+    window = _window_of(window, ends)
     n, (kv_heads, dim), v_dim = len(q), keys.shape[1:], values.shape[2]
     for norm in () if new is None else (new.q_norm, new.k_norm):
         if norm is not None and len(norm) != dim:
@@ -194,9 +198,8 @@ def decode_attention(
     )
 
 
-def _check_ends(ends: Tensor | None, window: int, *, is_new: bool) -> None:
-    if ends is not None and (is_new or not window):
-        raise ValueError("ends needs a window, and cannot be combined with new tokens")
+def _window_of(window: int, ends: Tensor | None) -> int:
+    return window if window or ends is None else WHOLE_WINDOW
 
 
 def prefill_tiles(
@@ -253,9 +256,9 @@ def prefill_attention(
 
     q [n, heads, dim], scaled; keys [slots, kv_heads, dim], values [slots, kv_heads, v_dim], including the chunks'
     own, of q's dtype or with scales; table int32 [requests, length]; out [n, heads * v_dim]. Other arguments as for
-    `decode_attention`. Raises ValueError for ends without a window.
+    `decode_attention`.
     """
-    _check_ends(ends, window, is_new=False)
+    window = _window_of(window, ends)
     (_, heads, dim), (kv_heads, v_dim) = q.shape, values.shape[1:]
     by_warpgroups = dim == v_dim and dim in WARPGROUP_TILES and key_scales is None and ends is None
     if by_warpgroups and warpgroups():

@@ -1,4 +1,4 @@
-"""Gemma 3 (https://arxiv.org/abs/2503.19786), text only: five of six layers have a window and rotate by angles of their
+"""Gemma 3 (https://arxiv.org/abs/2503.19786), of which five of six layers have a window and rotate by angles of their
 own, which are not stretched. Norms come before and behind each block."""
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ def read_shape(source: ModelSource) -> ModelShape:
     return reader.model(
         tuple(LayerShape(mixer, dense, is_sandwiched=True) for mixer in mixers),
         embedding_scale=reader.hidden_size**0.5,
+        spans_see_ahead=True,
+        full_layers_see_ahead=True,
     )
 
 

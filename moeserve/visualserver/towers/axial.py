@@ -2,52 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from moeserve.models.sources.source import TensorSource
-from moeserve.visualserver.shapes.shape import PixelScale, TowerShape
-from moeserve.visualserver.towers.tower import Tower
+from moeserve.visualserver.towers.layer_norm import LayerNormShape, LayerNormTower
 from moeserve.visualserver.towers.weights import InputFormat
 
 ROPE_THETA: Final = 10000.0
 
 
-class AxialShape(TowerShape, Protocol):
-    @property
-    def heads(self) -> int: ...
-
-    @property
-    def merge(self) -> int:
-        """Patches a side of the square that becomes one token."""
-        ...
-
-    @property
-    def pixels(self) -> PixelScale: ...
-
-
-class AxialTower(Tower):
+class AxialTower(LayerNormTower):
     """All patches see each other. Heads rotate in split halves. In each half, a quarter of the head rotates by row and
     a quarter by column."""
 
     def __init__(
         self,
         source: TensorSource,
-        shape: AxialShape,
+        shape: LayerNormShape,
         device: torch.device,
         inputs: InputFormat | None,
     ) -> None:
         super().__init__(source, shape, device, inputs)
-        self._axes = shape
         dims = shape.hidden // shape.heads // 4
         self._inverse = ROPE_THETA ** (-torch.arange(dims, dtype=torch.float64, device=device) / dims)
-        deviation = torch.tensor(shape.pixels.deviation, dtype=torch.float64)
-        mean = torch.tensor(shape.pixels.mean, dtype=torch.float64)
-        self._scale = (255.0 * deviation).float().to(device)
-        self._shift = (mean / deviation).float().to(device)
 
     def _frame_patches(self) -> tuple[Tensor, Tensor]:
         """Removes the patches' two matrices, one for each of two frames, from the weights, and returns them, each
@@ -60,17 +41,9 @@ class AxialTower(Tower):
         first, second = self._frame_patches()
         return first + second
 
-    def _patches_of(self, pixels: Tensor) -> Tensor:
-        """Returns float32 [patches, 3 * patch * patch], patches row by row. A patch's numbers are in the order channel,
-        row, column."""
-        side = self._axes.patch
-        rows, columns = pixels.shape[0] // side, pixels.shape[1] // side
-        scaled = pixels.float() / self._scale - self._shift
-        return scaled.view(rows, side, columns, side, 3).permute(0, 2, 4, 1, 3).reshape(rows * columns, -1)
-
     def _joined(self, x: Tensor) -> Tensor:
         """Joins the patches of each token: [tokens, merge * merge * hidden]."""
-        return x.view(-1, self._axes.hidden * self._axes.merge**2)
+        return x.view(-1, self._sizes.hidden * self._sizes.merge**2)
 
     def _angles(self, columns: int, order: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of a head's first half, float32 [patches, head / 2]: a quarter of the head by row, a
@@ -81,7 +54,7 @@ class AxialTower(Tower):
         return flat.cos().float(), flat.sin().float()
 
     def _attend(self, at: str, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        n, heads = len(x), self._axes.heads
+        n, heads = len(x), self._sizes.heads
         # If q, k and the last products had rounded inputs, the error would be twice as large: 1e-3.
         qkv = self.weights.product(at + "attn_qkv", x, is_exact=True)
         qkv = qkv.view(n, 3, heads, -1).permute(1, 2, 0, 3)
@@ -90,16 +63,6 @@ class AxialTower(Tower):
         packed[2] = qkv[2]
         del qkv  # a third of the memory that a picture would take here
         return self.weights.product(at + "attn_out", self._attention(*packed))
-
-    def _perceptron(self, at: str, x: Tensor, eps: float, approximate: str = "none") -> Tensor:
-        """Returns down(gelu(up(LayerNorm(x)))) of a layer. approximate: see torch's `gelu`."""
-        wide = self.weights.product(at + "ffn_up", self._layer_norm(at + "ln2", x, eps))
-        wide = functional.gelu(wide, approximate=approximate)
-        return self.weights.product(at + "ffn_down", wide)
-
-    def _layer_norm(self, name: str, x: Tensor, eps: float) -> Tensor:
-        w = self.weights
-        return functional.layer_norm(x, x.shape[-1:], w[name + ".weight"], w[name + ".bias"], eps)
 
 
 def merge_order(rows: int, columns: int, merge: int) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.models.sources.source import TensorSource
+from moeserve.visualserver.shapes.gemma3 import Gemma3Shape
 from moeserve.visualserver.shapes.gemma4 import Gemma4Shape
 from moeserve.visualserver.shapes.glm4v import GlmShape
 from moeserve.visualserver.shapes.kimi_k25 import KimiShape
@@ -17,6 +18,7 @@ from moeserve.visualserver.shapes.minimax_m3 import MiniMaxShape
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.tower_file import AnyTowerShape
 from moeserve.visualserver.tower_memory import takes_block_float, takes_gpu
+from moeserve.visualserver.towers.gemma3 import Gemma3Tower
 from moeserve.visualserver.towers.gemma4 import Gemma4Tower
 from moeserve.visualserver.towers.glm4v import GlmTower
 from moeserve.visualserver.towers.kimi_k25 import KimiTower
@@ -65,6 +67,8 @@ def make_tower(
     """Loads the tower's weights to the device. inputs: see `Tower`. Raises ModelError if a tensor is
     missing or unsupported."""
     match shape:
+        case Gemma3Shape():
+            return Gemma3Tower(file, shape, device, inputs)
         case Gemma4Shape():
             return Gemma4Tower(file, shape, device, inputs)
         case GlmShape():

@@ -81,6 +81,10 @@ class TowerWeights:
         for part in (".weight", ".bias"):
             self._weights[name + part] = torch.cat([self.pop(each + part) for each in names])
 
+    def transpose(self, name: str) -> None:
+        """Transposes the matrix of the product `name`."""
+        self._weights[name + ".weight"] = self[name + ".weight"].t().contiguous()
+
     @property
     def is_narrow(self) -> bool:
         """True if products have inputs of 16 bits."""

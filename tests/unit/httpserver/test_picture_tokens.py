@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from pathlib import Path
 
@@ -32,14 +33,15 @@ GLM = KIMI.replace(
 MINIMAX = GLM.replace("<|begin_of_image|><|image|><|end_of_image|>", "]<]image[>[")
 
 
-def tokenizer_with(path: Path, special: list[str]) -> TextTokenizer:
-    """Bytes, and these."""
+def tokenizer_with(path: Path, special: list[str], merges: list[str] | None = None) -> TextTokenizer:
+    """Bytes, and these. merges: in addition to one."""
+    merges = ["i n", *(merges or [])]
     writer = GGUFWriter(path, "qwen3moe")
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
-    writer.add_token_list([*LETTERS, "in", *special])
-    writer.add_token_types([1] * (len(LETTERS) + 1) + [CONTROL] * len(special))
-    writer.add_token_merges(["i n"])
+    writer.add_token_list([*LETTERS, *(each.replace(" ", "") for each in merges), *special])
+    writer.add_token_types([1] * (len(LETTERS) + len(merges)) + [CONTROL] * len(special))
+    writer.add_token_merges(merges)
     writer.add_eos_token_id(len(LETTERS) + 1)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -99,6 +101,46 @@ def test_a_prompt(
     sections = array("i", [first] * 6 + [first] * 3 + [first + 1] * 3 + [first, first + 1, first + 2] * 2)
     assert span.positions == (sections.tobytes() if in_sections else b"")
     assert found.shown([f"a{mark}b"]) == f"a{before}{each}{behind}b"
+
+
+# Gemma 3's template, for user's messages.
+GEMMA3 = (
+    "{% for m in messages %}<start_of_turn>user\n{% if m.content is string %}{{ m.content | trim }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'image' %}<start_of_image>{% else %}{{ part.text | trim }}"
+    "{% endif %}{% endfor %}{% endif %}<end_of_turn>\n{% endfor %}"
+)
+GEMMA3_SPECIAL = ["<start_of_turn>", "<end_of_turn>", "<start_of_image>", "<end_of_image>"]
+
+
+@pytest.mark.parametrize("each", ["<image_soft_token>", "<start_of_image>"], ids=["whole", "cut"])
+@pytest.mark.parametrize("parts", ["|What?", "Look: | What?", "||", "a|b|c"])
+def test_gemma_3(tmp_path: Path, each: str, parts: str) -> None:
+    """As its processor: blank lines around each picture are tokens together with the text beside them. A file of
+    llama.cpp's converter has no <image_soft_token>."""
+    special = [*GEMMA3_SPECIAL, *[each] * (each not in GEMMA3_SPECIAL)]
+    path = tmp_path / "vocabulary.gguf"
+    tokenizer = tokenizer_with(path, special, ["Ċ Ċ", "ĊĊ Ċ", "ĊĊ ĊĊ"])
+    found = tokens_of(tokenizer, GEMMA3)
+    pictures, content = {}, parts
+    for number in range(parts.count("|")):
+        mark = Picture(b"1").mark
+        message = PictureEncoded(number, 2, 2, bytes(32), f"{number:02x}", 0.1, False)
+        pictures[mark] = EncodedPicture(message, lambda handle: None)
+        content = content.replace("|", mark, 1)
+    renderer = ChatRenderer(GEMMA3, {})
+    rendered = renderer.render_now(found.text.placed([{"role": "user", "content": content}]))
+    renderer.close()
+    begin, behind = rendered[: len("<start_of_turn>user\n")], rendered[len("<start_of_turn>user\n") :]
+    prompt = found.encode(tokenizer, [begin, behind], pictures)
+    whole = f"\n\n<start_of_image>{each * 4}<end_of_image>\n\n"
+    # The processor's text: the template's with each <start_of_image> replaced.
+    text = "".join(part.strip() if part != "|" else whole for part in re.split(r"(\|)", parts))
+    expected = f"<start_of_turn>user\n{text}<end_of_turn>\n"
+    assert prompt.ids == tokenizer.encode(expected)
+    assert found.shown([begin, behind]) == expected.replace(each * 4, each)
+    (pad,) = tokenizer.encode(each)
+    assert all(prompt.ids[span.start : span.end] == [pad] * 4 for span in prompt.spans)
+    assert len(prompt.spans) == len(pictures)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 3), (3, 1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Final, NamedTuple
 
@@ -39,6 +39,7 @@ class _Placeholders:
     tiles: _Tiles | None = None
     # The token by which chat templates show a video, in place of `each`; "" if the family's tower reads no videos.
     video: str = ""
+    around: str = ""  # blank lines before and behind a picture, which the processor adds to the prompt's text
 
     @property
     def whole(self) -> str:
@@ -48,6 +49,10 @@ class _Placeholders:
     def written(self) -> str:
         """The text by which chat templates show a picture."""
         return self.alone or self.whole
+
+    def shown(self, each: str) -> str:
+        """Returns the text of a picture in a prompt."""
+        return self.around + self.before + each + self.behind + self.around
 
     def fits(self, tokenizer: TextTokenizer) -> bool:
         """Returns whether the vocabulary has all special tokens."""
@@ -59,6 +64,11 @@ _SPECIAL: Final = re.compile(r"\]<\][^\[\]]+\[>\[|<[^<>]+>")  # MiniMax's, and a
 _QWEN: Final = _Placeholders(
     "<|vision_start|>", "<|image_pad|>", "<|vision_end|>", in_sections=True, video="<|video_pad|>"
 )
+_GEMMA3: Final = _Placeholders(
+    "<start_of_image>", "<image_soft_token>", "<end_of_image>", alone="<start_of_image>", around="\n\n"
+)
+# llama.cpp's converter cuts the vocabulary before the last token.
+_GEMMA3_CUT: Final = replace(_GEMMA3, each="<start_of_image>")
 _GEMMA4: Final = _Placeholders("<|image>", "<|image|>", "<image|>", alone="<|image|>")
 _KIMI: Final = _Placeholders("<|media_begin|>image<|media_content|>", "<|media_pad|>", "<|media_end|>")
 _GLM: Final = _Placeholders("<|begin_of_image|>", "<|image|>", "<|end_of_image|>", in_sections=True)
@@ -72,7 +82,7 @@ _LLAMA: Final = _Placeholders(
     alone="<|image|>",
     tiles=_Tiles("<|tile_x_separator|>", "<|tile_y_separator|>", "<|image|>"),
 )
-_FAMILIES: Final = (_QWEN, _GEMMA4, _KIMI, _GLM, _MINIMAX, _LLAMA)
+_FAMILIES: Final = (_QWEN, _GEMMA4, _KIMI, _GLM, _MINIMAX, _LLAMA, _GEMMA3, _GEMMA3_CUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +129,7 @@ class PictureTokens:
         """Returns the pieces as text, with one placeholder for each picture and video."""
         family = self.of_family
         return "".join(
-            (family.before + family.video + family.behind if is_video(part) else family.whole)
-            if at % 2
-            else part
+            family.shown(family.video if is_video(part) else family.each) if at % 2 else part
             for piece in pieces
             for at, part in enumerate(split_at_marks(piece))
         )
@@ -142,6 +150,8 @@ class PictureTokens:
                     self._add_video(prompt, tokenizer, text, picture)
                     text = [behind]
                     continue
+                around = self.of_family.around
+                _add_to_last(text, around)
                 prompt.add_text([*_encoded(tokenizer, text, goes_on=bool(prompt.ids)), *self.before])
                 if self.of_family.tiles is None:
                     [part] = picture.parts
@@ -149,7 +159,7 @@ class PictureTokens:
                 else:
                     self._add_tiles(prompt, picture)
                 prompt.add_text(self.behind)
-                text = [behind]
+                text = [around + behind]
         prompt.add_text(_encoded(tokenizer, text, goes_on=bool(prompt.ids)))
         return ChatTokens(prompt.ids, tuple(prompt.spans), tuple(pictures.values()))
 
@@ -174,6 +184,12 @@ class PictureTokens:
             prompt.add_text(self.below if is_last else self.beside)
         prompt.add_text(self.whole)
         prompt.add_tile(whole, area, self.each)
+
+
+def _add_to_last(text: list[str], more: str) -> None:
+    """Adds to the last part that is not empty, so that both become tokens together."""
+    at = next((at for at in reversed(range(len(text))) if text[at]), -1)
+    text[at] += more
 
 
 def _encoded(tokenizer: TextTokenizer, parts: list[str], *, goes_on: bool) -> list[int]:

@@ -107,17 +107,19 @@ class CpuDecoder:
         state_slots: Int32s | None = None,
     ) -> None:
         """Plans the attention of the next `forward`, without launching it; arguments as for `build_attention_plan`.
-        window_table and ends apply to sliding-window layers only; None: these layers use slot_table and causal
-        attention. state_slots: int32, the sequences' state slots; None: there are no states."""
+        window_table applies to sliding-window layers only; None: these layers use slot_table. ends applies to them, and
+        to the others where `full_layers_see_ahead`; None: attention is causal. state_slots: int32, the sequences' state
+        slots; None: there are no states."""
         threads = self._stream.threads
         columns = (rows, counts, positions, req_slots)
         if self._layers.compressed is not None:
             assert state_slots is not None
             self._layers.compressed.build(*columns, state_slots, slot_table, threads)
             return
+        full_ends = ends if self.shape.full_layers_see_ahead else None
         for form in self._forms.values():
             for rule, plan in form.plans.items():
-                build_attention_plan(plan, *columns, slot_table, form.heads, threads, rule=rule)
+                build_attention_plan(plan, *columns, slot_table, form.heads, threads, full_ends, rule=rule)
             if window_table is not None or ends is not None:
                 table = slot_table if window_table is None else window_table
                 build_attention_plan(form.window_plan, *columns, table, form.heads, threads, ends)

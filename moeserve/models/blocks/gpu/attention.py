@@ -38,7 +38,8 @@ from moeserve.models.sources.gguf import names
 
 class GpuAttentionBlock:
     """The attention of all layers. slot_table: int32 [requests, length], the KV slot of each position of a request.
-    window_table: the same for windowed layers; None: they have no separate slots."""
+    window_table: the same for windowed layers; None: they have no separate slots. full_layers_see_ahead: see
+    ModelShape."""
 
     def __init__(
         self,
@@ -46,11 +47,14 @@ class GpuAttentionBlock:
         slot_table: Tensor,
         forms: Mapping[AttentionForm, GpuForm],
         window_table: Tensor | None = None,
+        *,
+        full_layers_see_ahead: bool = False,
     ) -> None:
         self._eps = eps
         self._slot_table = slot_table
         self._window_table = window_table
         self._forms = forms
+        self._full_layers_see_ahead = full_layers_see_ahead
 
     def attend(
         self,
@@ -149,9 +153,8 @@ class GpuAttentionBlock:
             codes = None if a.codes is None else a.codes[part]
             scales = None if a.scales is None else a.scales[part]
             mine = None if new is None else _part_of(new, part)
-            ends = (
-                batch.ends if shape.window and new is None else None
-            )  # independent rows see up to themselves
+            # Independent rows see up to themselves.
+            ends = batch.ends if self._sees_ahead(shape) and new is None else None
             decode_attention(
                 q[part], mine, kv.keys, kv.values, table, batch.req_slots[part], batch.positions[part],
                 count, d, a.x[part], codes, scales,
@@ -171,8 +174,11 @@ class GpuAttentionBlock:
                 window=shape.window,
                 sinks=w.sinks,
                 scale=shape.scale,
-                ends=batch.ends if shape.window and batch.sees_ahead else None,
+                ends=batch.ends if self._sees_ahead(shape) and batch.sees_ahead else None,
             )
+
+    def _sees_ahead(self, shape: AttentionShape) -> bool:
+        return shape.window > 0 or self._full_layers_see_ahead
 
     def _attend_chosen(
         self,

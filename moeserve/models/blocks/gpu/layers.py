@@ -63,7 +63,9 @@ class GpuLayers:
         self._first_layer = shape.num_layers - len(layers)
         self._kv = kv
         self._states = states
-        self._attention = GpuAttentionBlock(shape.rms_eps, slot_table, forms, window_table)
+        self._attention = GpuAttentionBlock(
+            shape.rms_eps, slot_table, forms, window_table, full_layers_see_ahead=shape.full_layers_see_ahead
+        )
         self._latent_attention = GpuLatentAttentionBlock(slot_table, forms)
         mixers = [layer.mixer for layer in shape.layers[self._first_layer :]]
         self._compressed_attention = GpuCompressedAttentionBlock(shape.rms_eps, slot_table, forms, mixers, kv)

@@ -17,7 +17,7 @@ from .folder import CONFIG, read_config, weight_files
 from .json_files import read_json
 from .made_tensor import MadeTensor, values_made
 from .safetensors_file import StoredTensor, read_tensors, release_pages
-from .towers import gemma4, glm4v, kimi_k25, llama_4, minimax_m3, qwen3vl
+from .towers import gemma3, gemma4, glm4v, kimi_k25, llama_4, minimax_m3, qwen3vl
 from .towers.family import Config, Made, TowerFamily
 
 VISION_CONFIG: Final = "vision_config"
@@ -28,6 +28,7 @@ _IMAGES: Final = ("image_processor", "media_proc_cfg")  # keys under which some 
 _UNNAMED: Final = ("", "None", "clip_vision_model")
 _FAMILIES: Final = (
     qwen3vl.FAMILY,
+    gemma3.FAMILY,
     gemma4.FAMILY,
     kimi_k25.FAMILY,
     glm4v.FAMILY,
