@@ -128,6 +128,11 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     # int32, as many as `kv_slots` where windowed layers have a pool of their own; else none.
     window_slots: bytes = b""
 
+    @property
+    def drafts(self) -> int:
+        """How many of its tokens may be drafts."""
+        return self.count - 1 if self.start == CONTINUES else 0
+
 
 class Fork(msgspec.Struct, frozen=True, array_like=True):
     """Before the rows of a plan, request slot `target` takes over the tokens and KV slots of `source` at the positions

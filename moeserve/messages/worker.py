@@ -96,8 +96,9 @@ class OverlappingWorker(Worker, Protocol):
 
     @abstractmethod
     def advance(self, plan: StepPlan) -> StepResult:
-        """Launches a plan behind the one under way, waits for the result of that one and returns it. The plan is then
-        the one under way; `launch_rest` is the next call."""
+        """Launches a plan behind the one under way, waits for the result of that one and returns it. A plan that
+        depends on that result is launched when it is there, before it is returned. The plan is then the one under way;
+        `launch_rest` is the next call."""
         ...
 
     @abstractmethod

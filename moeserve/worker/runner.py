@@ -2,7 +2,8 @@
 
 An `Engine` (`worker/engines`) does the device-specific work. If it `runs_ahead`, the layers of the next plan may be
 launched before the running step's tokens are read, so that the device does not idle: forward of N+1, tokens and
-result of N, then N+1's sampling, which waits for the grammar masks after N.
+result of N, then N+1's sampling, which waits for the grammar masks after N. Where one of the two has drafts, N+1
+depends on N's tokens: it is launched when they are known, before N's result is returned.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from moeserve.messages.adapters import AdaptersReport, AdapterState, AdaptersWan
 from moeserve.messages.pages import PageReport
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import (
-    CONTINUES,
     ExpertUse,
     NewSeq,
     Row,
@@ -153,26 +153,31 @@ class Runner:
     def may_follow(self, plan: StepPlan) -> bool:
         """Returns whether `advance` accepts this plan: it has only rows of known or currently sampled tokens, and is
         launched fast enough not to delay the running step's result."""
-        step = self._under_way
+        step, rows = self._under_way, plan.rows
         return (
             self.runs_ahead
             and step is not None
-            and len(step.layout.sampled_rows) <= self.engine.logit_rows
-            and bool(plan.rows)
-            and self.engine.launches_at_once([row.count for row in plan.rows])
+            and bool(rows)
+            and (self._needs_result(plan) or len(step.layout.sampled_rows) <= self.engine.logit_rows)
+            and self.engine.launches_at_once([row.count for row in rows], [row.drafts for row in rows])
             and not (plan.new_seqs or plan.forks or plan.state_copies or plan.pages is not None)
             and not (plan.grammars or plan.dropped_grammars)
-            and all(self._sequences.prompt_logprobs[row.req_slot] is None for row in plan.rows)
-            # rows with drafts depend on the tokens of the running step
-            and step.drafted is None
-            and not any(row.start == CONTINUES and row.count > 1 for row in plan.rows)
+            and all(self._sequences.prompt_logprobs[row.req_slot] is None for row in rows)
         )
+
+    def _needs_result(self, plan: StepPlan) -> bool:
+        """Returns whether the plan's rows depend on the tokens of the running step: one of the two may have drafts."""
+        step = self._under_way
+        return (step is not None and step.drafted is not None) or any(row.drafts for row in plan.rows)
 
     def advance(self, plan: StepPlan) -> StepResult:
         """Launches a plan's layers after the running step, and returns the running step's result. Call `launch_rest`
         next."""
-        step = self._launch(plan)
+        step = None if self._needs_result(plan) else self._launch(plan)
         result = self.finish()
+        if step is None:
+            self.engine.begin()
+            step = self._launch(plan)
         self._under_way = step
         return result
 
@@ -197,7 +202,7 @@ class Runner:
         draft_wait_ms = 0.0
         compute_ms = device_ms or (ended - max(step.started, self._step_ended)) * 1e3
         if device_ms and step.drafted is not None:
-            # Nothing is launched ahead of a step with drafts, so the device waits for the host.
+            # A step with drafts is launched when the tokens before it are known, so the device waits for the host.
             compute_ms = (ended - step.started) * 1e3
             before, after = (step.launched - step.started) * 1e3, max(compute_ms - device_ms, 0.0)
             draft_wait_ms = max(before - step.draft_ms, 0.0) + after

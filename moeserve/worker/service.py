@@ -14,7 +14,6 @@ import logging
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,8 +31,6 @@ from moeserve.worker.plans_ahead import PlansAhead
 # Time without a call after which postponed work is done. A router that has just connected needs a moment for its first
 # plan.
 IDLE_S: Final = 0.25
-# Interval of checks for a call while a step is computed; other threads of the process run in between.
-LOOK_S: Final = 20e-6
 # Python's thread switch interval: how long the computing thread waits for the GIL, many times per step, while another
 # thread reads an adapter or compiles a grammar. Python's default is 5 ms.
 SWITCH_S: Final = 2e-4
@@ -82,18 +79,18 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
         """connection: its calls may run while a step is computed; None: no calls may."""
         self._connection = connection
 
-    def _take_call(self) -> None:
-        """While a step is computed: executes a waiting call, else waits LOOK_S. Raises what the call raised."""
+    def _take_call(self) -> bool:
+        """Executes a waiting call while a step is computed. Returns False if there was none. Raises what it raised."""
         has_taken = False
         if self._connection is not None:
             try:
                 has_taken = self._connection.poll(0)
             except EOFError:  # sending the step's result fails in the same way and reports it
                 self._connection = None
+                has_taken = True  # the call may have been executed, and its answer not sent
         if self.error is not None:
             raise self.error
-        if not has_taken:
-            time.sleep(LOOK_S)
+        return has_taken
 
     def warm_on(self, *, is_idle: bool) -> bool:
         """Does a piece of postponed work between two calls; see `Worker`."""

@@ -3,6 +3,7 @@ attend, that have a pool of windows, and latent attention, with all experts on t
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,32 @@ def test_launched_ahead_while_nothing_is_drafted(runner: Runner, monkeypatch: py
     assert {id: answer.tokens for id, answer in found.items()} == {
         id: answer.tokens for id, answer in expected.items()
     }
+
+
+def test_steps_behind_drafts_are_launched_before_their_result_is_told(
+    runner: Runner, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same steps as one by one, so the same texts; some have no drafts."""
+    if request.node.callspec.params["runner"] not in ALL_ON_GPU:
+        pytest.skip("an expert that the cache moves rounds otherwise from then on")
+    requests = asked(4, runner.ready().vocab_size, logprobs=None)
+    texts = whole_texts(requests, serve(runner, requests, 0)[0])
+
+    def begin_anew() -> None:
+        foresee(runner, texts, 0.8)
+        lengths = itertools.cycle((MOST, MOST, 0))
+        monkeypatch.setattr(
+            DraftLength, "choose", lambda self, records, *_: ([next(lengths)] * len(records), float(MOST))
+        )
+
+    begin_anew()
+    expected, before = serve(runner, requests, MOST)
+    begin_anew()
+    worker = LaunchedAhead(runner)
+    found, report = serve(worker, requests, MOST, lambda world, _: setattr(worker, "world", world))  # type: ignore[arg-type]
+    assert found == expected
+    assert report.draft_tokens == before.draft_tokens
+    assert worker.num_with_drafts > 2
 
 
 def test_graphs_of_steps_with_drafts(runner: Runner) -> None:

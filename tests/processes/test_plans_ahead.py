@@ -83,6 +83,23 @@ def test_a_result_does_not_wait_for_the_rest_of_the_next_plan(tmp_path: Path) ->
         worker.close()
 
 
+def test_a_plan_that_is_there_is_launched_before_the_result_is_sent(tmp_path: Path) -> None:
+    """As behind a step with drafts, whose tokens are read where the rest of its launching is."""
+    path = tmp_path / "worker"
+    with child_process(path, "overlapping", "seen"):
+        worker = started(path)
+        worker.submit(going_on(1))
+        worker.submit(going_on(2))
+        answers = results(worker, 1)  # the rest of step 2 now waits
+        worker.submit(going_on(3))
+        let_go(path)
+        for step in (1, 2):
+            path.with_suffix(f".{step}").touch()
+        answers += results(worker, 2)
+        assert launched_before_the_result(answers) == [2, 3, 3]
+        worker.close()
+
+
 def test_a_plan_with_a_new_sequence_waits_for_the_one_before(worker: RpycWorker, tmp_path: Path) -> None:
     worker.submit(going_on(1))
     worker.submit(plan(2))

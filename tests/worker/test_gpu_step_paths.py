@@ -240,8 +240,11 @@ def test_a_plan_may_follow_if_its_step_is_a_graph() -> None:
     engine = engine_of(Model())
     counts = {"decode": [1] * 256, "more rows than the head takes": [1] * 257, "a prompt": [1, 500],
               "more tiles than there is room for": [2] * 1000, "a long prompt": [1500]}  # fmt: skip
-    found = {name: engine.launches_at_once(tokens) for name, tokens in counts.items()}
+    found = {name: engine.launches_at_once(tokens, [0] * len(tokens)) for name, tokens in counts.items()}
     assert [name for name, at_once in found.items() if at_once] == ["decode", "a prompt"]
+    drafting = engine_of(Model(), max_drafts=3)
+    assert drafting.facts.max_drafts_size >= 32
+    assert drafting.launches_at_once([4] * 8, [3] * 8)
 
 
 def test_decode_steps_of_more_rows_than_the_head_takes_are_timed() -> None:

@@ -281,7 +281,7 @@ def _ahead_tokens(runner: Runner) -> int:
     if not runner.runs_ahead:
         return 0
     sizes = powers_of_two(1, runner.ready().max_num_batched_tokens)
-    return max((n for n in sizes if runner.engine.launches_at_once([n])), default=0)
+    return max((n for n in sizes if runner.engine.launches_at_once([n], [0])), default=0)
 
 
 def command_parser() -> argparse.ArgumentParser:

@@ -124,9 +124,10 @@ class Engine(Protocol):
         """True if a step may be launched before the host has read the tokens of the previous one."""
         ...
 
-    def launches_at_once(self, counts: Sequence[int]) -> bool:
+    def launches_at_once(self, counts: Sequence[int], drafts: Sequence[int]) -> bool:
         """Returns whether launching a step takes the host much less time than the step takes the device. counts:
-        tokens per sequence, sequences with one token first; none is new."""
+        tokens per sequence, sequences with one token first; none is new. drafts: how many of each one's tokens
+        may be drafts."""
         ...
 
     def finish(self) -> float:

@@ -196,7 +196,7 @@ class CpuEngine:
     def begin(self) -> None:
         """Does nothing: the host's clock times the steps."""
 
-    def launches_at_once(self, counts: Sequence[int]) -> bool:
+    def launches_at_once(self, counts: Sequence[int], drafts: Sequence[int]) -> bool:
         return False
 
     def finish(self) -> float:

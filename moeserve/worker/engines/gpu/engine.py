@@ -335,8 +335,8 @@ class GpuEngine:
     def begin(self) -> None:
         self._done.begin()
 
-    def launches_at_once(self, counts: Sequence[int]) -> bool:
-        return self._path_of(StepShape(np.array(counts, np.int32), sum(counts))).launches_at_once
+    def launches_at_once(self, counts: Sequence[int], drafts: Sequence[int]) -> bool:
+        return self._path_of(StepShape.of(counts, drafts)).launches_at_once
 
     def finish(self) -> float:
         interval_ms = self._done.finish()

@@ -58,6 +58,11 @@ class StepShape(NamedTuple):
     sees_ahead: bool = False  # some rows see later rows
     drafted: npt.NDArray[np.int32] | None = None  # [sequences]: how many of the tokens are drafts; None: none
 
+    @classmethod
+    def of(cls, counts: Sequence[int], drafts: Sequence[int]) -> StepShape:
+        """Returns the shape of a step of old sequences. drafts: how many of each one's tokens are drafts."""
+        return cls(np.array(counts, np.int32), sum(counts), drafted=np.array(drafts, np.int32))
+
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
