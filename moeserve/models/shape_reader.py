@@ -17,7 +17,7 @@ from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
 from moeserve.models.interface import LayerShape, ModelShape
-from moeserve.models.neutral_settings import NEUTRAL, is_neutral
+from moeserve.models.neutral_settings import first_overlooked
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -106,6 +106,13 @@ class ShapeReader:
         """Raises ModelError if the key exists with another value than the only supported one."""
         self.integer(suffix, value, value, default=value)
 
+    def activation(self, *names: str) -> None:
+        """Raises ModelError if the file states an activation that has none of these names."""
+        suffix = "hidden_activation"
+        value = self._metadata.require_str(self._key(suffix), default=names[0])
+        if value not in names:
+            raise self.error(suffix, f"is {value!r:.80}; {' or '.join(map(repr, names))} is supported")
+
     def error(self, suffix: str, problem: str) -> ModelError:
         return self._metadata.error(self._key(suffix), problem)
 
@@ -164,10 +171,10 @@ class ShapeReader:
     def recurrent_layers(self) -> list[bool]:
         """Reads which of the layers are recurrent; at least one must attend."""
         suffix = "attention.recurrent_layers"
+        interval = self.integer("full_attention_interval", 1, 1024, default=4)
         if self._key(suffix) in self._metadata:
             recurrent = self.flags(suffix)
         else:
-            interval = self.integer("full_attention_interval", 1, 1024, default=4)
             recurrent = [(layer + 1) % interval != 0 for layer in range(self.num_layers)]
         if all(recurrent):
             raise self.error(suffix, "has no attention layer, which is not supported")
@@ -304,7 +311,7 @@ class ShapeReader:
         no key. rope_scaling: overrides the keys."""
         vocab_size = len(self._metadata.require_strings("tokenizer.ggml.tokens"))
         self.only("vocab_size", vocab_size)
-        self._refuse_unread()
+        self._refuse_unread(layers)
         return ModelShape(
             architecture=self._source.architecture,
             hidden_size=self.hidden_size,
@@ -349,9 +356,7 @@ class ShapeReader:
 
     def rope_scaling(self, *, yarn_truncates: bool = True) -> RopeScaling:
         """Reads the RoPE scaling. yarn_truncates: value if the file has no key."""
-        # "rope.scale_linear" is the older name of the key.
-        linear = self.number("rope.scale_linear", 0.0, 1024.0, default=1.0)
-        factor = self.number("rope.scaling.factor", 0.0, 1024.0, default=linear) or 1.0
+        factor = self._rope_factor()
         # In older files a factor without a type means linear scaling.
         kind = self._metadata.require_str(
             self._key("rope.scaling.type"), default="none" if factor == 1.0 else "linear"
@@ -360,6 +365,8 @@ class ShapeReader:
             raise self.error(
                 "rope.scaling.type", f"is {kind!r}, which is not supported; supported are none, linear, yarn"
             )
+        if kind != "yarn":
+            self._refuse_yarn(kind)
         if kind == "none":
             return RopeScaling()
         if factor < 1.0:
@@ -382,12 +389,44 @@ class ShapeReader:
             truncate=self.flag(n.YARN_TRUNCATE, default=yarn_truncates),
         )
 
-    def _refuse_unread(self) -> None:
+    def _rope_factor(self) -> float:
+        """Reads the factor of the RoPE scaling; 1.0 if no key states one. Raises ModelError if the key and its older
+        name differ."""
+        old, new = "rope.scale_linear", "rope.scaling.factor"
+        linear = self.number(old, 0.0, 1024.0, default=0.0)
+        factor = self.number(new, 0.0, 1024.0, default=linear)
+        if linear and factor and linear not in (1.0, factor):
+            raise self.error(old, f"is {linear}, and {new} {factor}: they do not agree")
+        return factor or 1.0
+
+    def _refuse_yarn(self, kind: str) -> None:
+        """Raises ModelError for a setting of YaRN that llama.cpp applies to other kinds of scaling, too."""
+        for suffix, neutral in (
+            ("rope.scaling.attn_factor", (1.0,)),
+            ("rope.scaling.yarn_attn_factor", (1.0,)),
+            ("rope.scaling.yarn_ext_factor", (0.0, -1.0)),  # negative: by the kind of scaling
+        ):
+            value = self.number(suffix, -1e6, 1e6, default=neutral[0])
+            if value not in neutral:
+                raise self.error(
+                    suffix, f"is {value}; with rope.scaling.type {kind!r} it is supported without"
+                )
+
+    def _refuse_unread(self, layers: tuple[LayerShape, ...]) -> None:
         """Raises ModelError for a setting that changes the computation but that the family's code did not read."""
-        for suffix in sorted(NEUTRAL.keys() - self._asked):
-            value = self._metadata.get(self._key(suffix))
-            if value is not None and not is_neutral(suffix, value):
-                raise self.error(suffix, f"is {value!r:.80}; this architecture is supported only without it")
+        prefix, read = f"{self._source.architecture}.", frozenset(self._asked)
+        given = {
+            key.removeprefix(prefix): self._metadata[key] for key in self._metadata if key.startswith(prefix)
+        }
+        overlooked = first_overlooked(given, read, self._context_length)
+        if overlooked is not None:
+            value = given[overlooked]
+            raise self.error(overlooked, f"is {value!r:.80}; this architecture is supported only without it")
+        recurrent = "attention.recurrent_layers"
+        if recurrent not in read and self.has(recurrent):
+            for layer, (said, shape) in enumerate(zip(self.flags(recurrent), layers, strict=True)):
+                if said != (shape.recurrence is not None):
+                    raise self.error(recurrent, f"says {said} of layer {layer}, and the other keys do not")
 
     def _key(self, suffix: str) -> str:
         self._asked.add(suffix)

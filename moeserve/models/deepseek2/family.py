@@ -55,6 +55,8 @@ def _attention(reader: ShapeReader, scaling: RopeScaling) -> LatentAttentionShap
     attention = latent_attention(reader, num_heads)
     reader.only("attention.value_length", attention.rank)
     reader.number("rope.scaling.attn_factor", 1.0, 1.0, default=1.0)
+    if scaling.type == "yarn" and scaling.attn_factor not in (1.0, _plain_attn_factor(scaling)):
+        raise reader.error("rope.scaling.yarn_attn_factor", f"is {scaling.attn_factor}; 1.0 is supported")
     return replace(
         attention,
         scale=_magnitude(reader, scaling) ** 2 * attention.scale,
@@ -76,7 +78,12 @@ def _without_magnitude(scaling: RopeScaling) -> RopeScaling:
     it."""
     if scaling.type != "yarn":
         return scaling
-    return replace(scaling, attn_factor=1.0 / (1.0 + 0.1 * math.log(scaling.factor)))
+    return replace(scaling, attn_factor=_plain_attn_factor(scaling))
+
+
+def _plain_attn_factor(scaling: RopeScaling) -> float:
+    """Returns the factor with which YaRN leaves the lengths of q and k as they are."""
+    return 1.0 / (1.0 + 0.1 * math.log(scaling.factor))
 
 
 def _experts(reader: ShapeReader, source: ModelSource, first: int) -> MoeShape:

@@ -26,6 +26,7 @@ def read_shape(source: ModelSource) -> ModelShape:
     normalised, or that embeddings are multiplied by sqrt(hidden). In a GGUF a missing v tensor, not a key, shows
     that v is made from k."""
     reader = ShapeReader(source)
+    reader.activation("gelu_pytorch_tanh", "gelu")
     windowed = reader.flags("attention.sliding_window_pattern")
     attention = [_attention(reader, source, index, sees) for index, sees in enumerate(windowed)]
     layers = zip(_shared_kv(reader, attention), _feed_forwards(reader), strict=True)

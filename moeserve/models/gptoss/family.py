@@ -40,6 +40,7 @@ def read_shape(source: ModelSource) -> ModelShape:
     docs/reference/models.md)."""
     reader = ShapeReader(source)
     heads, router = reader.heads(), RouterOptions(scoring="softmax_topk")
+    reader.only("expert_gating_func", 3)  # llama.cpp's number for a softmax of the chosen logits
     num_experts, top_k, width = reader.experts()
     moe = MoeShape(
         num_experts, top_k, width, router, router_bias=True, activation="swiglu_oai", expert_bias=True

@@ -3,8 +3,6 @@ heads at once; part of each head rotates."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from moeserve.models.attention import AttentionShape
 from moeserve.models.feed_forward import MoeShape
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
@@ -21,8 +19,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. The architecture implies that the chosen experts'
-    weights are normalised; no key states it."""
+    """Reads the shape from the metadata. Raises ModelError. The chosen experts' weights are normalised unless a key
+    says otherwise; llama.cpp's converter writes none."""
     reader = ShapeReader(source)
     for absent in ("expert_shared_count", "leading_dense_block_count"):
         reader.only(absent, 0)
@@ -31,7 +29,7 @@ def read_shape(source: ModelSource) -> ModelShape:
         num_heads, num_kv_heads, head_dim, qk_norm="full", rotated=reader.rotated(head_dim)
     )
     num_experts, top_k, width = reader.experts()
-    router = replace(reader.sigmoid_router(num_experts, top_k), normalize=True)
+    router = reader.sigmoid_router(num_experts, top_k, normalize=True)
     layer = LayerShape(attention, MoeShape(num_experts, top_k, width, router, choice_bias=True))
     return reader.model((layer,) * reader.num_layers)
 

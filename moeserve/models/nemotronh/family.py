@@ -27,6 +27,7 @@ def read_shape(source: ModelSource) -> ModelShape:
     """Reads the shape from the metadata. Raises ModelError. Layers with KV heads attend, those with a feed-forward
     length have a feed-forward, the others are Mamba-2."""
     reader = ShapeReader(source)
+    reader.activation("relu2", "relu_sqr")
     widths = reader.layer_integers(FFN_LENGTH, 0, 1 << 20)
     kv_heads = reader.layer_integers(KV_HEADS, 0, 1024)
     if not any(kv_heads):

@@ -40,6 +40,9 @@ def read_shape(source: ModelSource) -> ModelShape:
 def _scaling(reader: ShapeReader, source: ModelSource) -> RopeScaling:
     if n.LONG_ROPE_FACTORS not in source.tensors:
         return reader.rope_scaling()
+    for setting in ("rope.scaling.factor", "rope.scale_linear"):
+        if reader.number(setting, 0.0, 1024.0, default=1.0) not in (0.0, 1.0):
+            raise reader.error(setting, f"is given, and the file has the tensor {n.LONG_ROPE_FACTORS!r}")
     return RopeScaling(
         "longrope",
         original_context_length=reader.integer("rope.scaling.original_context_length", 1, 1 << 24),

@@ -31,11 +31,11 @@ def read_shape(source: ModelSource) -> ModelShape:
     """Reads the shape from the metadata. Raises ModelError."""
     reader = ShapeReader(source)
     ngrams = _read_ngrams(source, reader)
-    shape = read_hybrid_shape(reader, is_tiled=True, merged_gates=False)
     streams = HyperConnections(
         count=reader.integer("hyper_connection.count", 2, 16),
         low_rank=reader.integer("hyper_connection.low_rank", 1, 1 << 16),
     )
+    shape = read_hybrid_shape(reader, is_tiled=True, merged_gates=False)
     return replace(
         shape,
         layers=tuple(_layer(*each) for each in zip(shape.layers, _indexers(reader, shape), strict=True)),

@@ -101,7 +101,11 @@ def test_rope_scaling(tmp_path: Path) -> None:
     assert scaling(rope__scaling__type="linear", rope__scaling__factor=2.0) == RopeScaling("linear", 2.0)
     assert scaling(rope__scaling__factor=2.0) == RopeScaling("linear", 2.0)
     assert scaling(rope__scale_linear=4.0) == RopeScaling("linear", 4.0), "the older name"
-    assert scaling(rope__scale_linear=4.0, rope__scaling__factor=2.0) == RopeScaling("linear", 2.0)
+    assert scaling(rope__scale_linear=1.0, rope__scaling__factor=2.0) == RopeScaling("linear", 2.0)
+    with pytest.raises(
+        ModelError, match=r"rope.scale_linear' is 4.0, and rope.scaling.factor 2.0: they do not"
+    ):
+        scaling(rope__scale_linear=4.0, rope__scaling__factor=2.0)
     assert scaling(rope__scaling__type="none", rope__scaling__factor=2.0) == RopeScaling()
     assert scaling(rope__scaling__factor=0.0) == RopeScaling()
 
