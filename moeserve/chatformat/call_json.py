@@ -1,8 +1,11 @@
-"""Reads the JSON of a call. If the format's next tag comes before the JSON's last brackets, the brackets are added."""
+"""Reads the JSON of a call. If the format's next tag, or the end of a list around the call, comes before the
+JSON's last brackets, the brackets are added."""
 
 from __future__ import annotations
 
 from .json_reader import JSON, Dialect, JsonReader, Status
+
+_LIST_END = "]"  # of a list of calls, where the last call lacks its last brackets
 
 
 class CallJson:
@@ -36,6 +39,9 @@ class CallJson:
             self.shown = self._reader.end()
             return Status.DONE
         self._tag = ""
+        if tag == _LIST_END and self._reader.can_end and not self._reader.closes(tag):
+            self.unread, self.shown = tag, self._reader.end()
+            return Status.DONE
         for at, one in enumerate(tag):
             status = self._reader.push(one)
             self.shown += self._reader.shown

@@ -24,6 +24,7 @@ from . import (
     mistral,
     python_calls,
     qwen3_coder,
+    seed,
 )
 from .bare_calls import BareCalls
 from .either_body import EitherBody
@@ -161,9 +162,9 @@ def _separated(
     )
 
 
-def _in_json(name: str, mark: str, tags: CallTags, guided: GuidedCalls) -> ToolFormat:
+def _in_json(name: str, marks: tuple[str, ...], tags: CallTags, guided: GuidedCalls) -> ToolFormat:
     body = _untyped(partial(hermes.HermesBody, tags=tags))
-    return ToolFormat(name, (mark,), tags, tags.close, body, guided, in_json=not tags.bare)
+    return ToolFormat(name, marks, tags, tags.close, body, guided, in_json=not tags.bare)
 
 
 def _python(name: str, mark: str) -> ToolFormat:
@@ -254,6 +255,7 @@ _ALL: Final = (  # a template with the marks of several formats gets the first o
     _hunyuan3("hy_v3", ("<tool_sep", hunyuan3.SUFFIX), hunyuan3.SUFFIX),
     _hunyuan3("hy_v3_preview", ("<tool_sep>", "<tool_calls>", "<arg_key>"), ""),
     _tagged("glm45", (glm.SYNTAX.key_open,), glm.TAGS, glm.SYNTAX, glm.OWN_CALLS),
+    _tagged("seed_oss", (seed.TAGS.open,), seed.TAGS, seed.SYNTAX, seed.OWN_CALLS),
     _tagged(
         "qwen3_coder",
         (qwen3_coder.TAGS.bare,),
@@ -261,11 +263,12 @@ _ALL: Final = (  # a template with the marks of several formats gets the first o
         qwen3_coder.SYNTAX,
         qwen3_coder.OWN_CALLS,
     ),
-    _in_json("hunyuan", json_lists.HUNYUAN.open, json_lists.HUNYUAN, json_lists.HUNYUAN_GUIDED),
-    _in_json("granite", json_lists.GRANITE.open, json_lists.GRANITE, json_lists.GRANITE_GUIDED),
+    _in_json("hunyuan", (json_lists.HUNYUAN.open,), json_lists.HUNYUAN, json_lists.HUNYUAN_GUIDED),
+    _in_json("phi4_mini", json_lists.PHI4_MARKS, json_lists.PHI4, json_lists.PHI4_GUIDED),
+    _in_json("granite", (json_lists.GRANITE.open,), json_lists.GRANITE, json_lists.GRANITE_GUIDED),
     _mistral("mistral", (mistral.OPEN, mistral.SEPARATOR), mistral.GUIDED),
     _mistral("mistral_json", (mistral.OPEN,), mistral.GUIDED_LIST),
-    _in_json("llama", json_lists.LLAMA_MARK, json_lists.LLAMA, json_lists.LLAMA_GUIDED),
+    _in_json("llama", (json_lists.LLAMA_MARK,), json_lists.LLAMA, json_lists.LLAMA_GUIDED),
     _python("lfm2", python_calls.MARK),
     ToolFormat(
         "hermes",

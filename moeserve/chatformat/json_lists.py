@@ -1,6 +1,8 @@
-"""Calls as a list of JSON objects in a tag, which Granite 3 and Hunyuan write:
+"""Calls as a list of JSON objects in a tag, which Granite 3, Phi-4-mini and Hunyuan write:
 
 <|tool_call|>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]
+
+<|tool_call|>[{"name": "f", "arguments": {}}]<|/tool_call|>
 
 <tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>
 
@@ -17,12 +19,17 @@ from .guided import GuidedCalls
 from .mistral import list_of_one
 from .tool_calls import CallTags
 
-_ENDS: Final = ("]", "}")
+_ENDS: Final = ("]", "}", "```")
 
-GRANITE: Final = CallTags("<|tool_call|>", "", following=",", ends=_ENDS)
+GRANITE: Final = CallTags("<|tool_call|>", "", following=",", other_following="{", ends=_ENDS)
 GRANITE_GUIDED: Final = list_of_one(GRANITE.open)
 
-HUNYUAN: Final = CallTags("<tool_calls>", "</tool_calls>", following=",", ends=_ENDS)
+# Its template shows no calls, but the tools in a tag of the same form.
+PHI4_MARKS: Final = ("<|tool|>", "<|/tool|>")
+PHI4: Final = CallTags("<|tool_call|>", "<|/tool_call|>", following=",", other_following="{", ends=_ENDS)
+PHI4_GUIDED: Final = list_of_one(PHI4.open, PHI4.close)
+
+HUNYUAN: Final = CallTags("<tool_calls>", "</tool_calls>", following=",", other_following="{", ends=_ENDS)
 HUNYUAN_GUIDED: Final = list_of_one(HUNYUAN.open, HUNYUAN.close)
 
 # `bare`: the usual beginning of a call without a tag. JSON that is not a call stays text.

@@ -166,7 +166,7 @@ class JsonReader:
                 self._comma = ","
                 in_object = self._open[-1] not in ("[", _TUPLE)
                 self._expect = _Expect.KEY_OR_END if in_object else _Expect.VALUE_OR_END
-            case _Expect.COMMA_OR_END | _Expect.KEY_OR_END | _Expect.VALUE_OR_END if self._closes(char):
+            case _Expect.COMMA_OR_END | _Expect.KEY_OR_END | _Expect.VALUE_OR_END if self.closes(char):
                 return self._close(char)
             case _Expect.KEY_OR_END:
                 self._is_key = True
@@ -177,7 +177,8 @@ class JsonReader:
                 return Status.BROKEN
         return Status.GOING
 
-    def _closes(self, char: str) -> bool:
+    def closes(self, char: str) -> bool:
+        """Returns whether the character is the innermost bracket's counterpart."""
         return char == _CLOSING[self._open[-1]]
 
     def _close(self, char: str) -> Status:

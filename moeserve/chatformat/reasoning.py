@@ -27,6 +27,7 @@ class ReasoningTags:
     switch: str = (
         ""  # the template's variable with the values true and false, beside the usual ones; "": none
     )
+    budget: str = ""  # the template's variable whose value is 0 without reasoning and -1 without a bound
 
 
 QWEN3: Final = ReasoningTags("qwen3", "<think>", "<think>", "</think>", "\n</think>\n\n")
@@ -45,6 +46,9 @@ HUNYUAN3: Final = ReasoningTags(
 MINIMAX_M3: Final = ReasoningTags(
     "minimax_m3", "<mm:think>", "<mm:think>", "</mm:think>", "</mm:think>", mode="thinking_mode"
 )
+SEED: Final = ReasoningTags(
+    "seed_oss", "<seed:think>", "<seed:think>", "</seed:think>", "</seed:think>", budget="thinking_budget"
+)
 # The answer between `<|START_TEXT|>` and `<|END_TEXT|>` (or `RESPONSE`) needs no tags here: they are control tokens.
 COHERE: Final = ReasoningTags(
     "cohere",
@@ -54,7 +58,7 @@ COHERE: Final = ReasoningTags(
     "<|END_THINKING|>",
     switch="reasoning",
 )
-_ALL: Final = (HUNYUAN3, MINIMAX_M3, HUNYUAN, ERNIE, QWEN3, GEMMA4, MISTRAL, COHERE)
+_ALL: Final = (HUNYUAN3, MINIMAX_M3, HUNYUAN, ERNIE, QWEN3, GEMMA4, MISTRAL, COHERE, SEED)
 REASONING_TAGS: Final = {tags.name: tags for tags in _ALL}
 
 

@@ -21,8 +21,9 @@ _TOOL_CALLS: Final = {
     "deepseek_v4": "deepseekv4",
     "minimax_m2": "minimax-m2",
     "hunyuan": "hunyuan_a13b",
+    "phi4_mini": "phi4_mini_json",
     "auto": "openai gpt-oss openai_gptoss gptoss pythonic llama4_pythonic olmo3 step3 ernie45 nemotron internlm "
-    "interns1 jamba granite-20b-fc granite4 xlam phi4_mini_json longcat seed_oss gigachat3 functiongemma minimax "
+    "interns1 jamba granite-20b-fc granite4 xlam longcat gigachat3 functiongemma minimax "
     "trinity laguna",
 }
 _REASONING: Final = {
@@ -31,7 +32,7 @@ _REASONING: Final = {
     "harmony": "gpt-oss openai_gptoss gptoss",
     "hunyuan": "hunyuan_a13b",
     "ernie": "ernie45",
-    "auto": "granite seed_oss holo2 minimax_m2_append_think minimax-append-think interns1",
+    "auto": "granite holo2 minimax_m2_append_think minimax-append-think interns1",
 }
 
 

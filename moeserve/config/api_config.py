@@ -150,6 +150,8 @@ class ApiConfig(SeveralModelsConfig):
             "mistral_json",
             "cohere",
             "granite",
+            "phi4_mini",
+            "seed_oss",
             "hunyuan",
             "llama",
             "hy_v3",
@@ -164,8 +166,8 @@ class ApiConfig(SeveralModelsConfig):
         "Chat",
         "how the model marks its reasoning (qwen3: <think> and </think>; hunyuan, ernie: the same, with the answer in "
         "<answer> or <response>; hy_v3: <think:opensource>; minimax_m3: <mm:think>; mistral: [THINK] and "
-        "[/THINK]; gemma4: <|channel>thought and <channel|>; cohere: <|START_THINKING|>; harmony: gpt-oss's channels); "
-        "auto: recognised from its chat template",
+        "[/THINK]; gemma4: <|channel>thought and <channel|>; cohere: <|START_THINKING|>; seed_oss: <seed:think>; "
+        "harmony: gpt-oss's channels); auto: recognised from its chat template",
         choices=(
             "auto",
             "qwen3",
@@ -176,6 +178,7 @@ class ApiConfig(SeveralModelsConfig):
             "mistral",
             "gemma4",
             "cohere",
+            "seed_oss",
             "harmony",
             "none",
         ),

@@ -52,6 +52,23 @@ QWEN3_CODER: Final = (
 """
 )
 
+# Values that are no text are shown as Python writes them.
+SEED_OSS: Final = """{%- set call_begin, call_end = '<seed:tool_call>', '</seed:tool_call>' %}
+{%- set think_begin, think_end = '<seed:think>', '</seed:think>' %}
+{%- for tool in tools or [] %}
+def {{ tool.function.name }}{% endfor %}
+{%- for m in messages %}{{ '<seed:bos>' + m.role + '\n' }}
+{%- if m.reasoning_content %}{{ think_begin + m.reasoning_content + think_end + '\n' }}{% endif %}
+{{- m.content or '' }}
+{%- for call in m.tool_calls or [] %}{{ '\n' + call_begin + '\n<function=' + call.function.name + '>\n' }}
+{%- for key, value in call.function.arguments | items %}{{ '<parameter=' + key + '>' }}
+{{- (value if value is string else value | string) + '</parameter>\n' }}
+{%- endfor %}{{ '</function>\n' + call_end }}
+{%- endfor %}<seed:eos>
+{%- endfor %}<seed:bos>assistant
+{%- if thinking_budget is defined and thinking_budget == 0 %}{{ think_begin + think_end }}{% endif %}
+"""
+
 # Arguments are tags in tags; null is left out.
 MINIMAX_M3: Final = (
     "{%- set mark = ']<]minimax[>[' %}"
@@ -241,6 +258,11 @@ _ROLES = """{% for m in messages -%}
 {%- if m.tool_calls %}CALLS{% endif %}<|end_of_text|>
 {% endfor %}<|start_of_role|>assistant<|end_of_role|>"""
 GRANITE: Final = _TOOLS + _ROLES.replace("CALLS", "<|tool_call|>" + _LISTED)
+# Published without the calls, which the server writes as text.
+PHI4_MINI: Final = """{%- for m in messages %}{{ '<|' + m.role + '|>' + (m.content or '') }}
+{%- if m.role == 'system' and m.tools %}{{ '<|tool|>' + m.tools + '<|/tool|>' }}{% endif %}
+{%- if m.tool_calls %}CALLS{% endif %}<|end|>
+{%- endfor %}<|assistant|>""".replace("CALLS", "<|tool_call|>" + _LISTED + "<|/tool_call|>")
 HUNYUAN: Final = _TOOLS + _ROLES.replace("CALLS", "\n<tool_calls>" + _LISTED + "</tool_calls>")
 LLAMA: Final = (
     """{% if tools %}Respond in the format {"name": function name, "parameters": dictionary of arguments}.
@@ -360,6 +382,8 @@ TEMPLATES: Final = {
     "mistral": MISTRAL,
     "mistral_json": MISTRAL_JSON,
     "granite": GRANITE,
+    "phi4_mini": PHI4_MINI,
+    "seed_oss": SEED_OSS,
     "hunyuan": HUNYUAN,
     "llama": LLAMA,
     "hy_v3": HY_V3,
@@ -375,6 +399,8 @@ _AROUND: Final = {  # an assistant's message
     **dict.fromkeys(
         ("deepseek_v31", "deepseek_v32", "deepseek_v4"), ("<｜Assistant｜>", "<｜end▁of▁sentence｜>")
     ),
+    "phi4_mini": ("<|assistant|>", "<|end|>"),
+    "seed_oss": ("<seed:bos>assistant\n", "<seed:eos>"),
     "cohere": ("<|CHATBOT_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
     "kimi_k2": ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>"),
     "mistral": ("[/AVAILABLE_TOOLS]", "</s>"),

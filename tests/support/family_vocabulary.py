@@ -49,6 +49,11 @@ _TAGS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "mistral": (_CONTROL, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
     "mistral_json": (_CONTROL, ("[TOOL_CALLS]",)),
     "granite": (_CONTROL, ("<|tool_call|>",)),
+    "phi4_mini": (
+        _CONTROL,
+        ("<|tool|>", "<|/tool|>", "<|tool_call|>", "<|/tool_call|>", "<|tool_response|>"),
+    ),
+    "seed_oss": (_CONTROL, ("<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>")),
     "hunyuan": (_USER_DEFINED, ("<tool_calls>", "</tool_calls>")),
     "llama": (_CONTROL, ("<|python_tag|>",)),
     "lfm2": (_CONTROL, ("<|tool_call_start|>", "<|tool_call_end|>")),

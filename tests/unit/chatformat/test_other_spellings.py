@@ -21,6 +21,8 @@ JSON: Final = '{"a": "x", "b": "y"}'
 PARAMETERS: Final = "<parameter=a>\nx\n</parameter>\n<parameter=b>\ny\n</parameter>\n"
 CODER: Final = f"<tool_call>\n<function=f>\n{PARAMETERS}</function>\n</tool_call>"
 GLM: Final = call("glm45", XY)
+SEED: Final = call("seed_oss", XY)
+PHI4: Final = call("phi4_mini", XY)
 M2: Final = call("minimax_m2", XY)
 M3: Final = call("minimax_m3", XY)
 MARK: Final = "]<]minimax[>["
@@ -64,6 +66,15 @@ TAGS: Final = (
     ("qwen3_coder", f"{CODER}\n</tool_call>"),
     ("qwen3_coder", CODER.replace("</function>", "</function>\n</function>")),
     ("qwen3_coder", CODER.replace(PARAMETERS, JSON + "\n")),
+    ("seed_oss", SEED),
+    ("seed_oss", CODER),
+    ("seed_oss", SEED.replace("seed:tool_call", "tool_call")),
+    ("seed_oss", SEED.replace("<seed:tool_call>", "<tool_call>")),
+    ("seed_oss", SEED.replace("<parameter=a>", '<parameter name="a">')),
+    ("seed_oss", SEED.replace("<parameter=a>x", "<parameter=a>\nx\n")),
+    ("seed_oss", f"<seed:tool_call>\n{SEED}"),
+    ("seed_oss", f'<seed:tool_call>{{"name": "f", "arguments": {JSON}}}</seed:tool_call>'),
+    ("seed_oss", f"<seed:tool_call>\n<function=f>\n{JSON}\n</function>\n</seed:tool_call>"),
     ("glm45", GLM.replace("<tool_call>", "<tool_call>\n<tool_call>")),
     ("glm45", f"<tool_call>f\n{JSON}\n</tool_call>"),
     ("glm45", f"<tool_call>f{JSON}</tool_call>"),
@@ -79,6 +90,14 @@ TAGS: Final = (
     ("kimi_k2", kimi("f").replace("<|tool_call_begin|>", "")),
 )
 BRACKETS: Final = (
+    ("phi4_mini", PHI4.replace("[", "").replace("]", "")),
+    ("phi4_mini", PHI4.removesuffix("<|/tool_call|>")),
+    ("phi4_mini", PHI4.replace("<|tool_call|>", "<|tool_call|>\n<|tool_call|>")),
+    ("phi4_mini", PHI4.replace("<|/tool_call|>", "<|tool_call|>")),
+    ("phi4_mini", PHI4.replace("[", "```json\n[").replace("]", "]\n```")),
+    ("phi4_mini", PHI4.replace('"', "'")),
+    ("phi4_mini", PHI4.replace("arguments", "parameters")),
+    ("phi4_mini", PHI4.replace('"f"', '"functions.f"')),
     ("gemma4", gemma('f(a=<|"|>x<|"|>, b="y")')),
     ("gemma4", gemma("f(a='x', b='y')")),
     ("gemma4", gemma('f{a:<|"|>x<|"|>b:<|"|>y<|"|>}')),
@@ -105,6 +124,19 @@ def test_a_call_in_another_spelling(name: str, text: str) -> None:
 def test_two_calls_between_one_pair_of_tags() -> None:
     one = f'{{"name": "f", "arguments": {JSON}}}'
     assert read("hermes", hermes(f"{one}\n{one}")) == TWO
+
+
+@pytest.mark.parametrize(
+    "between", [", ", ",\n", "\n", "", "]<|/tool_call|><|tool_call|>[", "]<|/tool_call|>\n<|tool_call|>["]
+)
+@pytest.mark.parametrize("brackets", ["[]", ""])
+def test_two_calls_of_phi_4_mini(between: str, brackets: str) -> None:
+    """In one list, in no list, and in a list each."""
+    if not brackets:
+        between = between.replace("[", "").replace("]", "")
+    one = f'{{"name": "f", "arguments": {JSON}}}'
+    begin, end = brackets[:1], brackets[1:]
+    assert read("phi4_mini", f"<|tool_call|>{begin}{one}{between}{one}{end}<|/tool_call|>") == TWO
 
 
 @pytest.mark.parametrize("written", ["null", '""'])

@@ -25,6 +25,8 @@ DEEPSEEK_V3: Final = DEEPSEEK.replace("f<｜tool▁sep｜>", "function<｜tool�
 KIMI: Final = (
     '<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"a": "x"'
 )
+SEED: Final = "<seed:tool_call>\n<function=f>\n<parameter=a>x"
+PHI4: Final = '<|tool_call|>[{"name": "f", "arguments": {"a": "x"'
 HERMES: Final = '<tool_call>\n{"name": "f", "arguments": {"a": "x"'
 LFM2: Final = '<|tool_call_start|>[f(a="x"'
 GEMMA: Final = '<|tool_call>call:f{a:<|"|>x<|"|>'
@@ -49,6 +51,19 @@ HARMONY: Final = '<|channel|>commentary to=functions.f <|constrain|>json<|messag
             CODER.replace("=f>", "=f") + "<parameter=b>\ny\n</parameter>\n</function>\n</tool_call>",
         ),
         ("qwen3_coder", CODER.removeprefix("<tool_call>\n") + "<parameter=b>\ny\n</function>\n</tool_call>"),
+        ("seed_oss", SEED + "\n<parameter=b>y</parameter>\n</function>\n</seed:tool_call>"),
+        ("seed_oss", SEED + "</parameter>\n<parameter=b>y\n</function>\n</seed:tool_call>"),
+        ("seed_oss", SEED + "</parameter>\n<parameter=b>y</parameter>\n</seed:tool_call>"),
+        ("seed_oss", SEED + "</parameter>\n<parameter=b>y</seed:tool_call>"),
+        ("seed_oss", SEED + "</parameter>\n<parameter=b>y</parameter>\n</function>\n</tool_call>"),
+        ("seed_oss", SEED + "</parameter>\n<parameter=b>y</parameter>\n</function>\n"),
+        ("seed_oss", SEED.partition("\n")[2] + "</parameter>\n<parameter=b>y</parameter>\n</function>"),
+        ("phi4_mini", PHI4 + ', "b": "y"}}<|/tool_call|>'),
+        ("phi4_mini", PHI4 + ', "b": "y"}]<|/tool_call|>'),
+        ("phi4_mini", PHI4 + ', "b": "y"<|/tool_call|>'),
+        ("phi4_mini", PHI4 + ', "b": "y"}}]'),
+        ("phi4_mini", PHI4 + ', "b": "y"}}'),
+        ("phi4_mini", PHI4.replace("[", "") + ', "b": "y"}}<|/tool_call|>'),
         ("glm45", GLM + "\n<arg_key>b</arg_key>\n<arg_value>y</arg_value>\n</tool_call>"),
         ("glm45", GLM + "<arg_key>b</arg_key><arg_value>y</tool_call>"),
         ("glm45", GLM + "</arg_value>\n<arg_key>b</arg_key>\n<arg_value>y</arg_value>\n"),
@@ -107,6 +122,8 @@ def test_a_next_call_closes_the_one_before(name: str) -> None:
         "mistral": "}",
         "mistral_json": "}}]",
         "granite": "}}]",
+        "phi4_mini": "}]<|/tool_call|>",
+        "seed_oss": "</function>\n</seed:tool_call>",
         "hunyuan": "}]</tool_calls>",
         "hy_v3": "</tool_call:opensource>",
         "hy_v3_preview": "</tool_call>",

@@ -87,6 +87,8 @@ class ChatFormats:
         messages = (self.shapes.with_tools if tools else self.shapes.plain).fitted(messages)
         if self.channels is not None:
             return template_input.for_harmony(messages), tools
+        if self.tools is not None and template_input.reads_tools_of_message(template):
+            return template_input.with_tools_in_message(messages, tools, self.tools.guided), tools
         if self.tools is not None and self.tools.takes_text_arguments:
             messages = template_input.for_deepseek(messages, template)
         if self.tools is not None and self.tools.call_id is not None:

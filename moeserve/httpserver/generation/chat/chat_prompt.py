@@ -77,5 +77,6 @@ def _template_kwargs(prompt: ChatPrompt, formats: ChatFormats) -> dict[str, Any]
     if formats.thinking is not None and isinstance(is_enabled, bool):
         tags = formats.thinking.tags
         own = {tags.mode: "enabled" if is_enabled else "disabled", tags.switch: is_enabled}
+        own[tags.budget] = -1 if is_enabled else 0
         kwargs = {name: value for name, value in own.items() if name} | kwargs
     return kwargs

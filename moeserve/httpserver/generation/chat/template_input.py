@@ -14,6 +14,9 @@ from moeserve.chatformat.guided import GuidedCalls
 from moeserve.httpserver.generation.chat.template_shape import Conversation, one_call_each
 
 _SHOWS_TOOLS: Final = re.compile(r"\btools\b")
+# Matches Phi-4-mini's template, which shows the tools that the system message has as text, and no calls.
+_TOOLS_OF_MESSAGE: Final = re.compile(r"message(\.|\[['\"])tools\b")
+_ASSISTANT_WITH_TOOLS: Final = "You are a helpful assistant with some tools."
 # Matches DeepSeek templates that convert a call's arguments to JSON; DeepSeek's other templates concatenate the
 # arguments as text.
 _TO_JSON: Final = re.compile(r"arguments\W{0,3}\s*\|\s*tojson")
@@ -99,6 +102,41 @@ def with_tools(
         first, *rest = messages
         return [first | {"content": f"{first['content']}\n\n{text}"}, *rest]
     return [{"role": "system", "content": text}, *messages]
+
+
+def reads_tools_of_message(template: str) -> bool:
+    return _TOOLS_OF_MESSAGE.search(template) is not None
+
+
+def with_tools_in_message(
+    messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]] | None, guided: GuidedCalls
+) -> Conversation:
+    """Returns messages in the form of a template that shows roles and texts only: the tools as JSON in the system
+    message's `tools`, calls written in the model's own form, results in the role for which it has a token. Source of
+    the form: Phi-4-mini's model card."""
+    adapted = [_with_calls_written(message, guided) for message in messages]
+    if not tools:
+        return adapted
+    listed = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+    if not adapted or adapted[0]["role"] != "system":
+        adapted.insert(0, {"role": "system", "content": _ASSISTANT_WITH_TOOLS})
+    return [adapted[0] | {"tools": listed}, *adapted[1:]]
+
+
+def _with_calls_written(message: dict[str, Any], guided: GuidedCalls) -> dict[str, Any]:
+    if message["role"] == "tool":
+        return {"role": "tool_response", "content": message["content"]}
+    if not message.get("tool_calls"):
+        return message
+    written = [message["content"] or ""]
+    for call in message["tool_calls"]:
+        function = call["function"]
+        arguments = function["arguments"]
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        inner = f"{guided.before_name}{function['name']}{guided.before_arguments}{text}{guided.behind}"
+        written.append(f"{guided.open}{inner}{guided.close}")
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    return rest | {"content": "".join(written)}
 
 
 def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
