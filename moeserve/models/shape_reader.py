@@ -19,6 +19,7 @@ from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
 from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.neutral_settings import first_overlooked
 from moeserve.models.rope_scaling import RopeScaling
+from moeserve.models.rope_settings import read_rope_scaling
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
@@ -356,61 +357,9 @@ class ShapeReader:
 
     def rope_scaling(self, *, yarn_truncates: bool = True) -> RopeScaling:
         """Reads the RoPE scaling. yarn_truncates: value if the file has no key."""
-        factor = self._rope_factor()
-        # In older files a factor without a type means linear scaling.
-        kind = self._metadata.require_str(
-            self._key("rope.scaling.type"), default="none" if factor == 1.0 else "linear"
+        return read_rope_scaling(
+            self._metadata, self._source.architecture, self._context_length, yarn_truncates=yarn_truncates
         )
-        if kind not in ("none", "linear", "yarn"):
-            raise self.error(
-                "rope.scaling.type", f"is {kind!r}, which is not supported; supported are none, linear, yarn"
-            )
-        if kind != "yarn":
-            self._refuse_yarn(kind)
-        if kind == "none":
-            return RopeScaling()
-        if factor < 1.0:
-            raise self.error("rope.scaling.factor", f"is {factor}; 1.0 or more is supported")
-        if kind == "linear":
-            return RopeScaling("linear", factor)
-        self.number("rope.scaling.yarn_ext_factor", 1.0, 1.0, default=1.0)
-        beta_slow = self.number("rope.scaling.yarn_beta_slow", 1e-3, 1e6, default=1.0)
-        original = self.integer(
-            "rope.scaling.original_context_length", 1, 1 << 24, default=self._context_length
-        )
-        attn_factor = self.number("rope.scaling.attn_factor", 1e-3, 1e3, default=1.0)
-        return RopeScaling(
-            type="yarn",
-            factor=factor,
-            original_context_length=original,
-            attn_factor=self.number("rope.scaling.yarn_attn_factor", 1e-3, 1e3, default=attn_factor),
-            beta_fast=self.number("rope.scaling.yarn_beta_fast", beta_slow, 1e6, default=32.0),
-            beta_slow=beta_slow,
-            truncate=self.flag(n.YARN_TRUNCATE, default=yarn_truncates),
-        )
-
-    def _rope_factor(self) -> float:
-        """Reads the factor of the RoPE scaling; 1.0 if no key states one. Raises ModelError if the key and its older
-        name differ."""
-        old, new = "rope.scale_linear", "rope.scaling.factor"
-        linear = self.number(old, 0.0, 1024.0, default=0.0)
-        factor = self.number(new, 0.0, 1024.0, default=linear)
-        if linear and factor and linear not in (1.0, factor):
-            raise self.error(old, f"is {linear}, and {new} {factor}: they do not agree")
-        return factor or 1.0
-
-    def _refuse_yarn(self, kind: str) -> None:
-        """Raises ModelError for a setting of YaRN that llama.cpp applies to other kinds of scaling, too."""
-        for suffix, neutral in (
-            ("rope.scaling.attn_factor", (1.0,)),
-            ("rope.scaling.yarn_attn_factor", (1.0,)),
-            ("rope.scaling.yarn_ext_factor", (0.0, -1.0)),  # negative: by the kind of scaling
-        ):
-            value = self.number(suffix, -1e6, 1e6, default=neutral[0])
-            if value not in neutral:
-                raise self.error(
-                    suffix, f"is {value}; with rope.scaling.type {kind!r} it is supported without"
-                )
 
     def _refuse_unread(self, layers: tuple[LayerShape, ...]) -> None:
         """Raises ModelError for a setting that changes the computation but that the family's code did not read."""

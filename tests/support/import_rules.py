@@ -247,8 +247,10 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.interface",
         "moeserve.models.neutral_settings",
         "moeserve.models.rope_scaling",
+        "moeserve.models.rope_settings",
         "moeserve.kernels.routing.options",
     },
+    "moeserve.models.rope_settings": {"moeserve.models.rope_scaling", "moeserve.models.sources.gguf"},
     "moeserve.models.skipped_layers": {
         "moeserve.models.attention",
         "moeserve.models.feed_forward",

@@ -76,7 +76,10 @@ def _template_kwargs(prompt: ChatPrompt, formats: ChatFormats) -> dict[str, Any]
     is_enabled = kwargs.get(SWITCHES[0])
     if formats.thinking is not None and isinstance(is_enabled, bool):
         tags = formats.thinking.tags
-        own = {tags.mode: "enabled" if is_enabled else "disabled", tags.switch: is_enabled}
-        own[tags.budget] = -1 if is_enabled else 0
+        own: dict[str, Any] = {
+            tags.mode: "enabled" if is_enabled else "disabled",
+            tags.switch: is_enabled,
+            tags.budget: -1 if is_enabled else 0,
+        }
         kwargs = {name: value for name, value in own.items() if name} | kwargs
     return kwargs
