@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Request, Route, expect
 
 from moeserve.messages.schema import (
     EngineLost,
@@ -17,6 +17,7 @@ from moeserve.messages.schema import (
     TextOut,
 )
 from tests.browser.conftest import ask
+from tests.support.broken_answers import BREAKS, broken_answers
 from tests.support.http_harness import NAME, HttpServer, http_server, say
 from tests.support.nightly import nightly_after
 
@@ -77,6 +78,35 @@ def test_a_server_that_is_gone_is_named_as_the_cause(page: Page, new_server: Htt
     new_server.process.wait(30)
     ask(page)
     expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached")
+
+
+@pytest.mark.parametrize("path", ["v1/models", "v1/mcp/servers"])
+def test_answers_that_break_off_are_no_faults_of_the_page(page: Page, server: HttpServer, path: str) -> None:
+    """What the page asks for besides an answer, and the answer itself. The fixture fails where the page throws."""
+    asked: list[Request] = []
+    ended: list[Request] = []
+    addresses: list[str] = []  # the last of them is used
+
+    def break_it(route: Route) -> None:
+        asked.append(route.request)
+        if path == "v1/models" and len(asked) == 1:
+            route.continue_()  # the page waits for the model; the list of models is its second request
+        else:
+            route.continue_(url=addresses[-1])
+
+    for event in ("requestfailed", "requestfinished"):
+        page.on(event, lambda request: ended.append(request))
+    page.route(f"**/{path}", break_it)
+    page.route("**/v1/chat/completions", lambda route: route.continue_(url=addresses[-1]))
+    with broken_answers() as broken:
+        for number, kind in enumerate(BREAKS, start=1):
+            addresses.append(broken + kind)
+            asked.clear()
+            page.goto(server.url)
+            while len(asked) < (2 if path == "v1/models" else 1) or asked[-1] not in ended:
+                page.wait_for_timeout(20)
+            ask(page)
+            expect(page.get_by_role("alert")).to_have_count(number)
 
 
 WIDE = f"```\n{'x' * 300}\n```\n\n{'y' * 300}\n\n|{'wide column|' * 30}\n{'|-' * 30}|"

@@ -18,7 +18,8 @@ export class RequestFailed extends Error {
   }
 }
 
-/** The response. Throws RequestFailed with the server's own words; an abort goes through as AbortError. */
+/** The response, of which the head alone has come. Throws RequestFailed with the server's own words; an abort goes through as
+ *  AbortError. */
 async function request(path, options = {}) {
   const headers = { ...options.headers };
   if (apiKey.get()) headers.Authorization = `Bearer ${apiKey.get()}`;
@@ -34,7 +35,7 @@ async function request(path, options = {}) {
 }
 
 async function causeOf(response) {
-  const text = await response.text();
+  const text = await whole(response);
   try {
     return JSON.parse(text).error.message;
   } catch {
@@ -42,18 +43,37 @@ async function causeOf(response) {
   }
 }
 
+/** The text of a response. Throws RequestFailed where the connection breaks before its end. */
+async function whole(response) {
+  try {
+    return await response.text();
+  } catch (error) {
+    throw error instanceof TypeError ? cutOff() : error;
+  }
+}
+
+/** The value of a response. Throws RequestFailed where that is cut off, or no JSON: a proxy may answer in the server's place. */
+async function valueOf(response) {
+  const text = await whole(response);
+  try {
+    return JSON.parse(text);
+  } catch {
+    throw new RequestFailed(response.status, `The answer is not the server's: ${text.slice(0, 200)}`);
+  }
+}
+
 export async function getJson(path) {
-  return (await request(path)).json();
+  return valueOf(await request(path));
 }
 
 /** Posts JSON; returns the answer's. */
 export async function postJson(path, body, signal) {
   const headers = { "Content-Type": "application/json" };
-  return (await request(path, { method: "POST", headers, body: JSON.stringify(body), signal })).json();
+  return valueOf(await request(path, { method: "POST", headers, body: JSON.stringify(body), signal }));
 }
 
 export async function getText(path) {
-  return (await request(path)).text();
+  return whole(await request(path));
 }
 
 /** `[{id, root, parent, max_model_len, …}]`: models, their further names and adapters. With several models each has its
@@ -96,12 +116,12 @@ export async function* streamChat(body, signal) {
       yield chunk;
     }
   } catch (error) {
-    if (error instanceof TypeError) throw cutOff(); // how fetch says that the connection broke
-    throw error;
+    throw error instanceof TypeError ? cutOff() : error;
   }
   throw cutOff();
 }
 
+/** In place of the TypeError by which fetch says that a connection broke. */
 function cutOff() {
   return new RequestFailed(0, "The connection ended before the answer did.");
 }
