@@ -13,3 +13,8 @@ class UserError(Exception):
 
 class ConfigError(UserError):
     """A flag or an environment variable has a value we cannot use; the message names which."""
+
+
+class FileError(ConfigError):
+    """A file or folder that an option names is missing or cannot be used. It may come or change later, unlike the
+    option's value."""

@@ -23,14 +23,15 @@ from moeserve.config import (
     ENV_PREFIX,
     GROUPS,
     PROCESS_VARIABLES,
+    Drafts,
     ServerConfig,
     drafts_of,
     env_name,
     with_draft_model,
 )
-from moeserve.errors import ConfigError
+from moeserve.errors import ConfigError, FileError
 from moeserve.hub import parse_name
-from moeserve.models.adapters.modules import resolve_directory, resolve_modules
+from moeserve.models.adapters.modules import parse_modules, resolve_directory, resolve_modules
 from moeserve.models.sources.first_bytes import LOOKED_AT, not_a_gguf
 from moeserve.models.sources.model_files import is_model_file, is_tower_file
 from moeserve.processes.cpus import pool_threads
@@ -173,13 +174,17 @@ def help_of(option: dataclasses.Field[Any]) -> str:
 # ---------------------------------------------------------------- defaults that need the machine
 
 
+def _drafts_of(config: ServerConfig) -> Drafts | None:
+    try:
+        return drafts_of(config)
+    except ValueError as error:
+        raise ConfigError(f"--speculative-config: {error}") from error
+
+
 def _with_draft_model(config: ServerConfig) -> ServerConfig:
     """Finds the small model that drafts, if one is named. Raises ConfigError, also for other errors in the options of
     drafts."""
-    try:
-        drafts = drafts_of(config)
-    except ValueError as error:
-        raise ConfigError(f"--speculative-config: {error}") from error
+    drafts = _drafts_of(config)
     if drafts is None or drafts.model is None:
         return config
     path, _ = _find(drafts.model, DRAFT_MODEL_SOURCE)
@@ -190,10 +195,9 @@ def resolve(config: ServerConfig) -> ServerConfig:
     """Fills in the values that depend on the file system and the CPU: absolute paths, the model's name in the API, the
     number of threads, the traces' whole URL. Downloads a model that is named but not here. Raises ConfigError, or
     another UserError if the model cannot be downloaded."""
-    config = _with_draft_model(config)
+    config = _with_draft_model(_without_files(config))
     model, api_name = _find(config.model) if config.model else _local(demonstration_model())
     names = config.served_model_name or api_name
-    _check_image_tokens(config)
     return dataclasses.replace(
         config,
         model=str(model),
@@ -203,6 +207,42 @@ def resolve(config: ServerConfig) -> ServerConfig:
         lora_dir=resolve_directory(
             config.lora_dir, len(config.lora_modules), config.max_loras, config.lora_memory
         ),
+    )
+
+
+def resolve_later(config: ServerConfig) -> ServerConfig:
+    """Returns the configuration of a model whose files are not all there: as `resolve` does, but looks at none of the
+    model's files. `resolve` completes it, in any working directory. Raises ConfigError."""
+    config = _without_files(config)
+    drafts = _drafts_of(config)
+    if drafts is not None and drafts.model is not None:
+        config = with_draft_model(config, _place_of(drafts.model))
+    model = _place_of(config.model)
+    modules = parse_modules(config.lora_modules)
+    return dataclasses.replace(
+        config,
+        model=model,
+        mmproj=config.mmproj if config.mmproj == "auto" else _absolute(config.mmproj),
+        served_model_name=config.served_model_name
+        or (_name_of(Path(model)) if os.path.isabs(model) else model),
+        lora_modules=tuple(f"{name}={_absolute(path)}" for name, path in modules.items()),
+        lora_dir=_absolute(config.lora_dir),
+    )
+
+
+def _place_of(model: str) -> str:
+    """Returns an absolute path; the name where it is one of the hub and not of a file here."""
+    path = Path(model).expanduser()
+    if os.path.exists(path) or (name := parse_name(model)) is None:
+        return os.path.abspath(path)
+    return str(name)
+
+
+def _without_files(config: ServerConfig) -> ServerConfig:
+    """Returns `config` with the values filled in that depend on no file of the model. Raises ConfigError."""
+    _check_image_tokens(config)
+    return dataclasses.replace(
+        config,
         api_key_file=_absolute(config.api_key_file),
         prefix_cache=_prefix_cache(config),
         chat_template=_absolute(config.chat_template),
@@ -242,19 +282,19 @@ def find_tower(mmproj: str | None, model: Path) -> str | None:
         path = _absolute(mmproj)
         assert path is not None
         if not os.path.isfile(path) and not is_hugging_face_folder(Path(path)):
-            raise ConfigError(f"--mmproj: there is no file {path}; name one, or leave it out")
+            raise FileError(f"--mmproj: there is no file {path}; name one, or leave it out")
         return path
     folder = model if model.is_dir() else model.parent
     found = sorted(file for file in folder.glob("*.gguf") if is_tower_file(file.name))
     if not found and is_hugging_face_folder(folder):
         if has_tower(folder):
             return str(folder)
-        raise ConfigError(f"--mmproj auto: {folder.name} has no vision tower (vision_config); leave it out")
+        raise FileError(f"--mmproj auto: {folder.name} has no vision tower (vision_config); leave it out")
     if not found:
-        raise ConfigError(f"--mmproj auto: there is no *mmproj*.gguf in {folder}; name the file")
+        raise FileError(f"--mmproj auto: there is no *mmproj*.gguf in {folder}; name the file")
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
-        raise ConfigError(f"--mmproj auto: {folder} has several, {names}; name one")
+        raise FileError(f"--mmproj auto: {folder} has several, {names}; name one")
     return str(found[0])
 
 
@@ -293,18 +333,18 @@ def _local(model: Path, source: str = MODEL_SOURCE) -> tuple[Path, str]:
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        raise ConfigError(f"{source}: there is no {path}{model_hints.for_missing(path)}") from None
+        raise FileError(f"{source}: there is no {path}{model_hints.for_missing(path)}") from None
     except OSError as error:  # a folder of the path may not be entered
-        raise ConfigError(f"{source}: {path} cannot be reached: {error.strerror}") from error
+        raise FileError(f"{source}: {path} cannot be reached: {error.strerror}") from error
     if not os.access(path, os.R_OK):
-        raise ConfigError(f"{source}: {path} may not be read")
+        raise FileError(f"{source}: {path} may not be read")
     if not path.is_dir():
         _check_first_bytes(path, source)
         return path, _name_of(path)
     ggufs = sorted(file for file in path.glob("*.gguf") if is_model_file(file.name))
     if not ggufs and not os.path.exists(path / "config.json"):
         hint = model_hints.for_folder(path)
-        raise ConfigError(f"{source}: neither a .gguf file nor a config.json in the folder {path}{hint}")
+        raise FileError(f"{source}: neither a .gguf file nor a config.json in the folder {path}{hint}")
     return path, _name_of(ggufs[0]) if ggufs else path.name
 
 
@@ -315,7 +355,7 @@ def _check_first_bytes(file: Path, source: str) -> None:
     with file.open("rb") as opened:
         beginning = opened.read(LOOKED_AT)
     if problem := not_a_gguf(beginning):
-        raise ConfigError(f"{source}: {file}: this is not a GGUF file {problem}")
+        raise FileError(f"{source}: {file}: this is not a GGUF file {problem}")
 
 
 def _name_of(file: Path) -> str:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from moeserve.cli.command_line import demonstration_model, flag_name, read_options, resolve
+from moeserve.cli.command_line import (
+    demonstration_model,
+    flag_name,
+    read_options,
+    resolve,
+    resolve_later,
+)
 from moeserve.config import ServerConfig, env_name
-from moeserve.errors import ConfigError
+from moeserve.errors import ConfigError, FileError, UserError
 from moeserve.front.config import FOLDERS, MAX_MODELS, FrontConfig, ServedModel, with_own_folders
 
 Given = Mapping[str, str | list[str] | None]  # texts of flags by field name; None or absent: not given
@@ -41,6 +48,8 @@ OF_ONE_MODEL: Final = frozenset(
 # Options that a server with one model cannot use.
 FOR_SEVERAL: Final = ("models_memory", "model_idle_timeout", "model_load_timeout")
 
+log = logging.getLogger(__name__)
+
 
 def check_single(config: ServerConfig) -> None:
     """Raises ConfigError for an option that needs several models."""
@@ -55,8 +64,8 @@ def wants_several(named: Sequence[str], given: Given, environment: Mapping[str, 
 
 
 def several_models(named: Sequence[str], given: Given, environment: Mapping[str, str]) -> FrontConfig:
-    """Returns the configuration of a server with several models. `named`: the models of the command line. Raises
-    ConfigError, or another UserError if a model cannot be downloaded."""
+    """Returns the configuration of a server with several models. `named`: the models of the command line. Models whose
+    files are not all there are among them; logs why. Raises ConfigError, and a UserError if no model has its files."""
     if given.get("model") is not None:
         raise ConfigError("--model names one model; name several before the flags, or in --models-file")
     common = read_options({**given, "model": None}, _without(environment, OF_ONE_MODEL))
@@ -66,9 +75,14 @@ def several_models(named: Sequence[str], given: Given, environment: Mapping[str,
         entries += _entries_of(Path(common.models_file).expanduser())
     if len(entries) > MAX_MODELS:
         raise ConfigError(f"{len(entries)} models are named; at most {MAX_MODELS} are allowed")
+    problems: list[UserError] = []
     models = tuple(
-        _served(place, entry, given, environment, common) for place, entry in enumerate(entries, 1)
+        _served(place, entry, given, environment, common, problems) for place, entry in enumerate(entries, 1)
     )
+    if len(problems) == len(models):
+        raise problems[0]
+    for problem in problems:
+        log.error("%s; the other models are served, and this one when its files are there", problem)
     counts = Counter(name for model in models for name in model.names)
     for name, count in counts.items():
         if count > 1:
@@ -130,21 +144,33 @@ def _entries_of(path: Path) -> list[dict[str, Any]]:
 
 
 def _served(
-    place: int, entry: dict[str, Any], given: Given, environment: Mapping[str, str], common: ServerConfig
+    place: int,
+    entry: dict[str, Any],
+    given: Given,
+    environment: Mapping[str, str],
+    common: ServerConfig,
+    problems: list[UserError],
 ) -> ServedModel:
-    """Returns one model's server: the common options, overridden by the model's own."""
+    """Returns one model's server: the common options, overridden by the model's own. If a file of the model is missing
+    or cannot be used, adds the error to `problems`. Raises ConfigError."""
     own = dict(entry)
     is_pinned = own.pop(PIN, False)
     try:
         if not isinstance(is_pinned, bool):
             raise ConfigError(f"{PIN}: must be true or false, not {is_pinned!r}")
         texts = dict(_text_of(key, value) for key, value in own.items())
-        config = read_options({**given, **texts}, _without(environment, OF_ONE_MODEL))
-        config = resolve(config)
+        asked = read_options({**given, **texts}, _without(environment, OF_ONE_MODEL))
+        try:
+            config, is_resolved = resolve(asked), True
+        except UserError as error:
+            if isinstance(error, ConfigError) and not isinstance(error, FileError):
+                raise
+            config, is_resolved = resolve_later(asked), False
+            problems.append(type(error)(f"model {place} ({entry['model']}): {error}"))
     except ConfigError as error:
         raise ConfigError(f"model {place} ({entry['model']}): {error}") from error
     config = with_own_folders(config, [name for name in FOLDERS if name not in texts])
-    return ServedModel(_without_front(config, common), is_pinned)
+    return ServedModel(_without_front(config, common), is_pinned, is_resolved=is_resolved)
 
 
 def _template(common: ServerConfig) -> ServerConfig:

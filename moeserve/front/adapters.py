@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from moeserve.front.file_looks import FileLooks
 from moeserve.front.pool import ModelPool
 from moeserve.front.pooled_model import PooledModel
 from moeserve.front.schedule import State
@@ -56,6 +57,8 @@ class LoadedAdapters:
 
     def __init__(self, pool: ModelPool, directory: Path) -> None:
         self._pool = pool
+        # Of its own: clients name the paths, and so may hold its threads.
+        self._looks = FileLooks()
         self._directory = directory
         self.look()
 
@@ -67,7 +70,7 @@ class LoadedAdapters:
             if tuple(names) != model.adapters:
                 self._pool.set_adapters(model, names)
 
-    def model_for(self, path: str, query_model: str | None, body: bytes) -> PooledModel:
+    async def model_for(self, path: str, query_model: str | None, body: bytes) -> PooledModel:
         """Returns the model whose server a request to load or unload an adapter is for. Raises ApiError."""
         self.look()
         asked = _named_in(body)
@@ -78,7 +81,7 @@ class LoadedAdapters:
                 message = f"The lora adapter '{asked.lora_name[:200]}' cannot be found."
                 raise ApiError(404, message, param="lora_name")
             return holder
-        model = self._pool.find(named) if named else holder or self._by_base(asked)
+        model = self._pool.find(named) if named else holder or await self._by_base(asked)
         if holder is not None and holder is not model:
             raise invalid("lora_name", f"is a name of {holder.name!r}; choose another")
         return model
@@ -97,7 +100,7 @@ class LoadedAdapters:
         self.look()
         return f"Success: LoRA adapter '{name}' removed successfully."
 
-    def _by_base(self, asked: _Named) -> PooledModel:
+    async def _by_base(self, asked: _Named) -> PooledModel:
         """Returns the model that the adapter's files name, or the only model."""
         models = self._pool.listed
         if len(models) == 1:
@@ -111,7 +114,7 @@ class LoadedAdapters:
         for model in takers:
             assert model.served.config.lora_dir is not None
             try:
-                base = _base_of(path_within(model.served.config.lora_dir, asked.lora_path))
+                base = await self._base_within(model.served.config.lora_dir, asked.lora_path)
             except ApiError as error:
                 refusal = error
                 continue
@@ -126,6 +129,14 @@ class LoadedAdapters:
         served = ", ".join(repr(model.name) for model in takers)
         message = f"which model the adapter belongs to is not clear: {said}{which}; give one of {served}"
         raise invalid("base_model_name", message)
+
+    async def _base_within(self, lora_dir: str, path: str) -> str:
+        """Returns the base model that the files at `path` name. Raises ApiError."""
+        try:
+            return await self._looks.look((lora_dir, path), lambda: _base_of(path_within(lora_dir, path)))
+        except TimeoutError:
+            message = "the file system of the folder of --lora-dir does not answer; try again later"
+            raise ApiError(503, message, param="lora_path") from None
 
     def _saved(self, model: PooledModel) -> list[SavedAdapter]:
         try:

@@ -20,6 +20,7 @@ from moeserve.config import ServerConfig
 from moeserve.front import lists, model_events, probes
 from moeserve.front.adapters import LOAD, UNLOAD, LoadedAdapters
 from moeserve.front.downloaded import DownloadedModels
+from moeserve.front.file_looks import FileLooks
 from moeserve.front.metrics import FrontMetrics
 from moeserve.front.pool import ModelPool
 from moeserve.front.pooled_model import PooledModel
@@ -63,6 +64,7 @@ class FrontApplication(FastAPI):
         downloaded: DownloadedModels,
         adapters: LoadedAdapters,
         batches: BatchStore | None,
+        looks: FileLooks,
     ) -> None:
         """`config`: the front's own configuration. `batches`: None without --batch-dir."""
         super().__init__(title="moeserve", docs_url=None, redoc_url=None, openapi_url=None)
@@ -71,6 +73,7 @@ class FrontApplication(FastAPI):
         self.apis = self._routes.apis
         self.state.pool = pool
         self.state.created = int(time.time())
+        self.state.file_looks = looks
         self.state.scrape = SharedScrape(metrics.render)
         self.state.unknown_fields = UnknownFields(config.unknown_fields, lambda route, count: None)
         self.state.mcp = McpServers(config.mcp_servers)
@@ -138,7 +141,8 @@ class FrontApplication(FastAPI):
         self, scope: Scope, receive: Receive, send: Send, model: PooledModel, body: bytes
     ) -> None:
         if scope["path"] == "/api/show" and model.state is not State.LOADED:
-            await JsonResponse(lists.shown_unloaded(model, self.state.created))(scope, receive, send)
+            (file,) = await lists.files_of(self.state, [model])
+            await JsonResponse(lists.shown_unloaded(model, file))(scope, receive, send)
             return
         await self._relay.answer_if_loaded(scope, receive, send, model, body)
 
@@ -147,7 +151,7 @@ class FrontApplication(FastAPI):
     ) -> None:
         """Loads or unloads a LoRA adapter. Loading an adapter loads its model first."""
         path = scope["path"]
-        model = self._adapters.model_for(path, asked.model, body)
+        model = await self._adapters.model_for(path, asked.model, body)
         state_of(scope).admit()
         if path == UNLOAD and (said := self._adapters.forget(model, body)) is not None:
             await PlainTextResponse(said)(scope, receive, send)

@@ -23,10 +23,12 @@ FOLDERS: Final = ("kv_disk", "data_dir")
 
 @dataclass(frozen=True)
 class ServedModel:
-    # The configuration of the model's own server: resolved, and without the front's network options.
+    # The configuration of the model's own server, without the front's network options.
     config: ServerConfig
     is_pinned: bool = False  # loaded at the start, and never unloaded for another
     is_downloaded: bool = False  # by a client of the server; clients may also delete it
+    # False: some of its files were not there at the start. The configuration is completed before the first load.
+    is_resolved: bool = True
 
     @property
     def name(self) -> str:
@@ -35,7 +37,7 @@ class ServedModel:
     @property
     def names(self) -> tuple[str, ...]:
         """Returns all names that requests may always use: the model's name, its aliases and its adapters' names."""
-        assert self.config.served_model_name is not None, "the configuration is resolved"
+        assert self.config.served_model_name is not None, "the command line has chosen it"
         return (*self.config.served_model_name.split(","), *self.adapters)
 
     @property
@@ -49,6 +51,11 @@ class ServedModel:
         named = (getattr(self.config, option) for option in FOLDERS)
         return frozenset(folder for folder in named if folder)
 
+    def resolved(self, completed: dict[str, Any]) -> ServedModel:
+        """Returns the model with its complete configuration. completed: the options that change, as JSON has them."""
+        config = msgspec.convert(to_json_dict(self.config) | completed, ServerConfig)
+        return dataclasses.replace(self, config=config, is_resolved=True)
+
 
 @dataclass(frozen=True)
 class FrontConfig:
@@ -59,7 +66,12 @@ class FrontConfig:
 
     def write(self, directory: Path) -> None:
         models = [
-            {"config": to_json_dict(model.config), "is_pinned": model.is_pinned} for model in self.models
+            {
+                "config": to_json_dict(model.config),
+                "is_pinned": model.is_pinned,
+                "is_resolved": model.is_resolved,
+            }
+            for model in self.models
         ]
         named = {"common": to_json_dict(self.common), "template": to_json_dict(self.template)}
         encoded = msgspec.json.encode(named | {"models": models})
@@ -76,7 +88,11 @@ class FrontConfig:
             common = msgspec.convert(found["common"], ServerConfig)
             template = msgspec.convert(found["template"], ServerConfig)
             models = [
-                ServedModel(msgspec.convert(model["config"], ServerConfig), model["is_pinned"])
+                ServedModel(
+                    msgspec.convert(model["config"], ServerConfig),
+                    model["is_pinned"],
+                    is_resolved=model["is_resolved"],
+                )
                 for model in found["models"]
             ]
         except (OSError, msgspec.MsgspecError) as error:

@@ -8,7 +8,6 @@ there, and the next server serves them too.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -16,6 +15,7 @@ from typing import Final
 import msgspec
 
 from moeserve.front.config import MAX_MODELS, FrontConfig
+from moeserve.front.file_looks import existing
 from moeserve.front.pool import ModelPool
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.refusal import Refusal
@@ -40,8 +40,10 @@ class DownloadedModels:
         self._front = front
         self._record = folder / RECORD
         self._models: dict[str, str] = {}  # name -> path
-        for one in self._recorded():
-            if os.path.exists(one.path) and len(pool.models) < MAX_MODELS:
+        recorded = self._recorded()
+        there = existing(one.path for one in recorded)
+        for one in recorded:
+            if one.path in there and len(pool.models) < MAX_MODELS:
                 self._add(one.name, one.path)
             else:
                 log.warning("%s was downloaded once, and is served no longer", one.name)
@@ -66,7 +68,7 @@ class DownloadedModels:
         self._write()
 
     def kept(self) -> Iterable[str]:
-        return [model.config.model for model in self._front.models]
+        return [model.served.config.model for model in self._pool.listed if not model.served.is_downloaded]
 
     def _add(self, name: str, path: str) -> None:
         """Serves the model, if it is not served already. A new revision of a model replaces the one before."""

@@ -14,6 +14,7 @@ import signal
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,7 @@ from moeserve.config import (
     to_json_dict,
 )
 from moeserve.front.adapters import adapters_file
+from moeserve.front.file_looks import DEADLINE_S, FileLooks
 from moeserve.front.gpus import visible_gpus
 from moeserve.front.model_files import Versions, versions_of
 from moeserve.front.model_launcher import CONFIG_FILE, FAILURE_FILE, SOCKET, folder_of
@@ -230,19 +232,30 @@ def _noted_in(answers: weakref.WeakSet[aiohttp.ClientResponse]) -> type[aiohttp.
 class Processes:
     """Starts the processes for the pool: implements `Surroundings`."""
 
-    def __init__(self, paths: RuntimePaths, reader: NeedsReader) -> None:
+    def __init__(self, paths: RuntimePaths, reader: NeedsReader, looks: FileLooks) -> None:
         self._paths = paths
         self._reader = reader
+        self._looks = looks
 
     async def measure(self, model: PooledModel) -> Needs:
-        if not os.path.exists(model.served.config.model):
-            again = ", or download it again" if model.served.is_downloaded else ""
-            file = Path(model.served.config.model).name
-            raise LoadFailed(f"its file {file} is not there any more; put it back{again}")
-        return await self._reader.read(model.served.config)
+        served = model.served
+        path = Path(served.config.model)
+        # A name of the hub, which has no path yet, is looked up by the reader.
+        if path.is_absolute() and await self.signature(model) is None:
+            if not served.is_resolved:
+                raise LoadFailed(f"{path.name} is not there; it is served as soon as it is")
+            again = ", or download it again" if served.is_downloaded else ""
+            raise LoadFailed(f"its file {path.name} is not there any more; put it back{again}")
+        return await self._reader.read(served.config, is_resolved=served.is_resolved)
 
-    def signature(self, model: PooledModel) -> Versions | None:
-        return versions_of(model.served.config)
+    async def signature(self, model: PooledModel) -> Versions | None:
+        config = model.served.config
+        try:
+            return await self._looks.look(("versions", model.place), partial(versions_of, config))
+        except TimeoutError:
+            file = Path(config.model).name
+            reason = f"the file system of its file {file} does not answer within {DEADLINE_S:g} s"
+            raise LoadFailed(reason) from None
 
     def start(self, model: PooledModel) -> ServerInstance:
         return ServerInstance(model, self._paths)

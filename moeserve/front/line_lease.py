@@ -16,7 +16,7 @@ async def lease_for_line(pool: ModelPool, model: PooledModel) -> AsyncIterator[I
     """Waits until the model is loaded, and yields the model's server for one line. The batch's runner cancels the wait
     when the batch is late or cancelled. The line must end when `model.sends_lines_back` is set. Raises ApiError if the
     model cannot be loaded."""
-    pool.refuse_if_hopeless(model)
+    await pool.refuse_if_hopeless(model)
     ticket = Ticket(asyncio.get_running_loop().create_future(), pool.now, pool.num_swaps)
     model.line_tickets.append(ticket)
     pool.look_at_file(model)

@@ -4,15 +4,22 @@ The front answers these requests itself: they load no model, and work while mode
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from starlette.datastructures import State as AppState
 
 from moeserve import __version__
+from moeserve.front.file_looks import FileLooks
 from moeserve.front.model_events import LLAMA_STATES
 from moeserve.front.pooled_model import PooledModel
 from moeserve.front.probes import pool_of
@@ -51,7 +58,7 @@ async def load_model(request: Request) -> Response:
     """Begins to load a model; the list of models shows its state. A loaded model stays loaded."""
     pool, model = pool_of(request), await _named(request)
     if model.state not in (State.LOADED, State.LOADING):
-        pool.load(model)
+        await pool.load(model)
     return JsonResponse({"success": True})
 
 
@@ -139,22 +146,28 @@ def _card(request: Request, model: PooledModel, name: str) -> dict[str, Any]:
 @router.get("/api/tags")
 async def tags(request: Request) -> Response:
     """All models under each of their names, as Ollama lists them."""
-    models = [_tag(request, model, name) for model in pool_of(request).listed for name in model.names]
+    listed = pool_of(request).listed
+    files = await files_of(request.app.state, listed)
+    models = [
+        _tag(model, name, file) for model, file in zip(listed, files, strict=True) for name in model.names
+    ]
     return JsonResponse({"models": models})
 
 
 @router.get("/api/ps")
 async def running(request: Request) -> Response:
     """The loaded models, with the time at which each is unloaded if no request comes."""
+    loaded = [model for model in pool_of(request).models if model.state is not State.UNLOADED]
+    files = await files_of(request.app.state, loaded)
     found = [
         {
-            **_tag(request, model, model.name),
+            **_tag(model, model.name, file),
             "size": model.need.ram + model.need.gpu,
             "size_vram": model.need.gpu,
             "context_length": None if model.needs is None else model.needs.max_model_len,
             "expires_at": _expires_at(request, model),
         }
-        for model in pool_of(request).models
+        for model, file in zip(loaded, files, strict=True)
         if model.state is not State.UNLOADED and model.need is not None
     ]
     return JsonResponse({"models": found})
@@ -174,9 +187,9 @@ def ollama_unloaded(body: bytes, path: str) -> dict[str, Any]:
     return {"model": name, "created_at": now, **said, "done": True, "done_reason": "unload"}
 
 
-def shown_unloaded(model: PooledModel, created: float) -> dict[str, Any]:
+def shown_unloaded(model: PooledModel, file: ListedFile) -> dict[str, Any]:
     """Answers /api/show for a model that is not loaded. The answer comes from the file's metadata and has no chat
-    template. created: the server's start, in seconds since 1970."""
+    template."""
     facts = {} if model.needs is None else model.needs.facts
     family = facts.get("architecture", "")
     most = model.served.config.max_model_len if model.needs is None else model.needs.max_model_len
@@ -191,7 +204,7 @@ def shown_unloaded(model: PooledModel, created: float) -> dict[str, Any]:
             f"{family}.context_length": most,
         },
         "capabilities": ["completion", *(["vision"] if model.served.config.mmproj else [])],
-        "modified_at": modified_at(model.served.config.model, created),
+        "modified_at": file.modified_at,
     }
 
 
@@ -208,13 +221,40 @@ def _details(model: PooledModel) -> dict[str, Any]:
     }
 
 
-def _tag(request: Request, model: PooledModel, name: str) -> dict[str, Any]:
-    path = Path(model.served.config.model)
+@dataclass(frozen=True)
+class ListedFile:
+    size: int  # bytes; 0 for a folder, and where nothing is known
+    modified_at: str  # as ISO 8601; the server's start where nothing is known
+
+
+async def files_of(state: AppState, models: Sequence[PooledModel]) -> list[ListedFile]:
+    """Looks at the models' files, all at once. state: the application's, with `created` and `file_looks`."""
+    return await asyncio.gather(*(_file_of(state, model) for model in models))
+
+
+async def _file_of(state: AppState, model: PooledModel) -> ListedFile:
+    looks: FileLooks = state.file_looks
+    path, created = model.served.config.model, float(state.created)
+    try:
+        return await looks.look(("listed", model.place), partial(_listed_file, path, created))
+    except TimeoutError:
+        return ListedFile(0, _time_text(datetime.fromtimestamp(created, UTC)))
+
+
+def _listed_file(path: str, created: float) -> ListedFile:
+    try:
+        size = os.path.getsize(path) if os.path.isfile(path) else 0
+    except OSError:  # it has gone since
+        size = 0
+    return ListedFile(size, modified_at(path, created))
+
+
+def _tag(model: PooledModel, name: str, file: ListedFile) -> dict[str, Any]:
     return {
         "name": name,
         "model": name,
-        "modified_at": modified_at(model.served.config.model, request.app.state.created),
-        "size": path.stat().st_size if path.is_file() else 0,
+        "modified_at": file.modified_at,
+        "size": file.size,
         "digest": hashlib.sha256(name.encode()).hexdigest(),
         "details": _details(model),
     }

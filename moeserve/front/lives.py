@@ -7,26 +7,30 @@ is one task (`_live`). Requests use `pool.py`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from moeserve.front.gpus import GpuUse, choose_gpus, on_gpus
 from moeserve.front.memory import Memory
-from moeserve.front.pooled_model import Instance, LoadFailed, Needs, PooledModel, Surroundings
-from moeserve.front.schedule import MIN_TURN_S, Moves, ScheduledModel, State, decide
+from moeserve.front.pooled_model import (
+    Instance,
+    LoadFailed,
+    Needs,
+    PooledModel,
+    Surroundings,
+    errors_as_failures,
+)
+from moeserve.front.schedule import MIN_TURN_S, Moves, ScheduledModel, State, decide, room_beside_pinned
 from moeserve.httpserver.transport.errors import shutting_down
 
 LOAD_DEADLINE_S: Final = 3600.0  # after which a server that is neither ready nor ended is killed
-FIRST_BACKOFF_S: Final = 5.0  # wait after a failed load; doubles with each further failure in a row
-MAX_BACKOFF_S: Final = 300.0
-MAX_DOUBLINGS: Final = 10
 SHORT_LIFE_S: Final = 30.0  # a server that ends by itself this soon after its load has crashed
 # Crashes in a row that count as a failed load. After fewer the waiting requests get the next server at once.
 MOST_CRASHES: Final = 2
+UNSEEN: Final = object()  # signature of a file that could not be looked at; no look returns it
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +58,9 @@ class ModelLives:
         self.may_load = asyncio.Event()
         self.may_load.set()
         self._is_turning = False
-        self.on_pinned_lost: Callable[[PooledModel], None] = lambda model: None  # its server ended by itself
+        self.on_pinned_lost: Callable[[PooledModel], Awaitable[None]] | None = (
+            None  # its server ended by itself
+        )
 
     @property
     def now(self) -> float:
@@ -78,19 +84,38 @@ class ModelLives:
     # ------------------------------------------------------------ what models need
 
     def look_at_file(self, model: PooledModel) -> None:
-        """Measures a model's needs if the model is not loaded and its needs are unknown or its file has changed."""
-        if model.state is State.UNLOADED and (
-            model.needs is None or self.surroundings.signature(model) != model.signature
-        ):
-            model.need = model.needs = None  # the model cannot be loaded before its needs are known
+        """Begins to look at the file of a model that is not loaded. The model's needs are measured if they are unknown
+        or the file has changed."""
+        if model.state is not State.UNLOADED:
+            return
+        if not model.has_one_waiting:
             self.task(self.measure(model))
-        elif model.state is State.UNLOADED and model.needs is not None and model.has_one_waiting:
+            return
+        model.num_looks += 1  # the model is not loaded before the look has ended
+        self.task(self._look_for_first(model))
+
+    async def _look_for_first(self, model: PooledModel) -> None:
+        """Looks at the file for the first request of those that wait for the model."""
+        try:
+            await self.measure(model)
+        finally:
+            model.num_looks -= 1
+        if model.state is State.UNLOADED and model.needs is not None:
             model.need = self._placed(model, model.needs)  # where it is free now
+        self.turn()
 
     async def measure(self, model: PooledModel) -> None:
         await self.may_load.wait()
+        try:
+            with errors_as_failures():
+                signature = await self.surroundings.signature(model)
+        except LoadFailed as error:
+            if model.state is State.UNLOADED:
+                model.signature = UNSEEN  # the next look that succeeds counts as a change
+                self._failed(model, str(error))
+                self.turn()
+            return
         async with self._measuring:  # one process at a time
-            signature = self.surroundings.signature(model)
             if model.state is not State.UNLOADED or (
                 model.needs is not None and signature == model.signature
             ):
@@ -101,15 +126,16 @@ class ModelLives:
                 model.forget_failure()
             model.signature = signature
             try:
-                with _errors_as_failures():
+                with errors_as_failures():
                     needs = await self.surroundings.measure(model)
             except LoadFailed as error:
                 self._failed(model, str(error))
                 self.turn()  # others may have waited for what is known now
                 return
+        model.complete(needs)
         self.budget = Memory(self.budget.ram, self.budget.gpus or needs.gpus_there)
         need = self._placed(model, needs)
-        if need.fits(self.room_beside_pinned(model)):
+        if need.fits(room_beside_pinned(model, self.models, self.budget)):
             model.needs, model.need, model.failure, model.is_too_large = needs, need, "", False
         else:
             self._is_too_large(model, need)
@@ -126,21 +152,9 @@ class ModelLives:
         model.gpus = choose_gpus(len(needs.gpus), needs.gpu_choices, others)
         return on_gpus(needs.memory.ram, needs.gpus, model.gpus)
 
-    def room_beside_pinned(self, model: PooledModel) -> Memory:
-        room = self.budget
-        for other in self.models:
-            if other.is_pinned and other is not model and other.need is not None:
-                room = room.minus(other.need)
-        return room
-
     def _is_too_large(self, model: PooledModel, need: Memory) -> None:
-        model.is_too_large = True
-        room = self.room_beside_pinned(model)
-        pinned = "" if room == self.budget else " beside the pinned models"
-        model.failure = (
-            f"it needs {need.text()}, and {room.text()} can be had{pinned}: raise --models-memory, or lower "
-            "its --max-model-len or --max-total-tokens"
-        )
+        room = room_beside_pinned(model, self.models, self.budget)
+        model.note_too_large(need, room, is_beside_pinned=room != self.budget)
         log.error("%s: %s", model.name, model.failure)
         model.refuse_waiting(model.cannot_be_loaded(self.now))
 
@@ -245,7 +259,7 @@ class ModelLives:
     async def _live(self, model: PooledModel) -> None:
         """Runs one life of the model's server, from its start to its end."""
         try:
-            with _errors_as_failures():
+            with errors_as_failures():
                 model.instance = instance = self.surroundings.start(model)
         except LoadFailed as error:
             model.state = State.UNLOADED
@@ -254,7 +268,7 @@ class ModelLives:
             return
         is_lost = False
         try:
-            with _errors_as_failures():
+            with errors_as_failures():
                 if await self._until_loaded(model, instance):
                     is_lost = await self._until_over(model, instance)
         except LoadFailed as error:
@@ -272,8 +286,8 @@ class ModelLives:
                 if (model.tickets or model.line_tickets) and not self.is_draining:
                     self.look_at_file(model)
                 self.turn()
-        if is_lost and model.is_pinned and not model.is_removed:
-            self.on_pinned_lost(model)
+        if is_lost and model.is_pinned and not model.is_removed and self.on_pinned_lost is not None:
+            await self.on_pinned_lost(model)
 
     async def _until_loaded(self, model: PooledModel, instance: Instance) -> bool:
         """Waits for the load. Returns False if it failed or the model is no longer wanted."""
@@ -343,12 +357,7 @@ class ModelLives:
     def _failed(self, model: PooledModel, reason: str) -> None:
         """Refuses the requests that wait for the model. New requests are then refused at once, for a time that doubles
         with each failure in a row."""
-        backoff = min(FIRST_BACKOFF_S * 2 ** min(model.failures, MAX_DOUBLINGS), MAX_BACKOFF_S)
-        model.failures += 1
-        model.num_failures += 1
-        model.failure = reason
-        model.retry_at = self._clock() + backoff
-        model.signature = self.surroundings.signature(model)
+        backoff = model.note_failure(reason, self.now)
         log.error("%s cannot be loaded: %s; tried again after %g s", model.name, reason, backoff)
         model.refuse_waiting(model.cannot_be_loaded(self.now))
 
@@ -381,18 +390,6 @@ class ModelLives:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of the front ended by an error", exc_info=error)
-
-
-@contextlib.contextmanager
-def _errors_as_failures() -> Iterator[None]:
-    """Makes an error of this server a LoadFailed, so that it leaves no request waiting."""
-    try:
-        yield
-    except LoadFailed:
-        raise
-    except Exception as error:
-        log.exception("a load failed by an error of this server")
-        raise LoadFailed(f"{type(error).__name__}: {error}") from error
 
 
 def _pooled(model: ScheduledModel) -> PooledModel:

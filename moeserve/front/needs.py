@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +19,9 @@ from moeserve.processes.lifecycle import python_environment
 
 MODULE: Final = "moeserve.cli.models.model_needs"
 DEADLINE_S: Final = 120.0  # enough for a cold disk, and for importing torch on a machine with a GPU
+KILLED_S: Final = 5.0  # for the process to end when it is killed
 MAX_ANSWER_BYTES: Final = 64 << 10
+RESOLVE: Final = "resolve"
 
 
 class NeedsReader:
@@ -29,12 +32,14 @@ class NeedsReader:
         self.gpus: list[int] | None = None  # bytes of each; None until the first answer
         self.ram = ram
 
-    async def read(self, config: ServerConfig) -> Needs:
-        """Returns the needs of the model with this configuration of its own server. Raises LoadFailed."""
+    async def read(self, config: ServerConfig, *, is_resolved: bool = True) -> Needs:
+        """Returns the needs of the model with this configuration of its own server, which is completed if it is not
+        `is_resolved`. Raises LoadFailed."""
         gpu = "ask" if self.gpus is None else ",".join(map(str, self.gpus))
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", MODULE, str(self.ram), gpu),
+                *([] if is_resolved else [RESOLVE]),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env=python_environment() | {LAUNCHER_PID_ENV: str(os.getpid())},
@@ -50,7 +55,8 @@ class NeedsReader:
         finally:
             if process.returncode is None:
                 process.kill()
-                await process.wait()
+                with suppress(TimeoutError):  # it may wait for a file system that hangs
+                    await asyncio.wait_for(process.wait(), KILLED_S)
         if process.returncode != 0 or len(said) > MAX_ANSWER_BYTES:
             raise LoadFailed("its file cannot be read; the lines above say why")
         try:
@@ -73,4 +79,5 @@ class NeedsReader:
             answer["overrides"],
             answer["facts"],
             tuple(self.gpus or ()),
+            answer["completed"],
         )

@@ -15,7 +15,7 @@ from typing import Final
 from moeserve.front.config import ServedModel
 from moeserve.front.lives import ModelLives
 from moeserve.front.memory import Held, Memory
-from moeserve.front.pooled_model import Instance, PooledModel, Surroundings, Ticket
+from moeserve.front.pooled_model import Instance, LoadFailed, PooledModel, Surroundings, Ticket
 from moeserve.front.schedule import State
 from moeserve.httpserver.transport.errors import ApiError, shutting_down
 from moeserve.messages.refusal import Refusal
@@ -156,7 +156,7 @@ class ModelPool(ModelLives):
 
     async def acquire(self, model: PooledModel) -> Instance:
         """Does the same as `lease`, but the caller must call `release`."""
-        self.refuse_if_hopeless(model)
+        await self.refuse_if_hopeless(model)
         if model.state is State.LOADED and not model.tickets and not model.is_unload_wanted:
             assert model.instance is not None
             model.running += 1
@@ -233,12 +233,12 @@ class ModelPool(ModelLives):
             message = f"the model {model.name!r} is not loaded"
             raise ApiError(400, message, param="model", code="model_not_loaded")
 
-    def load(self, model: PooledModel, *, again: bool = True) -> None:
+    async def load(self, model: PooledModel, *, again: bool = True) -> None:
         """Begins to load a model, as for a request. again: do not wait after a failed load. Raises ApiError if the
         model cannot be loaded."""
         if again:
             model.retry_at = 0.0
-        self.refuse_if_hopeless(model)
+        await self.refuse_if_hopeless(model)
         self.task(self._loaded_once(model))
 
     async def _loaded_once(self, model: PooledModel) -> None:
@@ -248,18 +248,27 @@ class ModelPool(ModelLives):
         except ApiError as error:
             log.warning("%s", error.message)
 
-    def refuse_if_hopeless(self, model: PooledModel) -> None:
+    async def refuse_if_hopeless(self, model: PooledModel) -> None:
         """Raises ApiError if waiting for the model would not help."""
+        if model.failure and model.state in (State.UNLOADED, State.STOPPING):
+            has_changed = await self._has_changed(model)
+            if model.failure and has_changed:
+                model.forget_failure()
         if self.is_draining:
             raise shutting_down()
         if model.is_removed:
             raise self._unknown(model.name)
-        if model.state not in (State.UNLOADED, State.STOPPING):
-            return
-        if model.failure and self.surroundings.signature(model) != model.signature:
-            model.forget_failure()  # the file has changed
-        elif model.is_too_large or model.retry_at > self.now:
+        if model.state in (State.UNLOADED, State.STOPPING) and (
+            model.is_too_large or model.retry_at > self.now
+        ):
             raise model.cannot_be_loaded(self.now)
+
+    async def _has_changed(self, model: PooledModel) -> bool:
+        """Returns whether the model's file is another one than that which could not be loaded."""
+        try:
+            return bool(await self.surroundings.signature(model) != model.signature)
+        except LoadFailed:  # the file cannot be looked at
+            return False
 
     def _not_in_time(self, model: PooledModel) -> ApiError:
         doing = model.progress_text
@@ -271,11 +280,11 @@ class ModelPool(ModelLives):
         for model in self.listed:
             await self.measure(model)
             if model.is_pinned:
-                self._load_pinned(model)
+                await self._load_pinned(model)
 
-    def _load_pinned(self, model: PooledModel) -> None:
+    async def _load_pinned(self, model: PooledModel) -> None:
         try:
-            self.load(model, again=False)
+            await self.load(model, again=False)
         except ApiError as error:
             log.error("%s", error.message)
 

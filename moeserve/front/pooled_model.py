@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from moeserve.front.config import ServedModel
 from moeserve.front.memory import Memory
 from moeserve.front.schedule import ScheduledModel, State
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.refusal import Refusal
+
+FIRST_BACKOFF_S: Final = 5.0  # wait after a failed load; doubles with each further failure in a row
+MAX_BACKOFF_S: Final = 300.0
+MAX_DOUBLINGS: Final = 10
+
+log = logging.getLogger(__name__)
 
 
 class LoadFailed(Exception):
@@ -23,6 +31,18 @@ class LoadFailed(Exception):
         """is_crash: its server ended by itself, without saying why."""
         super().__init__(reason)
         self.is_crash = is_crash
+
+
+@contextlib.contextmanager
+def errors_as_failures() -> Iterator[None]:
+    """Makes an error of this server a LoadFailed, so that it leaves no request waiting."""
+    try:
+        yield
+    except LoadFailed:
+        raise
+    except Exception as error:
+        log.exception("a load failed by an error of this server")
+        raise LoadFailed(f"{type(error).__name__}: {error}") from error
 
 
 class Instance(Protocol):
@@ -58,6 +78,9 @@ class Needs:
     overrides: dict[str, Any] = field(default_factory=dict)  # options that keep the model within that memory
     facts: dict[str, str] = field(default_factory=dict)  # architecture, size, quantization
     gpus_there: tuple[int, ...] = ()  # bytes of each GPU's memory that the models may share, by number
+    completed: dict[str, Any] = field(
+        default_factory=dict
+    )  # options that were open until the files were there
 
 
 class Surroundings(Protocol):
@@ -68,8 +91,9 @@ class Surroundings(Protocol):
         """Returns the memory that the model needs. Raises LoadFailed."""
 
     @abstractmethod
-    def signature(self, model: PooledModel) -> Any:
-        """Returns a value that changes when the model's file changes; None without a file."""
+    async def signature(self, model: PooledModel) -> Any:
+        """Returns a value that changes when the model's file changes; None without a file. Raises LoadFailed if the
+        file's file system does not answer."""
 
     @abstractmethod
     def start(self, model: PooledModel) -> Instance:
@@ -143,7 +167,29 @@ class PooledModel(ScheduledModel):
                 return "waiting for the other models' turns"
             case State.LOADED:
                 return "loaded" if self.is_answering else "waiting for its server to answer"
-        return "waiting for memory" if self.need is not None else "looking at its file"
+        return "waiting for memory" if self.may_need is not None else "looking at its file"
+
+    def note_failure(self, reason: str, now: float) -> float:
+        """Notes a failed load, and returns for how many seconds requests are refused because of it."""
+        backoff = min(FIRST_BACKOFF_S * 2 ** min(self.failures, MAX_DOUBLINGS), MAX_BACKOFF_S)
+        self.failures += 1
+        self.num_failures += 1
+        self.failure, self.retry_at = reason, now + backoff
+        return backoff
+
+    def note_too_large(self, need: Memory, room: Memory, *, is_beside_pinned: bool) -> None:
+        """Notes that the model cannot be loaded, whichever other models are unloaded."""
+        self.is_too_large = True
+        pinned = " beside the pinned models" if is_beside_pinned else ""
+        self.failure = (
+            f"it needs {need.text()}, and {room.text()} can be had{pinned}: raise --models-memory, or lower "
+            "its --max-model-len or --max-total-tokens"
+        )
+
+    def complete(self, needs: Needs) -> None:
+        """Takes over the options that a look at the model's files has completed."""
+        if not self.served.is_resolved:
+            self.served = self.served.resolved(needs.completed)
 
     def forget_failure(self) -> None:
         """Lets the next request try again at once."""

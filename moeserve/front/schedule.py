@@ -50,6 +50,7 @@ class ScheduledModel:
     name: str
     is_pinned: bool = False  # never makes room for another
     need: Memory | None = None  # None: not known yet
+    num_looks: int = 0  # looks at its file that must end before it is loaded
     state: State = State.UNLOADED
     running: int = 0  # requests at its server
     waiting_since: float | None = None  # when the oldest request that waits for the model came
@@ -70,6 +71,11 @@ class ScheduledModel:
         """True if no request runs on it or waits for it; lines of batches do not count. A model that is loading is idle
         if its clients have disconnected."""
         return not self.running and self.waiting_since is None
+
+    @property
+    def may_need(self) -> Memory | None:
+        """Returns what a load of the model would need; None while its file is looked at."""
+        return None if self.num_looks else self.need
 
     @property
     def has_lines(self) -> bool:
@@ -110,7 +116,7 @@ def decide(models: Sequence[ScheduledModel], budget: Memory, now: float) -> Move
     if waiting:
         _load(moves, waiting, models, (free, free.plus(coming)), _stays_until, now, times)
     else:
-        lines = [m for m in models if m.state is State.UNLOADED and m.lines_since is not None and m.need]
+        lines = [m for m in models if m.state is State.UNLOADED and m.lines_since is not None and m.may_need]
         times += [m.retry_at for m in lines if m.retry_at > now]
         lines = [m for m in lines if m.retry_at <= now and not m.is_held_elsewhere]
         lines.sort(key=lambda m: m.lines_since or 0.0)
@@ -120,6 +126,14 @@ def decide(models: Sequence[ScheduledModel], budget: Memory, now: float) -> Move
             _load(moves, lines, models, (free, free.plus(coming)), _stays_for_lines, now, times)
     moves.wake_at = min(times, default=None)
     return moves
+
+
+def room_beside_pinned(model: ScheduledModel, models: Iterable[ScheduledModel], budget: Memory) -> Memory:
+    """Returns the part of the budget that the pinned models leave to the model."""
+    for other in models:
+        if other.is_pinned and other is not model and other.need is not None:
+            budget = budget.minus(other.need)
+    return budget
 
 
 def _load(
@@ -138,22 +152,23 @@ def _load(
     free, promised = room
     is_one_unknown = False
     for model in waiting:
-        if model.need is None:  # its file is being looked at: it is not overtaken for that
+        need = model.may_need
+        if need is None:  # its file is being looked at: it is not overtaken for that
             is_one_unknown = True
             continue
-        if model.need.fits(free) and model.need.fits(promised):
+        if need.fits(free) and need.fits(promised):
             moves.load.append(model)
-            free = free.minus(model.need)
-        elif not model.need.fits(promised):
+            free = free.minus(need)
+        elif not need.fits(promised):
             if is_one_unknown:
                 break
             taken = [*moves.close, *moves.unload]
-            victims = _victims(models, model.need.minus(promised), stays_until, now, taken, times)
+            victims = _victims(models, need.minus(promised), stays_until, now, taken, times)
             if victims is None:
                 break  # the models after it wait
             moves.close += victims
             promised = promised.plus(_sum(victims))
-        promised = promised.minus(model.need)
+        promised = promised.minus(need)
 
 
 def _is_due(model: ScheduledModel, now: float, times: list[float]) -> bool:

@@ -20,6 +20,7 @@ from moeserve.front.app import FrontApplication, FrontProbes
 from moeserve.front.batch_lines import FrontLines
 from moeserve.front.config import FrontConfig
 from moeserve.front.downloaded import DownloadedModels
+from moeserve.front.file_looks import FileLooks
 from moeserve.front.instance import Processes, ServerInstance
 from moeserve.front.memory import Held, Memory
 from moeserve.front.memory_share import NOTHING, MemoryShare
@@ -57,10 +58,11 @@ async def serve(process: Process) -> None:
         log.warning(
             "whoever reaches %s may use this server: there is no --api-key and no --api-key-file", config.host
         )
+    looks = FileLooks()
     reader = NeedsReader(0)  # 0 until the earlier server has ended and the free memory is known
     pool = ModelPool(
         front.models,
-        Processes(process.paths, reader),
+        Processes(process.paths, reader, looks),
         Memory(0),
         load_timeout=config.model_load_timeout or DEFAULT_LOAD_TIMEOUT_S,
         idle_limit=config.model_idle_timeout,
@@ -71,7 +73,8 @@ async def serve(process: Process) -> None:
     folder = shared if front.template.data_dir is None else Path(front.template.data_dir)
     downloaded = DownloadedModels(pool, front, folder)
     metrics = FrontMetrics(pool, process.paths.directory)
-    server = Server(pool, config, metrics, downloaded, LoadedAdapters(pool, shared), reader)
+    adapters = LoadedAdapters(pool, shared)
+    server = Server(pool, config, metrics, downloaded, adapters, reader, looks)
     await server.run(listeners, process)
 
 
@@ -94,6 +97,7 @@ class Server(uvicorn.Server):
         downloaded: DownloadedModels,
         adapters: LoadedAdapters,
         reader: NeedsReader,
+        looks: FileLooks,
     ) -> None:
         """Raises ConfigError for a bad file of API keys, a bad certificate or a --batch-dir that cannot be used."""
         self._pool = pool
@@ -102,7 +106,9 @@ class Server(uvicorn.Server):
         self._keys = ApiKeys.from_config(config)
         self._metrics = metrics
         store = open_store(config)
-        self._app = FrontApplication(pool, config, self._keys, self._metrics, downloaded, adapters, store)
+        self._app = FrontApplication(
+            pool, config, self._keys, self._metrics, downloaded, adapters, store, looks
+        )
         self._batches: asyncio.Task[None] | None = None
         self._runner: BatchRunner | None = None
         if store is not None:

@@ -92,6 +92,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
         {"model": str(folder / "a.gguf"), "served-model-name": "a,first"},
         *({"model": str(folder / f"{name}.gguf")} for name in ("b", "c", "broken", "vanishing")),
         {"model": str(folder / "large.gguf"), "max-total-tokens": 1 << 22},
+        {"model": str(folder / "late.gguf")},  # not there yet
+        {"model": str(folder / "c.gguf"), "served-model-name": "blind", "mmproj": str(folder / "mm.gguf")},
     ]
     (folder / "models.yaml").write_text(json.dumps(entries))
     # A model needs 0.35 GiB with 4096 tokens of KV, and what all share 0.2.
@@ -248,15 +250,22 @@ def test_what_cannot_be_had_says_why_and_touches_nothing(models: Models) -> None
     vanished = models.chat("vanishing")
     assert vanished.status_code == 503
     assert "vanishing.gguf" in vanished.json()["error"]["message"]
+    late, blind = models.chat("late"), models.chat("blind")
+    assert (late.status_code, blind.status_code) == (503, 503)
+    assert "late.gguf is not there" in late.json()["error"]["message"]
+    assert "there is no file mm.gguf" in blind.json()["error"]["message"]
     assert models.states()["a"] == models.states()["b"] == "loaded"
     assert {name: models.launcher(name).pid for name in "ab"} == launchers, "and not loaded again"
     status = {card["id"]: card["status"] for card in models.client.get("/models").json()["data"]}
-    assert status["broken"]["failed"]
-    assert status["vanishing"]["failed"]
+    for name in ("broken", "vanishing", "late", "blind"):
+        assert status[name]["failed"]
+    assert "late.gguf" in status["late"]["reason"]
     assert models.client.get("/health").json()["models"]["broken"] == "failed"
     assert models.client.get("/health").status_code == 200
     shutil.copy(demonstration_model(), models.folder / "vanishing.gguf")
-    assert models.chat("vanishing").status_code == 200
+    shutil.copy(demonstration_model(), models.folder / "late.gguf")
+    for name in ("vanishing", "late"):
+        assert models.chat(name).status_code == 200
 
 
 def test_keep_alive_and_ps_mean_what_they_say(models: Models) -> None:

@@ -94,7 +94,7 @@ class ScriptedModels:
         choices = tuple(range(self.num_gpus)) if each else ()
         return Needs(Memory(script.need * UNIT), each, choices, gpus_there=(GPU_BYTES,) * self.num_gpus)
 
-    def signature(self, model: PooledModel) -> int:
+    async def signature(self, model: PooledModel) -> int:
         return self.scripts[model.name].version
 
     def start(self, model: PooledModel) -> ScriptedInstance:

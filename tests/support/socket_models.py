@@ -82,7 +82,7 @@ class SocketModels:
     async def measure(self, model: PooledModel) -> Needs:
         return Needs(Memory(1))
 
-    def signature(self, model: PooledModel) -> int:
+    async def signature(self, model: PooledModel) -> int:
         return 0
 
     def start(self, model: PooledModel) -> SocketInstance:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from moeserve.errors import ConfigError
+from moeserve.errors import ConfigError, FileError
 
 MAX_NAME_CHARS = 200
 DEFAULT_MOST = 16  # --max-loras
@@ -42,7 +42,7 @@ def resolve_directory(path: str | None, modules: int, most: int | None, memory: 
         return None
     found = Path(path).expanduser()
     if not os.path.isdir(found):
-        raise ConfigError(f"--lora-dir: there is no folder {path}")
+        raise FileError(f"--lora-dir: there is no folder {path}")
     if modules > (DEFAULT_MOST if most is None else most):
         raise ConfigError(
             f"--max-loras: {modules} adapters are served from the start; allow at least as many"
@@ -57,5 +57,5 @@ def resolve_modules(texts: Iterable[str], served_names: Iterable[str]) -> tuple[
         if name in served_names:
             raise ConfigError(f"--lora-modules: {name!r} is a name of the model itself; choose another")
         if not os.path.exists(Path(path).expanduser()):
-            raise ConfigError(f"--lora-modules: there is no file or folder {path}")
+            raise FileError(f"--lora-modules: there is no file or folder {path}")
     return tuple(f"{name}={os.path.abspath(Path(path).expanduser())}" for name, path in modules.items())

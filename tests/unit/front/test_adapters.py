@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def adapters(tmp_path: Path) -> LoadedAdapters:
 
 
 def target(adapters: LoadedAdapters, path: str, query: str | None = None, **body: Any) -> str:
-    return adapters.model_for(path, query, json.dumps(body).encode()).name
+    return asyncio.run(adapters.model_for(path, query, json.dumps(body).encode())).name
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_a_loaded_adapter_is_at_its_model(adapters: LoadedAdapters) -> None:
 @pytest.mark.parametrize("body", [b"", b"[1]", b'{"lora_name": 5}', b'{"lora_path": "a"}', b"{" * 100000])
 def test_a_bad_body_is_an_error_of_the_client(adapters: LoadedAdapters, body: bytes) -> None:
     with pytest.raises(ApiError) as refused:
-        adapters.model_for(LOAD, None, body)
+        asyncio.run(adapters.model_for(LOAD, None, body))
     assert refused.value.status == 400
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from moeserve.cli import main as cli
-from moeserve.cli.command_line import demonstration_model
+from moeserve.cli.command_line import demonstration_model, resolve
 from moeserve.cli.several_models import (
     OF_FRONT,
     OF_ONE_MODEL,
@@ -90,10 +90,68 @@ def test_batches_are_the_fronts(folder: Path) -> None:
 
 
 def test_written_and_read_again(folder: Path) -> None:
-    found = front(str(folder / "a.gguf"), str(folder / "b.gguf"), "--models-memory", "3")
+    found = front(*(str(folder / f"{name}.gguf") for name in ("a", "b", "missing")), "--models-memory", "3")
     found.write(folder)
     assert FrontConfig.read(folder) == found
     assert (folder / "models.json").stat().st_mode & 0o777 == 0o600
+
+
+LATER = {
+    "its file": ("late.gguf", {}),
+    "its folder": ("late", {}),
+    "a model of the hub": ("acme/late-GGUF:Q4_K_M", {}),
+    "its projector": ("b.gguf", {"mmproj": "late.gguf"}),
+    "the projector beside it": ("b.gguf", {"mmproj": "auto"}),
+    "an adapter": ("b.gguf", {"lora-modules": "tuned=late.gguf"}),
+    "the folder of adapters": ("b.gguf", {"lora-dir": "late"}),
+    "a model that drafts": ("b.gguf", {"speculative-model": "late.gguf"}),
+    "no GGUF file yet": ("begun.gguf", {}),
+}
+
+
+@pytest.mark.parametrize("what", LATER)
+def test_one_whose_files_are_missing_keeps_no_other_from_being_served(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(folder)
+    (folder / "begun.gguf").write_text("<!DOCTYPE html>")
+    (folder / "empty").mkdir()
+    model, options = LATER[what]
+    (folder / "models.json").write_text(json.dumps([{"model": "a.gguf"}, {"model": model, **options}]))
+    a, late = front("--models-file", "models.json", "--kv-disk", "kv").models
+    assert (a.is_resolved, late.is_resolved) == (True, False)
+    assert "model 2" in caplog.text
+    assert "model 1" not in caplog.text
+    if what == "a model of the hub":
+        assert late.name == late.config.model == model
+        return
+    # The front looks for them in another folder.
+    assert late.name == Path(model).stem
+    assert late.config.kv_disk == str(folder / "kv" / late.name)
+    shutil.rmtree(folder / "empty")
+    (folder / "begun.gguf").unlink()
+    monkeypatch.chdir("/")
+    with pytest.raises(ConfigError):
+        resolve(late.config)
+    monkeypatch.chdir(folder)
+    wanted = folder / ("begun.gguf" if what == "no GGUF file yet" else "late.gguf")
+    if what in ("its folder", "the folder of adapters"):
+        (folder / "late").mkdir()
+        wanted = folder / "late" / "z.gguf"
+    if what == "the projector beside it":
+        wanted = folder / "mmproj-late.gguf"
+    shutil.copy(demonstration_model(), wanted)
+    fresh = front("--models-file", "models.json", "--kv-disk", "kv").models[1].config
+    monkeypatch.chdir("/")
+    # A folder's model is called by the file in it, and this one keeps the name that it has been listed with.
+    fresh = dataclasses.replace(fresh, served_model_name=late.name, kv_disk=late.config.kv_disk)
+    assert resolve(late.config) == fresh
+
+
+def test_a_list_of_which_no_model_is_there_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no"):
+        front(str(folder / "x.gguf"), str(folder / "y.gguf"))
 
 
 @pytest.mark.parametrize(

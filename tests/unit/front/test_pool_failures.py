@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from moeserve.front.lives import FIRST_BACKOFF_S, MOST_CRASHES, SHORT_LIFE_S
+from moeserve.front.lives import MOST_CRASHES, SHORT_LIFE_S
+from moeserve.front.pooled_model import FIRST_BACKOFF_S
 from moeserve.httpserver.transport.errors import ApiError
 from tests.support.pool_runs import request, run
 from tests.support.scripted_models import Script, ScriptedInstance, pool_of

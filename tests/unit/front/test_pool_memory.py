@@ -138,13 +138,13 @@ def test_load_and_unload_by_request() -> None:
         with pytest.raises(ApiError) as refused:
             pool.unload(model)
         assert refused.value.status == 400
-        pool.load(model)
+        await pool.load(model)
         await asyncio.sleep(5)
         assert state_of(model) is State.LOADING
         pool.unload(model)  # the load ends
         await asyncio.sleep(1)
         assert state_of(model) is State.UNLOADED
-        pool.load(model)
+        await pool.load(model)
         await asyncio.sleep(11)
         long = asyncio.create_task(request(pool, "a", 20.0))
         await asyncio.sleep(1)

@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from moeserve.front.lives import FIRST_BACKOFF_S
+from moeserve.front.pooled_model import FIRST_BACKOFF_S
 from moeserve.front.schedule import State
 from moeserve.httpserver.transport.errors import ApiError
 from tests.support.pool_runs import request, run

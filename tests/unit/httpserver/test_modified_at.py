@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 from pathlib import Path
@@ -11,6 +12,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from moeserve.front import lists
+from moeserve.front.file_looks import FileLooks
 from moeserve.httpserver.ollama.models import modified_at
 from tests.support.http_harness import MODEL, NAME, HttpServer
 from tests.support.scripted_models import Script, pool_of
@@ -69,8 +71,9 @@ def test_several_models(tmp_path: Path) -> None:
     config = dataclasses.replace(config, model=str(tmp_path / "gone.gguf"))
     second.served = dataclasses.replace(second.served, config=config)
     app = FastAPI()
-    app.state.pool, app.state.created = pool, int(STARTED)
+    app.state.pool, app.state.created, app.state.file_looks = pool, int(STARTED), FileLooks()
     app.include_router(lists.router)
     tags = TestClient(app).get("/api/tags").json()["models"]
     assert [tag["modified_at"] for tag in tags] == [IN_SUMMER, AT_START]
-    assert lists.shown_unloaded(first, STARTED)["modified_at"] == IN_SUMMER
+    (file,) = asyncio.run(lists.files_of(app.state, [first]))
+    assert lists.shown_unloaded(first, file)["modified_at"] == IN_SUMMER
