@@ -280,7 +280,7 @@ class ModelLives:
                 await instance.stop()
             finally:
                 model.state, model.is_unload_wanted, model.makes_room = State.UNLOADED, False, False
-                model.loaded_at = self._clock()
+                model.loaded_at, model.idle_limit = self._clock(), model.usual_idle_limit
                 if model.is_removed:
                     self.models.remove(model)
                 if (model.tickets or model.line_tickets) and not self.is_draining:

@@ -60,6 +60,7 @@ class ModelPool(ModelLives):
             served=served,
             place=next(self._places),
             idle_limit=self._idle_limit,
+            usual_idle_limit=self._idle_limit,
         )
         self.models.append(model)
         self._by_name |= dict.fromkeys(served.names, model)
@@ -210,12 +211,12 @@ class ModelPool(ModelLives):
         self.turn()
 
     def keep(self, model: PooledModel, seconds: float | None) -> None:
-        """Sets how many seconds the model stays loaded without requests, as the model's last request asks. inf: for
-        ever; None: the server's option."""
+        """Sets how many seconds the loaded model stays loaded without requests, as a request of its asks. inf: for
+        ever; None: the server's option. It counts until the model is unloaded."""
         if self._is_leaving:
             return
         if seconds is None:
-            model.idle_limit = self._idle_limit
+            model.idle_limit = model.usual_idle_limit
         else:
             model.idle_limit = None if seconds == math.inf else seconds
 
@@ -299,7 +300,8 @@ class ModelPool(ModelLives):
         memory."""
         self._is_leaving = True
         for model in self.models:
-            model.is_pinned, model.idle_limit = False, 0.0
+            model.is_pinned = False
+            model.idle_limit = model.usual_idle_limit = 0.0
         self.turn()
 
     @property

@@ -104,6 +104,7 @@ class Surroundings(Protocol):
 class PooledModel(ScheduledModel):
     served: ServedModel = None  # type: ignore[assignment]  # required, but a field after defaults must have one
     place: int = 0
+    usual_idle_limit: float | None = None  # seconds; `idle_limit` where no request has asked for another
     gpus: tuple[int, ...] = ()  # numbers of its GPUs
     needs: Needs | None = None
     adapters: tuple[str, ...] = ()  # names of LoRA adapters that clients have loaded
@@ -171,7 +172,7 @@ class PooledModel(ScheduledModel):
 
     def note_failure(self, reason: str, now: float) -> float:
         """Notes a failed load, and returns for how many seconds requests are refused because of it."""
-        backoff = min(FIRST_BACKOFF_S * 2 ** min(self.failures, MAX_DOUBLINGS), MAX_BACKOFF_S)
+        backoff: float = min(FIRST_BACKOFF_S * 2 ** min(self.failures, MAX_DOUBLINGS), MAX_BACKOFF_S)
         self.failures += 1
         self.num_failures += 1
         self.failure, self.retry_at = reason, now + backoff

@@ -29,7 +29,7 @@ from moeserve.front.early_answer import EarlyAnswer, EarlyEvents, EarlyJson, Ear
 from moeserve.front.instance import ServerInstance
 from moeserve.front.pool import ModelPool
 from moeserve.front.pooled_model import Instance, PooledModel
-from moeserve.front.requested_model import Asked
+from moeserve.front.requested_model import OLLAMA, Asked
 from moeserve.httpserver.responses.routes import BACKGROUND_HEADER, RESPONSES
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
@@ -87,7 +87,7 @@ class Relay:
             exchange.early = EarlyEvents(send, lambda: model.progress_text)
         else:
             exchange.early = EarlyLines(send) if asked.streams_lines else EarlyJson(send)
-        self._pool.keep(model, asked.keep_alive)
+        exchange.keep_alive = asked.keep_alive
         with contextlib.suppress(ClientGone):
             await unless_gone(receive, exchange.run())
 
@@ -118,6 +118,7 @@ class _Exchange:
 
     early: EarlyAnswer | None = None
     most_sendings = 1
+    keep_alive: float | None = None  # of a request of Ollama's API; others leave it as it is
 
     def __init__(
         self, pool: ModelPool, apis: ApiTable, scope: Scope, send: Send, model: PooledModel, body: bytes
@@ -137,6 +138,8 @@ class _Exchange:
                 instance = await self._acquire()
                 try:
                     assert isinstance(instance, ServerInstance)
+                    if self._scope["path"].startswith(OLLAMA):
+                        self._pool.keep(self._model, self.keep_alive)
                     await self._relay(instance)
                     return
                 except _Unanswered as error:

@@ -129,6 +129,31 @@ def test_keep_alive_of_the_last_request_counts() -> None:
     run(clock, pool, work())
 
 
+def test_keep_alive_counts_until_the_unload() -> None:
+    """One request that had the model unloaded at once does not have it loaded again for each later one."""
+    clock = Clock()
+    pool, world = pool_of(clock, 1, idle_limit=60.0, a=Script())
+    model = pool.find("a")
+
+    async def work() -> None:
+        async with pool.lease(model):
+            pool.keep(model, 0.0)
+        await asyncio.sleep(1)
+        assert world.loaded == []
+        for _ in range(3):
+            await request(pool, "a")
+            await asyncio.sleep(30)
+        assert world.history == ["a", "a"]
+        pool.leave()
+        await asyncio.sleep(1)
+        assert world.loaded == []
+        await request(pool, "a")  # another server takes the new ones
+        await asyncio.sleep(1)
+        assert world.loaded == []
+
+    run(clock, pool, work())
+
+
 def test_load_and_unload_by_request() -> None:
     clock = Clock()
     pool, world = pool_of(clock, 2, a=Script(load_s=10.0), b=Script())

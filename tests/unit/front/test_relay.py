@@ -23,6 +23,7 @@ ANSWER = b'data: {"text": "hello"}\n\n'
 WHOLE = Life(EVENTS + chunk(ANSWER) + b"0\r\n\r\n", ends=False)
 COMMENT = b": at work\n\n"
 STREAM = Asked(streams_events=True)
+CHAT = "/v1/chat/completions"
 BODY = b'{"model": "a", "stream": true}'
 
 
@@ -48,6 +49,12 @@ class Client:
         return [message["status"] for message in self.messages if "status" in message]
 
 
+async def answered(client: Client, pool: ModelPool, path: str, asked: Asked, **options: bool) -> None:
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b"", "headers": []}
+    relay = Relay(pool, ApiTable(APIS))
+    await relay.answer(scope, client.receive, client.send, pool.find("a"), asked, BODY, **options)
+
+
 def relayed(
     folder: Path,
     *lives: Life,
@@ -57,22 +64,13 @@ def relayed(
 ) -> tuple[Client, SocketModels, ModelPool]:
     """Sends a request to model a, whose servers live as told. Raises ApiError."""
     client = Client()
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/chat/completions",
-        "query_string": b"",
-        "headers": [],
-    }
 
     async def work() -> tuple[Client, SocketModels, ModelPool]:
         pool, world = socket_pool(folder, *lives)
         try:
             if before is not None:
                 await before(pool, world)
-            relay = Relay(pool, ApiTable(APIS))
-            model = pool.find("a")
-            await relay.answer(scope, client.receive, client.send, model, asked, BODY, **options)
+            await answered(client, pool, CHAT, asked, **options)
         finally:
             await pool.close()
         return client, world, pool
@@ -154,3 +152,16 @@ def test_what_may_not_be_repeated_is_sent_once(tmp_path: Path) -> None:
     with pytest.raises(ApiError) as refused:
         relayed(tmp_path, Life(), WHOLE, is_repeatable=False)
     assert refused.value.code == "model_lost"
+
+
+def test_only_requests_of_ollamas_api_say_how_long_a_model_stays(tmp_path: Path) -> None:
+    """ollama/ollama#9355: a request of another API had the model unloaded at the usual time again."""
+    limits: list[float | None] = []
+
+    async def earlier(pool: ModelPool, world: SocketModels) -> None:
+        for path, seconds in (("/api/chat", 300.0), (CHAT, None), ("/api/chat", None)):
+            await answered(Client(), pool, path, Asked(keep_alive=seconds))
+            limits.append(pool.find("a").idle_limit)
+
+    relayed(tmp_path, WHOLE, before=earlier)
+    assert limits == [300.0, 300.0, None]
