@@ -146,3 +146,23 @@ def test_an_unload_by_request_meets_a_load(moment: float) -> None:
         assert await request(pool, "a") < 30
 
     run(clock, pool, work())
+
+
+@pytest.mark.parametrize("by_request", [True, False])
+def test_a_load_takes_longer_than_an_idle_model_stays(by_request: bool) -> None:
+    """mostlygeek/llama-swap#289: the load was interrupted when that time was over, and began again."""
+    clock = Clock()
+    pool, world = pool_of(clock, 1, idle_limit=3.0, a=Script(load_s=40.0))
+
+    async def work() -> None:
+        if by_request:
+            await pool.load(pool.find("a"))
+            await asyncio.sleep(42)
+            assert world.loaded == ["a"]
+        else:
+            await request(pool, "a")
+        await asyncio.sleep(6)
+        assert world.loaded == []
+
+    run(clock, pool, work())
+    assert world.history == ["a"]

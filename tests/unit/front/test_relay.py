@@ -15,6 +15,7 @@ from moeserve.front.pool import ModelPool
 from moeserve.front.relay import MOST_SENDINGS, Relay
 from moeserve.front.requested_model import Asked
 from moeserve.httpserver.app import APIS
+from moeserve.httpserver.transport import sse
 from moeserve.httpserver.transport.api_table import ApiTable
 from moeserve.httpserver.transport.errors import ApiError
 from tests.support.socket_models import EVENTS, Life, SocketInstance, SocketModels, chunk, socket_pool
@@ -165,3 +166,24 @@ def test_only_requests_of_ollamas_api_say_how_long_a_model_stays(tmp_path: Path)
 
     relayed(tmp_path, WHOLE, before=earlier)
     assert limits == [300.0, 300.0, None]
+
+
+def test_a_client_that_reads_no_more_does_not_keep_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ollama/ollama#7779: the model that was to make room stayed, and no other was loaded any more."""
+
+    class Stalled(Client):
+        async def send(self, message: Message) -> None:
+            if message.get("body"):
+                await asyncio.Event().wait()
+
+    monkeypatch.setattr(sse, "SEND_TIMEOUT_S", 0.05)
+    running: list[int] = []
+
+    async def earlier(pool: ModelPool, world: SocketModels) -> None:
+        await answered(Stalled(), pool, CHAT, STREAM)
+        running.append(pool.num_running)
+
+    relayed(tmp_path, WHOLE, before=earlier)
+    assert running == [0]
