@@ -26,27 +26,44 @@ from moeserve.models.tensors import check_tensors
 
 
 def drafting_shape(shape: ModelShape, source: ModelSource, method: str | None) -> ModelShape:
-    """Returns the shape, including the next-token block if `method` (of --speculative-config; None: no drafts) uses it.
-    Raises ModelError for "mtp" if the file has no such block."""
-    wants = method == "mtp" or (method == "auto" and has_next_token_block(shape, source))
-    return with_next_token_block(shape, source) if wants else shape
+    """Returns the shape, including the next-token block if `method` (of --speculative-config; None: no drafts) uses it;
+    "auto" does without a block that cannot draft, see `next_token_fault`. Raises ModelError for "mtp" if the file has
+    no whole block."""
+    wants = method == "auto" and _has_part(shape, source) and next_token_fault(shape, source) is None
+    return with_next_token_block(shape, source) if wants or method == "mtp" else shape
+
+
+def next_token_fault(shape: ModelShape, source: ModelSource) -> ModelError | None:
+    """Returns what is wrong with the file's next-token block, such as a missing part. None: nothing, or the file has
+    none, or one of a family whose block cannot draft."""
+    if not _has_part(shape, source):
+        return None
+    try:
+        with_next_token_block(shape, source)
+    except ModelError as error:
+        return error
+    return None
 
 
 def has_next_token_block(shape: ModelShape, source: ModelSource) -> bool:
     """Returns whether the file has a next-token block and the family's block can draft."""
+    return _has_part(shape, source) and n.of_layer(shape.num_layers, n.NEXTN_EH_PROJ) in source.tensors
+
+
+def _has_part(shape: ModelShape, source: ModelSource) -> bool:
+    """Returns whether the file has a part of a next-token block, of a family whose block can draft."""
     family = FAMILIES.get(source.architecture)
     first, second = shape.num_layers, shape.num_layers + 1
-    is_there = n.of_layer(first, n.NEXTN_EH_PROJ) in source.tensors
+    layers = {n.layer_of(name) for name in source.tensors}
     # llama.cpp's converter writes some blocks as two layers, which are not read.
-    goes_on = any(n.layer_of(name) == second for name in source.tensors)
-    if goes_on and n.of_layer(second, n.NEXTN_EH_PROJ) not in source.tensors:
+    if second in layers and n.of_layer(second, n.NEXTN_EH_PROJ) not in source.tensors:
         return False
-    return is_there and family is not None and family.has_next_token_block
+    return first in layers and family is not None and family.has_next_token_block
 
 
 def with_next_token_block(shape: ModelShape, source: ModelSource) -> ModelShape:
     """Returns the shape with the block that drafts. Raises ModelError if the file has no such block."""
-    if not has_next_token_block(shape, source):
+    if not _has_part(shape, source):
         served = ", ".join(name for name, family in FAMILIES.items() if family.has_next_token_block)
         raise ModelError(
             source.path,

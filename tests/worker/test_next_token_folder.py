@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.tensors import model_tensors
 from moeserve.worker.loading import drafting
 from moeserve.worker.loading.cpu.load import build_cpu_runner
+from tests.gpu.driver import Driver
 from tests.kernels.transformers_logits import TOKENS
 from tests.kernels.weights import nmse
 from tests.support.folder_as_gguf import write_gguf
@@ -102,16 +105,26 @@ def test_without_drafts_it_is_skipped(model_type: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "lost"), [("qwen3_next", "mtp.norm.weight"), ("glm4_moe", "mlp.gate.weight")]
+    ("model_type", "lost"),
+    [("qwen3_next", "mtp.norm.weight"), ("glm4_moe", "mlp.gate.weight"), ("glm4_moe", "eh_proj.weight")],
 )
 def test_without_a_part_it_is_skipped_and_drafts_are_refused(
-    model_type: str, lost: str, tmp_path: Path
+    model_type: str, lost: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """If it was asked for by name; else there is a warning."""
     folder = NextTokenFolder(tmp_path, model_type, **FOLDERS[model_type])
     kept = {name: value for name, value in folder.tensors.items() if not name.endswith(lost)}
     assert len(kept) == len(folder.tensors) - 1
     save_file(kept, folder.path / "model-mtp.safetensors")
     source = open_folder(folder.path)
     shape = read_checked_shape(source)
-    with pytest.raises(ModelError, match=r"tensor 'blk\.\d\.[a-z_.]+' is missing"):
+    missing = r"tensor 'blk\.\d\.[a-z_.]+' is missing"
+    with pytest.raises(ModelError, match=missing):
         with_next_token_block(shape, source)
+    with pytest.raises(ModelError, match=missing):
+        load(folder.path, speculative_config='{"method": "mtp", "num_speculative_tokens": 3}')
+    loaded = load(folder.path, speculative_config='{"method": "auto", "num_speculative_tokens": 3}')
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert re.search(f"no drafts by the model's next-token block .*{missing}", warning)
+    runner = build_cpu_runner(loaded)
+    assert len(Driver(runner).generate(0, [1, 2, 3], 2)) == 2

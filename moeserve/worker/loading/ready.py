@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from moeserve.config import ServerConfig, num_drafts
+from moeserve.config import ServerConfig, drafts_of, num_drafts
 from moeserve.config.units import GIB
 from moeserve.kv.capacity import KvCapacity
 from moeserve.kv.layout import KvLayout
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.interface import ModelShape
+from moeserve.models.next_token import next_token_fault
 from moeserve.models.skipped_layers import skipped_layers
 from moeserve.models.sources.source import ModelSource
 from moeserve.worker.adapters.resident import AdapterAtStart
@@ -19,8 +20,13 @@ from moeserve.worker.tiers.page_mover import PageMover
 log = logging.getLogger(__name__)
 
 
-def log_skipped(shape: ModelShape, source: ModelSource) -> None:
-    """Logs once which parts of the model are not loaded."""
+def log_skipped(shape: ModelShape, source: ModelSource, config: ServerConfig) -> None:
+    """Logs once which parts of the model are not loaded, and why its next-token block does not draft if it could."""
+    drafts = drafts_of(config)
+    is_auto = drafts is not None and drafts.block_method == "auto"
+    fault = next_token_fault(shape, source) if is_auto and shape.next_token_layer is None else None
+    if fault is not None:
+        log.warning("no drafts by the model's next-token block (MTP): %s", fault)
     skipped = skipped_layers(shape, source)
     if skipped.count:
         log.info(

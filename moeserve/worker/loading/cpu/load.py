@@ -121,7 +121,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
             read_checked_shape(source), source, None if drafts is None else drafts.block_method
         )
         small = open_draft_model(config, source)
-        log_skipped(shape, source)
+        log_skipped(shape, source, config)
         checked = open_adapters(config, shape)  # a bad adapter ends the start before the weights are read
         layout = layout_of(config, shape, None if small is None else small.layout)
         check_cpu_reads(layout)

@@ -80,7 +80,7 @@ def plan_load(
     whole = shape
     # an adapter that does not fit the model ends the start now
     adapters = plan_gpu_adapters(config, shape, 2 if device.type == "cuda" else 4)
-    log_skipped(shape, source)
+    log_skipped(shape, source, config)
     check_lanes(source, shape, "GPU")
     unloaded = unloaded_tensors(shape)  # the host reads their rows
     check_cpu_types(source, unloaded)
