@@ -56,6 +56,13 @@ class EmbeddingFiles:
             raise ValueError(f"{found.st_size} bytes of embeddings, not {num_bytes}")
         return name
 
+    def size(self, handle: str) -> int:
+        """Returns the bytes of a file; 0 if it is gone."""
+        try:
+            return os.lstat(self._path(handle)).st_size
+        except FileNotFoundError:
+            return 0
+
     def read(self, handle: str, rows: memoryview, offset: int, num_bytes: int) -> None:
         """Fills the writable buffer `rows` from byte `offset` on. Raises ValueError if the file's size is not
         `num_bytes`."""

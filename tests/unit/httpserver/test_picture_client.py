@@ -1,4 +1,5 @@
-"""Which pictures the visual server gets when clients leave before their pictures are encoded."""
+"""Which pictures the visual server gets when clients leave before their pictures are encoded, and when open requests
+hold many."""
 
 from __future__ import annotations
 
@@ -8,8 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from moeserve.httpserver.generation.engine import picture_client
 from moeserve.httpserver.generation.engine.picture_client import EncodedPicture, PictureClient
 from moeserve.httpserver.generation.request.pictures import Picture
+from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.pictures import EncodePicture, PictureEncoded
 from moeserve.processes.embedding_files import EmbeddingFiles
 
@@ -61,6 +64,48 @@ def test_pictures_whose_clients_have_left(tmp_path: Path, is_lost: bool) -> None
 
     picture = asyncio.run(run())
     assert [path.name for path in (tmp_path / "spans").iterdir()] == [picture.parts[0][1]]
+
+
+def test_embeddings_are_bounded_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant leaves room for others, and all of them together hold no more than the whole; what ends makes room."""
+    monkeypatch.setattr(picture_client, "MOST_HELD_BYTES", 40)
+    monkeypatch.setattr(picture_client, "MOST_TENANT_BYTES", 20)
+    sent, files = Sent(), EmbeddingFiles(tmp_path / "spans")
+
+    async def run() -> None:
+        client = PictureClient(cast(Any, sent), files, cast(Any, None), lambda answer: None)
+
+        async def ask(tenant: str) -> EncodedPicture:
+            task = asyncio.create_task(client.encode(Picture(b"1"), tenant, "messages"))
+            before = len(sent.pictures)
+            await settle()
+            if len(sent.pictures) > before:
+                more = ((bytes(32), files.write(b"rows")),)  # a second part
+                first = files.write(b"row of 8")
+                id = sent.pictures[-1].id
+                client.received(PictureEncoded(id, 1, 1, bytes(32), first, 0.5, False, more))
+            return await task
+
+        async def check_refused(tenant: str) -> None:
+            with pytest.raises(ApiError, match="hold too many pictures") as error:
+                await ask(tenant)
+            assert error.value.status == 503
+
+        first = [await ask("one"), await ask("one")]
+        assert [each.num_bytes for each in first] == [12, 12]
+        await check_refused("one")
+        second = [await ask("two"), await ask("two")]
+        await check_refused("three")  # 48 bytes
+        second.pop()
+        third = await ask("three")
+        del third, second
+        await check_refused("one")
+        first.pop()
+        assert (await ask("one")).num_bytes == 12
+
+    asyncio.run(run())
+    assert len(sent.pictures) == 6
+    assert not [*(tmp_path / "spans").iterdir()]
 
 
 async def settle() -> None:

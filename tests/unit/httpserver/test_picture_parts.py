@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import os
 from typing import Any
 
 import pytest
 
-from tests.support.http_harness import NAME, HttpServer, tokens_of
+from moeserve.messages.pictures import EncodePicture, PictureEncoded
+from tests.support.http_harness import NAME, HttpServer, tokens_of, within
 from tests.support.picture_fixture import picture_cases
 from tests.support.visual_server import VisualServer
 
@@ -76,3 +78,23 @@ def test_an_object_in_the_responses_api(seeing: HttpServer, visual: VisualServer
     body = {"model": NAME, "max_output_tokens": 2, "input": [{"role": "user", "content": [part]}]}
     assert seeing.post("/v1/responses", body).status_code == 200
     assert [(one.data, one.max_tokens) for one in visual.pictures] == [(FILE, 256)]
+
+
+def test_the_embeddings_of_a_prompt_are_bounded(seeing: HttpServer, visual: VisualServer) -> None:
+    """It is refused before the rest of its pictures is encoded, and leaves no files."""
+
+    def large(picture: EncodePicture) -> PictureEncoded:
+        answer = visual.encoded(picture)
+        os.truncate(visual.paths.spans / answer.handle, 200 << 20)  # a file with a hole
+        return answer
+
+    visual.answer = large
+    part = {"type": "image_url", "image_url": {"url": URL}}
+    for count, status in ((2, 200), (5, 400)):
+        body = chat(part)
+        body["messages"][0]["content"] *= count
+        answer = seeing.post("/v1/chat/completions", body)
+        assert answer.status_code == status, answer.text
+    assert "embeddings take more than 512 MiB" in answer.json()["error"]["message"]
+    assert len(visual.pictures) == 2 + 3
+    assert within(60, lambda: not visual.left)

@@ -9,10 +9,11 @@ from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.chat.picture_tokens import ChatTokens
 from moeserve.httpserver.generation.chat.template_efforts import SWITCHES, VARIABLE
 from moeserve.httpserver.generation.chat.thinking_tokens import template_effort
-from moeserve.httpserver.generation.engine.picture_client import PictureClient
+from moeserve.httpserver.generation.engine.picture_client import EncodedPicture, PictureClient
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
 from moeserve.httpserver.transport.errors import invalid
 from moeserve.messages.pictures import MOST_PICTURES
+from moeserve.messages.prompt_embeddings import MOST_BYTES
 
 
 async def encode(
@@ -29,7 +30,11 @@ async def encode(
         raise invalid(param, f"has {len(prompt.pictures)} pictures; at most {MOST_PICTURES} are taken")
     if asked.truncate_prompt_tokens is not None:
         raise invalid("truncate_prompt_tokens", "cannot be combined with pictures")
-    pictures = {one.mark: await client.encode(one, asked.caller.tenant, param) for one in prompt.pictures}
+    pictures: dict[str, EncodedPicture] = {}
+    for one in prompt.pictures:
+        pictures[one.mark] = await client.encode(one, asked.caller.tenant, param)
+        if sum(each.num_bytes for each in pictures.values()) > MOST_BYTES:
+            raise invalid(param, f"has pictures whose embeddings take more than {MOST_BYTES >> 20} MiB")
     return await text.encode_pictures(pieces, pictures, param)
 
 

@@ -9,7 +9,7 @@ import logging
 import secrets
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -18,6 +18,7 @@ from moeserve.httpserver.transport.errors import ApiError, invalid
 from moeserve.messages.async_channels import AsyncPushChannel
 from moeserve.messages.channels import ChannelFull
 from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRefused
+from moeserve.messages.prompt_embeddings import MOST_BYTES
 from moeserve.processes.embedding_files import EmbeddingFiles, Owner
 from moeserve.processes.sandbox.line import FairLine
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 # Crashes of the visual server with the same picture, after which the picture is refused.
 MOST_LOSSES: Final = 2
+# The most bytes of embeddings that open requests hold; those of one more picture may come on top, as its size is known
+# only when it is encoded. A tenant leaves room for a prompt of another's.
+MOST_HELD_BYTES: Final = 4 * MOST_BYTES
+MOST_TENANT_BYTES: Final = MOST_HELD_BYTES - MOST_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -33,20 +38,27 @@ log = logging.getLogger(__name__)
 class EncodedPicture:
     """A picture's embeddings. Their files exist as long as this object."""
 
-    def __init__(self, found: PictureEncoded, remove: Callable[[str], None]) -> None:
+    def __init__(self, found: PictureEncoded, remove: Callable[[str], None], num_bytes: int = 0) -> None:
         self.rows = found.rows  # tokens
         self.columns = found.columns
         self.parts = found.parts
+        self.num_bytes = num_bytes
         self.times = found.times  # of a video's parts
         for _, handle in found.parts:
             weakref.finalize(self, remove, handle)
 
 
+class _Held(NamedTuple):
+    tenant: str
+    num_bytes: int
+
+
 class _Asked:
     """The picture that the visual server is encoding."""
 
-    def __init__(self, message: EncodePicture) -> None:
+    def __init__(self, message: EncodePicture, tenant: str) -> None:
         self.message = message
+        self.tenant = tenant
         self.answer: asyncio.Future[PictureEncoded | PictureRefused] = (
             asyncio.get_running_loop().create_future()
         )
@@ -68,7 +80,8 @@ class PictureClient:
         files that a killed httpserver left behind."""
         self._channel = to_visualserver
         self._files = files
-        self._held: set[str] = set()  # handles of the answers that are in use
+        # The files of the answers that are in use, by handle. Any thread may remove one.
+        self._held: dict[str, _Held] = {}
         files.remove_left(Owner.SENDER)
         self._fetcher = fetcher
         self._observe = observe
@@ -79,11 +92,13 @@ class PictureClient:
         self._asked: _Asked | None = None
 
     async def encode(self, picture: Picture, tenant: str, param: str) -> EncodedPicture:
-        """Fetches the picture if it is a URL, and has the visual server encode it. Raises ApiError if that fails."""
+        """Fetches the picture if it is a URL, and has the visual server encode it. Raises ApiError if that fails, or if
+        open requests hold too many embeddings."""
         data = await self._file(picture, param)
         frames = tuple([await self._file(frame, param) for frame in picture.frames])
-        asked = _Asked(EncodePicture(next(self._ids), data, picture.max_tokens, picture.video, frames))
-        turn = asyncio.create_task(self._take_turn(asked, tenant))
+        message = EncodePicture(next(self._ids), data, picture.max_tokens, picture.video, frames)
+        asked = _Asked(message, tenant)
+        turn = asyncio.create_task(self._take_turn(asked))
         try:
             answer = await asyncio.shield(turn)
         except asyncio.CancelledError:
@@ -98,7 +113,8 @@ class PictureClient:
                 raise invalid(param, f"the {picture.what} {answer.message}")
             raise ApiError(answer.status, f"the {picture.what} {answer.message}", code="picture_error")
         self._observe(answer)
-        return EncodedPicture(answer, self._remove)
+        num_bytes = sum(self._held[handle].num_bytes for _, handle in answer.parts)
+        return EncodedPicture(answer, self._remove, num_bytes)
 
     async def _file(self, picture: Picture, param: str) -> bytes:
         """Returns the file's bytes. Raises ApiError."""
@@ -106,16 +122,26 @@ class PictureClient:
             return picture.data
         return await self._fetcher.fetch(picture.url, param, picture.what)
 
-    async def _take_turn(self, asked: _Asked, tenant: str) -> PictureEncoded | PictureRefused:
-        """Sends the picture when its tenant's turn comes, and waits for the answer. Raises ApiError if the visual
-        server's queue is full."""
-        async with self._line.turn(tenant):
+    async def _take_turn(self, asked: _Asked) -> PictureEncoded | PictureRefused:
+        """Sends the picture when its tenant's turn comes, and waits for the answer. Raises ApiError if open requests
+        hold too many embeddings, or if the visual server's queue is full."""
+        async with self._line.turn(asked.tenant):
+            self._check_room(asked.tenant)
             self._asked = asked
             try:
                 await self._send(asked)
                 return await asked.answer
             finally:
                 self._asked = None
+
+    def _check_room(self, tenant: str) -> None:
+        """Raises ApiError. To wait would not do: requests that hold pictures may wait for one another."""
+        held = list(self._held.values())
+        total = sum(each.num_bytes for each in held)
+        own = sum(each.num_bytes for each in held if each.tenant == tenant)
+        if total >= MOST_HELD_BYTES or own >= MOST_TENANT_BYTES:
+            message = "open requests hold too many pictures; send it again when some of them have ended"
+            raise ApiError(503, message, code="overloaded")
 
     def _drop(self, turn: asyncio.Task[PictureEncoded | PictureRefused]) -> None:
         """Handles the disconnect of a picture's client."""
@@ -128,19 +154,23 @@ class PictureClient:
                 self._remove(handle)
 
     def _remove(self, handle: str) -> None:
-        self._held.discard(handle)
+        self._held.pop(handle, None)
         self._files.remove(handle)
 
     def received(self, message: PictureEncoded | PictureRefused) -> None:
         asked = self._asked
         if asked is not None and asked.message.id == message.id and not asked.answer.done():
             if isinstance(message, PictureEncoded):
-                self._held.update(handle for _, handle in message.parts)
+                self._hold(message, asked.tenant)
             asked.answer.set_result(message)
         # From a visual server that was lost after it had sent the message.
         elif isinstance(message, PictureEncoded):
             for _, handle in message.parts:
                 self._files.remove(handle)
+
+    def _hold(self, message: PictureEncoded, tenant: str) -> None:
+        for _, handle in message.parts:
+            self._held[handle] = _Held(tenant, self._files.size(handle))
 
     async def lost(self, *, by_itself: bool) -> None:
         """Handles the loss of a visual server, which is being replaced. Removes the file that the lost server may have
