@@ -119,7 +119,7 @@ NOT_TAKEN = {
     "two messages with the same id": json.dumps([conversation(messages=[QUESTION, QUESTION])]),
     "without the one that it answers": json.dumps([conversation(messages=[ANSWER | {"parent": "a2"}])]),
     "message 1 of conversation 1: a text": json.dumps([conversation(messages=[QUESTION | {"content": {}}])]),
-    "is no PNG, JPEG, WebP or GIF": json.dumps(
+    "is no PNG, JPEG, WebP, GIF or video": json.dumps(
         [conversation(pictures={"d1": "data:image/svg+xml;base64,PHN2Zz4="})]
     ),
     "title of conversation 1: a text of at most 200": json.dumps([conversation(title="x" * 201)]),

@@ -1,4 +1,5 @@
-"""Pictures that go with a question: chosen, dropped or pasted, kept with the conversation, sent with each turn."""
+"""Pictures and videos that go with a question: chosen, dropped or pasted, kept with the conversation, sent with each
+turn."""
 
 from __future__ import annotations
 
@@ -24,6 +25,12 @@ GIVE = """([type, name, mime, base64]) => {
   const event = type === "drop" ? new DragEvent("drop", { dataTransfer: data, bubbles: true })
     : new ClipboardEvent("paste", { clipboardData: data, bubbles: true });
   document.getElementById("words").dispatchEvent(event);
+}"""
+
+DROP_LONG = """() => {
+  const data = new DataTransfer();
+  data.items.add(new File([new Uint8Array(14_000_001)], "long.mov", { type: "video/quicktime" }));
+  document.getElementById("words").dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true }));
 }"""
 
 
@@ -124,6 +131,37 @@ def test_a_picture_that_the_server_would_not_read_is_drawn_again(
     assert len(visual.pictures[-1].data) < noise.getbuffer().nbytes
 
 
+def test_videos_are_sent_and_kept_as_they_are(page: Page, world: tuple[HttpServer, VisualServer]) -> None:
+    server, visual = world
+    bodies: list[Any] = []
+    page.on("request", lambda one: bodies.append(one.post_data_json) if one.method == "POST" else None)
+    opened(page, server)
+    page.locator("#chooser").set_input_files(
+        FilePayload(name="street.mp4", mimeType="video/mp4", buffer=b"a video")
+    )
+    page.evaluate(DROP_LONG)
+    expect(page.locator("#notice")).to_contain_text("long.mov is larger than 14,000,000 bytes")
+    expect(page.locator("#files li")).to_have_text(["street.mp4, 7 bytes✕"])
+    ask(page, "What happens?")
+    page.reload()
+    expect(page.get_by_label("Attach pictures, videos")).to_be_visible()
+    expect(page.locator(".file")).to_have_text(["street.mp4, 7 bytes"])
+    ask(page, "And then?")
+    for body, picture in zip(bodies[-2:], visual.pictures[-2:], strict=True):
+        assert body["messages"][0]["content"][0]["type"] == "video_url"
+        assert picture.video is not None
+        assert picture.data == b"a video"
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export all").click()
+    exported = download.value.path()
+    page.get_by_label("Actions for").first.click()
+    page.get_by_role("button", name="Delete “").first.click()
+    expect(page.locator(".file")).to_have_count(0)
+    page.locator("#import-chooser").set_input_files(exported)
+    page.locator("#chat-list .open").first.click()
+    expect(page.locator(".file")).to_have_text(["street.mp4, 7 bytes"])
+
+
 def test_a_model_without_a_tower_takes_none(page: Page) -> None:
     with http_server() as server:
         page.goto(server.url)
@@ -131,4 +169,6 @@ def test_a_model_without_a_tower_takes_none(page: Page) -> None:
         expect(page.get_by_label("Attach text or PDF files")).to_be_visible()
         give(page, "paste", "a.png", file_of("PNG"))
         expect(page.locator("#notice")).to_contain_text("a.png is a picture, and this model reads text only")
+        give(page, "paste", "a.webm", b"a video", "video/webm")
+        expect(page.locator("#notice")).to_contain_text("a.webm is a video, and this model sees none")
         expect(page.locator("#files li")).to_have_count(0)

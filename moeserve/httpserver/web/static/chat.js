@@ -324,7 +324,7 @@ async function awaitAndWelcome() {
 }
 
 function showModel(model) {
-  composer.takesPictures(model.architecture.input_modalities.includes("image"));
+  composer.takes(model.architecture.input_modalities);
   const most = model.max_model_len; // null: a model that is not loaded, and whose file was not read yet
   const context = most ? `, ${number.format(most)} tokens of context` : "";
   byId("welcome-model").replaceChildren(el("strong", {}, model.id), context);

@@ -15,7 +15,7 @@ export async function messagesOf(message) {
   return [{ ...own, tool_calls: called }, ...results];
 }
 
-/** Pictures go before the words, as models are trained. */
+/** Pictures and videos go before the words, as models are trained. */
 async function messageOf({ role, content, reasoning, attachments = [] }) {
   const parts = await Promise.all(attachments.filter(({ picture }) => picture).map(picturePart));
   const text = [...attachments.filter(({ picture }) => !picture).map(fenced), content].filter(Boolean).join("\n\n");
@@ -25,6 +25,6 @@ async function messageOf({ role, content, reasoning, attachments = [] }) {
 
 async function picturePart({ name, picture }) {
   const url = await pictureOf(picture);
-  if (url === null) return { type: "text", text: `(${name}: the picture is no longer kept.)` };
-  return { type: "image_url", image_url: { url } };
+  if (url === null) return { type: "text", text: `(${name}: it is no longer kept.)` };
+  return url.startsWith("data:video/") ? { type: "video_url", video_url: { url } } : { type: "image_url", image_url: { url } };
 }

@@ -10,7 +10,7 @@ const TOUCH = matchMedia("(pointer: coarse)"); // no Shift to hold: Enter breaks
 const NARROW = matchMedia("(max-width: 40rem)"); // as in chat.css: no room to say which keys do what
 
 /** `send(text, attachments)` is called with a message unless `isBusy()`; `draftId()` says whose draft is written. Returns
- *  {takesPictures}: see `setUpFiles`; {showDraft}: what was written before for the conversation that is shown now;
+ *  {takes}: see `setUpFiles`; {showDraft}: what was written before for the conversation that is shown now;
  *  {restore}: at the start, a link's question or that draft, unless the user has begun to write. */
 export function setUpComposer({ send, isBusy, draftId }) {
   const form = byId("composer");
@@ -39,5 +39,5 @@ export function setUpComposer({ send, isBusy, draftId }) {
     if (linked) words.value = linked;
     else if (!words.value) showDraft();
   };
-  return { takesPictures: files.takesPictures, showDraft, restore };
+  return { takes: files.takes, showDraft, restore };
 }

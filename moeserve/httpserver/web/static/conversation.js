@@ -87,7 +87,7 @@ export function asMarkdown(conversation, pictures) {
 
 function pictureLink({ name, picture }, pictures) {
   const words = name.replace(/[\\[\]]/g, "\\$&");
-  return pictures.has(picture) ? `![${words}](${pictures.get(picture)})` : words;
+  return pictures.get(picture)?.startsWith("data:image/") ? `![${words}](${pictures.get(picture)})` : words;
 }
 
 /** A file of text as part of a message: its name, and its text in a fence that is longer than any within. */

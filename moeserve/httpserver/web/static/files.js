@@ -1,19 +1,19 @@
-// Files that go with a message: text and PDF, read here and sent as part of the question, and pictures.
+// Files that go with a message: text and PDF, read here and sent as part of the question, pictures and videos.
 
 import { byId, el, number } from "./dom.js";
 import { notice } from "./notice.js";
-import { isPicture, readPicture } from "./picture_files.js";
+import { isPicture, isVideo, readPicture, readVideo } from "./picture_files.js";
 import { addPicture } from "./picture_store.js";
 import { isPdf, MAX_PDF_BYTES, readPdf } from "./pdf_files.js";
 
 const MAX_BYTES = 1_000_000; // of a file of text
 const LONG_PASTE = 5000; // characters; more of them become a file, which leaves the field readable
 
-/** The files that are waiting to be sent. `problem(text)` is told why one cannot be. `takesPictures(is)` says whether the
- *  model sees pictures; none are taken before. */
+/** The files that are waiting to be sent. `problem(text)` is told why one cannot be. `takes(kinds)` says what the model
+ *  reads: ["text", "image", "video"]; before that, only text is taken. */
 export function setUpFiles(problem) {
   let waiting = [];
-  let seesPictures = false;
+  let kinds = [];
   const list = byId("files");
   const chooser = byId("chooser");
   byId("attach").onclick = () => chooser.click();
@@ -39,17 +39,18 @@ export function setUpFiles(problem) {
       attachPasted(text);
     }
   });
-  return { take, takesPictures };
+  return { take, takes };
 
-  function takesPictures(is) {
-    seesPictures = is;
-    byId("attach").ariaLabel = is ? "Attach pictures, text or PDF files" : "Attach text or PDF files";
+  function takes(of) {
+    kinds = of;
+    const seen = [kinds.includes("image") && "pictures, ", kinds.includes("video") && "videos, "].filter(Boolean).join("");
+    byId("attach").ariaLabel = `Attach ${seen}text or PDF files`;
   }
 
   async function attach(files) {
     for (const file of [...files]) {
       const { signal, progress, done, drop } = announce(file.name);
-      const { text, picture, remark, cause } = await read(file, seesPictures, signal, progress);
+      const { text, picture, remark, cause } = await read(file, kinds, signal, progress);
       if (signal.aborted) continue;
       if (cause || remark) problem(cause || remark);
       if (cause) drop();
@@ -90,7 +91,7 @@ export function setUpFiles(problem) {
     const done = (content) => {
       Object.assign(file, content, { isRead: true });
       shown.textContent = nameAndSize(file);
-      if (file.url) item.prepend(el("img", { src: file.url, alt: "" }));
+      if (file.width) item.prepend(el("img", { src: file.url, alt: "" }));
     };
     waiting.push(file);
     list.append(item);
@@ -98,17 +99,18 @@ export function setUpFiles(problem) {
     return { signal: controller.signal, progress: (text) => (shown.textContent = `${name}, ${text} …`), done, drop };
   }
 
-  /** Returns the files, which wait no longer, {name, text} or {name, picture, width, height}; null while one of them is
-   *  being read. */
+  /** Returns the files, which wait no longer, {name, text}, {name, picture, width, height} or, of a video, {name,
+   *  picture, size}; null while one of them is being read. */
   function take() {
     const unread = waiting.find(({ isRead }) => !isRead);
     if (unread) {
       problem(`${unread.name} is still being read.`);
       return null;
     }
-    const taken = waiting.map(({ name, text, url, width, height }) =>
-      url ? { name, picture: addPicture(url), width, height } : { name, text },
-    );
+    const taken = waiting.map(({ name, text, url, width, height, size }) => {
+      if (!url) return { name, text };
+      return { name, picture: addPicture(url), ...(size === undefined ? { width, height } : { size }) };
+    });
     waiting = [];
     list.replaceChildren();
     list.hidden = true;
@@ -116,16 +118,21 @@ export function setUpFiles(problem) {
   }
 }
 
-export function nameAndSize({ name, text, width, height }) {
+export function nameAndSize({ name, text, width, height, size }) {
+  if (size !== undefined) return `${name}, ${number.format(size)} bytes`;
   return text === undefined ? `${name}, ${width} × ${height}` : `${name}, ${number.format(text.length)} characters`;
 }
 
 /** {text, remark} or {picture}, or {cause}: why the file cannot be sent. */
-async function read(file, seesPictures, signal, progress) {
+async function read(file, kinds, signal, progress) {
   try {
     if (isPicture(file)) {
-      if (seesPictures) return await readPicture(file);
+      if (kinds.includes("image")) return await readPicture(file);
       return { cause: `${file.name} is a picture, and this model reads text only. Copy the words of the picture.` };
+    }
+    if (isVideo(file)) {
+      if (kinds.includes("video")) return await readVideo(file);
+      return { cause: `${file.name} is a video, and this model sees none.` };
     }
     const isOfPages = isPdf(file.name, await file.slice(0, 5).text());
     const most = isOfPages ? MAX_PDF_BYTES : MAX_BYTES;

@@ -8,7 +8,7 @@ const MAX_CALLS = 1000; // of a message
 const MAX_TEXT = 20_000_000; // characters of a message
 const MAX_PICTURE = 20_000_000; // characters of a data URL
 const ID = /^[0-9a-f]{1,64}$/;
-const PICTURE = /^data:image\/(png|jpeg|webp|gif);base64,[A-Za-z0-9+/]+=*$/;
+const PICTURE = /^data:(image\/(png|jpeg|webp|gif)|video\/[\w.+-]+);base64,[A-Za-z0-9+/]+=*$/;
 const ROLES = ["user", "assistant"];
 const FINISHED = ["done", "stopped", "failed"];
 
@@ -45,7 +45,7 @@ function readConversation(given, place) {
   };
   const pictures = Object.entries(requireObject(given.pictures ?? {}, place)).map(([key, url]) => {
     if (text(url, MAX_PICTURE, `a picture of ${place}`) && PICTURE.test(url)) return [id(key, place), url];
-    throw new NotImported(`a picture of ${place} is no PNG, JPEG, WebP or GIF`);
+    throw new NotImported(`a picture of ${place} is no PNG, JPEG, WebP, GIF or video`);
   });
   return { conversation, pictures: new Map(pictures) };
 }
@@ -98,6 +98,7 @@ function readAttachment(given, place) {
   requireObject(given, place);
   const name = text(given.name, 1000, place);
   if (given.picture === undefined) return { name, text: text(given.text, MAX_TEXT, place) };
+  if (given.size !== undefined) return { name, picture: id(given.picture, place), size: finite(given.size, place) };
   return { name, picture: id(given.picture, place), width: finite(given.width, place), height: finite(given.height, place) };
 }
 

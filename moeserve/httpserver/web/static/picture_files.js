@@ -1,9 +1,12 @@
 // Picture files, made fit for a server: it reads few formats, and a conversation sends all its pictures with each turn.
+// Videos go as they are.
 
 import { number } from "./dom.js";
 
 const KINDS = ["image/png", "image/jpeg", "image/webp", "image/gif"]; // that the server reads
 const OTHERS = /\.(avif|bmp|heic|heif|ico|jxl|tiff?)$/i; // of which browsers name no type, or not everywhere
+const VIDEOS = /\.(m4v|mkv|mov|mp4|webm)$/i;
+const MAX_VIDEO_BYTES = 14_000_000; // a body has 32 MiB, and base64 takes a third more
 const MAX_FILE_BYTES = 100_000_000;
 const MAX_SENT_BYTES = 2_000_000; // of a file that is sent as it is
 const MAX_PIXELS = 2048 * 2048; // of one that is drawn again
@@ -12,6 +15,17 @@ const QUALITY = 0.92; // of JPEG
 /** By its type or its name. A drawing in SVG is a text. */
 export function isPicture({ type, name }) {
   return (type.startsWith("image/") && type !== "image/svg+xml") || OTHERS.test(name);
+}
+
+export function isVideo({ type, name }) {
+  return type.startsWith("video/") || (type === "" && VIDEOS.test(name));
+}
+
+/** {picture: {url, size}}, size in bytes, or {cause}: why it cannot be sent. */
+export async function readVideo(file) {
+  const { name, size, type } = file;
+  if (size > MAX_VIDEO_BYTES) return { cause: `${name} is larger than ${number.format(MAX_VIDEO_BYTES)} bytes.` };
+  return { picture: { url: await dataUrl(new Blob([file], { type: type || "video/mp4" })), size } };
 }
 
 /** {picture: {url, width, height}}, or {cause}: why it cannot be sent. */

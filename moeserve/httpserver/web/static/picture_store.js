@@ -1,4 +1,4 @@
-// The pictures of the conversations, kept in this browser as data URLs. They are apart from the conversations, which are
+// The pictures and videos of the conversations, kept in this browser as data URLs. They are apart from the conversations, which are
 // written every other second while an answer comes, and of which the list reads all.
 
 import { newId } from "./conversation.js";

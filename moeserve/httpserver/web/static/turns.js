@@ -48,6 +48,7 @@ export function userTurn(message, { versions, edited }) {
 }
 
 function attachment(file) {
+  if (file.size !== undefined) return el("p", { className: "file" }, nameAndSize(file)); // a video
   if (file.picture) return thumbnail(file);
   const text = el("pre", { tabIndex: 0 }, file.text);
   return el("details", { className: "file" }, el("summary", {}, nameAndSize(file)), text);
