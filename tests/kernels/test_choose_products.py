@@ -17,6 +17,7 @@ from tests.kernels.weights import ACTIVATIONS, CPU_INTEGERS, activations, random
 KINDS = (Type.Q4_K, Type.Q8_0, Type.IQ3_S)
 READ_IN_ORDER = [t for t in CPU_INTEGERS if QUANT_TYPES[t].codebook is None and t != Type.TQ1_0]
 IN_ORDER = "avx512_in_order"
+READERS = {"avx2": "avx2_in_order", "avx512_vnni": IN_ORDER}
 
 
 def most_in_order(kind: int) -> int:
@@ -95,14 +96,17 @@ def test_known_speeds_that_leave_a_choice_open_are_measured(known: list[list[flo
     assert not any(speed.is_known or 77.0 in speed.speeds for speed in speeds)
 
 
-@needs_both
+@pytest.mark.parametrize("isa", READERS)
 @pytest.mark.parametrize("kind", READ_IN_ORDER, ids=lambda kind: kind.name)
-def test_reading_in_order_gives_the_same_bits(kind: Type) -> None:
+def test_reading_in_order_gives_the_same_bits(kind: Type, isa: str) -> None:
     """With a last panel of six rows."""
-    stream, own = CpuStream(2, "avx512_vnni"), stream_of("avx512_vnni")
-    most = most_in_order(kind)
-    forms = stream.choose_products([kind], MUCH, known={kind: [*[[0.5, 77.0]] * most, [0.5]]})
-    expected_forms = [*((n + 1, IN_ORDER) for n in range(most)), (most + 1, "avx512_vnni")]
+    if not is_usable(isa):
+        pytest.skip(f"this CPU has no {isa}")
+    stream, own = CpuStream(2, isa), stream_of(isa)
+    most, others = most_in_order(kind), int(isa != "avx2" and is_usable("avx2"))
+    known = [*[[0.5] * others + [77.0]] * most, [0.5] * others]
+    forms = stream.choose_products([kind], MUCH, known={kind: known})
+    expected_forms = [*((n + 1, READERS[isa]) for n in range(most)), *[(most + 1, isa)] * others]
     assert [(form.tokens, form.form) for form in forms] == expected_forms[:4]
     weights = random_weights(kind, 70, 768)
     for distribution, tokens in product(ACTIVATIONS, range(1, most + 1)):

@@ -1,17 +1,24 @@
-// Products of few tokens that read a packed panel's cache lines strictly one after another and prefetch nothing: the
-// CPU's own prefetchers follow such a stream. On two Zen 4 cores they bring a fifth more than prefetch instructions do;
-// other CPUs may differ, so ops/choose.h measures.
+// Products of few tokens that read a packed panel's cache lines strictly one after another and prefetch nothing of it:
+// the CPU's own prefetchers follow such a stream. On two Zen 4 cores they bring a fifth more than prefetch instructions
+// do; other CPUs may differ, so ops/choose.h measures.
 #pragma once
 
 #include "arch/kernels.h"
 
 namespace moeserve {
 
-// Returns the product of `tokens` rows with packed panels of `type`, used in place of k's own; same bits. nullptr: there is
-// none, for computing takes longer than reading, or none beside `k`.
-PanelGemm in_order_product(const Kernels& k, int type, int tokens);
+struct InOrderProduct {
+  const char* name;
+  PanelGemm gemm;
+};
 
-// AVX-512's; nullptr: none, or not built for this processor.
+// Returns the product of `tokens` rows with packed panels of `type`, used in place of k's own; same bits. Without one its
+// gemm is nullptr: computing takes longer than reading, or there is none beside `k`. It is of k's own instruction set:
+// on a CPU with AVX-512, AVX2's reads no faster.
+InOrderProduct in_order_product(const Kernels& k, int type, int tokens);
+
+// An instruction set's; nullptr: none, or not built for this processor.
+PanelGemm avx2_in_order(int type, int tokens);
 PanelGemm avx512_in_order(int type, int tokens);
 
 }  // namespace moeserve

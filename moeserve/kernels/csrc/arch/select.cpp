@@ -16,6 +16,7 @@ const Kernels* avx2_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }
 const Kernels* avx512_vbmi_kernels() { return nullptr; }
 const BlockFloatKernels* block_float_kernels() { return nullptr; }
+PanelGemm avx2_in_order(int, int) { return nullptr; }
 PanelGemm avx512_in_order(int, int) { return nullptr; }
 #endif
 #if !defined(MOESERVE_NEON)
@@ -84,9 +85,11 @@ const Kernels* narrower_kernels(const Kernels& k) {
   return nullptr;
 }
 
-PanelGemm in_order_product(const Kernels& k, int type, int tokens) {
-  const Kernels* avx512 = avx512_kernels();
-  return avx512 != nullptr && are_alike(k, *avx512) ? avx512_in_order(type, tokens) : nullptr;
+InOrderProduct in_order_product(const Kernels& k, int type, int tokens) {
+  const Kernels *avx512 = avx512_kernels(), *avx2 = avx2_kernels();
+  if (avx512 != nullptr && are_alike(k, *avx512)) return {"avx512_in_order", avx512_in_order(type, tokens)};
+  if (avx2 != nullptr && are_alike(k, *avx2)) return {"avx2_in_order", avx2_in_order(type, tokens)};
+  return {"", nullptr};
 }
 
 void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b, const float* acc_b,

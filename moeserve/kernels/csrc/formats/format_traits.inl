@@ -52,35 +52,44 @@ constexpr int most_code(const QuantType& q) {
   return most;
 }
 
+// Returns quad Q's codes from the vectors that hold its nibbles, pairs and bits (panel_layout.h), which the three calls
+// return; only those that the type has are called. Codes of less than 8 bits.
+template <Type T, int Q, class Nibbles, class Pairs, class Bits>
+inline VB codes_of_quad(const Nibbles& nibbles, const Pairs& pairs, const Bits& bits) {
+  constexpr QuantType q = kQuantType<T>;
+  VB code;
+  if constexpr (q.low.bits == 4) {
+    code = move_bits<Q / 4 * 4, 0>(nibbles(), 0x0f);
+  } else if constexpr (q.low.bits == 2) {
+    code = move_bits<Q % 4 * 2, 0>(pairs(), 0x03);
+  } else {
+    static_assert(q.low.bits == 1);
+    code = move_bits<Q, 0>(bits(), 0x01);
+  }
+  if constexpr (q.high.bits == 2) {
+    code = or_b(code, move_bits<Q % 4 * 2, 4>(pairs(), 0x30));
+  } else if constexpr (q.high.bits == 1) {
+    constexpr int shift = kLayout<T>.bit_shift();
+    code = or_b(code, move_bits<Q, shift>(bits(), 1 << shift));
+  }
+  if constexpr (q.table != CodeTable::None) {
+    static constexpr ExcessLevels<q.table> levels;
+    code = lookup(levels.at, code);
+  }
+  return code;
+}
+
 // Returns quad Q's codes. p: where the group's vectors begin (panel_layout.h).
 template <Type T, int Q>
 inline VB unpack_quad(const uint8_t* p) {
   constexpr QuantType q = kQuantType<T>;
-  constexpr PanelLayout layout = kLayout<T>;
   if constexpr (q.low.bits == 8 || q.trits.any()) {
     return load_b(p + 64 * Q);
   } else {
-    const uint8_t* above = p + 64 * layout.bit_vectors;  // the pairs
-    const uint8_t* nibbles = above + 64 * layout.pair_vectors;
-    VB code;
-    if constexpr (q.low.bits == 4) {
-      code = move_bits<Q / 4 * 4, 0>(load_b(nibbles + 64 * (Q % 4)), 0x0f);
-    } else if constexpr (q.low.bits == 2) {
-      code = move_bits<Q % 4 * 2, 0>(load_b(above + 64 * (Q / 4)), 0x03);
-    } else {
-      static_assert(q.low.bits == 1);
-      code = move_bits<Q, 0>(load_b(p), 0x01);
-    }
-    if constexpr (q.high.bits == 2) {
-      code = or_b(code, move_bits<Q % 4 * 2, 4>(load_b(above + 64 * (Q / 4)), 0x30));
-    } else if constexpr (q.high.bits == 1) {
-      code = or_b(code, move_bits<Q, layout.bit_shift()>(load_b(p), 1 << layout.bit_shift()));
-    }
-    if constexpr (q.table != CodeTable::None) {
-      static constexpr ExcessLevels<q.table> levels;
-      code = lookup(levels.at, code);
-    }
-    return code;
+    const uint8_t* pairs = p + 64 * kLayout<T>.bit_vectors;
+    const uint8_t* nibbles = pairs + 64 * kLayout<T>.pair_vectors;
+    return codes_of_quad<T, Q>([&] { return load_b(nibbles + 64 * (Q % 4)); },
+                               [&] { return load_b(pairs + 64 * (Q / 4)); }, [&] { return load_b(p); });
   }
 }
 

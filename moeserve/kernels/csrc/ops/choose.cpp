@@ -108,8 +108,8 @@ struct Form {
 std::vector<Form> forms_of(const Kernels& table, const Kernels* other, int type, int tokens) {
   std::vector<Form> forms{{table.name, table.gemm[type]}};
   if (other != nullptr) forms.push_back({other->name, other->gemm[type]});
-  const PanelGemm in_order = in_order_product(table, type, tokens);
-  if (in_order != nullptr) forms.push_back({kInOrder, in_order});
+  const InOrderProduct in_order = in_order_product(table, type, tokens);
+  if (in_order.gemm != nullptr) forms.push_back({in_order.name, in_order.gemm});
   return forms;
 }
 

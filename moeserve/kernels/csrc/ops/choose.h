@@ -17,12 +17,10 @@ namespace moeserve {
 struct ProductSpeed {
   int type;
   int tokens;
-  const char* form;            // what is used: a table's name, or kInOrder
+  const char* form;            // what is used: a table's name, or an InOrderProduct's
   std::vector<double> speeds;  // of the other forms, relative to the table's own product
   bool is_known;               // not measured now
 };
-
-constexpr const char* kInOrder = "avx512_in_order";
 
 // By type: the other forms' speeds with 1, 2, ... tokens, as choose_products has returned them.
 using KnownSpeeds = std::map<int, std::vector<std::vector<double>>>;
