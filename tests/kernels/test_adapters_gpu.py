@@ -63,7 +63,7 @@ def test_each_kind_of_product_and_the_base_in_a_step(
     folder: Path, lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A CUDA graph of 8 rows, each by itself, and one whose rows and routes are multiplied in blocks."""
-    monkeypatch.setattr("moeserve.worker.engines.gpu.steps.prompt_tiles.RECORDED_PROMPT_ROWS", 16)
+    monkeypatch.setattr("moeserve.worker.engines.gpu.steps.prompt_tiles.GRAPH_PROMPT_ROWS", 16)
     prompts = [[(7 * i * i + 3 * i + 5 * s) % 128 for i in range(length)] for s, length in enumerate(lengths)]
     config = config_of(folder, max_num_batched_tokens=max(16, sum(lengths)))
     cpu = load_cpu_runner(config, lambda *_: None)

@@ -33,7 +33,8 @@ PLACEMENTS = {
     "two layers on the GPU": {"n_gpu_layers": 2, "num_gpu_experts": 2, "gpu_prefill_token_threshold": 1000},
     "two dense layers on the GPU": {"n_gpu_layers": 2},
 }
-DENSE = {"all on the GPU", "two dense layers on the GPU"}
+DENSE = ("all on the GPU", "two dense layers on the GPU")
+MIXTURE = tuple(name for name in PLACEMENTS if name != "two dense layers on the GPU")
 # A file of each family, and how many tokens its large step has: more than gpt-oss's window and Gemma's.
 FAMILIES = {"gptoss-mxfp4": 40, "glm4moe-q4_k_m": 20, "minimaxm2-q4_k_m": 20, "qwen3-q4_k_m": 20,
             "qwen3next-q4_k_m": 20, "qwen35moe-q4_k_m": 20, "deepseek2-q4_k_m": 20, "gemma4-q4_k_m": 40,
@@ -42,17 +43,21 @@ FAMILIES = {"gptoss-mxfp4": 40, "glm4moe-q4_k_m": 20, "minimaxm2-q4_k_m": 20, "q
 CASES = [
     (OWN_FIXTURES / f"tiny-{file}.gguf", 20, name)
     for file in ("qwen2moe-q4_k_m", "bailing2-q4_k_m", "nemotronhmoe-f16", "granitehybrid-f16", "lfm2moe-f16")
-    for name in PLACEMENTS
-    if name != "two dense layers on the GPU"
+    for name in MIXTURE
 ]
 # Feed-forwards first and one behind another, in layers of one block.
 CASES += [(OWN_FIXTURES / "tiny-nemotronh-f16.gguf", 20, name) for name in DENSE]
+CASES += [
+    (OWN_FIXTURES / f"tiny-{file}.gguf", 20, name)
+    for file in ("gemma3-q4_k_m", "ministral3-f16", "phi4mini-f16", "smollm3-f16")
+    for name in DENSE
+]
 CASES += [
     (model, tokens, name)
     for file, tokens in FAMILIES.items()
     for model in family_models(file.partition("-")[0])
     if model.stem == f"tiny-{file}"
-    for name in (DENSE if file.startswith("qwen3-") else PLACEMENTS.keys() - {"two dense layers on the GPU"})
+    for name in (DENSE if file.startswith("qwen3-") else MIXTURE)
 ]
 
 

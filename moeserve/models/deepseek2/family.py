@@ -40,7 +40,9 @@ def read_shape(source: ModelSource) -> ModelShape:
     attention = _attention(reader, scaling)
     num_dense = reader.integer("leading_dense_block_count", 0, reader.num_layers, default=0)
     dense = DenseFfnShape(reader.dense_width()) if num_dense else None
-    moe = None if num_dense == reader.num_layers else _experts(reader, source, num_dense)
+    # A configuration may describe experts that no layer has.
+    has_experts = num_dense < reader.num_layers or reader.has("expert_count")
+    moe = _experts(reader, source, num_dense) if has_experts else None
     layers = tuple(
         LayerShape(attention, ffn)
         for index in range(reader.num_layers)
