@@ -89,7 +89,6 @@ class Side:
         ready = runner.ready()
         self.runner = runner
         self._num_requests = 0
-        self._first_step = 0
         self._results: list[StepResult] = []
         self._world = World(
             Limits(

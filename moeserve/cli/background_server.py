@@ -231,7 +231,7 @@ def _health(url: str) -> dict[str, Any]:
     return found if isinstance(found, dict) and "status" in found else {}
 
 
-def _last_lines(log: IO[bytes], count: int = 5) -> str:
+def _last_lines(log: IO[bytes]) -> str:
     log.seek(0)
     lines: Sequence[str] = log.read().decode(errors="replace").splitlines()
-    return "\n".join(lines[-count:])
+    return "\n".join(lines[-5:])

@@ -603,7 +603,6 @@ class DiskCounts:
 class DiskExperts:
     bytes: int  # of all experts in the files
     patience: float  # seconds
-    is_direct: bool
     def __init__(
         self,
         stream: Stream,

@@ -18,11 +18,9 @@ PATIENCE_S: Final = 60.0
 class EncodingPace:
     """Times are seconds of the caller's clock."""
 
-    def __init__(self, share: float, patience: float = PATIENCE_S) -> None:
-        """share: part of the device's time for all pictures together while requests are open, 0 < share <= 1. patience:
-        seconds, see above."""
+    def __init__(self, share: float) -> None:
+        """share: part of the device's time for all pictures together while requests are open, 0 < share <= 1."""
         self._least_share = share
-        self._patience = patience
         self._resume_at = 0.0
         self._due = 0.0  # when the picture should be ready
         self._taken = 0.0  # seconds that the picture's slices took
@@ -30,7 +28,7 @@ class EncodingPace:
 
     def began(self, now: float) -> None:
         """Begins a picture. A rest that the picture before it owes remains due."""
-        self._due = now + self._patience
+        self._due = now + PATIENCE_S
         self._taken = 0.0
         self.share = self._least_share
 

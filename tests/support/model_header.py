@@ -14,8 +14,11 @@ import numpy as np
 from gguf import GGUFWriter
 from gguf.constants import GGMLQuantizationType as Type
 
-from moeserve.models.interface import ModelShape
-from moeserve.models.qwen3moe.family import FAMILY, layer_shape
+from moeserve.kernels.routing.options import RouterOptions
+from moeserve.models.attention import AttentionShape
+from moeserve.models.feed_forward import MoeShape
+from moeserve.models.interface import LayerShape, ModelShape
+from moeserve.models.qwen3moe.family import FAMILY
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.dummy import open_dummy
@@ -36,7 +39,10 @@ def qwen3moe(
     vocab_size: int = 151_936,
 ) -> ModelShape:
     """A Qwen3-MoE of these sizes; Qwen3-30B-A3B's where nothing is said."""
-    layer = layer_shape(num_heads, num_kv_heads, head_dim, num_experts, top_k, expert_width)
+    layer = LayerShape(
+        AttentionShape(num_heads, num_kv_heads, head_dim, qk_norm="head"),
+        MoeShape(num_experts, top_k, expert_width, RouterOptions(scoring="softmax", normalize=True)),
+    )
     return ModelShape(
         architecture=FAMILY.architecture,
         hidden_size=hidden_size,

@@ -108,10 +108,10 @@ def _explained(rates: CpuRates, rows: int) -> float:
     return speed.seconds(Step(rows, 1, PROMPT + MOST_STEPS // 2))
 
 
-def _last_level_cache(sysfs: Path = Path("/sys")) -> int:
+def _last_level_cache() -> int:
     """Returns the bytes of the first CPU's last-level cache; 0 if sysfs does not have it."""
     sizes = [0]
-    for size in (sysfs / "devices/system/cpu/cpu0/cache").glob("index*/size"):
+    for size in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = size.read_text().strip()
         if text.endswith("K") and text[:-1].isdigit():
             sizes.append(int(text[:-1]) << 10)

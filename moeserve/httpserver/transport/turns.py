@@ -174,14 +174,12 @@ class Turns:
         is_busy: Callable[[], bool] = lambda: True,
         is_known: Callable[[RawHeaders], bool] = lambda headers: False,
         is_open: bool = False,
-        share: float = SHARE,
     ) -> None:
-        """is_busy: whether answers are in progress; strangers then get no more than `share`. is_known: whether headers
+        """is_busy: whether answers are in progress; strangers then get no more than `SHARE`. is_known: whether headers
         have a known key; such a request begins at once. is_open: requests need no key; then a POST begins at once if it
         is the connection's first, or if the connection's last request reached the engine."""
         self.is_known = is_known
         self.is_open = is_open
-        self._share = share
         self._is_busy = is_busy
         self._places = itertools.count()
         # The number of each connection's current entry; its older entries are outdated.
@@ -258,7 +256,7 @@ class Turns:
             self._next_run = loop.call_soon(self._run)
         else:
             own = min((queue.debt for queue in self._strangers.values() if queue), default=math.inf)
-            wait = min(self._debt, own * len(self._strangers)) / self._share
+            wait = min(self._debt, own * len(self._strangers)) / SHARE
             self._next_run = loop.call_later(max(wait, LEAST_WAIT_S), self._run)
 
     def _strangers_turns(self) -> list[_FairQueue]:
@@ -286,7 +284,7 @@ class Turns:
 
     def _pay(self) -> None:
         now = time.monotonic()
-        paid = self._share * (now - self._paid_at)
+        paid = SHARE * (now - self._paid_at)
         self._debt = max(self._debt - paid, -BURST_S)
         for queue in self._strangers.values():
             queue.debt = max(queue.debt - paid / len(self._strangers), 0.0)

@@ -142,7 +142,6 @@ def large_batch_linear(
     scratch: UnpackScratch,
     *,
     bias: Tensor | None = None,
-    tile: FloatTile | None = None,
 ) -> None:
     """out[i] = W x[i] + bias for rows i < count[0], like `linear`; `other` gives the last columns."""
     rows = weight.rows + (0 if other is None else other.rows)
@@ -150,7 +149,7 @@ def large_batch_linear(
     unpack(weight, both, is_early=True)
     if other is not None:
         unpack(other, both, at=weight.rows, is_early=True)
-    run_float_gemm(x, both, count, out, bias=bias, tile=tile or dense_float_tile(len(out), rows))
+    run_float_gemm(x, both, count, out, bias=bias, tile=dense_float_tile(len(out), rows))
 
 
 def run_float_gemm(

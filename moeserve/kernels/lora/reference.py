@@ -23,11 +23,11 @@ def add_adapters(x: Tensor, adapters: Tensor, pairs: Sequence[Pair | None], out:
     return result
 
 
-def to_panels(pair: Pair, rank_step: int = 4) -> Pair:
-    """Converts to the CPU kernels' layout: rank padded with zeros to a multiple of `rank_step`; B as [panels, rank,
+def to_panels(pair: Pair) -> Pair:
+    """Converts to the CPU kernels' layout: rank padded with zeros to a multiple of 4; B as [panels, rank,
     32]."""
     a, b = pair
-    rank = -len(a) % rank_step + len(a)
+    rank = -len(a) % 4 + len(a)
     panels = -(-len(b) // 32)
     padded_a = torch.zeros(rank, a.shape[1])
     padded_a[: len(a)] = a

@@ -87,7 +87,7 @@ class PromotionTables:
         device = staging.device
         some = [layer for layer in layers if layer is not None]
         self.kinds = sorted({kind for layer in some for kind in layer.kinds})
-        self._of_group = of_group = -(-most // groups)
+        of_group = -(-most // groups)
         # For each group: room per kind. The kinds' matrices follow one another.
         self._rows = [max(layer.kinds.count(kind) for layer in some) * of_group for kind in self.kinds]
         copies = 3 * (1 + MATRICES * of_group)

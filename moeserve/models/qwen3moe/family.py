@@ -26,16 +26,6 @@ from moeserve.models.sources.huggingface.mapping import (
 from moeserve.models.sources.source import ModelSource
 
 
-def layer_shape(
-    num_heads: int, num_kv_heads: int, head_dim: int, num_experts: int, top_k: int, expert_width: int
-) -> LayerShape:
-    """Returns the shape of a published model's layers."""
-    return LayerShape(
-        AttentionShape(num_heads, num_kv_heads, head_dim, qk_norm="head"),
-        MoeShape(num_experts, top_k, expert_width, RouterOptions(scoring="softmax", normalize=True)),
-    )
-
-
 def read_shape(source: ModelSource) -> ModelShape:
     """Reads the shape from the metadata. Raises ModelError."""
     reader = ShapeReader(source)

@@ -1,8 +1,7 @@
 """Replays a routing trace through a cache policy, without weights: hit rates and promotions.
 
 A hit is an expert that a step uses and finds in GPU memory. A step counts each expert once, because it reads its
-weights once. A promoted expert is available to the next step or to the one after that; in the server most arrive for
-the next.
+weights once. A promoted expert is available to the next step, for which most arrive in the server, too.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from moeserve.placement.expert_cache.policy import DECAY, PAYS, CachePolicy, Mask
+from moeserve.placement.expert_cache.policy import DECAY, CachePolicy, Mask
 from moeserve.placement.expert_cache.routing_trace import RoutingTrace
 
 # Steps at the start of a text after which the cache no longer depends on its earlier contents (docs/results/planner.md,
@@ -31,7 +30,6 @@ class StepUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    steps: int
     hits: int
     misses: int
     promotions: int
@@ -39,10 +37,6 @@ class Replayed:
     @property
     def hit_rate(self) -> float:
         return self.hits / max(1, self.hits + self.misses)
-
-    @property
-    def promotions_per_step(self) -> float:
-        return self.promotions / self.steps
 
 
 class Steps:
@@ -59,15 +53,6 @@ class Steps:
         return self._trace.used(*(start + step for start in self._starts))
 
 
-def replay_static(steps: Steps, cached: Mask) -> Replayed:
-    hits = used_in_all = 0
-    for step in range(steps.count):
-        used = steps.used(step)
-        hits += int((used & cached).sum())
-        used_in_all += int(used.sum())
-    return Replayed(steps.count, hits, used_in_all - hits, 0)
-
-
 def replay_cache(
     steps: Steps,
     cached: Mask,
@@ -75,10 +60,7 @@ def replay_cache(
     movable: Mask | None = None,
     decay: float = DECAY,
     most: int,
-    pays: float = PAYS,
     adapts: bool = True,
-    late: bool = False,
-    shared: bool = False,
     per_step: list[float] | None = None,
     uses: list[StepUse] | None = None,
     missed: list[Mask] | None = None,
@@ -86,19 +68,15 @@ def replay_cache(
     """Replays `steps` with a cache. cached: bool [layers, experts], the initial contents. movable: the experts that
     may be promoted or replaced; None: all.
 
-    most: promotions per step, at most. adapts: promote only if `pays` reads are expected to be saved. late: a missed
-    expert is available two steps later instead of one. shared: a slot may hold an expert of any layer. per_step:
+    most: promotions per step, at most. adapts: promote only if `PAYS` reads are expected to be saved. per_step:
     receives each step's hit rate. uses: receives each step's use per layer. missed: receives the experts that each step
     misses.
     """
-    layers, experts = cached.shape
-    rows = (1, layers * experts) if shared else (layers, experts)
-    start = cached.reshape(rows)
-    policy = CachePolicy(start, np.ones(rows, np.bool_) if movable is None else movable, decay, pays)
-    here = start.copy()  # what the step can use: not a slot that is being written
+    policy = CachePolicy(cached, np.ones(cached.shape, np.bool_) if movable is None else movable, decay)
+    here = cached  # experts that the step can use
     hits = used_in_all = promotions = 0
     for step in range(steps.count):
-        used = steps.used(step).reshape(rows)
+        used = steps.used(step)
         found, wanted = int((used & here).sum()), int(used.sum())
         hits, used_in_all = hits + found, used_in_all + wanted
         if per_step is not None:
@@ -106,27 +84,15 @@ def replay_cache(
         misses = used & ~here
         if missed is not None:
             missed.append(misses)
-        here = policy.cached.copy()
         policy.observe(used)
         moves = policy.choose(used, most, pays=adapts)
         policy.learn(used)
-        here = here & policy.cached if late else policy.cached.copy()
+        here = policy.cached.copy()
         promotions += len(moves)
         if uses is not None:
-            promoted = np.bincount([move.layer for move in moves], minlength=rows[0])
+            promoted = np.bincount([move.layer for move in moves], minlength=len(cached))
             uses.append(StepUse(used.sum(axis=1), misses.sum(axis=1), promoted))
-    return Replayed(steps.count, hits, used_in_all - hits, promotions)
-
-
-def hottest(trace: RoutingTrace, slots: int) -> Mask:
-    """Returns bool [layers, experts]: per layer the `slots` most used experts of the trace, as a static placement by
-    heat chooses them."""
-    _, layers, _ = trace.ids.shape
-    chosen = np.zeros((layers, trace.experts), np.bool_)
-    for layer in range(layers):
-        counts = np.bincount(trace.ids[:, layer].ravel(), minlength=trace.experts)
-        chosen[layer, np.argsort(-counts, kind="stable")[:slots]] = True
-    return chosen
+    return Replayed(hits, used_in_all - hits, promotions)
 
 
 def first(trace: RoutingTrace, slots: int) -> Mask:

@@ -59,17 +59,15 @@ class NextTokenDrafter:
         sequences: Sequences,
         block: CpuNextTokenBlock,
         least_probability: float = LEAST_PROBABILITY,
-        shortlist: Shortlist | None = None,
         keeping: Keeping | None = None,
         rotary: RotaryPositions | None = None,
     ) -> None:
-        """shortlist: the part of the vocabulary that is scored; None: created for the vocabulary. keeping: whether to
-        keep up with the texts, and what that takes; None: always. rotary: RoPE positions of requests with pictures;
-        None: they are the tokens' numbers."""
+        """keeping: whether to keep up with the texts, and what that takes; None: always. rotary: RoPE positions of
+        requests with pictures; None: they are the tokens' numbers."""
         self._sequences = sequences
         self._block = block
         self._least = least_probability
-        self._shortlist = shortlist or Shortlist(sequences.tokens, block.vocab_size)
+        self._shortlist = Shortlist(sequences.tokens, block.vocab_size)
         self._keeping = Keeping() if keeping is None else keeping
         self._rotary = RotaryPositions() if rotary is None else rotary
         slots = len(sequences.num_prompt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -157,6 +157,6 @@ class RankGroup(ABC):
         return self.least(int(seconds * 1e9)) / 1e9
 
 
-def set_environment(environment: MutableMapping[str, str] = os.environ) -> None:
+def set_environment() -> None:
     """Sets the variables that NCCL needs. Call it before NCCL is loaded."""
-    environment.update(ENVIRONMENT)
+    os.environ.update(ENVIRONMENT)

@@ -184,7 +184,6 @@ def test_values_in_pythons_and_in_quotes(written: str, kind: str, value: Any) ->
 
 # ---- tags that are missing, repeated or cut short (vllm#47190, vllm#54971, llama.cpp#27720)
 
-M2_KEY: Final = '<parameter name="b">'
 DEEPSEEK: Final = call("deepseek_v31", XY)
 HARMONY: Final = harmony("functions.f")
 

@@ -150,8 +150,7 @@ void bind_disk_experts(nb::module_& m) {
           },
           "layer"_a, "marks"_a.noconvert())
       .def_prop_ro("bytes", &DiskExperts::bytes)
-      .def_prop_ro("patience", &DiskExperts::patience)
-      .def_prop_ro("is_direct", &DiskExperts::is_direct);
+      .def_prop_ro("patience", &DiskExperts::patience);
   nb::class_<ReadAhead>(m, "ReadAhead")
       .def(nb::init<int>(), "layers"_a)
       .def("pause_begins", &ReadAhead::pause_begins, "layer"_a, "now"_a)

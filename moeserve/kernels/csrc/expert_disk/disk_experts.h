@@ -110,7 +110,6 @@ class DiskExperts {
   // (row of the step, why) of each token since the last call.
   std::vector<std::pair<int, std::string>> take_failures();
   DiskCounts counts();
-  bool is_direct() const { return reader_->is_direct(); }
 
   // Between steps: keeps the slot of an expert that is ready, so that it can be copied from, until `release`. Returns the
   // slot; -1: the expert is not ready, or half of the layer's slots are held.

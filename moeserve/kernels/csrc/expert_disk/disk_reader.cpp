@@ -93,7 +93,6 @@ DiskReader::DiskReader(const Kernels& kernels, const std::vector<std::string>& p
 #if defined(O_DIRECT)
     file.direct = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
 #endif
-    is_direct_ = is_direct_ && file.direct >= 0;
   }
   shared_->threads = threads;
   for (int i = 0; i < threads; ++i) std::thread(thread_main, shared_).detach();

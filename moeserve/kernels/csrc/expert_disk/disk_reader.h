@@ -53,9 +53,8 @@ class DiskReader {
   // Drops an expert's pieces that are not urgent and not begun. Returns how many.
   int cancel(int layer, int expert);
 
-  bool is_direct() const { return is_direct_; }  // reads pass the page cache by
-  int64_t busy_us();                             // since the start, while at least one piece was read
-  double bytes_per_s();                          // of late, while at least one was; 0: nothing is read yet
+  int64_t busy_us();     // since the start, while at least one piece was read
+  double bytes_per_s();  // of late, while at least one was; 0: nothing is read yet
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -98,7 +97,6 @@ class DiskReader {
   static std::vector<DiskPiece> take_of(Queue& queue, int layer, int expert);
 
   std::shared_ptr<Shared> shared_;
-  bool is_direct_ = true;
 };
 
 }  // namespace moeserve

@@ -61,10 +61,8 @@ class HeadProduct:
         hidden: int,
         device: torch.device,
         dtype: torch.dtype = torch.bfloat16,
-        tile: tuple[int, QuadTile] | None = None,
     ) -> None:
-        """tile: rows per block and tile; None: `quad_tile(rows)`."""
-        block, self._tile = tile or quad_tile(rows)
+        block, self._tile = quad_tile(rows)
         routes = torch.arange(-(-rows // block) * block, dtype=torch.int32, device=device).view(-1, block)
         routes[routes >= rows] = -1
         self._routing = RouteBlocks(torch.zeros(len(routes), dtype=torch.int32, device=device), routes)

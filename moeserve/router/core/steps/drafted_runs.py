@@ -60,12 +60,11 @@ def add_draft_rows(
 
 def settle(step: ScheduledStep, sampled: Sequence[Sampled]) -> None:
     """Marks the slots of rejected drafts as spare, after the step's result arrived."""
-    step.num_drafted = step.num_accepted = 0
+    step.num_drafted = 0
     for request, row, entry in zip(step.owners, step.rows, sampled[: step.num_draft_rows], strict=False):
         accepted = entry.accepted
         if accepted is not None:
             step.num_drafted += accepted.drafted
-            step.num_accepted += len(accepted.token_ids)
             request.draft_tokens += accepted.drafted
             request.accepted_draft_tokens += len(accepted.token_ids)
         if request.slots:  # otherwise it was preempted meanwhile

@@ -29,7 +29,6 @@ class ScheduledStep:
         "has_background",
         "keeps_block",
         "new_seqs",
-        "num_accepted",
         "num_decode",
         "num_draft_rows",
         "num_drafted",
@@ -67,7 +66,6 @@ class ScheduledStep:
         self.num_draft_rows = 0  # number of leading rows that may have drafts (start is CONTINUES)
         self.draft_tokens = 0  # drafts allowed in these rows
         self.num_drafted = 0  # drafts that the worker makes: expected, then from its result
-        self.num_accepted = 0  # drafts that were right; from the result
         self.prompt_tokens = 0  # tokens in chunks, including recomputed output
         self.fresh_tokens = 0  # of these, prompt tokens computed for the first time
         self.repeated_tokens = 0  # of these, tokens computed before a preemption

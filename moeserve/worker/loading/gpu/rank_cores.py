@@ -33,12 +33,12 @@ def _part(cpus: Sequence[int], part: int, parts: int, sysfs: Path) -> list[int]:
     return sorted(cpu for core in by_core[first:end] for cpu in core)
 
 
-def gpu_node(device: int, sysfs: Path = SYSFS) -> int | None:
+def gpu_node(device: int) -> int | None:
     """Returns the GPU's NUMA node; None if the kernel does not tell."""
     of: Any = torch.cuda.get_device_properties(device)  # older PyTorch versions lack the PCI address
     try:
         address = f"{of.pci_domain_id:04x}:{of.pci_bus_id:02x}:{of.pci_device_id:02x}.0"
-        node = int((sysfs / "bus/pci/devices" / address / "numa_node").read_text())
+        node = int((SYSFS / "bus/pci/devices" / address / "numa_node").read_text())
     except (OSError, ValueError, AttributeError):
         return None
     return node if node >= 0 else None
