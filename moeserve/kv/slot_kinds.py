@@ -14,8 +14,8 @@ SPARE_SLOTS = 12
 
 
 def slot_kinds(layout: KvLayout, tokens: int, max_num_seqs: int) -> list[SlotKind]:
-    """Returns the kinds of slots for `tokens` tokens, of which running sequences can never lack one; none if all slots
-    of the model are alike."""
+    """Returns the kinds of slots of a pool for `tokens` tokens; none if all slots of the model are alike. The kinds are
+    large enough that running sequences never lack a slot."""
     blocks = {layout.block(layer) for layer in range(layout.num_layers)}
     return kinds_of_blocks(blocks - {1}, tokens, SPARE_SLOTS * max_num_seqs)
 
@@ -33,7 +33,8 @@ def kinds_of_blocks(blocks: Collection[int], tokens: int, spare: int) -> list[Sl
 
 
 def rows_for(kinds: Sequence[SlotKind], block: int) -> int:
-    """Returns the rows of a tensor of entries for blocks of `block` tokens: one for each slot of kinds as large."""
+    """Returns how many rows a tensor has that holds one entry per block of `block` tokens: one for each slot of the
+    kinds with blocks at least that large."""
     return sum(kind.num_slots for kind in kinds if kind.block >= block)
 
 
@@ -43,7 +44,7 @@ def num_slot_numbers(kinds: Sequence[SlotKind], tokens: int) -> int:
 
 
 def entry_bytes(layout: KvLayout, kinds: Sequence[SlotKind]) -> int:
-    """Returns the bytes of all entries."""
+    """Returns the bytes of all entries of compressed attention."""
     return sum(
         rows_for(kinds, layout.block(layer)) * layout.slot_bytes(layer)
         for layer in range(layout.num_layers)

@@ -32,12 +32,10 @@ def state_slots(config: ServerConfig, bytes_per_state: int, free_bytes: int) -> 
 def plan_state_slots(
     bytes_per_state: int, max_num_seqs: int, budget_bytes: int | None, free_bytes: int
 ) -> StateCapacity:
-    """Returns the state slots of a model; one state takes `bytes_per_state` bytes. No slots if that is 0.
-
-    `budget_bytes`: memory for snapshots, from --state-snapshot-budget; None: a share of `free_bytes`, the memory
+    """Returns the state slots of a model; none if `bytes_per_state` is 0. bytes_per_state: of one sequence, in all
+    layers. budget_bytes: memory for snapshots, from --state-snapshot-budget; None: a share of `free_bytes`, the memory
     left after the weights. Raises ConfigError if the running sequences' states or the requested snapshots do not
-    fit.
-    """
+    fit."""
     if bytes_per_state == 0:
         return StateCapacity(0, 0)
     running = max_num_seqs * bytes_per_state

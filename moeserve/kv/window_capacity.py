@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KvPools:
-    """num_slots: slots of the pool for all layers, or for the full-attention layers only. num_window_slots: slots of
-    the sliding-window layers' pool; 0 if all layers share one pool."""
+    """The sizes of both KV pools. num_slots: slots of the full-attention layers' pool, or of the only pool.
+    num_window_slots: slots of the sliding-window layers' pool; 0 if all layers share one."""
 
     num_slots: int
     num_window_slots: int = 0

@@ -9,11 +9,11 @@ from moeserve.models.sources.source import ModelSource
 
 @dataclass(frozen=True, slots=True)
 class ColumnOrders:
-    """A model's orders. A product's input is gathered in the order of its matrix."""
+    """The column orders of a model's act-order matrices. A product's input is gathered in the order of its matrix."""
 
-    num_columns: int  # of all orders together: an int32 each
-    most_columns: int  # of one product's input, for each token or, of experts, for each of its routes
-    expert_columns: int  # the same of routed experts alone; 0: they have no orders
+    num_columns: int  # columns of all orders together; each takes an int32
+    most_columns: int  # the widest gathered input per token; routed experts gather one input per route
+    expert_columns: int  # the same for routed experts only; 0: they have no orders
     moved_rows: frozenset[str]  # tensors whose rows are in the order of the next matrix's columns
 
 

@@ -38,8 +38,8 @@ def gpu_shape(shape: ModelShape, max_model_len: int | None) -> ModelShape:
 
 
 def check_gpu_pictures(shape: ModelShape, mmproj: str | None) -> None:
-    """Raises ConfigError for a vision tower of a model that chooses blocks: the GPU rotates index keys by tokens'
-    numbers, where pictures have positions by section. shape: of `gpu_shape`."""
+    """Raises ConfigError for a vision tower beside an indexer of blocks. The GPU rotates index keys by token number,
+    but the tokens of pictures have three positions. shape: from `gpu_shape`."""
     indexer = shape.indexer
     if mmproj is not None and isinstance(indexer, BlockIndexerShape) and shape.rope_sections is not None:
         raise ConfigError(
@@ -49,9 +49,9 @@ def check_gpu_pictures(shape: ModelShape, mmproj: str | None) -> None:
 
 
 def gpu_drafting_shape(shape: ModelShape, method: str | None) -> ModelShape:
-    """Returns the shape with a next-token block that attends to all keys: it only drafts, and its few rows read them
-    faster than an indexer would choose some. Without a block that drafts on the CPU alone, where `method` (see
-    `drafting_shape`) leaves the choice."""
+    """Returns the shape with a next-token block that attends to all keys: it computes few rows, which read all keys
+    faster than an indexer chooses some. With `method` "auto" (see `drafting_shape`), a block that only the CPU can
+    compute is left out."""
     if shape.next_token_layer is None:
         return shape
     if method == "auto" and shape.cpu_only_block is not None:

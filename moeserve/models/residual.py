@@ -47,12 +47,13 @@ class SinkhornConnections:
 
     @property
     def added_values(self) -> int:
-        """Weights per token: of a block's output, and of the mix."""
+        """Weights per token: `count` with which a block's output is added, and count x count that mix the streams."""
         return self.count * (1 + self.count)
 
     @property
     def mix_values(self) -> int:
-        """Outputs of a block's product."""
+        """Rows of the matrix that computes all weights of a block: `count` with which it reads the streams, and
+        `added_values`."""
         return self.count + self.added_values
 
     def tensors(self, hidden: int, block: str, *, injects: bool = True) -> dict[str, tuple[int, ...]]:

@@ -58,9 +58,10 @@ def expert_ram_bytes(config: ServerConfig, sizes: ModelSizes, layout: KvLayout, 
 def expert_slots(
     sizes: ModelSizes, shape: ModelShape, budget: int, pinned: Pinned, counts: Sequence[int] | None = None
 ) -> list[int]:
-    """Returns how many of each layer's experts `budget` bytes of RAM hold: the pinned ones, the same share of every
-    layer's others, and no less of these than a token uses. 0 for a layer without experts. counts: each layer's experts
-    that are not on a GPU alone; None: all. Raises ConfigError if that does not fit."""
+    """Divides `budget` bytes of RAM: returns how many experts of each layer they hold; 0 for a layer without experts.
+    Pinned experts come first; of the other experts each layer gets the same share, at least as many as one token uses.
+    counts: for each layer, the number of experts that may be in RAM; None: all. Raises ConfigError if the budget is too
+    small."""
     counts = [layer.num_experts for layer in sizes.layers] if counts is None else counts
     stay = [len(experts) for experts in pinned]
     least = [min(count, own + few) for count, own, few in zip(counts, stay, least_slots(shape), strict=True)]

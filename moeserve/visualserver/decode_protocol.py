@@ -57,7 +57,7 @@ encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def decode_request(frame: bytes) -> Decode:
-    """Raises ValueError if the frame is no request."""
+    """Returns the request in the frame. Raises ValueError if the frame has none."""
     return _REQUEST.decode(frame)
 
 

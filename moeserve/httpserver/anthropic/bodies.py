@@ -119,7 +119,7 @@ class OutputFormat(RequestModel):
 class OutputConfig(RequestModel):
     effort: Annotated[
         Literal["low", "medium", "high", "xhigh", "max"] | None,
-        Field(description="Where thinking is on: its budget in tokens, as for reasoning_effort."),
+        Field(description="With thinking enabled: sets its token budget, as reasoning_effort does."),
     ] = None
     format: OutputFormat | None = None
 
@@ -164,7 +164,7 @@ class CountTokensRequest(RequestModel):
     ]
     tool_choice: MessageToolChoice | None = None
     thinking: Annotated[
-        ThinkingConfig | None, Field(description="Left out or disabled: the model does not think.")
+        ThinkingConfig | None, Field(description="Left out or disabled: the answer has no reasoning.")
     ] = None
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
@@ -195,7 +195,7 @@ class CountTokensRequest(RequestModel):
 
     @property
     def is_begun(self) -> bool:
-        """True if the last message is the beginning of the answer, which the model continues."""
+        """True if the last message is the assistant's: the beginning of an answer that the model continues."""
         return isinstance(self.messages[-1], AssistantMessage)
 
     def for_template(self) -> list[dict[str, Any]]:
@@ -257,7 +257,8 @@ class MessagesRequest(CountTokensRequest, AnthropicSampling):
     empty: ClassVar = CountTokensRequest.empty | {"stop_sequences", "metadata", "service_tier"}
 
     max_tokens: Annotated[
-        int, Field(ge=1, le=INT32_MAX, description="What the context has no room for is not given.")
+        int,
+        Field(ge=1, le=INT32_MAX, description="An upper bound: the answer also ends where the context ends."),
     ]
     stop_sequences: Annotated[list[StopString], Field(max_length=16, default_factory=list)]
     stream: bool = False

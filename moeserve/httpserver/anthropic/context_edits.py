@@ -59,7 +59,9 @@ class ClearToolUses(RequestModel):
     ]
     clear_tool_inputs: Annotated[
         bool | Annotated[list[Annotated[str, Field(max_length=1024)]], Field(max_length=MAX_TOOLS)],
-        Field(description="Whether the calls' inputs go too, or those of which tools."),
+        Field(
+            description="True: the calls' inputs are cleared too. A list of tools: only inputs of their calls."
+        ),
     ] = False
 
     def without(self, messages: Conversation) -> tuple[list[AnyMessage], int]:

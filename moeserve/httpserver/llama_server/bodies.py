@@ -67,7 +67,7 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
         Field(
             ge=-2,
             le=INT32_MAX,
-            description="-1, -2 and more than fits: the rest of the context; 0: the prompt.",
+            description="-1, -2 or more than fits: the rest of the context. 0: only computes the prompt.",
         ),
     ] = -1
     stream: bool = False
@@ -94,7 +94,7 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
     timings_per_token: Annotated[bool, Field(description="Each chunk of a stream has `timings`.")] = False
     return_tokens: Annotated[bool, Field(description="`tokens` has the ids of the answer.")] = False
     return_progress: Annotated[
-        bool, Field(description="Chunks with `prompt_progress` while the prompt is read.")
+        bool, Field(description="Sends chunks with `prompt_progress` while the prompt is computed.")
     ] = False
 
     n_indent: Annotated[
@@ -105,7 +105,7 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
         Field(
             ge=-1,
             le=INT32_MAX,
-            description="Above 0: so long after its first token the answer ends at a line's end.",
+            description="Above 0: the answer ends at the first line end this many milliseconds after its first token.",
         ),
     ] = 0
     response_fields: Annotated[
@@ -179,7 +179,7 @@ class InfillBody(CompletionBody):
         Field(
             max_length=MAX_EXTRA_FILES,
             default_factory=list,
-            description="Files for context. What does not fit is left out: first of these, the first first.",
+            description="Files for context. If the prompt is too long, the first files are left out first.",
         ),
     ]
     n_cmpl: Annotated[

@@ -83,7 +83,8 @@ class McpClient:
         return found
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> McpResult:
-        """Raises ApiError. A tool that fails is a result with `is_error`."""
+        """Calls a tool and returns its result. If the tool fails, the result has `is_error`. Raises ApiError if the
+        call itself fails."""
         async with self._deadline(CALL_S):
             result = await self._asked("tools/call", {"name": tool, "arguments": dict(arguments)})
         content = result.get("content", [])

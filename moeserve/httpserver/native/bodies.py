@@ -19,7 +19,7 @@ AdapterName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class TokenizeRequest(RequestModel):
-    """Exactly one of `prompt`, `messages`, and llama-server's `content` is given."""
+    """A body with exactly one of `prompt`, `messages` and `content` (llama-server's name for a prompt)."""
 
     elsewhere: ClassVar = {
         "chat_template": Elsewhere((), "the flag --chat-template"),
@@ -95,7 +95,7 @@ class LoadAdapterRequest(RequestModel):
     load_inplace: Annotated[
         bool,
         Field(
-            description="Take the place of the adapter of this name, whose running requests go on with it."
+            description="Replaces the adapter of this name; its running requests continue with the replaced one."
         ),
     ] = False
 

@@ -27,7 +27,7 @@ class LoadTotals:
         kept = None if file is None else read_kept(file, _Kept)
         self._before = LoadReport() if kept is None else kept.before
         self._newest = LoadReport() if kept is None else kept.newest
-        # True until it is known whether the router that the httpserver before this one has heard still runs.
+        # True until the first report shows whether the previous httpserver's router still runs.
         self._is_router_unknown = kept is not None
 
     @property

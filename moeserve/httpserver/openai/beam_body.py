@@ -53,8 +53,8 @@ class BeamFields(RequestModel):
     early_stopping: Annotated[
         bool | Literal["never"],
         Field(
-            description="Of a search with as many answers as beams. True: it ends. False: unless a beam is better "
-            'now. "never": unless a beam could become better.'
+            description="When a search ends that has as many answers as beams. True: at once. False: when no beam "
+            'is better now. "never": when no beam could become better.'
         ),
     ] = False
     num_beam_groups: Annotated[
@@ -63,7 +63,9 @@ class BeamFields(RequestModel):
     diversity_penalty: Annotated[
         float,
         Field(
-            ge=0, le=100, description="Taken from a token's log-probability for each such beam that takes it."
+            ge=0,
+            le=100,
+            description="Subtracted from a token's log-probability for each beam of an earlier group that took it.",
         ),
     ] = 0.0
 

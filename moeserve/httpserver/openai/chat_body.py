@@ -77,7 +77,7 @@ class ChatCompletionRequest(OpenAIRequest):
         Literal["none", "auto"] | FunctionName | None, Field(description="The older form of tool_choice.")
     ] = None
     reasoning_effort: Annotated[
-        Effort | None, Field(description=f"Reasoning tokens: {BUDGETS}; above, as many as it takes.")
+        Effort | None, Field(description=f"Most reasoning tokens: {BUDGETS}; higher efforts set no bound.")
     ] = None
     thinking_token_budget: Annotated[
         int | None,

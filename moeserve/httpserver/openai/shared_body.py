@@ -81,7 +81,7 @@ class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields)
         Field(
             max_length=256,
             default_factory=list,
-            description="Words that must not come, as the tokenizer writes them, with and without a blank before.",
+            description="Words that the answer must not contain, each with and without a blank before it.",
         ),
     ]
     allowed_token_ids: Annotated[
@@ -89,7 +89,7 @@ class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields)
         Field(
             max_length=1024,
             default_factory=list,
-            description="The answer is one or more of these tokens; they are no more than 1024.",
+            description="The only tokens that the answer may contain; at most 1024.",
         ),
     ]
     truncate_prompt_tokens: Annotated[
@@ -108,7 +108,8 @@ class OpenAIRequest(StructuredFields, BeamFields, OpenAISampling, SamplerFields)
     priority: Annotated[int, Field(ge=-INT32_MAX - 1, le=INT32_MAX, description="Lower is sooner.")] = 0
     cache_salt: CacheSalt = ""
     return_progress: Annotated[
-        bool, Field(description="Chunks with `prompt_progress` while the prompt is read (llama-server).")
+        bool,
+        Field(description="Sends chunks with `prompt_progress` while the prompt is computed (llama-server)."),
     ] = False
 
     user: Annotated[Label | None, NO_EFFECT] = None

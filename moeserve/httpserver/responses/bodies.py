@@ -158,7 +158,7 @@ class InputTokensRequest(RequestModel):
         Field(min_length=1, max_length=MAX_MESSAGES, description="A text of the user, or items."),
     ]
     instructions: Annotated[
-        str | None, Field(description="The system message; not taken over from earlier responses.")
+        str | None, Field(description="The system message. Instructions of earlier responses do not apply.")
     ] = None
     previous_response_id: ResponseId | None = None
     tools: Annotated[ResponseTools, Field(default_factory=list)]
@@ -168,7 +168,8 @@ class InputTokensRequest(RequestModel):
     text: TextConfig = TextConfig()
     chat_template_kwargs: Annotated[TemplateKwargs, Field(default_factory=dict)]
     truncation: Annotated[
-        Literal["auto", "disabled"], Field(description="A prompt that is too long is refused, with auto too.")
+        Literal["auto", "disabled"],
+        Field(description="A prompt that is too long is refused, even with auto."),
     ] = "disabled"
     conversation: Annotated[Any, unsupported("conversation (use previous_response_id)")] = None
 
@@ -234,7 +235,7 @@ class ResponsesRequest(InputTokensRequest, ResponsesSampling):
     background: Annotated[
         bool,
         Field(
-            description="Answer at once, and make the response in the background: GET has it. Needs store."
+            description="Answers at once and makes the response in the background; GET returns it. Needs store."
         ),
     ] = False
     max_output_tokens: Annotated[
@@ -247,7 +248,7 @@ class ResponsesRequest(InputTokensRequest, ResponsesSampling):
         Field(
             ge=0,
             le=MAX_TOP_LOGPROBS,
-            description="Above 0 as with include message.output_text.logprobs, which alone brings the tokens' own.",
+            description="Alternatives for each token. Above 0 implies include message.output_text.logprobs.",
         ),
     ] = 0
     truncate_prompt_tokens: Annotated[

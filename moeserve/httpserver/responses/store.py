@@ -94,7 +94,7 @@ class ResponseStore:
         await self._run(lambda: self._put(stored))
 
     async def get(self, owner: str, response_id: str) -> Stored:
-        """Raises ApiError 404."""
+        """Returns a response. Raises ApiError 404."""
         return await self._run(lambda: self._get(owner, response_id))
 
     async def chain(self, owner: str, response_id: str) -> list[Stored]:
@@ -107,7 +107,7 @@ class ResponseStore:
         return await self._run(lambda: self._items(owner, item_ids))
 
     async def delete(self, owner: str, response_id: str) -> None:
-        """Raises ApiError 404."""
+        """Deletes a response. Raises ApiError 404."""
         await self._run(lambda: self._delete(owner, response_id))
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class ApiKeys:
         return next((key for key in _given(headers) if self.name_of(key) is not None), None)
 
     def name_of(self, key: bytes) -> str | None:
-        """Returns None for an unknown key."""
+        """Returns the key's name; None for an unknown key."""
         return self._names.get(_digest(key))
 
     def name_of_owner(self, owner: str) -> str | None:

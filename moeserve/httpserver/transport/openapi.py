@@ -47,7 +47,8 @@ def documented(
 
 
 def documented_form(form: type[BaseModel]) -> dict[str, Any]:
-    """Returns the `openapi_extra` of a route that takes a form with a file."""
+    """Returns the `openapi_extra` for a route whose body is a multipart form with an uploaded file. form: its
+    fields."""
     content = {"multipart/form-data": {"schema": _reference(form)}}
     return {"requestBody": {"required": True, "content": content}}
 

@@ -64,7 +64,7 @@ def load_norm(shape: ModelShape, norm: str, vector: Vector) -> CpuNorm:
 
 
 def scaled(norm: CpuInput, factor: float) -> CpuNorm:
-    """Returns the norm, not one of several streams, with its weight multiplied by a factor."""
+    """Returns the norm with its weight multiplied by a factor. The norm must not be one of several streams."""
     assert isinstance(norm, Tensor | CpuLayerNorm)
     return CpuLayerNorm(norm.weight * factor) if isinstance(norm, CpuLayerNorm) else norm * factor
 

@@ -286,7 +286,7 @@ class Planner:
         return fits if fits or scheduled.prompt_tokens else min(most, LEAST_CHUNK)
 
     def _most(self, scheduled: ScheduledStep, request: Request) -> int:
-        """The same, whatever they cost."""
+        """Returns how many tokens of the prompt fit, whatever they cost; otherwise like `_chunk`."""
         room = self._limits.step_tokens(scheduled.num_decode) - scheduled.num_tokens
         return min(request.prompt_left, room, self._memory.available)
 

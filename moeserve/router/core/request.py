@@ -198,8 +198,9 @@ class Request(HeldSequence):
         return self.target - len(self.slots)
 
     def without_cut_spans(self, count: int, most: int) -> int:
-        """The next chunk, of `count` known tokens, with an end that is within no span: before it, or behind it where
-        the span is the chunk's first. 0: it has more than `most` tokens then."""
+        """Shortens or lengthens the next chunk, of `count` known tokens, so that it does not end within an embedding
+        span: it ends before the span, or behind it if the chunk begins there. Returns the number of tokens; 0 if that
+        is more than `most`."""
         start = len(self.slots)
         for span in self.spans:
             if span.start < start + count < span.end:

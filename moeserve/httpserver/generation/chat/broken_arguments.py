@@ -12,8 +12,8 @@ _KEY: Final = "arguments"  # the name given to a text that has no keys
 
 
 def as_object(text: str) -> dict[str, Any]:
-    """Returns the arguments that stand before the point where the text was cut off. If no argument can be read, returns
-    the text as one argument."""
+    """Returns a call's arguments as an object, without what was cut off at the text's end. If no argument can be read,
+    the whole text becomes one argument."""
     if text.count("[") + text.count("{") > MAX_VALUES:
         return {_KEY: text}
     try:
@@ -24,7 +24,8 @@ def as_object(text: str) -> dict[str, Any]:
 
 
 def of_any_type(value: Any) -> dict[str, Any]:
-    """Returns the arguments of a call that has a value of another type than an object in their place."""
+    """Returns a call's arguments as an object: an object unchanged, null as no arguments, any other value as one
+    argument."""
     if isinstance(value, dict):
         return value
     return {} if value is None else {_KEY: value}

@@ -20,8 +20,8 @@ class Channels:
     separates_reasoning: bool
 
     def prompt_end(self, tokenizer: TextTokenizer, prompt: Sequence[int]) -> str:
-        """Returns the beginning of the answer's message with which the prompt ends; "" if the prompt begins no
-        message."""
+        """Returns the beginning of a message that the prompt's end leaves for the answer to continue; "" if there is
+        none."""
         start = self.tokens[harmony.START]
         for at in range(len(prompt) - 1, -1, -1):
             if prompt[at] == start:

@@ -123,8 +123,8 @@ class ChatFormats:
 
 
 def formats_of(config: ServerConfig, tokenizer: TextTokenizer, *templates: str) -> ChatFormats:
-    """templates: the model's chat templates, the one for tools first. Raises ConfigError for a flag that does not fit
-    the model's vocabulary."""
+    """Returns the formats in which the model writes tool calls and reasoning. templates: the model's chat templates,
+    the one for tools first. Raises ConfigError for a flag that does not fit the model's vocabulary."""
     channels = _channels(config, tokenizer, templates)
     if channels is not None:
         return ChatFormats(channels=channels, control_tokens=channels.tokens)

@@ -23,7 +23,8 @@ Render = Callable[[Mapping[str, Any]], str]
 
 @dataclass(frozen=True, slots=True)
 class TemplateEfforts:
-    """The words that the template's `reasoning_effort` can have; none of both: the template has no such variable."""
+    """The words that the template accepts as `reasoning_effort`. With neither `off` nor `levels`, the template does not
+    read `reasoning_effort`."""
 
     off: str | None = None  # the word for no reasoning; None: there is none
     levels: tuple[str, ...] = ()  # the others, least first
@@ -48,10 +49,11 @@ class TemplateEfforts:
 
 
 def efforts_of(source: str, render: Render) -> TemplateEfforts:
-    """Returns the words that the template knows. source: the template.
+    """Returns the words that the template knows. source: the template's text.
 
-    A word is known if the template accepts it and either shows it otherwise than a word that no template can know, or
-    names it: templates treat unknown words as one of theirs."""
+    Templates treat an unknown word as one of theirs. So a word counts as known if the template accepts it, and either
+    renders it differently from a made-up word or contains it in quotes.
+    """
     if VARIABLE not in source:
         return TemplateEfforts()
     try:

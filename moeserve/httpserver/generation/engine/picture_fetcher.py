@@ -63,7 +63,7 @@ class PictureFetcher:
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
 
     async def fetch(self, url: str, param: str, what: str = "picture") -> bytes:
-        """Returns the file's bytes. what: the word for it in messages. Raises ApiError."""
+        """Returns the file's bytes. what: "picture" or "video", for messages. Raises ApiError."""
         if not self._domains:
             example = "image/png" if what == "picture" else "video/mp4"
             message = f"{what}s are not fetched from addresses: send the {what} itself, as data:{example};base64,..."

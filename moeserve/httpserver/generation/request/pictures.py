@@ -56,7 +56,7 @@ class Picture:
 
     @property
     def what(self) -> str:
-        """The word for it in messages."""
+        """What error messages call the file: "picture" or "video"."""
         return "picture" if self.video is None else "video"
 
 
@@ -104,13 +104,14 @@ def is_video(mark: str) -> bool:
 
 
 def picture_of_base64(text: str, max_tokens: int | None = None) -> Picture:
-    """Accepts what `base64_bytes` accepts. Raises PydanticCustomError."""
+    """Decodes a picture's base64; see `base64_bytes` for the accepted forms. Raises PydanticCustomError."""
     return Picture(base64_bytes(text, "picture"), max_tokens)
 
 
 def base64_bytes(text: str, what: str) -> bytes:
     """Decodes base64 in either alphabet, with or without padding, percent-encoded or broken into lines. Accepts a data:
-    URL too, which some clients send instead of bare base64. Raises PydanticCustomError, which calls it `what`."""
+    URL too, which some clients send instead of bare base64. what: "picture" or "video", for messages. Raises
+    PydanticCustomError."""
     if (found := _DATA_URL.match(text[:256])) is not None:
         text = text[found.end() :]
     if "%" in text:
@@ -132,7 +133,7 @@ def data_type(url: str) -> str | None:
 
 
 def checked_url(url: str, what: str) -> str:
-    """Returns an address. Raises PydanticCustomError for a data: URL that is none, or a URL that is too long."""
+    """Returns the URL unchanged. Raises PydanticCustomError for a malformed data: URL or a URL that is too long."""
     if url[:256].lstrip()[:5].lower() == "data:":
         raise PydanticCustomError(
             "picture",
@@ -145,7 +146,7 @@ def checked_url(url: str, what: str) -> str:
 
 
 def picture_of_url(url: Any, max_tokens: int | None = None) -> Picture:
-    """Accepts http(s) and data: URLs, and a file's base64 without a URL. Raises PydanticCustomError."""
+    """Returns the picture of an http(s) URL, of a data: URL, or of bare base64. Raises PydanticCustomError."""
     if not isinstance(url, str):
         raise PydanticCustomError("picture", "the picture's URL must be a string")
     if _DATA_URL.match(url[:256]) or url[:256].lstrip().startswith(_FILES):

@@ -28,7 +28,7 @@ class SamplingDefaults:
 
 
 def sampling_defaults(config: ServerConfig, metadata: Mapping[str, Any]) -> SamplingDefaults:
-    """`metadata` is the model file's. Raises ConfigError."""
+    """Returns the server's defaults. metadata: of the model's file. Raises ConfigError."""
     found: dict[str, float] = {}
     if config.generation_config == "auto":
         recommended = _of_folder(Path(config.model)) or _of_gguf(metadata)

@@ -60,7 +60,8 @@ def _of_url(url: Any, settings: VideoSettings) -> Picture:
 
 
 def _check_count(frames: int, settings: VideoSettings) -> None:
-    """Comes before the first frame is read: a request may have millions of tiny ones."""
+    """Refuses too many frames before the first is decoded: a request may have millions of tiny ones. Raises
+    PydanticCustomError."""
     if not 1 <= frames <= settings.max_frames:
         raise PydanticCustomError(
             "video",

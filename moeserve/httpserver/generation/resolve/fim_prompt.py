@@ -37,7 +37,8 @@ def _require_fim(text: ModelText, param: str) -> FimTokens:
 async def encode_fim(
     text: ModelText, limit: int, asked: Asked, bound: int | None, prompt: FimPrompt
 ) -> list[int]:
-    """Returns the token ids. limit: tokens of the context; bound: tokens of the answer. Raises ApiError 400."""
+    """Returns the prompt's token ids. limit: the most tokens of prompt and answer together; bound: the most tokens of
+    the answer. Raises ApiError 400."""
     fim = _require_fim(text, prompt.param)
     if not prompt.is_cut_to_fit:
         for one in (prompt.prefix, prompt.suffix):
@@ -50,7 +51,7 @@ async def encode_fim(
 
 
 def _encode(tokenizer: TextTokenizer, fim: FimTokens, prompt: FimPrompt, most: int) -> list[int]:
-    """most: the tokens to which a prompt is cut."""
+    """Returns the prompt's token ids. most: the number of tokens to which the prompt is cut."""
     prefix = prompt.prefix
     if isinstance(prefix, str):
         (prefix,) = tokenizer.encode_batch([prefix], parse_special=False)

@@ -96,7 +96,8 @@ def forms_of(
 def next_token_form(
     model: ModelShape, forms: Mapping[AttentionForm, CpuForm], space: CpuWorkspace
 ) -> CpuForm:
-    """Returns the form of the next-token block. It has plans of its own where no layer attends to the same keys."""
+    """Returns the form of the next-token block. The block shares the plans of layers that attend to the same keys;
+    without such layers it gets plans of its own."""
     attention = model.loaded_layers[-1].attention
     assert isinstance(attention, ChoosesKeys)
     form = forms[attention.form]

@@ -39,8 +39,8 @@ from moeserve.models.recurrence import Recurrence
 
 
 class CpuLayers:
-    """The layers of a decoder; they use the decoder's buffers. Owns the data that layers keep of a step: expert counts
-    and the drafts' changes of state."""
+    """The layers of a decoder. They use the decoder's buffers, and own two kinds of data about a step: the experts'
+    counts, and the state changes of its drafts."""
 
     def __init__(
         self,

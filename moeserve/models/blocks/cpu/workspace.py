@@ -188,10 +188,10 @@ class IndexerWorkspace:
 
     def __init__(self, shape: IndexerShape | BlockIndexerShape, tokens: int) -> None:
         self.keys = torch.empty(tokens, shape.dim)  # before the norm
-        # Of the heads; an indexer of blocks has none.
+        # One weight per head; an indexer of blocks has none.
         self.weights = torch.empty(tokens, shape.num_heads if isinstance(shape, IndexerShape) else 0)
         self.q = torch.empty(tokens, shape.q_width)
-        # Of the tokens' index keys that are pooled.
+        # Gates by which the tokens' index keys are pooled.
         self.gates = torch.empty(tokens, shape.gate_width if isinstance(shape, IndexerShape) else 0)
 
 

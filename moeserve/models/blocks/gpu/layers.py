@@ -75,7 +75,7 @@ class GpuLayers:
         self._state_drafts = state_drafts
 
     def forward(self, index: int, batch: GpuBatch, s: GpuWorkspace) -> None:
-        """Launches one layer on s.x and what the previous layer left to be added to it."""
+        """Launches one layer. It reads s.x plus the output that the previous layer has left to be added."""
         layer = self._layers[index]
         adapters = self._adapters_of(index, batch, s)
         if layer.ngrams is not None:

@@ -82,7 +82,7 @@ class ChainInputs:
     drafts and their probabilities."""
 
     def __init__(self, rows: int, depths: int, panels: int, device: torch.device) -> None:
-        """panels: most of a shortlist."""
+        """panels: the most panels of a shortlist."""
         self.width, self.depths, self._panels = -(-rows // ALIGN) * ALIGN, depths, panels
         self.buffer = torch.zeros(chain_numbers(self.width, depths, panels), dtype=torch.int32, device=device)
         c = self.columns(self.buffer)
@@ -213,7 +213,8 @@ class GpuNextTokenBlock:
         return is_gemv and len(self.chain.scored.panels) > 0
 
     def link(self, size: int, *, of_shortlist: bool = False) -> None:
-        """Launches the next draft of each of up to `size` rows. of_shortlist: scores only the panels of `chain`."""
+        """Launches the next draft of each of up to `size` rows. of_shortlist: scores only the vocabulary panels that
+        `chain` lists."""
         c, s = self.chain, self._spaces[size]
         rows, count = c.rows, c.count
         ids, positions, kv_slots = rows.token_ids[:size], rows.positions[:size], rows.kv_slots[:size]

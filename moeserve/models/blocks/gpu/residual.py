@@ -22,7 +22,8 @@ from moeserve.models.loading.gpu_weights import GpuSinkhornMix, GpuStreamMean, G
 
 
 def add_block(x: Tensor, pending: PendingSum, space: StreamsWorkspace, count: Tensor) -> None:
-    """Launches x += the output of the block that last read the streams. Call it where no block reads them next."""
+    """Launches x += the output of the block that last read the streams. Call it only if no later block reads the
+    streams; otherwise that block's reading adds the output."""
     if isinstance(space, SinkhornWorkspace):
         norm_mixed(x, MixedBlock(*pending, space.weights), None, space.count, count, 0.0, None)
     else:

@@ -10,7 +10,8 @@ from moeserve.kernels.stream_operands import KvLayer, StateLayer
 
 
 class StateSlots:
-    """The states of all layers here, and the keys of compressed attention's windows, which are part of them."""
+    """The recurrent states of all layers on this GPU, and the window keys of compressed attention, which are part of a
+    state."""
 
     def __init__(self, states: Sequence[StateLayer], kv: Sequence[KvLayer]) -> None:
         rings = (layer.of_states for layer in kv)

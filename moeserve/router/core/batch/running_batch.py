@@ -175,7 +175,7 @@ class RunningBatch:
         self.leave_spans(request.spans)
 
     def leave_spans(self, spans: Iterable[EmbeddingSpan]) -> None:
-        """Notes embedding spans that no plan uses except those in flight."""
+        """Notes embedding spans that only plans in flight still use."""
         self._left_spans += [(self.last_planned, span.handle) for span in spans]
 
     def take_handles(self) -> list[str]:

@@ -85,7 +85,7 @@ class WaitingQueue:
 
     @property
     def num_others(self) -> int:
-        """Number of waiting requests that are no background requests."""
+        """Number of waiting requests other than background requests."""
         return self._len - self.num_background
 
     def of_tenant(self, tenant: str) -> int:
