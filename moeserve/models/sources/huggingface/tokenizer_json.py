@@ -215,13 +215,13 @@ def _end_tokens(folder: Path, config: Mapping[str, Any], size: int) -> dict[str,
     """Returns the end tokens, one or several, from generation_config.json, else config.json."""
     path, key = folder / "generation_config.json", "tokenizer.generation_end_ids"
     given = _optional(path).get("eos_token_id")
-    if given is None:
+    if given is None or given == []:
         path, key = folder / "config.json", "tokenizer.config_end_ids"
         given = config.get("eos_token_id")
-    if given is None:
+    if given is None or given == []:
         return {}
     ids = given if isinstance(given, list) else [given]
-    if not all(isinstance(token_id, int) and 0 <= token_id < size for token_id in ids):
+    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i < size for i in ids):
         raise ModelError(
             path, f"eos_token_id is {given!r}; a token id below {size}, or a list of them, is expected"
         )

@@ -33,7 +33,11 @@ _OTHERS = (  # prefixes of vision and sound tensors, and of the projections betw
     "patch_merge_mlp.",
     "vit_large_projector.",
 )
-_OF_ALL = ("quantization_config", "tie_word_embeddings")  # settings that config.json has outside text_config
+_OF_ALL = (
+    "quantization_config",
+    "tie_word_embeddings",
+    "eos_token_id",
+)  # settings that config.json has outside text_config
 
 
 def inner_model_type(config: Mapping[str, Any]) -> str | None:
@@ -50,7 +54,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
     vision = config.get("vision_config")
     deep = {DEEP_LAYERS: vision[DEEP_LAYERS]} if isinstance(vision, dict) and DEEP_LAYERS in vision else {}
-    return inner | deep | {key: config[key] for key in _OF_ALL if key in config}
+    return inner | deep | {key: config[key] for key in _OF_ALL if config.get(key) is not None}
 
 
 def text_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
