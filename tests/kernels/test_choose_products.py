@@ -116,6 +116,14 @@ def test_reading_in_order_gives_the_same_bits(kind: Type, isa: str) -> None:
 
 
 @needs_both
+def test_types_that_can_be_read_in_order_are_measured_first() -> None:
+    """A type with a codebook may take all the time that there is."""
+    known = {Type.IQ3_S: [[0.5]], Type.Q4_K: [[0.5, 0.5]], Type.Q8_0: [[0.5, 0.5]]}
+    speeds = CpuStream(1, "avx512_vnni").choose_products([*known], MUCH, known=known)
+    assert [speed.type for speed in speeds] == [Type.Q4_K, Type.Q8_0, Type.IQ3_S]
+
+
+@needs_both
 def test_weights_that_caches_hold_are_not_measured() -> None:
     assert CpuStream(1).choose_products([Type.Q4_K], 1 << 20, least_gain=0.0) == []
 

@@ -148,6 +148,13 @@ class MeasuredWeights {
   std::unique_ptr<Matrix> weights_;
 };
 
+// Types that can be read in order come first: they gain the most, and a type with a codebook may take all the time.
+std::vector<int> by_gain(std::vector<int> types, const Kernels& table) {
+  std::stable_partition(types.begin(), types.end(),
+                        [&](int type) { return in_order_product(table, type, 1).gemm != nullptr; });
+  return types;
+}
+
 double fastest(const std::vector<double>& speeds) { return *std::max_element(speeds.begin(), speeds.end()); }
 
 // Whether `known` decides the choice for the type.
@@ -171,7 +178,7 @@ std::vector<ProductSpeed> choose_products(Pool& pool, Kernels& table, const std:
   const Kernels* other = narrower_kernels(table);
   if (weight_bytes < bytes_beyond_caches()) return speeds;
   const ActivationRows x;
-  for (const int type : types) {
+  for (const int type : by_gain(types, table)) {
     if (type_info(type).name == nullptr || !type_info(type).integer) continue;
     const auto found = known.find(type);
     const bool is_known = found != known.end() && suffices(found->second, table, other, type, least_gain);
