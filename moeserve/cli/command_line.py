@@ -15,7 +15,7 @@ import typing
 from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from moeserve import __version__
 from moeserve.cli import model_hints
@@ -30,7 +30,7 @@ from moeserve.config import (
     with_draft_model,
 )
 from moeserve.errors import ConfigError, FileError
-from moeserve.hub import parse_name
+from moeserve.hub import name_of
 from moeserve.models.adapters.modules import parse_modules, resolve_directory, resolve_modules
 from moeserve.models.sources.first_bytes import LOOKED_AT, not_a_gguf
 from moeserve.models.sources.model_files import is_model_file, is_tower_file
@@ -120,6 +120,15 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     return sorted(name for name in environment if name.startswith(ENV_PREFIX) and name not in ours)
 
 
+# What stands behind a number in an error, by the option's placeholder in `--help`: users write 16GB or 5m.
+_UNITS: Final = {
+    "GIB": " of GiB without a unit",
+    "MS": " of milliseconds without a unit",
+    "SECONDS": " of seconds without a unit",
+    "SHARE": " such as 0.5",
+}
+
+
 def _read(option: dataclasses.Field[Any], text: str, source: str) -> int | float | str:
     """Parses one value, and checks the option's type, range and choices."""
     kind, meta = _kind(option), option.metadata
@@ -133,7 +142,8 @@ def _read(option: dataclasses.Field[Any], text: str, source: str) -> int | float
         value: int | float = kind(text)
     except ValueError:
         noun = "a whole number" if kind is int else "a number"
-        raise ConfigError(f"{source}: must be {noun}, not {text!r}") from None
+        unit = _UNITS.get(value_name(option), "")
+        raise ConfigError(f"{source}: must be {noun}{unit}, not {text!r}") from None
     if not meta["low"] <= value <= meta["high"]:  # false for NaN, too
         raise ConfigError(f"{source}: must be between {meta['low']} and {meta['high']}, not {text}")
     return value
@@ -233,7 +243,7 @@ def resolve_later(config: ServerConfig) -> ServerConfig:
 def _place_of(model: str) -> str:
     """Returns an absolute path; the name where it is one of the hub and not of a file here."""
     path = Path(model).expanduser()
-    if os.path.exists(path) or (name := parse_name(model)) is None:
+    if os.path.exists(path) or (name := name_of(model)) is None:
         return os.path.abspath(path)
     return str(name)
 
@@ -319,7 +329,7 @@ def _find(text: str, source: str = MODEL_SOURCE) -> tuple[Path, str]:
     """Returns the model's path and its name in the API: the file or folder at the path `text`, else the hub's model of
     that name. source: the flag, for messages."""
     path = Path(text).expanduser()
-    name = None if os.path.exists(path) else parse_name(text)
+    name = None if os.path.exists(path) else name_of(text)
     if name is None:
         return _local(path, source)
     from moeserve.hub.download import fetch  # only who asks for it needs the hub's library

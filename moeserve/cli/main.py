@@ -49,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = "serve"
     if arguments and not arguments[0].startswith("-") and not _is_model(arguments[0]):
         name = arguments.pop(0)
+    if not name:
+        serve_parser().error("the first word is empty; name a model or a command")
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, 1)
         meant = f"; did you mean {close[0]}?" if close else ""

@@ -115,9 +115,13 @@ def ask(url: str, path: str, api_key: str | None) -> bytes:
 
 
 def request_of(url: str, api_key: str | None, body: Any = None) -> urllib.request.Request:
-    """Returns a POST of `body` as JSON, or a GET if there is none."""
+    """Returns a POST of `body` as JSON, or a GET if there is none. Raises UserError for a key that HTTP cannot send."""
     headers = {"Content-Type": "application/json"}
     if api_key is not None:
+        if not (api_key.isascii() and api_key.isprintable()):
+            raise UserError(
+                "--api-key: has a line break, or characters that are not ASCII: HTTP cannot send it"
+            )
         headers["Authorization"] = f"Bearer {api_key}"
     data = None if body is None else json.dumps(body).encode()
     return urllib.request.Request(url, data, headers)

@@ -2,6 +2,6 @@
 Hub's cache."""
 
 from .errors import HubError
-from .names import HubName, parse_name
+from .names import HubName, name_of, parse_name
 
-__all__ = ["HubError", "HubName", "parse_name"]
+__all__ = ["HubError", "HubName", "name_of", "parse_name"]

@@ -58,6 +58,8 @@ logging.getLogger("httpx2").setLevel(
     logging.WARNING
 )  # otherwise it logs a line per request, with signed URLs
 
+# Variables by which the library chooses a proxy.
+_PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
@@ -239,9 +241,9 @@ def _check_space(name: HubName, blobs: list[_Blob]) -> None:
 def _why_offline() -> str:
     if constants.is_offline_mode():
         return "only the cache is there: HF_HUB_OFFLINE is set; unset it"
-    return (
-        f"only the cache is there: {constants.ENDPOINT} cannot be reached; check the network and HF_ENDPOINT"
-    )
+    to_check = ["the network", "HF_ENDPOINT", *(name for name in _PROXIES if os.environ.get(name))]
+    named = f"{', '.join(to_check[:-1])} and {to_check[-1]}"
+    return f"only the cache is there: {constants.ENDPOINT} cannot be reached; check {named}"
 
 
 @contextmanager
@@ -275,6 +277,15 @@ def _explained(name: HubName) -> Iterator[None]:
             f"{name}: the connection to {hub} failed ({error}); what was downloaded is "
             "kept: run the same command again to continue"
         ) from error
+    except ImportError as error:
+        if "SOCKS" not in str(error):
+            raise
+        raise HubError(
+            f"{name}: a SOCKS proxy is set ({', '.join(one for one in _PROXIES if os.environ.get(one))}), which needs "
+            "one more package: pip install socksio; or name an HTTP proxy"
+        ) from error
+    except UnicodeEncodeError as error:  # of a header, the only text that is sent in ASCII
+        raise HubError(f"{name}: HF_TOKEN has characters that no token has; copy it again") from error
     except (HFValidationError, OSError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise HubError(f"{name}: {error.filename}: {error.strerror}; {ANOTHER_CACHE}") from error

@@ -6,8 +6,17 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from .errors import HubError
+
 _NAME = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*)(@(?P<revision>\w[\w./-]{0,254}))?(:(?P<wanted>[^:\s]+))?",
+    re.ASCII,
+)
+
+# As browsers show a model, and as Ollama names it: hf.co/org/repo:Q4_K_M.
+_ADDRESS = re.compile(
+    r"(https?://)?(www\.)?(huggingface\.co|hf\.co)/(?P<repo>[\w.-]+/[\w.-]+)"
+    r"(/(blob|resolve)/main/(?P<file>[^?#]+)|:(?P<tag>[^/?#]+))?.*",
     re.ASCII,
 )
 
@@ -35,3 +44,17 @@ def parse_name(text: str) -> HubName | None:
     if match is None or (match["wanted"] is None and text.endswith(".gguf")):
         return None
     return HubName(match["repo"], match["wanted"], match["revision"])
+
+
+def name_of(text: str) -> HubName | None:
+    """As `parse_name`; raises HubError for a text that is an address, and says how its model is named."""
+    name = parse_name(text)
+    if name is not None:
+        return name
+    if (match := _ADDRESS.fullmatch(text)) is not None:
+        wanted = match["file"] or match["tag"]
+        meant = match["repo"] if wanted is None else f"{match['repo']}:{wanted}"
+        raise HubError(f"{text} is an address; a model of the Hub is named without it: {meant}")
+    if "://" in text:
+        raise HubError(f"{text} is an address; name a path, or a model of the Hub as org/repo")
+    return None

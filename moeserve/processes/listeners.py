@@ -103,6 +103,8 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(f"port {port} of {host} is in use: choose another with {flag}") from error
         reason = error.strerror or str(error)
+        if isinstance(error, socket.gaierror) and ("/" in host or "[" in host or host.count(":") == 1):
+            reason += f"; --host takes an address alone, such as 127.0.0.1 or ::1, and {flag} the port"
         raise ConfigError(f"cannot listen on {host}, port {port} (--host, {flag}): {reason}") from error
 
 

@@ -212,6 +212,17 @@ def test_offline_the_cache_serves_and_what_it_lacks_is_named(client: Client, hub
     assert client.ask(there) == [found]
 
 
+def test_what_keeps_the_hub_from_being_asked_is_named(client: Client) -> None:
+    """Proxies and tokens of the environment, which the library's own errors do not name."""
+    absent = "acme/other:Q8_0"
+    (error,) = client.ask(absent, ALL_PROXY="socks5://127.0.0.1:9", NO_PROXY="")
+    assert "a SOCKS proxy is set (ALL_PROXY), which needs one more package: pip install socksio" in error
+    (error,) = client.ask(absent, HTTP_PROXY="http://127.0.0.1:9", NO_PROXY="")
+    assert "cannot be reached; check the network, HF_ENDPOINT and HTTP_PROXY, or name" in error
+    (error,) = client.ask(absent, HF_TOKEN="hf_ü")
+    assert "HF_TOKEN has characters that no token has" in error
+
+
 @pytest.mark.slow
 def test_private_gated_and_missing_repositories(client: Client, hub: Hub) -> None:
     hub.tokens["acme/private-GGUF"] = "hf_secret"

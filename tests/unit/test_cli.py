@@ -48,6 +48,13 @@ def test_a_deleted_working_directory_is_named(
     assert "the working directory has been deleted; start from another" in capsys.readouterr().err
 
 
+def test_a_variable_that_is_unset_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """`moeserve "$MODEL"`."""
+    with pytest.raises(SystemExit):
+        cli.main([""])
+    assert "the first word is empty; name a model or a command" in capsys.readouterr().err
+
+
 def test_a_key_and_its_certificate_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "cert.pem").write_text("-----BEGIN CERTIFICATE-----\n")
     for flag, file, missing in (
@@ -89,7 +96,9 @@ def test_flag_wins_over_environment_wins_over_default() -> None:
         ("max_model_len", "15", "must be between 16 and"),
         ("shutdown_timeout", "nan", "must be between 0 and 86400, not nan"),
         ("shutdown_timeout", "inf", "must be between"),
-        ("shutdown_timeout", "soon", "must be a number, not 'soon'"),
+        ("shutdown_timeout", "5m", "must be a number of seconds without a unit, not '5m'"),
+        ("kv_ram", "16GB", "must be a number of GiB without a unit, not '16GB'"),
+        ("prefill_share", "90%", "must be a number such as 0.5, not '90%'"),
         ("threads", "-1", "must be between 1 and 1024"),
         ("log_level", "loud", "must be one of debug, info, warning, error, not 'loud'"),
     ],
@@ -211,9 +220,9 @@ def test_serve_may_be_named_or_left_out(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bench", "engine", "--batch", "1,x"], "--batch: invalid list of whole numbers value: '1,x'"),
+        (["bench", "engine", "--batch", "1,x"], "--batch: must be a whole number, not 'x'"),
         (["bench", "engine", "--gen", "0"], "--gen: must be between 1 and 1048576, not 0"),
-        (["plan", "--ram", "much"], "--ram: invalid number value: 'much'"),
+        (["plan", "--ram", "16GB"], "--ram: must be a number without a unit, not '16GB'"),
     ],
 )
 def test_a_value_that_cannot_be_read_is_named_in_words(

@@ -373,9 +373,6 @@ def _counts(text: str) -> list[int]:
     return [_COUNT(part) for part in text.split(",")]
 
 
-_counts.__name__ = "list of whole numbers"  # argparse uses the name in its error message
-
-
 class TerminalBar:
     def __init__(self) -> None:
         self._bar: tqdm[None] | None = None

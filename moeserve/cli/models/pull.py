@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from moeserve.errors import UserError
-from moeserve.hub import parse_name
+from moeserve.hub import HubError, name_of
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -30,7 +30,10 @@ def main(arguments: list[str]) -> int:
     name."""
     parser = command_parser()
     text = parser.parse_args(arguments).name
-    name = parse_name(text)
+    try:
+        name = name_of(text)
+    except HubError as error:
+        parser.error(str(error))
     if name is None:
         parser.error(
             f"{text!r} is not a name on the Hub: use org/repo, org/repo:Q4_K_M or org/repo:file.gguf"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moeserve.errors import UserError
-from moeserve.hub import HubName, parse_name
+from moeserve.hub import HubName, name_of
 
 if TYPE_CHECKING:
     from moeserve.models.interface import ModelShape
@@ -36,8 +36,8 @@ def main(arguments: list[str]) -> int:
     """Returns the exit code: 0, or 1 if the model does not exist or cannot be read."""
     text = command_parser().parse_args(arguments).model
     path = Path(text).expanduser()
-    name = None if path.exists() else parse_name(text)
     try:
+        name = None if path.exists() else name_of(text)
         print(_of_name(name) if name is not None else _of_path(path))
     except UserError as error:
         print(f"moeserve show: {error}", file=sys.stderr)

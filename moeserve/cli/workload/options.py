@@ -22,12 +22,14 @@ def whole(low: int, high: int) -> Callable[[str], int]:
     """Returns an argparse type: a whole number in low .. high."""
 
     def parse(text: str) -> int:
-        value = int(text)
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be a whole number, not {text!r}") from None
         if not low <= value <= high:
             raise argparse.ArgumentTypeError(f"must be between {low} and {high}, not {text}")
         return value
 
-    parse.__name__ = "whole number"  # argparse uses the name in its error message
     return parse
 
 
@@ -35,14 +37,16 @@ def real(low: float, high: float, *, above: bool = False) -> Callable[[str], flo
     """Returns an argparse type: a number in low .. high; `above`: low itself is excluded."""
 
     def parse(text: str) -> float:
-        value = float(text)
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"must be a number without a unit, not {text!r}") from None
         if not low <= value <= high or (above and value == low):
             raise argparse.ArgumentTypeError(
                 f"must be {'above' if above else 'at least'} {low:g} and at most {high:g}"
             )
         return value
 
-    parse.__name__ = "number"
     return parse
 
 

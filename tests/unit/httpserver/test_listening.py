@@ -32,6 +32,12 @@ def test_two_colons_are_both_families() -> None:
         socket.create_connection(("127.0.0.1", listener.getsockname()[1]), timeout=30)
 
 
+@pytest.mark.parametrize("host", ["http://127.0.0.1", "127.0.0.1:8000", "[::1]"])
+def test_an_address_with_more_than_the_host(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"--host takes an address alone, such as .*, and --port the port"):
+        listen(host, 0)
+
+
 def test_sockets_that_systemd_has_opened() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         program = (

@@ -4,10 +4,34 @@ from __future__ import annotations
 
 import pytest
 
-from moeserve.hub import HubError, HubName, parse_name
+from moeserve.hub import HubError, HubName, name_of, parse_name
 from moeserve.hub.choice import choose
 
 BOTH = {"a-Q4_K_M.gguf": 1, "a-Q8_0.gguf": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("https://huggingface.co/Qwen/Qwen3-30B-A3B-GGUF", "without it: Qwen/Qwen3-30B-A3B-GGUF"),
+        ("https://huggingface.co/a/b/tree/main?x=1", "without it: a/b"),
+        ("http://www.huggingface.co/a/b/blob/main/sub/c-Q8_0.gguf?download=true", ": a/b:sub/c-Q8_0.gguf"),
+        ("hf.co/a/b:Q4_K_M", "without it: a/b:Q4_K_M"),
+        ("https://example.com/model.gguf", "name a path, or a model of the Hub as org/repo"),
+        ("file:///models/a.gguf", "name a path, or a model of the Hub as org/repo"),
+    ],
+)
+def test_addresses_say_how_their_model_is_named(text: str, meant: str) -> None:
+    with pytest.raises(HubError) as error:
+        name_of(text)
+    assert str(error.value).startswith(f"{text} is an address; ")
+    assert str(error.value).endswith(meant)
+
+
+def test_what_is_no_address_is_a_name_or_a_path() -> None:
+    assert name_of("a/b:Q8_0") == HubName("a/b", "Q8_0")
+    assert name_of("huggingface.co/model.gguf") is None
+    assert name_of("/models/a.gguf") is None
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,9 @@ def test_a_revision_keeps_its_name(hub: Hub, capsys: pytest.CaptureFixture[str])
     ("arguments", "code", "message"),
     [
         (["pull", "./model.gguf"], 2, "'./model.gguf' is not a name on the Hub"),
+        (["pull", f"hf.co/{REPO}:Q8_0"], 2, f"is named without it: {REPO}:Q8_0"),
+        (["show", f"https://huggingface.co/{REPO}"], 1, f"is named without it: {REPO}"),
+        (["plan", "--model", "file:///a.gguf"], 2, "file:///a.gguf is an address; name a path"),
         (["pull", "acme/none"], 1, "neither a local path nor a repository"),
         (["pull", f"{REPO}:Q2_K"], 1, "nothing fits 'Q2_K'"),
         (["show", "acme/none"], 1, "neither a local path nor a repository"),

@@ -12,7 +12,7 @@ from moeserve.cli import running_server
 from moeserve.cli.run import client as client_module
 from moeserve.cli.run.client import ChatClient, address_of
 from moeserve.cli.run.events import ChatError, End, Event, Piece, Waiting
-from moeserve.cli.running_server import opener_of
+from moeserve.cli.running_server import models_at, opener_of
 from moeserve.errors import UserError
 from tests.support.http_harness import HttpServer, say
 from tests.unit.run.conftest import piece, raw_server, stream_of
@@ -100,6 +100,15 @@ def test_no_server() -> None:
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(ChatError, match=f"no server answers at {url} .*refused"):
         next(ChatClient(url, None).events(BODY))
+
+
+@pytest.mark.parametrize("key", ["k\n", "clé", "a\tb"])
+def test_a_key_that_http_cannot_send(key: str) -> None:
+    """It was the server's fault in the words before: no moeserve was said to listen there."""
+    with pytest.raises(UserError, match="--api-key: has a line break, or characters that are not ASCII"):
+        next(ChatClient("http://127.0.0.1:9", key).events(BODY))
+    with pytest.raises(UserError, match="--api-key: has a line break"):
+        models_at("http://127.0.0.1:9", key)
 
 
 def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
