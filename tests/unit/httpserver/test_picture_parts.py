@@ -36,6 +36,14 @@ PARTS: dict[str, dict[str, Any]] = {
     "LiteLLM's": {"type": "image_url", "image_url": {"url": URL, "format": "image/png"}},
     "a URL of the other type": {"type": "image", "image_url": {"url": URL, "detail": "auto"}},
     "the Responses API's": {"type": "input_image", "image_url": {"url": URL}},
+    "Gemini's": {"inline_data": {"mime_type": "image/png", "data": BASE64}},
+    "Gemini's in JavaScript": {"type": "image", "inlineData": {"mimeType": "image/png", "data": BASE64}},
+    "Gemini's in LangChain": {"type": "media", "mime_type": "image/png", "data": BASE64},
+    "Bedrock's": {"image": {"format": "png", "source": {"bytes": BASE64}}},
+    "LangChain's file": {"type": "file", "source_type": "base64", "mime_type": "image/png", "data": BASE64},
+    "the AI SDK's": {"type": "file", "mediaType": "image/png", "data": BASE64},
+    "a detail of C#": {"type": "image_url", "image_url": {"url": URL, "detail": "Auto"}},
+    "no detail": {"type": "image_url", "image_url": {"url": URL, "detail": ""}},
     "a file": {"type": "file", "file": {"filename": "a.png", "file_data": URL}},
     "MCP's resource": {
         "type": "resource",
@@ -50,6 +58,41 @@ def test_other_apis_parts(seeing: HttpServer, visual: VisualServer, name: str) -
     answer = seeing.post("/v1/chat/completions", chat(PARTS[name]))
     assert answer.status_code == 200, answer.text
     assert [one.data for one in visual.pictures] == [FILE]
+
+
+def test_a_single_part_and_ollamas_images(seeing: HttpServer, visual: VisualServer) -> None:
+    """`images` beside the content were dropped, and the model answered without them."""
+    part = {"type": "image_url", "image_url": {"url": URL}}
+    for message in ({"content": part}, {"content": "a", "images": [BASE64, URL]}, {"images": [part]}):
+        body = {"model": NAME, "max_tokens": 2, "messages": [{"role": "user"} | message]}
+        answer = seeing.post("/v1/chat/completions", body)
+        assert answer.status_code == 200, answer.text
+    assert [one.data for one in visual.pictures] == [FILE] * 4
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "images": [part]}]
+    answer = seeing.post("/v1/chat/completions", {"model": NAME, "max_tokens": 2, "messages": messages})
+    assert answer.status_code == 400
+    assert "role assistant cannot contain pictures" in answer.json()["error"]["message"]
+
+
+VIDEO = base64.b64encode(b"a video").decode()
+VIDEO_URL = f"data:video/mp4;base64,{VIDEO}"
+VIDEOS: dict[str, dict[str, Any]] = {
+    "LangChain's": {"type": "video", "base64": VIDEO, "mime_type": "video/mp4"},
+    "Gemini's": {"inlineData": {"mimeType": "video/mp4", "data": VIDEO}},
+    "Gemini's in LangChain": {"type": "media", "mime_type": "video/webm", "data": VIDEO},
+    "a file": {"type": "file", "file": {"filename": "a.mp4", "file_data": VIDEO_URL}},
+    "a picture's URL": {"type": "image_url", "image_url": {"url": VIDEO_URL}},
+    "of the Responses API's kind": {"type": "input_video", "video_url": VIDEO_URL},
+}
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_other_apis_videos(seeing: HttpServer, visual: VisualServer, name: str) -> None:
+    answer = seeing.post("/v1/chat/completions", chat(VIDEOS[name]))
+    assert answer.status_code == 200, answer.text
+    (found,) = visual.pictures
+    assert found.data == b"a video"
+    assert found.video is not None
 
 
 def test_resources_and_files_that_are_no_pictures(seeing: HttpServer, visual: VisualServer) -> None:

@@ -14,6 +14,7 @@ from moeserve.httpserver.generation.chat.chat_tools import (
     ToolCallMessage,
 )
 from moeserve.httpserver.generation.request.fields import MAX_MESSAGES
+from moeserve.httpserver.generation.request.foreign_parts import in_own_form
 from moeserve.httpserver.generation.request.pictures import (
     Picture,
     PicturedText,
@@ -62,6 +63,8 @@ _PICTURE_PARTS: Final = {
 def _parts_to_text(content: Any, info: ValidationInfo) -> Any:
     """Joins text parts by newlines, as vLLM does, because templates take strings. Content with pictures becomes a
     PicturedText."""
+    if isinstance(content, dict):
+        content = [content]  # a single part
     if not isinstance(content, list):
         return content
     found = [part if isinstance(part, str) else _part(part, info) for part in content]
@@ -71,6 +74,7 @@ def _parts_to_text(content: Any, info: ValidationInfo) -> Any:
 
 
 def _part(part: Any, info: ValidationInfo) -> str | Picture:
+    part = in_own_form(part) if isinstance(part, dict) else part
     kind = part.get("type", _untyped(part)) if isinstance(part, dict) else None
     given = {name for name, value in part.items() if value is not None} if isinstance(part, dict) else set()
     if isinstance(kind, str) and kind in _PICTURE_PARTS and _is_picture(kind, part):
@@ -148,7 +152,7 @@ class Message(RequestModel):
     sees of it. A developer message is rendered as a system message, its older name, because templates that do not know
     the role would drop it silently. A function message is rendered as a tool message, its newer form."""
 
-    empty: ClassVar = frozenset({"tool_calls", "function_call", "audio"})
+    empty: ClassVar = frozenset({"tool_calls", "function_call", "audio", "images"})
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[
@@ -157,6 +161,10 @@ class Message(RequestModel):
         Field(
             description="A string, or a list of parts: texts, strings, and pictures and videos as data: URLs."
         ),
+    ] = None
+    images: Annotated[
+        list[Any] | None,
+        Field(description="Ollama's form: pictures before the content, in base64, as URLs or as parts."),
     ] = None
     name: Label | None = None
     tool_calls: Annotated[list[ChatToolCall], Field(max_length=1024, default_factory=list)]
@@ -169,6 +177,18 @@ class Message(RequestModel):
     function_call: Annotated[
         FunctionCall | None, Field(description="The older form of one call in tool_calls.")
     ] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _images_are_parts(cls, message: Any) -> Any:
+        """Ollama's `images` stand before the content."""
+        images = message.get("images") if isinstance(message, dict) else None
+        if not isinstance(images, list) or not images:
+            return message
+        content = message.get("content") or []
+        parts = [each if isinstance(each, dict) else {"type": "image", "image": each} for each in images]
+        parts += content if isinstance(content, list) else [content]
+        return {name: value for name, value in message.items() if name != "images"} | {"content": parts}
 
     @model_validator(mode="after")
     def _content_is_text(self) -> Message:

@@ -155,7 +155,10 @@ def picture_of_url(url: Any, max_tokens: int | None = None) -> Picture:
 
 
 def max_tokens_of(detail: Any) -> int | None:
-    """Returns the token limit for OpenAI's `detail`. Raises PydanticCustomError."""
+    """Returns the token limit for OpenAI's `detail`, in any case, as C#'s libraries write it. Raises
+    PydanticCustomError."""
+    if isinstance(detail, str):
+        detail = detail.lower() or None
     if detail not in (None, "auto", "low", "high", "original"):
         raise PydanticCustomError("picture", "detail must be auto, low, high or original")
     return LOW_DETAIL_TOKENS if detail == "low" else None
