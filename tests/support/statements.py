@@ -4,15 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    """A file's syntax tree, which several searches read."""
-    return ast.parse(path.read_text())
-
 
 # What has statements and is none itself.
 _HOLDERS = (ast.excepthandler, ast.match_case)

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.support.http_import_rules import HTTPSERVER
 from tests.support.import_rules import ALLOWED, FAMILIES, PACKAGE
@@ -20,7 +21,7 @@ from tests.support.layer_rules import (
     TORCH_ALLOWED,
     TORCH_FORBIDDEN_WITHIN,
 )
-from tests.support.statements import parsed, statements
+from tests.support.statements import statements
 
 TESTS = PACKAGE.parent / "tests"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -31,10 +32,21 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+class Imports(NamedTuple):
+    anywhere: frozenset[str]
+    at_once: frozenset[str]  # before the module does anything
+
+
 @functools.cache
+def read_imports(path: Path) -> Imports:
+    """The modules that a file imports; `from a import b` is a.b where that is a module. The syntax tree is not kept:
+    a thousand trees would make each garbage collection slow."""
+    tree = ast.parse(path.read_text())
+    return Imports(frozenset(_imports(path, statements(tree))), frozenset(_imports(path, tree.body)))
+
+
 def imports_of(path: Path) -> frozenset[str]:
-    """Every module that a file imports, anywhere in it; `from a import b` is a.b where that is a module."""
-    return frozenset(_imports(path, statements(parsed(path))))
+    return read_imports(path).anywhere
 
 
 def _imports(path: Path, nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -149,7 +161,9 @@ def test_the_router_knows_one_memory() -> None:
             named.remove("moeserve.router.core.kv_memory")
         assert not named, path
         if within(module, "moeserve.router.core"):
-            read = {node.attr for node in ast.walk(parsed(path)) if isinstance(node, ast.Attribute)}
+            read = {
+                node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+            }
             assert not read & MEMORY_PARTS, path
 
 
@@ -301,7 +315,7 @@ def imported_with(name: str) -> frozenset[str]:
         return frozenset()
     parts = name.split(".")
     packages = {".".join(parts[:count]) for count in range(1, len(parts))}
-    return frozenset(_imports(path, parsed(path).body)) | packages
+    return read_imports(path).at_once | packages
 
 
 def test_tests_import_what_takes_seconds_when_they_run() -> None:
