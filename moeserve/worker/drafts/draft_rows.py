@@ -141,7 +141,7 @@ class DraftRows:
 
 
 def _at_most(wanted: list[Wanted], most: int) -> list[Wanted]:
-    """Returns the same with at most `most` drafts together; the last ones get fewer."""
+    """Returns `wanted` with at most `most` drafts in all; the last requests lose theirs first."""
     if sum(one.most for one in wanted if one.most > 0) <= most:
         return wanted
     fewer: list[Wanted] = []

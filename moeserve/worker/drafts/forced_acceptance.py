@@ -14,8 +14,8 @@ from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
 class ForcedAcceptance:
-    """Replaces the sampled tokens of the engine that `RunSampler` uses, such that the share `right` of the drafts whose
-    predecessors were accepted is accepted."""
+    """Replaces the sampled tokens of `RunSampler`'s engine, so that the share `right` of the drafts is accepted. Only
+    drafts whose predecessors were accepted count."""
 
     def __init__(self, engine: DraftSampling, sequences: Sequences, rows: DraftRows, right: float) -> None:
         self._engine = engine

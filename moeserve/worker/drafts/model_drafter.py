@@ -157,7 +157,8 @@ class ModelDrafter:
     # ---------------------------------------------------------------- drafts
 
     def _chains(self, wanted: Sequence[Wanted]) -> list[list[int]]:
-        """Returns the drafts of requests of whose texts only the last tokens, `_near` at most, are not computed."""
+        """Returns the drafts of the requests whose texts are computed except for the last tokens, at most `_near` of
+        them."""
         drafts: list[list[int]] = [[] for _ in wanted]
         pieces = [(one.slot, self._computed[one.slot], self._behind(one)) for one in wanted]
         last = self._compute(pieces)
@@ -237,8 +238,8 @@ class ModelDrafter:
             yield (int(best[row]), float(shares[row])) if drawn is None else guess(drawn)
 
     def _whole(self, logits: torch.Tensor) -> torch.Tensor:
-        """Returns the logits, with -inf for tokens that the large model alone has. A view that the next call may
-        overwrite."""
+        """Returns the logits over the large model's vocabulary: -inf for tokens that the small model lacks. A view that
+        the next call may overwrite."""
         if len(logits) == len(self._padded):
             return logits
         self._padded[: len(logits)] = logits

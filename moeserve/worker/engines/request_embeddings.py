@@ -49,7 +49,7 @@ class RequestEmbeddings:
 
     @property
     def rotary(self) -> RotaryPositions | None:
-        """The pictures' positions; None for a model whose tokens have one each."""
+        """The RoPE positions of pictures; None for a model whose tokens have one position each."""
         return self._rotary
 
     def bind(self, seq: NewSeq) -> None:

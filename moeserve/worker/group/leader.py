@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 class LeaderGroup(RankGroup):
-    """Owns the followers' processes."""
+    """Starts the followers' processes, sends them the plans, and ends them."""
 
     def __init__(
         self,

@@ -53,8 +53,8 @@ def drafting_of(
 
 
 def least_probability(config: ServerConfig) -> float:
-    """Returns the probability that the model's block must give its drafts. Dummy weights are never sure; theirs are
-    timed."""
+    """Returns the least probability that the model's own block must give a draft for it to be verified. 0 for dummy
+    weights, whose drafts are all improbable: benchmarks time them."""
     return 0.0 if config.load_format == "dummy" else LEAST_PROBABILITY
 
 

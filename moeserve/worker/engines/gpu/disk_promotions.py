@@ -13,7 +13,8 @@ from moeserve.placement.expert_cache.policy import Mask
 
 
 class DiskPromotions:
-    """Called by the thread that launches the steps, between two of them."""
+    """Holds the RAM slots of promoted experts until their copies are made. Called by the thread that launches the
+    steps, between two of them."""
 
     def __init__(self, native: _C.DiskExperts, experts: RamExperts, places: npt.NDArray[np.int32]) -> None:
         """places: int32 [layers, experts]: each expert's index among those in RAM or on disk, -1 if it is not there."""

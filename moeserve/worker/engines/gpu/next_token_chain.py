@@ -57,7 +57,7 @@ class NextTokenChain:
 
     @property
     def width(self) -> int:
-        """Numbers from a request's draft to its next one, for `place`."""
+        """Numbers between a request's draft and its next one in the chain's output, for `place`."""
         return self._block.chain.width
 
     @property
@@ -92,17 +92,18 @@ class NextTokenChain:
     # ---------------------------------------------------------------- between steps
 
     def forget(self, slot: int) -> None:
-        """Launches: the request slot has no state."""
+        """Launches the loss of a request slot's state: its next draft begins without one."""
         self.keep(*np.array([[slot], [-1], [0]], np.int32))
 
     def keep(self, slots: Int32s, rows: Int32s, positions: Int32s) -> None:
-        """Launches: the states before `positions` of these request slots are those of the last step's `rows`."""
+        """Launches a copy: these request slots keep the hidden states of the last step's `rows`, which precede
+        `positions`."""
         chosen = np.zeros((3, -(-max(self._most_requests, len(slots)) // 4) * 4), np.int32)
         chosen[:, : len(slots)] = slots, rows, positions
         self._block.keep_rows(pinned_copy(chosen, self._device), len(slots))
 
     def draft(self, start: ChainStart) -> tuple[Int32s, npt.NDArray[np.float32]]:
-        """`launch` and `found`."""
+        """Launches a chain and waits for its drafts: `launch`, then `found`."""
         self.launch(start)
         return self.found()
 
@@ -137,8 +138,9 @@ class NextTokenChain:
         self._shape = depths, n
 
     def place(self, ids: Tensor, count: Tensor) -> None:
-        """Launches: in a step of one request, placeholders -1 - i become the launched chain's drafts, and rows from its
-        first unlikely draft on are left out. i: `width` times the draft's depth. ids int32 [n], count int32 [1]."""
+        """Launches, in a step of one request, the replacement of placeholders by the last chain's drafts: -1 - i
+        becomes draft i / `width`. Rows from the first unlikely draft on are left out. ids: int32 [n], count: int32
+        [1]."""
         self._block.place_drafts(ids, count)
 
     def found(self) -> tuple[Int32s, npt.NDArray[np.float32]]:

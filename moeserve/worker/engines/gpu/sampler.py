@@ -31,7 +31,7 @@ class Scores:
     top_logprobs: Tensor  # float32 [n, MAX_TOP]
 
     def on_host(self) -> Scores:
-        """Launches the copy to the host. Its contents are valid once the work launched so far is done."""
+        """Launches the copy to the host. The result is valid once all work launched before it is done."""
         return Scores(*(getattr(self, field.name).to("cpu", non_blocking=True) for field in fields(self)))
 
     def read(self, wanted: list[int | None]) -> list[TokenLogprob | None]:

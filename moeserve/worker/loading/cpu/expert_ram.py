@@ -43,8 +43,8 @@ class ExpertSlots(NamedTuple):
 def plan_expert_slots(
     config: ServerConfig, source: ModelSource, shape: ModelShape, layout: KvLayout
 ) -> ExpertSlots | None:
-    """Returns what RAM holds of each layer's experts; None if RAM holds all. Raises ConfigError if experts would be on
-    disk but this model cannot be served from disk."""
+    """Returns the experts of each layer that RAM holds; None if RAM holds all. Raises ConfigError if experts would be
+    on disk but this model cannot be served from disk."""
     sizes = ModelSizes.of(source.tensors, layout)
     budget = expert_ram_bytes(config, sizes, layout, available_bytes())
     if budget is None:

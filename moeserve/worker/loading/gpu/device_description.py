@@ -9,7 +9,7 @@ from moeserve.worker.loading.gpu.load_weights import InRam
 
 
 def describe_device(placement: Placement, device: torch.device, in_ram: InRam | None, num_gpus: int) -> str:
-    """Returns the GPU's name, and what of the model is where."""
+    """Returns the GPU's name, and which parts of the model are on the GPU, in RAM and on disk."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Triton's interpreter"
     if num_gpus > 1:
         name = f"{num_gpus} x {name}"

@@ -111,8 +111,8 @@ def load_gpu_runner(
 def _block_drafter(
     engine: GpuEngine, least: float, late: LateDrafts
 ) -> Callable[[Sequences], Drafter] | None:
-    """Returns what makes the drafter of the model's own block; None if that does not draft. least: probability
-    of its drafts. late: where it notes drafts that a step need not wait for."""
+    """Returns the maker of the drafter of the model's own block; None if the block does not draft. least: the
+    probability that a draft needs. late: where the drafter notes drafts that a step need not wait for."""
     chain = engine.next_token_chain
     if chain is None:
         return None
