@@ -72,7 +72,8 @@ class ShapeReader:
         return self._limits(suffix)[: self.num_layers]
 
     def next_token_limit(self, suffix: str) -> float | None:
-        """Reads the limit of the first next-token layer, where the key counts such layers; None otherwise."""
+        """Reads the limit of the first next-token layer: the key's entry behind those of the model's layers; None if
+        the key has no such entry."""
         return next(iter(self._limits(suffix)[self.num_layers :]), None)
 
     def next_token_has_window(self) -> bool | None:

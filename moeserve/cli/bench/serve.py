@@ -98,7 +98,9 @@ def command_parser() -> argparse.ArgumentParser:
         "--model", metavar="NAME", help="model to ask (default: the first that the server lists)"
     )
     server.add_argument(
-        "--ignore-eos", action="store_true", help="let no answer end before its length (vLLM's field)"
+        "--ignore-eos",
+        action="store_true",
+        help="ignore the end token: every answer has its full length (vLLM's field)",
     )
     server.add_argument(
         "--text-prompts",

@@ -75,7 +75,7 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         "--base-ms",
         type=ms,
         metavar="MS",
-        help="instead of --step-time: milliseconds per step, whatever is in it",
+        help="instead of --step-time: fixed milliseconds of every step; see --token-ms",
     )
     engine.add_argument(
         "--token-ms",

@@ -21,7 +21,7 @@ def powers(first, end):
 
 @triton.constexpr_function
 def axis(dim, rank, values):
-    """Returns bases along one dimension."""
+    """Returns one basis vector for each of `values`: zeros, with the value in dimension `dim` of `rank`."""
     return [[value if i == dim else 0 for i in range(rank)] for value in values]
 
 

@@ -97,7 +97,7 @@ def _spread_word(word: Tensor) -> Tensor:
 
 
 def pack_words(book: Codebook, given: BookBytes) -> Tensor:
-    """Returns int32 [rows, words per row]."""
+    """Packs a codebook matrix's index bytes into the words that the kernels load: int32 [rows, words per row]."""
     rows = len(given.low)
     of_k_blocks = []
     if given.high is not None:

@@ -95,14 +95,14 @@ class ExpertAdapters:
         return replace(options, gate_bias=gate, up_bias=up, by_route=True)
 
     def add_down(self, h: GpuActivations, parts: Tensor) -> None:
-        """Launches the addition of the adapters' terms for down to each route's part. parts: [rows, routes, hidden],
+        """Launches the adapters' part of the down product: adds it to each route's part. parts: [rows, routes, hidden],
         possibly columns of a wider tensor."""
         shrink(h, self.down, self.items, self.shrunk)
         hidden = parts.shape[2]
         expand(self.shrunk, self.down, self.items, [parts[0]], out_top_k=parts.stride(0) // hidden)
 
     def add_down_sum(self, h: GpuActivations, weights: Tensor, out: Tensor) -> None:
-        """Launches the addition of the adapters' terms for down to each row's weighted sum over its routes. out: [rows,
-        hidden]."""
+        """Launches the adapters' part of the down product: adds it to each row's weighted sum over its routes. out:
+        [rows, hidden]."""
         shrink(h, self.down, self.items, self.shrunk)
         expand_sum(self.shrunk, self.down, self.items, weights, out)

@@ -42,9 +42,9 @@ def integer_matrix(
     read: Callable[[], Integers],
     order: npt.NDArray[np.int32] | None = None,
 ) -> StoredTensor:
-    """Returns the matrix [rows, cols] under its name in a float checkpoint. groups: per row, each with a scale;
-    first: the tensor of codes; order: of the columns that `read` returns, as PackedWeight.order. Raises ModelError for
-    formats that no block type can hold."""
+    """Returns the matrix [rows, cols] under the name that it has in a float checkpoint. first: the tensor of codes.
+    groups: number of groups per row, each of which has a scale. order: the order of the columns that `read` returns,
+    see PackedWeight.order. Raises ModelError for formats that no block type can hold."""
     kind = _kind_of(first, shape[1], bits, scales, groups)
 
     def made() -> Bytes:
