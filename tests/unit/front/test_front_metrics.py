@@ -35,7 +35,8 @@ def test_a_new_front_counts_on_from_what_the_lost_one_has_shown(tmp_path: Path) 
     counted = {
         name: value for name, value in before.items() if "_total" in name and not name.startswith("process_")
     }
-    assert counted == {name: shown(second)[name] for name in counted}
+    continued = shown(second)
+    assert counted == {name: continued[name] for name in counted}
     second.answered("POST", "/v1/completions", 200)
     second.answered("GET", "/v1/models", 200)
     after = shown(second)

@@ -83,7 +83,8 @@ def test_no_sample_that_was_shown_falls(tmp_path: Path) -> None:
     assert len(counted) > 50
     assert any(name.startswith("vllm:") for name in counted)
     second = Metrics("m", directory=tmp_path)
-    assert {name: shown(second)[name] for name in counted} == {name: before[name] for name in counted}
+    continued = shown(second)
+    assert {name: continued[name] for name in counted} == {name: before[name] for name in counted}
     count(second)
     second.reported.load = second.totals.of(LoadReport(steps=6, prompt_tokens=50))
     after = shown(second)
