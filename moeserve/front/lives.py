@@ -136,7 +136,8 @@ class ModelLives:
         self.budget = Memory(self.budget.ram, self.budget.gpus or needs.gpus_there)
         need = self._placed(model, needs)
         if need.fits(room_beside_pinned(model, self.models, self.budget)):
-            model.needs, model.need, model.failure, model.is_too_large = needs, need, "", False
+            model.needs, model.need = needs, need
+            model.forget_failure()
         else:
             self._is_too_large(model, need)
         self.turn()

@@ -173,6 +173,10 @@ class PooledModel(ScheduledModel):
     def note_failure(self, reason: str, now: float) -> float:
         """Notes a failed load, and returns for how many seconds requests are refused because of it."""
         backoff: float = min(FIRST_BACKOFF_S * 2 ** min(self.failures, MAX_DOUBLINGS), MAX_BACKOFF_S)
+        if (
+            not self.served.is_resolved
+        ):  # what it lacks may come without a change of the files that are looked at
+            backoff = FIRST_BACKOFF_S
         self.failures += 1
         self.num_failures += 1
         self.failure, self.retry_at = reason, now + backoff

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
 import pytest
@@ -240,6 +241,35 @@ def test_a_file_that_is_back_is_not_refused_while_it_is_looked_at() -> None:
 
     run(clock, pool, work())
     assert world.history == ["a"]
+
+
+@pytest.mark.parametrize("is_looked_at", [True, False])
+def test_what_was_missing_at_the_start_may_come_where_no_look_sees_it(is_looked_at: bool) -> None:
+    """A model of the hub that another program has downloaded; after /api/pull it is looked at without a request."""
+    clock = Clock()
+    script = Script(file_error="it has not been downloaded")
+    pool, world = pool_of(clock, 1, a=script)
+    (model,) = pool.models
+    model.served = dataclasses.replace(model.served, is_resolved=False)
+
+    async def work() -> None:
+        for _ in range(8):
+            with pytest.raises(ApiError, match="has not been downloaded"):
+                await request(pool, "a")
+            await asyncio.sleep(FIRST_BACKOFF_S)
+        with pytest.raises(ApiError):
+            await request(pool, "a")
+        script.file_error = ""
+        if is_looked_at:
+            pool.look_at_file(model)
+            await asyncio.sleep(1)
+        else:
+            await asyncio.sleep(FIRST_BACKOFF_S)
+        await request(pool, "a")
+
+    run(clock, pool, work())
+    assert world.history == ["a"]
+    assert model.served.is_resolved
 
 
 def test_a_request_waits_until_its_server_takes_requests_again() -> None:

@@ -166,3 +166,42 @@ def test_a_load_takes_longer_than_an_idle_model_stays(by_request: bool) -> None:
 
     run(clock, pool, work())
     assert world.history == ["a"]
+
+
+@pytest.mark.parametrize("leaves", [0, 1])
+@pytest.mark.parametrize("moment", [0.0, LOAD_S / 2, LOAD_S])
+def test_one_of_two_clients_leaves_while_their_model_is_loaded(leaves: int, moment: float) -> None:
+    """ollama/ollama#8398: the load ended for the other one, too."""
+    clock = Clock()
+    pool, world = pool_of(clock, 1, a=Script(load_s=LOAD_S), b=Script())
+
+    async def work() -> None:
+        clients = [asyncio.create_task(request(pool, "a")) for _ in range(2)]
+        await asyncio.sleep(moment)
+        clients[leaves].cancel()
+        await clients[1 - leaves]
+        assert pool.num_waiting == pool.num_running == 0
+
+    run(clock, pool, work())
+    assert world.history == ["a"]
+
+
+def test_all_pinned_models_are_loaded_at_the_start_and_the_others_share_the_rest() -> None:
+    """mostlygeek/llama-swap#402: only some were loaded. roboflow/inference#2091: idle for the longest time,
+    they were looked at first for room, and none behind them."""
+    clock = Clock()
+    pinned = ("a", "b", "c", "d")
+    a, b, c, d, e, f = (Script() for _ in range(6))
+    pool, world = pool_of(clock, 5, pinned, a=a, b=b, c=c, d=d, e=e, f=f)
+
+    async def work() -> None:
+        await pool.measure_all()
+        await asyncio.sleep(60)
+        assert sorted(world.loaded) == [*pinned]
+        for name in "efef":
+            await request(pool, name)
+            await asyncio.sleep(60)
+        assert sorted(world.loaded) == [*pinned, "f"]
+
+    run(clock, pool, work())
+    assert len(world.history) == len(pinned) + 4
