@@ -52,8 +52,8 @@ def metadata_of(
     """Returns config.json's settings under GGUF's keys. Raises ModelError."""
     values: dict[str, MetadataValue] = {"general.architecture": architecture}
     for ours, names in mapping.keys.items():
-        default = mapping.defaults.get(ours)
-        value = next((config[name] for name in names if config.get(name) is not None), default)
+        value = _agreed(path, ours, {name: config[name] for name in names if config.get(name) is not None})
+        value = mapping.defaults.get(ours) if value is None else value
         if value is not None:
             values[f"{architecture}.{ours}"] = value
         elif ours not in DEFAULTED:
@@ -64,6 +64,23 @@ def metadata_of(
     if mapping.derived is not None:
         more |= mapping.derived(path, config)
     return values | {f"{architecture}.{key}": value for key, value in more.items()}
+
+
+def _agreed(path: Path, ours: str, given: Mapping[str, Any]) -> Any:
+    """Returns the value that config.json has under several names; None without one. Raises ModelError if the values
+    differ, because versions of transformers disagree on which name counts. Lengths of contexts may differ."""
+    (name, value), *others = given.items() or [("", None)]
+    for other, another in others:
+        if another != value and ours != "context_length":
+            raise _disagree(path, name, value, other, another)
+    return value
+
+
+def _disagree(path: Path, name: str, value: Any, other: str, another: Any) -> ModelError:
+    text = (
+        f"{name!r} is {value!r:.80} and {other!r} {another!r:.80}: they do not agree; leave the wrong one out"
+    )
+    return ModelError(path, text)
 
 
 def _skipped_layers(config: Mapping[str, Any], mapping: HuggingFaceMapping) -> dict[str, MetadataValue]:
@@ -132,6 +149,10 @@ def rope_of(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) 
     """Returns RoPE's settings from `rope_parameters` (transformers 5), or from rope_theta and `rope_scaling`
     (before)."""
     scaling = _rope_settings(path, config)
+    for name in ("rope_theta", "partial_rotary_factor"):
+        outside, inside = config.get(name), scaling.get(name)
+        if None not in (outside, inside) and outside != inside:
+            raise _disagree(path, name, outside, f"{name} of RoPE's settings", inside)
     theta = scaling.get("rope_theta", config.get("rope_theta")) or mapping.rope_theta
     if theta is None:
         raise ModelError(path, "'rope_theta' is missing")
