@@ -96,6 +96,7 @@ OF_WINDOWS: Final = {
     "rope.freq_base_swa": "rope.freq_base",
 }
 WINDOW: Final = "attention.sliding_window"
+PATTERN: Final = "attention.sliding_window_pattern"
 # Of a shared expert families read the width or the number; the tensors' shapes are checked against either.
 SHARED: Final = frozenset({"expert_shared_count", "expert_shared_feed_forward_length"})
 
@@ -106,17 +107,20 @@ def is_neutral(suffix: str, value: object) -> bool:
     return all(each in NEUTRAL[suffix] for each in values)
 
 
-def first_overlooked(given: Mapping[str, object], read: Collection[str], context_length: int) -> str | None:
+def first_overlooked(
+    given: Mapping[str, object], read: Collection[str], context_length: int, *, has_windows: bool
+) -> str | None:
     """Returns the first key that changes the computation of some architecture and that the family has not read; None
-    without one. given: values under keys without the architecture. read: keys that the family has read."""
+    without one. given: values under keys without the architecture. read: keys that the family has read. has_windows:
+    some layer has one."""
     known = {*read, *SHARED} if SHARED & set(read) else set(read)
     for suffix in sorted(given.keys() & NEUTRAL.keys() - known):
         if not is_neutral(suffix, given[suffix]):
             return suffix
     for suffix in sorted(given.keys() & OF_WINDOWS.keys() - known):
-        if repr(given[suffix]) != repr(given.get(OF_WINDOWS[suffix])):
+        if has_windows and repr(given[suffix]) != repr(given.get(OF_WINDOWS[suffix])):
             return suffix
-    # A window as long as the context hides nothing.
+    # A window as long as the context hides nothing; the pattern says which layers have one, maybe none.
     window = given.get(WINDOW, 0)
     is_open = window == 0 or (isinstance(window, int) and window >= context_length)
-    return None if is_open or WINDOW in known else WINDOW
+    return None if is_open or WINDOW in known or PATTERN in given else WINDOW

@@ -368,7 +368,8 @@ class ShapeReader:
         given = {
             key.removeprefix(prefix): self._metadata[key] for key in self._metadata if key.startswith(prefix)
         }
-        overlooked = first_overlooked(given, read, self._context_length)
+        has_windows = any(isinstance(each.mixer, AttentionShape) and each.mixer.window > 0 for each in layers)
+        overlooked = first_overlooked(given, read, self._context_length, has_windows=has_windows)
         if overlooked is not None:
             value = given[overlooked]
             raise self.error(overlooked, f"is {value!r:.80}; this architecture is supported only without it")

@@ -63,9 +63,16 @@ def test_no_file_has_a_setting_that_is_overlooked(architecture: str, path: Path)
 def test_layers_with_windows_that_differ_where_the_family_knows_none(suffix: str) -> None:
     of_windows, of_all = (key.replace(".", "__") for key in (suffix, OF_WINDOWS[suffix]))
     value = 1e6 if "freq_base" in suffix else 128
-    shape_with(TINY_MODEL, **{of_windows: value, of_all: value})
+    windows = {"attention__sliding_window": 64, "attention__sliding_window_pattern": 3}
+    shape_with(TINY_MODEL, **windows, **{of_windows: value, of_all: value})
+    shape_with(TINY_MODEL, **{of_windows: 96, of_all: value})  # no layer has a window
     with pytest.raises(ModelError, match=suffix):
-        shape_with(TINY_MODEL, **{of_windows: 96, of_all: value})
+        shape_with(TINY_MODEL, **windows, **{of_windows: 96, of_all: value})
+
+
+def test_a_window_that_no_layer_has() -> None:
+    no_layers = np.array([False] * 3)
+    shape_with(TINY_MODEL, attention__sliding_window=64, attention__sliding_window_pattern=no_layers)
 
 
 @pytest.mark.parametrize(
