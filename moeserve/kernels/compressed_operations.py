@@ -20,7 +20,7 @@ class RowAngles(NamedTuple):
 
 
 class CompressorParameters(NamedTuple):
-    """Float32."""
+    """A compressor's weights, all float32."""
 
     bias: torch.Tensor  # [ratio, width]
     norm: torch.Tensor  # [dim]

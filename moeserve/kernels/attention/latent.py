@@ -21,7 +21,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def splits_of(end, BLOCK: tl.constexpr, SPLITS: tl.constexpr, LEAST: tl.constexpr):
-    """Returns the number of a row's splits, of up to `end` keys, and the keys of each."""
+    """Returns into how many splits a row's `end` keys are divided, and the keys per split."""
     per = tl.maximum(tl.cdiv(tl.cdiv(end, BLOCK), SPLITS), LEAST) * BLOCK
     return tl.cdiv(end, per), per
 

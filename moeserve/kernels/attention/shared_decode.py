@@ -58,7 +58,8 @@ def tokens_in_pool(position, NEW: gl.constexpr, WINDOW: gl.constexpr):
 
 @gluon.jit
 def blocks_of(tokens, BLOCK: gl.constexpr):
-    """Returns the number of blocks of a row; one, though empty, for a row without tokens in the pool."""
+    """Returns the number of blocks of a row's keys; 1 for a row without tokens in the pool, whose one block is
+    empty."""
     return gl.maximum((tokens + BLOCK - 1) // BLOCK, 1)
 
 

@@ -70,7 +70,7 @@ def rotated_queries(
 def rotated_key(
     k, own, other, layout: gl.constexpr, DIM: gl.constexpr, ROTARY: gl.constexpr, EPS: gl.constexpr
 ):
-    """The same for the one head [DIM] that k points to."""
+    """Loads the key head [DIM] that k points to, and returns it after RMSNorm (unless EPS is None) and `rotation`."""
     d = gl.arange(0, DIM, layout=layout)
     partner, rotates = partners(layout, DIM, ROTARY)
     a = gl.load(k + d).to(gl.float32)

@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class Way(AllReduce, Protocol):
-    """One implementation."""
+    """One of the all-reduce implementations to choose from."""
 
     def takes(self, x: Tensor) -> bool:
-        """Returns whether it supports such a message."""
+        """Returns whether the implementation supports messages of this size."""
         ...
 
     def try_once(self, x: Tensor) -> None:

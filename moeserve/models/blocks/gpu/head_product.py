@@ -53,7 +53,7 @@ class GpuHead:
 
 
 class HeadProduct:
-    """The head's product for up to `rows` rows; owns its input in quad order."""
+    """The head's product for up to `rows` rows; owns the buffer in which its input lies in quad order."""
 
     def __init__(
         self,
