@@ -14,7 +14,7 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 from moeserve.kernels.launch import first_launches
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest
-from moeserve.messages.steps import CONTINUES, Row
+from moeserve.messages.steps import CONTINUES, Row, StepPlan
 from moeserve.models.open import open_dummy_model, open_model
 from moeserve.router.core.policy.draft_length import DraftLength
 from moeserve.worker.drafts.drafter import Wanted
@@ -122,6 +122,45 @@ def test_recurrent_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert true is not None
     assert last.logprob.top_ids == true.top_ids
     assert last.logprob.top_logprobs == pytest.approx(true.top_logprobs, abs=1e-3)
+
+
+def test_the_next_plan_is_launched_before_the_result_is_told(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a wrong draft, behind a right one, and a step without drafts behind one that has some."""
+    config = small_config(
+        model, load_format="dummy", threads=1, max_num_seqs=2, max_num_batched_tokens=4, max_model_len=16,
+        max_total_tokens=64, speculative_config=NGRAM, num_gpu_experts=4,
+    )  # fmt: skip
+    runner = load_gpu_runner(config, open_dummy_model(model), lambda *_: None, torch.device(DEVICE), Start())
+    assert runner._drafts is not None
+    sampling = SamplingParams(max_tokens=8, temperature=0.0)
+    plain, drafted = Driver(runner), Driver(runner)
+    expected = [plain.step([plain.new(0, [9], sampling)], [plain.row(0, 1, sample=True)])]
+    expected += [plain.step([], [plain.row(0, 1, sample=True)]) for _ in range(4)]
+    answer = [result.sampled[0].token_id for result in expected]
+    given = Given([[answer[1], answer[2] ^ 1], [answer[3]], []])
+    monkeypatch.setattr(runner._drafts, "_drafter", given)
+    drafted.step([drafted.new(1, [9], sampling)], [drafted.row(1, 1, sample=True)])
+    granted = [drafted.row(1, 3, sample=True).kv_slots for _ in range(2)]
+    first, *others = (
+        StepPlan(10 + number, [], [Row(1, CONTINUES, count, slots, True)])
+        for number, (count, slots) in enumerate(zip((3, 2, 1), [*granted, b""], strict=True))
+    )
+    runner.start(first)
+    results = []
+    for plan in others:
+        assert runner.may_follow(plan)
+        results.append(runner.advance(plan))
+        runner.launch_rest()
+    results.append(runner.finish())
+    text = answer[:1]
+    for result in results:
+        (sampled,) = result.sampled
+        text += [sampled.token_id, *(sampled.accepted.token_ids if sampled.accepted else [])]
+    assert [result.step for result in results] == [10, 11, 12]
+    assert text[:5] == answer
+    assert len(text) == 6
 
 
 CASES = {
