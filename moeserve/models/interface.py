@@ -28,6 +28,9 @@ class LayerShape:
     ffn: MoeShape | DenseFfnShape | None
     ffn_norm: str = n.FFN_NORM  # GGUF name of the norm before the feed-forward
     is_sandwiched: bool = False  # each block's output is normalised before it is added
+    has_input_norms: bool = (
+        True  # blocks read a norm of the residual; False: the residual itself (sandwiched only)
+    )
     has_factor: bool = False  # x is multiplied by a number after the layer
     is_parallel: bool = False  # the feed-forward reads the mixer's input, and has no norm of its own
     unread: tuple[str, ...] = ()  # tensors of the layer that a file may contain and that are not used
@@ -78,7 +81,8 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The shape of a decoder: embedding, layers (a mixer and a feed-forward, each after an RMSNorm), and a head.
+    """The shape of a decoder: embedding, layers (a mixer and a feed-forward, each after an RMSNorm, behind one, or
+    both), and a head.
 
     Latent attention and recurrence each have one form per model, and at least one layer attends. Properties of the
     whole model return the largest value of all layers, for which buffers are allocated; 0 if none has the feature."""

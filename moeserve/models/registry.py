@@ -25,9 +25,11 @@ from moeserve.models.draft_heads import refuse_draft_head, refuse_draft_head_fol
 from moeserve.models.ernie45moe.dense import FAMILY as ERNIE45
 from moeserve.models.ernie45moe.family import FAMILY as ERNIE45_MOE
 from moeserve.models.errors import ModelError
+from moeserve.models.exaone4.family import FAMILY as EXAONE4
 from moeserve.models.exaonemoe.family import FAMILY as EXAONE_MOE
 from moeserve.models.gemma3dense.family import FAMILY as GEMMA3
 from moeserve.models.gemma4moe.family import FAMILY as GEMMA4
+from moeserve.models.glm4dense.family import FAMILY as GLM4
 from moeserve.models.glm4moe.family import FAMILY as GLM4_MOE
 from moeserve.models.glm5next.family import EARLIER_FAMILY as GLM5_NEXT_EARLIER
 from moeserve.models.glm5next.family import FAMILY as GLM5_NEXT
@@ -51,6 +53,7 @@ from moeserve.models.minimaxm3.family import FAMILY as MINIMAX_M3
 from moeserve.models.mistral3.family import FAMILY as MISTRAL3
 from moeserve.models.nemotronh.family import DENSE_FAMILY as NEMOTRON_H
 from moeserve.models.nemotronh.family import FAMILY as NEMOTRON_H_MOE
+from moeserve.models.olmo2.family import FAMILY as OLMO2
 from moeserve.models.olmoe.family import FAMILY as OLMOE
 from moeserve.models.phi3.family import FAMILY as PHI3
 from moeserve.models.qwen2dense.family import FAMILY as QWEN2
@@ -129,6 +132,9 @@ _families: dict[str, ModelFamily] = {
         ERNIE45,
         PHI3,
         MISTRAL3,
+        OLMO2,
+        EXAONE4,
+        GLM4,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

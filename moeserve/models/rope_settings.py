@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from moeserve.models.rope_scaling import RopeScaling
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 
 _FACTOR, _OLD_FACTOR = "rope.scaling.factor", "rope.scale_linear"
 _TYPE = "rope.scaling.type"
+_WHOLE_FACTOR = "rope.scaling.yarn_attn_factor"  # of cos and sin: in place of YaRN's own
 
 
 def read_rope_scaling(
@@ -38,11 +41,13 @@ def read_rope_scaling(
     beta_slow = metadata.require_float(key("rope.scaling.yarn_beta_slow"), 1e-3, 1e6, 1.0)
     original = metadata.require_int(key("rope.scaling.original_context_length"), 1, 1 << 24, context_length)
     attn_factor = metadata.require_float(key("rope.scaling.attn_factor"), 1e-3, 1e3, 1.0)
+    if key(_WHOLE_FACTOR) in metadata:
+        attn_factor = metadata.require_float(key(_WHOLE_FACTOR), 1e-3, 1e3) / (1.0 + 0.1 * math.log(factor))
     return RopeScaling(
         type="yarn",
         factor=factor,
         original_context_length=original,
-        attn_factor=metadata.require_float(key("rope.scaling.yarn_attn_factor"), 1e-3, 1e3, attn_factor),
+        attn_factor=attn_factor,
         beta_fast=metadata.require_float(key("rope.scaling.yarn_beta_fast"), beta_slow, 1e6, 32.0),
         beta_slow=beta_slow,
         truncate=metadata.require_bool(key(n.YARN_TRUNCATE), yarn_truncates),
@@ -62,7 +67,7 @@ def _refuse_yarn(metadata: Metadata, architecture: str, kind: str) -> None:
     """Raises ModelError for a setting of YaRN that llama.cpp applies to other kinds of scaling, too."""
     for suffix, neutral in (
         ("rope.scaling.attn_factor", (1.0,)),
-        ("rope.scaling.yarn_attn_factor", (1.0,)),
+        (_WHOLE_FACTOR, (1.0,)),
         ("rope.scaling.yarn_ext_factor", (0.0, -1.0)),  # negative: by the kind of scaling
     ):
         key = f"{architecture}.{suffix}"

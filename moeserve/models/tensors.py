@@ -67,7 +67,8 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
 
 def _input_tensors(shape: ModelShape, layer: int, block: str, norm: str) -> dict[str, tuple[int, ...]]:
     """Returns the tensors between the residual and a block's input: the norm, the mix of several streams, or both."""
-    of_norm: dict[str, tuple[int, ...]] = {n.of_part(norm): (shape.hidden_size,)}
+    has_norm = shape.loaded_layers[layer].has_input_norms
+    of_norm: dict[str, tuple[int, ...]] = {n.of_part(norm): (shape.hidden_size,)} if has_norm else {}
     streams = shape.streams_of(layer)
     if streams is None:
         return of_norm

@@ -36,6 +36,8 @@ OWN = [
     OWN_FIXTURES / "tiny-ministral3-f16.gguf",
     OWN_FIXTURES / "tiny-phi4mini-f16.gguf",
     OWN_FIXTURES / "tiny-smollm3-f16.gguf",
+    OWN_FIXTURES / "tiny-olmo3-f16.gguf",
+    OWN_FIXTURES / "tiny-exaone4-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronh-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronhlatent-f16.gguf",
 ]

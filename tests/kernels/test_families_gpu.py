@@ -47,6 +47,8 @@ CASES = [
 ]
 # Feed-forwards first and one behind another, in layers of one block.
 CASES += [(OWN_FIXTURES / "tiny-nemotronh-f16.gguf", 20, name) for name in DENSE]
+# Norms behind blocks only; more tokens than the window has.
+CASES += [(OWN_FIXTURES / "tiny-olmo3-f16.gguf", 40, name) for name in DENSE]
 CASES += [
     (OWN_FIXTURES / f"tiny-{file}.gguf", 20, name)
     for file in ("gemma3-q4_k_m", "ministral3-f16", "phi4mini-f16", "smollm3-f16")

@@ -8,7 +8,7 @@ import torch
 from moeserve.kernels.experts.reference import activate
 from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.routing.reference import route
-from moeserve.kernels.stream_operands import Heads, KvLayer, RoutingWorkspace
+from moeserve.kernels.stream_operands import Activations, Heads, KvLayer, RoutingWorkspace
 from tests.kernels.operations import ISAS, guarded, stream_of, unguard
 from tests.kernels.weights import nmse
 
@@ -26,6 +26,18 @@ def test_add_norm(isa: str) -> None:
     assert nmse(unguard(found), (x.double() + norm(source, weight, EPS)) * 0.5) < 1e-12
     with pytest.raises(ValueError, match=r"^weight"):
         stream.add_norm(source, weight[:-16], EPS, N, x)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_block_reads_the_residual_itself(isa: str) -> None:
+    """What a layer without norms before its blocks launches in the place of a norm."""
+    x, y, normed = torch.randn(N, COLS), Activations(N, COLS), Activations(N, COLS)
+    stream = stream_of(isa)
+    stream.gelu_gate(None, x, 0, N, y)
+    stream.norm(x, torch.ones(COLS), EPS, N, normed)
+    stream.wait()
+    assert torch.equal(y.f32.double(), norm(x, None, EPS))
+    assert not torch.equal(y.f32, normed.f32)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -12,7 +12,7 @@ from moeserve.kernels.attention.reference import Sequence, attention
 from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.delta_net.op import sigmoid_gate
 from moeserve.kernels.linear.softcap import softcap
-from moeserve.kernels.norm.op import sandwich_inputs, sandwich_sum
+from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
 from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.norm.reference import sandwich_sum as reference_sum
 from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
@@ -104,6 +104,25 @@ def test_blocks_without_normalised_parts(factor: float | None) -> None:
     expected = (expected + norm(parts.sum(1), weights[2], EPS)) * (factor or 1.0)
     check_norm(y, norm(expected, weights[3], EPS), 2)
     assert nmse(mine.cpu(), expected) < 1e-12
+
+
+@pytest.mark.parametrize("rows", [None, [1, 0]])
+def test_blocks_that_read_the_residual_itself(rows: list[int] | None) -> None:
+    """Without norms before blocks: the first block's input, the feed-forward's, and the next layer's."""
+    x, attended, parts = normal(2, COLS), normal(2, COLS, seed=1), normal(2, 2, COLS, seed=2)
+    weights, chosen = normal(2, COLS, seed=3), [0, 1] if rows is None else rows
+    mine, y, exact = x.clone().to(DEVICE), guarded(2, COLS), torch.empty(2, COLS, device=DEVICE)
+    of_rows = None if rows is None else ints(rows)
+    add_norm(mine, None, None, None, None, of_rows, counter(2), None, EPS, y.x, y.codes, y.scales, exact)
+    check_norm(y, norm(x, None, EPS)[chosen], 2)
+    assert torch.equal(exact.cpu(), x[chosen])
+    norms = SandwichNorms(weights[0].to(DEVICE), None, weights[1].to(DEVICE))
+    sandwich_inputs(mine, attended.to(DEVICE), norms, counter(2), EPS, y, exact, None)
+    expected = x.double() + norm(attended, weights[0], EPS)
+    check_norm(y, expected, 2)
+    assert nmse(exact.cpu(), expected) < 1e-12
+    sandwich_sum(mine, None, parts.to(DEVICE), None, None, None, of_rows, counter(2), norms, None, EPS, y)
+    check_norm(y, (expected + norm(parts.sum(1), weights[1], EPS))[chosen], 2)
 
 
 @pytest.mark.parametrize("softplus", [False, True])

@@ -19,7 +19,7 @@ def add_norm(
     extra: Tensor | None,
     rows: Tensor | None,
     count: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     eps: float,
     y: Tensor | None,
     codes: Tensor | None,
@@ -35,6 +35,7 @@ def add_norm(
     x float32 [n, cols]; parts [n, p, cols], without those whose part_ids [n, p] are negative. rows int32 [m]: i
     takes only these values, and x stays unchanged. attended, extra: float32 [n, cols]. y and codes with scales:
     GpuActivations [m, cols]. exact: float32 [m, cols], y unrounded. centered: y is of x less its mean (LayerNorm).
+    weight None: y = x.
     """
     some = y if y is not None else codes
     assert some is not None
@@ -78,7 +79,7 @@ def sandwich_inputs(
 ) -> None:
     """x[i] += norm(attended[i]) for i < count[0]; then dense, router and experts = norms of x. x and router float32
     [n, cols], the others any floats. If parts have no norms of their own, router = dense in float32, and experts
-    are not written."""
+    are not written; without `SandwichNorms.input` dense = x."""
     size = next_power_of_2(x.shape[1])
     parts, into = norms.parts, experts or GpuActivations(None, None, None)
     router_norm = norms.input if parts is None else parts.router_input
@@ -102,12 +103,13 @@ def sandwich_sum(
     rows: Tensor | None,
     count: Tensor,
     norms: SandwichNorms,
-    weight: Tensor,
+    weight: Tensor | None,
     eps: float,
     y: GpuActivations,
 ) -> None:
     """x[i] = (x[i] + norm(norm(dense[i]) + norm(experts[i]))) * factor, y[i] = RMSNorm(x[i]) * weight, for i <
-    count[0]. If parts have no norms of their own, without dense: x[i] = (x[i] + norm(experts[i])) * factor.
+    count[0]; weight None: y[i] = x[i]. If parts have no norms of their own, without dense: x[i] = (x[i] +
+    norm(experts[i])) * factor.
 
     experts[i] = extra[i] + sum_j part_weights[i, j] * parts[i, j] as in `add_norm`; rows as there. dense [n, 1,
     cols] and parts [n, p, cols] may be columns of wider tensors, with weights and ids to match.

@@ -8,14 +8,16 @@ from torch import Tensor
 
 
 def norm(
-    x: Tensor, weight: Tensor, eps: float, rows: Tensor | None = None, *, centered: bool = False
+    x: Tensor, weight: Tensor | None, eps: float, rows: Tensor | None = None, *, centered: bool = False
 ) -> Tensor:
     """Returns x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float64; with `centered`, LayerNorm: of
-    x - mean(x).
+    x - mean(x). weight None: x itself.
 
     x [n, cols], weight [cols]; rows: indices [m] of the rows to take, all by default. Returns [m, cols].
     """
     chosen = (x if rows is None else x[rows.long()]).double()
+    if weight is None:
+        return chosen
     if centered:
         chosen = chosen - chosen.mean(dim=-1, keepdim=True)
     return chosen * torch.rsqrt(chosen.square().mean(dim=-1, keepdim=True) + eps) * weight.double()

@@ -26,7 +26,8 @@ def sandwich_inputs_kernel(
     COLS: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program per row i < count[0]: x += norm(block), then dense, router and experts = norm(x), each with its own
-    weight [COLS]; router and experts are skipped if router_norm or experts_norm is None. x float32, block [n,
+    weight [COLS]; router and experts are skipped if router_norm or experts_norm is None. dense_norm None: dense and
+    router = x, without experts. x float32, block [n,
     COLS]; outputs, and their codes with scales: [n, COLS], each optional. SIZE: COLS or the power of two above."""
     if PDL:
         gdc_launch_dependents()
@@ -39,7 +40,8 @@ def sandwich_inputs_kernel(
     value = tl.load(x + row * COLS + c, live, 0.0)
     added = tl.load(block + row * COLS + c, live, 0.0).to(tl.float32)
     gain = tl.load(block_norm + c, live, 0.0)
-    of_dense = tl.load(dense_norm + c, live, 0.0)
+    if dense_norm is not None:
+        of_dense = tl.load(dense_norm + c, live, 0.0)
     if router_norm is not None:
         of_router = tl.load(router_norm + c, live, 0.0)
     if experts_norm is not None:
@@ -48,8 +50,12 @@ def sandwich_inputs_kernel(
         return
     value += added * inverse_rms(added, COLS, EPS) * gain
     tl.store(x + row * COLS + c, value, live)
-    value *= inverse_rms(value, COLS, EPS)
-    store_activations(value * of_dense, dense, dense_codes, dense_scales, row, COLS, SIZE)
+    if dense_norm is None:
+        store_activations(value, dense, dense_codes, dense_scales, row, COLS, SIZE)
+        store_activations(value, router, None, None, row, COLS, SIZE)
+    else:
+        value *= inverse_rms(value, COLS, EPS)
+        store_activations(value * of_dense, dense, dense_codes, dense_scales, row, COLS, SIZE)
     if router_norm is not None:
         store_activations(value * of_router, router, None, None, row, COLS, SIZE)
     if experts_norm is not None:
@@ -66,11 +72,11 @@ def sandwich_sum_kernel(
     """A program per row i < count[0]. With rows, it reads row rows[i], and x is not written.
 
     x = (x + norm(norm(dense) + norm(experts))) * factor and y = norm(x), with the norms' weights dense_norm,
-    experts_norm, output_norm and weight [COLS]. Without dense: x = (x + norm(experts)) * factor. experts: the sum
-    of extra float32 [n, COLS], optional, and of P parts, optionally weighted by part_weights and without those
-    whose part_ids are negative. DENSE_STRIDE, PART_STRIDE: rows of [COLS] from one row's dense output, or first
-    part, to the next row's; weights and ids likewise. factor float32 [1]; None: 1. y, codes with scales: [m, COLS],
-    each optional. SIZE: COLS or the power of two above.
+    experts_norm, output_norm and weight [COLS]. Without dense: x = (x + norm(experts)) * factor. Without weight: y = x.
+    experts: the sum of extra float32 [n, COLS], optional, and of P parts, optionally weighted by part_weights and
+    without those whose part_ids are negative. DENSE_STRIDE, PART_STRIDE: rows of [COLS] from one row's dense output, or
+    first part, to the next row's; weights and ids likewise. factor float32 [1]; None: 1. y, codes with scales: [m,
+    COLS], each optional. SIZE: COLS or the power of two above.
     """
     if PDL:
         gdc_launch_dependents()
@@ -99,5 +105,6 @@ def sandwich_sum_kernel(
         value *= tl.load(factor)
     if rows is None:
         tl.store(x + row * COLS + c, value, live)
-    normed = value * inverse_rms(value, COLS, EPS) * tl.load(weight + c, live, 0.0)
-    store_activations(normed, y, codes, scales, i.to(tl.int64), COLS, SIZE)
+    if weight is not None:
+        value = value * inverse_rms(value, COLS, EPS) * tl.load(weight + c, live, 0.0)
+    store_activations(value, y, codes, scales, i.to(tl.int64), COLS, SIZE)

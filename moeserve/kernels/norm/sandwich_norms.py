@@ -22,7 +22,8 @@ class SandwichNorms:
     """Weights of the norms, float32 [cols] each."""
 
     attention_output: Tensor
-    input: Tensor  # input norm of the feed-forward, or of the dense one beside experts
+    # Input norm of the feed-forward, or of the dense one beside experts; None: the feed-forward reads x as it is.
+    input: Tensor | None
     output: Tensor  # norm of the feed-forward's output, or of the sum of both
     parts: PartNorms | None = None  # None: the feed-forward has no inner norms
     factor: Tensor | None = None  # float32 [1]: multiplies the residual stream after the layer; None: 1

@@ -30,9 +30,11 @@ def store_norm(
     value, gain, y, codes, scales, exact, row, COLS: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr
 ):
     """Stores the norm of value [SIZE] times gain as row `row` of y, of codes with scales, and of exact; each
-    optional."""
-    scale = tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS)
-    normed = value * scale * gain
+    optional. gain None: value itself."""
+    normed = value
+    if gain is not None:
+        scale = tl.rsqrt(tl.sum(value * value, 0) / COLS + EPS)
+        normed = value * scale * gain
     store_activations(normed, y, codes, scales, row, COLS, SIZE)
     if exact is not None:
         c = tl.arange(0, SIZE)
@@ -50,6 +52,7 @@ def add_norm_kernel(
     x float32 [n, COLS]; parts [n, P, COLS], weighted by part_weights [n, P], without those whose part_ids [n, P]
     are negative; attended and extra float32 [n, COLS], optional. y, codes with scales, exact float32: [m, COLS],
     each optional. SIZE: COLS or the power of two above. CENTERED: y is of x less its mean.
+    weight None: y = x.
     """
     if PDL:
         gdc_launch_dependents()
@@ -61,7 +64,9 @@ def add_norm_kernel(
     row = token.to(tl.int64)
     c = tl.arange(0, SIZE)
     live = c < COLS
-    gain = tl.load(weight + c, live, 0.0)
+    gain = None
+    if weight is not None:
+        gain = tl.load(weight + c, live, 0.0)
     value = tl.load(x + row * COLS + c, live, 0.0)
     if attended is not None:
         value += tl.load(attended + row * COLS + c, live, 0.0)

@@ -15,6 +15,7 @@ from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.stream_operands import DeltaParameters, Mamba2Parameters
 from moeserve.kernels.streams.sinkhorn import SinkhornMix
 from moeserve.models.loading.table_rows import TableRows
+from moeserve.models.loading.unnormed import Unnormed
 from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.source import ModelSource
 
@@ -62,8 +63,8 @@ class CpuStreamMean:
 
 
 CpuNorm = Tensor | CpuLayerNorm  # an RMS norm's weight, float32 [hidden], or a LayerNorm
-# What computes a block's input from the residual: a norm, or a mix of the streams, or their mean.
-CpuInput = CpuNorm | CpuStreamMix | CpuSinkhornMix | CpuStreamMean
+# What computes a block's input from the residual: a norm or none, or a mix of the streams, or their mean.
+CpuInput = CpuNorm | Unnormed | CpuStreamMix | CpuSinkhornMix | CpuStreamMean
 
 
 @dataclass(frozen=True, slots=True)

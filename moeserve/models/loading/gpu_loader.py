@@ -265,7 +265,7 @@ class GpuLoader:
         shape = self._shape.loaded_layers[index]
         return SandwichNorms(
             attention_output=self._vector(n.of_layer(index, n.POST_ATTENTION_NORM)),
-            input=self._vector(n.of_layer(index, shape.ffn_norm)),
+            input=self._vector(n.of_layer(index, shape.ffn_norm)) if shape.has_input_norms else None,
             output=self._vector(n.of_layer(index, n.POST_FFW_NORM)),
             parts=self._part_norms(index) if shape.moe is not None and shape.moe.parts_normed else None,
             factor=self._vector(n.of_layer(index, n.LAYER_OUTPUT_SCALE)) if shape.has_factor else None,

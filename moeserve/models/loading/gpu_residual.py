@@ -19,6 +19,7 @@ from moeserve.models.loading.gpu_weights import (
     MergedLinear,
 )
 from moeserve.models.loading.table_rows import TableRows
+from moeserve.models.loading.unnormed import Unnormed
 from moeserve.models.residual import SinkhornConnections
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -32,6 +33,8 @@ def load_input(
 ) -> GpuInput:
     """Loads the norm or stream mix that computes a block's input from the residual. index: the block's layer; None: the
     head. norm: the norm's full name. block: the beginning of the tensors' names, for a residual of several streams."""
+    if index is not None and not shape.loaded_layers[index].has_input_norms:
+        return Unnormed()
     if shape.streams is None:
         return vector(norm)
 

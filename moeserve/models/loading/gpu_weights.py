@@ -14,6 +14,7 @@ from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.stream_operands import Mamba2Parameters
 from moeserve.kernels.streams.sinkhorn import SinkhornMix
 from moeserve.models.loading.table_rows import TableRows
+from moeserve.models.loading.unnormed import Unnormed
 from moeserve.quantization.table import F16
 
 
@@ -88,7 +89,13 @@ class GpuStreamMean:
 GpuStreams = (
     GpuStreamMix | GpuSinkhornMix | GpuStreamMean
 )  # what a residual of several streams is read through
-GpuInput = Tensor | GpuStreams  # what a block reads the residual through: a norm [hidden], or streams
+GpuNorm = Tensor | Unnormed  # [hidden], of the residual; or the residual itself is read
+GpuInput = GpuNorm | GpuStreams  # what a block reads the residual through
+
+
+def norm_weight(w: GpuNorm) -> Tensor | None:
+    """Returns the weight for kernels that compute norms; None: they take the residual as it is."""
+    return None if isinstance(w, Unnormed) else w
 
 
 def input_bytes(w: GpuInput | None) -> int:

@@ -120,6 +120,76 @@ def test_another_yarn_of_ministral_is_refused(change: dict[str, Any]) -> None:
         metadata(MINISTRAL | {"rope_parameters": YARN | change})
 
 
+# Of Olmo-3-7B-Instruct: YaRN's settings outside `rope_parameters` are those of layers without a window.
+OLMO3: dict[str, Any] = SIZES | {
+    "model_type": "olmo3",
+    "max_position_embeddings": 65_536,
+    "rope_theta": 500_000,
+    "rope_scaling": {
+        "rope_type": "yarn", "factor": 8.0, "attention_factor": 1.2079441541679836, "beta_fast": 32, "beta_slow": 1,
+        "original_max_position_embeddings": 8192,
+    },
+    "sliding_window": 4096,
+}  # fmt: skip
+# Of EXAONE-4.0-32B.
+EXAONE4: dict[str, Any] = SIZES | {
+    "model_type": "exaone4",
+    "max_position_embeddings": 131_072,
+    "rope_theta": 1_000_000,
+    "rope_scaling": {
+        "rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "sliding_window": 4096,
+    "sliding_window_pattern": "LLLG",
+    "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+}  # fmt: skip
+
+
+def test_olmo3_as_it_is_published() -> None:
+    found = metadata(OLMO3)
+    assert found["attention.sliding_window_pattern"].tolist() == [True, True, True, False]
+    assert found["rope.scaling.yarn_attn_factor"] == 1.2079441541679836
+    assert "rope.freq_base_swa" not in found
+
+
+def test_a_gguf_states_the_whole_factor_of_yarn() -> None:
+    """As config.json does: 1.2079 is YaRN's own for a stretch of 8, and no factor beside it. llama.cpp's converter writes
+    what it reads there."""
+    source = open_model(OWN_FIXTURES / "tiny-olmo3-f16.gguf")
+    assert math.isclose(source.metadata.get("olmo2.rope.scaling.yarn_attn_factor"), 1.2079441547393799)
+    assert math.isclose(read_shape(source).rope_scaling.attn_factor, 1.0, abs_tol=1e-6)
+
+
+def test_olmo2_has_no_windows() -> None:
+    found = metadata(OLMO3 | {"model_type": "olmo2", "rope_scaling": None})
+    assert not any("sliding_window" in name for name in found)
+
+
+def test_windows_of_olmo3_that_are_stretched_are_refused() -> None:
+    kind = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}
+    with pytest.raises(ModelError, match=r"of sliding_attention is 'linear'"):
+        metadata(
+            OLMO3
+            | {"rope_scaling": None, "rope_parameters": {"full_attention": kind, "sliding_attention": kind}}
+        )
+
+
+def test_exaone4_as_it_is_published() -> None:
+    found = metadata(EXAONE4)
+    assert found["attention.sliding_window_pattern"].tolist() == [True, True, True, False]
+    assert (found["rope.llama3.factor"], found["attention.sliding_window"]) == (16.0, 4096)
+    without = metadata(EXAONE4 | {"layer_types": None, "sliding_window_pattern": 4})
+    assert without["attention.sliding_window_pattern"].tolist() == [True, True, True, False]
+
+
+def test_a_small_exaone4_has_no_windows() -> None:
+    change = {"sliding_window": None, "sliding_window_pattern": None, "layer_types": ["full_attention"] * 4}
+    assert not any("sliding_window" in name for name in metadata(EXAONE4 | change))
+    with pytest.raises(ModelError, match=r"'layer_types' is missing"):
+        metadata(EXAONE4 | {"layer_types": None})
+
+
 @pytest.mark.parametrize(
     "change",
     [

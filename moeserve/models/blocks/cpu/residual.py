@@ -1,4 +1,5 @@
-"""Blocks read the residual x and add to it with these launches on the pool's stream: y = norm(x) and x += block(y).
+"""Blocks read the residual x and add to it with these launches on the pool's stream: y = norm(x), or x
+itself, and x += block(y).
 
 There are two forms of several streams (hyper-connections). A block reads a gated mean of the streams, and its output is
 added to each stream with a weight that depends on the token (kernels/streams/reference.py). Or a block reads a weighted
@@ -21,6 +22,7 @@ from moeserve.models.loading.cpu_weights import (
     CpuStreamMean,
     CpuStreamMix,
 )
+from moeserve.models.loading.unnormed import Unnormed
 
 
 def embed(
@@ -39,6 +41,9 @@ def read_residual(stream: CpuStream, w: CpuInput, eps: float, n: int, space: Cpu
     the block's output is added."""
     if isinstance(w, Tensor | CpuLayerNorm):
         norm(stream, w, eps, n, space.x, space.y)
+        return
+    if isinstance(w, Unnormed):
+        stream.gelu_gate(None, space.x, 0, n, space.y)  # without a gate a copy, quantised
         return
     if isinstance(w, CpuSinkhornMix):
         s = space.streams

@@ -57,6 +57,7 @@ from moeserve.models.loading.gpu_weights import (
     float_type,
     has_float_weights,
     input_bytes,
+    norm_weight,
     plane_tensors,
 )
 from moeserve.models.loading.table_rows import TableRows
@@ -326,7 +327,7 @@ class GpuDecoder:
         else:
             y, x = head.final, self.stage.inbox
             add_norm(
-                x, None, None, None, None, rows, count, norm, self.shape.rms_eps, y.x, y.codes, y.scales,
+                x, None, None, None, None, rows, count, norm_weight(norm), self.shape.rms_eps, y.x, y.codes, y.scales,
                 centered=self.shape.centers_norms,
             )  # fmt: skip
         by_quads = self._head_products[len(rows)]

@@ -42,6 +42,7 @@ from moeserve.models.loading.gpu_weights import (
     GpuMoe,
     GpuSharedExpert,
     GpuStreams,
+    norm_weight,
 )
 from moeserve.models.observer import LayerRouting
 from moeserve.models.sources.gguf import names
@@ -192,26 +193,28 @@ class GpuFfnBlock:
         rows: Tensor | None,
         exact: Tensor | None = None,
     ) -> None:
-        """Launches x += pending output of layer `index`, and y = norm of that. With `rows`, only for these rows, and
-        x stays unchanged. exact: `GpuFfnInputs.exact` of the next layer."""
+        """Launches x += pending output of layer `index`, and y = norm of that, or that itself. With `rows`, only for
+        these rows, and x stays unchanged. exact: `GpuFfnInputs.exact` of the next layer."""
         if isinstance(weight, GpuStreams):
             assert rows is None  # the head reads streams that are complete
             self.inputs.read_streams(weight, self.pending(index, s), s, count, y, exact)
             return
+        gain = norm_weight(weight)
         parts, weights, ids, extra = self.pending(index, s)
         if (norms := self.inputs.sandwich(index)) is not None:
             dense = None if norms.parts is None else self._unrouted_part(index, s)
-            sandwich_sum(s.x, dense, parts, weights, ids, extra, rows, count, norms, weight, self._eps, y)
+            sandwich_sum(s.x, dense, parts, weights, ids, extra, rows, count, norms, gain, self._eps, y)
             return
         # attention's output, which this norm still has to add
         attended = self._sums.attended(s) if self.inputs.leaves_attended(index, s) else None
         within = None if rows is not None or parts is None else self._sums.ffn_within_norm(index, parts)
         if within is not None:
             assert parts is not None
-            within.add_norm(parts, s.x, count, weight, self._eps, y, attended=attended)
+            assert gain is not None
+            within.add_norm(parts, s.x, count, gain, self._eps, y, attended=attended)
             return
         add_norm(
-            s.x, parts, weights, ids, extra, rows, count, weight, self._eps, y.x, y.codes, y.scales, exact,
+            s.x, parts, weights, ids, extra, rows, count, gain, self._eps, y.x, y.codes, y.scales, exact,
             attended=attended, centered=self._centered,
         )  # fmt: skip
 

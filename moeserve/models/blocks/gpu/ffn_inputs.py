@@ -77,6 +77,7 @@ class GpuFfnInputs:
             mixed = PendingSum(s.output, None, None, None)
             self.read_streams(weight, mixed, s, count, s.y, exact)
         elif norms is None:
+            assert isinstance(weight, Tensor)  # only sandwiched layers have no norm here
             self._sums.mixer_norm(s, count, weight, self._eps, exact)
         else:
             sandwich_inputs(s.x, s.output.view(s.rows, -1), norms, count, self._eps, s.y, exact, None)

@@ -34,6 +34,7 @@ from moeserve.models.loading.gpu_weights import (
     GpuLayer,
     GpuNgrams,
     GpuStreams,
+    norm_weight,
 )
 from moeserve.models.observer import LayerObserver
 from moeserve.models.recurrence import Recurrence
@@ -157,15 +158,15 @@ class GpuLayers:
         s.output.zero_()
 
     def _add_and_norm(self, index: int, s: GpuWorkspace, weight: GpuInput, count: Tensor) -> None:
-        """Launches y = norm of x, or what a block reads of several streams, after adding the previous layer's pending
-        output."""
+        """Launches y = norm of x, x itself, or what a block reads of several streams, after adding the previous
+        layer's pending output."""
         y, exact = s.y, self._ffn.inputs.exact(index, s)
         if isinstance(weight, GpuStreams) and (index == 0 or self._layers[index].ngrams is not None):
             self._ffn.inputs.read_streams(weight, None, s, count, y, exact)
-        elif isinstance(weight, Tensor) and index == 0:
+        elif not isinstance(weight, GpuStreams) and index == 0:
             add_norm(
-                s.x, None, None, None, None, None, count, weight, self._shape.rms_eps, y.x, y.codes, y.scales, exact,
-                centered=self._shape.centers_norms,
+                s.x, None, None, None, None, None, count, norm_weight(weight), self._shape.rms_eps,
+                y.x, y.codes, y.scales, exact, centered=self._shape.centers_norms,
             )  # fmt: skip
         else:
             self._ffn.add_and_norm(index - 1, s, weight, count, y, None, exact)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -204,8 +203,8 @@ def _scaling(path: Path, kind: str, scaling: Mapping[str, Any]) -> dict[str, Met
     ):
         if scaling.get(theirs) is not None:
             values[ours] = scaling[theirs]
-    if attention is not None:  # GGUF's value multiplies YaRN's own scale, transformers' replaces it
+    if attention is not None:
         if not isinstance(attention, int | float) or not abs(attention) < _LARGEST:
             raise ModelError(path, f"'attention_factor' is {str(attention)[:40]}, a number is expected")
-        values["rope.scaling.yarn_attn_factor"] = attention / (0.1 * math.log(factor) + 1)
+        values["rope.scaling.yarn_attn_factor"] = attention
     return values

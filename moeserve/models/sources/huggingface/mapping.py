@@ -159,6 +159,16 @@ DECODER_QK_NORMS: dict[str, str] = {
     n.of_part(n.ATTN_Q_NORM): "self_attn.q_norm.weight",
     n.of_part(n.ATTN_K_NORM): "self_attn.k_norm.weight",
 }
+# A layer whose norms come behind its blocks only.
+BEHIND_BLOCKS: dict[str, str] = {
+    name: theirs
+    for name, theirs in DECODER_LAYER.items()
+    if name not in map(n.of_part, (n.ATTN_NORM, n.FFN_NORM))
+} | {
+    **DECODER_QK_NORMS,
+    n.of_part(n.POST_ATTENTION_NORM): "post_attention_layernorm.weight",
+    n.of_part(n.POST_FFW_NORM): "post_feedforward_layernorm.weight",
+}
 DENSE_FFN: dict[str, str] = {
     n.of_part(n.FFN_GATE): "mlp.gate_proj.weight",
     n.of_part(n.FFN_UP): "mlp.up_proj.weight",

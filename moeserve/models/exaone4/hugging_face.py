@@ -1,0 +1,59 @@
+"""Folders of EXAONE 4."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from moeserve.models.errors import ModelError
+from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.gguf.metadata import MetadataValue
+from moeserve.models.sources.huggingface.config_json import rope_of
+from moeserve.models.sources.huggingface.layer_settings import FULL, SLIDING, integer, layer_types
+from moeserve.models.sources.huggingface.llama3_rope import is_llama3, llama3_rope, rope_factors
+from moeserve.models.sources.huggingface.mapping import (
+    BEHIND_BLOCKS,
+    DECODER_KEYS,
+    DENSE_FFN,
+    HuggingFaceMapping,
+)
+
+PERIOD: Final = 4  # layers, of which the last has no window
+THETA: Final = 1e4  # transformers' default
+
+
+def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+    """Translates which layers have a window. Raises ModelError, also for a pattern in letters without `layer_types`."""
+    if config.get("sliding_window", 1) is None:
+        return {}
+    layers = integer(path, config, "num_hidden_layers")
+    types = layer_types(path, config, layers)
+    if types is None:
+        if isinstance(config.get("sliding_window_pattern"), str):
+            raise ModelError(path, f"{'layer_types'!r} is missing")
+        period = integer(path, config, "sliding_window_pattern", PERIOD)
+        types = [SLIDING if (layer + 1) % period else FULL for layer in range(layers)]
+    return {
+        n.SLIDING_WINDOW: integer(path, config, "sliding_window", 4096),
+        n.WINDOWED_LAYERS: np.array([each == SLIDING for each in types]),
+    }
+
+
+def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+    """Translates RoPE's settings, including Llama 3's type. Raises ModelError."""
+    return llama3_rope(path, config, THETA) if is_llama3(config) else rope_of(path, config, MAPPING)
+
+
+MAPPING: Final = HuggingFaceMapping(
+    model_type="exaone4",
+    keys=DECODER_KEYS | {"feed_forward_length": ("intermediate_size",)},
+    fixed={"hidden_act": ("silu", "silu")},  # setting: (the only supported value, transformers' default)
+    layer=BEHIND_BLOCKS | DENSE_FFN,
+    derived=windowed_layers,
+    rope=rope,
+    rope_theta=THETA,
+    made_of_none=rope_factors,
+)
