@@ -246,6 +246,7 @@ class Stream:
         sinks: Tensor | None,
         gate: Tensor | None,
         gate_softplus: bool,
+        score_cap: float,
     ) -> None: ...
     def index_store(
         self,

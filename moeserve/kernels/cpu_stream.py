@@ -218,6 +218,7 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         sinks: torch.Tensor | None = None,
         gate: torch.Tensor | None = None,
         gate_softplus: bool = False,
+        score_cap: float = 0.0,
     ) -> None:
         """Paged attention of the plan's rows, causal unless the plan has ends. q: [n, heads, dim]; out: [n, heads *
         value_dim], for latent attention also [n * heads, value_dim].
@@ -225,11 +226,12 @@ class CpuStream(RecurrentOperations, ResidualOperations, IndexOperations, Compre
         window above 0: a position sees itself and the window - 1 positions before it; up to 31 slots before these
         are still read and must hold finite values. sinks [heads]: an additional logit in each head's softmax,
         without a value. gate [n, heads * value_dim], or [n, heads] for one number per head: out is multiplied by
-        its sigmoid, or with gate_softplus (only per head) by its softplus.
+        its sigmoid, or with gate_softplus (only per head) by its softplus. score_cap c above 0: scores become c *
+        tanh(score / c); only of a float16 cache.
         """
         self._native.attention(
             plan, q, kv, out.native, heads.num, heads.num_kv, heads.dim, heads.value_width, heads.is_latent,
-            window, sinks, gate, gate_softplus,
+            window, sinks, gate, gate_softplus, score_cap,
         )  # fmt: skip
         self._held.append((plan, q, kv, out, sinks, gate))
 

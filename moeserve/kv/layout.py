@@ -169,8 +169,18 @@ def _layout_of(config: ServerConfig, shape: ModelShape) -> KvLayout:
     return KvLayout(shape, dtype)
 
 
+def _caps_scores(shape: ModelShape) -> bool:
+    attending = (layer.attention for layer in shape.loaded_layers)
+    return any(isinstance(each, AttentionShape) and each.score_cap > 0 for each in attending)
+
+
 def check_cpu_reads(layout: KvLayout) -> None:
     """Raises ConfigError if only GPU attention can read the layout's dtype."""
+    if layout.dtype.scales != "none" and _caps_scores(layout.shape):
+        raise ConfigError(
+            "--kv-cache-dtype q8_0: only a GPU's attention reads it. On the CPU, scores that a model caps are computed "
+            "of 16 bits; say f16, or leave it out"
+        )
     if layout.dtype in _GPU_ONLY:
         name, reason = _GPU_ONLY[layout.dtype]
         raise ConfigError(f"--kv-cache-dtype {name}: only a GPU's attention reads it. On the CPU, {reason}")

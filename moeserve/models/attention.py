@@ -32,6 +32,7 @@ class AttentionShape(ChoosesKeys):
     has_sinks: bool = False  # each head's softmax has one more logit, without a value
     gate: OutputGate = "none"
     scale: float | None = None  # of attention scores; None: 1 / sqrt(head_dim)
+    score_cap: float = 0.0  # c: scores become c * tanh(score / c); 0: unchanged
     has_v_norm: bool = False  # v is RMS-normalised per head, without weights
     v_from_k: bool = False  # v has no matrix: it is k before norm and RoPE
     rope_theta: float | None = None  # None: the model's `rope_theta`

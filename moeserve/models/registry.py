@@ -27,6 +27,7 @@ from moeserve.models.ernie45moe.family import FAMILY as ERNIE45_MOE
 from moeserve.models.errors import ModelError
 from moeserve.models.exaone4.family import FAMILY as EXAONE4
 from moeserve.models.exaonemoe.family import FAMILY as EXAONE_MOE
+from moeserve.models.gemma2dense.family import FAMILY as GEMMA2
 from moeserve.models.gemma3dense.family import FAMILY as GEMMA3
 from moeserve.models.gemma4moe.family import FAMILY as GEMMA4
 from moeserve.models.glm4dense.family import FAMILY as GLM4
@@ -135,6 +136,7 @@ _families: dict[str, ModelFamily] = {
         OLMO2,
         EXAONE4,
         GLM4,
+        GEMMA2,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

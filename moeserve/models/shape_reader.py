@@ -182,9 +182,11 @@ class ShapeReader:
             raise self.error(suffix, "has no attention layer, which is not supported")
         return recurrent
 
-    def windowed(self, attention: AttentionShape, period: int = 1) -> list[AttentionShape]:
+    def windowed(
+        self, attention: AttentionShape, period: int = 1, default: int | None = None
+    ) -> list[AttentionShape]:
         """Returns each layer's attention with its window. period: without a key for it, all but the last of every
-        `period` layers have windows, as in llama.cpp; 1: no layer has one."""
+        `period` layers have windows, as in llama.cpp; 1: no layer has one. default: the window without a key."""
         value = self._metadata.get(self._key(n.WINDOWED_LAYERS))
         if value is None or (isinstance(value, int) and not isinstance(value, bool)):
             period = self.integer(n.WINDOWED_LAYERS, 1, 1024, default=period)
@@ -193,7 +195,7 @@ class ShapeReader:
             sees = self.flags(n.WINDOWED_LAYERS)
         if not any(sees):
             return [attention] * self.num_layers
-        window = replace(attention, window=self.integer(n.SLIDING_WINDOW, 1, 1 << 24))
+        window = replace(attention, window=self.integer(n.SLIDING_WINDOW, 1, 1 << 24, default=default))
         return [window if seen else attention for seen in sees]
 
     def feed_forwards(self, moe: MoeShape) -> list[MoeShape | DenseFfnShape]:

@@ -143,6 +143,7 @@ def run_attention(
     sinks: torch.Tensor | None = None,
     gate: torch.Tensor | None = None,
     gate_softplus: bool = False,
+    score_cap: float = 0.0,
     heads: Heads | None = None,
     plan: AttentionPlan | None = None,
     plan_threads: int | None = None,
@@ -174,8 +175,9 @@ def run_attention(
     width = heads.value_width
     out = Activations(n * num, width) if heads.is_latent else Activations(n, num * width)
     stream.attention(
-        plan, q, kv, out, heads, window=window, sinks=sinks, gate=gate, gate_softplus=gate_softplus
-    )
+        plan, q, kv, out, heads, window=window, sinks=sinks, gate=gate, gate_softplus=gate_softplus,
+        score_cap=score_cap,
+    )  # fmt: skip
     stream.wait()
     return out
 

@@ -39,6 +39,35 @@ def test_values_may_be_narrower_than_keys(isa: str, threads: int, context: int) 
 
 
 @each_isa
+@pytest.mark.parametrize("threads", [1, 16])
+@pytest.mark.parametrize("context", [40, 1500])
+def test_scores_are_capped(isa: str, threads: int, context: int) -> None:
+    """Whole and in segments, shared by heads and by columns; the same bits whoever else is in the step."""
+    heads, cap = Heads(6, 2, 64), 3.0
+    kv, slots = pool(heads, context), torch.randperm(context).int()
+    sequences = [Sequence(0, 3, context - 3, slots), Sequence(3, 1, 30, slots)]
+    q = torch.randn(4, heads.num, heads.dim) / 2  # scores of about 4
+    options = {"window": 33, "score_cap": cap}
+    out = run_attention(stream_of(isa, 2), q, kv, sequences, heads=heads, plan_threads=threads, **options)
+    expected = attention(q, kv.keys, kv.values, sequences, **options)
+    assert nmse(out.f32, expected) < 1e-10
+    assert nmse(attention(q, kv.keys, kv.values, sequences, window=33), expected) > 1e-3
+    alone = [Sequence(0, 1, context - 1, slots)]
+    last = run_attention(stream_of(isa), q[2:3].contiguous(), kv, alone, heads=heads, **options)
+    assert torch.equal(last.f32[0], out.f32[2])
+
+
+def test_capped_scores_need_a_cache_of_16_bits() -> None:
+    heads, slots = Heads(4, 2, 32), torch.arange(SLOTS, dtype=torch.int32)
+    codes = torch.zeros(SLOTS, 2, 32, dtype=torch.int8)
+    scales = torch.zeros(SLOTS, 2, 1, dtype=torch.float16)
+    kv, q = KvLayer(codes, codes.clone(), scales, scales.clone()), torch.randn(1, 4, 32)
+    for cap, layer in ((1.0, kv), (-1.0, pool(heads))):
+        with pytest.raises(ValueError, match=r"^score_cap"):
+            run_attention(stream_of(ISAS[-1]), q, layer, [Sequence(0, 1, 3, slots)], score_cap=cap)
+
+
+@each_isa
 @pytest.mark.parametrize("softplus", [False, True])
 def test_a_gate_of_a_head(isa: str, softplus: bool) -> None:
     heads = Heads(4, 2, 32)

@@ -49,6 +49,8 @@ CASES = [
 CASES += [(OWN_FIXTURES / "tiny-nemotronh-f16.gguf", 20, name) for name in DENSE]
 # Norms behind blocks only; more tokens than the window has.
 CASES += [(OWN_FIXTURES / "tiny-olmo3-f16.gguf", 40, name) for name in DENSE]
+# Capped scores and logits.
+CASES += [(OWN_FIXTURES / "tiny-gemma2-f16.gguf", 40, name) for name in DENSE]
 CASES += [
     (OWN_FIXTURES / f"tiny-{file}.gguf", 20, name)
     for file in ("gemma3-q4_k_m", "ministral3-f16", "phi4mini-f16", "smollm3-f16")

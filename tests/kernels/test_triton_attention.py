@@ -113,23 +113,30 @@ def test_decode_of_new_tokens(heads: int, kv_heads: int, dim: int, splits: int, 
     assert torch.equal(values.cpu(), pool.values)
 
 
-# window, sinks, scale
-VARIANTS = [(0, True, None), (20, False, None), (65, True, 0.3), (1, False, 1.0), (1000, True, 0.05)]
+# window, sinks, scale, cap of scores
+VARIANTS = [
+    (0, True, None, 0.0),
+    (20, False, None, 1.5),
+    (65, True, 0.3, 0.0),
+    (1, False, 1.0, 0.0),
+    (1000, True, 0.05, 0.7),
+]
 
 
 def random_sinks(heads: int) -> torch.Tensor:
     return torch.randn(heads, generator=torch.Generator().manual_seed(11)) * 3
 
 
-@pytest.mark.parametrize(("window", "has_sinks", "scale"), nightly_after(3, VARIANTS))
+@pytest.mark.parametrize(("window", "has_sinks", "scale", "cap"), nightly_after(3, VARIANTS))
 @pytest.mark.parametrize("splits", [pytest.param(1, marks=pytest.mark.slow), 4])
-def test_decode_variants(window: int, has_sinks: bool, scale: float | None, splits: int) -> None:
+def test_decode_variants(window: int, has_sinks: bool, scale: float | None, cap: float, splits: int) -> None:
     """Also of new tokens, with a partial rotation and without norms."""
     heads, kv_heads, dim, rotary = 4, 2, 32, 16
     lengths, requests, n = [300, 1, 64, 129], [3, 0, 2, 1], 4
     pool, q = make_pool(kv_heads, dim, 4, 300), queries(n, heads, dim)
     sinks = random_sinks(heads) if has_sinks else None
-    mine = {"window": window, "sinks": None if sinks is None else sinks.to(DEVICE), "scale": scale}
+    options = {"window": window, "score_cap": cap}
+    mine = options | {"sinks": None if sinks is None else sinks.to(DEVICE), "scale": scale}
     sequences = [Sequence(i, 1, lengths[i] - 1, pool.table[r]) for i, r in enumerate(requests)]
     positions = torch.tensor(lengths) - 1
     room = DecodeWorkspace(n, heads, kv_heads, dim, DEVICE, splits)
@@ -140,7 +147,7 @@ def test_decode_variants(window: int, has_sinks: bool, scale: float | None, spli
     )  # fmt: skip
     # What the scale leaves to be done, where q was multiplied by 1/sqrt(dim).
     rest = 1.0 if scale is None else scale * dim**0.5
-    expected = attention(q.double() * rest, pool.keys, pool.values, sequences, window=window, sinks=sinks)
+    expected = attention(q.double() * rest, pool.keys, pool.values, sequences, sinks=sinks, **options)
     assert nmse(out.cpu(), expected) < 1e-6
 
     g = torch.Generator().manual_seed(5)
@@ -166,7 +173,7 @@ def test_decode_variants(window: int, has_sinks: bool, scale: float | None, spli
         ints(slots),
     )
     decode_attention(projected.to(DEVICE), new, keys, values, table, *where, room, out, None, None, **mine)
-    expected = attention(rotated, pool.keys, pool.values, sequences, window=window, sinks=sinks)
+    expected = attention(rotated, pool.keys, pool.values, sequences, sinks=sinks, **options)
     assert nmse(out.cpu(), expected) < 1e-6
     assert nmse(keys.cpu(), pool.keys.double()) < 1e-8
 
@@ -238,8 +245,8 @@ def test_prefill(heads: int, kv_heads: int, dim: int, chunks: list[tuple[int, in
     assert (out.cpu()[~inside] == GUARD).all()
 
 
-@pytest.mark.parametrize(("window", "has_sinks", "scale"), VARIANTS)
-def test_prefill_variants(window: int, has_sinks: bool, scale: float | None) -> None:
+@pytest.mark.parametrize(("window", "has_sinks", "scale", "cap"), VARIANTS)
+def test_prefill_variants(window: int, has_sinks: bool, scale: float | None, cap: float) -> None:
     heads, kv_heads, dim = 4, 2, 32
     chunks = [(0, 70, 0, 0), (70, 1, 99, 2), (71, 40, 61, 1)]
     n = 111
@@ -248,14 +255,14 @@ def test_prefill_variants(window: int, has_sinks: bool, scale: float | None) -> 
     rest = 1.0 if scale is None else scale * dim**0.5
     expected = attention(
         q.double() * rest, pool.keys, pool.values, [Sequence(r, c, p, pool.table[s]) for r, c, p, s in chunks],
-        window=window, sinks=sinks,
+        window=window, sinks=sinks, score_cap=cap,
     )  # fmt: skip
     columns = [np.array(column, np.int32) for column in zip(*chunks, strict=True)]
     tiles = torch.from_numpy(prefill_tiles(*columns, heads, kv_heads, dim)).to(DEVICE)
     out = torch.full((n, heads * dim), GUARD, device=DEVICE)
     prefill_attention(
         q.to(DEVICE), *pool.on_device(), tiles, out,
-        window=window, sinks=None if sinks is None else sinks.to(DEVICE), scale=scale,
+        window=window, sinks=None if sinks is None else sinks.to(DEVICE), scale=scale, score_cap=cap,
     )  # fmt: skip
     assert nmse(out.cpu(), expected) < 1e-6
 

@@ -95,5 +95,14 @@ DENSE_FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
         },
     ),
+    "gemma2": (
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        {
+            "intermediate_size": 192, "head_dim": 64, "sliding_window": 17, "query_pre_attn_scalar": 100,
+            "attn_logit_softcapping": 3.0, "final_logit_softcapping": 10.0, "tie_word_embeddings": True,
+            "bos_token_id": 1, "pad_token_id": 0,
+        },
+    ),
     "ernie4_5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", {"intermediate_size": 192, "head_dim": 64}),
 }  # fmt: skip

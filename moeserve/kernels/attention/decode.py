@@ -51,11 +51,21 @@ def load_block(
 
 
 @triton.jit
-def attend(q, k, v, live, acc, largest, total, SCALE: tl.constexpr):
+def cap_scores(scores, CAP: tl.constexpr):
+    """Returns CAP * tanh(scores / CAP). The exponential cannot overflow."""
+    power = tl.exp2(tl.abs(scores) * (-2.0 * LOG2E / CAP))
+    size = (1.0 - power) / (1.0 + power)
+    return CAP * tl.where(scores < 0.0, -size, size)
+
+
+@triton.jit
+def attend(q, k, v, live, acc, largest, total, SCALE: tl.constexpr, CAP: tl.constexpr = 0.0):
     """Attends one head group q [G, SIZE] to one more block of keys. Returns the running unnormalised sum [G,
     V_SIZE], the largest score [G], and the weights [G, BLOCK] accumulated over all blocks, which are summed at the
-    end. Uses powers of two."""
+    end. Uses powers of two. CAP above 0: of scores, in powers of two as well."""
     scores = tl.dot(q, tl.trans(k)) * SCALE
+    if CAP > 0:
+        scores = cap_scores(scores, CAP)
     scores = tl.where(live[None, :], scores, float("-inf"))
     new = tl.maximum(largest, tl.max(scores, 1))
     weights = tl.exp2(scores - new[:, None])
@@ -171,7 +181,7 @@ def decode_kernel(
     Q_EPS: tl.constexpr, K_EPS: tl.constexpr, V_EPS: tl.constexpr, V_SCALE: tl.constexpr, WINDOW: tl.constexpr,
     SCALE: tl.constexpr, G: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS: tl.constexpr, LEAST: tl.constexpr, FILL: tl.constexpr, LONG: tl.constexpr, BEHIND: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TIME: tl.constexpr, PDL: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TIME: tl.constexpr, PDL: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Grid (rows, KV heads, SPLITS). Row i attends to the slots table[req_slots[i], : positions[i] + 1].
 
@@ -187,7 +197,7 @@ def decode_kernel(
     by the first split. WINDOW: number of last positions that a row sees; 0: all. SCALE: multiplies scores, for
     powers of two. BEHIND: the norms of heads come after RoPE. rotary, HEIGHT, WIDTH, TIME: see `section_positions`;
     None: rows rotate by positions. ends int32 [n], optional, without k and with a WINDOW: row i sees the slots below
-    ends[i].
+    ends[i]. CAP: see `attend`.
     """
     if PDL:
         gdc_launch_dependents()
@@ -263,13 +273,13 @@ def decode_kernel(
         sink = tl.load(sinks + h * group + g, g < group, 0.0) * LOG2E
         largest = tl.where(split == 0, sink, largest)
         total = tl.where((split == 0) & (tl.arange(0, BLOCK) == 0)[None, :], 1.0, total)
-    acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total, SCALE)
+    acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total, SCALE, CAP)
     for first in range(start + BLOCK, end, BLOCK):
         some_k, some_v, tokens = load_block(
             keys, values, key_scales, value_scales, held, first, end, NEW, KV_HEADS, DIM, SIZE, V_DIM, V_SIZE, BLOCK,
             False,
         )  # fmt: skip
-        acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total, SCALE)
+        acc, largest, total = attend(query, some_k, some_v, tokens < end, acc, largest, total, SCALE, CAP)
     total = tl.sum(total, 1)
     if value_scales is not None:
         acc = from_halves(acc)

@@ -102,6 +102,7 @@ def decode_attention(
     sinks: Tensor | None = None,
     scale: float | None = None,
     ends: Tensor | None = None,
+    score_cap: float = 0.0,
 ) -> None:
     """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
 
@@ -117,8 +118,9 @@ def decode_attention(
 
     scale: factor of q k^T instead of 1/sqrt(dim). `rope_store` has already multiplied q by 1/sqrt(dim) in any case;
     this function applies only the remaining factor. ends: int32 [n]: row i sees the positions below ends[i], from the
-    first one in the window of its own position on, or without a window from 0 on; None: as above. Raises ValueError for
-    a norm over all heads, which only `rope_store` computes, and for `ends` together with new tokens.
+    first one in the window of its own position on, or without a window from 0 on; None: as above. score_cap c above 0:
+    scores become c tanh(score / c). Raises ValueError for a norm over all heads, which only `rope_store` computes, and
+    for `ends` together with new tokens.
     """
     if ends is not None and new is not None:
         raise ValueError("ends cannot be combined with new tokens")
@@ -128,7 +130,10 @@ def decode_attention(
         if norm is not None and len(norm) != dim:
             raise ValueError(f"a norm of {len(norm)} columns, not of a head's {dim}: rope_store makes it")
     heads = q.shape[1] // dim
-    if takes_shares(heads // kv_heads, keys, values, new, n, sees_ahead=ends is not None):
+    is_plain = not score_cap and takes_shares(
+        heads // kv_heads, keys, values, new, n, sees_ahead=ends is not None
+    )
+    if is_plain:
         attend_in_shares(
             q, new, keys, values, sinks, table, req_slots, positions, count, room.share_sums, room.share_stats,
             room.counters, out, codes, scales, window, score_scale(scale, dim),
@@ -192,6 +197,7 @@ def decode_attention(
         own.width,
         own.time,
         pdl(),
+        LOG2E * score_cap,
         num_warps=tile.warps,
         num_stages=tile.stages,
         launch_pdl=pdl(),
@@ -251,6 +257,7 @@ def prefill_attention(
     sinks: Tensor | None = None,
     scale: float | None = None,
     ends: Tensor | None = None,
+    score_cap: float = 0.0,
 ) -> None:
     """Causal attention of chunks to everything before them. tiles: `prefill_tiles`, on the device.
 
@@ -261,7 +268,7 @@ def prefill_attention(
     window = _window_of(window, ends)
     (_, heads, dim), (kv_heads, v_dim) = q.shape, values.shape[1:]
     by_warpgroups = dim == v_dim and dim in WARPGROUP_TILES and key_scales is None and ends is None
-    if by_warpgroups and warpgroups():
+    if by_warpgroups and not score_cap and warpgroups():
         _attend_by_warpgroups(q, keys, values, table, tiles, out, window, sinks, score_scale(scale, dim))
         return
     tokens, tile = tile_tokens(heads, kv_heads, dim), prefill_tile(dim)
@@ -289,6 +296,7 @@ def prefill_attention(
         tokens,
         tile.keys,
         max(16, next_power_of_2(tokens * (heads // kv_heads))),
+        LOG2E * score_cap,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )

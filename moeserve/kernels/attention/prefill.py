@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from moeserve.kernels.attention.decode import cap_scores
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.quantize.kv_triton import from_halves, load_kv
 
@@ -23,7 +24,7 @@ NO_SCORE = tl.constexpr(-1e30)  # less than any score
 def attend_block(
     acc, largest, total, q, q_position, q_last, keys, values, key_scales, value_scales, table, first, end,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr, V_DIM: tl.constexpr, V_SIZE: tl.constexpr,
-    BLOCK: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, SCALE: tl.constexpr,
+    BLOCK: tl.constexpr, MASKED: tl.constexpr, WINDOW: tl.constexpr, SCALE: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Attends to one block of keys from position `first` on. MASKED: whether some of its keys must be
     masked: keys after q_last (the last position that a row sees), past the end, or WINDOW or more positions
@@ -37,6 +38,8 @@ def attend_block(
         slot = tl.load(table + position).to(tl.int64)
     k = load_kv(keys, key_scales, slot * (KV_HEADS * DIM), live, DIM, BLOCK, SIZE, False, False)
     scores = tl.dot(q, tl.trans(k))
+    if CAP > 0:  # of scores before SCALE, which is positive
+        scores = cap_scores(scores, CAP / SCALE)
     if MASKED:
         scores = tl.where(position[None, :] <= q_last[:, None], scores, float("-inf"))
         if WINDOW > 0:
@@ -57,14 +60,14 @@ def prefill_kernel(
     q, keys, values, key_scales, value_scales, sinks, table, tiles, ends, out,
     TABLE_STRIDE: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, V_DIM: tl.constexpr,
     WINDOW: tl.constexpr, SCALE: tl.constexpr, SIZE: tl.constexpr, V_SIZE: tl.constexpr, BT: tl.constexpr,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles, KV heads). tiles int32 [tiles, 4]: first row, rows (at most BT), its position, request slot.
 
     q [n, HEADS, DIM], scaled; keys [slots, KV_HEADS, DIM], values [slots, KV_HEADS, V_DIM] of q's type, or with scales
     [.., DIM / 32], [.., V_DIM / 32] (quantize/kv.py); out [n, HEADS * V_DIM].
-    sinks, WINDOW and SCALE as in decode.py. ends int32 [n], optional, with a WINDOW: row i sees the positions below
-    ends[i].
+    sinks, WINDOW, SCALE and CAP as in decode.py. ends int32 [n], optional, with a WINDOW: row i sees the positions
+    below ends[i].
     ROWS: a power of two that holds BT * HEADS / KV_HEADS; SIZE, V_SIZE: those that hold DIM, V_DIM.
     """
     group: tl.constexpr = HEADS // KV_HEADS
@@ -102,12 +105,12 @@ def prefill_kernel(
         for first in range(0, unmasked, BLOCK):
             acc, largest, total = attend_block(
                 acc, largest, total, query, position, last, keys, values, key_scales, value_scales, table, first, 0,
-                KV_HEADS, DIM, SIZE, V_DIM, V_SIZE, BLOCK, False, 0, SCALE,
+                KV_HEADS, DIM, SIZE, V_DIM, V_SIZE, BLOCK, False, 0, SCALE, CAP,
             )  # fmt: skip
     for first in range(unmasked, end, BLOCK):
         acc, largest, total = attend_block(
             acc, largest, total, query, position, last, keys, values, key_scales, value_scales, table, first, end,
-            KV_HEADS, DIM, SIZE, V_DIM, V_SIZE, BLOCK, True, WINDOW, SCALE,
+            KV_HEADS, DIM, SIZE, V_DIM, V_SIZE, BLOCK, True, WINDOW, SCALE, CAP,
         )  # fmt: skip
     result = acc / total[:, None]
     if value_scales is not None:

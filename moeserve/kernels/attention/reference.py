@@ -37,13 +37,15 @@ def attention(
     sinks: Tensor | None = None,
     gate: Tensor | None = None,
     gate_softplus: bool = False,
+    score_cap: float = 0.0,
 ) -> Tensor:
     """Returns softmax(q k^T) v over the keys that each row sees, in float64: [n, heads * value_dim].
 
     q [n, heads, dim], already scaled. keys [slots, kv_heads, dim], values [slots, kv_heads, value_dim]; query head
     h reads KV head h // (heads / kv_heads). Rows of no sequence are zero. window above 0: position p sees nothing
     before p - window + 1. sinks [heads]: an additional logit in each softmax, whose value is zero. gate [n, heads *
-    value_dim], or one number per head, [n, heads]: its sigmoid (or softplus) multiplies the result.
+    value_dim], or one number per head, [n, heads]: its sigmoid (or softplus) multiplies the result. score_cap c above
+    0: a score s becomes c tanh(s / c) (Gemma 2, https://arxiv.org/abs/2408.00118).
     """
     group = q.shape[1] // keys.shape[1]
     out = torch.zeros(*q.shape[:2], values.shape[2], dtype=torch.float64)
@@ -52,6 +54,8 @@ def attention(
         k = keys[context].double().repeat_interleave(group, dim=1)
         v = values[context].double().repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q[rows].double(), k)
+        if score_cap > 0:
+            scores = score_cap * torch.tanh(scores / score_cap)
         position = torch.arange(s.position, s.position + s.count)[:, None]
         key = torch.arange(len(context))
         unseen = key > position if s.ends is None else key >= s.ends[:, None]

@@ -18,8 +18,6 @@ from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
-CAPPED_TOGETHER = 16  # logits per softcap operation on the CPU
-
 
 def read_shape(source: ModelSource) -> ModelShape:
     """Reads the shape from the metadata. Raises ModelError. No key states that scores are not scaled, that v is
@@ -43,10 +41,6 @@ def read_shape(source: ModelSource) -> ModelShape:
             "rope.scaling.type",
             f"is {shape.rope_scaling.type!r}; layers with windows and without would be stretched alike, which is not "
             "supported",
-        )
-    if shape.vocab_size % CAPPED_TOGETHER:
-        raise reader.error(
-            "vocab_size", f"is {shape.vocab_size}; capped logits need a multiple of {CAPPED_TOGETHER}"
         )
     return shape
 

@@ -102,6 +102,8 @@ class CpuLoader:
         names = [name for name in names if name not in unloaded_tensors(self._shape)]
         for form in self._shape.forms:
             widths = {"attention.key_length": form.head_dim}
+            if self._shape.logit_softcap:
+                widths["vocab_size"] = self._shape.vocab_size
             if not isinstance(self._shape.heads, CompressedAttentionShape):
                 widths["rope.dimension_count"] = form.rotary_dim
             check_lanes(self._source, self._shape, "CPU", widths)

@@ -154,8 +154,8 @@ def test_olmo3_as_it_is_published() -> None:
 
 
 def test_a_gguf_states_the_whole_factor_of_yarn() -> None:
-    """As config.json does: 1.2079 is YaRN's own for a stretch of 8, and no factor beside it. llama.cpp's converter writes
-    what it reads there."""
+    """As config.json does: 1.2079 is YaRN's own for a stretch of 8, and no factor beside it. llama.cpp's converter
+    writes what it reads there."""
     source = open_model(OWN_FIXTURES / "tiny-olmo3-f16.gguf")
     assert math.isclose(source.metadata.get("olmo2.rope.scaling.yarn_attn_factor"), 1.2079441547393799)
     assert math.isclose(read_shape(source).rope_scaling.attn_factor, 1.0, abs_tol=1e-6)
@@ -181,6 +181,23 @@ def test_exaone4_as_it_is_published() -> None:
     assert (found["rope.llama3.factor"], found["attention.sliding_window"]) == (16.0, 4096)
     without = metadata(EXAONE4 | {"layer_types": None, "sliding_window_pattern": 4})
     assert without["attention.sliding_window_pattern"].tolist() == [True, True, True, False]
+
+
+def test_gemma2_as_it_is_published() -> None:
+    """Gemma-2-27B: every other layer has a window, and scores are scaled by the hidden size."""
+    config = SIZES | {
+        "model_type": "gemma2",
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "max_position_embeddings": 8192,
+        "query_pre_attn_scalar": 144,
+        "sliding_window": 4096,
+    }
+    found = metadata(config)
+    assert found["attention.sliding_window_pattern"].tolist() == [True, False, True, False]
+    assert (found["attention.scale"], found["attn_logit_softcapping"]) == (1 / 12, 50.0)
+    uncapped = metadata(config | {"attn_logit_softcapping": None})
+    assert (uncapped["attn_logit_softcapping"], uncapped["final_logit_softcapping"]) == (0.0, 30.0)
 
 
 def test_a_small_exaone4_has_no_windows() -> None:

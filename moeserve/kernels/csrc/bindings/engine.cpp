@@ -172,7 +172,7 @@ void bind_engine(nb::module_& m) {
            "v_scale"_a, "norm_after"_a)
       .def("attention", &Stream::attention, "plan"_a, "q"_a, "kv"_a, "out"_a, "heads"_a, "kv_heads"_a,
            "dim"_a, "value_dim"_a, "is_latent"_a, "window"_a, "sinks"_a.none(), "gate"_a.none(),
-           "gate_softplus"_a)
+           "gate_softplus"_a, "score_cap"_a)
       .def("latent_store", &Stream::latent_store, "q"_a, "latent"_a, "norm"_a, "eps"_a, "cos"_a, "sin"_a,
            "positions"_a.none(), "slots"_a, "keys"_a, "n"_a, "heads"_a, "scale"_a, "nope"_a, "queries"_a)
       .def("index_store", &Stream::index_store, "q"_a, "keys"_a, "norm"_a, "bias"_a, "eps"_a, "cos"_a,

@@ -248,7 +248,7 @@ void Stream::rope_store(Tensor q, Tensor k, Tensor v, Tensor q_norm, Tensor k_no
 
 void Stream::attention(AttentionPlan& plan, Tensor q, nb::object layer, const Activations& out, int heads,
                        int kv_heads, int dim, int value_dim, bool is_latent, int window, Tensor sinks,
-                       Tensor gate, bool gate_softplus) {
+                       Tensor gate, bool gate_softplus, float score_cap) {
   check_heads(heads, kv_heads, dim);
   if (value_dim < 32 || value_dim > dim || value_dim % 32 != 0) {
     reject("heads", "a value_dim of at most dim, which 32 divides, wanted");
@@ -285,6 +285,10 @@ void Stream::attention(AttentionPlan& plan, Tensor q, nb::object layer, const Ac
   }
   if (gate_softplus && !op.gate_by_head) reject("gate", "softplus needs one gate for each head");
   op.gate_softplus = gate_softplus;
+  if (!(score_cap >= 0.0f)) reject("score_cap", "0 (none) or more wanted");
+  if (score_cap > 0.0f && (is_latent || op.keys.is_q8()))
+    reject("score_cap", "only of a float16 cache with values");
+  op.score_cap = score_cap;
   if (plan.by_head == nullptr) return pool_.submit(op);
   if (op.sinks != nullptr || window > 0 || is_latent)
     reject("plan", "heads that choose have no sinks and no window");

@@ -84,7 +84,7 @@ class Stream {
                   float v_scale, bool norm_after);
   void attention(AttentionPlan& plan, Tensor q, nanobind::object kv, const Activations& out, int heads,
                  int kv_heads, int dim, int value_dim, bool is_latent, int window, Tensor sinks, Tensor gate,
-                 bool gate_softplus);
+                 bool gate_softplus, float score_cap);
   void route(Tensor logits, int n, Tensor ids, Tensor weights, const std::string& scoring, bool normalize,
              float scale, int groups, int top_groups, int group_best, Tensor bias, Tensor expert_scale,
              Tensor table, Tensor tokens);

@@ -106,8 +106,16 @@ void attend_halves(const AttentionOp& op, const int32_t* slots, int count, int k
   op.k->gather_keys(op.keys.halves() + head * op.dim, op.key_stride(), slots, count, op.dim, b.keys);
   op.k->gather_values(op.values.halves() + head * op.value_dim, op.value_stride(), slots, count, op.value_dim,
                       b.values);
-  op.k->attend_block(b.queries + first_query, b.first, b.end, queries, b.keys, b.values, op.dim, op.value_dim,
-                     state.softmax, state.acc, b.scores, upcoming);
+  const float** of = b.queries + first_query;
+  if (op.score_cap > 0.0f) {
+    op.k->score_block(of, queries, b.keys, op.dim, b.scores, upcoming);
+    cap_scores(op, queries, b.scores);
+    op.k->weigh_block(b.scores, b.first, b.end, queries, b.values, op.value_dim, state.softmax, state.acc,
+                      upcoming);
+    return;
+  }
+  op.k->attend_block(of, b.first, b.end, queries, b.keys, b.values, op.dim, op.value_dim, state.softmax,
+                     state.acc, b.scores, upcoming);
 }
 
 Q8Rows q8_rows(const AttentionOp& op, const KvPool& pool, int kv_head) {

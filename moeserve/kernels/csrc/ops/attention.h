@@ -95,6 +95,7 @@ struct AttentionOp {
   bool gate_by_head;
   bool gate_softplus;  // softplus instead of sigmoid, by head
   const float* sinks;  // [heads]: an additional logit in each softmax's denominator; or nullptr
+  float score_cap;     // c: scores become c * tanh(score / c); 0: they stay. Not with a q8_0 cache.
   int64_t key_stride() const { return is_latent ? dim : int64_t{kv_heads} * dim; }
   int64_t value_stride() const { return is_latent ? dim : int64_t{kv_heads} * value_dim; }
   // Number of parts of the heads, each within one KV head, and of heads per part.

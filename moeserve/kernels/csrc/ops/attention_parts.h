@@ -54,6 +54,11 @@ inline void seen_keys(const AttentionOp& op, const AttentionPlan::Tile& tile, in
   }
 }
 
+// Caps the scores of n queries with a block's keys, [n][kKeyBlock], if the model has a cap.
+inline void cap_scores(const AttentionOp& op, int n, float* scores) {
+  if (op.score_cap > 0.0f) op.k->softcap(op.score_cap, n * kKeyBlock, scores);
+}
+
 // Returns the factor that turns the weighted sum of values into their mean: 1 / the softmax's denominator. A sink is an
 // additional logit without a value; it is added last and may raise the maximum.
 inline float normaliser(const AttentionOp& op, int64_t head, Softmax s) {

@@ -88,6 +88,7 @@ void score_chunk(const AttentionOp& op, int64_t part, int kv_head, int chunk, Bu
   }
   if (!claim()) return;
   const int blocks = (end - begin + kKeyBlock - 1) / kKeyBlock;
+  cap_scores(op, blocks * n, b.scores);
   const int block = (begin - segment * AttentionPlan::kSegment) / kKeyBlock;
   std::copy_n(b.scores, int64_t{blocks} * n * kKeyBlock, scores_of(op, part, queries, block));
 }

@@ -84,6 +84,7 @@ def attend(
     stream.attention(
         plan, form.q, kv, form.attended, form.heads, window=shape.window, sinks=w.sinks,
         gate=space.gates.get(shape.gate_width), gate_softplus=shape.gate == "head_softplus",
+        score_cap=shape.score_cap,
     )  # fmt: skip
     if w.output_norm is None:
         out, add = block_output(space)

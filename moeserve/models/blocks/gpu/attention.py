@@ -159,7 +159,7 @@ class GpuAttentionBlock:
                 q[part], mine, kv.keys, kv.values, table, batch.req_slots[part], batch.positions[part],
                 count, d, a.x[part], codes, scales,
                 key_scales=kv.key_scales, value_scales=kv.value_scales, window=shape.window, sinks=w.sinks,
-                scale=shape.scale, ends=None if ends is None else ends[part],
+                scale=shape.scale, ends=None if ends is None else ends[part], score_cap=shape.score_cap,
             )  # fmt: skip
         if batch.tiles is not None:
             prefill_attention(
@@ -175,6 +175,7 @@ class GpuAttentionBlock:
                 sinks=w.sinks,
                 scale=shape.scale,
                 ends=batch.ends if self._sees_ahead(shape) and batch.sees_ahead else None,
+                score_cap=shape.score_cap,
             )
 
     def _sees_ahead(self, shape: AttentionShape) -> bool:
