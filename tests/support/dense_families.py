@@ -104,5 +104,14 @@ DENSE_FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "bos_token_id": 1, "pad_token_id": 0,
         },
     ),
+    "granitemoehybrid, without Mamba-2": (
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        {
+            "layer_types": ["full_attention"] * 3, "intermediate_size": 96, "shared_intermediate_size": 160,
+            "num_local_experts": 0, "num_experts_per_tok": 0, "embedding_multiplier": 3.0, "logits_scaling": 2.0,
+            "residual_multiplier": 0.5, "attention_multiplier": 0.0625, "position_embedding_type": "rope",
+        },
+    ),
     "ernie4_5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", {"intermediate_size": 192, "head_dim": 64}),
 }  # fmt: skip

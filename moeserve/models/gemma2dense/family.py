@@ -19,6 +19,7 @@ def read_shape(source: ModelSource) -> ModelShape:
     """Reads the shape from the metadata. Raises ModelError. No key of a GGUF states the scale of attention's scores,
     which in the largest model follows the hidden size, or that embeddings are multiplied by sqrt(hidden)."""
     reader = ShapeReader(source)
+    reader.activation("gelu_pytorch_tanh", "gelu")
     num_heads, num_kv_heads, head_dim = reader.heads()
     width = reader.hidden_size // num_heads if reader.num_layers == LARGEST else head_dim
     attention = AttentionShape(

@@ -1,4 +1,4 @@
-"""Folders of Granite 4's hybrid: kinds of layers, Mamba-2's tensors, gate and up of experts as one tensor."""
+"""Folders of Granite 4: kinds of layers, Mamba-2's tensors, gate and up of experts as one tensor."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
+from moeserve.models.sources.huggingface.config_json import rope_of
 from moeserve.models.sources.huggingface.expert_matrices import linear_experts_and_shared
 from moeserve.models.sources.huggingface.layer_settings import FULL, layer_types
 from moeserve.models.sources.huggingface.mamba2 import (
@@ -22,8 +23,8 @@ from moeserve.models.sources.huggingface.mamba2 import (
 )
 from moeserve.models.sources.huggingface.mapping import DECODER_KEYS, DECODER_LAYER, HuggingFaceMapping
 from moeserve.models.sources.huggingface.remade import made_by, together
-from moeserve.models.sources.huggingface.rope_by_kind import no_rope
 
+ROTATES: Final = "rope.scaling.finetuned"  # llama.cpp's key for whether attention uses RoPE
 ATTENTION: Final = ("attention", FULL)  # as published, and as transformers 5 writes it
 KINDS: Final = ("mamba", "linear_attention", *ATTENTION)
 
@@ -39,18 +40,34 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         raise ModelError(
             path, f"'intermediate_size' or 'shared_intermediate_size' is {width!r}; a number is expected"
         )
+    attends = [kind in ATTENTION for kind in kinds]
     return {
-        "attention.head_count_kv": np.array([heads if kind in ATTENTION else 0 for kind in kinds], np.int32),
+        "attention.head_count_kv": np.array([heads if each else 0 for each in attends], np.int32),
         "feed_forward_length": width,
-        **mamba2_sizes(path, config, "mamba_n_heads", "mamba_d_head"),
+        **(
+            dict.fromkeys(MAMBA2_KEYS, 0)  # config.json states them nevertheless
+            if all(attends)
+            else mamba2_sizes(path, config, "mamba_n_heads", "mamba_d_head")
+        ),
     }
 
 
+def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
+    """Translates RoPE where attention has positions. Raises ModelError."""
+    return rope_of(path, config, MAPPING) | {ROTATES: True} if _rotates(config) else {}
+
+
+def _rotates(config: Mapping[str, Any]) -> bool:
+    return config.get("position_embedding_type") == "rope"
+
+
 def check(path: Path, config: Mapping[str, Any]) -> None:
-    """Raises ModelError for positional encoding (which Bamba has), and for limited time steps."""
+    """Raises ModelError for positional encoding beside Mamba-2 (which Bamba has), and for limited time steps."""
     check_mamba2(path, config)
     kind = config.get("position_embedding_type")
-    if kind not in (None, "nope"):
+    kinds = config.get("layer_types")
+    has_mamba2 = not isinstance(kinds, list) or any(each not in ATTENTION for each in kinds)
+    if kind not in (None, "nope", "rope") or (has_mamba2 and _rotates(config)):
         raise ModelError(path, f"'position_embedding_type' is {kind!r}; only 'nope' is supported")
 
 
@@ -84,6 +101,7 @@ MAPPING: Final = HuggingFaceMapping(
     optional=frozenset(MIXERS),
     made=together(made_by(*mamba2_rules(_UNDER)), linear_experts_and_shared),
     derived=derived,
-    rope=no_rope,
+    rope=rope,
+    rope_theta=1e4,
     check=check,
 )

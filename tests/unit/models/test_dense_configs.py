@@ -157,7 +157,8 @@ def test_a_gguf_states_the_whole_factor_of_yarn() -> None:
     """As config.json does: 1.2079 is YaRN's own for a stretch of 8, and no factor beside it. llama.cpp's converter
     writes what it reads there."""
     source = open_model(OWN_FIXTURES / "tiny-olmo3-f16.gguf")
-    assert math.isclose(source.metadata.get("olmo2.rope.scaling.yarn_attn_factor"), 1.2079441547393799)
+    whole = source.metadata.require_float("olmo2.rope.scaling.yarn_attn_factor", 0.0, 10.0)
+    assert math.isclose(whole, 1.2079441547393799)
     assert math.isclose(read_shape(source).rope_scaling.attn_factor, 1.0, abs_tol=1e-6)
 
 

@@ -67,6 +67,7 @@ def read_for_head(
         assert isinstance(s, SinkhornWorkspace)
         _read_mixed(stream, w, eps, len(rows), space, out, s.head_products, rows, None)
         return
+    assert isinstance(w, CpuStreamMix)
     _read_streams(stream, w, eps, len(rows), space, out, [], rows)
 
 
