@@ -28,14 +28,9 @@ def open_with(folder: Path, **changes: Any) -> None:
     ("changes", "cause"),
     [
         ({"num_local_experts": 7}, r"'num_experts' is \d+ and 'num_local_experts' 7: they do not agree"),
-        ({"rope_theta": 10000.0}, "'rope_theta' is 10000.0 and .* 1000000.0: they do not agree"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "'rope_scaling' is .*: they do not agree"),
-        (
-            {"partial_rotary_factor": 1.0, "rope_parameters": PLAIN | {"partial_rotary_factor": 0.5}},
-            "'partial_rotary_factor' is 1.0 and .* 0.5: they do not agree",
-        ),
     ],
-    ids=["experts", "base", "scaling", "share"],
+    ids=["experts", "scaling"],
 )
 def test_names_of_one_setting_that_differ(tmp_path: Path, changes: dict[str, Any], cause: str) -> None:
     with pytest.raises(ModelError, match=cause):

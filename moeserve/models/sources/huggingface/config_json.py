@@ -148,10 +148,6 @@ def rope_of(path: Path, config: Mapping[str, Any], mapping: HuggingFaceMapping) 
     """Returns RoPE's settings from `rope_parameters` (transformers 5), or from rope_theta and `rope_scaling`
     (before)."""
     scaling = _rope_settings(path, config)
-    for name in ("rope_theta", "partial_rotary_factor"):
-        outside, inside = config.get(name), scaling.get(name)
-        if None not in (outside, inside) and outside != inside:
-            raise _disagree(path, name, outside, f"{name} of RoPE's settings", inside)
     theta = scaling.get("rope_theta", config.get("rope_theta")) or mapping.rope_theta
     if theta is None:
         raise ModelError(path, "'rope_theta' is missing")
