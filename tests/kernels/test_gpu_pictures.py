@@ -26,7 +26,9 @@ from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import GREEDY, small_config
 from tests.support.deepstack_model import write_model
+from tests.support.gemma3_model import write_model as write_gemma3
 from tests.support.gemma_file import HIDDEN, VOCAB, write_gemma
+from tests.support.hugging_face_model import SETTINGS
 from tests.support.picture_fixture import (
     GEMMA_MODEL,
     MODEL,
@@ -87,6 +89,11 @@ DEEP = [
 SEEING = [
     case_of([(7 * at) % VOCAB for at in range(30)], 4, (1, 19), HIDDEN, rotates=False),
     case_of([(5 * at) % VOCAB for at in range(12)], 6, (1, 3), HIDDEN, rotates=False),
+]
+
+SEEN_BY_ALL = [
+    case_of([(7 * at) % 500 for at in range(30)], 4, (1, 19), SETTINGS["hidden_size"], rotates=False),
+    case_of([(5 * at) % 500 for at in range(12)], 6, (1, 3), SETTINGS["hidden_size"], rotates=False),
 ]
 
 
@@ -152,6 +159,16 @@ def test_rows_that_see_one_another(files: EmbeddingFiles, tmp_path: Path, option
         check_near(logits(runner, files, SEEING, chunk, whole=True), expected, ROWS_FROM_CPU)
     with pytest.raises(ValueError, match="before the end of a span that is computed whole"):
         logits(runner, files, SEEING, 7)
+
+
+@SLOW
+def test_all_layers_see_a_span_whole(files: EmbeddingFiles, tmp_path: Path) -> None:
+    """Gemma 3's, beside the CPU engine's; its longest span is longer than its windows."""
+    write_gemma3(tmp_path / "model")
+    expected = logits(build_cpu_runner(load(tmp_path / "model"), files), files, SEEN_BY_ALL, 256, whole=True)
+    runner = gpu_runner(files, tmp_path / "model")
+    assert runner.ready().whole_spans
+    check_near(logits(runner, files, SEEN_BY_ALL, 64, whole=True), expected, ROWS_FROM_CPU)
 
 
 @SLOW
