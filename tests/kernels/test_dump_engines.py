@@ -81,10 +81,11 @@ SMALL = {
 }  # fmt: skip
 OF_FAMILY: dict[str, dict[str, object]] = {
     "qwen3": {},
-    "glm4_moe": {"head_dim": 64, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "n_shared_experts": 1},
-    "deepseek_v3": {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "n_shared_experts": 1,
+    "glm4_moe": {"head_dim": 64, "n_routed_experts": 4, "num_experts": 4, "n_group": 2, "topk_group": 1,
+                 "n_shared_experts": 1},
+    "deepseek_v3": {"n_routed_experts": 4, "num_experts": 4, "n_group": 2, "topk_group": 1, "n_shared_experts": 1,
                     "attention_bias": True},
-    "deepseek_v2": {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "n_shared_experts": 1,
+    "deepseek_v2": {"n_routed_experts": 4, "num_experts": 4, "n_group": 2, "topk_group": 1, "n_shared_experts": 1,
                     "attention_bias": True, "first_k_dense_replace": 1},
     "minimax_m2": {"head_dim": 64, "num_local_experts": 4},
     "gpt_oss": {"num_local_experts": 4, "sliding_window": 2},
