@@ -44,7 +44,7 @@ def start_steps(
         _warm_up(engine, start, on_progress, ranks)
     before_timing()
     if is_gpu and ranks is not None and engine.facts.takes_parts:
-        choose_parts(engine, ranks.of_leader)
+        choose_parts(engine, max_model_len, ranks.of_leader)
     calibration = None
     if engine.can_stream:
         calibration = _choose_streaming(

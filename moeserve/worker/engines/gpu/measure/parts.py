@@ -16,10 +16,13 @@ LONGEST_S = 1.0  # larger sizes are not timed; they get the choice of half their
 log = logging.getLogger(__name__)
 
 
-def choose_parts(engine: GpuEngine, of_leader: Callable[[int], int]) -> None:
-    """Sets the engine's division of steps. Every rank calls it. of_leader: returns the first rank's value on all
-    ranks."""
-    found = [*_choose_decode_parts(engine, of_leader), *_choose_prompt_parts(engine, of_leader)]
+def choose_parts(engine: GpuEngine, max_model_len: int, of_leader: Callable[[int], int]) -> None:
+    """Sets the engine's division of steps. Every rank calls it. max_model_len: tokens of the longest request.
+    of_leader: returns the first rank's value on all ranks."""
+    found = [
+        *_choose_decode_parts(engine, of_leader),
+        *_choose_prompt_parts(engine, max_model_len, of_leader),
+    ]
     log.info("steps in parts over the GPUs: %s", "; ".join(found))
 
 
@@ -36,8 +39,12 @@ def _choose_decode_parts(engine: GpuEngine, of_leader: Callable[[int], int]) -> 
     engine.divide_decode_steps(divided)
 
 
-def _choose_prompt_parts(engine: GpuEngine, of_leader: Callable[[int], int]) -> Iterator[str]:
+def _choose_prompt_parts(
+    engine: GpuEngine, max_model_len: int, of_leader: Callable[[int], int]
+) -> Iterator[str]:
     for size in engine.prompt_sizes:
+        if size > max_model_len:  # a dummy prompt is one request, and its row of the slot table ends there
+            break
         taken = {}
         best = 1
         for parts in part_choices(size):
