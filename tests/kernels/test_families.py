@@ -38,6 +38,7 @@ OWN = [
     OWN_FIXTURES / "tiny-smollm3-f16.gguf",
     OWN_FIXTURES / "tiny-olmo3-f16.gguf",
     OWN_FIXTURES / "tiny-exaone4-f16.gguf",
+    OWN_FIXTURES / "tiny-glm4-f16.gguf",
     OWN_FIXTURES / "tiny-gemma2-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronh-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronhlatent-f16.gguf",
