@@ -146,7 +146,7 @@ def test_parameters(runner: Runner, plain: Runner, sampling: dict[str, Any], tem
     found, report = serve(runner, requests, MOST)
     assert found == expected
     # A mask that is late on a busy machine ends a run of drafts.
-    assert report.accepted_draft_tokens > (0 if "grammar" in sampling else ANSWER)
+    assert report.accepted_draft_tokens > (0 if "grammar" in sampling else ANSWER / 2)
 
 
 def test_preempted_and_cached(runner: Runner, plain: Runner) -> None:
