@@ -50,7 +50,11 @@ def test_files_that_are_no_tower(tmp_path: Path) -> None:
     whole = TruthTower(standardized=True, clamped=True).write(tmp_path / "whole.gguf").read_bytes()
     path = tmp_path / "mmproj.gguf"
     for old, new, words in (
-        (b"gemma4v", b"gemma4u", "has the projector 'gemma4u'; supported are 'qwen3vl_merger', 'gemma3', 'gemma4v'"),
+        (
+            b"gemma4v",
+            b"gemma4u",
+            "has the projector 'gemma4u'; supported are 'qwen3vl_merger', 'gemma3', 'gemma4v'",
+        ),
         (b"v.std_scale", b"v.std_skale", "v.std_scale is missing"),
         (b"v.blk.1.attn_out.output_max", b"v.blk.1.attn_out.output_mix", "attn_out.output_max is missing"),
         (b"v.position_embd.weight", b"v.position_embt.weight", "v.position_embd.weight is not a table"),
