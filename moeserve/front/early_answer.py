@@ -2,9 +2,9 @@
 
 A stream of server-sent events gets comments that tell the load's progress. A later failure is an event in the API's
 error shape. A JSON answer gets blank lines, which JSON allows, after half a minute. After a later failure the body is
-the error's JSON (as in `transport/sse.py`). A stream of lines of JSON (Ollama's) gets blanks before its first line,
-also after half a minute: its clients parse each line, and some fail at an empty one. A later failure is a line with an
-error.
+the error's JSON, and breaks off if the server failed (as in `transport/sse.py`). A stream of lines of JSON (Ollama's)
+gets blanks before its first line, also after half a minute: its clients parse each line, and some fail at an empty one.
+A later failure is a line with an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from typing import Any, Final, TypeVar
 import orjson
 from starlette.types import Send
 
-from moeserve.httpserver.transport.sse import BEAT_S, BLANK, BLANKS_AFTER_S, COMMENTS_AFTER_S, send_part
+from moeserve.httpserver.transport.sse import (
+    BEAT_S,
+    BLANK,
+    BLANKS_AFTER_S,
+    COMMENTS_AFTER_S,
+    breaks_off,
+    send_part,
+)
 
 PROGRESS_S: Final = 1.0  # between two comments with different texts
 
@@ -56,8 +63,8 @@ class EarlyAnswer(ABC):
         return working.result()
 
     @abstractmethod
-    async def fail(self, body: Mapping[str, Any]) -> None:
-        """Ends an answer that has begun. The end is an error in the shape of the answer's API."""
+    async def fail(self, status: int, body: Mapping[str, Any]) -> None:
+        """Ends an answer that has begun. The end is an error in the shape of the answer's API; `status` is its own."""
 
     @abstractmethod
     def _beat(self) -> bytes: ...
@@ -82,7 +89,7 @@ class EarlyEvents(EarlyAnswer):
         super().__init__(send)
         self._text = text
 
-    async def fail(self, body: Mapping[str, Any]) -> None:
+    async def fail(self, status: int, body: Mapping[str, Any]) -> None:
         await send_part(self._send, error_event(body), False)
 
     def _beat(self) -> bytes:
@@ -94,8 +101,8 @@ class EarlyJson(EarlyAnswer):
     media_type = b"application/json"
     patience = BLANKS_AFTER_S
 
-    async def fail(self, body: Mapping[str, Any]) -> None:
-        await send_part(self._send, orjson.dumps(body), False)
+    async def fail(self, status: int, body: Mapping[str, Any]) -> None:
+        await send_part(self._send, orjson.dumps(body), False, breaks_off=breaks_off(status))
 
     def _beat(self) -> bytes:
         return b"\n"
@@ -105,7 +112,7 @@ class EarlyLines(EarlyAnswer):
     media_type = b"application/x-ndjson"
     patience = BLANKS_AFTER_S
 
-    async def fail(self, body: Mapping[str, Any]) -> None:
+    async def fail(self, status: int, body: Mapping[str, Any]) -> None:
         await send_part(self._send, orjson.dumps(body) + b"\n", False)
 
     def _beat(self) -> bytes:

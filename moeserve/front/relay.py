@@ -154,7 +154,7 @@ class _Exchange:
                 raise
             note_refusal(self._scope, error)
             assert self.early is not None
-            await self.early.fail(self._error_body(error))
+            await self.early.fail(error.status, self._error_body(error))
 
     @property
     def _have_begun(self) -> bool:
@@ -247,11 +247,12 @@ class _Exchange:
         """Passes on an error after the status 200 has been sent."""
         assert self.early is not None
         try:
-            await self.early.fail(orjson.loads(await answer.read()))
+            await self.early.fail(answer.status, orjson.loads(await answer.read()))
         except (aiohttp.ClientError, OSError) as error:
             raise _Unanswered from error
         except (orjson.JSONDecodeError, AttributeError):
-            await self.early.fail(self._error_body(self._lost()))
+            lost = self._lost()
+            await self.early.fail(lost.status, self._error_body(lost))
 
     async def _end_cut(self, content_type: str, error: Exception) -> None:
         """Ends an answer whose server was lost in the middle of the answer."""
@@ -261,7 +262,8 @@ class _Exchange:
             await send_part(self._send, error_event(body), False)
         elif content_type == "application/x-ndjson":
             await send_part(self._send, orjson.dumps(body) + b"\n", False)
-        # Any other answer: the connection is closed without the body's end.
+        else:
+            await send_part(self._send, b"", False, breaks_off=True)
 
     def _lost(self) -> ApiError:
         message = f"the server of the model {self._model.name!r} was lost while it had the request; try again"

@@ -103,13 +103,16 @@ def test_json_that_waits_has_blanks_before_it() -> None:
     assert [message["more_body"] for message in slow[1:]] == [True] * (len(slow) - 2) + [False]
 
 
-def test_a_failure_after_blanks_is_json_of_an_error() -> None:
-    """The body has its end, else clients tell a lost connection only. A failure in time has its own status."""
+@pytest.mark.parametrize("status", [400, 404, 500, 503, 504])
+def test_a_failure_after_blanks_is_json_of_an_error(status: int) -> None:
+    """A failure of the server breaks the body off: clients repeat the request. A failure in time has its own status."""
     with pytest.raises(ApiError):
-        sent_by(awaited(0.0, ApiError(500, "broken")))
-    slow = sent_by(awaited(0.12, ApiError(500, "broken")))
+        sent_by(awaited(0.0, ApiError(status, "broken")))
+    slow = sent_by(awaited(0.12, ApiError(status, "broken")))
     assert json.loads(body_of(slow))["error"]["message"] == "broken"
     assert [message["more_body"] for message in slow[1:]] == [True] * (len(slow) - 2) + [False]
+    assert sse.BREAKS_OFF not in slow[-2]
+    assert slow[-1].get(sse.BREAKS_OFF, False) == (status >= 500)
 
 
 def test_a_queued_stream_has_its_head_at_once(server: HttpServer) -> None:

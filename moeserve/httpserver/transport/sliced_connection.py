@@ -17,6 +17,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from moeserve.httpserver.transport.held_input import BLANKS_SLICE, HEAD_SLICE, HeldInput
+from moeserve.httpserver.transport.sse import BREAKS_OFF
 from moeserve.httpserver.transport.turns import (
     BYTE_S,
     CONNECTION_S,
@@ -231,12 +232,15 @@ class SlicedHttpProtocol(HttpToolsProtocol):
         self.cycle.keep_alive = self._keeps_alive
 
     def _ending(self, cycle: RequestResponseCycle) -> SendMessage:
-        """Returns a `send` for the cycle that adds `connection: close` if the answer is the connection's last."""
+        """Returns a `send` for the cycle that adds `connection: close` if the answer is the connection's last, and
+        sends a body that breaks off without its end."""
         plain: SendMessage = cycle.send
 
         async def send(message: ASGISendEvent) -> None:
             if message["type"] == "http.response.start":
                 cycle.keep_alive &= not self._is_arriving
+            elif message["type"] == "http.response.body" and BREAKS_OFF in message:
+                message = {**message, "body": _without_end(cycle, message.get("body", b""))}
             await plain(message)
 
         return send
@@ -300,6 +304,15 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             self.transport.close()
         else:
             self._turns.ask(self)
+
+
+def _without_end(cycle: RequestResponseCycle, part: bytes) -> bytes:
+    """Returns what the socket gets of the last part of a body that breaks off. The cycle sends it as it is, and then
+    closes the connection."""
+    if cycle.chunked_encoding:
+        part = b"%x\r\n%b\r\n" % (len(part), part) if part else b""
+    cycle.chunked_encoding, cycle.expected_content_length, cycle.keep_alive = False, len(part), False
+    return part
 
 
 def _has_path(url: bytes) -> bool:

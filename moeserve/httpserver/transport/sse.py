@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 import orjson
 from fastapi import Request, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.httpserver.transport.refuse import note_refusal, request_id_of
@@ -25,6 +25,9 @@ COMMENTS_AFTER_S: Final = 0.5  # by then a request that is going to be refused h
 BLANKS_AFTER_S: Final = 30.0  # half of nginx's default timeout
 BEAT_S: Final = 10.0
 BLANK: Final = b" "  # between two lines of JSON
+BREAKS_OFF: Final = (
+    "moeserve.breaks_off"  # of an ASGI message: the connection is closed without the body's end
+)
 
 
 class ClientGone(Exception):
@@ -52,9 +55,8 @@ class _Awaited(Response):
     """JSON that may take longer than proxies and clients wait for the first byte of an answer (nginx 60 s, Node 300 s).
 
     An answer within BLANKS_AFTER_S has its own status. After that time, status 200 is sent, and then blanks, which JSON
-    allows, until the JSON comes. A failure can then no longer set the status: the body is the error's JSON, in which
-    the client reads the cause. (A body without its end tells clients no more than that the connection was lost, and
-    they repeat the request.)"""
+    allows, until the JSON comes. A failure can then no longer set the status: the body is the error's JSON. If it is a
+    failure of the server, the body breaks off after that JSON (`breaks_off`)."""
 
     media_type = JsonResponse.media_type
 
@@ -81,7 +83,7 @@ class _Awaited(Response):
                 if not parts.have_begun:
                     raise
                 note_refusal(scope, error)
-                await parts.end(orjson.dumps(self._error_body(error)))
+                await parts.end(orjson.dumps(self._error_body(error)), breaks_off=breaks_off(error.status))
                 return
             if not parts.have_begun:
                 self.headers["content-length"] = str(len(content))
@@ -173,9 +175,9 @@ class _Parts:
     async def send(self, part: bytes) -> None:
         await self._write(part, more=True)
 
-    async def end(self, part: bytes) -> None:
-        """Sends the last part."""
-        await self._write(part, more=False)
+    async def end(self, part: bytes, *, breaks_off: bool = False) -> None:
+        """Sends the last part. breaks_off: the body gets no end."""
+        await self._write(part, more=False, breaks_off=breaks_off)
 
     @contextlib.asynccontextmanager
     async def beating(self) -> AsyncIterator[None]:
@@ -195,12 +197,12 @@ class _Parts:
                 else:
                     await self._write(self._beat, more=True)
 
-    async def _write(self, part: bytes, more: bool) -> None:
+    async def _write(self, part: bytes, more: bool, breaks_off: bool = False) -> None:
         async with self._sending:
             if not self.have_begun:
                 self.have_begun = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
-            await send_part(self._send, part, more)
+            await send_part(self._send, part, more, breaks_off=breaks_off)
             self._sent_at = time.monotonic()
 
 
@@ -216,11 +218,24 @@ def _named_event(chunk: Mapping[str, Any]) -> bytes:
     return b"event: " + str(chunk["type"]).encode() + b"\n" + _event(chunk)
 
 
-async def send_part(send: Send, part: bytes, more: bool) -> None:
-    """Sends a part of an answer. Waits while the client's socket is full, which delays only this request."""
+def breaks_off(status: int) -> bool:
+    """Returns whether JSON that has begun with status 200 and fails with `status` is sent without the body's end.
+
+    Libraries of clients raise an error for such a body and repeat the request, as they do for these statuses. A
+    complete body with status 200 they take for an answer, and fail where they look for its text. An error of the
+    request itself must not be repeated: its body is complete."""
+    return status >= 500
+
+
+async def send_part(send: Send, part: bytes, more: bool, *, breaks_off: bool = False) -> None:
+    """Sends a part of an answer. Waits while the client's socket is full, which delays only this request. breaks_off:
+    it is the last part of a body that gets no end (`sliced_connection.py`)."""
+    message: Message = {"type": "http.response.body", "body": part, "more_body": more}
+    if breaks_off:
+        message[BREAKS_OFF] = True
     try:
         async with asyncio.timeout(SEND_TIMEOUT_S):
-            await send({"type": "http.response.body", "body": part, "more_body": more})
+            await send(message)
     except TimeoutError:
         raise ClientGone from None
 

@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from moeserve.front import early_answer
 from moeserve.front.early_answer import EarlyAnswer, EarlyEvents, EarlyJson, EarlyLines, error_event
-from moeserve.httpserver.transport.sse import BEAT_S, BLANKS_AFTER_S
+from moeserve.httpserver.transport.sse import BEAT_S, BLANKS_AFTER_S, BREAKS_OFF
 from tests.support.virtual_time import Clock
 
 
@@ -32,6 +32,10 @@ class Client:
     @property
     def has_end(self) -> bool:
         return any(not message.get("more_body", True) for _, message in self.messages)
+
+    @property
+    def is_broken_off(self) -> bool:
+        return BREAKS_OFF in self.messages[-1][1]
 
 
 @pytest.fixture
@@ -82,9 +86,20 @@ def test_json_gets_blanks_only_after_half_a_minute(clock: Clock) -> None:
     clock.run(early.until(after(BLANKS_AFTER_S + 1), nothing))
     assert early.have_begun
     assert client.body == b"\n"
-    clock.run(early.fail({"error": {"message": "too late"}}))
+    clock.run(early.fail(404, {"error": {"message": "too late"}}))
     assert client.body == b'\n{"error":{"message":"too late"}}'
-    assert client.has_end, "else a client knows no more than that the connection was lost"
+    assert client.has_end
+    assert not client.is_broken_off
+
+
+def test_json_breaks_off_if_the_server_fails(clock: Clock) -> None:
+    """Then clients repeat the request."""
+    client = Client(clock)
+    early = EarlyJson(client.send)
+    clock.run(early.until(after(BLANKS_AFTER_S + 1), nothing))
+    clock.run(early.fail(503, {"error": {"message": "lost"}}))
+    assert client.body == b'\n{"error":{"message":"lost"}}'
+    assert client.is_broken_off
 
 
 def test_lines_of_json_get_blanks_that_every_line_may_begin_with(clock: Clock) -> None:
@@ -94,7 +109,7 @@ def test_lines_of_json_get_blanks_that_every_line_may_begin_with(clock: Clock) -
     assert not client.messages
     clock.run(early.until(after(BLANKS_AFTER_S + 2 * BEAT_S), nothing))
     assert early.have_begun
-    clock.run(early.fail({"error": "too late"}))
+    clock.run(early.fail(503, {"error": "too late"}))
     assert client.body.decode().startswith("  ")
     (line,) = client.body.decode().splitlines()
     assert json.loads(line) == {"error": "too late"}
@@ -110,7 +125,7 @@ def test_lines_of_json_get_blanks_that_every_line_may_begin_with(clock: Clock) -
 )
 def test_a_stream_ends_with_an_error_of_its_api(clock: Clock, body: dict[str, Any], event: bytes) -> None:
     client = Client(clock)
-    clock.run(EarlyEvents(client.send, lambda: "").fail(body))
+    clock.run(EarlyEvents(client.send, lambda: "").fail(503, body))
     assert client.body == event == error_event(body)
     assert client.has_end
 

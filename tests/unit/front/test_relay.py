@@ -143,10 +143,20 @@ def test_half_of_a_json_answer_is_cut(tmp_path: Path) -> None:
     half = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
     client, world, _ = relayed(tmp_path, Life(half + b'{"id": 1'), WHOLE, asked=Asked())
     assert client.body == b'{"id": 1'
-    assert client.messages[-1]["more_body"] is True, "no client takes it for a whole answer"
+    assert sse.BREAKS_OFF in client.messages[-1], "no client takes it for a whole answer"
     assert len(world.started) == 1
     client, _, _ = relayed(tmp_path, Life(half + b"\n\n"), WHOLE, asked=Asked())
     assert client.body == b"\n\n" + ANSWER
+
+
+def test_an_answer_that_its_server_breaks_off_is_not_sent_again(tmp_path: Path) -> None:
+    """It says why: the request has failed, and the server may be well."""
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    error = b'{"error":{"message":"it took longer than --request-timeout"}}'
+    client, world, _ = relayed(tmp_path, Life(head + chunk(b"\n") + chunk(error)), WHOLE, asked=Asked())
+    assert client.body == b"\n" + error
+    assert sse.BREAKS_OFF in client.messages[-1]
+    assert len(world.started) == 1
 
 
 def test_what_may_not_be_repeated_is_sent_once(tmp_path: Path) -> None:
