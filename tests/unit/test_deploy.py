@@ -139,10 +139,10 @@ def test_dockerfile_has_no_root_and_a_compiler_for_cuda_alone() -> None:
     assert found[""] == [("FROM", "runtime")], "what a build without --target makes"
     runtime = found["runtime"]
     assert runtime[-1][0] == "ENTRYPOINT"
-    assert [rest for name, rest in runtime if name == "USER"] == ["moeserve"]
+    assert [rest for name, rest in runtime if name == "USER"] == ["10001"], "a number, for runAsNonRoot"
     assert not any("apt-get" in rest for _, rest in runtime), "no compiler in the CPU's image"
     assert found["cuda"][0] == ("FROM", "runtime AS cuda")
-    assert [rest for name, rest in found["cuda"] if name == "USER"] == ["root", "moeserve"]
+    assert [rest for name, rest in found["cuda"] if name == "USER"] == ["root", "10001"]
     (check,) = (rest for name, rest in runtime if name == "HEALTHCHECK")
     command = json.loads(check[check.index("[") :])
     compile(command[2], "healthcheck", "exec")
