@@ -13,13 +13,17 @@ MAX_OPEN_FILES: Final = 65536
 MIN_OPEN_FILES: Final = 256
 # address space that PyTorch's libraries map in the worker before any weights are loaded
 MIN_ADDRESS_SPACE: Final = 3 * GIB // 2
+# Python's guard against deep recursion counts calls, not bytes: on a smaller stack a nested request ends the process.
+MIN_STACK: Final = 2 << 20
+USUAL_STACK: Final = 8 << 20  # of Linux distributions; a thread's stack has the size of this limit
 # linux/capability.h: the bit of those who may lock all memory, as root may outside of containers
 _CAP_IPC_LOCK: Final = 14
 
 
 def prepare_limits() -> None:
-    """Raises the soft limit of open files, which all child processes inherit; the usual 1024 is below the number of
-    connections that the queue holds. Raises ConfigError if a hard limit is too low for any server."""
+    """Raises the soft limits of open files and of the stack, which all child processes inherit: the usual 1024 files
+    are below the number of connections that the queue holds. Raises ConfigError if a hard limit is too low for any
+    server."""
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < MIN_OPEN_FILES:
         raise ConfigError(
@@ -29,12 +33,25 @@ def prepare_limits() -> None:
     wanted = MAX_OPEN_FILES if files == resource.RLIM_INFINITY else min(files, MAX_OPEN_FILES)
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, files))
+    _prepare_stack()
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY and space < MIN_ADDRESS_SPACE:
         raise ConfigError(
             f"the limit of address space is {space / GIB:.2f} GiB, and a server needs {MIN_ADDRESS_SPACE / GIB:.1f} "
             "GiB beside weights and KV cache: raise it (ulimit -v unlimited, LimitAS= of systemd)"
         )
+
+
+def _prepare_stack() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    if hard != resource.RLIM_INFINITY and hard < MIN_STACK:
+        raise ConfigError(
+            f"the limit of the stack is {hard >> 10} KiB, and a server needs {MIN_STACK >> 10}: raise it (ulimit -s, "
+            "LimitSTACK= of systemd, stack of Docker's ulimits)"
+        )
+    if soft != resource.RLIM_INFINITY and soft < USUAL_STACK:
+        wanted = USUAL_STACK if hard == resource.RLIM_INFINITY else min(hard, USUAL_STACK)
+        resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
 
 
 def bound_memory(more: int) -> None:

@@ -112,6 +112,10 @@ def listen_at(path: Path) -> socket.socket:
     """Opens a listening Unix socket, and replaces one that has no listener any more. Raises ConfigError."""
     listener = socket.socket(socket.AF_UNIX)
     try:
+        if path.is_dir():
+            raise ConfigError(f"--uds: {path} is a folder: name a file in it that is not there yet")
+        if path.exists() and not path.is_socket():
+            raise ConfigError(f"--uds: {path} is a file that is no socket")
         if path.is_socket():
             with socket.socket(socket.AF_UNIX) as other:
                 if other.connect_ex(str(path)) == 0:

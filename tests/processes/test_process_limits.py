@@ -21,6 +21,7 @@ MIB = 1 << 20
     ("kind", "limit", "said"),
     [
         (resource.RLIMIT_NOFILE, 20, "the limit of open files is 20, and a server needs 256 at least"),
+        (resource.RLIMIT_STACK, MIB, "the limit of the stack is 1024 KiB, and a server needs 2048"),
         (resource.RLIMIT_AS, 1000 * MIB, "the limit of address space is 0.98 GiB"),
         # The code fits, weights and KV do not: the worker says so.
         pytest.param(
@@ -45,6 +46,23 @@ def test_a_limit_that_is_too_low_is_told(kind: int, limit: int, said: str) -> No
     assert result.returncode == EXIT_FAILED, result.stderr
     assert said in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_a_low_soft_limit_of_the_stack_is_raised() -> None:
+    """A request of a thousand nested lists would otherwise end the process that reads it."""
+    said = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import resource; from moeserve.processes.limits import prepare_limits; prepare_limits(); "
+            "print(resource.getrlimit(resource.RLIMIT_STACK)[0] >> 20)",
+        ],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_STACK, (128 << 10, 64 * MIB)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert said.stdout == "8\n", said.stderr
 
 
 def test_a_request_that_takes_too_much_memory_ends_alone() -> None:
