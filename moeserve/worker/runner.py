@@ -11,20 +11,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from moeserve.messages.adapters import AdaptersReport, AdapterState, AdaptersWanted
-from moeserve.messages.pages import PageReport
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import (
     ExpertUse,
     NewSeq,
     Row,
-    Sampled,
     StepPlan,
     StepResult,
     WorkerReady,
@@ -39,33 +36,13 @@ from moeserve.worker.drafts.forced_acceptance import ForcedAcceptance
 from moeserve.worker.drafts.run_sampler import RunSampler
 from moeserve.worker.engines.disk_experts import DiskExperts
 from moeserve.worker.engines.engine import Engine
-from moeserve.worker.recording.step_recorder import StepRecord, StepRecorder
+from moeserve.worker.plans.launched_step import LaunchedStep
+from moeserve.worker.plans.plan_orders import PlanOrders
+from moeserve.worker.recording.step_recorder import StepRecorder
 from moeserve.worker.sequences import Sequences, StepLayout, entries, log_bound
 from moeserve.worker.tiers.page_mover import PageMover
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class LaunchedStep:
-    """A launched step whose result is not read yet."""
-
-    plan: StepPlan
-    layout: StepLayout
-    record: StepRecord | None
-    started: float
-    compiled: int  # StepResult.kernels_compiled, after all is launched
-    prompt_logprobs: dict[int, list[TokenLogprob]]
-    sampled: list[Sampled] = field(default_factory=list)  # results read so far
-    mask_ms: dict[int, float] = field(default_factory=dict)
-    mask_wait_s: float = 0.0
-    drafted: list[int] | None = None  # drafts of each row; None: no drafts
-    draft_ms: float = 0.0  # StepResult.draft_ms
-    draft_read_ms: float = 0.0
-    unread_rows: list[int] = field(default_factory=list)
-    launched: float = 0.0  # time when its layers were launched
-    is_launched: bool = False  # True: all of it is launched; False: all but the sampling
-    unread: slice | None = None  # the group of sampled rows whose tokens are not read yet
 
 
 class Runner:
@@ -108,8 +85,7 @@ class Runner:
         self._recorder = recorder
         self._disk = disk
         self._table = table
-        self._pages = pages
-        self._grammars: dict[int, str] = {}  # grammars of plans, by number, until they are dropped
+        self._orders = PlanOrders(engine, pages, disk)
         self._step_ended = time.perf_counter()
         self._under_way: LaunchedStep | None = None
         # Whether any plan `may_follow`.
@@ -127,9 +103,8 @@ class Runner:
         """Runs one plan. Plans come from the router and are trusted; any exception is fatal to the worker."""
         if not plan.rows:
             idle_ms = (time.perf_counter() - self._step_ended) * 1e3
-            self._move_state(plan)
-            self._hold_grammars(plan)
-            return StepResult(plan.step, [], {}, 0.0, idle_ms, pages=self._page_report(may_wait=True))
+            self._orders.execute(plan)
+            return StepResult(plan.step, [], {}, 0.0, idle_ms, pages=self._orders.page_report(may_wait=True))
         self.start(plan)
         return self.finish()
 
@@ -197,41 +172,30 @@ class Runner:
         if step.record is not None:
             step.record.finish(step.sampled)
         ended = time.perf_counter()
-        idle_s = max(0.0, step.started - self._step_ended)
-        # The host may have been launching the next step when this one ended.
-        draft_wait_ms = 0.0
-        compute_ms = device_ms or (ended - max(step.started, self._step_ended)) * 1e3
-        if device_ms and step.drafted is not None:
-            # A step with drafts is launched when the tokens before it are known, so the device waits for the host.
-            compute_ms = (ended - step.started) * 1e3
-            before, after = (step.launched - step.started) * 1e3, max(compute_ms - device_ms, 0.0)
-            draft_wait_ms = max(before - step.draft_ms, 0.0) + after
-            late_ms = None if self._drafts is None else self._drafts.late_ms
-            if late_ms is not None:  # the GPU drafts while the host launches the step
-                draft_wait_ms = step.draft_ms + max(before - step.draft_ms - late_ms, 0.0) + after
-                step.draft_ms = late_ms
+        late_ms = None if self._drafts is None else self._drafts.late_ms
+        times = step.times(ended, self._step_ended, device_ms, late_ms)
         self._step_ended, self._under_way = ended, None
         if step.compiled:
             log.warning(
                 "step %d waited for %d kernels to be compiled or loaded, or CUDA graphs to be captured: %.0f ms",
                 step.plan.step,
                 step.compiled,
-                compute_ms,
+                times.compute_ms,
             )
-        pages, cache = self._page_report(), self.engine.take_expert_cache_counts()
+        pages, cache = self._orders.page_report(), self.engine.take_expert_cache_counts()
         disk = None if self._disk is None else self._disk.end_step(step.layout, self._sequences)
         return StepResult(
             step.plan.step,
             step.sampled,
             step.prompt_logprobs,
-            compute_ms,
-            idle_s * 1e3,
+            times.compute_ms,
+            times.idle_ms,
             step.compiled,
             step.mask_ms,
             pages,
             cache,
-            step.draft_ms,
-            draft_wait_ms,
+            times.draft_ms,
+            times.draft_wait_ms,
             None if disk is None else disk.counts,
             None if self._table is None else TableRowCounts(*self._table.take_counts()),
             {} if disk is None else disk.failed_rows,
@@ -243,8 +207,7 @@ class Runner:
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         """Launches all but the sampling."""
         started = time.perf_counter()
-        self._move_state(plan)
-        self._hold_grammars(plan)
+        self._orders.execute(plan)
         compiled_before = self.engine.kernels_compiled
         for seq in plan.new_seqs:
             self._bind(seq)
@@ -273,35 +236,12 @@ class Runner:
             launched=time.perf_counter(),
         )
 
-    def _move_state(self, plan: StepPlan) -> None:
-        """Executes the plan's page orders and state copies."""
-        pages = self._pages if plan.pages is not None else None
-        if pages is not None and plan.pages is not None:
-            pages.write(plan.pages, self._disk)
-        if plan.state_copies:
-            copies = np.frombuffer(plan.state_copies, np.int32).reshape(-1, 2)
-            self.engine.copy_states(copies)
-            if self._disk is not None:
-                self._disk.states_copied(copies)
-        if pages is not None and plan.pages is not None:
-            pages.load(plan.pages)
-            if self._disk is not None:
-                self._disk.loaded(plan.pages)
-
-    def _hold_grammars(self, plan: StepPlan) -> None:
-        self._grammars |= plan.grammars
-        for number in plan.dropped_grammars:
-            del self._grammars[number]
-
-    def _page_report(self, *, may_wait: bool = False) -> PageReport | None:
-        return None if self._pages is None else self._pages.report(may_wait=may_wait)
-
     def rehearse(self, plan: StepPlan) -> StepResult:
         """`step` before the first request, in free slots: leaves no KV, counts or records."""
         recorder, self._recorder = self._recorder, None
-        pages, self._pages = self._pages, None
-        result = self.step(plan)
-        self._recorder, self._pages = recorder, pages
+        with self._orders.without_pages():
+            result = self.step(plan)
+        self._recorder = recorder
         self.engine.forget(StepLayout(plan.rows))
         return result
 
@@ -312,9 +252,7 @@ class Runner:
 
     def router_lost(self) -> None:
         """Forgets the plans so far: the next one comes from another router."""
-        self._grammars.clear()
-        if self._pages is not None:
-            self._pages.start_again()
+        self._orders.router_lost()
         if self._adapters is not None:
             self._adapters.forget_orders()
 
@@ -343,7 +281,7 @@ class Runner:
         self.engine.bind(seq, tokens)
         sampling = seq.sampling
         if seq.grammar:
-            sampling = msgspec.structs.replace(sampling, grammar=self._grammars[seq.grammar])
+            sampling = msgspec.structs.replace(sampling, grammar=self._orders.grammars[seq.grammar])
         self._constraints.bind(seq.req_slot, sampling, tokens[seq.num_prompt :], seq.tenant)
 
     def _prompt_logprobs(self, rows: list[Row], layout: StepLayout) -> dict[int, list[TokenLogprob]]:

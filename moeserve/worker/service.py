@@ -26,7 +26,7 @@ from rpyc.core.stream import SocketStream
 from moeserve.messages import codec, rpc
 from moeserve.messages.steps import WorkerError
 from moeserve.messages.worker import Worker, WorkerAnswer
-from moeserve.worker.plans_ahead import PlansAhead
+from moeserve.worker.plans.plans_ahead import PlansAhead
 
 # Time without a call after which postponed work is done. A router that has just connected needs a moment for its first
 # plan.

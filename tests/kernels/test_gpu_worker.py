@@ -233,7 +233,7 @@ def routes(runner: Runner) -> torch.Tensor:
 
 def pool_routes(runner: Runner) -> list[torch.Tensor]:
     """Tokens that the pool has computed so far, for each layer and each expert in RAM."""
-    handoff = gpu_engine(runner)._model._ffn._handoff
+    handoff = gpu_engine(runner)._model._ffn.ram.handoff
     assert handoff is not None
     return [handoff.expert_token_counts(layer)[0].clone() for layer in range(2)]
 

@@ -9,6 +9,7 @@ from typing import Any
 import tests.kernels.triton_device  # noqa: F401  # isort: skip  (first: it sets up the interpreter)
 from moeserve.worker.engines.gpu.measure.parts import choose_parts
 from moeserve.worker.engines.gpu.steps.step_path import StepFacts
+from moeserve.worker.engines.gpu.steps.step_paths import StepPaths
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -21,11 +22,11 @@ def timed_prompts(max_model_len: int) -> list[int]:
         found.append(n)
         return lambda: None
 
+    facts = StepFacts(SIZES, max_decode_size=0)
     engine: Any = SimpleNamespace(
-        facts=StepFacts(SIZES, max_decode_size=0),
+        facts=facts,
         prompt_sizes=[size for size in SIZES if size > 8],
-        divide_decode_steps=lambda sizes: None,
-        divide_prompts=lambda size, parts: None,
+        paths=StepPaths(facts),
         dummy_steps=SimpleNamespace(prompt=prompt),
     )
     choose_parts(engine, max_model_len, lambda value: value)

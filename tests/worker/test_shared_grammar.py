@@ -110,7 +110,7 @@ def test_router_and_worker_have_it_once_until_the_last_choice_ends() -> None:
     run(scheduler, worker, 2)
     scheduler.add(requests[-1])  # a later step binds it
     run(scheduler, worker, 2)
-    assert worker.runner._grammars == {1: GRAMMAR}
+    assert worker.runner._orders.grammars == {1: GRAMMAR}
     assert len(worker.runner._constraints._compiler._compiled) == 1
     assert worker.num_bytes < len(GRAMMAR) + 4 * SMALL
 
@@ -120,9 +120,9 @@ def test_router_and_worker_have_it_once_until_the_last_choice_ends() -> None:
     run(scheduler, worker, 100)
     assert not scheduler.num_open
     assert worker.num_bytes < len(GRAMMAR) + 8 * SMALL
-    assert worker.runner._grammars == {2: GRAMMAR}
+    assert worker.runner._orders.grammars == {2: GRAMMAR}
 
     other = SamplingParams(max_tokens=1, seed=1)
     scheduler.add(GenerateRequest(engine.next_id(), bytes(4), other, TextOptions(), 0.0))
     run(scheduler, worker, 1)
-    assert worker.runner._grammars == {}
+    assert worker.runner._orders.grammars == {}

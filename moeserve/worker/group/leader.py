@@ -45,8 +45,9 @@ from moeserve.worker.engines.engine import Engine
 from moeserve.worker.group.expert_use import rank_experts, together
 from moeserve.worker.group.line import receive_from_follower, send
 from moeserve.worker.group.ranks import RankGroup, set_environment
+from moeserve.worker.plans.launched_step import LaunchedStep
 from moeserve.worker.recording.step_recorder import StepRecorder
-from moeserve.worker.runner import LaunchedStep, Runner
+from moeserve.worker.runner import Runner
 
 FOLLOWER = (sys.executable, "-P", "-m", "moeserve.worker.loading.group.follower")
 EXIT_TIMEOUT_S = 5.0

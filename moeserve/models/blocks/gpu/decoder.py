@@ -204,7 +204,7 @@ class GpuDecoder:
 
     def pool_reads(self, layers: npt.NDArray[np.bool_]) -> int:
         """Returns how many experts of these layers the CPU pool has read since start-up. Call it only between steps."""
-        return self._ffn.pool_reads(layers)
+        return self._ffn.ram.pool_reads(layers)
 
     @property
     def num_kv_slots(self) -> int:
@@ -219,11 +219,11 @@ class GpuDecoder:
     @property
     def can_stream(self) -> bool:
         """True if experts in RAM can be streamed to the GPU."""
-        return self._ffn.can_stream
+        return self._ffn.ram.expert_stream is not None
 
     def streams(self, batch: GpuBatch) -> bool:
         """Returns whether the step streams experts from RAM to the GPU."""
-        return self._ffn.streams(batch)
+        return self._ffn.ram.streams(batch)
 
     def place_embeddings(self, size: int, embedded: Sequence[tuple[int, Tensor]]) -> None:
         """Launches the copies of embeddings into the next step's rows. Call it before `forward`. size: the step's
@@ -260,11 +260,11 @@ class GpuDecoder:
     def begin(self, batch: GpuBatch | None = None) -> None:
         """Starts the host's work for the experts in RAM. Call it before each `forward`, and with None before each
         replay of a CUDA graph, which does not include it."""
-        self._ffn.begin(batch)
+        self._ffn.ram.begin(batch)
 
     def check(self) -> None:
         """Call it after a step. Raises HandoffError if the CPU failed; the step's results are then invalid."""
-        self._ffn.check()
+        self._ffn.ram.check()
 
     def forward(self, batch: GpuBatch, observer: LayerObserver | None = None, part: StepPart = WHOLE) -> None:
         """Launches all layers. The input of `logits` stays valid until the next call. With an observer, waits after

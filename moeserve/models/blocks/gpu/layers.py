@@ -173,7 +173,7 @@ class GpuLayers:
 
     def show(self, index: int, s: GpuWorkspace, observer: LayerObserver) -> None:
         """Shows a layer to the observer. Sums are computed on the CPU, because all GPU memory is planned."""
-        parts, weights, ids, pool_sum = self._ffn.pending(index, s)
+        parts, weights, ids, pool_sum = self._ffn.outputs.pending(index, s)
         output = torch.zeros(s.rows, self._shape.hidden_size) if pool_sum is None else pool_sum.cpu()
         if parts is not None:
             each = parts.cpu().float()  # under the interpreter no copy: not to be changed in place
@@ -182,7 +182,7 @@ class GpuLayers:
             if ids is not None:
                 each = each.masked_fill(ids.cpu()[:, :, None] < 0, 0.0)
             output = output + each.sum(dim=1)
-        output = self._ffn.behind_norms(index, s, output)
+        output = self._ffn.outputs.behind_norms(index, s, output)
         after_attention, has_ffn = s.x, self._layers[index].ffn is not None
         if self._ffn.inputs.leaves_attended(index, s) or not has_ffn:
             after_attention = s.x.cpu() + s.output.view(s.rows, -1).cpu().float()
@@ -190,7 +190,7 @@ class GpuLayers:
             self._first_layer + index,  # the observer has seen the CPU's layers
             after_attention=after_attention,
             expert_input=s.router_input,
-            routing=self._ffn.routing(index, s),
+            routing=self._ffn.outputs.routing(index, s),
             expert_output=output if has_ffn else torch.zeros_like(output),
         )
 

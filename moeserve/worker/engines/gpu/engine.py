@@ -7,9 +7,8 @@ the tokens on the GPU. If the first layers are on the CPU (`cpu_stage.py`), it f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -38,14 +37,15 @@ from moeserve.worker.engines.gpu.sampler import GpuSampler
 from moeserve.worker.engines.gpu.step_launcher import StepLauncher
 from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
 from moeserve.worker.engines.gpu.steps.graph_steps import GraphSteps
+from moeserve.worker.engines.gpu.steps.inputs_maker import inputs_maker
 from moeserve.worker.engines.gpu.steps.micro_batches import MicroBatches
 from moeserve.worker.engines.gpu.steps.pinned import padded
 from moeserve.worker.engines.gpu.steps.prompt_tiles import tiles_of
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.engines.gpu.steps.step_completion import StepCompletion
 from moeserve.worker.engines.gpu.steps.step_facts import step_facts
-from moeserve.worker.engines.gpu.steps.step_inputs import StepInputs
-from moeserve.worker.engines.gpu.steps.step_path import StepFacts, StepPath, StepShape, padded_size, path_of
+from moeserve.worker.engines.gpu.steps.step_path import StepFacts, StepShape, padded_size
+from moeserve.worker.engines.gpu.steps.step_paths import StepPaths
 from moeserve.worker.engines.gpu.token_choice import LogitRows, TokenChoice
 from moeserve.worker.engines.gpu.warm_up import WarmUp
 from moeserve.worker.engines.gpu.weight_reads import GpuWeightReads
@@ -100,24 +100,24 @@ class GpuEngine:
             from_first(self._sampler.tokens)  # the first call times the transfers and selects the fastest
         all_on_gpu = ram_experts is None and cpu_stage is None
         takes_parts = model.stage is not None and model.stage.takes_parts and ram_experts is None
-        self.facts = step_facts(
+        facts = step_facts(
             model,
             max_num_seqs,
             captures_prompts=agree(all_on_gpu),
             takes_parts=agree(takes_parts),
             max_drafts=max_drafts,
         )
-        self._decode_paths: dict[tuple[object, ...], StepPath] = {}  # by `_path_of`'s key
-        make_inputs = self._inputs_maker(max_num_seqs)
+        self.paths = StepPaths(facts)
+        make_inputs = inputs_maker(model, tables, self.logit_rows, dummy_slot=max_num_seqs)
         self._inputs = {
-            size: make_inputs(size, max_tiles=self.facts.max_tiles.get(size, 0)) for size in model.sizes
+            size: make_inputs(size, max_tiles=facts.max_tiles.get(size, 0)) for size in model.sizes
         }
-        self._graphs = GraphSteps(model, self._inputs, self.facts)
+        self._graphs = GraphSteps(model, self._inputs, facts)
         chunk_tiles = partial(tiles_of, model.shape.forms)
         self.micro_batches: MicroBatches | None = None  # None: steps are never divided
-        if self.facts.takes_parts:
+        if facts.takes_parts:
             self.micro_batches = MicroBatches(
-                model, self._inputs, make_inputs, chunk_tiles, max_num_seqs, self.facts
+                model, self._inputs, make_inputs, chunk_tiles, max_num_seqs, facts
             )
         # Drafts by the model's next-token block; None: it has none, or it must not draft.
         block = model.next_token
@@ -134,9 +134,9 @@ class GpuEngine:
             expert_cache,
             self.next_token_chain,
         )
-        kernels = KernelLaunches(model, self._inputs, self._sampler, chunk_tiles, self.facts, self._drafted)
+        kernels = KernelLaunches(model, self._inputs, self._sampler, chunk_tiles, facts, self._drafted)
         self.warm_up = WarmUp(
-            *(self._graphs, kernels.launch_all, self.facts, self.micro_batches, expert_cache),
+            *(self._graphs, kernels.launch_all, facts, self.micro_batches, expert_cache),
             self.next_token_chain,
         )
         self.dummy_steps = DummySteps(
@@ -147,7 +147,7 @@ class GpuEngine:
             cpu_stage,
             chunk_tiles,
             max_num_seqs,
-            self._path_of,
+            self.paths.path,
             self._wait_for_dummy,
         )
         # State of the step in progress.
@@ -156,23 +156,6 @@ class GpuEngine:
         self._num_sampled = 0
         self._state_slots: Int32s = np.zeros(0, np.int32)  # state slots of the step's rows
         self._rows: LogitRows | None = None
-
-    def _inputs_maker(self, dummy_slot: int) -> partial[StepInputs]:
-        model, tables = self._model, self._tables
-        return partial(
-            StepInputs,
-            head_rows=self.logit_rows,
-            dummy_slot=dummy_slot,
-            device=model.device,
-            max_model_len=tables.slots.shape[1],
-            num_kv_slots=model.num_kv_slots,
-            has_states=model.has_states,
-            has_state_drafts=model.has_state_drafts,
-            has_adapters=model.adapters is not None,
-            has_windows=tables.windows is not None,
-            has_sections=model.shape.rope_sections is not None,
-            sees_ahead=model.shape.spans_see_ahead,
-        )
 
     @property
     def description(self) -> str:
@@ -197,26 +180,18 @@ class GpuEngine:
         self._launcher.expert_cache = cache
 
     @property
+    def facts(self) -> StepFacts:
+        return self.paths.facts
+
+    @property
     def streaming(self) -> Streaming:
         """The fraction of RAM experts that steps with prompts stream."""
         return self.facts.streaming
 
     def stream_by(self, streaming: Streaming, described: str) -> None:
         """Sets `streaming`, and adds it to the engine's description."""
-        self._know(replace(self.facts, streaming=streaming))
+        self.paths.stream(streaming)
         self._description = f"{self._description.removesuffix(')')}, {described})"
-
-    def divide_decode_steps(self, sizes: Set[int]) -> None:
-        """Makes decode steps of these sizes run in parts, others whole."""
-        self._know(replace(self.facts, decode_parts=frozenset(sizes)))
-
-    def divide_prompts(self, size: int, parts: int) -> None:
-        """Makes steps of this size with prompts run in `parts` parts."""
-        self._know(replace(self.facts, prompt_parts={**self.facts.prompt_parts, size: parts}))
-
-    def _know(self, facts: StepFacts) -> None:
-        self.facts = facts
-        self._decode_paths.clear()
 
     @property
     def kernels_compiled(self) -> int:
@@ -255,23 +230,12 @@ class GpuEngine:
             embedded is not None and embedded.ends is not None,
             layout.drafted,
         )
-        path = self._path_of(shape)
+        path = self.paths.path(shape)
         self._state_slots = sequences.state_slots[layout.req_slot]
         self._step, self._num_sampled = self._inputs[path.size], len(layout.sampled_rows)
         if self._cpu_stage is not None:
             self._cpu_stage.compute(layout, sequences, observer, embedded)
         self._has_logits = self._launcher.launch(path, layout, sequences, observer, embedded)
-
-    def _path_of(self, step: StepShape) -> StepPath:
-        """Like `path_of`, but cached for steps with one row per sequence: their host time matters, and each needs its
-        path twice."""
-        if step.num_rows != len(step.counts):
-            return path_of(step, self.facts)
-        key = step[1:-1]  # omits the counts, which are all 1, and the drafts, which are absent
-        path = self._decode_paths.get(key)
-        if path is None:
-            path = self._decode_paths[key] = path_of(step, self.facts)
-        return path
 
     def _scope_of(self, layout: StepLayout, sequences: Sequences) -> AdapterScope:
         adapters = self._model.adapters
@@ -336,7 +300,7 @@ class GpuEngine:
         self._done.begin()
 
     def launches_at_once(self, counts: Sequence[int], drafts: Sequence[int]) -> bool:
-        return self._path_of(StepShape.of(counts, drafts)).launches_at_once
+        return self.paths.path(StepShape.of(counts, drafts)).launches_at_once
 
     def finish(self) -> float:
         interval_ms = self._done.finish()

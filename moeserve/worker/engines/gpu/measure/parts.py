@@ -29,14 +29,14 @@ def choose_parts(engine: GpuEngine, max_model_len: int, of_leader: Callable[[int
 def _choose_decode_parts(engine: GpuEngine, of_leader: Callable[[int], int]) -> Iterator[str]:
     divided: set[int] = set()
     for size in decode_sizes_in_parts(engine.facts):
-        engine.divide_decode_steps(divided)
+        engine.paths.divide_decode_steps(divided)
         whole = _microseconds(engine.dummy_steps.decode(size), of_leader)
-        engine.divide_decode_steps(divided | {size})
+        engine.paths.divide_decode_steps(divided | {size})
         parted = _microseconds(engine.dummy_steps.decode(size), of_leader)
         if parted <= GAIN * whole:
             divided.add(size)
         yield f"{size} rows in 1: {whole / 1e3:.2f} ms, in {DECODE_PARTS}: {parted / 1e3:.2f}"
-    engine.divide_decode_steps(divided)
+    engine.paths.divide_decode_steps(divided)
 
 
 def _choose_prompt_parts(
@@ -48,11 +48,11 @@ def _choose_prompt_parts(
         taken = {}
         best = 1
         for parts in part_choices(size):
-            engine.divide_prompts(size, parts)
+            engine.paths.divide_prompts(size, parts)
             taken[parts] = _microseconds(engine.dummy_steps.prompt(size, 0.0), of_leader)
             if taken[parts] < GAIN * taken[best]:
                 best = parts
-        engine.divide_prompts(size, best)
+        engine.paths.divide_prompts(size, best)
         in_parts = ", ".join(f"{parts}: {each / 1e3:.1f}" for parts, each in taken.items())
         yield f"a prompt of {size}, ms in parts of {in_parts}"
         if taken[max(taken)] > LONGEST_S * 1e6:

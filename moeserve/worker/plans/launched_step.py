@@ -1,0 +1,60 @@
+"""A launched step, until its result is read, and how long it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from moeserve.messages.sampling import TokenLogprob
+from moeserve.messages.steps import Sampled, StepPlan
+from moeserve.worker.recording.step_recorder import StepRecord
+from moeserve.worker.sequences import StepLayout
+
+
+@dataclass(slots=True)
+class LaunchedStep:
+    """A launched step whose result is not read yet."""
+
+    plan: StepPlan
+    layout: StepLayout
+    record: StepRecord | None
+    started: float
+    compiled: int  # StepResult.kernels_compiled, after all is launched
+    prompt_logprobs: dict[int, list[TokenLogprob]]
+    sampled: list[Sampled] = field(default_factory=list)  # results read so far
+    mask_ms: dict[int, float] = field(default_factory=dict)
+    mask_wait_s: float = 0.0
+    drafted: list[int] | None = None  # drafts of each row; None: no drafts
+    draft_ms: float = 0.0  # StepResult.draft_ms
+    draft_read_ms: float = 0.0
+    unread_rows: list[int] = field(default_factory=list)
+    launched: float = 0.0  # time when its layers were launched
+    is_launched: bool = False  # True: all of it is launched; False: all but the sampling
+    unread: slice | None = None  # the group of sampled rows whose tokens are not read yet
+
+    def times(self, ended: float, last_ended: float, device_ms: float, late_ms: float | None) -> StepTimes:
+        """Returns the step's durations. ended, last_ended: when this step and the one before it ended, by the clock of
+        `started`. device_ms: `Engine.finish`. late_ms: how long the drafts took on the device while the host launched
+        the step; None if they were made before."""
+        idle_ms = max(0.0, self.started - last_ended) * 1e3
+        if not device_ms:
+            # The host may have been launching this step when the one before it ended.
+            return StepTimes((ended - max(self.started, last_ended)) * 1e3, idle_ms, self.draft_ms)
+        if self.drafted is None:
+            return StepTimes(device_ms, idle_ms, self.draft_ms)
+        # A step with drafts is launched when the tokens before it are known, so the device waits for the host.
+        compute_ms = (ended - self.started) * 1e3
+        before, after = (self.launched - self.started) * 1e3, max(compute_ms - device_ms, 0.0)
+        if late_ms is None:
+            return StepTimes(compute_ms, idle_ms, self.draft_ms, max(before - self.draft_ms, 0.0) + after)
+        waits_ms = self.draft_ms + max(before - self.draft_ms - late_ms, 0.0) + after
+        return StepTimes(compute_ms, idle_ms, late_ms, waits_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Fields of `StepResult`."""
+
+    compute_ms: float
+    idle_ms: float
+    draft_ms: float
+    draft_wait_ms: float = 0.0
