@@ -197,7 +197,7 @@ def page() -> Iterator[str]:
         "",
         "The files: gpt-oss-20b in MXFP4, Qwen3.6-35B-A3B and GLM-4.5-Air in Q4_K_M, Qwen3-30B-A3B with experts in",
         "IQ2_XXS and the rest as in Q4_K_M. In place of a file a command takes a [name on the Hugging Face",
-        "Hub](models.md#names-on-the-hugging-face-hub), `org/repo:Q4_K_M`.",
+        "Hub](hub-names.md), `org/repo:Q4_K_M`.",
     )
 
 

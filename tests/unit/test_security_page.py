@@ -1,4 +1,4 @@
-"""The bounds in the tables of docs/reference/security.md are those of the code."""
+"""The bounds in the tables of docs/reference/security.md and security-of-files.md are those of the code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ from moeserve.visualserver import (
     video_decoder,
 )
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "security.md").read_text()
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+PAGE = "\n".join((REFERENCE / name).read_text() for name in ("security.md", "security-of-files.md"))
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 
