@@ -1,9 +1,9 @@
 """A call in JSON without the format's tags, at the end of an answer. Models whose calls are JSON in tags leave the tags
 out, mostly in short answers.
 
-Read as a call is only what is unmistakable: the whole answer, or its last paragraph, is one JSON object that begins
-with the name of an offered tool and has an object of arguments. Everything else stays text. Text is held back only
-while it may still become such a call.
+Only unmistakable text is read as a call: the whole answer, or its last paragraph, is one JSON object that begins with
+the name of an offered tool and has an object of arguments. Everything else stays text. Text is held back only while it
+may still become such a call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LIST: Final = "["  # may stand around the object
 
 
 class BareCalls:
-    """Reads the events of a parsed answer, and puts the events of such a call in the place of its text."""
+    """Reads the events of a parsed answer. Replaces the text of a call without tags by the call's events."""
 
     def __init__(self, offered: Collection[str], tags: CallTags) -> None:
         """offered: the tools that may be called. tags: of the format; the closing tag may follow the call."""

@@ -43,7 +43,7 @@ class ChoiceRule:
 
     @property
     def most_blocks(self) -> int:
-        """The most blocks that a query with a choice attends to, with those of its tail."""
+        """The most blocks that a query with a choice attends to, its tail's included."""
         return self.top + (self.local or int(self.block > 1))
 
 

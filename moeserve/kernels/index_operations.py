@@ -57,8 +57,8 @@ class IndexOperations(OperationQueue):
         first_angles: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         """Normalises and rotates the index queries of the plan's rows in place, and stores index keys as
-        indexer/blocks.py specifies: of each token, or of each block that the rows complete. Other tokens' keys are
-        stored as they are, for a later call.
+        indexer/blocks.py specifies: of each token, or of each block that the rows complete. Keys of blocks that are not
+        complete are stored unchanged, for a later call.
 
         plan: built with a rule that chooses. q [n, heads * dim]; keys [n, dim]; q_norm, k_norm [dim]; cos, sin
         [positions, rotary / 2]: row p is used at position p. 32 divides `dim` and `rotary`. first_angles: cos and sin
@@ -98,9 +98,9 @@ class IndexOperations(OperationQueue):
         """Chooses the keys of the plan's rows, which later calls of `attention` with this plan read: the choice of
         indexer/reference.py or blocks.py, in float32 over the stored index keys.
 
-        plan: built with a rule that chooses. Rows with no more blocks than are chosen attend to all keys. q [n, heads
-        * dim], from `index_store` or `index_blocks`, or as it is with `index_pools`; weights [n, heads], None: all are
-        1.
+        plan: built with a rule that chooses. A row that has at most as many blocks as the rule chooses attends to all
+        keys. q [n, heads * dim]: from `index_store` or `index_blocks`; with `index_pools`, q as projected; weights [n,
+        heads], None: all are 1.
         """
         assert kv.index_keys is not None
         self._native.choose_keys(plan, q, weights, kv.index_keys, heads)

@@ -66,7 +66,7 @@ class KvLayer:
     key_scales: torch.Tensor | None = None  # int8 keys: [slots, kv_heads, head_dim / 32]; float8: [.., 1]
     value_scales: torch.Tensor | None = None
     index_keys: torch.Tensor | None = None  # float16 [slots, 1, width], by which keys are chosen
-    # Compressed attention: rows of `keys` behind those of KV slots.
+    # Compressed attention: rows of `keys` after the rows of KV slots.
     rings: KeyRings | None = field(default=None, kw_only=True)
     # Tokens of a block. Above 1 only the slot of a block's last token has rows; a slot's number says which it is.
     block: int = field(default=1, kw_only=True)

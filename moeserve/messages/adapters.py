@@ -1,8 +1,9 @@
-"""LoRA adapters that come and go while the server runs: what httpserver, router and worker say of them.
+"""Messages about LoRA adapters that are loaded and unloaded while the server runs, between httpserver, router and
+worker.
 
-The router decides which adapters there are. It tells the worker all that are wanted, again and again until it has them;
-so a worker that has just been started is told nothing else than one that has served for days. An adapter's `key` is a
-digest of its files: what is said of a name may change, a key means the same numbers for ever.
+The router decides which adapters are loaded. It sends the worker the full list of wanted adapters, repeatedly until the
+worker has all of them. So a new worker gets the same message as one that has served for days. An adapter's `key` is a
+digest of its files. A name may get another adapter later; a key always means the same numbers.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
     ticket: int  # unique while the server runs
     name: str
     path: str  # absolute; httpserver has checked that it may be read
-    replaces: bool = False  # an adapter of this name, if there is one: its running requests go on with it
+    replaces: bool = False  # the adapter of this name, if any; its running requests continue with the old one
 
 
 class UnloadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """The name is free from now on; the adapter's running requests go on. Answered with an AdapterAnswer."""
+    """Frees the name; the adapter's running requests continue with it. Answered with an AdapterAnswer."""
 
     ticket: int
     name: str
@@ -50,13 +51,14 @@ class SavedAdapter(msgspec.Struct, frozen=True):
 
 
 class AdaptersServed(msgspec.Struct, frozen=True, tag=True):
-    """All of them, after one has come or gone."""
+    """All served adapters, sent when one was loaded or unloaded."""
 
     adapters: list[ServedAdapter]
 
 
 class AdapterAnswer(msgspec.Struct, frozen=True, tag=True):
-    """The result of a LoadAdapter or UnloadAdapter; an AdaptersServed that follows from it has come before."""
+    """The result of a LoadAdapter or UnloadAdapter. If the list of adapters changed, an AdaptersServed was sent
+    before."""
 
     ticket: int
     status: int  # HTTP status
@@ -70,18 +72,18 @@ class AdapterSource(msgspec.Struct, frozen=True, array_like=True):
     order: int  # unique while the router runs
     name: str  # for messages
     path: str
-    # Of one that was loaded before, which the worker may have; what lies at `path` may be another.
+    # Key of an adapter that was loaded before: the worker may still have it, although `path` may hold another by now.
     key: str = ""
 
 
 class AdaptersWanted(msgspec.Struct, frozen=True, tag=True):
-    """All that there are to be: others are given up at once, missing ones are read behind the steps."""
+    """All wanted adapters. The worker unloads others at once, and reads missing ones while steps run."""
 
     sources: list[AdapterSource]
 
 
 class AdapterState(msgspec.Struct, frozen=True, array_like=True):
-    """The state of one source: loaded where it has a key, failed where it has an error, else on its way."""
+    """The state of one source: loaded if it has a key, failed if it has an error, otherwise being loaded."""
 
     order: int
     key: str = ""

@@ -1,6 +1,6 @@
 """The channels of `channels.py` for an event loop.
 
-Apart, because only one of the server's processes has a loop: the others need not import asyncio.
+A module of its own, so that processes without an event loop need not import asyncio.
 """
 
 from __future__ import annotations

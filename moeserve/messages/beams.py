@@ -1,4 +1,4 @@
-"""A request's parameters of a beam search: the part that messages share."""
+"""The parameters of a beam search in a request."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import msgspec
 
 EarlyStopping = bool | Literal["never"]
 
-# The end tokens and the beams of a search together: as many top tokens as the worker gives of a row.
+# The most end tokens plus beams of a search: the worker returns this many top tokens for a row.
 MAX_CANDIDATES: Final = 20
 
 
 class BeamParams(msgspec.Struct, frozen=True, array_like=True):
-    """One of the answers of a beam search, which are requests of their own with one `key`: this one gets the answer
-    that is `choice` places behind the best of `num_choices`. The router begins when it has all of them.
+    """One answer of a beam search. Each answer is a request of its own; all have the same `key`. This request gets the
+    answer of rank `choice` (0: the best) out of `num_choices`. The router begins when it has all of the requests.
 
     A search keeps `width` beams, the most likely unfinished answers, in `groups` of equal size that are searched one
-    after the other; `diversity_penalty` is taken from the score of a token for each beam of an earlier group that takes
-    it in the same step. An answer's score is the sum of its tokens' log-probabilities, its end token's included, over
-    their number to the power of `length_penalty`. A group ends when it has as many answers as beams and, for
-    `early_stopping` true, at once; for false, when the best beam would not come among them if it ended now; for
-    "never", when it could not even at max_tokens, if that makes scores larger.
+    after the other; `diversity_penalty` is subtracted from a token's score for each beam of an earlier group that takes
+    the token in the same step. An answer's score is the sum of its tokens' log-probabilities (end token included)
+    divided by (number of tokens) ** `length_penalty`. A group can end once it has as many answers as beams. With
+    `early_stopping` true it ends at once; with false, when the best beam, ended now, would not be among the best
+    answers; with "never", when the best beam could not get there even at max_tokens.
     """
 
     key: int  # unique while the server runs

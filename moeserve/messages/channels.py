@@ -1,16 +1,16 @@
 """Typed one-way channels: ZMQ PUSH and PULL over Unix sockets, with one message of the schema in each frame.
 
-The receiver binds and the senders connect, in any order: a message that is sent before the receiver is up waits.
+The receiver binds and the senders connect, in any order: a message that is sent before the receiver runs waits.
 Messages of one sender arrive in order, each once, unless the receiver dies.
 
-Bounds, and what happens at each:
+Limits, and what happens when they are reached:
 
 - A queue holds HIGH_WATER_MARK messages for each sender, on each side. A healthy receiver drains its queue at every
   step, so a full queue means that the peer is stuck or dead. `send` then waits SEND_TIMEOUT_S and raises ChannelFull.
-  In the router and the detokenizer it ends the process, after which the launcher starts another; httpserver fails
-  that one request with a 503. No caller may ignore it.
-- `try_send` drops the message and returns False. It is only for messages that the next one of their kind supersedes, or
-  that are requested again: LoadReport, LoadProgress and ExpertUse.
+  In the router and the detokenizer this ends the process, and the launcher starts another; httpserver answers that
+  request with a 503. No caller may ignore the error.
+- `try_send` drops the message and returns False. Use it only for messages that the next message of the same type
+replaces, or that are requested again: LoadReport, LoadProgress and ExpertUse.
 - The sender refuses a message over MAX_MESSAGE_BYTES with CodecError, because the receiver would close the connection.
 - A sender that closes waits LINGER_MS for its last messages to be sent.
 """
@@ -127,7 +127,7 @@ class PullChannel(Generic[T]):
         return self._decoder.decode(self.socket.recv())
 
     def drain(self, limit: int = HIGH_WATER_MARK) -> list[T]:
-        """The messages that have arrived, at most `limit`, without waiting."""
+        """Returns the messages that have arrived, at most `limit`, without waiting."""
         messages: list[T] = []
         while len(messages) < limit:
             try:

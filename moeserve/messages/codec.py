@@ -22,8 +22,8 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """The msgpack bytes of a message. Raises CodecError for values that msgpack cannot represent, such as an integer
-    beyond 64 bits or a string with a lone surrogate (which JSON input may contain)."""
+    """Returns the msgpack bytes of a message. Raises CodecError for values that msgpack cannot represent, such as an
+    integer beyond 64 bits or a string with a lone surrogate (which JSON input may contain)."""
     try:
         return _ENCODER.encode(message)
     except (msgspec.MsgspecError, OverflowError, UnicodeEncodeError, TypeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""Structs of counts, which are added field by field."""
+"""Structs of counts that can be added field by field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msgspec.structs import astuple
 
 
 class Counts(msgspec.Struct, frozen=True, array_like=True):
-    """Its fields are numbers that grow."""
+    """Base of structs whose fields are numbers that only grow."""
 
     def plus(self, other: Self) -> Self:
         return type(self)(*map(add, astuple(self), astuple(other)))

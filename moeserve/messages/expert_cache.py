@@ -9,8 +9,8 @@ from moeserve.messages.metric import Metric
 
 
 class ExpertCacheCounts(Counts, frozen=True, array_like=True):
-    """Counts of one step or of several: a step counts each expert of a layer once, however many tokens use it. Steps
-    that stream are not counted."""
+    """Counts of one step or several. Each step counts an expert of a layer once, however many tokens use it. Steps that
+    stream experts are not counted."""
 
     hits: Annotated[
         int,
@@ -32,5 +32,5 @@ class ExpertCacheCounts(Counts, frozen=True, array_like=True):
 
     @property
     def hit_rate(self) -> float:
-        """0 .. 1; 0 where nothing was used."""
+        """From 0 to 1; 0 if no expert was used."""
         return self.hits / max(1, self.hits + self.misses)

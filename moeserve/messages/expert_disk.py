@@ -7,12 +7,12 @@ from typing import Annotated, Final
 from moeserve.messages.counts import Counts
 from moeserve.messages.metric import Metric
 
-REPORT_S: Final = 60.0  # seconds that are judged at a time
-SLOW_SHARE: Final = 0.5  # of these, how long steps wait for a slow disk
+REPORT_S: Final = 60.0  # seconds, the period over which a slow disk is judged
+SLOW_SHARE: Final = 0.5  # seconds of that period that steps must wait for the disk for it to count as slow
 
 
 class ExpertDiskCounts(Counts, frozen=True, array_like=True):
-    """Counts of one step or of several: a step counts each expert of a layer once, however many tokens use it."""
+    """Counts of one step or several. Each step counts an expert of a layer once, however many tokens use it."""
 
     hits: Annotated[
         int,
@@ -61,12 +61,12 @@ class ExpertDiskCounts(Counts, frozen=True, array_like=True):
 
     @property
     def hit_rate(self) -> float:
-        """0 .. 1; 0 where nothing was used."""
+        """From 0 to 1; 0 if no expert was used."""
         return self.hits / max(1, self.hits + self.misses)
 
     @property
     def bytes_per_second(self) -> float:
-        """While something was read; 0 where nothing was."""
+        """Bytes per second of the time in which reads were in progress; 0 without reads."""
         return self.bytes / (self.busy_ms / 1e3) if self.busy_ms else 0.0
 
     def slowness(self, seconds: float) -> str | None:

@@ -1,4 +1,4 @@
-"""KV events: what a server tells gateways of its prefix cache, in vLLM's wire form.
+"""KV events: messages to gateways about changes of the server's prefix cache, in vLLM's wire format.
 
 A batch is one ZMQ message of three frames: a topic, a sequence number (8 bytes, big-endian) and msgpack of the array
 [seconds of time.time(), events, data parallel rank]. An event is a map whose "type" is its name, or, as vLLM wrote it
@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-# The pool that running requests attend to. vLLM calls it so on the CPU, too: gateways discount what is elsewhere.
+# vLLM's name for the pool that running requests attend to. vLLM uses it for CPUs as well, because gateways rate blocks
+# in other media lower.
 MAIN_POOL: Final = "GPU"
 
 
@@ -26,8 +27,8 @@ class BlockStored(msgspec.Struct, tag=True):
     lora_id: int | None = None
     medium: str | None = MAIN_POOL
     lora_name: str | None = None
-    # For each block what its hash depends on besides tokens: of a prompt's first block who may share it, and of a block
-    # with positions of a span the span's key in hexadecimal (`token_ids` has placeholders there).
+    # For each block, what its hash depends on besides tokens: a prompt's first block has the namespace that may share
+    # it; a block with positions of a span has the span's key in hexadecimal (`token_ids` has placeholders there).
     extra_keys: list[tuple[str, ...] | None] | None = None
 
 
@@ -45,7 +46,7 @@ RANK: Final = 0  # a server is one replica
 
 
 def encode_batch(time: float, events: list[KvEvent], *, as_maps: bool) -> bytes:
-    """The third frame of a batch. `time` in seconds of time.time()."""
+    """Returns the third frame of a batch. time: seconds of time.time()."""
     written = (
         events if as_maps else [(type(event).__name__, *msgspec.structs.astuple(event)) for event in events]
     )

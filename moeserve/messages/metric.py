@@ -1,9 +1,9 @@
-"""How a count is declared: on the field that holds it.
+"""Metrics are declared at the fields that hold their counts:
 
     aborts: Annotated[int, Metric("counter", "num_aborts", "Requests whose client disconnected.")] = 0
 
-The router raises the field. The totals across a router's loss, `/metrics`, its reference page and the dashboard follow
-from the declaration.
+The router increases the field. The totals that survive a lost router, `/metrics`, its reference page and the dashboard
+follow from the declaration.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, TypeVar, get_type_hints
 import msgspec
 
 Kind = Literal["counter", "gauge", "histogram"]
-# Of a field's values. A metric's are in seconds and bytes.
+# Units of a field's values. The exported metric is in seconds or bytes.
 Unit = Literal["", "tokens", "bytes", "ms"]
 _SCALE: Final[dict[Unit, float]] = {"ms": 1e-3}
 
@@ -33,12 +33,13 @@ class Metric(msgspec.Struct, frozen=True):
 
     @property
     def scale(self) -> float:
-        """The metric's value / the field's value."""
+        """The factor from the field's value to the metric's."""
         return _SCALE.get(self.unit, 1)
 
 
 class Family(msgspec.Struct, frozen=True):
-    """A field that is a struct of counts. `prefix` goes before their metrics' names, `place` into their help's "{}"."""
+    """Marks a field that is a struct of counts. `prefix` is put before their metrics' names, and `place` replaces "{}"
+    in their help."""
 
     prefix: str
     place: str = ""
@@ -51,7 +52,7 @@ class Declared(msgspec.Struct, frozen=True):
     path: tuple[str, ...]
 
     def value_in(self, struct: msgspec.Struct) -> Any:
-        """A number or HistogramCounts, in the field's unit."""
+        """Returns the metric's number or HistogramCounts, in the field's unit."""
         value: Any = struct
         for name in self.path:
             value = getattr(value, name)
@@ -59,7 +60,8 @@ class Declared(msgspec.Struct, frozen=True):
 
 
 class HistogramCounts(msgspec.Struct, array_like=True):
-    """counts[i] is the number of values <= bounds[i] and above bounds[i-1]; the last count is of those above all."""
+    """counts[i] is the number of values <= bounds[i] and above bounds[i-1]; the last count is the number of values
+    above all bounds."""
 
     bounds: list[float]
     counts: list[int]
@@ -74,14 +76,14 @@ class HistogramCounts(msgspec.Struct, array_like=True):
         self.sum += value
 
     def __add__(self, other: HistogramCounts) -> HistogramCounts:
-        """Both have the same bounds."""
+        """Returns the sum, field by field. Both must have the same bounds."""
         counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         return HistogramCounts(self.bounds, counts, self.sum + other.sum)
 
 
 @cache
 def declared_metrics(struct: type[msgspec.Struct]) -> tuple[Declared, ...]:
-    """The metrics of a struct's fields, in their order, with those of the structs in it."""
+    """Returns the metrics of a struct's fields, in their order, nested structs included."""
     return tuple(_declared(struct, Family(""), ()))
 
 
@@ -100,7 +102,7 @@ def _declared(struct: type[msgspec.Struct], family: Family, path: tuple[str, ...
 
 
 def with_totals_of(before: AnyStruct, now: AnyStruct) -> AnyStruct:
-    """Returns a copy of `now`, to whose counters and histograms those of `before` are added."""
+    """Returns a copy of `now` in which the counters and histograms of `before` are added."""
     changed: dict[str, Any] = {}
     for declared in declared_metrics(type(now)):
         name = declared.path[0]

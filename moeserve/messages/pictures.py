@@ -1,4 +1,4 @@
-"""Messages between httpserver and the visual server: a picture or a video, and where its embeddings lie."""
+"""Messages between httpserver and the visual server: a picture or a video, and the files of its embeddings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ DEFAULT_FPS: Final = 2.0
 
 
 class VideoSettings(msgspec.Struct, frozen=True, array_like=True):
-    """How frames are chosen from a video. If the video is a list of frames, all of them are, and `fps` says how many of
-    them the video has in a second."""
+    """How frames are chosen from a video. If the video is a list of frames, all are used, and `fps` says how many of
+    them make a second."""
 
     fps: float = DEFAULT_FPS
     max_frames: int = MOST_FRAMES
@@ -28,7 +28,7 @@ class EncodePicture(msgspec.Struct, frozen=True, tag=True):
     data: bytes  # a file, as the client has sent it; empty with `frames`
     max_tokens: int | None = None  # None: the server's own limit
     video: VideoSettings | None = None  # None: it is a picture
-    frames: tuple[bytes, ...] = ()  # files of a video that is a list of pictures
+    frames: tuple[bytes, ...] = ()  # the picture files of a video that is a list of pictures
 
 
 class PictureEncoded(msgspec.Struct, frozen=True, tag=True):
@@ -41,14 +41,14 @@ class PictureEncoded(msgspec.Struct, frozen=True, tag=True):
     handle: str
     seconds: float  # taken to decode and encode it
     is_cached: bool  # it was encoded before
-    # sha256 and handle of each part behind the first: of each tile of a picture in tiles, whose last one is the whole
-    # picture, which rows and columns leave out; or of each two frames of a video.
+    # sha256 and handle of each part after the first. Parts are a picture's tiles, the last one being the whole picture,
+    # which `rows` and `columns` do not count; or pairs of a video's frames.
     more: tuple[tuple[bytes, str], ...] = ()
     times: tuple[float, ...] = ()  # of a video: the second at which each part is shown
 
     @property
     def parts(self) -> tuple[tuple[bytes, str], ...]:
-        """sha256 and handle of each tile or each two frames; of a picture without tiles its own."""
+        """sha256 and handle of each tile or pair of frames; a picture without tiles is one part."""
         return (self.sha256, self.handle), *self.more
 
 

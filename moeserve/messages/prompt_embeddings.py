@@ -1,7 +1,7 @@
-"""Positions of a prompt that are embeddings instead of token ids: a picture's, say.
+"""Positions of a prompt that are embeddings (of a picture, for example) instead of token ids.
 
-The rows lie in a file of the run directory (`processes/embedding_files.py`), which a message names. Caches know a span
-by the hash of its rows and positions: two spans of different content never share KV, whatever the ids there are.
+The rows are in a file of the runtime directory (`processes/embedding_files.py`), which a message names. Caches identify
+a span by the hash of its rows and positions, so spans of different content never share KV, whatever ids stand for them.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class EmbeddingSpan(msgspec.Struct, frozen=True, array_like=True):
 
 
 def is_handle(text: str) -> bool:
-    """Returns whether the name can be that of a file of embeddings: not a path, and not another file's name."""
+    """Returns whether the name has the form of an embedding file's name; paths do not."""
     return 0 < len(text) <= _MOST_HANDLE_CHARACTERS and _HANDLE_CHARACTERS.issuperset(text)
 
 
 def fault_of(
     spans: Sequence[EmbeddingSpan], num_prompt: int, row_bytes: int, max_position: int
 ) -> str | None:
-    """Why a prompt cannot have these spans; None: it can. row_bytes: of one embedding. max_position: rotations know
-    the positions below it."""
+    """Returns why a prompt cannot have these spans; None if it can. row_bytes: bytes of one embedding. max_position:
+    RoPE has angles for the positions below it."""
     if len(spans) > MOST_SPANS:
         return f"a prompt has at most {MOST_SPANS} spans of embeddings, not {len(spans)}"
     end = 0

@@ -1,4 +1,4 @@
-"""The messages between the processes of several GPUs, over a line between the leader and each follower."""
+"""Messages between the processes of several GPUs: the leader has a connection to each follower."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moeserve.messages.steps import StepPlan
 
 
 class RankStart(msgspec.Struct, frozen=True, tag=True):
-    """The leader's first message: who the follower is."""
+    """The leader's first message: it tells the follower its rank."""
 
     config: bytes  # ServerConfig as JSON
     rank: int
@@ -20,7 +20,7 @@ class RankStart(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankValue(msgspec.Struct, frozen=True, tag=True):
-    """A follower's value, of something that all ranks must agree on."""
+    """A follower's value of something that all ranks must agree on."""
 
     value: int
 
@@ -38,24 +38,25 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class RankStep(msgspec.Struct, frozen=True, tag=True):
-    """A step for all ranks, with what those before have sampled."""
+    """A step for all ranks, with the tokens sampled in earlier steps."""
 
     plan: StepPlan
-    # int32, of each row of a plan with `sample`, in order: of the plans whose tokens are known and not told yet, in
-    # order. Where the leader runs ahead, those of the last plan come later: the GPUs have them from the leader's.
+    # int32: the sampled tokens of the plans, in order, whose tokens are known and were not sent yet; each plan has one
+    # for each row with `sample`. If the leader runs ahead, the last plan's tokens come with a later step; the GPUs
+    # already have them from the leader's GPU.
     sampled: list[bytes]
 
 
 class RankForget(msgspec.Struct, frozen=True, tag=True):
-    """Undoes the last step: nothing of it remains."""
+    """Undoes the last step completely."""
 
 
 class RankExpertsWanted(msgspec.Struct, frozen=True, tag=True):
-    """Between two steps: the follower answers with its `RankExperts`."""
+    """Asks the follower for its `RankExperts`, between two steps."""
 
 
 class RankExperts(msgspec.Struct, frozen=True, tag=True):
-    """The experts of a rank's layers, all of each."""
+    """The use and place of all experts of a rank's layers."""
 
     first_layer: int
     layers: int

@@ -1,4 +1,4 @@
-"""Why a request is refused: the closed list behind `moeserve:request_refusals_total`."""
+"""The reasons for refusing a request: the labels of `moeserve:request_refusals_total`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from enum import StrEnum
 
 
 class Refusal(StrEnum):
-    """The client's message and status say more; this is for counting."""
+    """A reason, for counting; the client's message and status say more."""
 
-    INVALID = (
-        "invalid"  # a field, a value, the JSON, a grammar or a template that cannot be read or does not fit
-    )
-    UNSUPPORTED = (
-        "unsupported"  # a field, a tool or an encoding that other servers know and this one does not
-    )
+    # A field, a value, the JSON, a grammar or a template that cannot be read or does not fit.
+    INVALID = "invalid"
+    # A field, a tool or an encoding that other servers know and this one does not.
+    UNSUPPORTED = "unsupported"
     TOO_LONG = "too_long"  # prompt and answer do not fit the context, or beams the KV pool
     TOO_LARGE = "too_large"  # the body or the head in bytes
     NOT_FOUND = "not_found"  # a path, a model, an adapter or a stored response
@@ -22,9 +20,8 @@ class Refusal(StrEnum):
     QUEUE_FULL = "queue_full"
     QUOTA = "quota"  # of this API key: its share of the queue, of open requests or of bodies
     MEMORY = "memory"  # bodies or grammars take all that there is for them
-    CONNECTIONS = (
-        "connections"  # of all clients or of one address: the connection is closed, mostly without an answer
-    )
+    # Of all clients or of one address: the connection is closed, mostly without an answer.
+    CONNECTIONS = "connections"
     LOADING = "loading"
     UNAVAILABLE = "unavailable"  # the engine restarts, hangs or takes nothing
     SHUTTING_DOWN = "shutting_down"

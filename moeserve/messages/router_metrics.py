@@ -1,4 +1,4 @@
-"""The router's gauges and totals: what it raises, reports to httpserver, and `/metrics` shows."""
+"""The router's gauges and totals, which it reports to httpserver and `/metrics` shows."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def _steps() -> HistogramCounts:
 
 
 class LoadReport(msgspec.Struct, tag=True):
-    """The router's gauges and totals since its start. Sent when they change, at most every 50 ms, at once when the last
-    request ends, and at least every second: a router that sends none is stuck.
+    """The router's gauges and totals since its start. Sent when they change (at most every 50 ms, but at once when the
+    last request ends), and at least every second: a router that sends none is stuck.
 
-    The router raises the counters and histograms in one of its own, which scheduler and batch share; one that was sent
-    stays as it is. A new one is declared here and raised where it happens. A field with several declarations is
-    exported under several names."""
+    The router increases the counters and histograms in its own LoadReport, which scheduler and batch share; a sent
+    report never changes. To add a metric, declare it here and increase it where the event happens. A field with several
+    declarations is exported under several names."""
 
     num_running: Annotated[
         int, Metric("gauge", "num_requests_running", "Requests in model execution batches.")
@@ -223,7 +223,7 @@ class LoadReport(msgspec.Struct, tag=True):
         int,
         Metric("counter", "beam_restarts", "Beam searches that began again after a preemption or a loss."),
     ] = 0
-    # Keys of the LoRA adapters that running requests have, and waiting ones: vllm:lora_requests_info.
+    # Keys of the LoRA adapters that running and waiting requests use: vllm:lora_requests_info.
     running_adapters: list[str] = []
     waiting_adapters: list[str] = []
     expert_cache: Annotated[ExpertCacheCounts, Family("expert_cache_")] = ExpertCacheCounts()

@@ -33,15 +33,16 @@ CONFIG: Final[dict[str, Any]] = {
 }
 
 
-WRITE_TIMEOUT_S: Final = 120  # for the other end to take some bytes; the worker takes none while it computes
+# Time for the other end to read some bytes; the worker reads none while it computes.
+WRITE_TIMEOUT_S: Final = 120
 
 
 class DuplexStream(SocketStream):  # type: ignore[misc]  # rpyc has no types
     """A socket stream that reads while it waits to write.
 
-    A plan with a long prompt is larger than the socket's buffer, and so may be a result with prompt logprobs. If both
-    ends were in a blocking send, neither would ever read: a deadlock. So this end reads what arrives while it writes.
-    One end of a connection is enough; it is the router's.
+    A plan with a long prompt is larger than the socket's buffer, and a result with prompt logprobs may be too. If both
+    ends were in a blocking send, neither would ever read: a deadlock. So this end reads incoming bytes while it writes.
+    It is enough that one end of a connection does; here it is the router's.
     """
 
     __slots__ = ("_ahead",)
@@ -52,7 +53,7 @@ class DuplexStream(SocketStream):  # type: ignore[misc]  # rpyc has no types
 
     @property
     def has_read_ahead(self) -> bool:
-        """There are unread bytes in the buffer, although the file descriptor may not be readable."""
+        """True if the buffer has unread bytes; the file descriptor may then not be readable."""
         return bool(self._ahead)
 
     def poll(self, timeout: Any) -> bool:
@@ -66,8 +67,8 @@ class DuplexStream(SocketStream):  # type: ignore[misc]  # rpyc has no types
         return data + bytes(super().read(count - len(data))) if len(data) < count else data
 
     def write(self, data: bytes) -> None:
-        """Raises EOFError when the connection is broken. It is not closed then, because the other end's last answer may
-        still be unread."""
+        """Raises EOFError when the connection is broken. The connection stays open then, because the other end's last
+        answer may still be unread."""
         view = memoryview(data)
         while view:
             try:
@@ -92,7 +93,8 @@ class DuplexStream(SocketStream):  # type: ignore[misc]  # rpyc has no types
 
 
 def connection(service: Service, stream: SocketStream) -> Connection:
-    """An rpyc connection with `service` at this end. Not compressed, because the bytes never leave the machine."""
+    """Returns an rpyc connection with `service` at this end. Not compressed, because the bytes never leave the
+    machine."""
     channel = Channel(stream, compress=False)
     made: Connection = service._connect(channel, CONFIG)
     return made

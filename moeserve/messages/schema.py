@@ -1,7 +1,7 @@
-"""Every message between processes, as msgspec structs; `steps.py` has those of router and worker, `load.py` the
-router's counts.
+"""The messages between processes, as msgspec structs. Those of router and worker are in `steps.py`, the router's counts
+in `router_metrics.py`.
 
-`codec.py` encodes them as msgpack. Of the project, this module imports its neighbours alone.
+`codec.py` encodes them as msgpack. From the project, this module imports only other modules of this package.
 Integer vectors that may be long (token ids, KV slots) are `bytes` of little-endian int32, so that neither side loops
 over them.
 
@@ -32,19 +32,19 @@ from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.sampling import FinishReason, RequestContext, SamplingParams, TextOptions, TokenLogprob
 from moeserve.messages.steps import ExpertUse, StepResult, WorkerError, WorkerReady
 
-# The lowest priority. Requests with it are computed in the background, in a small share of the time that others need.
+# The lowest priority. Its requests are computed in the background, in a small share of the time while others run.
 BACKGROUND_PRIORITY: Final = (1 << 31) - 1
 
 # ---------------------------------------------------------------- httpserver -> router
 
 
 class Resumed(msgspec.Struct, frozen=True, array_like=True):
-    """The part of an answer that a client has of a request that a lost router or detokenizer had. The rest follows from
-    it."""
+    """The part of an answer that the client already has, when the router or detokenizer that had the request was lost.
+    The answer continues from there."""
 
     token_ids: bytes  # int32: the answer so far
-    num_scored: int  # prompt positions whose logprobs it has
-    # Of the prompt, when it was first bound; None: without a token it does not matter.
+    num_scored: int  # prompt positions whose logprobs the client has
+    # Cached tokens of the prompt when the request first ran; None if no token was sampled yet.
     cached_tokens: int | None
     first_token_at: float | None
 
@@ -62,26 +62,28 @@ class GenerateRequest(msgspec.Struct, frozen=True, tag=True):
     context: RequestContext = RequestContext()
     progress: bool = False  # send a PrefillProgress after each step that prefills a part of its prompt
     resumed: Resumed | None = None
-    beams: BeamParams | None = None  # it is one answer of a beam search, and gets all of it at the end
+    # Set if the request is one answer of a beam search, whose text comes all at the end.
+    beams: BeamParams | None = None
     spans: list[
         EmbeddingSpan
-    ] = []  # sorted: positions of the prompt that are embeddings, whatever `token_ids` has there
+    ] = []  # sorted: positions of the prompt that are embeddings; `token_ids` has placeholders there
 
 
 class GenerateBatch(msgspec.Struct, frozen=True, tag=True):
-    """Requests with one grammar, the choices of an HTTP request: it may have megabytes, and is sent once."""
+    """The choices of an HTTP request, which have the same grammar. The grammar may have megabytes, so it is sent
+    once."""
 
     grammar: str
-    requests: list[GenerateRequest]  # `sampling` is without it
+    requests: list[GenerateRequest]  # their `sampling` has no grammar
 
     @classmethod
     def of(cls, requests: Sequence[GenerateRequest]) -> GenerateBatch:
-        """A batch of requests with the same grammar."""
+        """Returns a batch of requests with the same grammar."""
         without = [_with_grammar(request, "") for request in requests]
         return cls(requests[0].sampling.grammar, without)
 
     def unpacked(self) -> list[GenerateRequest]:
-        """The requests with their grammar, which is one object."""
+        """Returns the requests with their grammar, which all share as one object."""
         return [_with_grammar(request, self.grammar) for request in self.requests]
 
 
@@ -97,23 +99,24 @@ class Abort(msgspec.Struct, frozen=True, tag=True):
 
 
 class ExpertUseRequest(msgspec.Struct, frozen=True, tag=True):
-    """Requests one ExpertUse; requests that overlap get one together."""
+    """Asks for an ExpertUse. Requests that overlap get a single one."""
 
 
 class EngineReadyRequest(msgspec.Struct, frozen=True, tag=True):
-    """Sent by an httpserver that has just started, or was told of a lost router: asks for an EngineReady, which is sent
-    once there is a worker."""
+    """Asks for an EngineReady, which is sent once a worker is ready. httpserver sends it when it starts, and when it is
+    told of a lost router."""
 
 
 # ---------------------------------------------------------------- router -> detokenizer
 
 
 class RouterStarted(msgspec.Struct, frozen=True, tag=True):
-    """The first message of a router: the requests of one before it are void, and come again under other ids."""
+    """The first message of a router. Requests of an earlier router are void; httpserver sends them again under other
+    ids."""
 
 
 class DetokenizeStart(msgspec.Struct, frozen=True, tag=True):
-    """A request was accepted: create its text state, that after `output`."""
+    """A request was accepted: create its text state, as it is after `output`."""
 
     id: int
     text: TextOptions
@@ -134,10 +137,10 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     queue_ms: float  # arrival to first prefill chunk planned
     prefill_ms: float  # first chunk planned to first token
     decode_ms: float  # first token to last token
-    disk_tokens: int = 0  # of the cached ones, those that were read from disk for it
-    ram_tokens: int = 0  # and those from the tier in RAM
-    draft_tokens: int = 0  # drafted for it
-    accepted_draft_tokens: int = 0  # of these, those that were right
+    disk_tokens: int = 0  # cached tokens that were read from disk
+    ram_tokens: int = 0  # cached tokens that were read from the tier in RAM
+    draft_tokens: int = 0  # tokens drafted
+    accepted_draft_tokens: int = 0  # drafted tokens that were accepted
 
 
 class PrefillProgress(msgspec.Struct, frozen=True, array_like=True):
@@ -157,7 +160,7 @@ class TokensItem(msgspec.Struct, frozen=True, array_like=True):
 
     id: int
     token_ids: list[int]
-    logprobs: list[TokenLogprob] | None = None  # as long as token_ids, where requested
+    logprobs: list[TokenLogprob] | None = None  # one for each of token_ids, if requested
     prompt_logprobs: list[TokenLogprob] | None = None  # of the next prompt positions, in order
     finish_reason: FinishReason | None = None
     stop_token: int | None = None
@@ -178,7 +181,7 @@ class RequestError(msgspec.Struct, frozen=True, tag=True):
     status: int  # HTTP status
     message: str
     retry_after: int | None = None  # seconds, with a 503 after which a retry may succeed
-    refusal: Refusal | None = None  # None: it failed, or the status says it
+    refusal: Refusal | None = None  # None: an error of the server, or the status alone says why
 
 
 # ---------------------------------------------------------------- detokenizer -> router
@@ -223,7 +226,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineLost(msgspec.Struct, frozen=True, tag=True):
-    """There is no worker until the next EngineReady. Open requests wait; requests that end because of it get a
+    """There is no worker until the next EngineReady. Open requests wait; requests that the loss ends get a
     RequestError."""
 
     cause: str
@@ -233,8 +236,8 @@ class EngineLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProcessLost(msgspec.Struct, frozen=True, tag=True):
-    """This process has ended, and another is started. What was on its way through it is lost: httpserver sends its open
-    requests again."""
+    """This process has ended, and another is started. Messages in it are lost, so httpserver sends its open requests
+    again."""
 
     process: Literal["router", "detokenizer", "visualserver"]
     cause: str
@@ -261,14 +264,14 @@ class ProcessReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProcessFailed(msgspec.Struct, frozen=True, tag=True):
-    """A start-up error, shown to the user as it is: it names the cause and the remedy."""
+    """A start-up error, shown to the user unchanged: it names the cause and the remedy."""
 
     process: str
     message: str
 
 
 class ReplaceWorker(msgspec.Struct, frozen=True, tag=True):
-    """Sent by the router: this worker is of no use any more, whether its process still lives or not."""
+    """Sent by the router: the worker cannot be used any more, whether or not its process still lives."""
 
     pid: int
     cause: str
@@ -282,8 +285,8 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True):
 
 
 class HttpserverLost(msgspec.Struct, frozen=True, tag=True):
-    """Sent by the launcher to the router: no process reads the answers of requests with ids below `first_id` any more.
-    The next httpserver's ids begin there."""
+    """Sent by the launcher to the router: the httpserver that had the requests with ids below `first_id` is gone, so
+    nothing reads their answers. The next httpserver's ids begin at `first_id`."""
 
     first_id: int
 
@@ -293,7 +296,7 @@ class HeartbeatRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag=True):
-    """The answer; and what the detokenizer sends to httpserver every second."""
+    """The answer to a HeartbeatRequest. The detokenizer also sends one to httpserver every second."""
 
     process: str
 

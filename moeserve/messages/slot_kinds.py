@@ -1,7 +1,8 @@
-"""Kinds of KV slots, in models that keep an entry for each block of tokens: a block's last token alone has room for it.
+"""Kinds of KV slots, in models that keep an entry for each block of tokens: only the slot of a block's last token has
+room for the entry.
 
-Slots are numbered by kind: first those for the ends of the largest blocks, then those of the next size, and behind all
-kinds those for any other position, which hold nothing but their number.
+Slots are numbered by kind: first the slots for the ends of the largest blocks, then the slots for the next size, and
+after all kinds the slots for other positions, which store nothing.
 
     kinds of 128 and 4:     | ends of 128 | other ends of 4 | other positions |
     entries for 128 tokens: |<- a row a ->|
@@ -16,7 +17,7 @@ import msgspec
 
 
 class SlotKind(msgspec.Struct, frozen=True, array_like=True):
-    """Slots for positions that end a block of `block` tokens, and none of a larger kind."""
+    """Slots for positions that end a block of `block` tokens but no block of a larger kind."""
 
     block: int
     num_slots: int

@@ -1,6 +1,6 @@
-"""What the router and the worker say to one another: plans of steps, and their results.
+"""Messages between the router and the worker: plans of steps, and their results.
 
-`schema.py` has how integers and times are written.
+`schema.py` says how integers and times are encoded.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class MeasuredStep(msgspec.Struct, frozen=True, array_like=True):
     """A step's time, measured at the start: of a step of decode rows, or of one with a prompt's tokens."""
 
     rows: int
-    decode_context: int  # sum of the positions that the rows attend to
-    start: int  # of the prompt's tokens
+    decode_context: int  # sum over decode rows of the positions that they attend to
+    start: int  # position of the prompt's first token in the step
     prompt: int
     ms: float
 
@@ -35,7 +35,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     max_num_seqs: int  # request slots 0..max_num_seqs-1
     max_model_len: int
     vocab_size: int
-    weight_bytes: int  # on all devices together, as kv_bytes
+    weight_bytes: int  # on all devices together; kv_bytes likewise
     kv_bytes: int
     device: str  # "cpu (avx512_vnni, 2 threads)"
     max_num_batched_tokens: int = 512  # tokens of one step
@@ -47,38 +47,39 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     # the worker a second table by position, of which attention reads only the last `window` entries before a row.
     num_window_slots: int = 0
     window: int = 0  # tokens that a windowed layer attends to, at most
-    prompts_first: bool = False  # steps are worth most when prompts fill them: all experts are on a GPU
-    # Large steps bring experts in RAM to a GPU: a chunk costs much, whatever its size.
+    prompts_first: bool = False  # steps should be filled with prompts: all experts are on a GPU
+    # Large steps stream RAM experts to a GPU, so a chunk is expensive whatever its size.
     streams_prompts: bool = False
-    kv_page_tokens: int = 0  # of a page of the tiers behind the KV pool; 0: there are none
+    kv_page_tokens: int = 0  # tokens of a page of the tiers behind the KV pool; 0: no tiers
     kv_page_bytes: int = 0
-    kv_write_bytes: int = 0  # of pages, copied out before a step whose decode rows would wait for more
+    # Most bytes of pages to copy out before a step with decode rows, which wait for the copies.
+    kv_write_bytes: int = 0
     kv_tiers: list[Tier] = []  # the fastest first
     state_bytes: int = 0  # of one slot of recurrent state
-    # Of a pool whose slots are not alike; num_kv_slots is the number of tokens that it holds together.
+    # Kinds of a pool with different slots; num_kv_slots is then the number of tokens that fit.
     kv_slot_kinds: list[SlotKind] = []
     measured_steps: list[MeasuredStep] = []
-    start_seconds: dict[str, float] = {}  # of the worker's start, by phase; empty: on a CPU
-    adapters: dict[str, str] = {}  # LoRA adapters of --lora-modules: the key of each name
+    start_seconds: dict[str, float] = {}  # seconds of the worker's start, by phase; empty on a CPU
+    adapters: dict[str, str] = {}  # LoRA adapters of --lora-modules: name -> key
     adapter_bytes: dict[str, int] = {}  # by key
-    max_drafts: int = 0  # positions of a row whose tokens are drafted; 0: its rows have none
-    # Numbers of a row that may stand for a token: an embedding, and what else the model adds of it; 0: none may.
+    max_drafts: int = 0  # most drafts of a row; 0: no drafts
+    # Floats of a row that replaces a token: the embedding, and what deeper layers add (DeepStack); 0: not supported.
     embedding_size: int = 0
-    disk_wait_s: float = 0.0  # how long a step may wait for experts on disk; 0: there are none
+    disk_wait_s: float = 0.0  # how long a step may wait for experts on disk; 0: no experts on disk
     rotates_in_sections: bool = False  # embeddings may have positions of their own (EmbeddingSpan.positions)
-    whole_spans: bool = (
-        False  # rows of a span of embeddings see those behind them: no row of a plan ends within one
-    )
+    # The rows of a span see one another, so no row of a plan ends within a span.
+    whole_spans: bool = False
 
 
 class NewSeq(msgspec.Struct, frozen=True, array_like=True):
     """Binds a sequence to a request slot, and overwrites what the slot held.
 
-    For each request slot, the worker keeps a token table and a KV-slot table by position. `token_ids` fill the first.
-    `prefix_slots` fill the first positions of the second: their KV is computed already, a cached prefix. After a
-    preemption, `token_ids` are the prompt and the output so far; the first `num_prompt` of them are the prompt.
+    For each request slot, the worker keeps a token table and a table of KV slots, both by position. `token_ids` fill
+    the token table. `prefix_slots` fill the first positions of the slot table: a cached prefix, whose KV is already
+    computed. After a preemption, `token_ids` are the prompt and the output so far; the first `num_prompt` of them are
+    the prompt.
 
-    Binding leaves the recurrent state in `state_slot` alone: a state copy of this plan or an earlier one makes it the
+    Binding does not change the recurrent state in `state_slot`: a state copy of this or an earlier plan sets it to the
     state after the tokens of `prefix_slots`. Each row of the sequence reads the state there and overwrites it.
     """
 
@@ -91,14 +92,14 @@ class NewSeq(msgspec.Struct, frozen=True, array_like=True):
     state_slot: int = -1  # where its recurrent state is; -1: the model has none
     adapter: str = ""  # GenerateRequest.adapter
     tenant: str = ""  # GenerateRequest.key_name
-    grammar: int = 0  # number of its grammar, which `sampling` is without then: see StepPlan; 0: none
-    # int32, of the last positions of `prefix_slots`; see WorkerReady.num_window_slots.
+    grammar: int = 0  # number of its grammar, which `sampling` then lacks: see StepPlan; 0: no grammar
+    # int32: window slots of the last positions of `prefix_slots`; see WorkerReady.num_window_slots.
     prefix_window_slots: bytes = b""
-    # Those that `prefix_slots` do not cover whole, and those with positions of their own, by which all text behind them
-    # rotates. They have negative numbers in `token_ids`, by which the worker tells a chunk's rows of embeddings from
-    # its tokens.
+    # Spans that `prefix_slots` do not cover completely, and all spans with their own positions, which shift the
+    # positions of later text. `token_ids` has negative numbers there, which tell the worker which rows are embeddings.
     spans: list[EmbeddingSpan] = []
-    namespace: str = ""  # requests of one may see in the time of their steps what the others' texts are
+    # Drafts may come from texts of requests with the same namespace: step times could reveal those texts.
+    namespace: str = ""
 
 
 CONTINUES: Final = -1  # Row.start of a row that may have drafts
@@ -110,14 +111,14 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     A row may read KV that another row of the same plan writes (a shared prefix): in each layer, the KV of all rows is
     written before any row attends.
 
-    A decode row has count 1. Its token is the one that the worker sampled last and appended to its own token table, so
-    that the plan of step N+1 can be built and sent while step N runs.
+    A decode row has count 1. Its token is the last one that the worker sampled and appended to its token table. So the
+    plan of step N+1 can be built and sent while step N runs.
 
-    A row with drafts has start CONTINUES: it begins at the last token of its request, which the worker alone knows in
-    time, and has `count` positions at most. The tokens behind its first are drafted by the worker, which may draft
-    fewer; each position is sampled, and what agrees with the drafts is kept, plus one token. `kv_slots` are any number
-    of slots, granted for the positions behind those that the request has slots for. They stay its own: a position whose
-    draft was rejected is written again, by a later row.
+    A row with drafts has start CONTINUES: it begins at the last token of its request, whose position only the worker
+    knows in time, and has at most `count` positions. The worker drafts the tokens after the first, possibly fewer. Each
+    position is sampled; tokens that agree with the drafts are kept, plus one more. `kv_slots` may have any length:
+    these slots are for the positions after those that already have slots. The request keeps them: a later row writes
+    again to a position whose draft was rejected.
     """
 
     req_slot: int
@@ -125,19 +126,19 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
     count: int
     kv_slots: bytes  # int32, `count` of them
     sample: bool  # sample the next token after the last position
-    # int32, as many as `kv_slots` where windowed layers have a pool of their own; else none.
+    # int32, as many as `kv_slots` if windowed layers have a pool of their own, otherwise empty.
     window_slots: bytes = b""
 
     @property
     def drafts(self) -> int:
-        """How many of its tokens may be drafts."""
+        """The most of its tokens that may be drafts."""
         return self.count - 1 if self.start == CONTINUES else 0
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True):
-    """Before the rows of a plan, request slot `target` takes over the tokens and KV slots of `source` at the positions
-    before `position`, where its next row is, and gets `token_id` there. No slot that is another's `source` is the
-    target of a slot other than itself."""
+    """Executed before the rows of a plan: request slot `target` gets the tokens and KV slots of `source` at the
+    positions before `position`, and `token_id` at `position`, where its next row begins. A slot that is the source of
+    another fork is the target of no other slot's fork."""
 
     target: int
     source: int
@@ -146,18 +147,18 @@ class Fork(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """One step: page orders and state copies, then new sequences, forks and rows. Without rows, the worker waits a
-    moment for pages that are under way, so that a router that awaits them need not ask all the time.
+    """One step: page orders and state copies, then new sequences, forks and rows. If the plan has no rows, the worker
+    waits briefly for pages that are being moved, so that a router that needs them need not poll.
 
     `state_copies` are pairs (source, destination) of state slots, int32 [n, 2], executed one after the other before any
-    row. Source -1 zeroes the destination. Plans are executed in order, so a copy reads the state that the rows of the
-    plan before have left, although that plan may still run when this one is sent.
+    row. Source -1 zeroes the destination. Plans are executed in order, so a copy reads the state as the previous plan's
+    rows leave it, even if that plan still runs when this one is sent.
 
-    A grammar is sent once, in `grammars` by number, with the first plan that has a sequence of it. The worker keeps it
-    until a plan has its number in `dropped_grammars`; sequences that are bound keep what they need.
+    A grammar is sent once, in `grammars` by number, with the first plan that binds a sequence with it. The worker keeps
+    it until a plan has its number in `dropped_grammars`; bound sequences are not affected.
 
-    `keeps_block`: a next-token block on the CPU keeps up with the texts, so that it can draft. False while that costs
-    more than drafts bring; the block then draws on what it knows until that point.
+    `keeps_block`: a next-token block on the CPU computes each step's tokens too, so that it can draft. False while that
+    costs more than the drafts save; the block then drafts from what it has computed so far.
     """
 
     step: int
@@ -171,24 +172,24 @@ class StepPlan(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     keeps_block: bool = True
 
 
-COSTLY_MASK_MS: Final = 0.1  # 63 rows of 2 ms each would make a step of 5 ms last 126
+COSTLY_MASK_MS: Final = 0.1  # ms; masks above it are costly: 63 of 2 ms would make a 5 ms step take 126 ms
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True):
     """The outcome of a row's drafts."""
 
-    drafted: int  # tokens, at least one
-    token_ids: list[int]  # sampled behind the row's first token: one for each draft that was right
-    logprobs: list[TokenLogprob] | None = None  # of these, where requested
-    # No draft was wrong: the others were not looked at, behind a stop token or because a mask was late.
+    drafted: int  # number of drafted tokens, at least one
+    token_ids: list[int]  # the tokens sampled after the row's first token, one for each correct draft
+    logprobs: list[TokenLogprob] | None = None  # of token_ids, if requested
+    # Verification ended before a wrong draft: at a stop token, or because a mask was late.
     cut_short: bool = False
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True):
-    token_id: int  # -1: none could be sampled, and the request ends with `error`
+    token_id: int  # -1: no token could be sampled; the request ends with `error`
     logprob: TokenLogprob | None = None
     error: str | None = None
-    late: bool = False  # its mask was not there: nothing is sampled for this request until it is bound again
+    late: bool = False  # its mask was not ready: no token is sampled for this request until it is bound again
     accepted: Accepted | None = None  # None: the row had no drafts
 
 
@@ -200,26 +201,27 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     sampled: list[Sampled]
     prompt_logprobs: dict[int, list[TokenLogprob]]
     compute_ms: float
-    idle_ms: float  # time that the worker waited for this plan after the step before
-    # GPU kernels that were compiled, or loaded, during this step, which therefore says nothing about a step's cost.
+    idle_ms: float  # time from the end of the previous step until this plan arrived
+    # GPU kernels compiled or loaded during this step. If any, the step's time says nothing about the cost of steps.
     kernels_compiled: int = 0
-    # By index of `sampled`: how long the helper thread took for the token's mask. Those above COSTLY_MASK_MS alone.
+    # By index of `sampled`: how long the helper thread took for the token's mask, if more than COSTLY_MASK_MS.
     mask_ms: dict[int, float] = {}
     pages: PageReport | None = None
-    expert_cache: ExpertCacheCounts | None = None  # since the result before; None: there is no cache
-    draft_ms: float = 0.0  # of compute_ms, what drafting took, without draft_read_ms
-    # Of compute_ms, how long a GPU waited for the host because the step has drafts; others are launched ahead.
+    expert_cache: ExpertCacheCounts | None = None  # since the previous result; None: no expert cache
+    draft_ms: float = 0.0  # part of compute_ms spent drafting, without draft_read_ms
+    # Part of compute_ms in which a GPU waited for the host, because steps with drafts are not launched ahead.
     draft_wait_ms: float = 0.0
-    # Since the result before; None: all experts are in memory.
+    # Since the previous result; None: all experts are in memory.
     expert_disk: ExpertDiskCounts | None = None
-    table_rows: TableRowCounts | None = None  # since the result before; None: no table stays in the file
-    # By index of the plan's rows: why a row's results are wrong and its request ends. No row of another request is
-    # affected, but the KV that such a row wrote must not be used.
+    table_rows: TableRowCounts | None = None  # since the previous result; None: no table on disk
+    # By index of the plan's rows: why a row failed; its request ends. Rows of other requests are not affected, but KV
+    # that the failed row wrote must not be used.
     failed_rows: dict[int, str] = {}
-    draft_read_ms: float = 0.0  # of compute_ms, for which a drafting model read texts before it could draft
-    # By index of the plan's rows: those without drafts because the drafting model has not read their texts to the end.
+    # Part of compute_ms in which a drafting model read texts before it could draft.
+    draft_read_ms: float = 0.0
+    # Indices of the plan's rows that got no drafts because the drafting model has not read their texts to the end.
     unread_rows: list[int] = []
-    draft_keep_ms: float = 0.0  # of compute_ms, for which a next-token block kept up with the texts
+    draft_keep_ms: float = 0.0  # part of compute_ms in which a next-token block computed the step's tokens
 
 
 class ExpertUse(msgspec.Struct, frozen=True, tag=True):
@@ -229,14 +231,12 @@ class ExpertUse(msgspec.Struct, frozen=True, tag=True):
     experts: int  # of a layer
     experts_per_token: int
     tokens: bytes  # int64 [layers, experts]: tokens routed to each
-    # uint8 [layers, experts]: 0 for an expert in RAM, else 1 and the number of the GPU that has its weights, among the
-    # worker's
+    # uint8 [layers, experts]: 0 for an expert in RAM, otherwise 1 + the index of its GPU among the worker's GPUs
     on_gpu: bytes
-    cache: ExpertCacheCounts | None = None  # since the start; None: experts stay where they are
-    on_disk: bytes = (
-        b""  # uint8 [layers, experts]: 1 for an expert that is in no memory; empty: all are in one
-    )
-    disk: ExpertDiskCounts | None = None  # since the start; None: no expert is ever on disk
+    cache: ExpertCacheCounts | None = None  # since the start; None: experts do not move
+    # uint8 [layers, experts]: 1 for an expert that is on disk only; empty: no such expert.
+    on_disk: bytes = b""
+    disk: ExpertDiskCounts | None = None  # since the start; None: no experts on disk
 
 
 class WorkerError(msgspec.Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""The worker's report on rows of a table of n-grams, which stays in the model file."""
+"""The worker's report on reads of the n-gram table, which stays in the model file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from moeserve.messages.metric import Metric
 
 
 class TableRowCounts(Counts, frozen=True, array_like=True):
-    """Counts of one step or of several."""
+    """Counts of one step or several."""
 
     hits: Annotated[
         int, Metric("counter", "hits", "Rows of the n-gram table that a step used and found in RAM.")

@@ -150,8 +150,8 @@ def store_split(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, G: tl.constexpr,
     SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Stores what one of row i's `splits` splits has for KV head h: the unnormalised sum acc [G, SIZE], the largest
-    scores and the sums of weights [G]. The last split to finish combines all, with SPLITS above 1."""
+    """Stores the partial result of one of row i's `splits` splits for KV head h: the unnormalised sum acc [G, SIZE],
+    the largest scores and the sums of weights [G]. The last split to finish combines all, with SPLITS above 1."""
     group: tl.constexpr = HEADS // KV_HEADS
     row = i.to(tl.int64)
     to = row * (HEADS * DIM) + h * (group * DIM)

@@ -29,7 +29,8 @@ class NewTokens:
 
 @dataclass(frozen=True, slots=True)
 class KernelArguments:
-    """A decode kernel's arguments for the rows' own tokens: the defaults are those of rows without any."""
+    """A decode kernel's arguments for the rows' own tokens. The defaults are for rows whose tokens are in the pool
+    already."""
 
     rotary: int  # columns that rotate
     k: Tensor | None = None

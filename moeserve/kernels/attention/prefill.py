@@ -68,7 +68,7 @@ def prefill_kernel(
     [.., DIM / 32], [.., V_DIM / 32] (quantize/kv.py); out [n, HEADS * V_DIM].
     sinks, WINDOW, SCALE and CAP as in decode.py. ends int32 [n], optional, with a WINDOW: row i sees the positions
     below ends[i].
-    ROWS: a power of two that holds BT * HEADS / KV_HEADS; SIZE, V_SIZE: those that hold DIM, V_DIM.
+    ROWS, SIZE, V_SIZE: powers of two not below BT * HEADS / KV_HEADS, DIM and V_DIM.
     """
     group: tl.constexpr = HEADS // KV_HEADS
     # A sequence's last tiles have the most keys, so they start first.

@@ -48,7 +48,7 @@ class DecodeWorkspace:
         else:
             self.memory = room.memory
         self.sums: Tensor = self.memory[:of_splits].view(*parts, size)
-        # What the programs of shares.py leave for each other.
+        # Partial results that the programs of shares.py exchange.
         self.share_sums = self.memory[: math.prod(results)].view(results)
         self.share_stats = torch.empty(*results[:3], 2, device=device)
         self.stats = torch.empty(*parts, 2, device=device)

@@ -16,7 +16,7 @@ from moeserve.kernels.collectives.sum_norm_op import ROUTER_ROWS, ROW_TYPE, WORD
 from moeserve.kernels.norm.op import add_norm
 
 EPS = 1e-6
-# Fewest rows whose sum is fused with the norm. With fewer, the fused kernel is faster alone but not within a step,
+# Fewest rows whose sum is fused with the norm. With fewer, the fused kernel is faster by itself but not within a step,
 # where other kernels start while a sum waits: one stream took 2 to 4% longer (docs/results/several-gpus.md).
 LEAST_ROWS = 8
 
@@ -33,8 +33,9 @@ def choose_norms(
     agree: Callable[[float], float],
     measure: Callable[[Callable[[], None]], float] = seconds_of,
 ) -> None:
-    """Makes `within_norm` accept messages with those of `rows` (LEAST_ROWS or more) for which it is correct and
-    faster. agree: returns the smallest value of all ranks on all of them. measure: returns the seconds of a call."""
+    """Makes `within_norm` accept messages of each number of rows in `rows` (LEAST_ROWS or more) for which it is correct
+    and faster. agree: returns the smallest value of all ranks on all of them. measure: returns the seconds of a
+    call."""
     for n in rows:
         own = _numbers(n, hidden, device).to(torch.float32 if n <= WORD_ROWS else ROW_TYPE)
         if n < LEAST_ROWS or not within_norm.fits(own):

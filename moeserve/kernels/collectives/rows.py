@@ -1,8 +1,8 @@
 """Messages of whole rows between GPUs, each row followed by a flag: for large messages, where bytes count.
 
 The sender writes a row into an inbox in the other GPU's memory, then the call's number into the row's flag there.
-An inbox, [2, ranks - 1, CAPACITY], and its flags, int32 [2, ranks - 1, ROWS], have two halves, used alternately
-like those of words.py.
+An inbox, [2, ranks - 1, CAPACITY], and its flags, int32 [2, ranks - 1, ROWS], have two halves, used alternately as in
+words.py.
 """
 
 # mypy: ignore-errors

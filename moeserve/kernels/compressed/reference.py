@@ -2,9 +2,9 @@
 (https://huggingface.co/docs/transformers/model_doc/deepseek_v4).
 
 All heads attend to one vector per token, which is both its key and its value, within a window. Besides, each block of
-`ratio` tokens has an entry, a vector of the same kind, and a row attends to the entries of the blocks that are complete
-with it, or to those that an indexer chooses. Keys are rotated by their positions, an entry by its block's first, and so
-are the values; the output is therefore rotated back by the row's position.
+`ratio` tokens has an entry, a vector of the same kind. A row attends to the entries of all blocks up to its own token
+that are complete, or to those of them that an indexer chooses. Keys are rotated by their positions, an entry by the
+first position of its block. Values are the same rotated vectors, so the output is rotated back by the row's position.
 """
 
 from __future__ import annotations

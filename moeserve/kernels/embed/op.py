@@ -39,7 +39,7 @@ def embed(
 ) -> None:
     """x[i] = scale * row ids[i] of the table, in each of `streams` equal parts, for i < count[0]; an id out of range
     reads the nearest row, and x[i] stays as it is where the id is EMBEDDED. ids int32 [n], x float32 [n, streams *
-    hidden]. places: entries of the slot tables that the same launch writes for these i."""
+    hidden]. places: the slot tables, in which the same launch writes an entry for each of these rows."""
     n, hidden = len(x), x.shape[1] // streams
     table = weight_of(planes, kind, hidden)
     embed_kernel(

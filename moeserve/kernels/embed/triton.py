@@ -34,8 +34,8 @@ def embed_kernel(
     tables are not written. x of a row with the id EMBEDDED is not written.
 
     The first kernel of a step. It is launched without programmatic dependent launch: it starts when all earlier
-    work has ended and is visible. So later kernels may read the step's inputs before they wait for the kernel
-    before them; of the slot table, only entries that this kernel does not write: those of earlier steps' tokens.
+    work has ended and is visible. So later kernels may read the step's inputs before they wait for the kernel before
+    them. In the slot table they may read only the entries of earlier steps' tokens, which this kernel does not write.
     """
     if PDL:
         gdc_launch_dependents()

@@ -39,7 +39,7 @@ class IntegerWorkspace:
     """Buffers for steps of up to `tokens` rows."""
 
     def __init__(self, tokens: int, top_k: int, experts: int, x: IntegerRows, h: IntegerRows) -> None:
-        """x: memory for the inputs of gate and up, one per row; h: for those of down, one per route."""
+        """x: memory for the inputs of gate and up, one per row; h: memory for the inputs of down, one per route."""
         self.x, self.h = x, h
         self.method = integer_method(tokens)
         blocks = num_blocks(tokens, top_k, experts, self.method.block)

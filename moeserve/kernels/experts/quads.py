@@ -52,8 +52,8 @@ def quad_method(tokens: int) -> QuadMethod:
 
 
 def takes_quads(*planes: Planes) -> bool:
-    """Returns whether these matrices have supported codes, scales and widths: those of Q4_K_M, and Q4_0. Types with
-    codebooks and other widths are not supported, and neither are GPUs with less shared memory than Hopper, which
+    """Returns whether these matrices have supported widths, and the types of Q4_K_M files (Q4_K, Q6_K) or Q4_0. Types
+    with codebooks and other widths are not supported, and neither are GPUs with less shared memory than Hopper, which
     lack warpgroup products."""
     return shared_memory() >= HOPPER_SHARED_MEMORY and all(_takes_quads(p) for p in planes)
 

@@ -1,4 +1,4 @@
-"""The sum of a token's parts on one GPU, before the sum over all GPUs. (On one GPU alone, the next norm sums them.)"""
+"""The sum of a token's parts on one GPU, before the sum over all GPUs. (With a single GPU the next norm sums them.)"""
 
 # mypy: ignore-errors
 

@@ -4,7 +4,8 @@
     for each layer:
         handoff.publish(layer, y, ids, weights)         queued on the current stream; the pool starts when it has run
         ... the GPU's own experts, meanwhile ...
-        handoff.collect(layer, out)                     the stream waits for the pool; out = what the CPU's experts add
+        handoff.collect(layer, out)                     the stream waits for the pool; out = the sum of the CPU's
+        experts
     torch.cuda.synchronize(); handoff.check()
 
 The launches of `publish` and `collect` have constant arguments, so a CUDA graph that captured them can be replayed any

@@ -68,7 +68,7 @@ def complete_blocks_kernel(
     SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (n). Rows < count[0] whose token is the last of a block of BLOCK store the block's index key in their slot:
-    the mean of what the slots of the block's tokens hold, normalised and rotated as at the first one."""
+    the mean of the keys in the slots of the block's tokens, normalised, and rotated by the block's first position."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

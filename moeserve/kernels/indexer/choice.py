@@ -1,12 +1,12 @@
 """The choice of the blocks with the highest scores on a GPU, equal to `reference.choose_keys`.
 
-A score and its block make one number, its key: the order of keys is that of the scores, and of equal scores the first
-block's is higher. So all keys differ, and the TOP highest are those from some threshold on, which is found by halving
-an interval of keys and counting.
+A score and its block are packed into one number, a key. Keys are ordered like the scores; of two equal scores the first
+block's key is higher. So all keys differ, and the TOP highest are those from some threshold on, which is found by
+halving an interval of keys and counting.
 
-One program holds the keys of a short row in registers. Of longer rows it holds candidates, to which several programs
-reduce the row: from a sample of the scores they take a bound that somewhat more than TOP keys reach (Floyd and Rivest's
-SELECT, https://doi.org/10.1145/360680.360691), count their keys from it on, and collect these in the order of
+One program holds the keys of a short row in registers. For longer rows it holds candidates, to which several programs
+reduce the row: they derive from a sample of the scores a bound that somewhat more than TOP keys reach (Floyd and
+Rivest's SELECT, https://doi.org/10.1145/360680.360691), count the keys that reach it, and collect these in the order of
 positions. If too few or too many keys reach the bound, one program halves with all scores, a pass over them per step.
 """
 
@@ -32,8 +32,8 @@ def load_keys(scores, j, end, BITS: tl.constexpr):
 
 @triton.jit
 def halve(low, high, middle, reached, fewest, most):
-    """Returns the rest of an interval of thresholds, in which `reached` keys reach the middle; the middle alone if
-    these are `fewest` to `most`."""
+    """Returns the half of an interval of thresholds in which to search on, if `reached` keys reach its middle; only the
+    middle if `reached` is between `fewest` and `most`."""
     new_high = tl.where(reached < fewest, middle - 1, tl.where(reached <= most, middle, high))
     return tl.where(reached < fewest, low, middle), new_high
 
@@ -189,8 +189,8 @@ def collect_kernel(
     LOCAL: tl.constexpr, PARTS: tl.constexpr, CANDIDATES: tl.constexpr, BITS: tl.constexpr, CHUNK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows, CHOICES, PARTS). Each program writes its candidates behind those of the parts before it. Arguments as
-    for `choose_kernel`."""
+    """Grid (rows, CHOICES, PARTS). Each program writes its candidates after the candidates of earlier parts. Arguments
+    as for `choose_kernel`."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

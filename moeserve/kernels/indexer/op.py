@@ -82,7 +82,8 @@ def block_index_store(
     index_keys: Tensor,
 ) -> None:
     """Writes the normalised and rotated index queries, and stores index keys, of each token or of each block that the
-    rows complete, for i < count[0]: blocks.py. Other tokens' keys are stored as they are, for a later call.
+    rows complete, for i < count[0]: blocks.py. Keys of blocks that are not complete are stored unchanged, for a later
+    call.
 
     q_norm, k_norm float32 [dim]; table int32 [requests, length], which has the rows' slots; req_slots int32 [n]. Other
     arguments as for `index_store`.
@@ -117,7 +118,7 @@ def pool_store(
     index_keys: Tensor,
 ) -> None:
     """Writes the index queries, and stores the index keys of the blocks that the rows complete, for i < count[0]:
-    `pools.pooled_keys`. Of other tokens key and gate are stored, for a later call.
+    `pools.pooled_keys`. Keys and gates of blocks that are not complete are stored, for a later call.
 
     gates [n, dim], rows at any stride; ape float32 [keys of a block, dim]; table int32 [requests, length], which has
     the rows' slots; req_slots int32 [n]; index_keys float16 [slots, 1, 2 * dim]. Other arguments as for `index_store`.
@@ -227,7 +228,8 @@ def choose(
     `reference.choose_keys`, then the row's tail. Rows without more blocks than are chosen attend to all.
 
     scores: from `score_keys` or `score_blocks` for these rows; chosen int32 [n, choices, blocks of a row]; lasts int32
-    [n]. With blocks of one key, or with room for all keys of a row's blocks, chosen has KV slots in place of blocks.
+    [n]. With blocks of one key, or if `chosen` has room for all keys of a row's blocks, it gets KV slots instead of
+    blocks.
     """
     _, choices, width = chosen.shape
     has_slots = rule.block == 1 or width >= rule.most_blocks * rule.block

@@ -60,7 +60,7 @@ def index_scores(q: Tensor, weights: Tensor, index_keys: Tensor) -> Tensor:
 
 
 def choose_keys(scores: Tensor, top: int) -> Tensor:
-    """Returns the positions of the `top` highest scores in ascending order, int64; all if there are no more. Of equal
-    scores, the first positions are chosen. scores [keys]."""
+    """Returns the positions of the `top` highest scores in ascending order, int64; all if there are no more. If scores
+    are equal, the first positions are chosen. scores [keys]."""
     highest = torch.sort(scores, descending=True, stable=True).indices[:top]
     return highest.sort().values

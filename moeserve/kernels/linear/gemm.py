@@ -154,9 +154,9 @@ def book_weights(
 
 @triton.jit
 def row_pointers(codes, scales, supers, r, first, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr):
-    """Returns pointers for rows r [BN] from K block `first` on: to the bytes of part 0 [BN, KB * 16] and a mask of
-    those that exist; to the scale words [BN, KB] and their mask; and the super-blocks' words. Arguments: pointers
-    to the expert's first row, codes uint8."""
+    """Returns pointers for rows r [BN] from K block `first` on: to the bytes of part 0 [BN, KB * 16], with a mask of
+    the rows that exist; to the scale words [BN, KB] with their mask; and to the super-blocks' words. Arguments:
+    pointers to the expert's first row, codes uint8."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     u = first + tl.arange(0, KB)
     b = tl.arange(0, KB * 16)
@@ -272,7 +272,8 @@ def multiply(
 
 @triton.jit
 def route_pointers(x, block_routes, count, routes, COLS: tl.constexpr, TOP_K: tl.constexpr):
-    """Returns the routes (dense: tokens) of a block, a mask of those that exist, and pointers to their rows of x."""
+    """Returns the routes (dense: tokens) of a block, a mask of the routes that exist, and pointers to their rows of
+    x."""
     if block_routes is not None:
         routes = tl.load(block_routes + routes)
         live = routes >= 0

@@ -1,4 +1,4 @@
-"""The copying warpgroup of integer_gemm.py: fetches the super-blocks of all pieces ahead of those that multiply.
+"""The copying warpgroup of integer_gemm.py: fetches the super-blocks of all pieces ahead of the multiplying warpgroups.
 
 Codes come by the tensor memory accelerator (TMA), in boxes of 32 rows; scales and activations, whose rows are too
 short for it or lie apart, by each thread.
@@ -95,7 +95,7 @@ def copy_ahead(
     sum_layout: gl.constexpr = token_copies(TOKENS, 16)
     n = 0
     piece = gl.program_id(0)
-    # What the next piece's pointers need is read during this piece. Beyond the last: that one again.
+    # The inputs of the next piece's pointers are read during this piece. Beyond the last: that one again.
     block = gl.minimum(piece, pieces - 1) // (TILES * SPLIT)
     expert = gl.load(block_expert + block).to(gl.int64)
     x_routes = routes_of(block_routes, block, x_layout)

@@ -202,9 +202,9 @@ def integer_gemm_kernel(
 
     Grid: any number of programs of 4 warps, which take pieces of GROUPS * 64 rows in turn (gated: of 32 rows of each
     matrix). codes, up_codes: `code_boxes`. BLOCKS: super-blocks of a stage. SPLIT, which divides the super-blocks into
-    whole stages: pieces that share a result's columns; the last of them sums what they leave in partials, float32
+    whole stages: pieces that share a result's columns; the last of them sums their results in partials, float32
     [pieces * GROUPS * 64 * TOKENS], with an int32 of counters per result, which it leaves at 0. MULTIPLYING, COPYING:
-    registers of a thread in the second multiplying warpgroup and in the copying one; the first has what is left."""
+    registers of a thread in the second multiplying warpgroup and in the copying one; the first has the rest."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

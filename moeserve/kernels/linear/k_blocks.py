@@ -68,8 +68,8 @@ def k_block_indices(KB: tl.constexpr, BR: tl.constexpr):
 def load_k_blocks(codes, scales, supers, r, u, live, COLS: tl.constexpr, F: tl.constexpr):
     """Loads K blocks u [KB, BR, 1] of rows r [1, BR, NB]: a tuple of all parts' words [.., 4], a tuple of scale
     words, and the super-blocks' words; zeros where not live. Arguments: pointers to the expert's first row, or one
-    per K block; codes as int32. For a codebook type the scale words end with d's, and the pointer to the codebook
-    is returned in place of the super-blocks' words."""
+    per K block; codes as int32. For a codebook type the scale words end with the words of d, and the pointer to the
+    codebook is returned instead of the super-blocks' words."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     code = codes + r * (F.parts * K_BLOCKS * 4) + u * 4
     code = code[:, :, :, None] + tl.arange(0, 4)[None, None, None, :]

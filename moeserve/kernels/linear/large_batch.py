@@ -86,7 +86,7 @@ class ExpertsInScratch:
 
 
 def can_unpack(weight: Weight) -> bool:
-    """Returns whether the weight can be unpacked; float32 is not, it is multiplied as it is."""
+    """Returns whether the weight can be unpacked; float32 weights are multiplied without unpacking."""
     return weight.codes.dtype != torch.float32
 
 

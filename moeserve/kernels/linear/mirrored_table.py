@@ -3,8 +3,8 @@ bits.
 
 The byte permutation looks up four nibbles at once in eight bytes; for a nibble with its fourth bit set it returns the
 replicated sign bit of a byte. The table holds OFFSET + level, which is positive, so those results are zero. Looking up
-the codes unchanged thus gives the levels of the lower half and zeros for the others; with the fourth bits flipped,
-those of the upper half. Both together give all levels.
+the codes unchanged thus gives the levels of the lower half, and zeros for codes of the upper half. Looking them up with
+the fourth bits flipped gives the levels of the upper half. Both together give all levels.
 
 A word has two codes in each byte, of two fields that share a scale. The permutation returns them alternately, and
 the activations are arranged to match. Eight codes and their products take eleven instructions; looked up field by

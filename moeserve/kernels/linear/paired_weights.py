@@ -3,9 +3,9 @@ byte permutation, a multiplication and half a conversion.
 
 One mask and two byte permutations turn four codes of a word into two pairs of 128 + code (codes below 128 are the 7
 bits of 128's mantissa). One subtraction gives two exact codes, and one paired product with s, minus m, two weights.
-s and m are rounded to bfloat16 first, the weights afterwards: a product's error is 1.2 to 1.9 times that of weights
-rounded once, and a third of that of int8 activations (docs/results/gpu-kernels.md). Without inline assembly (in the
-interpreter), and for float16 and float32 activations, weights go by way of float32.
+s and m are rounded to bfloat16 first, the weights afterwards: a product's error is 1.2 to 1.9 times the error with
+weights rounded once, and a third of the error with int8 activations (docs/results/gpu-kernels.md). Without inline
+assembly (in the interpreter), and for float16 and float32 activations, weights go by way of float32.
 """
 
 # mypy: ignore-errors
@@ -26,8 +26,8 @@ I8 = tl.constexpr(int(Scale.I8))
 
 @triton.constexpr_function
 def has_pairs(F, dtype):
-    """Returns whether products with floats of this dtype use paired weights of this format. Of the formats with mins,
-    only Q4_K does: Q4_1 and Q5_1 would have errors of 2.2e-4, and an expert's limit is 1e-4
+    """Returns whether products with floats of this dtype use paired weights of this format. Q4_K is the only format
+    with mins that does: Q4_1 and Q5_1 would have errors of 2.2e-4, and an expert's limit is 1e-4
     (tests/kernels/test_triton_experts.py). Q2_K, Q3_K, Q5_K, and formats with fewer than 4 low bits, were not measured
     on a GPU."""
     is_near = not F.has_own_min or (F.scale == Scale.U8_MIN and F.high_bits == 0)

@@ -29,7 +29,7 @@ def panel_gemv_kernel(
 ):  # fmt: skip
     """out[i, p * PANEL + r] = row panels[p] * PANEL + r of W, times x[i], for p < num_panels[0] and i < count[0].
 
-    Rows of `out` are STRIDE apart; places behind the matrix's last row stay as they are. panels int32; they, the matrix
+    Rows of `out` are STRIDE apart; places after the matrix's last row stay unchanged. panels int32; they, the matrix
     and the count are read before the previous kernel has ended.
 
     Grid (row tiles of the most panels; blocks of T rows of x). BR * NB divides PANEL.

@@ -4,7 +4,7 @@ A warpgroup's product of 16 columns takes its left operand from registers: lane 
 t, 2 t + 1, 2 t + 8 and 2 t + 9 of a row. Which columns of the matrix these are is free, if the right operand uses
 the same ones. Here they are four neighbours, so that a lane's codes are whole words of a row, KB of them in a row.
 
-Among KB K blocks, the 16 * KB columns of the first field come first, then those of the next. Place p of a field
+Among KB K blocks, the 16 * KB columns of the first field come first, then the next field's. Place p of a field
 belongs to word p // 16 of lane p % 8 // 2, byte p % 16 // 8 * 2 + p % 2.
 """
 

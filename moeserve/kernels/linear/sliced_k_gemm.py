@@ -71,8 +71,8 @@ def minus_offset_like(bytes, F: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def code_pointers(codes, r, first, COLS: tl.constexpr, F: tl.constexpr, KB: tl.constexpr):
-    """Returns pointers to the bytes of part 0 [BN, KB * 16] for rows r [BN] from K block `first` on, and a mask of
-    those that exist. codes: uint8, the expert's first row."""
+    """Returns pointers to the bytes of part 0 [BN, KB * 16] for rows r [BN] from K block `first` on, and a mask of the
+    rows that exist. codes: uint8, the expert's first row."""
     K_BLOCKS: tl.constexpr = (COLS + 127) // 128
     b = tl.arange(0, KB * 16)
     at = codes + r[:, None] * (F.parts * K_BLOCKS * 16) + (first * 16 + b)[None, :]

@@ -27,8 +27,8 @@ def block_items(
     slots, ids, block_expert, block_routes, count, block, TOP_K: tl.constexpr, IDS_STRIDE: tl.constexpr,
     BM: tl.constexpr,
 ):  # fmt: skip
-    """Returns the items [BM] of a block, a mask of those that exist, their adapters' slots (-1: none), and the
-    expert of all of them."""
+    """Returns the items [BM] of a block, a mask of the items that exist, their adapters' slots (-1: no adapter), and
+    the expert that all of them have."""
     items = block * BM + tl.arange(0, BM)
     expert = tl.full([], 0, tl.int32)
     if block_routes is not None:
@@ -48,7 +48,7 @@ def block_items(
 
 @triton.jit
 def next_slot(slot, s):
-    """Returns the highest of `slot` below s; -1 if there is none."""
+    """Returns the highest number in `slot` that is below s; -1 if none is."""
     return tl.max(tl.where(slot < s, slot, -1), 0)
 
 

@@ -114,8 +114,8 @@ def keep_step(step: StepStates, kept: KeptStates) -> None:
 
 
 def keep_rows(states: Tensor, chosen: Tensor, count: int, kept: KeptStates) -> None:
-    """Keeps states of `count` requests' rows. chosen: int32 [3, count or more], each request's slot, row (negative:
-    none is kept any more) and the position behind it; all slots differ."""
+    """Keeps the states of `count` requests' rows. chosen: int32 [3, count or more]: each request's slot, its row
+    (negative: its kept state is dropped) and the next position; all slots differ."""
     hidden = states.shape[1]
     keep_rows_kernel(
         (count,), states, chosen, kept.states, kept.position, chosen.stride(0), hidden, next_power_of_2(hidden),

@@ -19,8 +19,8 @@ def joined_rows(x: Tensor, states: Tensor, token_norm: Tensor, state_norm: Tenso
 def states_before(
     states: Tensor, positions: list[int], req_slots: list[int], kept: Tensor, kept_position: list[int]
 ) -> Tensor:
-    """The state before each of a step's rows: the previous row's, if that is the same request's previous position; the
-    kept one, if it stands before this position; otherwise 0."""
+    """The state before each of a step's rows: the previous row's state, if that row is the same request's previous
+    position; the kept state, if it belongs to the previous position; otherwise 0."""
     found = torch.zeros_like(states)
     for i, (position, request) in enumerate(zip(positions, req_slots, strict=True)):
         if i and req_slots[i - 1] == request and positions[i - 1] == position - 1:

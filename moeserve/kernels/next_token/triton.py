@@ -107,10 +107,10 @@ def likeliest_kernel(
     logits, count, panels, num_panels, best, ids, sums, VOCAB: tl.constexpr, PARTS: tl.constexpr, SPAN: tl.constexpr,
     BLOCK: tl.constexpr, PANEL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, PARTS). Of each row's logits float32 [VOCAB] from part * SPAN on: the highest, its id (the lowest, if
-    several are equal), and the sum of exp(logit - highest). best, sums float32, ids int32 [n, PARTS].
+    """Grid (n, PARTS). Finds in each row's logits float32 [VOCAB], from part * SPAN on, the highest, its id (the
+    lowest, if several are equal), and the sum of exp(logit - highest). best, sums float32, ids int32 [n, PARTS].
 
-    panels, num_panels: the shortlist that the logits are of, ascending, as in `panel_gemv_kernel`; None: the whole
+    panels, num_panels: the shortlist whose logits they are, ascending, as in `panel_gemv_kernel`; None: the whole
     vocabulary."""
     i, part = tl.program_id(0), tl.program_id(1)
     if i >= tl.load(count):

@@ -1,4 +1,4 @@
-"""The specification of n-gram embeddings, in float64: those of Qwen3.8-Flash-Next
+"""The specification of Qwen3.8-Flash-Next's n-gram embeddings, in float64
 (https://huggingface.co/docs/transformers/model_doc/qwen4_exp).
 
 A token's n-gram embeddings are rows of a table, chosen by hashes of the token and the tokens before it (`hashing.py`).

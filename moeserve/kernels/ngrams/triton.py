@@ -60,7 +60,7 @@ def conv_kernel(
     """Grid (n, blocks of channels), for rows below count[0]. x[i, s] += factors[i, s] * value[i] + silu(convolution of
     inputs), of TAPS taps DILATION tokens apart.
 
-    inputs, factors, value: gate_kernel's; weight float32 [TAPS, channels], that of the oldest token first; states
+    inputs, factors, value: gate_kernel's; weight float32 [TAPS, channels], the oldest token's first; states
     float32, slots SLOT apart: the inputs before a sequence's first row, [(TAPS - 1) * DILATION, channels], the oldest
     first; row_sequence int32 [n]: each row's sequence; seq_first, seq_slot int32: each sequence's first row and state
     slot. x float32 [n, channels]. A block of channels may cover two streams."""

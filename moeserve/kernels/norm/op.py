@@ -1,4 +1,4 @@
-"""Launches residual additions and norms, including those of sandwiched layers."""
+"""Launches residual additions and norms, for sandwiched layers too."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_norm(
     """x[i] += attended[i] + extra[i] + sum_j part_weights[i, j] * parts[i, j]; y[i] = RMSNorm(x[i]) * weight, for i
     < count[0].
 
-    x float32 [n, cols]; parts [n, p, cols], without those whose part_ids [n, p] are negative. rows int32 [m]: i
+    x float32 [n, cols]; parts [n, p, cols]; parts whose part_ids [n, p] are negative do not count. rows int32 [m]: i
     takes only these values, and x stays unchanged. attended, extra: float32 [n, cols]. y and codes with scales:
     GpuActivations [m, cols]. exact: float32 [m, cols], y unrounded. centered: y is of x less its mean (LayerNorm).
     weight None: y = x.

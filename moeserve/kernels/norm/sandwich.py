@@ -73,8 +73,8 @@ def sandwich_sum_kernel(
 
     x = (x + norm(norm(dense) + norm(experts))) * factor and y = norm(x), with the norms' weights dense_norm,
     experts_norm, output_norm and weight [COLS]. Without dense: x = (x + norm(experts)) * factor. Without weight: y = x.
-    experts: the sum of extra float32 [n, COLS], optional, and of P parts, optionally weighted by part_weights and
-    without those whose part_ids are negative. DENSE_STRIDE, PART_STRIDE: rows of [COLS] from one row's dense output, or
+    experts: the sum of extra float32 [n, COLS], optional, and of P parts, optionally weighted by part_weights; parts
+    whose part_ids are negative do not count. DENSE_STRIDE, PART_STRIDE: rows of [COLS] from one row's dense output, or
     first part, to the next row's; weights and ids likewise. factor float32 [1]; None: 1. y, codes with scales: [m,
     COLS], each optional. SIZE: COLS or the power of two above.
     """

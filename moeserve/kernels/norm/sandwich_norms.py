@@ -22,7 +22,7 @@ class SandwichNorms:
     """Weights of the norms, float32 [cols] each."""
 
     attention_output: Tensor
-    # Input norm of the feed-forward, or of the dense one beside experts; None: the feed-forward reads x as it is.
+    # Input norm of the feed-forward, or of the dense one beside experts; None: the feed-forward reads x without a norm.
     input: Tensor | None
     output: Tensor  # norm of the feed-forward's output, or of the sum of both
     parts: PartNorms | None = None  # None: the feed-forward has no inner norms

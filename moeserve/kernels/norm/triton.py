@@ -49,10 +49,9 @@ def add_norm_kernel(
 ):  # fmt: skip
     """A program per row i < count[0]. With rows, it reads row rows[i] of x, and x is not written.
 
-    x float32 [n, COLS]; parts [n, P, COLS], weighted by part_weights [n, P], without those whose part_ids [n, P]
-    are negative; attended and extra float32 [n, COLS], optional. y, codes with scales, exact float32: [m, COLS],
-    each optional. SIZE: COLS or the power of two above. CENTERED: y is of x less its mean.
-    weight None: y = x.
+    x float32 [n, COLS]; parts [n, P, COLS], weighted by part_weights [n, P]; parts whose part_ids [n, P] are negative
+    do not count; attended and extra float32 [n, COLS], optional. y, codes with scales, exact float32: [m, COLS], each
+    optional. SIZE: COLS or the power of two above. CENTERED: y is of x less its mean. weight None: y = x.
     """
     if PDL:
         gdc_launch_dependents()

@@ -89,8 +89,8 @@ def panels_to_planes(panels: Tensor, planes: Planes) -> None:
 
 
 def _move_book(panels: Tensor, kind: QuantType, book: Codebook, planes: Planes) -> None:
-    """panels: uint8 [panels, bytes]. In panels an entry's bytes are in the file's order, those of 16 rows next to
-    each other."""
+    """panels: uint8 [panels, bytes]. In panels an entry's bytes are in the file's order; the bytes of 16 rows are next
+    to each other."""
     header = PANEL_ROWS * (2 * int(book.has_d) + book.octets)
     blocks = panels.view(len(panels), -1, PANEL_ROWS * kind.block_bytes)
     if blocks.shape[1] * kind.block_columns != planes.cols:

@@ -22,9 +22,9 @@ class RouterOptions:
     scoring: Scoring = "softmax"
     normalize: bool = True  # divide the weights by their sum
     scale: float = 1.0  # multiplies the weights, last
-    # Group-limited choice (DeepSeek-V3, https://arxiv.org/abs/2412.19437): the experts stand in `groups` equal ranges,
-    # and only those of the `top_groups` ranges with the largest sums of their `group_best` best biased scores can be
-    # chosen; DeepSeek-V2 (https://arxiv.org/abs/2405.04434) goes by the best one.
+    # Group-limited choice (DeepSeek-V3, https://arxiv.org/abs/2412.19437): the experts are divided into `groups` equal
+    # ranges. A range's score is the sum of its `group_best` best biased scores, and only experts of the `top_groups`
+    # best ranges can be chosen; in DeepSeek-V2 (https://arxiv.org/abs/2405.04434) a range's score is its best one.
     groups: int = 1
     top_groups: int = 1
     group_best: Literal[1, 2] = 2

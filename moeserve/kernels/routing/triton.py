@@ -25,7 +25,8 @@ def scores_of(logits, SCORING: tl.constexpr):
         likely = tl.exp(logits - tl.max(logits, 1)[:, None])
         scores = likely / tl.sum(likely, 1)[:, None]
     elif SCORING == "sqrt_softplus":
-        # log(1 + exp(x)) without overflow. Of a small exp(x), whose sum with 1 would round, the logarithm is itself.
+        # log(1 + exp(x)) without overflow. If exp(x) is so small that 1 + exp(x) rounds to 1, log(1 + exp(x)) is
+        # exp(x).
         small = tl.exp(-tl.abs(logits))
         scores = tl.maximum(logits, 0.0) + tl.where(small < 1e-4, small, tl.log(1.0 + small))
         scores = tl.sqrt(scores)
@@ -124,7 +125,7 @@ def route_kernel(
     existing = tl.load(count)
     e, k = tl.arange(0, E)[None, :], tl.arange(0, K)[None, :]
     left = tl.load(logits + t[:, None] * EXPERTS + e, e < EXPERTS, float("-inf")).to(tl.float32)
-    # Scores increase with their logits: alone, the logits choose the same experts, and are already loaded.
+    # Scores increase with their logits, so the logits, which are already loaded, choose the same experts.
     BY_LOGITS: tl.constexpr = bias is None and GROUPS == 1
     all_logits = left
     if not BY_LOGITS:

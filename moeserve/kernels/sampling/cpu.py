@@ -4,7 +4,7 @@
 parameters, the counts for its penalties, its number of output tokens. Calls take whole batches:
 
 - `bind(slot, *, seed, ..., order, dry_breakers, **settings)` overwrites a slot. Raises ValueError for bad ids.
-  `settings` are those of moeserve/sampling/parameters.py, `order` comes from `moeserve.sampling.order.order_code`,
+  `settings` has the fields of moeserve/sampling/parameters.py, `order` comes from `moeserve.sampling.order.order_code`,
   `dry_breakers` int32: token sequences, each terminated by -1.
 - `sample(logits, slots, masks=None, mask_of=None)`: float32 logits [rows, vocab], int32 slots [rows], all distinct.
   If mask_of[i] (int32 [rows]) is not negative, row i may only sample tokens whose bit is set in masks[mask_of[i]]

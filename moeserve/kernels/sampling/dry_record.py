@@ -32,7 +32,7 @@ def _split(breakers: Int32s) -> list[list[int]]:
 
 
 def _unbroken(text: Int32s, sequences: list[list[int]]) -> int:
-    """Returns the number of tokens after the last breaker; all tokens if there is none."""
+    """Returns the number of tokens after the last breaker; the number of all tokens if there is no breaker."""
     last = 0
     for sequence in sequences:
         ends = np.ones(max(len(text) - len(sequence) + 1, 0), np.bool_)

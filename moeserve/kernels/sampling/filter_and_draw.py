@@ -58,7 +58,7 @@ def gather(x, block_max, floor, values, ids, VOCAB: tl.constexpr, BLOCK: tl.cons
 
 @triton.jit
 def load_tile(values, ids, start, n, key, limit):
-    """Loads a tile of candidates, and a mask of those in the head (key, limit)."""
+    """Loads a tile of candidates, and a mask of the candidates that are in the head (key, limit)."""
     i = start + tl.arange(0, TILE)
     value = tl.load(values + i, i < n, float("-inf"))
     token = tl.load(ids + i, i < n, 2147483647)

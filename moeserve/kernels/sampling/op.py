@@ -168,9 +168,9 @@ def sample(
     t of word w: token 32 w + t is allowed) must be None. has_chains: some slot has an order of samplers or DRY;
     needs `edited`.
 
-    ahead: int32 [n], the number of earlier tokens of the same slot in this call. Each row is sampled as if it stood
-    alone after these. Then nothing is recorded (`DeviceSamplerState.note_outputs` does that), and logits must not
-    be edited.
+    ahead: int32 [n], the number of earlier tokens of the same slot in this call. Each row is sampled as if it were the
+    only row after these tokens. Then nothing is recorded (`DeviceSamplerState.note_outputs` does that), and logits must
+    not be edited.
     """
     n, vocab = logits.shape
     blocks = -(-vocab // BLOCK)

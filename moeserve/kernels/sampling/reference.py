@@ -131,8 +131,8 @@ def survivors(logits: Tensor, p: Params) -> tuple[Tensor, Tensor]:
     return ids, (weights / weights.sum())[order]
 
 
-# Each filter gets the tokens' ids, logits and weights (probability over the first token's), in order of falling
-# logit, and returns those that it keeps.
+# Each filter gets the tokens' ids, logits and weights (probability over the first token's), in order of falling logit,
+# and returns the ones to keep.
 def _top_k(ids: Tensor, z: Tensor, weights: Tensor, p: Params) -> slice:
     return slice(p.top_k if p.top_k > 0 else None)
 

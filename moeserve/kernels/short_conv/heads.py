@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ShortConvHeads:
-    """A gated depthwise convolution. It has no heads; its properties have the same names as those of other recurrences.
+    """A gated depthwise convolution. It has no heads; its properties are named as in other recurrences.
 
     A token's row contains b, c and x, each with all channels.
     """

@@ -39,7 +39,7 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 }
 # Initialisations of A and B that leave the model's weights unchanged, so that the adapter is the whole change.
 _PLAIN_BEGINNINGS = ("gaussian", "eva", "orthogonal", "mica")
-# PEFT settings without influence on the computation; unknown settings with such names are refused.
+# PEFT settings that do not change the computation. Any other setting that is not known is refused.
 _HARMLESS = frozenset(
     {
         "use_rslora",

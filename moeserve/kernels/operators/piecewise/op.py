@@ -45,7 +45,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Returns the result in q1's dtype, and the logsumexp in float32, as specified in reference.py.
 
-    All tensors have the same dtype, float16, bfloat16 or float32; those that are not contiguous are copied. Raises
+    All tensors have the same dtype, float16, bfloat16 or float32; tensors that are not contiguous are copied. Raises
     ValueError for shapes that do not match, a head wider than 256, or a negative distance.
     """
     check(q1, k1, q2, k2, v, distance)

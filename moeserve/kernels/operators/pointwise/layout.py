@@ -49,9 +49,9 @@ def collapse(shape: torch.Size, strides: list[tuple[int, ...]]) -> Layout:
     """Returns the layout of tensors with these strides (the result's first), each expanded to `shape`, which is not
     empty.
 
-    Dimensions are ordered by the result's strides, those of size 1 are dropped, and neighbours are merged if every
-    tensor steps from one to the next. The last dimension is one along which the result is contiguous, if any. The
-    one before it is one along which another tensor is contiguous, else the longest.
+    Dimensions are ordered by the result's strides. Dimensions of size 1 are dropped. Neighbouring dimensions are merged
+    if every tensor steps evenly from one to the next. The last dimension is one along which the result is contiguous,
+    if any. The one before it is one along which another tensor is contiguous, else the longest.
     """
     order = sorted(
         (d for d, size in enumerate(shape) if size != 1), key=lambda d: (strides[0][d], -d), reverse=True

@@ -59,8 +59,8 @@ def kind_of(argument: object) -> Kind:
 
 
 def typed(expression: Expression, arguments: tuple[Kind, ...]) -> tuple[TypedStep, ...]:
-    """Returns the steps with their dtypes. Raises TypeError if torch has no such operation: bits of floats, a
-    difference of bools."""
+    """Returns the steps with their dtypes. Raises TypeError if torch has no such operation: bitwise operations on
+    floats, a difference of bools."""
     steps: list[TypedStep] = []
     for step in expression.steps:
         operands = [steps[i].kind for i in step.operands]
