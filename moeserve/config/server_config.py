@@ -156,9 +156,9 @@ class ServerConfig(EngineConfig):
     max_num_batched_tokens: int | None = option(
         None,
         "Capacity",
-        "maximum tokens in one step, decode and prefill together (default: 512 on a CPU; on a GPU 16384, or 8192 in "
-        "steps with decode; both are halved, but not below 512, until the step's buffers take at most 3% of the GPU "
-        "memory)",
+        "maximum tokens in one step, decode and prefill together (default: 512 on a CPU, or 2048 if experts are "
+        "on disk; on a GPU 16384, or 8192 in steps with decode; all but the first are halved, but not below 512, until "
+        "the step's buffers take at most 3% of the GPU memory, or 5% of the RAM for experts)",
         low=1,
         high=65536,
     )

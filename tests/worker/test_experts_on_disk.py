@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import os
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from moeserve.cli.plan.fit import fit_model
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
@@ -24,6 +26,7 @@ from moeserve.models.blocks.cpu import disk_experts as cpu_disk_experts
 from moeserve.models.errors import ModelError
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
+from moeserve.placement import step_tokens
 from moeserve.placement.expert_cache.replay import Steps
 from moeserve.placement.expert_cache.replay_disk import replay_disk
 from moeserve.placement.expert_cache.routing_trace import read_trace
@@ -327,6 +330,16 @@ def test_several_gpus_are_refused_before_anything_is_loaded() -> None:
 
 def test_ram_for_all_leaves_nothing_on_disk() -> None:
     assert prompts_of(driver_of(TINY_MODEL, expert_ram=1.0)).expert_disk is None
+
+
+def test_steps_are_longer_where_prompts_read_experts_from_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as `plan` says: each step with a prompt reads nearly all experts that are not in RAM."""
+    monkeypatch.setattr(step_tokens, "SHARE_OF_EXPERT_RAM", 1e9)  # the fixture's experts are tiny
+    config = small_config(TINY_MODEL, threads=2, max_num_batched_tokens=None)
+    for ram, tokens in ((ram_for(5), step_tokens.MOST_FROM_DISK), (1.0, step_tokens.ON_CPU)):
+        with_ram = dataclasses.replace(config, expert_ram=ram)
+        assert load_cpu_model(with_ram, lambda *_: None).step_tokens == tokens
+        assert fit_model(with_ram, gpu=None, ram=8 * GIB).step_tokens == tokens
 
 
 def test_wrong_kv_is_not_written_to_the_disk_tier(model: Path, tmp_path: Path) -> None:

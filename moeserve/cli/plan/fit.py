@@ -131,6 +131,8 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
             place(sizes, options, room)  # refuses rules
     if disk is not None and gpu is None:
         placement = dataclasses.replace(placement, cpu_weight_bytes=disk.weight_bytes)
+        in_a_step = step_tokens(config.max_num_batched_tokens, model, None, disk.slot_bytes)
+        most_rows = max(in_a_step, config.max_num_seqs)
     gpu_other = 0 if gpu is None else reserved + CUDA_CONTEXT_BYTES
     adapters = AdapterMemory()
     if gpu is None:

@@ -8,7 +8,14 @@ from pathlib import Path
 
 from moeserve.config.units import GIB
 from moeserve.models.step_buffers import gpu_arena_bytes
-from moeserve.placement.step_tokens import MOST_ON_GPU, ON_CPU, step_tokens
+from moeserve.placement.engine_memory import cpu_workspace_bytes
+from moeserve.placement.step_tokens import (
+    MOST_FROM_DISK,
+    MOST_ON_GPU,
+    ON_CPU,
+    SHARE_OF_EXPERT_RAM,
+    step_tokens,
+)
 from tests.support.model_header import qwen3moe
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -20,6 +27,14 @@ def test_a_step_has_as_many_tokens_as_the_memory_allows() -> None:
     assert step_tokens(None, SHAPE, 1 * GIB) == ON_CPU
     assert step_tokens(None, SHAPE, 1000 * GIB) == MOST_ON_GPU
     assert [step_tokens(100, SHAPE, size) for size in (None, GIB, 1000 * GIB)] == [100, 100, 100]
+
+
+def test_with_experts_on_disk_a_step_has_as_many_tokens_as_their_ram_allows() -> None:
+    least = cpu_workspace_bytes(SHAPE, 2 * ON_CPU) / SHARE_OF_EXPERT_RAM
+    assert step_tokens(None, SHAPE, None, int(least) - 1) == ON_CPU
+    assert step_tokens(None, SHAPE, None, int(least) + 1) == 2 * ON_CPU
+    assert step_tokens(None, SHAPE, None, 100 * GIB) == MOST_FROM_DISK
+    assert step_tokens(100, SHAPE, None, 100 * GIB) == 100
 
 
 def test_pages_give_a_steps_memory_as_it_is() -> None:

@@ -125,8 +125,6 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         checked = open_adapters(config, shape)  # a bad adapter ends the start before the weights are read
         layout = layout_of(config, shape, None if small is None else small.layout)
         check_cpu_reads(layout)
-        tokens = step_tokens(config.max_num_batched_tokens, shape, gpu_bytes=None)
-        recorder = open_recorder(config, shape, max(tokens, config.max_num_seqs))
         sizes = ModelSizes.of(source.tensors, layout)
         options = placement_options(config, shape)
         in_place = config.weight_layout == "file"
@@ -144,6 +142,10 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
             options = dataclasses.replace(options, rules=None)
         place(sizes, options, gpu=None)  # refuses the flags of GPUs
         slots_bytes = 0 if slots is None else slot_bytes(sizes, slots.counts)
+        tokens = step_tokens(
+            config.max_num_batched_tokens, shape, None, None if slots is None else slots_bytes
+        )
+        recorder = open_recorder(config, shape, max(tokens, config.max_num_seqs))
         if not in_place:
             expert_ram = expert_bytes(sizes) if slots is None else slots_bytes + READER_BYTES
             check_ram(
