@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from moeserve.errors import ConfigError
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import SquareRule
+from moeserve.visualserver.shapes.layer_norm_sizes import LayerNormSizes
 from moeserve.visualserver.shapes.shape import (
     VISION,
     PixelScale,
-    TowerSizes,
-    axial_attention_floats,
-    perceptron_floats,
     read_pixel_scale,
     read_sizes,
 )
@@ -28,27 +26,24 @@ QKV: Final = ("attn_q", "attn_k", "attn_v")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gemma3Shape(TowerSizes):
+class Gemma3Shape(LayerNormSizes):
     """See `TowerShape`."""
 
-    ffn: int
     side: int  # pixels of a picture
     eps: float  # of all norms
     pixels: PixelScale
     is_swapped: bool  # the file calls the feed-forward's first product ffn_down and its second one ffn_up
 
+    is_joined: ClassVar = False
+
+    @property
+    def up_and_down(self) -> tuple[str, str]:
+        """See `LayerNormSizes`."""
+        return ("ffn_down", "ffn_up") if self.is_swapped else ("ffn_up", "ffn_down")
+
     @property
     def default_max_tokens(self) -> int:
         return (self.side // self.token_side) ** 2
-
-    @property
-    def token_floats(self) -> int:
-        return self.merge**2 * (2 * self.ffn + 7 * self.hidden)
-
-    def patch_floats(self, *, is_block_float: bool) -> int:
-        """See `TowerShape`."""
-        perceptron = perceptron_floats(self.hidden, self.ffn, is_block_float=is_block_float)
-        return self.most_floats(axial_attention_floats(self.hidden), perceptron)
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> SquareRule:
         tokens = self.default_max_tokens
@@ -67,24 +62,15 @@ class Gemma3Shape(TowerSizes):
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         h = self.hidden
-        shapes: dict[str, tuple[int, ...]] = {
+        return {
             "v.patch_embd.weight": (h, 3, self.patch, self.patch),
             "v.patch_embd.bias": (h,),
             "v.position_embd.weight": ((self.side // self.patch) ** 2, h),
             f"{PROJECTION}.weight": (h, self.output),
             "mm.soft_emb_norm.weight": (h,),
+            **self.norm_shapes("v.post_ln"),
+            **self.layer_shapes(),
         }
-        norms = ["v.post_ln"]
-        up, down = ("ffn_down", "ffn_up") if self.is_swapped else ("ffn_up", "ffn_down")
-        products = dict.fromkeys((*QKV, "attn_out"), (h, h)) | {up: (self.ffn, h), down: (h, self.ffn)}
-        for layer in range(self.layers):
-            at = f"v.blk.{layer}."
-            norms += [at + "ln1", at + "ln2"]
-            for name, (rows, columns) in products.items():
-                shapes |= {f"{at}{name}.weight": (rows, columns), f"{at}{name}.bias": (rows,)}
-        for name in norms:
-            shapes |= {f"{name}.weight": (h,), f"{name}.bias": (h,)}
-        return shapes
 
 
 def read_shape(file: TensorSource) -> Gemma3Shape:

@@ -10,12 +10,10 @@ from moeserve.models.errors import ModelError
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import PadRule
+from moeserve.visualserver.shapes.layer_norm_sizes import LayerNormSizes, with_biases
 from moeserve.visualserver.shapes.shape import (
     VISION,
     PixelScale,
-    TowerSizes,
-    axial_attention_floats,
-    perceptron_floats,
     read_pixel_scale,
     read_sizes,
 )
@@ -27,10 +25,9 @@ POSITIONS: Final = "v.position_embd.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KimiShape(TowerSizes):
+class KimiShape(LayerNormSizes):
     """See `TowerShape`."""
 
-    ffn: int
     positions: tuple[int, int]  # rows and columns of the learned table, in patches
     eps: float  # of LayerNorms
     pixels: PixelScale
@@ -38,15 +35,6 @@ class KimiShape(TowerSizes):
     @property
     def default_max_tokens(self) -> int:
         return DEFAULT_MAX_TOKENS
-
-    @property
-    def token_floats(self) -> int:
-        return self.merge**2 * (2 * self.ffn + 7 * self.hidden)
-
-    def patch_floats(self, *, is_block_float: bool) -> int:
-        """See `TowerShape`."""
-        perceptron = perceptron_floats(self.hidden, self.ffn, is_block_float=is_block_float)
-        return self.most_floats(axial_attention_floats(self.hidden), perceptron)
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> PadRule:
         if min_tokens is not None:
@@ -61,27 +49,14 @@ class KimiShape(TowerSizes):
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         h, joined = self.hidden, self.hidden * self.merge**2
-        shapes: dict[str, tuple[int, ...]] = {
+        return {
             "v.patch_embd.weight": (h, 3, self.patch, self.patch),
             "v.patch_embd.bias": (h,),
             POSITIONS: (*self.positions, h),
+            **self.norm_shapes("v.post_ln", "mm.input_norm"),
+            **with_biases({"mm.1": (joined, joined), "mm.2": (self.output, joined)}),
+            **self.layer_shapes(),
         }
-        for name in ("v.post_ln", "mm.input_norm"):
-            shapes |= {f"{name}.weight": (h,), f"{name}.bias": (h,)}
-        products = {"mm.1": (joined, joined), "mm.2": (self.output, joined)}
-        for layer in range(self.layers):
-            at = f"v.blk.{layer}."
-            products |= {
-                f"{at}attn_qkv": (3 * h, h),
-                f"{at}attn_out": (h, h),
-                f"{at}ffn_up": (self.ffn, h),
-                f"{at}ffn_down": (h, self.ffn),
-            }
-            for name in ("ln1", "ln2"):
-                shapes |= {f"{at}{name}.weight": (h,), f"{at}{name}.bias": (h,)}
-        for name, (rows, columns) in products.items():
-            shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
-        return shapes
 
 
 def read_shape(file: TensorSource) -> KimiShape:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from moeserve.errors import ConfigError
 from moeserve.models.errors import ModelError
@@ -11,13 +11,11 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.sources.huggingface.towers.llama_4 import PROJECTOR as _PROJECTOR
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import TileRule
+from moeserve.visualserver.shapes.layer_norm_sizes import LayerNormSizes
 from moeserve.visualserver.shapes.shape import (
     VISION,
     PixelScale,
-    TowerSizes,
-    axial_attention_floats,
     matrix_rows,
-    perceptron_floats,
     read_pixel_scale,
     read_sizes,
 )
@@ -28,14 +26,15 @@ QKV: Final = ("attn_q", "attn_k", "attn_v")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaShape(TowerSizes):
+class LlamaShape(LayerNormSizes):
     """See `TowerShape`."""
 
-    ffn: int
     tile: int  # pixels a side
     adapter: tuple[int, int]  # widths of the network between the layers and the last product
     eps: float  # of LayerNorms
     pixels: PixelScale
+
+    is_joined: ClassVar = False
 
     @property
     def tile_tokens(self) -> int:
@@ -44,15 +43,6 @@ class LlamaShape(TowerSizes):
     @property
     def default_max_tokens(self) -> int:
         return (MOST_TILES + 1) * self.tile_tokens
-
-    @property
-    def token_floats(self) -> int:
-        return self.merge**2 * (2 * self.ffn + 7 * self.hidden)
-
-    def patch_floats(self, *, is_block_float: bool) -> int:
-        """See `TowerShape`."""
-        perceptron = perceptron_floats(self.hidden, self.ffn, is_block_float=is_block_float)
-        return self.most_floats(axial_attention_floats(self.hidden), perceptron)
 
     def patches(self, tokens: int) -> int:
         """See `TowerShape`: a tile's, as tiles are encoded one at a time."""
@@ -75,25 +65,16 @@ class LlamaShape(TowerSizes):
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         h, (wide, narrow) = self.hidden, self.adapter
-        shapes: dict[str, tuple[int, ...]] = {
+        return {
             "v.patch_embd.weight": (h, 3 * self.patch**2),
             "v.class_embd": (h,),
             "v.position_embd.weight": ((self.tile // self.patch) ** 2 + 1, h),
             "mm.model.mlp.1.weight": (wide, h * self.merge**2),
             "mm.model.mlp.2.weight": (narrow, wide),
             "mm.model.fc.weight": (self.output, narrow),
+            **self.norm_shapes("v.pre_ln", "v.post_ln"),
+            **self.layer_shapes(),
         }
-        norms = ["v.pre_ln", "v.post_ln"]
-        for layer in range(self.layers):
-            at = f"v.blk.{layer}."
-            norms += [at + "ln1", at + "ln2"]
-            products = {f"{at}{name}": (h, h) for name in (*QKV, "attn_out")}
-            products |= {f"{at}ffn_up": (self.ffn, h), f"{at}ffn_down": (h, self.ffn)}
-            for name, (rows, columns) in products.items():
-                shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
-        for name in norms:
-            shapes |= {f"{name}.weight": (h,), f"{name}.bias": (h,)}
-        return shapes
 
 
 def read_shape(file: TensorSource) -> LlamaShape:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import StretchRule
+from moeserve.visualserver.shapes.layer_norm_sizes import LayerNormSizes, with_biases
 from moeserve.visualserver.shapes.shape import (
     VISION,
     PixelScale,
-    TowerSizes,
-    axial_attention_floats,
     input_floats,
     matrix_rows,
-    perceptron_floats,
     read_pixel_scale,
     read_sizes,
     stretch_rule,
@@ -28,13 +26,14 @@ QKV: Final = ("attn_q", "attn_k", "attn_v")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MiniMaxShape(TowerSizes):
+class MiniMaxShape(LayerNormSizes):
     """See `TowerShape`."""
 
-    ffn: int
     inner: int  # inner width of the two networks behind the layers
     eps: float  # of LayerNorms
     pixels: PixelScale
+
+    is_joined: ClassVar = False
 
     @property
     def default_max_tokens(self) -> int:
@@ -42,16 +41,15 @@ class MiniMaxShape(TowerSizes):
 
     @property
     def token_floats(self) -> int:
-        layers = 2 * self.ffn + 7 * self.hidden
-        return self.merge**2 * max(layers, 2 * self.inner + self.output + self.hidden)
+        network = self.merge**2 * (2 * self.inner + self.output + self.hidden)
+        return max(self.layer_token_floats, network)
 
     def patch_floats(self, *, is_block_float: bool) -> int:
         """See `TowerShape`."""
-        perceptron = perceptron_floats(self.hidden, self.ffn, is_block_float=is_block_float)
         codes = input_floats(self.inner, is_block_float=is_block_float)
         # The first network behind the layers, which has a row for each patch.
         network = self.hidden + max(2 * self.inner, self.inner + codes + self.output)
-        return self.most_floats(axial_attention_floats(self.hidden), perceptron, network)
+        return self.most_floats(self.layer_floats(is_block_float=is_block_float), network)
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
         default = (DEFAULT_MIN_TOKENS, DEFAULT_MAX_TOKENS)
@@ -62,27 +60,19 @@ class MiniMaxShape(TowerSizes):
 
     def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
         h, patch = self.hidden, (self.hidden, 3, self.patch, self.patch)
-        shapes: dict[str, tuple[int, ...]] = {
-            "v.patch_embd.weight": patch,
-            "v.patch_embd.weight.1": patch,
-            "v.pre_ln.weight": (h,),
-            "v.pre_ln.bias": (h,),
-        }
         products = {
             "mm.1": (self.inner, h),
             "mm.2": (self.output, self.inner),
             "mm.merger.fc1": (self.inner, self.output * self.merge**2),
             "mm.merger.fc2": (self.output, self.inner),
         }
-        for layer in range(self.layers):
-            at = f"v.blk.{layer}."
-            products |= {f"{at}{name}": (h, h) for name in (*QKV, "attn_out")}
-            products |= {f"{at}ffn_up": (self.ffn, h), f"{at}ffn_down": (h, self.ffn)}
-            for name in ("ln1", "ln2"):
-                shapes |= {f"{at}{name}.weight": (h,), f"{at}{name}.bias": (h,)}
-        for name, (rows, columns) in products.items():
-            shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
-        return shapes
+        return {
+            "v.patch_embd.weight": patch,
+            "v.patch_embd.weight.1": patch,
+            **self.norm_shapes("v.pre_ln"),
+            **with_biases(products),
+            **self.layer_shapes(),
+        }
 
 
 def read_shape(file: TensorSource) -> MiniMaxShape:

@@ -8,13 +8,11 @@ from typing import Final
 from moeserve.models.interface import ModelShape
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import FrameRule, StretchRule
+from moeserve.visualserver.shapes.layer_norm_sizes import LayerNormSizes, with_biases
 from moeserve.visualserver.shapes.shape import (
     VISION,
     PixelScale,
-    TowerSizes,
-    axial_attention_floats,
     check_pixels,
-    perceptron_floats,
     position_side,
     read_sizes,
     stretch_rule,
@@ -32,10 +30,9 @@ _HALF: Final = 0.5  # mean and deviation of the pixels, of each channel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Qwen3VlShape(TowerSizes):
+class Qwen3VlShape(LayerNormSizes):
     """See `TowerShape`."""
 
-    ffn: int
     positions: int  # a side of the learned table, in patches
     deep: tuple[
         int, ...
@@ -46,20 +43,14 @@ class Qwen3VlShape(TowerSizes):
         return DEFAULT_MAX_TOKENS
 
     @property
-    def token_floats(self) -> int:
-        """Measured: 15,947 floats a patch with Qwen3.6's shape."""
-        return self.merge**2 * (2 * self.ffn + 7 * self.hidden)
-
-    @property
     def pixels(self) -> PixelScale:
         return PixelScale((_HALF,) * 3, (_HALF,) * 3)
 
     def patch_floats(self, *, is_block_float: bool) -> int:
         """See `TowerShape`."""
-        perceptron = perceptron_floats(self.hidden, self.ffn, is_block_float=is_block_float)
         # Tokens of DeepStack that are there while the last layer computes.
         deep = sum(layer + 1 < self.layers for layer in self.deep) * self.output // self.merge**2
-        return self.most_floats(axial_attention_floats(self.hidden) + deep, perceptron + deep)
+        return self.most_floats(self.layer_floats(is_block_float=is_block_float) + deep)
 
     def size_rule(self, min_tokens: int | None, max_tokens: int | None) -> StretchRule:
         default = (DEFAULT_MIN_TOKENS, DEFAULT_MAX_TOKENS)
@@ -84,29 +75,13 @@ class Qwen3VlShape(TowerSizes):
             "v.patch_embd.weight.1": patch,
             "v.patch_embd.bias": (h,),
             "v.position_embd.weight": (self.positions**2, h),
-            "v.post_ln.weight": (h,),
-            "v.post_ln.bias": (h,),
-            "mm.0.weight": (joined, joined),
-            "mm.0.bias": (joined,),
-            "mm.2.weight": (self.output, joined),
-            "mm.2.bias": (self.output,),
+            **self.norm_shapes("v.post_ln"),
+            **with_biases({"mm.0": (joined, joined), "mm.2": (self.output, joined)}),
+            **self.layer_shapes(),
         }
-        products = {
-            "attn_qkv": (3 * h, h),
-            "attn_out": (h, h),
-            "ffn_up": (self.ffn, h),
-            "ffn_down": (h, self.ffn),
-        }
-        for layer in range(self.layers):
-            at = f"v.blk.{layer}."
-            for name, (rows, columns) in products.items():
-                shapes |= {f"{at}{name}.weight": (rows, columns), f"{at}{name}.bias": (rows,)}
-            for name in ("ln1", "ln2"):
-                shapes |= {f"{at}{name}.weight": (h,), f"{at}{name}.bias": (h,)}
         for layer in self.deep:
             at = f"v.deepstack.{layer}."
-            for name, rows in (("fc1", joined), ("fc2", self.output)):
-                shapes |= {f"{at}{name}.weight": (rows, joined), f"{at}{name}.bias": (rows,)}
+            shapes |= with_biases({at + "fc1": (joined, joined), at + "fc2": (self.output, joined)})
             shapes |= {f"{at}norm.weight": (joined,), f"{at}norm.bias": (joined,)}
         return shapes
 
