@@ -21,6 +21,13 @@ class VideoSettings(msgspec.Struct, frozen=True, array_like=True):
     max_frames: int = MOST_FRAMES
 
 
+class PixelBounds(msgspec.Struct, frozen=True, array_like=True):
+    """The pixels of a resized picture that the client allows, as Qwen's messages have them; None: the server's own."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+
+
 class EncodePicture(msgspec.Struct, frozen=True, tag=True):
     """httpserver -> visual server. Answered by PictureEncoded or PictureRefused, unless the visual server is lost."""
 
@@ -29,6 +36,7 @@ class EncodePicture(msgspec.Struct, frozen=True, tag=True):
     max_tokens: int | None = None  # None: the server's own limit
     video: VideoSettings | None = None  # None: it is a picture
     frames: tuple[bytes, ...] = ()  # the picture files of a video that is a list of pictures
+    pixels: PixelBounds | None = None
 
 
 class PictureEncoded(msgspec.Struct, frozen=True, tag=True):

@@ -26,8 +26,8 @@ from moeserve.visualserver.embedding_cache import EmbeddingCache
 from moeserve.visualserver.encoder import PictureEncoder
 from moeserve.visualserver.encoding_pace import EncodingPace
 from moeserve.visualserver.manager import serve
+from moeserve.visualserver.picture_bounds import PictureBounds
 from moeserve.visualserver.picture_decoder import PictureDecoder
-from moeserve.visualserver.picture_size import SizeRule
 from moeserve.visualserver.slices import Slices
 from moeserve.visualserver.tower_file import AnyTowerShape, open_tower
 from moeserve.visualserver.video_decoder import VideoDecoder
@@ -49,12 +49,7 @@ def main(process: Process) -> None:
     assert config.mmproj is not None, "the launcher starts this process where there is a tower"
     file, shape = _open(Path(config.mmproj), Path(config.model))
 
-    def rule(max_tokens: int | None) -> SizeRule:
-        most = config.image_max_tokens
-        bounds = [each for each in (most, max_tokens) if each is not None]
-        return shape.size_rule(config.image_min_tokens, min(bounds, default=None))
-
-    rule(None)  # refuses a flag that the tower does not support at the start
+    bounds = PictureBounds(shape, config.image_min_tokens, config.image_max_tokens)
     tower, gpu_memory = _load(config, file, shape)
     _tell_worker(process.paths, gpu_memory)
     os.nice(NICENESS)
@@ -66,7 +61,13 @@ def main(process: Process) -> None:
     frame_rule = shape.frame_rule(config.video_max_tokens)
     videos = VideoDecoder(decoder)
     encoder = PictureEncoder(
-        tower, decoder, rule, cache, files, slices, None if frame_rule is None else (videos, frame_rule)
+        tower,
+        decoder,
+        bounds.rule,
+        cache,
+        files,
+        slices,
+        None if frame_rule is None else (videos, frame_rule),
     )
     process.ready()
     try:

@@ -40,14 +40,13 @@ class PictureEncoder:
         self,
         tower: Tower,
         decoder: PictureDecoder,
-        rule: Callable[[int | None], SizeRule],
+        rule: Callable[[EncodePicture], SizeRule],
         cache: EmbeddingCache,
         files: EmbeddingFiles,
         slices: Slices,
         videos: tuple[VideoDecoder, FrameRule] | None = None,
     ) -> None:
-        """rule: returns the rule of picture sizes for a request's limit of tokens; None stands for the server's own
-        limit. videos: None if the tower reads none."""
+        """rule: returns the rule for a picture's size, or raises PictureError. videos: None if the tower reads none."""
         self._tower = tower
         self._decoder = decoder
         self._rule = rule
@@ -58,11 +57,11 @@ class PictureEncoder:
 
     def answer(self, picture: EncodePicture) -> PictureEncoded | PictureRefused:
         began = time.monotonic()
-        rule = self._rule(picture.max_tokens)
-        key = _key(picture, rule)
-        found = self._cache.get(key)
-        is_cached = found is not None
         try:
+            rule = self._rule(picture)
+            key = _key(picture, rule)
+            found = self._cache.get(key)
+            is_cached = found is not None
             if found is None:
                 found = self._encode(picture.data, rule) if picture.video is None else self._watch(picture)
                 self._cache.put(key, found)

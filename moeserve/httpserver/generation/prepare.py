@@ -9,6 +9,7 @@ from moeserve.httpserver.generation.chat.picture_tokens import NO_CHAT, ChatToke
 from moeserve.httpserver.generation.engine.request_deadline import request_deadline
 from moeserve.httpserver.generation.prepared import PreparedRequest
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, FimPrompt, PlainPrompts
+from moeserve.httpserver.generation.request.pictures import PicturedText
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.generation.resolve.dry_breakers import breakers_of
 from moeserve.httpserver.generation.resolve.fim_prompt import encode_fim
@@ -43,6 +44,10 @@ async def _resolve(service: Service, served: Served, asked: Asked) -> Resolved:
         chat = await _encode_chat(service, text, limit, asked, asked.prompt)
         prompts = [chat.ids]
         form, tools = form_of(asked, asked.prompt, choice.grammar, text, prompts[0]), asked.prompt.tools
+    elif asked.pictures:
+        chat = await _encode_pictured(service, text, limit, asked)
+        prompts = [chat.ids]
+        form, tools = AnswerForm(choice.grammar), ToolUse()
     else:
         prompts = await _encode(text, limit, asked, bound, asked.prompt)
         form, tools = AnswerForm(choice.grammar), ToolUse()
@@ -95,6 +100,16 @@ async def _encode_chat(
         return await chat_prompt.encode(text, limit, asked, prompt, client)
 
 
+async def _encode_pictured(service: Service, text: ModelText, limit: int, asked: Asked) -> ChatTokens:
+    """Returns the tokens of a plain prompt with pictures. Raises ApiError; see `_encode_chat`."""
+    client = service.picture_client(asked)
+    assert not isinstance(asked.prompt, ChatPrompt)
+    [prompt] = asked.prompt
+    assert isinstance(prompt, PicturedText), "it has pictures"
+    async with request_deadline(asked.caller.arrival, service.engine.request_timeout):
+        return await chat_prompt.encode_plain(text, limit, asked, prompt, client)
+
+
 async def _encode(
     text: ModelText, limit: int, asked: Asked, bound: int | None, prompts: PlainPrompts
 ) -> list[list[int]]:
@@ -108,6 +123,8 @@ async def _encode(
                 found.append(next(encoded))
             case FimPrompt():
                 found.append(await encode_fim(text, limit, asked, bound, prompt))
+            case PicturedText():
+                raise AssertionError("`_encode_pictured` takes it")
             case _:
                 found.append(prompt)
     return found

@@ -14,7 +14,7 @@ from moeserve.grammar.checker import GrammarChecker
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.engine.picture_client import PictureClient
-from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
+from moeserve.httpserver.generation.request.asked import Asked
 from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults
 from moeserve.httpserver.generation.resolve.request_builder import RequestBuilder
 from moeserve.httpserver.generation.resolve.served import Served
@@ -62,11 +62,10 @@ class Service:
 
     def picture_client(self, asked: Asked) -> PictureClient | None:
         """Returns the client of the visual server; None if the model does not see pictures. Raises ApiError 400 for a
-        conversation with pictures if this engine cannot compute them."""
-        has_pictures = isinstance(asked.prompt, ChatPrompt) and asked.prompt.pictures
+        prompt with pictures if this engine cannot compute them."""
         ready = self.engine.state.ready
         if (
-            has_pictures
+            asked.pictures
             and self.engine.pictures is not None
             and ready is not None
             and not ready.embedding_size

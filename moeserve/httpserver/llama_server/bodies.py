@@ -5,9 +5,10 @@ Source: llama-server's README and `server-task.cpp`, of 2026. Defaults are the s
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
@@ -22,9 +23,16 @@ from moeserve.httpserver.generation.request.fields import (
     TokenId,
 )
 from moeserve.httpserver.generation.request.grammar_fields import Grammar, Schema
+from moeserve.httpserver.generation.request.pictures import (
+    MEDIA_MARKER,
+    PicturedText,
+    at_markers,
+    picture_of_base64,
+)
 from moeserve.httpserver.generation.request.sampler_fields import SAMPLER_LISTS, SamplerFields
 from moeserve.httpserver.generation.request.sampling_fields import LlamaServerSampling
 from moeserve.httpserver.transport.request_model import NO_EFFECT, Elsewhere, RequestModel
+from moeserve.messages.pictures import MOST_PICTURES
 
 _OFF: Final = Elsewhere((False,))
 MAX_EXTRA_FILES: Final = 1024
@@ -33,6 +41,26 @@ MAX_INFILLS: Final = 16  # answers of one request
 
 def _no_grammar(value: Any) -> Any:
     return None if value == "" else value
+
+
+class MultimodalPrompt(RequestModel):
+    prompt_string: str
+    multimodal_data: Annotated[list[str], Field(max_length=MOST_PICTURES, default_factory=list)]
+
+    @model_validator(mode="after")
+    def _has_its_pictures(self) -> MultimodalPrompt:
+        _ = self.plain  # refuses bytes that are no base64, and markers without a picture
+        return self
+
+    @cached_property
+    def plain(self) -> str | PicturedText:
+        if not self.multimodal_data:
+            return self.prompt_string
+        return at_markers(self.prompt_string, [picture_of_base64(each) for each in self.multimodal_data])
+
+
+def _kind_of_prompt(prompt: Any) -> str:
+    return "multimodal" if isinstance(prompt, dict | MultimodalPrompt) else "plain"
 
 
 class CompletionBody(LlamaServerSampling, SamplerFields):
@@ -60,7 +88,12 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
 
     model: ModelName | None = None
     prompt: Annotated[
-        str | list[TokenId], Field(description="A text or its token ids, as it is: no chat template.")
+        Annotated[str | list[TokenId], Tag("plain")] | Annotated[MultimodalPrompt, Tag("multimodal")],
+        Discriminator(_kind_of_prompt),
+        Field(
+            description="A text or its token ids, as it is: no chat template; or a text with pictures: "
+            f"`prompt_string` with a marker {MEDIA_MARKER} for each picture in base64 in `multimodal_data`."
+        ),
     ]
     n_predict: Annotated[
         int,
@@ -127,8 +160,8 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
     def num_answers(self) -> int:
         return 1
 
-    def plain_prompt(self) -> str | list[int] | FimPrompt:
-        return self.prompt
+    def plain_prompt(self) -> str | list[int] | FimPrompt | PicturedText:
+        return self.prompt.plain if isinstance(self.prompt, MultimodalPrompt) else self.prompt
 
     def asked(self, caller: Caller) -> Asked:
         """Returns what the request asks the engine for."""

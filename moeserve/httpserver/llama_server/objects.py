@@ -153,4 +153,5 @@ class Props(TypedDict):
     bos_token: str
     eos_token: str
     modalities: Modalities
+    media_marker: str  # stands for a picture in the prompts of /completion
     build_info: str

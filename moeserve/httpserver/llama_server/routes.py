@@ -18,9 +18,10 @@ from moeserve import __version__
 from moeserve.httpserver.generation.prepare import prepare
 from moeserve.httpserver.generation.prepared import PreparedRequest
 from moeserve.httpserver.generation.request.caller import Caller, caller_of
+from moeserve.httpserver.generation.request.pictures import MEDIA_MARKER
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.generation.usage import Timings, UsageTally, prompt_progress
-from moeserve.httpserver.llama_server.bodies import CompletionBody, InfillBody
+from moeserve.httpserver.llama_server.bodies import CompletionBody, InfillBody, MultimodalPrompt
 from moeserve.httpserver.llama_server.objects import (
     CompletionChunk,
     CompletionPiece,
@@ -113,6 +114,7 @@ async def props(request: Request) -> Response:
         "chat_template": text.renderer.source or "",
         "bos_token": "" if vocabulary.bos_id is None else text.token_text(vocabulary.bos_id),
         "eos_token": text.token_text(vocabulary.eos_ids[0]) if vocabulary.eos_ids else "",
+        "media_marker": MEDIA_MARKER,
         "modalities": {"vision": text.pictures is not None, "audio": False},
         "build_info": f"moeserve {__version__}",
     }
@@ -230,12 +232,13 @@ class CompletionHandler:
             piece["completion_probabilities"] = probabilities(prepared.text, tokens, self.body.n_probs)
 
     def _end(self, prepared: PreparedRequest, end: TextItem, text: str, ids: list[int]) -> LlamaCompletion:
+        prompt = self.body.prompt
         word = end.stop_reason if isinstance(end.stop_reason, str) else ""
         return {
             **self._piece(prepared, text, ids),
             "stop": True,
             "model": self.service.answering(self.body.model),
-            "prompt": self.body.prompt,
+            "prompt": prompt.prompt_string if isinstance(prompt, MultimodalPrompt) else prompt,
             "generation_settings": self._settings(prepared),
             "stop_type": "limit" if end.finish_reason == "length" else "word" if word else "eos",
             "stopping_word": word,

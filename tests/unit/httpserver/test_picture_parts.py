@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from moeserve.messages.pictures import EncodePicture, PictureEncoded
+from moeserve.messages.pictures import EncodePicture, PictureEncoded, PixelBounds
 from tests.support.http_harness import NAME, HttpServer, tokens_of, within
 from tests.support.picture_fixture import picture_cases
 from tests.support.visual_server import VisualServer
@@ -72,6 +72,45 @@ def test_a_single_part_and_ollamas_images(seeing: HttpServer, visual: VisualServ
     answer = seeing.post("/v1/chat/completions", {"model": NAME, "max_tokens": 2, "messages": messages})
     assert answer.status_code == 400
     assert "role assistant cannot contain pictures" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({"max_pixels": 200704}, PixelBounds(None, 200704)),
+        ({"min_pixels": 3136, "max_pixels": 200704}, PixelBounds(3136, 200704)),
+        ({"min_pixels": None}, None),
+    ],
+)
+def test_bounds_of_pixels(
+    seeing: HttpServer, visual: VisualServer, more: dict[str, Any], expected: PixelBounds | None
+) -> None:
+    """Qwen's; beside the picture or in its object. They were dropped."""
+    for part in (
+        {"type": "image", "image": URL} | more,
+        {"type": "image_url", "image_url": {"url": URL}} | more,
+        {"type": "image_url", "image_url": {"url": URL} | more},
+    ):
+        answer = seeing.post("/v1/chat/completions", chat(part))
+        assert answer.status_code == 200, answer.text
+    assert [one.pixels for one in visual.pictures] == [expected] * 3
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ({"type": "image", "image": URL, "max_pixels": 0}, "whole numbers above 0"),
+        ({"type": "image", "image": URL, "min_pixels": True}, "whole numbers above 0"),
+        ({"type": "image", "image": URL, "min_pixels": 9, "max_pixels": 8}, "min_pixels must not exceed"),
+        ({"type": "image", "image": URL, "resized_height": 280}, "resized_height beside a picture is not"),
+        ({"type": "video", "video": URL, "max_pixels": 8}, "max_pixels beside a video is not supported"),
+        ({"type": "video", "video": URL, "total_pixels": 8}, "total_pixels beside a video is not supported"),
+    ],
+)
+def test_sizes_that_are_refused(seeing: HttpServer, part: dict[str, Any], message: str) -> None:
+    answer = seeing.post("/v1/chat/completions", chat(part))
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
 
 
 VIDEO = base64.b64encode(b"a video").decode()

@@ -378,13 +378,49 @@ def test_what_says_so(seeing: HttpServer, visual: VisualServer) -> None:
     (card,) = seeing.get("/v1/models").json()["data"]
     assert card["architecture"]["input_modalities"] == ["text", "image", "video"]
     applied = seeing.post("/apply-template", chat(text("a"), image())).json()["prompt"]
-    assert "user\na<|vision_start|><|image_pad|><|vision_end|><|im_end|>" in applied
+    assert "user\na<__media__><|im_end|>" in applied
     refused = seeing.post("/tokenize", {"model": NAME, "messages": chat(image())["messages"]})
     assert refused.status_code == 400
     before = seeing.metric("pictures_total")
     seeing.post("/v1/chat/completions", chat(image(), image()))
     assert seeing.metric("pictures_total") == before + 2
     assert seeing.metric("picture_seconds_total") > 0
+
+
+def multimodal(words: str, *pictures: str, **more: Any) -> dict[str, Any]:
+    return {"n_predict": 2, "prompt": {"prompt_string": words, "multimodal_data": [*pictures]}} | more
+
+
+def test_plain_prompts_of_llama_server(seeing: HttpServer, visual: VisualServer) -> None:
+    """What /apply-template writes, with the pictures beside it, is the conversation's prompt."""
+    marker = seeing.get("/props").json()["media_marker"]
+    words = seeing.post("/apply-template", chat(text(BEFORE), image(), text(BEHIND))).json()["prompt"]
+    assert words.count(marker) == 1
+    for data in (BASE64, URL):
+        answer = seeing.post("/completion", multimodal(words, data))
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["prompt"] == words
+        assert tokens_of(seeing.requests[-1]) == prompt_of(seeing)
+        (span,) = seeing.requests[-1].spans
+        assert span.count == 6
+    assert [one.data for one in visual.pictures] == [FILE] * 2
+    answer = seeing.post("/completion", multimodal("Without pictures."))
+    assert answer.status_code == 200
+    assert tokens_of(seeing.requests[-1]) == seeing.tokenizer.encode("Without pictures.")
+    # Without multimodal_data the marker is a text like any other.
+    assert seeing.post("/completion", {"n_predict": 2, "prompt": marker}).status_code == 200
+
+
+def test_plain_prompts_whose_pictures_do_not_fit(seeing: HttpServer) -> None:
+    for body, message in (
+        (multimodal("no marker", BASE64), "0 markers <__media__>, and multimodal_data 1 pictures"),
+        (multimodal("<__media__>" * 2, BASE64), "2 markers <__media__>, and multimodal_data 1 pictures"),
+        (multimodal("<__media__>", "?"), "no base64"),
+        (multimodal("<__media__>" * 65, *[BASE64] * 65), "at most 64 items"),
+    ):
+        answer = seeing.post("/completion", body)
+        assert answer.status_code == 400
+        assert message in answer.json()["error"]["message"]
 
 
 def test_a_server_without_a_tower_refuses(request: pytest.FixtureRequest) -> None:

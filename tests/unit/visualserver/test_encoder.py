@@ -12,12 +12,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from moeserve.messages.pictures import EncodePicture, PictureEncoded, PictureRefused, VideoSettings
+from moeserve.messages.pictures import (
+    EncodePicture,
+    PictureEncoded,
+    PictureRefused,
+    PixelBounds,
+    VideoSettings,
+)
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.processes.tower_page import TowerPage
 from moeserve.visualserver.embedding_cache import EmbeddingCache, Embeddings
 from moeserve.visualserver.encoder import PictureEncoder
 from moeserve.visualserver.encoding_pace import EncodingPace
+from moeserve.visualserver.media_decoder import PictureError
 from moeserve.visualserver.picture_decoder import PictureDecoder
 from moeserve.visualserver.picture_size import StretchRule
 from moeserve.visualserver.slices import Slices
@@ -52,8 +59,10 @@ def picture(shade: int, size: tuple[int, int] = (96, 64)) -> bytes:
     return file.getvalue()
 
 
-def rule(max_tokens: int | None) -> StretchRule:
-    return StretchRule(32, 1024, 1024 * (max_tokens or 4096))
+def rule(message: EncodePicture) -> StretchRule:
+    if message.pixels is not None:
+        raise PictureError("cannot have them")
+    return StretchRule(32, 1024, 1024 * (message.max_tokens or 4096))
 
 
 @pytest.fixture
@@ -95,6 +104,9 @@ def test_what_is_refused(world: tuple[PictureEncoder, SizeTower, Path]) -> None:
     answer = encoder.answer(EncodePicture(3, b"a video", video=VideoSettings()))
     assert isinstance(answer, PictureRefused)
     assert answer.message == "is a video, and this model's tower reads pictures only"
+    answer = encoder.answer(EncodePicture(4, picture(9), pixels=PixelBounds(1, 2)))
+    assert isinstance(answer, PictureRefused)
+    assert (answer.status, answer.message) == (400, "cannot have them")
     folder.parent.joinpath("spans").write_text("a file where a folder should be")
     answer = encoder.answer(EncodePicture(2, picture(9)))
     assert isinstance(answer, PictureRefused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, model_validator
@@ -16,12 +17,14 @@ from moeserve.httpserver.generation.chat.chat_tools import (
 from moeserve.httpserver.generation.request.fields import MAX_MESSAGES
 from moeserve.httpserver.generation.request.foreign_parts import in_own_form
 from moeserve.httpserver.generation.request.pictures import (
+    PIXEL_FIELDS,
     Picture,
     PicturedText,
     data_type,
     joined,
     max_tokens_of,
     picture_of_url,
+    pixel_bounds,
 )
 from moeserve.httpserver.generation.request.videos import VIDEO_FIELDS, video_of_part
 from moeserve.httpserver.transport.request_model import (
@@ -39,11 +42,12 @@ from moeserve.tokenizer.renderer import RESERVED
 _TEXT_PARTS: Final = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
 
 
-_PICTURE_FIELDS: Final = {"type", "image_url", "detail"}
+_PICTURE_FIELDS: Final = {"type", "image_url", "detail", *PIXEL_FIELDS}
 _VIDEO_PARTS: Final = {
     "video_url": VIDEO_FIELDS | {"video_url"},  # vLLM's
     "video": VIDEO_FIELDS | {"video", "url"},  # Qwen's and transformers'
 }
+_SIDES: Final = ("resized_height", "resized_width")
 _URL_FIELDS: Final = ("url", "data", "base64", "blob", "file_data")  # of an object with a picture
 # The fields of pictures by the part's type. `image` is the type of Qwen's and transformers' messages (`image`, `url`,
 # `base64`), of MCP (`data`, `mimeType`), of LangChain (`source_type`, `mime_type`) and of Anthropic (`source`), whose
@@ -54,6 +58,7 @@ _PICTURE_PARTS: Final = {
     "image": {
         *("type", "image", "image_url", "url", "base64", "data", "source", "detail"),
         *("mimeType", "mime_type", "media_type", "source_type", "id"),
+        *PIXEL_FIELDS,
     },
     "resource": {"type", "resource"},
     "file": {"type", "file"},
@@ -78,9 +83,11 @@ def _part(part: Any, info: ValidationInfo) -> str | Picture:
     kind = part.get("type", _untyped(part)) if isinstance(part, dict) else None
     given = {name for name, value in part.items() if value is not None} if isinstance(part, dict) else set()
     if isinstance(kind, str) and kind in _PICTURE_PARTS and _is_picture(kind, part):
+        _refuse_sizes("picture", given, _SIDES)
         _check_fields("picture", given - _PICTURE_PARTS[kind] - IDLE_ANYWHERE, info)
         return _picture(part)
     if isinstance(kind, str) and kind in _VIDEO_PARTS:
+        _refuse_sizes("video", given, (*_SIDES, *PIXEL_FIELDS, "total_pixels"))
         _check_fields("video", given - _VIDEO_PARTS[kind] - IDLE_ANYWHERE, info)
         return video_of_part(part)
     if kind == "resource" and isinstance(part.get(kind), dict) and isinstance(part[kind].get("text"), str):
@@ -114,6 +121,14 @@ def _untyped(part: dict[str, Any]) -> str | None:
     return next((field for field in ("text", "image_url", "video_url") if field in part), None)
 
 
+def _refuse_sizes(what: str, given: set[str], names: Sequence[str]) -> None:
+    """Refuses fields of Qwen's that would change the picture that the model sees. Raises PydanticCustomError."""
+    if found := [name for name in names if name in given]:
+        raise PydanticCustomError(
+            "content_part", "{name} beside a {what} is not supported", {"name": found[0], "what": what}
+        )
+
+
 def _check_fields(what: str, unknown: set[str], info: ValidationInfo) -> None:
     if unknown and not drop_unknown(info, "messages[].content[].", unknown):
         raise PydanticCustomError(
@@ -129,9 +144,10 @@ def _picture(part: dict[str, Any]) -> Picture:
     fields = ("image_url", "image", "url", "base64", "data", "source", "resource", "file")
     given = next((part[field] for field in fields if part.get(field) is not None), None)
     if not isinstance(given, dict):
-        return picture_of_url(given, max_tokens_of(part.get("detail")))
+        return picture_of_url(given, max_tokens_of(part.get("detail")), pixel_bounds(part))
     url = next((given[field] for field in _URL_FIELDS if given.get(field) is not None), None)
-    return picture_of_url(url, max_tokens_of(given.get("detail", part.get("detail"))))
+    detail = max_tokens_of(given.get("detail", part.get("detail")))
+    return picture_of_url(url, detail, pixel_bounds(part, given))
 
 
 def _no_reserved_names(kwargs: dict[str, Any]) -> dict[str, Any]:

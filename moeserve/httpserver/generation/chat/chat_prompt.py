@@ -11,6 +11,7 @@ from moeserve.httpserver.generation.chat.template_efforts import SWITCHES, VARIA
 from moeserve.httpserver.generation.chat.thinking_tokens import template_effort
 from moeserve.httpserver.generation.engine.picture_client import EncodedPicture, PictureClient
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
+from moeserve.httpserver.generation.request.pictures import PicturedText
 from moeserve.httpserver.transport.errors import invalid
 from moeserve.messages.pictures import MOST_PICTURES
 from moeserve.messages.prompt_embeddings import MOST_BYTES
@@ -24,25 +25,44 @@ async def encode(
     pieces = await render(text, limit, asked, prompt)
     if not prompt.pictures:
         return ChatTokens(await text.encode_chat(pieces))
+    return await _encode_pictures(text, asked, pieces, client)
+
+
+async def encode_plain(
+    text: ModelText, limit: int, asked: Asked, prompt: PicturedText, client: PictureClient | None
+) -> ChatTokens:
+    """Returns a text with pictures as token ids, without the chat template. Raises ApiError; see `encode`."""
+    _check_sees(text, asked)
+    text.check_length(prompt.text, limit, asked.prompt_param)
+    return await _encode_pictures(text, asked, [prompt.text], client, add_special=True)
+
+
+async def _encode_pictures(
+    text: ModelText,
+    asked: Asked,
+    pieces: list[str],
+    client: PictureClient | None,
+    *,
+    add_special: bool = False,
+) -> ChatTokens:
+    """Has the pictures encoded, and returns the pieces' tokens and spans. Raises ApiError."""
     assert client is not None, "the text has tokens for pictures"
     param = asked.prompt_param
-    if len(prompt.pictures) > MOST_PICTURES:
-        raise invalid(param, f"has {len(prompt.pictures)} pictures; at most {MOST_PICTURES} are taken")
+    if len(asked.pictures) > MOST_PICTURES:
+        raise invalid(param, f"has {len(asked.pictures)} pictures; at most {MOST_PICTURES} are taken")
     if asked.truncate_prompt_tokens is not None:
         raise invalid("truncate_prompt_tokens", "cannot be combined with pictures")
     pictures: dict[str, EncodedPicture] = {}
-    for one in prompt.pictures:
+    for one in asked.pictures:
         pictures[one.mark] = await client.encode(one, asked.caller.tenant, param)
         if sum(each.num_bytes for each in pictures.values()) > MOST_BYTES:
             raise invalid(param, f"has pictures whose embeddings take more than {MOST_BYTES >> 20} MiB")
-    return await text.encode_pictures(pieces, pictures, param)
+    return await text.encode_pictures(pieces, pictures, param, add_special=add_special)
 
 
 async def render(text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt) -> list[str]:
     """Returns the text that the chat template writes: see `ModelText.render_chat`. Raises ApiError 400."""
-    if prompt.pictures and text.pictures is None:
-        message = "has a picture, and this server sees none: it runs without a vision tower (--mmproj)"
-        raise invalid(asked.prompt_param, message)
+    _check_sees(text, asked)
     if (
         text.pictures is not None
         and not text.pictures.of_family.video
@@ -66,6 +86,12 @@ async def render(text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt) 
         tenant=asked.caller.tenant,
         param=asked.prompt_param,
     )
+
+
+def _check_sees(text: ModelText, asked: Asked) -> None:
+    if asked.pictures and text.pictures is None:
+        message = "has a picture, and this server sees none: it runs without a vision tower (--mmproj)"
+        raise invalid(asked.prompt_param, message)
 
 
 def _template_kwargs(prompt: ChatPrompt, formats: ChatFormats) -> dict[str, Any]:

@@ -151,16 +151,23 @@ class ModelText:
         return pieces
 
     async def encode_pictures(
-        self, pieces: list[str], pictures: Mapping[str, EncodedPicture], param: str
+        self,
+        pieces: list[str],
+        pictures: Mapping[str, EncodedPicture],
+        param: str,
+        *,
+        add_special: bool = False,
     ) -> ChatTokens:
         """Tokenizes the pieces that `render_chat` returned, and puts each picture in the place of its mark. `pictures`
-        maps marks to pictures. Raises ApiError 400 if a mark is missing."""
+        maps marks to pictures. add_special: behind the begin-of-text token, if the model expects one. Raises ApiError
+        400 if a mark is missing."""
         assert self.pictures is not None, "the caller knows that the model sees"
         text = "".join(pieces)
         if not all(mark in text for mark in pictures):
             message = f"{param}: the chat template leaves a picture out"
             raise ApiError(400, message, param=param, code="chat_template_error")
-        return await asyncio.to_thread(self.pictures.encode, self.tokenizer, pieces, pictures)
+        begin = self._begun([]) if add_special else []
+        return await asyncio.to_thread(self.pictures.encode, self.tokenizer, pieces, pictures, begin)
 
     async def encode_chat(self, pieces: list[str], *, add_special: bool = False) -> list[int]:
         """Returns the token ids of the pieces that `render_chat` returned, for a conversation without pictures."""

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from moeserve.errors import ConfigError
 from moeserve.httpserver.generation.chat.picture_text import PictureText
 from moeserve.httpserver.generation.engine.picture_client import EncodedPicture
-from moeserve.httpserver.generation.request.pictures import is_video, split_at_marks
+from moeserve.httpserver.generation.request.pictures import MEDIA_MARKER, is_video, split_at_marks
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
@@ -126,20 +126,25 @@ class PictureTokens:
         return cls(before, each, behind, beside, below, whole, family, text)
 
     def shown(self, pieces: Sequence[str]) -> str:
-        """Returns the pieces as text, with one placeholder for each picture and video."""
+        """Returns the pieces as text, with `MEDIA_MARKER` for each picture, and one placeholder for each video."""
         family = self.of_family
         return "".join(
-            family.shown(family.video if is_video(part) else family.each) if at % 2 else part
+            (family.shown(family.video) if is_video(part) else MEDIA_MARKER) if at % 2 else part
             for piece in pieces
             for at, part in enumerate(split_at_marks(piece))
         )
 
     def encode(
-        self, tokenizer: TextTokenizer, pieces: Sequence[str], pictures: Mapping[str, EncodedPicture]
+        self,
+        tokenizer: TextTokenizer,
+        pieces: Sequence[str],
+        pictures: Mapping[str, EncodedPicture],
+        begin: Sequence[int] = (),
     ) -> ChatTokens:
-        """Returns the prompt's tokens and spans. pieces: from `ModelText.render_chat`; pictures: by their marks.
-        Blocks."""
-        prompt = _Prompt(self.of_family.in_sections)
+        """Returns the prompt's tokens and spans. pieces: from `ModelText.render_chat`; pictures: by their marks; begin:
+        tokens before all pieces. Blocks."""
+        prompt = _Prompt(self.of_family.in_sections, [*begin], position=len(begin))
+        first_token = len(begin)
         text: list[str] = []
         for piece in pieces:
             first, *rest = split_at_marks(piece)
@@ -152,7 +157,8 @@ class PictureTokens:
                     continue
                 around = self.of_family.around
                 _add_to_last(text, around)
-                prompt.add_text([*_encoded(tokenizer, text, goes_on=bool(prompt.ids)), *self.before])
+                goes_on = len(prompt.ids) > first_token
+                prompt.add_text([*_encoded(tokenizer, text, goes_on=goes_on), *self.before])
                 if self.of_family.tiles is None:
                     [part] = picture.parts
                     prompt.add_rows(picture.rows, picture.columns, part, self.each)
@@ -160,7 +166,7 @@ class PictureTokens:
                     self._add_tiles(prompt, picture)
                 prompt.add_text(self.behind)
                 text = [around + behind]
-        prompt.add_text(_encoded(tokenizer, text, goes_on=bool(prompt.ids)))
+        prompt.add_text(_encoded(tokenizer, text, goes_on=len(prompt.ids) > first_token))
         return ChatTokens(prompt.ids, tuple(prompt.spans), tuple(pictures.values()))
 
     def _add_video(

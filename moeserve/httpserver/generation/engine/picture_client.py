@@ -96,7 +96,9 @@ class PictureClient:
         open requests hold too many embeddings."""
         data = await self._file(picture, param)
         frames = tuple([await self._file(frame, param) for frame in picture.frames])
-        message = EncodePicture(next(self._ids), data, picture.max_tokens, picture.video, frames)
+        message = EncodePicture(
+            next(self._ids), data, picture.max_tokens, picture.video, frames, picture.pixels
+        )
         asked = _Asked(message, tenant)
         turn = asyncio.create_task(self._take_turn(asked))
         try:

@@ -8,7 +8,7 @@ from typing import Any
 
 from moeserve.grammar.spec import GrammarSpec
 from moeserve.httpserver.generation.request.caller import Caller
-from moeserve.httpserver.generation.request.pictures import Picture
+from moeserve.httpserver.generation.request.pictures import Picture, PicturedText
 from moeserve.httpserver.generation.request.sampler_fields import DRY_BREAKERS
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions
 from moeserve.httpserver.generation.request.tool_use import ToolUse
@@ -63,7 +63,8 @@ class FimPrompt:
     param: str = "suffix"  # the client's name of the suffix, for error messages
 
 
-PlainPrompts = Sequence[str | list[int] | FimPrompt]
+# A text with pictures is a request's only prompt.
+PlainPrompts = Sequence[str | list[int] | FimPrompt | PicturedText]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,12 @@ class Asked:
     priority: int = 0
     cache_salt: str = ""
     progress: bool = False
+
+    @property
+    def pictures(self) -> Sequence[Picture]:
+        if isinstance(self.prompt, ChatPrompt):
+            return self.prompt.pictures
+        return [one for prompt in self.prompt if isinstance(prompt, PicturedText) for one in prompt.pictures]
 
     @property
     def num_prompts(self) -> int:

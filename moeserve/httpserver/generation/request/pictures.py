@@ -11,7 +11,7 @@ import base64
 import binascii
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
@@ -20,10 +20,13 @@ from urllib.parse import unquote
 from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
-from moeserve.messages.pictures import VideoSettings
+from moeserve.messages.pictures import PixelBounds, VideoSettings
 
 MOST_URL: Final = 8192  # characters of a URL
 LOW_DETAIL_TOKENS: Final = 256  # the tokens of 512 x 512 pixels; OpenAI's low detail has this size
+
+MEDIA_MARKER: Final = "<__media__>"  # stands for a picture in llama-server's plain prompts
+PIXEL_FIELDS: Final = ("min_pixels", "max_pixels")  # beside a picture in Qwen's messages
 
 _MARK: Final = secrets.token_hex(16)  # begins every mark of this process
 _VIDEO_MARK: Final = f"{_MARK}v"
@@ -49,6 +52,7 @@ class Picture:
     url: str | None = None
     video: VideoSettings | None = None  # None: it is a picture
     frames: tuple[Picture, ...] = ()  # of a video
+    pixels: PixelBounds | None = None
 
     def __post_init__(self) -> None:
         begin = f"{_MARK}p" if self.video is None else _VIDEO_MARK
@@ -66,6 +70,19 @@ class PicturedText:
 
     text: str
     pictures: tuple[Picture, ...]
+
+
+def at_markers(text: str, pictures: Sequence[Picture]) -> PicturedText:
+    """Puts the pictures in the places of MEDIA_MARKER. Raises PydanticCustomError unless there are as many."""
+    first, *rest = text.split(MEDIA_MARKER)
+    if len(rest) != len(pictures):
+        raise PydanticCustomError(
+            "picture",
+            "prompt_string has {markers} markers {marker}, and multimodal_data {pictures} pictures",
+            {"markers": len(rest), "marker": MEDIA_MARKER, "pictures": len(pictures)},
+        )
+    marked = (part for picture, behind in zip(pictures, rest, strict=True) for part in (picture.mark, behind))
+    return PicturedText("".join((first, *marked)), tuple(pictures))
 
 
 def pictures_in(value: Any) -> Iterator[Picture]:
@@ -103,9 +120,9 @@ def is_video(mark: str) -> bool:
     return mark.startswith(_VIDEO_MARK)
 
 
-def picture_of_base64(text: str, max_tokens: int | None = None) -> Picture:
+def picture_of_base64(text: str, max_tokens: int | None = None, pixels: PixelBounds | None = None) -> Picture:
     """Decodes a picture's base64; see `base64_bytes` for the accepted forms. Raises PydanticCustomError."""
-    return Picture(base64_bytes(text, "picture"), max_tokens)
+    return Picture(base64_bytes(text, "picture"), max_tokens, pixels=pixels)
 
 
 def base64_bytes(text: str, what: str) -> bytes:
@@ -145,13 +162,29 @@ def checked_url(url: str, what: str) -> str:
     return url
 
 
-def picture_of_url(url: Any, max_tokens: int | None = None) -> Picture:
+def picture_of_url(url: Any, max_tokens: int | None = None, pixels: PixelBounds | None = None) -> Picture:
     """Returns the picture of an http(s) URL, of a data: URL, or of bare base64. Raises PydanticCustomError."""
     if not isinstance(url, str):
         raise PydanticCustomError("picture", "the picture's URL must be a string")
     if _DATA_URL.match(url[:256]) or url[:256].lstrip().startswith(_FILES):
-        return picture_of_base64(url, max_tokens)
-    return Picture(b"", max_tokens, url=checked_url(url, "picture"))
+        return picture_of_base64(url, max_tokens, pixels)
+    return Picture(b"", max_tokens, url=checked_url(url, "picture"), pixels=pixels)
+
+
+def pixel_bounds(*objects: dict[str, Any]) -> PixelBounds | None:
+    """Returns the bounds in the first of a part's objects that has some; None without any. Raises
+    PydanticCustomError."""
+    for one in objects:
+        given = [one.get(name) for name in PIXEL_FIELDS]
+        if given == [None, None]:
+            continue
+        if any(each is not None and (type(each) is not int or each < 1) for each in given):
+            raise PydanticCustomError("picture", "min_pixels and max_pixels must be whole numbers above 0")
+        least, most = given
+        if least is not None and most is not None and least > most:
+            raise PydanticCustomError("picture", "min_pixels must not exceed max_pixels")
+        return PixelBounds(least, most)
+    return None
 
 
 def max_tokens_of(detail: Any) -> int | None:
