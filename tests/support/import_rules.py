@@ -396,6 +396,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.visualserver": FRAME
     | {
         "moeserve.kernels.block_float",
+        "moeserve.kernels.tower",
         "moeserve.models.errors",
         "moeserve.models.attention",
         "moeserve.models.feed_forward",

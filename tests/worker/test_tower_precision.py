@@ -14,6 +14,7 @@ from moeserve.kernels.block_float import has_block_float
 from moeserve.visualserver.shapes.qwen3vl import Qwen3VlShape
 from moeserve.visualserver.tower_file import open_tower
 from moeserve.visualserver.towers.load import make_tower
+from moeserve.visualserver.towers.qwen3vl import Qwen3VlTower
 from moeserve.visualserver.towers.tower import CPU, SliceEnded, Tower, TowerMemoryError
 from moeserve.visualserver.towers.weights import InputFormat
 from tests.support.picture_fixture import (
@@ -54,6 +55,23 @@ def test_embeddings(family: str, name: str) -> None:
     llama_cpp = min(float(np.median(errors(theirs, truth))), 8e-3)
     assert 1e-4 < error(InputFormat.FLOAT16) < llama_cpp
     assert error(InputFormat.BFLOAT16) > 5e-3
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_embeddings_of_fused_layers(name: str) -> None:
+    """As on a GPU."""
+    case = picture_cases()[name]
+    tower = tower_of(TOWER, InputFormat.FLOAT16)
+    assert isinstance(tower, Qwen3VlTower)
+    plain = tower.encode(case.resized())
+    tower.fuse()
+    found, truth = tower.encode(case.resized()), case.truth["embeddings"]
+    error, llama_cpp = (
+        float(np.median(errors(each, truth))) for each in (found, case.llama_cpp["embeddings"])
+    )
+    assert error < min(llama_cpp, 8e-3)
+    # Another order of sums moves a number across float16's next boundary here and there.
+    assert 0.0 < np.median(errors(found, plain)) < error
 
 
 @pytest.mark.skipif(not has_block_float(), reason="this CPU lacks AVX-512 VNNI")

@@ -53,17 +53,6 @@ class AxialTower(LayerNormTower):
         flat = angles.flatten(1)
         return flat.cos().float(), flat.sin().float()
 
-    def _attend(self, at: str, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        n, heads = len(x), self._sizes.heads
-        # If q, k and the last products had rounded inputs, the error would be twice as large: 1e-3.
-        qkv = self.weights.product(at + "attn_qkv", x, is_exact=True)
-        qkv = qkv.view(n, 3, heads, -1).permute(1, 2, 0, 3)
-        packed = torch.empty(qkv.shape, dtype=self.weights.dtype, device=qkv.device)
-        _rotate(qkv[:2], cos, sin, packed[:2])
-        packed[2] = qkv[2]
-        del qkv  # a third of the memory that a picture would take here
-        return self.weights.product(at + "attn_out", self._attention(*packed))
-
 
 def merge_order(rows: int, columns: int, merge: int) -> Tensor:
     """Returns the patches' indices, counted row by row, in the tower's order: the patches of a token follow one
@@ -84,12 +73,3 @@ def bicubic_positions(table: Tensor, rows: int, columns: int) -> Tensor:
     grid = table.permute(2, 0, 1)[None]
     found = functional.interpolate(grid, (rows, columns), mode="bicubic", align_corners=False)
     return found[0].permute(1, 2, 0).reshape(rows * columns, -1)
-
-
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
-    """Writes heads, float32 [..., patches, dim], rotated in split halves, to `out`. The result is rounded while it is
-    written, because on a GPU each further operation would read and write all heads."""
-    a, b = heads.chunk(2, dim=-1)
-    first, second = out.chunk(2, dim=-1)
-    torch.addcmul(a * cos, b, sin, value=-1, out=first)
-    torch.addcmul(b * cos, a, sin, out=second)

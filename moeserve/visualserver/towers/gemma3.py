@@ -49,9 +49,9 @@ class Gemma3Tower(LayerNormTower):
         x += self._table[:rows, :columns].reshape(rows * columns, -1)
         for layer in range(shape.layers):
             at = f"v.blk.{layer}."
-            x += self._attend(at, self._layer_norm(at + "ln1", x, shape.eps))
+            self._add_attention(at, x, shape.eps, None)
             slice_ended((layer + 0.5) / shape.layers)
-            x += self._perceptron(at, x, shape.eps, approximate="tanh")
+            self._add_perceptron(at, x, shape.eps, approximate="tanh")
             if layer + 1 < shape.layers:
                 slice_ended((layer + 1) / shape.layers)
         x = self._layer_norm("v.post_ln", x, shape.eps)
@@ -61,11 +61,3 @@ class Gemma3Tower(LayerNormTower):
         norm = self.weights["mm.soft_emb_norm.weight"]
         tokens = functional.rms_norm(pooled.flatten(0, 1), norm.shape, norm, shape.eps)
         return self.weights.product(PROJECTION, tokens, is_exact=True)
-
-    def _attend(self, at: str, x: Tensor) -> Tensor:
-        # As in `AxialTower`, q and k are not of rounded inputs.
-        qkv = self.weights.product(at + "attn_qkv", x, is_exact=True)
-        qkv = qkv.view(len(x), 3, self.shape.heads, -1).permute(1, 2, 0, 3)
-        packed = torch.empty(qkv.shape, dtype=self.weights.dtype, device=qkv.device).copy_(qkv)
-        del qkv  # a third of the memory that a picture would take here
-        return self.weights.product(at + "attn_out", self._attention(*packed))

@@ -54,10 +54,10 @@ class GlmTower(AxialTower):
         )
         x = self._norm("v.norm_embd", x)
         x += bicubic_positions(self._table, rows, columns)[order]
-        cos, sin = self._angles(columns, order)
+        turns = self._angles(columns, order)
         for layer in range(shape.layers):
             at = f"v.blk.{layer}."
-            x += self._attend(at, self._norm(at + "ln1", x), cos, sin)
+            x += self._attend(at, self._norm(at + "ln1", x), turns)
             slice_ended((layer + 0.5) / shape.layers)
             x += self._feed_forward(at + "ffn_", self._norm(at + "ln2", x))
             if layer + 1 < shape.layers:

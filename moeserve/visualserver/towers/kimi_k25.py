@@ -53,12 +53,12 @@ class KimiTower(AxialTower):
             self._patches_of(pixels)[order], self._patches, self.weights["v.patch_embd.bias"]
         )
         x += bicubic_positions(self._table, rows, columns)[order]
-        cos, sin = self._angles(columns, order)
+        turns = self._angles(columns, order)
         for layer in range(shape.layers):
             at = f"v.blk.{layer}."
-            x += self._attend(at, self._layer_norm(at + "ln1", x, shape.eps), cos, sin)
+            self._add_attention(at, x, shape.eps, turns)
             slice_ended((layer + 0.5) / shape.layers)
-            x += self._perceptron(at, x, shape.eps, "tanh")
+            self._add_perceptron(at, x, shape.eps, "tanh")
             if layer + 1 < shape.layers:
                 slice_ended((layer + 1) / shape.layers)
         for name in ("v.post_ln", "mm.input_norm"):

@@ -69,12 +69,11 @@ class LlamaTower(AxialTower):
         shape, product = self.shape, self.weights.product
         x = product("v.patch_embd", self._patches_of(pixels)[self._order], is_exact=True)
         x = self._layer_norm("v.pre_ln", torch.cat([x, self._class[None]]) + self._table, shape.eps)
-        cos, sin = self._turns
         for layer in range(shape.layers):
             at = f"v.blk.{layer}."
-            x += self._attend(at, self._layer_norm(at + "ln1", x, shape.eps), cos, sin)
+            self._add_attention(at, x, shape.eps, self._turns)
             slice_ended((layer + 0.5) / shape.layers)
-            x += self._perceptron(at, x, shape.eps)
+            self._add_perceptron(at, x, shape.eps)
             slice_ended((layer + 1) / shape.layers)
         x = self._joined(self._layer_norm("v.post_ln", x, shape.eps)[:-1])
         for name in ("mm.model.mlp.1", "mm.model.mlp.2"):

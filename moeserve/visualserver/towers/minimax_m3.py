@@ -52,12 +52,12 @@ class MiniMaxTower(AxialTower):
         order = merge_order(rows, columns, shape.merge).to(self.device)
         x = functional.linear(self._patches_of(pixels)[order], self._patches)
         x = self._layer_norm("v.pre_ln", x, shape.eps)
-        cos, sin = self._angles(columns, order)
+        turns = self._angles(columns, order)
         for layer in range(shape.layers):
             at = f"v.blk.{layer}."
-            x += self._attend(at, self._layer_norm(at + "ln1", x, shape.eps), cos, sin)
+            self._add_attention(at, x, shape.eps, turns)
             slice_ended((layer + 0.5) / shape.layers)
-            x += self._perceptron(at, x, shape.eps)
+            self._add_perceptron(at, x, shape.eps)
             if layer + 1 < shape.layers:
                 slice_ended((layer + 1) / shape.layers)
         y = product("mm.2", functional.gelu(product("mm.1", x, is_exact=True)), is_exact=True)

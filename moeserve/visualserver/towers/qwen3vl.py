@@ -46,13 +46,13 @@ class Qwen3VlTower(AxialTower):
         order = merge_order(rows, columns, shape.merge).to(self.device)
         x = self._embedded(pixels, order)
         x += self._positions(rows, columns)[order]
-        cos, sin = self._angles(columns, order)
+        turns = self._angles(columns, order)
         deep = []
         for layer in range(shape.layers):
             at = f"v.blk.{layer}."
-            x += self._attend(at, self._norm(at + "ln1", x), cos, sin)
+            self._add_attention(at, x, EPS, turns)
             slice_ended((layer + 0.5) / shape.layers)
-            x += self._perceptron(at, x, EPS, "tanh")
+            self._add_perceptron(at, x, EPS, "tanh")
             if layer in shape.deep:
                 at = f"v.deepstack.{layer}."
                 joined = self._norm(at + "norm", self._joined(x))

@@ -129,13 +129,27 @@ class Tower(ABC):
 
     def _encoded(self, pixels: Pixels, slice_ended: SliceEnded) -> np.ndarray[Any, np.dtype[np.float32]]:
         with torch.inference_mode():
-            at = torch.from_numpy(pixels.copy()).to(self.device)
+            at = self._to_device(pixels)
             tokens = self._on_device(at, slice_ended)
             if self.weights.is_narrow and not bool(tokens.isfinite().all()):
                 log.warning("a picture exceeds float16: the vision tower computes in float32 from now on")
                 self.weights.widen()
                 tokens = self._on_device(at, slice_ended)
-            return tokens.float().cpu().numpy()
+            return self._to_host(tokens)
+
+    def _to_device(self, pixels: Pixels) -> Tensor:
+        if self.device.type == "cpu":
+            return torch.from_numpy(pixels.copy())
+        # Pinned memory, of which torch keeps the blocks: 8 MB a millisecond come from other memory, 50 from this.
+        staged = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=True)
+        staged.numpy()[...] = pixels
+        return staged.to(self.device, non_blocking=True)
+
+    def _to_host(self, tokens: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+        if self.device.type == "cpu":
+            return tokens.float().numpy()
+        found = torch.empty(tokens.shape, dtype=torch.float32, pin_memory=True)
+        return found.copy_(tokens).numpy()
 
     def _on_device(self, pixels: Tensor, slice_ended: SliceEnded) -> Tensor:
         if not pixels.is_cuda:

@@ -97,7 +97,7 @@ class TowerWeights:
     def product(self, name: str, x: Tensor, *, is_exact: bool = False) -> Tensor:
         """x [rows, in], rounded to `dtype`, times the matrix `name`.weight, plus `name`.bias if there is one. Returns
         float32 [rows, out]. is_exact: a second product multiplies the part of x that rounding removes."""
-        bias = self._weights.get(name + ".bias")
+        bias = self.bias(name)
         if self.is_block_float:
             return self._matrix(name).product(x, bias)
         weight = self._weights[name + ".weight"]
@@ -109,6 +109,15 @@ class TowerWeights:
             rest = torch.sub(x, rounded, out=torch.empty_like(rounded))
             out += _wide_product(rest, weight)
         return out if bias is None else out.add_(bias)
+
+    def wide_product(self, name: str, x: Tensor) -> Tensor:
+        """x [rows, in] of `dtype` times the matrix `name`.weight of `dtype`, without a bias. Returns float32 [rows,
+        out]."""
+        return _wide_product(x, self._weights[name + ".weight"])
+
+    def bias(self, name: str) -> Tensor | None:
+        """Returns the bias of the product `name`, float32 [out]."""
+        return self._weights.get(name + ".bias")
 
     def _matrix(self, name: str) -> PackedMatrix:
         """Packs a matrix at its first product, when towers have reordered and joined all of them."""

@@ -69,6 +69,7 @@ from tests.support.gpu_operators.rows import (
     rows_of_others,
     sampling,
     sandwiched,
+    tower,
 )
 from tests.support.gpu_operators.streams import hyper_connections, mixed_streams, ngram_embeddings
 from tests.support.gpu_operators.tensors import IQ4, Q4, Q6, f32
@@ -132,6 +133,7 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "rows": [partial(rows, 3, Q4)],
     "norms behind blocks": [partial(sandwiched, 3), partial(experts, 2, Q4, Q6, activation="gelu")],
     "rows, looked up": [partial(rows, 3, IQ4)],
+    "a vision tower's layers": [partial(tower, 8, "tanh"), partial(tower, 5, "none")],
     "attention": [partial(attention, 3)],
     "attention in equal shares": [partial(attention, 1), partial(attention, 40), partial(wide_attention, 40)],
     "attention with pictures": [partial(attention_with_pictures, 40)],

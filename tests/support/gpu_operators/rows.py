@@ -24,6 +24,7 @@ from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.routing.op import norm_router, route, select_streamed_routes
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, logprobs, sample
+from moeserve.kernels.tower import op as tower_ops
 from moeserve.quantization.quant_type import QuantType
 from tests.support.gpu_operators.attention import decode, prefill
 from tests.support.gpu_operators.tensors import both, empty, f32, i32, weight
@@ -276,6 +277,18 @@ def hand_off(n: int) -> None:
         )
     poll_kernel((1,), word, word, launch.PDL, num_warps=1)
     combine_kernel((n,), x, flags, x, 2048, 2048, launch.PDL, num_warps=8)
+
+
+def tower(n: int, approximate: str) -> None:
+    """The operations of a layer with n patches, in Qwen3.6's sizes."""
+    x, half = empty(n, 1152), torch.float16
+    tower_ops.layer_norm(x, empty(1152), empty(1152), 1e-6, half, is_exact=True)
+    tower_ops.layer_norm(x, empty(1152), empty(1152), 1e-6, half)
+    turns, product, bias = (empty(n, 36), empty(n, 36)), empty(n, 3456), empty(3456)
+    tower_ops.split_heads(product, empty(n, 3456), bias, turns, 16, half)
+    tower_ops.split_heads(product, None, None, None, 16, half)
+    tower_ops.gelu(empty(n, 4304), empty(4304), approximate, half)
+    tower_ops.add_product(x, empty(n, 1152), empty(1152))
 
 
 def pages(size: int) -> None:
