@@ -201,6 +201,43 @@ def test_an_answer_goes_on_while_another_conversation_is_shown(page: Page, serve
     assert within(10, lambda: len(server.aborted) == 1)
 
 
+def test_the_list_keeps_what_is_pressed_and_typed_while_an_answer_ends(
+    page: Page, server: HttpServer
+) -> None:
+    page.goto(server.url)
+    server.answer = say("one")
+    ask(page, "First")
+    page.get_by_role("button", name="New chat").click()
+    answer_later(page, server, "Second")
+    act(page, "First", "Rename")
+    page.get_by_label("Name of the conversation").fill("Half a na")
+    end_answer(page, server)
+    page.keyboard.type("me")
+    page.keyboard.press("Enter")
+    expect(chats(page)).to_have_text(["Second", "Half a name"])
+    answer_later(page, server, "Third")
+    chats(page).last.hover()
+    page.mouse.down()
+    end_answer(page, server)
+    page.mouse.up()
+    expect(answers(page)).to_have_text("one")
+
+
+def answer_later(page: Page, server: HttpServer, question: str) -> None:
+    before = len(server.requests)
+    server.answer = silence
+    page.get_by_label("Your message").fill(question)
+    page.keyboard.press("Enter")
+    expect(page.locator(".answering")).to_have_count(1)
+    assert within(30, lambda: len(server.requests) > before)
+
+
+def end_answer(page: Page, server: HttpServer) -> None:
+    say("two")(server, server.requests[-1])
+    answered(page)
+    expect(page.locator(".answering")).to_have_count(0)
+
+
 @pytest.mark.slow
 def test_two_tabs_keep_what_both_have_asked(page: Page, server: HttpServer) -> None:
     page.goto(server.url)

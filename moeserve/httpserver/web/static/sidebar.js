@@ -1,8 +1,10 @@
 // The list of conversations: search, open, rename, export and import, delete, and take a deletion back.
+// It is brought up to date in place: what the user presses or types in it would be lost with the rows otherwise.
 
 import { growing, isBusy } from "./answering.js";
+import { chatRow } from "./chat_row.js";
 import { excerptOf, matches, titleOf } from "./conversation.js";
-import { byId, el } from "./dom.js";
+import { byId } from "./dom.js";
 import { exportAll, exportAsMarkdown, importFile } from "./exchange.js";
 import { notice } from "./notice.js";
 import { forgetPictures, picturesOf, putPictures } from "./picture_store.js";
@@ -14,10 +16,18 @@ const WIDE = matchMedia("(min-width: 64rem)"); // as in chat.css: the list stand
 /** `opened(conversation)` and `deleted(id)` are called, and awaited, when the user does that. */
 export function setUpSidebar({ current, opened, deleted }) {
   const list = byId("chat-list");
-  const search = byId("search");
+  const rows = new Map(); // by the conversation's id
+  const field = byId("search");
   const panel = byId("chats");
   const toggle = byId("open-chats");
-  search.oninput = refresh;
+  const actions = {
+    opened: choose,
+    renamed: (conversation, title) => set(conversation, { title }),
+    pinned: (conversation) => set(conversation, { pinned: !conversation.pinned }),
+    exported: async ({ id }, title) => exportAsMarkdown(await conversationOf(id), title),
+    deleted: remove,
+  };
+  field.oninput = refresh;
   byId("export-all").onclick = exportAll;
   const chooser = byId("import-chooser");
   byId("import").onclick = () => chooser.click();
@@ -41,12 +51,12 @@ export function setUpSidebar({ current, opened, deleted }) {
     const isShown = panel.hidden;
     if (WIDE.matches) localStorage.setItem(HIDDEN, isShown ? "" : "yes");
     setShown(isShown);
-    if (isShown) search.focus();
+    if (isShown) field.focus();
   }
 
   function find() {
     if (panel.hidden) showOrHide();
-    search.select();
+    field.select();
   }
 
   function showAsWide() {
@@ -62,33 +72,36 @@ export function setUpSidebar({ current, opened, deleted }) {
 
   async function refresh() {
     const all = await conversations();
-    const found = all.filter((one) => matches(one, search.value.trim()));
+    const search = field.value.trim();
+    const found = all.filter((one) => matches(one, search));
     const isPinned = ({ pinned }) => Boolean(pinned);
-    list.replaceChildren(...found.filter(isPinned).map(item), ...found.filter((one) => !isPinned(one)).map(item));
+    const inOrder = [...found.filter(isPinned), ...found.filter((one) => !isPinned(one))];
+    setRows(inOrder.map((conversation) => rowFor(conversation, search)));
+    for (const id of rows.keys()) if (!all.some((one) => one.id === id)) rows.delete(id);
     byId("no-chats").hidden = found.length > 0;
     byId("no-chats").textContent = all.length ? "None has these words." : "Conversations are kept here, in this browser.";
     byId("export-all").hidden = all.length === 0;
   }
 
-  function item(conversation) {
-    const title = titleOf(conversation);
-    const excerpt = excerptOf(conversation, search.value.trim());
-    const open = el("button", { type: "button", className: "open", onclick: () => choose(conversation) },
-      conversation.pinned ? el("span", { className: "pinned" }, el("span", { className: "off-screen" }, "Pinned: ")) : null, title,
-      isBusy(conversation) ? el("span", { className: "answering" }, " …answering") : null,
-      excerpt && el("span", { className: "excerpt" }, excerpt.before, el("mark", {}, excerpt.found), excerpt.after));
-    if (conversation.id === current().id) open.ariaCurrent = "true";
-    const button = (label, onclick) =>
-      el("button", { type: "button", className: "quiet", ariaLabel: `${label} “${title}”`, onclick }, label);
-    const row = el("li", {}, open);
-    const actions = el("div", { className: "actions" },
-      button("Rename", () => rename(row, conversation)),
-      button(conversation.pinned ? "Unpin" : "Pin", () => set(conversation, { pinned: !conversation.pinned })),
-      button("Export", async () => exportAsMarkdown(await conversationOf(conversation.id), title)),
-      button("Delete", () => remove(conversation, title)),
-    );
-    row.append(el("details", { name: "chat-actions" }, el("summary", { ariaLabel: `Actions for “${title}”` }, "⋯"), actions));
-    return row;
+  function rowFor(conversation, search) {
+    const { id } = conversation;
+    if (!rows.has(id)) rows.set(id, chatRow(actions));
+    const row = rows.get(id);
+    row.show({
+      conversation, title: titleOf(conversation), excerpt: excerptOf(conversation, search), isBusy: isBusy(conversation),
+      isCurrent: id === current().id,
+    });
+    return row.element;
+  }
+
+  /** Makes the list of these rows, and moves only those that are not in their place. */
+  function setRows(wanted) {
+    for (const row of [...list.children]) if (!wanted.includes(row)) row.remove();
+    let next = list.firstElementChild;
+    for (const row of wanted) {
+      if (row === next) next = next.nextElementSibling;
+      else list.insertBefore(row, next);
+    }
   }
 
   /** Changes what is kept, and the same conversation where it is shown or grows: that is kept as it is there. */
@@ -102,29 +115,6 @@ export function setUpSidebar({ current, opened, deleted }) {
   async function choose({ id }) {
     if (id !== current().id) await opened(await conversationOf(id)); // the list's own may be out of date
     if (!WIDE.matches) setShown(false);
-  }
-
-  function rename(row, conversation) {
-    const field = el("input", { value: titleOf(conversation), ariaLabel: "Name of the conversation", maxLength: 200 });
-    let isOver = false;
-    const end = async (isKept) => {
-      if (isOver) return;
-      isOver = true;
-      if (isKept && field.value.trim()) {
-        await set(conversation, { title: field.value.trim() });
-      } else {
-        await refresh();
-      }
-    };
-    field.onkeydown = (event) => {
-      if (event.key !== "Enter" && event.key !== "Escape") return;
-      event.preventDefault();
-      event.stopPropagation();
-      end(event.key === "Enter");
-    };
-    field.onblur = () => end(true);
-    row.replaceChildren(field);
-    field.select();
   }
 
   async function remove({ id }, title) {
