@@ -254,6 +254,7 @@ def _without_files(config: ServerConfig) -> ServerConfig:
     return dataclasses.replace(
         config,
         api_key_file=_absolute(config.api_key_file),
+        mcp_headers_file=_absolute(config.mcp_headers_file),
         prefix_cache=_prefix_cache(config),
         chat_template=_absolute(config.chat_template),
         uds=_absolute(config.uds),

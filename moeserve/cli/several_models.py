@@ -32,7 +32,8 @@ OF_FRONT: Final = frozenset(
         *("ssl_certfile", "ssl_keyfile", "api_key", "api_key_file"),
         *("max_requests_per_key", "max_idle_connections_per_address", "drain_delay"),
         *("models_file", "models_memory", "model_idle_timeout", "model_load_timeout"),
-        *("log_level", "log_format", "pull", "mcp_servers", "batch_dir", "batch_dir_gib"),
+        *("log_level", "log_format", "pull", "mcp_servers", "mcp_headers_file"),
+        *("batch_dir", "batch_dir_gib"),
     }
 )
 # Options that only make sense for one model: its files, names and sockets.
@@ -97,6 +98,7 @@ def resolved_front(common: ServerConfig) -> ServerConfig:
     return dataclasses.replace(
         common,
         api_key_file=_absolute(common.api_key_file),
+        mcp_headers_file=_absolute(common.mcp_headers_file),
         uds=_absolute(common.uds),
         batch_dir=_absolute(common.batch_dir),
         ssl_certfile=_absolute(common.ssl_certfile),

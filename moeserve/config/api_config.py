@@ -205,6 +205,13 @@ class ApiConfig(SeveralModelsConfig):
         metavar="NAME=URL",
         several=True,
     )
+    mcp_headers_file: str | None = option(
+        None,
+        "Chat",
+        'headers for the requests to MCP servers, such as {"NAME": {"Authorization": "Bearer TOKEN"}}, in a file that '
+        "only the server's user should be able to read. It is read once, at the start (default: none)",
+        metavar="PATH",
+    )
     data_dir: str | None = option(
         None,
         "Chat",

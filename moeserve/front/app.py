@@ -76,7 +76,7 @@ class FrontApplication(FastAPI):
         self.state.file_looks = looks
         self.state.scrape = SharedScrape(metrics.render)
         self.state.unknown_fields = UnknownFields(config.unknown_fields, lambda route, count: None)
-        self.state.mcp = McpServers(config.mcp_servers)
+        self.state.mcp = McpServers(config.mcp_servers, config.mcp_headers_file)
         self.state.batches = batches
         self.state.pulls = Pulls(config.pull == "allow", downloaded)
         self.paths = set(self._routes.paths)

@@ -120,7 +120,7 @@ def build_app(service: Service, apis: Iterable[Api] = APIS) -> FastAPI:
     app = Application(apis, wants_key=bool(keys), model=service.model_name)
     app.state.service = service
     app.state.unknown_fields = UnknownFields(service.config.unknown_fields, service.metrics.unknown_fields)
-    app.state.mcp = McpServers(service.config.mcp_servers)
+    app.state.mcp = McpServers(service.config.mcp_servers, service.config.mcp_headers_file)
     app.state.pulls = Pulls(service.config.pull == "allow", DownloadedBeside(service))
     app.state.batches = batch_store(service)
     answer_errors(app)

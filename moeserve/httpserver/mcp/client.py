@@ -18,6 +18,7 @@ import orjson
 
 from moeserve import __version__
 from moeserve.httpserver.mcp.bodies import McpResult, McpTool
+from moeserve.httpserver.mcp.servers import McpAddress
 from moeserve.httpserver.transport.errors import ApiError
 
 VERSION: Final = "2025-06-18"  # of the protocol, as this client asks for it
@@ -37,10 +38,10 @@ class _SessionLost(Exception):
 
 
 class McpClient:
-    def __init__(self, name: str, url: str, session: str | None) -> None:
+    def __init__(self, name: str, address: McpAddress, session: str | None) -> None:
         """session: the value of `session` after an earlier request; None begins a new session."""
         self._name = name
-        self._url = url
+        self._address = address
         self._version, _, self._id = (session or "").partition(" ")
         self._next = 0  # of the ids of messages
         self._http: aiohttp.ClientSession
@@ -155,7 +156,8 @@ class McpClient:
 
     async def _post(self, message: Mapping[str, Any], number: int | None = None) -> dict[str, Any] | None:
         """Sends a message. Returns the response to the request `number`; None for a notification."""
-        headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+        own = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
+        headers = {**self._address.headers, **own}
         if self._version:
             headers["mcp-protocol-version"] = self._version
         if self._id:
@@ -163,7 +165,7 @@ class McpClient:
         body = orjson.dumps({"jsonrpc": "2.0", **message})
         try:
             async with self._http.post(
-                self._url, data=body, headers=headers, allow_redirects=False
+                self._address.url, data=body, headers=headers, allow_redirects=False
             ) as answer:
                 if answer.status == 404 and self._id:
                     raise _SessionLost

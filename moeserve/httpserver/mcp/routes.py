@@ -58,19 +58,19 @@ def _servers(request: Request) -> McpServers:
 
 
 async def _tools(servers: McpServers, name: str, body: ListToolsBody) -> McpTools:
-    with servers.request_to(name) as url:
+    with servers.request_to(name) as address:
         from moeserve.httpserver.mcp.client import (
             McpClient,  # aiohttp is only imported where there are servers
         )
 
-        async with McpClient(name, url, body.session) as client:
+        async with McpClient(name, address, body.session) as client:
             tools = await client.tools()
             return {"session": client.session, "tools": tools}
 
 
 async def _called(servers: McpServers, name: str, body: CallToolBody) -> McpResult:
-    with servers.request_to(name) as url:
+    with servers.request_to(name) as address:
         from moeserve.httpserver.mcp.client import McpClient
 
-        async with McpClient(name, url, body.session) as client:
+        async with McpClient(name, address, body.session) as client:
             return await client.call(body.tool, body.arguments)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from moeserve.errors import ConfigError
+from moeserve.httpserver.mcp.headers import read_headers
 from moeserve.httpserver.transport.errors import ApiError
 from moeserve.messages.refusal import Refusal
 
@@ -17,9 +18,14 @@ MAX_AT_ONCE: Final = 32  # requests to all servers together
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
 
+class McpAddress(NamedTuple):
+    url: str
+    headers: Mapping[str, str]
+
+
 class McpServers:
-    def __init__(self, texts: Iterable[str]) -> None:
-        """texts: name=URL. Raises ConfigError."""
+    def __init__(self, texts: Iterable[str], headers_file: str | None = None) -> None:
+        """texts: name=URL. headers_file: JSON, for each name an object of headers. Raises ConfigError."""
         self.urls: dict[str, str] = {}
         self._running = 0
         for text in texts:
@@ -34,11 +40,12 @@ class McpServers:
             self.urls[name] = url
         if len(self.urls) > MAX_SERVERS:
             raise ConfigError(f"--mcp-servers: {len(self.urls)} servers; at most {MAX_SERVERS} are allowed")
+        self._headers = read_headers(headers_file, self.urls)
 
     @contextmanager
-    def request_to(self, name: str) -> Iterator[str]:
-        """Yields the server's address for one request. Raises ApiError: 404 for a name that the operator has not given,
-        503 if too many requests run."""
+    def request_to(self, name: str) -> Iterator[McpAddress]:
+        """Yields the server's address and headers for one request. Raises ApiError: 404 for a name that the
+        operator has not given, 503 if too many requests run."""
         if name not in self.urls:
             named = ", ".join(map(repr, self.urls)) or "none"
             message = f"there is no MCP server {name[:80]!r}; --mcp-servers names {named}"
@@ -48,7 +55,7 @@ class McpServers:
             raise ApiError(503, message, code="overloaded", refusal=Refusal.QUOTA)
         self._running += 1
         try:
-            yield self.urls[name]
+            yield McpAddress(self.urls[name], self._headers.get(name, {}))
         finally:
             self._running -= 1
 

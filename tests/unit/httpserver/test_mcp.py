@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -137,6 +139,44 @@ def test_a_session_that_is_none_is_refused(server: HttpServer, tools: McpServer,
     refused = post(server, "demo/tools", session=session)
     assert refused.status_code == 400
     assert tools.headers == []
+
+
+def test_headers_of_the_operator_go_to_their_server_alone(tmp_path: Path) -> None:
+    with running_mcp_server() as first, running_mcp_server() as second:
+        file = tmp_path / "headers.json"
+        file.write_text(json.dumps({"first": {"Authorization": "Bearer secret-token", "X-Team": "a b"}}))
+        urls = (f"first={first.url}", f"second={second.url}")
+        with http_server(mcp_servers=urls, mcp_headers_file=str(file)) as server:
+            for name in ("first", "second"):
+                assert post(server, f"{name}/tools").status_code == 200
+            first.status = 401
+            assert "secret-token" not in post(server, "first/tools").text
+        assert {one["authorization"] for one in first.headers} == {"Bearer secret-token"}
+        assert first.headers[0]["x-team"] == "a b"
+        assert first.headers[0]["content-type"] == "application/json"
+        assert not any("authorization" in one for one in second.headers)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "is no object"),
+        ("{", "is not JSON"),
+        ('{"other": {}}', "'other' is no server; --mcp-servers names 'a'"),
+        ('{"a": "Bearer x"}', "'a' has no object of headers"),
+        ('{"a": {"X y": "v"}}', "whose name HTTP does not allow"),
+        ('{"a": {"Content-Type": "v"}}', "this server sets Content-Type itself"),
+        ('{"a": {"X": "v\\r\\ny: z"}}', "the value of X is no text"),
+        ('{"a": {"X": 1}}', "the value of X is no text"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_that_has_no_headers(tmp_path: Path, text: str | None, said: str) -> None:
+    file = tmp_path / "headers.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=f"--mcp-headers-file: .*{said}"):
+        McpServers(["a=http://localhost/"], str(file))
 
 
 def test_it_is_off_unless_the_operator_names_servers() -> None:
