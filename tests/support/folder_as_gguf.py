@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,20 @@ _OWN = (
 )
 
 
-def write_gguf(folder: Path, path: Path, **settings: Any) -> None:
-    """settings: further keys, without the architecture, "__" for a dot."""
+def write_gguf(
+    folder: Path,
+    path: Path,
+    *,
+    ordered: Callable[[str, np.ndarray[Any, Any]], np.ndarray[Any, Any]] = lambda name, rows: rows,
+    without: tuple[str, ...] = (),
+    **settings: Any,
+) -> None:
+    """ordered: gives a tensor's rows in the order of the file. without: keys to leave out. settings: further keys.
+    Keys are without the architecture; "__" in a setting's name stands for a dot."""
     source = open_folder(folder)
     writer = GGUFWriter(path, source.architecture)
     for key, value in source.metadata.items():
-        if key == "general.architecture" or key.removeprefix(f"{source.architecture}.") in _OWN:
+        if key == "general.architecture" or key.removeprefix(f"{source.architecture}.") in (*_OWN, *without):
             continue
         if isinstance(value, bool):
             writer.add_bool(key, value)
@@ -43,7 +52,7 @@ def write_gguf(folder: Path, path: Path, **settings: Any) -> None:
     for key, setting in settings.items():
         writer.add_uint32(f"{source.architecture}.{key.replace('__', '.')}", setting)
     for name, tensor in source.tensors.items():
-        raw = source.data(name).reshape(*tensor.shape[:-1], -1)
+        raw = ordered(name, source.data(name).reshape(*tensor.shape[:-1], -1))
         writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType(tensor.type.number))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from itertools import count
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,9 +16,10 @@ if TYPE_CHECKING:
 def round_kv(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds k and v, or latent vectors, to 16 bits, as the KV cache holds them; all else stays float32. The rounding
     alone makes a difference of 1.2e-6."""
-    module = sys.modules[type(model).__module__]
-    if module.__name__.endswith("gemma4"):
-        _round_kv_of_gemma(model, module, monkeypatch)
+    text = getattr(model.model, "language_model", model.model)  # within a model that sees
+    module = sys.modules[type(text).__module__]
+    if module.__name__.endswith(("gemma4", "gemma4_unified")):
+        _round_kv_of_gemma(text, module, monkeypatch)
         return
     rotates = getattr(model.config, "position_embedding_type", None) == "rope"
     if module.__name__.endswith(("nemotron_h", "granitemoehybrid")) and not rotates:
@@ -38,7 +38,7 @@ def round_kv(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
 
     is_normed_after = module.__name__.endswith(("hunyuan_v1_moe", "hunyuan_v1_dense"))
     monkeypatch.setattr(module, name, rotate_and_round)
-    for layer in model.model.layers:
+    for layer in text.layers:
         if not hasattr(layer, "self_attn") or hasattr(layer.self_attn, "forget_gate"):
             continue  # it is recurrent
         if is_normed_after:
@@ -68,15 +68,15 @@ def _rotates(attention: torch.nn.Module) -> bool:
     return bool(getattr(attention, "use_rope", True))
 
 
-def _round_kv_of_gemma(model: PreTrainedModel, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds Gemma's k and v: its layers rotate q, then k, and normalise v."""
-    rotate, calls = module.apply_rotary_pos_emb, count()
+def _round_kv_of_gemma(text: Any, module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds Gemma's k and v where a layer has its own: k is rotated right behind its norm, and v is normalised."""
+    rotate, keys = module.apply_rotary_pos_emb, list[torch.Tensor]()
 
     def rotate_and_round(x: torch.Tensor, *tables: torch.Tensor, **options: int) -> torch.Tensor:
         rotated: torch.Tensor = rotate(x, *tables, **options)
-        return rotated.half().float() if next(calls) % 2 else rotated
+        return rotated.half().float() if keys and keys.pop() is x else rotated
 
     monkeypatch.setattr(module, "apply_rotary_pos_emb", rotate_and_round)
-    text = getattr(model.model, "language_model", model.model)
-    for layer in text.layers:
-        layer.self_attn.v_norm.register_forward_hook(lambda module, inputs, output: output.half().float())
+    for attention in (layer.self_attn for layer in text.layers if hasattr(layer.self_attn, "k_norm")):
+        attention.k_norm.register_forward_hook(lambda module, inputs, k: keys.append(k))
+        attention.v_norm.register_forward_hook(lambda module, inputs, output: output.half().float())

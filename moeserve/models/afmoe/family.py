@@ -11,15 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
-from moeserve.models.sources.huggingface.layer_settings import SLIDING, layer_types
+from moeserve.models.sources.huggingface.layer_settings import layer_types, windows_of
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_KEYS,
     DECODER_LAYER,
@@ -54,7 +52,7 @@ def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metadata
         raise ModelError(path, f"'num_hidden_layers' is {layers!r}; 1 to 1024 is supported")
     types = layer_types(path, config, layers)
     if types is not None:
-        return {n.WINDOWED_LAYERS: np.array([each == SLIDING for each in types])}
+        return windows_of(types)
     return {} if period is None else {n.WINDOWED_LAYERS: period}
 
 

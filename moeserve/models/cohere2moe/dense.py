@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from moeserve.models.attention import AttentionShape
 from moeserve.models.cohere2moe.hugging_face import LAYER_NORM_EPS, MAPPING, PERIOD
 from moeserve.models.feed_forward import DenseFfnShape
@@ -17,7 +15,10 @@ from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
-from moeserve.models.sources.huggingface.layer_settings import FULL, SLIDING, integer, layer_types
+from moeserve.models.sources.huggingface.layer_settings import (
+    integer,
+    windows_by_period,
+)
 from moeserve.models.sources.huggingface.mapping import DECODER_KEYS, DENSE_FFN
 from moeserve.models.sources.source import ModelSource
 
@@ -43,12 +44,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Translates which layers have windows. Raises ModelError."""
-    layers = integer(path, config, "num_hidden_layers")
-    period = integer(path, config, "sliding_window_pattern", PERIOD)
-    types = layer_types(path, config, layers)
-    if types is None:
-        types = [SLIDING if (layer + 1) % period else FULL for layer in range(layers)]
-    return {n.WINDOWED_LAYERS: np.array([each == SLIDING for each in types])}
+    return windows_by_period(path, config, integer(path, config, "sliding_window_pattern", PERIOD))
 
 
 FAMILY = ModelFamily(

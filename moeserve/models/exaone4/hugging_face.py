@@ -1,4 +1,4 @@
-"""Folders of EXAONE 4."""
+"""Folders of EXAONE 4, and of the text of EXAONE 4.5."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.config_json import rope_of
-from moeserve.models.sources.huggingface.layer_settings import FULL, SLIDING, integer, layer_types
+from moeserve.models.sources.huggingface.layer_settings import (
+    integer,
+    windows_by_period,
+)
 from moeserve.models.sources.huggingface.llama3_rope import is_llama3, llama3_rope, rope_factors
 from moeserve.models.sources.huggingface.mapping import (
     BEHIND_BLOCKS,
@@ -29,17 +30,12 @@ def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metadata
     """Translates which layers have a window. Raises ModelError, also for a pattern in letters without `layer_types`."""
     if config.get("sliding_window", 1) is None:
         return {}
-    layers = integer(path, config, "num_hidden_layers")
-    types = layer_types(path, config, layers)
-    if types is None:
-        if isinstance(config.get("sliding_window_pattern"), str):
-            raise ModelError(path, f"{'layer_types'!r} is missing")
-        period = integer(path, config, "sliding_window_pattern", PERIOD)
-        types = [SLIDING if (layer + 1) % period else FULL for layer in range(layers)]
-    return {
-        n.SLIDING_WINDOW: integer(path, config, "sliding_window", 4096),
-        n.WINDOWED_LAYERS: np.array([each == SLIDING for each in types]),
-    }
+    pattern = config.get("sliding_window_pattern")
+    if config.get("layer_types") is None and isinstance(pattern, str):
+        raise ModelError(path, f"{'layer_types'!r} is missing")
+    period = PERIOD if isinstance(pattern, str) else integer(path, config, "sliding_window_pattern", PERIOD)
+    window = integer(path, config, "sliding_window", 4096)
+    return windows_by_period(path, config, period) | {n.SLIDING_WINDOW: window}
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
@@ -49,6 +45,9 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 MAPPING: Final = HuggingFaceMapping(
     model_type="exaone4",
+    other_model_types=("exaone4_5_text",),  # in the first EXAONE 4.5
+    wrapped_in="exaone4_5",
+    skipped=("mtp.",),
     keys=DECODER_KEYS | {"feed_forward_length": ("intermediate_size",)},
     fixed={"hidden_act": ("silu", "silu")},  # setting: (the only supported value, transformers' default)
     layer=BEHIND_BLOCKS | DENSE_FFN,

@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
@@ -25,6 +23,7 @@ from moeserve.models.sources.huggingface.layer_settings import (
     derived_by,
     layer_types,
     leading_dense_layers,
+    windows_of,
 )
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_KEYS,
@@ -67,7 +66,7 @@ def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metadata
     types = layer_types(path, config, layers) if isinstance(layers, int) else None
     if types is None:
         raise ModelError(path, f"{'layer_types'!r} is missing")
-    values: dict[str, MetadataValue] = {n.WINDOWED_LAYERS: np.array([each == SLIDING for each in types])}
+    values = windows_of(types)
     of_blocks = config.get("mtp_layer_types")
     if isinstance(of_blocks, list) and of_blocks:
         values[n.NEXT_TOKEN_WINDOWED] = of_blocks[0] == SLIDING

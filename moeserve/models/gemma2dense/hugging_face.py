@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
-from moeserve.models.sources.huggingface.layer_settings import FULL, SLIDING, integer, layer_types, number
+from moeserve.models.sources.huggingface.layer_settings import (
+    number,
+    windows_by_period,
+)
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_KEYS,
     DECODER_LAYER,
@@ -29,15 +30,18 @@ THETA: Final = 1e4
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Translates which layers have a window, the scale of scores, and the caps, where null means none. Raises
     ModelError."""
-    layers = integer(path, config, "num_hidden_layers")
-    types = layer_types(path, config, layers)
-    if types is None:
-        types = [SLIDING if (layer + 1) % PERIOD else FULL for layer in range(layers)]
     caps = (("attn_logit_softcapping", SCORE_CAP), ("final_logit_softcapping", LOGIT_CAP))
-    return {
-        n.WINDOWED_LAYERS: np.array([each == SLIDING for each in types]),
-        "attention.scale": number(path, config, "query_pre_attn_scalar", 1e-3, 1e6, default=256.0) ** -0.5,
-    } | {name: number(path, {name: config.get(name, cap)}, name, 0.0, 1e6, default=0.0) for name, cap in caps}
+    return (
+        windows_by_period(path, config, PERIOD)
+        | {
+            "attention.scale": number(path, config, "query_pre_attn_scalar", 1e-3, 1e6, default=256.0)
+            ** -0.5,
+        }
+        | {
+            name: number(path, {name: config.get(name, cap)}, name, 0.0, 1e6, default=0.0)
+            for name, cap in caps
+        }
+    )
 
 
 _NORMS: Final = {

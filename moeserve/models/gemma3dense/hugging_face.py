@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
-from moeserve.models.sources.huggingface.layer_settings import FULL, SLIDING, integer, layer_types, number
+from moeserve.models.sources.huggingface.layer_settings import (
+    FULL,
+    SLIDING,
+    integer,
+    number,
+    windows_by_period,
+)
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_KEYS,
     DECODER_LAYER,
@@ -28,13 +32,8 @@ WINDOW_THETA: Final = 1e4  # RoPE's base in layers with a window
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Translates which layers have a window, and the scale of scores. Raises ModelError."""
-    layers = integer(path, config, "num_hidden_layers")
     period = integer(path, config, "sliding_window_pattern", PERIOD)
-    types = layer_types(path, config, layers, (SLIDING, FULL))
-    if types is None:
-        types = [SLIDING if (layer + 1) % period else FULL for layer in range(layers)]
-    return {
-        n.WINDOWED_LAYERS: np.array([each == SLIDING for each in types]),
+    return windows_by_period(path, config, period) | {
         "attention.scale": number(path, config, "query_pre_attn_scalar", 1e-3, 1e6, default=256.0) ** -0.5,
     }
 

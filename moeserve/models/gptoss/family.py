@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.models.attention import AttentionShape
 from moeserve.models.feed_forward import MoeShape
@@ -19,7 +17,7 @@ from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
-from moeserve.models.sources.huggingface.layer_settings import SLIDING, layer_types
+from moeserve.models.sources.huggingface.layer_settings import layer_types, windows_of
 from moeserve.models.sources.huggingface.mapping import (
     DECODER_BIASES,
     DECODER_KEYS,
@@ -58,7 +56,7 @@ def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metadata
     """Translates `layer_types`. Raises ModelError."""
     layers = config.get("num_hidden_layers")
     types = layer_types(path, config, layers) if isinstance(layers, int) else None
-    return {} if types is None else {n.WINDOWED_LAYERS: np.array([each == SLIDING for each in types])}
+    return {} if types is None else windows_of(types)
 
 
 FAMILY = ModelFamily(

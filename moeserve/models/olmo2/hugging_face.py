@@ -6,12 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
-
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.huggingface.config_json import rope_of
-from moeserve.models.sources.huggingface.layer_settings import FULL, SLIDING, integer, layer_types, number
+from moeserve.models.sources.huggingface.layer_settings import (
+    FULL,
+    SLIDING,
+    integer,
+    number,
+    windows_by_period,
+)
 from moeserve.models.sources.huggingface.mapping import (
     BEHIND_BLOCKS,
     DECODER_KEYS,
@@ -28,14 +32,8 @@ def windowed_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metadata
     """Translates which layers have a window: none of OLMo 2. Raises ModelError."""
     if config.get("model_type") != "olmo3" or config.get("sliding_window", 1) is None:
         return {}
-    layers = integer(path, config, "num_hidden_layers")
-    types = layer_types(path, config, layers)
-    if types is None:
-        types = [SLIDING if (layer + 1) % PERIOD else FULL for layer in range(layers)]
-    return {
-        n.SLIDING_WINDOW: integer(path, config, "sliding_window", 4096),
-        n.WINDOWED_LAYERS: np.array([each == SLIDING for each in types]),
-    }
+    window = integer(path, config, "sliding_window", 4096)
+    return windows_by_period(path, config, PERIOD) | {n.SLIDING_WINDOW: window}
 
 
 def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:

@@ -20,6 +20,7 @@ from moeserve.models.sources.huggingface.layer_settings import (
     layer_types,
     limits,
     number,
+    windows_of,
 )
 from moeserve.models.sources.huggingface.llama3_rope import ROTATED, is_llama3, llama3_rope, rope_factors
 from moeserve.models.sources.huggingface.mapping import (
@@ -67,7 +68,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     return {
         "attention.head_count": _of_kinds(types, heads, windowed),
         "attention.head_count_kv": _of_kinds(types, kv_heads, windowed_kv),
-        n.WINDOWED_LAYERS: np.array([kind == SLIDING for kind in types]),
+        **windows_of(types),
         n.DENSE_LAYERS: np.array(_without_experts(path, config, layers)),
         "swiglu_clamp_exp": limits(path, config, "swiglu_limits", layers),
         "swiglu_clamp_shexp": limits(path, config, "swiglu_limits_shared", layers),

@@ -12,6 +12,7 @@ import pytest
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_model
 from moeserve.models.registry import family_of_config, read_shape
+from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface.config_json import metadata_of
 from tests.conftest import OWN_FIXTURES
 
@@ -182,6 +183,64 @@ def test_exaone4_as_it_is_published() -> None:
     assert (found["rope.llama3.factor"], found["attention.sliding_window"]) == (16.0, 4096)
     without = metadata(EXAONE4 | {"layer_types": None, "sliding_window_pattern": 4})
     assert without["attention.sliding_window_pattern"].tolist() == [True, True, True, False]
+
+
+def test_exaone_4_5_as_it_is_published() -> None:
+    """Its text is EXAONE 4's, under one of two names."""
+    for name in ("exaone4", "exaone4_5_text"):
+        text = EXAONE4 | {"model_type": name, "num_nextn_predict_layers": 1}
+        found = metadata({"model_type": "exaone4_5", "text_config": text, "vision_config": {}})
+        assert found["attention.sliding_window_pattern"].tolist() == [True, True, True, False]
+        assert (found["general.architecture"], found["block_count"]) == ("exaone4", 4)
+
+
+# Of GLM-4.1V-9B-Thinking.
+GLM_VISION: dict[str, Any] = SIZES | {
+    "model_type": "glm4v_text",
+    "attention_bias": True,
+    "max_position_embeddings": 65_536,
+    "partial_rotary_factor": 0.5,
+    "rope_theta": 10000.0,
+    "rope_scaling": {"rope_type": "default", "mrope_section": [8, 12, 12]},
+}
+
+
+def test_glm_with_vision_as_it_is_published() -> None:
+    found = metadata({"model_type": "glm4v", "text_config": GLM_VISION, "vision_config": {}})
+    assert found["rope.dimension_sections"].tolist() == [8, 12, 12, 0]
+    assert (found["rope.dimension_count"], found[n.HAS_QKV_BIAS], found["rope.in_halves"]) == (
+        64,
+        True,
+        False,
+    )
+    text = GLM_VISION | {"model_type": "glm_ocr_text", "num_nextn_predict_layers": 1, "attention_bias": None}
+    found = metadata({"model_type": "glm_ocr", "text_config": text, "vision_config": {}})
+    assert (found[n.HAS_QKV_BIAS], found["block_count"], found["nextn_predict_layers"]) == (False, 5, 1)
+    with pytest.raises(ModelError, match="attention_bias"):
+        metadata(GLM_VISION | {"model_type": "glm4", "attention_bias": "yes", "rope_scaling": None})
+
+
+def test_dense_gemma4_as_it_is_published() -> None:
+    """31B has neither experts nor inputs for each layer; config.json states the widths of both kinds of heads."""
+    text = SIZES | {
+        "model_type": "gemma4_text", "head_dim": 256, "global_head_dim": 512, "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
+        "enable_moe_block": False, "num_experts": None, "moe_intermediate_size": None, "top_k_experts": None,
+        "sliding_window": 1024, "final_logit_softcapping": 30.0, "num_kv_shared_layers": 0,
+        "max_position_embeddings": 262_144, "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+    }  # fmt: skip
+    found = metadata({"model_type": "gemma4", "text_config": text, "vision_config": {}})
+    assert found["attention.head_count_kv"].tolist() == [16, 16, 16, 4]
+    assert found["feed_forward_length"].tolist() == [8192] * 4
+    assert (found["embedding_length_per_layer_input"], "expert_count" in found) == (0, False)
+    small = text | {
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 256,
+    }
+    found = metadata({"model_type": "gemma4", "text_config": small, "vision_config": {}})
+    assert found["feed_forward_length"].tolist() == [8192, 8192, 16384, 16384]
+    assert (found["attention.shared_kv_layers"], found["embedding_length_per_layer_input"]) == (2, 256)
 
 
 def test_gemma2_as_it_is_published() -> None:

@@ -126,7 +126,9 @@ class HuggingFaceFolder:
         yield n.OUTPUT_NORM, [_NORM]
         if HEAD in stored:
             yield n.OUTPUT, [HEAD]
-        yield from ((ours, [theirs]) for ours, theirs in self._mapping.outside.items())
+        for ours, theirs in self._mapping.outside.items():
+            if theirs in stored or ours not in self._mapping.optional:
+                yield ours, [theirs]
         for layer in range(layers):
             prefix = f"model.layers.{layer}"
             more = self._mapping.dense if is_dense[layer] else self._mapping.moe

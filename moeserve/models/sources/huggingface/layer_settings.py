@@ -79,15 +79,26 @@ def windows(rule: WindowRule | None) -> Derived:
             return {}
         most = integer(path, config, "max_window_layers", _MAX_WINDOW_LAYERS, low=0)
         if types is not None:
-            is_windowed = [each == SLIDING for each in types]
+            values = windows_of(types)
         else:
             is_windowed = [rule is None or rule(layer, most) for layer in range(layers)]
-        return {
-            n.SLIDING_WINDOW: integer(path, config, "sliding_window", None),
-            n.WINDOWED_LAYERS: np.array(is_windowed),
-        }
+            values = {n.WINDOWED_LAYERS: np.array(is_windowed)}
+        return values | {n.SLIDING_WINDOW: integer(path, config, "sliding_window", None)}
 
     return derived
+
+
+def windows_by_period(path: Path, config: Mapping[str, Any], period: int) -> dict[str, MetadataValue]:
+    """Translates `layer_types`: which layers have a window. period: without the setting, all but the last of every
+    `period` layers have one. Raises ModelError."""
+    layers = integer(path, config, "num_hidden_layers")
+    types = layer_types(path, config, layers)
+    return windows_of(types or [SLIDING if (layer + 1) % period else FULL for layer in range(layers)])
+
+
+def windows_of(types: Sequence[str]) -> dict[str, MetadataValue]:
+    """Returns the key for which layers have a window. types: of each layer."""
+    return {n.WINDOWED_LAYERS: np.array([each == SLIDING for each in types])}
 
 
 def layer_types(

@@ -23,6 +23,7 @@ _OTHERS = (  # prefixes of vision and sound tensors, and of the projections betw
     "model.vision_tower.",
     "model.vision_model.",
     "model.embed_vision.",
+    "model.vision_embedder.",
     "model.audio_tower.",
     "model.embed_audio.",
     "model.multi_modal_projector.",
