@@ -10,8 +10,6 @@ from tests.support.hostile_clients import AT_HEALTH_PORT, ATTACKS, Address, keye
 from tests.support.server import Server
 
 pytestmark = pytest.mark.slow
-HEALTH_CPU_S = 0.1  # of the event loop, within one request of /health
-SPEED = 0.8  # of a stream with a key
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +23,7 @@ def keyed() -> Iterator[tuple[Server, Address, Address]]:
 def test_health_and_a_stream_go_on(keyed: tuple[Server, Address, Address], attack: str) -> None:
     server, api, _ = keyed
     noticed = measure(server, attack, api)
-    assert noticed.statuses == {200}
-    assert noticed.health_cpu < HEALTH_CPU_S, noticed
-    assert noticed.speed > SPEED, noticed
+    assert noticed.passes, noticed
 
 
 @pytest.mark.parametrize("attack", AT_HEALTH_PORT)
@@ -35,6 +31,4 @@ def test_health_and_a_stream_go_on(keyed: tuple[Server, Address, Address], attac
 def test_the_health_port_too(keyed: tuple[Server, Address, Address], attack: str) -> None:
     server, _, health = keyed
     noticed = measure(server, attack, health)
-    assert noticed.statuses == {200}
-    assert noticed.health_cpu < HEALTH_CPU_S, noticed
-    assert noticed.speed > SPEED, noticed
+    assert noticed.passes, noticed

@@ -3,9 +3,11 @@
     python -m tests.support.hostile_clients
     python -m tests.support.hostile_clients --attack pipelined-gets --connections 10 --checkout ../before
 
-Printed for each attack: the most CPU time that the HTTP server's event loop took within one request of /health, the
-longest that such a request took by the clock, and the speed of a stream beside the attack, as a share of its speed
-alone. The hostile clients run in another process, of the lowest priority, so that the server is measured and not they.
+A row is printed for each attack: the most CPU time that the HTTP server's event loop took within one request of
+/health, the longest that such a request took by the clock, the speed of a stream beside the attack as a share of its
+speed alone, its longest pause, and the event loop's share of a core alone and beside the attack. A row passes if
+/health said 200 each time, within HEALTH_CPU_S of CPU, and the stream kept SPEED. Exits with 1 unless all pass. The
+hostile clients run in another process, of the lowest priority, so that the server is measured and not they.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from tests.support.server import REPOSITORY, Server, running_server
 
 KEY: Final = "alice"
 TOKENS: Final = 2000  # of one answer of the stream
+HEALTH_CPU_S: Final = 0.1  # what passes: of the event loop, within one request of /health
+SPEED: Final = 0.8  # what passes: of the stream, as a share of its speed alone
 PIECE: Final = 100_000  # bytes that are sent at once, about
 
 Address = tuple[str, int]
@@ -231,13 +235,24 @@ class Noticed:
     speed: float  # as a share of that without the attack
     longest_gap: float
     cpu: float  # of the event loop, as a share of the time
+    calm_cpu: float  # the same before the attack
+
+    @property
+    def passes(self) -> bool:
+        return self.statuses == {200} and self.health_cpu < HEALTH_CPU_S and self.speed > SPEED
 
     def __str__(self) -> str:
+        statuses = " ".join(map(str, sorted(self.statuses, key=str)))
         return (
-            f"/health: {self.health_cpu * 1e3:6.0f} ms of CPU, {self.health_wall:6.2f} s, {self.statuses}; "
-            f"stream: {self.speed:.2f} of its speed, longest gap {self.longest_gap:.2f} s; "
-            f"event loop: {self.cpu:.2f} of a core"
+            f"{self.health_cpu * 1e3:9.0f} {self.health_wall:8.2f}  {statuses:8} {self.speed:6.2f} "
+            f"{self.longest_gap:7.2f} {self.calm_cpu:6.2f} {self.cpu:6.2f}  {'pass' if self.passes else 'FAIL'}"
         )
+
+
+HEADS: Final = (
+    f"{'':30} {'/health':>9} {'/health':>8}  {'':8} {'stream':>6} {'pause':>7} {'loop':>6} {'loop':>6}",
+    f"{'attack':30} {'ms of CPU':>9} {'s':>8}  {'status':8} {'kept':>6} {'s':>7} {'calm':>6} {'then':>6}",
+)
 
 
 def hostile_process(
@@ -267,9 +282,9 @@ def measure(
     watch = Watch((host, int(port)), target, server.named("httpserver").pid)
     with watch.watching():
         time.sleep(1.0)
-        calm_from = time.monotonic()
+        calm_from, calm_cpu = time.monotonic(), watch.cpu()
         time.sleep(calm)
-        calm_to = time.monotonic()
+        calm_to, calm_cpu = time.monotonic(), watch.cpu() - calm_cpu
         quiet = len(watch.health_cpu)
         hostile = hostile_process(attack, target, seconds + 1.0, connections)
         try:
@@ -286,6 +301,7 @@ def measure(
         watch.speed(began, ended) / watch.speed(calm_from, calm_to),
         watch.longest_gap,
         cpu / (ended - began),
+        calm_cpu / (calm_to - calm_from),
     )
 
 
@@ -320,12 +336,18 @@ def main() -> None:
         host, _, port = args.as_client.partition(":")
         attack_for(args.seconds, ATTACKS[chosen[0]], (host, int(port)), args.connections)
         os._exit(0)  # threads may wait in a call
+    results: list[bool] = []
+    print(*HEADS, sep="\n", flush=True)
     with keyed_server(args.checkout) as (server, api, health):
         for name in chosen:
-            print(f"{name:30} {measure(server, name, api, args.connections, args.seconds)}", flush=True)
-            if name in AT_HEALTH_PORT:
-                said = measure(server, name, health, args.connections, args.seconds)
-                print(f"{name + ' (health port)':30} {said}", flush=True)
+            targets = {"": api} | ({" (health port)": health} if name in AT_HEALTH_PORT else {})
+            for where, target in targets.items():
+                noticed = measure(server, name, target, args.connections, args.seconds)
+                print(f"{name + where:30} {noticed}", flush=True)
+                results.append(noticed.passes)
+    print(f"{sum(results)} of {len(results)} pass")
+    if not all(results):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ All connections and answers share one thread. In a turn, a slice of one connecti
 or a request begins; between turns the loop writes answers.
 
 A request without a key that does not reach the engine is a stranger's: a refusal, a probe, a web page. While answers
-are in progress, all strangers together get at most a share of the thread's time. A third of that share is reserved for
-each need (`Need`), and strangers with the same need share the third equally (`_FairQueue`). So a crowd with one need
-does not delay the other needs: heads, which may bring a key, are still parsed, and health probes are answered. A
-connection that always asks for turns waits for them, and the kernel stops its sender when the socket's buffers are
-full.
+are in progress, all strangers together get at most a share of the thread's time, of which all but probes get half. A
+part of that share is reserved for each need (`Need`), and strangers with the same need share it equally (`_FairQueue`).
+So a crowd with one need does not delay the other needs: heads, which may bring a key, are still parsed, and health
+probes are answered. A connection that always asks for turns waits for them, and the kernel stops its sender when the
+socket's buffers are full.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ from moeserve.httpserver.transport.metered import Metered
 from moeserve.httpserver.transport.request_state import state_of
 
 SHARE: Final = 0.1  # of the thread's time, for strangers while answers are under way
+# The part of SHARE for strangers that do not probe. On a machine with few cores, this time is taken from the engine.
+UNPROBING_SHARE: Final = 0.05
 BURST_S: Final = 0.05  # the most unused share that is saved up while there are no strangers
 # The most debt after a costly request. At the rate SHARE it is paid in a fifth of a second.
 MAX_DEBT_S: Final = 0.02
-# The most debt of a need whose turns are all cheap: at its third of SHARE it is paid in 60 ms.
+# The most debt of a need whose turns are all cheap: at its reserved part of SHARE it is paid in 60 to 80 ms.
 MAX_CHEAP_DEBT_S: Final = 0.002
 # The shortest wait for debt to be paid: a shorter one might be rounded to nothing.
 LEAST_WAIT_S: Final = 0.0002
@@ -56,6 +58,37 @@ class Need(Enum):
     PARSE = 0
     PROBE = 1  # to begin a health probe
     BEGIN = 2  # to begin any other request, or to drop bytes after a refusal
+
+    @property
+    def reserved_share(self) -> float:
+        """Returns the share of the thread's time that no other need takes from it."""
+        return SHARE / 3 if self is Need.PROBE else UNPROBING_SHARE / 2
+
+
+class _Budget:
+    """A share of the thread's time: seconds that were used beyond it are debt, which is paid as time passes."""
+
+    def __init__(self, share: float, max_debt: float, saved: float = 0.0) -> None:
+        """max_debt: seconds of debt beyond which use is forgiven. saved: the most unused seconds that are kept, all of
+        which are there at first."""
+        self._share = share
+        self._max_debt = max_debt
+        self._saved = saved
+        self._debt = -saved
+
+    @property
+    def wait_s(self) -> float:
+        """Returns the seconds until the debt is paid."""
+        return max(self._debt, 0.0) / self._share
+
+    def charge(self, seconds: float) -> None:
+        self._debt = min(self._debt + seconds, self._max_debt)
+
+    def refund(self, seconds: float) -> None:
+        self._debt -= seconds
+
+    def pay(self, passed: float) -> None:
+        self._debt = max(self._debt - self._share * passed, -self._saved)
 
 
 class Account:
@@ -132,9 +165,8 @@ class _FairQueue:
 
     def __init__(self, need: Need) -> None:
         self.used = 0.0  # seconds of the thread's time, in all turns
-        self.debt = 0.0  # seconds used beyond this queue's third of strangers' share
-        self._need = need
-        self._max_debt = MAX_DEBT_S if need is Need.BEGIN else MAX_CHEAP_DEBT_S
+        self.reserved = _Budget(need.reserved_share, MAX_DEBT_S if need is Need.BEGIN else MAX_CHEAP_DEBT_S)
+        self.need = need
         self._clock = 0.0
         # When the turn is expected to end; the entry's place; the connection; when the turn is due.
         self._heap: list[tuple[float, int, Waiting, float]] = []
@@ -144,7 +176,7 @@ class _FairQueue:
 
     def add(self, place: int, connection: Waiting) -> None:
         dues = connection.account.due
-        due = dues[self._need] = max(dues[self._need], self._clock)
+        due = dues[self.need] = max(dues[self.need], self._clock)
         heapq.heappush(self._heap, (due + connection.expected_s, place, connection, due))
 
     def pop(self) -> tuple[int, Waiting]:
@@ -155,7 +187,7 @@ class _FairQueue:
 
     def charge(self, seconds: float) -> None:
         self.used += seconds
-        self.debt = min(self.debt + seconds, self._max_debt)
+        self.reserved.charge(seconds)
         self._clock += seconds / (4 * max(1, len(self._heap)))
 
     def drop_left(self, asking: Mapping[Waiting, int]) -> None:
@@ -175,9 +207,9 @@ class Turns:
         is_known: Callable[[RawHeaders], bool] = lambda headers: False,
         is_open: bool = False,
     ) -> None:
-        """is_busy: whether answers are in progress; strangers then get no more than `SHARE`. is_known: whether headers
-        have a known key; such a request begins at once. is_open: requests need no key; then a POST begins at once if it
-        is the connection's first, or if the connection's last request reached the engine."""
+        """is_busy: whether answers are in progress; strangers then get no more than their shares. is_known: whether
+        headers have a known key; such a request begins at once. is_open: requests need no key; then a POST begins at
+        once if it is the connection's first, or if the connection's last request reached the engine."""
         self.is_known = is_known
         self.is_open = is_open
         self._is_busy = is_busy
@@ -187,7 +219,8 @@ class Turns:
         self._admitted: deque[tuple[int, Waiting]] = deque()
         self._strangers = {need: _FairQueue(need) for need in Need}
         self._used = 0.0  # seconds that the queue of the last turn has used
-        self._debt = -BURST_S  # seconds of strangers' time beyond their share; negative: saved up
+        self._shared = _Budget(SHARE, MAX_DEBT_S, BURST_S)  # by all strangers
+        self._unprobing = _Budget(UNPROBING_SHARE, MAX_DEBT_S, BURST_S)  # shared by those that do not probe
         self._paid_at = time.monotonic()
         self._next_run: asyncio.Handle | None = None
 
@@ -226,14 +259,17 @@ class Turns:
         if strangers:
             # The passed time, including this turn's, reduces the debt before this turn's cost is added.
             self._pay()
-            self._debt = min(self._debt + strangers, MAX_DEBT_S)
+            for budget in self._budgets(connection.account.need):
+                budget.charge(strangers)
             self._strangers[connection.account.need].charge(strangers)
             if connection in self._asking and connection.need is connection.account.need:
                 self._queue(connection)
 
     def admit(self, connection: Waiting) -> None:
         """Notes that the request of `connection` has reached the engine, so it is not a stranger's."""
-        self._debt -= connection.account.admit()
+        refunded = connection.account.admit()
+        for budget in self._budgets(connection.account.need):
+            budget.refund(refunded)
         if connection in self._asking:
             self._queue(connection)
         if self._asking:
@@ -255,16 +291,23 @@ class Turns:
         if self._admitted or self._strangers_turns():
             self._next_run = loop.call_soon(self._run)
         else:
-            own = min((queue.debt for queue in self._strangers.values() if queue), default=math.inf)
-            wait = min(self._debt, own * len(self._strangers)) / SHARE
+            wait = min((self._wait_s(queue) for queue in self._strangers.values() if queue), default=math.inf)
             self._next_run = loop.call_later(max(wait, LEAST_WAIT_S), self._run)
 
     def _strangers_turns(self) -> list[_FairQueue]:
         """Returns the strangers' queues that may get the next turn."""
-        is_over_share = self._debt > 0 and self._is_busy()
+        is_bounded = self._is_busy()
         return [
-            queue for queue in self._strangers.values() if queue and (queue.debt <= 0 or not is_over_share)
+            queue for queue in self._strangers.values() if queue and not (is_bounded and self._wait_s(queue))
         ]
+
+    def _budgets(self, need: Need) -> tuple[_Budget, ...]:
+        """Returns the budgets that the need shares with other needs."""
+        return (self._shared,) if need is Need.PROBE else (self._shared, self._unprobing)
+
+    def _wait_s(self, queue: _FairQueue) -> float:
+        """Returns the seconds until the queue may get a turn: from what is reserved for it, or from what is shared."""
+        return min(queue.reserved.wait_s, max(budget.wait_s for budget in self._budgets(queue.need)))
 
     def _run(self) -> None:
         self._next_run = None
@@ -284,10 +327,12 @@ class Turns:
 
     def _pay(self) -> None:
         now = time.monotonic()
-        paid = SHARE * (now - self._paid_at)
-        self._debt = max(self._debt - paid, -BURST_S)
-        for queue in self._strangers.values():
-            queue.debt = max(queue.debt - paid / len(self._strangers), 0.0)
+        for budget in (
+            self._shared,
+            self._unprobing,
+            *(queue.reserved for queue in self._strangers.values()),
+        ):
+            budget.pay(now - self._paid_at)
         self._paid_at = now
 
     def _take_turn(self, connection: Waiting) -> bool:
