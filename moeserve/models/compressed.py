@@ -16,7 +16,7 @@ RING_DRAFTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Compressor:
-    """Compresses each block of `ratio` tokens into one entry, which is attended to in place of them:
+    """Compresses each block of `ratio` tokens into one entry, to which queries attend instead of the tokens:
     kernels/compressed/reference.py."""
 
     ratio: int
@@ -67,9 +67,8 @@ class CompressedAttentionShape:
     output_groups: int  # divides num_heads
     output_rank: int  # outputs of a group's matrix
     compressor: Compressor | None = None  # None: queries attend to the window only
-    indexer: EntryIndexer | None = (
-        None  # chooses the entries that queries attend to; None: they attend to all
-    )
+    # Chooses the entries that queries attend to; None: they attend to all.
+    indexer: EntryIndexer | None = None
     rope_theta: float | None = None  # None: the model's `rope_theta`
     rope_scaled: bool = False  # the model's `rope_scaling` applies
 

@@ -153,7 +153,8 @@ def _cpu_latent_buffers(shape: LatentAttentionShape, rows: int) -> list[Buffer]:
 
 
 def _cpu_compressed_buffers(model: ModelShape, rows: int) -> list[Buffer]:
-    """Returns those of compressed attention, each as wide as the widest layer's; none without it."""
+    """Returns the buffers of compressed attention, each as wide as the widest layer's; an empty list for other
+    models."""
     layers = [layer.mixer for layer in model.layers if isinstance(layer.mixer, CompressedAttentionShape)]
     if not layers:
         return []

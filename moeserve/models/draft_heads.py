@@ -1,5 +1,5 @@
 """Files and folders that only draft for another model, by reading its hidden states: EAGLE heads, DFlash and others.
-They are recognised, so that their refusal says what they are and what to use instead."""
+They are recognised so that the error can name them and what to use instead."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ class IndexerShape:
     above 1 it chooses blocks of keys by pooled index keys: kernels/indexer/pools.py."""
 
     num_heads: int
-    dim: int  # of an index key and of a head's query, whose first numbers rotate: as many as attention's `rotary_dim`
+    # Of an index key and of a head's query, whose first numbers rotate: as many as attention's `rotary_dim`.
+    dim: int
     top: int  # keys chosen for each query; blocks of `pooled` keys
     in_pairs: bool  # pairs of neighbours rotate, not halves
     eps: float = 1e-6  # of the keys' LayerNorm; Hugging Face's code has no setting for it
@@ -37,7 +38,7 @@ class IndexerShape:
 
     @property
     def gate_width(self) -> int:
-        """Numbers of the gate that weighs a token's key in its block's index key; 0: there is none."""
+        """Width of the gate that weighs a token's key in its block's index key; 0: no gate."""
         return self.dim if self.is_pooled else 0
 
     @property

@@ -28,9 +28,8 @@ class LayerShape:
     ffn: MoeShape | DenseFfnShape | None
     ffn_norm: str = n.FFN_NORM  # GGUF name of the norm before the feed-forward
     is_sandwiched: bool = False  # each block's output is normalised before it is added
-    has_input_norms: bool = (
-        True  # blocks read a norm of the residual; False: the residual itself (sandwiched only)
-    )
+    # Blocks read a norm of the residual; False: the residual itself (sandwiched only).
+    has_input_norms: bool = True
     has_factor: bool = False  # x is multiplied by a number after the layer
     is_parallel: bool = False  # the feed-forward reads the mixer's input, and has no norm of its own
     unread: tuple[str, ...] = ()  # tensors of the layer that a file may contain and that are not used
@@ -152,7 +151,7 @@ class ModelShape:
 
     @property
     def cpu_only_block(self) -> str | None:
-        """What the GPU engine does not compute of the next-token block; None if it computes all of it."""
+        """The features of the next-token block that the GPU engine does not support; None if it computes all of it."""
         block = self.next_token_layer
         if block is None:
             return None

@@ -1,4 +1,5 @@
-"""Next-token blocks whose layer is not like the last one that attends: its parts are like those of other layers."""
+"""Next-token blocks whose layer is unlike the model's last attention layer: its attention and feed-forward are shaped
+like two different layers'."""
 
 from __future__ import annotations
 

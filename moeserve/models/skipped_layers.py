@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"\.layers\.(\d+)\.")  # in a checkpoint's name of a tensor
 @dataclass(frozen=True, slots=True)
 class SkippedLayers:
     """Next-token (MTP) layers that are not loaded. `count` and `num_bytes` are 0 if the file has no such tensors, even
-    where its metadata names such layers."""
+    if its metadata mentions the layers."""
 
     count: int
     num_bytes: int  # in the file

@@ -262,7 +262,7 @@ def _check_tensor(source: ModelSource, tensor: TensorInfo, dimensions: tuple[int
 
 
 def next_token_tensors(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Returns the tensors of the next-token block, besides those of its layer."""
+    """Returns the tensors of the next-token block that are not its layer's."""
     hidden, index = shape.hidden_size, shape.num_layers
     norms = (n.NEXTN_ENORM, n.NEXTN_HNORM, shape.next_token_norm)
     parts: dict[str, tuple[int, ...]] = {n.of_layer(index, norm): (hidden,) for norm in norms}

@@ -1,4 +1,4 @@
-"""`python -m moeserve.remote`: the link, which a server with --worker has in the place of a worker process."""
+"""`python -m moeserve.remote`: the link, which a server with --worker runs instead of a worker process."""
 
 from __future__ import annotations
 

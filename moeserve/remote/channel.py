@@ -1,7 +1,7 @@
-"""Frames over one TLS connection, for a poll loop: nothing here waits.
+"""Frames over one TLS connection, for a poll loop. No function here waits.
 
-TLS runs over buffers in memory and not over the socket, so that what is to be sent never stands in the way of what has
-arrived, and a handshake is one more thing that may be under way.
+TLS runs over buffers in memory, not over the socket. So outgoing data never blocks incoming data, and a handshake is a
+state of the channel like any other.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from moeserve.remote.frames import FrameError, FrameReader, Kind, encode_frame
 
-HEARTBEAT_S: Final = 0.5  # after so long without another frame
-LOST_S: Final = 1.5  # the other end counts as lost when it has said nothing for so long
+HEARTBEAT_S: Final = 0.5  # seconds without another frame after which it is sent
+LOST_S: Final = 1.5  # seconds of silence after which the other end counts as lost
 CHUNK: Final = 1 << 16
-READS_PER_TURN: Final = 64  # bounded, so that no peer can keep a loop to itself
+READS_PER_TURN: Final = 64  # bytes per turn, so that no peer occupies the loop
 MOST_UNSENT: Final = 512 << 20  # two of the longest messages (`channels.MAX_MESSAGE_BYTES`)
 
 
@@ -24,8 +24,7 @@ class ConnectionLost(Exception):
     """The connection has ended; the message says why."""
 
     def __init__(self, cause: str, *, by_itself: bool = False, is_refusal: bool = False) -> None:
-        """by_itself: the worker has crashed. is_refusal: TLS does not trust the other end, or that one does not trust
-        us."""
+        """by_itself: the worker has crashed. is_refusal: one of the two ends does not trust the other's certificate."""
         super().__init__(cause)
         self.by_itself = by_itself
         self.is_refusal = is_refusal
@@ -38,11 +37,11 @@ class FrameChannel:
     def __init__(
         self, sock: socket.socket, context: ssl.SSLContext, server_hostname: str | None = None
     ) -> None:
-        """`sock` is connected, and belongs to the channel from here on. server_hostname: whose certificate is expected;
-        None at the end that listens."""
+        """`sock` is connected; the channel owns it. server_hostname: the name that the peer's certificate must have;
+        None at the listening end."""
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The kernel gives up by itself what it could not deliver, after the socket was closed too.
+        # After this time the kernel drops undelivered data, even of a closed socket.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(LOST_S * 1e3))
         self._sock = sock
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -54,9 +53,9 @@ class FrameChannel:
         )
         self._reader = FrameReader()
         self._unsent = bytearray()
-        self._lost: ConnectionLost | None = None  # raised once all that came before was taken
+        self._lost: ConnectionLost | None = None  # raised after all earlier frames were returned
         self._heard_at = self._spoke_at = time.monotonic()
-        self.is_open = False  # the handshake is done: both ends are who they should be
+        self.is_open = False  # the handshake has ended: each end has verified the other
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -84,7 +83,7 @@ class FrameChannel:
         return names[0] if names else "unnamed"
 
     def turn(self) -> list[tuple[Kind, bytes]]:
-        """Takes in what has arrived and sends what it can; returns the frames but the heartbeats. Raises
+        """Receives and sends what the socket allows. Returns the received frames, without heartbeats. Raises
         ConnectionLost."""
         if self._lost is not None:
             raise self._lost
@@ -106,8 +105,8 @@ class FrameChannel:
         return frames
 
     def send(self, frame: bytes) -> None:
-        """Queues a frame; `turn` or `flush` sends it. Only once the channel is open. Where the line has ended
-        meanwhile, the frame is dropped, and the next `turn` says so."""
+        """Queues a frame; `turn` or `flush` sends it. Call it only when the channel is open. If the connection has
+        ended meanwhile, the frame is dropped, and the next `turn` raises."""
         try:
             self._tls.write(frame)
         except ssl.SSLError as error:
@@ -115,7 +114,7 @@ class FrameChannel:
         self._spoke_at = time.monotonic()
 
     def flush(self) -> None:
-        """Sends as much as the socket takes. If the connection was lost meanwhile, the next `turn` reports it."""
+        """Sends as much as the socket takes. If the connection was lost meanwhile, the next `turn` raises."""
         self._unsent += self._outgoing.read()
         while self._unsent:
             try:

@@ -1,4 +1,5 @@
-"""Tells whether two machines mean the same model, from what lies in front of the weights."""
+"""A fingerprint of a model by which two machines check that they have the same one, computed without reading the
+weights."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def fingerprint(source: ModelSource) -> str:
-    """A hash of all metadata (the tokenizer and the chat template among them) and of every tensor's name, shape and
-    type. A GGUF file may end before its tensors."""
+    """Returns a hash of all metadata (tokenizer and chat template included) and of every tensor's name, shape and type.
+    For GGUF, a file without its tensors' data is enough."""
     digest = hashlib.blake2b(digest_size=16)
 
     def add(part: bytes) -> None:

@@ -1,7 +1,7 @@
-"""The frames that link and gate send each other within TLS: kind, length, and that many bytes.
+"""The frames that link and gate exchange within TLS: kind, length, content.
 
-The gate speaks first: a Welcome, or an End that says why not. Then both send the bytes of rpyc's connection as Data,
-and a Heartbeat when they have sent nothing for a while. An End is the last frame.
+The gate sends the first frame: a Welcome, or an End with the reason for refusing. Then both send the bytes of rpyc's
+connection as Data, and a Heartbeat after some time without a frame. An End is the last frame.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Kind(IntEnum):
     END = 4
 
 
-# Of a frame's content. A longer one ends the connection before any of it is kept.
+# Limits of a frame's content. A longer frame ends the connection before any of it is stored.
 MOST_BYTES: Final = {Kind.WELCOME: 1 << 20, Kind.DATA: 1 << 18, Kind.HEARTBEAT: 0, Kind.END: 1 << 13}
 MOST_CAUSE: Final = 1000  # characters of an End's cause
 _HEADER: Final = struct.Struct("!BI")
 
 
 class Welcome(msgspec.Struct, frozen=True):
-    """The properties that the server must agree with, and the worker's limits."""
+    """The properties that must match the server's, and the worker's limits."""
 
     version: str  # of moeserve: messages between versions are not compatible
     fingerprint: str  # of the model: see `fingerprint.py`
@@ -38,14 +38,14 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class End(msgspec.Struct, frozen=True):
-    """Why the gate ends the connection, or takes none."""
+    """Why the gate ends or refuses the connection."""
 
     cause: str
     by_itself: bool = False  # the worker has crashed: see WorkerExited
 
 
 class FrameError(Exception):
-    """Bytes that are no frame; the message says why."""
+    """Malformed bytes; the message says why."""
 
 
 def encode_frame(kind: Kind, content: bytes = b"") -> bytes:
@@ -57,7 +57,7 @@ def encode_end(cause: str, *, by_itself: bool = False) -> bytes:
 
 
 def decode_welcome(content: bytes) -> Welcome:
-    """Raises FrameError if the content is no welcome."""
+    """Decodes a Welcome. Raises FrameError for other content."""
     try:
         return msgspec.msgpack.decode(content, type=Welcome)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -65,7 +65,7 @@ def decode_welcome(content: bytes) -> Welcome:
 
 
 def decode_end(content: bytes) -> End:
-    """Raises FrameError if the content is no end."""
+    """Decodes an End. Raises FrameError for other content."""
     try:
         return msgspec.msgpack.decode(content, type=End)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -73,13 +73,13 @@ def decode_end(content: bytes) -> End:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames. Holds at most one unfinished frame, and what is fed."""
+    """Splits a stream of bytes into frames. Stores at most one unfinished frame plus the bytes of the last `feed`."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
-        """The frames that are complete with `data`; take all of them. Raises FrameError."""
+        """Yields the frames that are complete with `data`; consume all of them. Raises FrameError."""
         self._buffer += data
         while len(self._buffer) >= _HEADER.size:
             number, length = _HEADER.unpack_from(self._buffer)

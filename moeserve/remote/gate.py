@@ -18,16 +18,16 @@ from moeserve.remote.frames import Kind, Welcome, encode_end, encode_frame
 from moeserve.remote.tunnel import LocalClosed, Tunnel
 
 HANDSHAKE_S: Final = 5.0
-MOST_HANDSHAKES: Final = 64  # under way at once; beyond it the oldest is dropped
-CAUSE_S: Final = 0.5  # for the worker's end to be noticed, which says why its socket was closed
-LAST_FRAME_S: Final = 1.0  # for the other end to read an End, and close
+MOST_HANDSHAKES: Final = 64  # handshakes in progress; beyond this number the oldest is dropped
+CAUSE_S: Final = 0.5  # time for the worker's exit to be noticed, which explains why its socket was closed
+LAST_FRAME_S: Final = 1.0  # time for the other end to read an End and to close
 BACKLOG: Final = 64
 
 log = logging.getLogger(__name__)
 
 
 class NotServing(Exception):
-    """There is no worker to connect to; the message says why."""
+    """No worker can be connected to; the message says why."""
 
 
 # Connects to the worker; raises NotServing.
@@ -41,7 +41,7 @@ class Session:
         self.channel = channel
         self.name = address
         self.tunnel: Tunnel | None = None
-        self.deadline: float | None = now + HANDSHAKE_S  # when it is given up; None: while it is served
+        self.deadline: float | None = now + HANDSHAKE_S  # when the session is ended; None while it is served
         self.awaits_cause = False  # the worker has closed its socket without a stated cause
 
     @property
@@ -51,12 +51,13 @@ class Session:
 
 
 class Gate:
-    """Everything that listens. The owner's poller has its sockets; `turn` is called after each poll."""
+    """Accepts connections and connects one at a time to the worker. Its sockets are in the owner's poller; call `turn`
+    after each poll."""
 
     def __init__(
         self, listener: socket.socket, context: ssl.SSLContext, poller: zmq.Poller, door: WorkerDoor
     ) -> None:
-        """`context`: `tls.gate_context`. `listener` and `poller` stay the owner's."""
+        """context: of `tls.gate_context`. The caller keeps owning `listener` and `poller`."""
         listener.setblocking(False)
         self._listener = listener
         self._context = context
@@ -68,7 +69,7 @@ class Gate:
 
     @property
     def is_serving(self) -> bool:
-        """A router has the worker."""
+        """True while a router is connected to the worker."""
         return self._served is not None
 
     @property
@@ -77,7 +78,7 @@ class Gate:
         return min((session.due for session in self._sessions), default=float("inf"))
 
     def turn(self) -> None:
-        """Does what can be done now, without waiting."""
+        """Makes progress on all connections, without waiting."""
         self._accept()
         for session in list(self._sessions):
             try:
@@ -88,7 +89,7 @@ class Gate:
                 self._watch(session)
 
     def worker_lost(self, cause: str, *, by_itself: bool) -> None:
-        """Tells the router that is served why it has no worker any more."""
+        """Tells the connected router why its worker was lost."""
         if (session := self._served) is not None:
             self._end(session, cause, by_itself=by_itself)
             self._watch(session)
@@ -102,17 +103,17 @@ class Gate:
         while True:
             try:
                 sock, address = self._listener.accept()
-            except OSError:  # the other end does not wait, or has waited too long
+            except OSError:  # the other end has closed, or has waited too long
                 return
             name = f"{address[0]}, port {address[1]}"
-            with suppress(OSError):  # it may have gone already
+            with suppress(OSError):  # it may have ended already
                 self._sessions.append(Session(FrameChannel(sock, self._context), name, time.monotonic()))
             shaking = [session for session in self._sessions if not session.channel.is_open]
             if len(shaking) > MOST_HANDSHAKES:
                 self._drop(shaking[0], "too many handshakes at once")
 
     def _serve(self, session: Session, now: float) -> None:
-        """Does what is due on one connection. Raises ConnectionLost if it has ended or took too long."""
+        """Makes progress on one connection. Raises ConnectionLost if it has ended or took too long."""
         if session.deadline is not None and now >= session.deadline:
             if not session.awaits_cause:
                 raise ConnectionLost("it took too long")
@@ -154,7 +155,7 @@ class Gate:
         session.channel.flush()
 
     def _end(self, session: Session, cause: str, *, by_itself: bool = False) -> None:
-        """The connection stays until the other end has read why, and closes it."""
+        """Sends an End. The connection stays until the other end has read the reason and closes."""
         if session.tunnel is not None:
             self._close_tunnel(session)
         was_served = session is self._served

@@ -1,8 +1,8 @@
 """`moeserve worker`: keeps a worker alive on this machine, with a gate in front of it.
 
-The worker, and the process that keeps its weights, are those of a local server, and so is what happens when one
-crashes: another is started, the router is told, and goes on with its requests. A router that is lost takes its state in
-the worker with it: the next one binds every sequence anew.
+The worker, and the keeper process that holds its weights, are the same as in a local server. If one crashes, another is
+started and the router is told, which then continues its requests. If a router is lost, the next one binds every
+sequence anew.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from moeserve.remote.frames import Welcome
 from moeserve.remote.gate import Gate, NotServing
 
 PACKAGE: Final = "moeserve.remote"
-LOOK_S: Final = 0.5  # between two looks at a worker that owes a sign of life
-HANG_S: Final = 30.0  # for the step that a lost router has left; --step-timeout goes before it
+LOOK_S: Final = 0.5  # seconds between two checks of a worker that must report progress
+HANG_S: Final = 30.0  # seconds for the step that a lost router has left running, unless --step-timeout is set
 
 log = logging.getLogger(__name__)
 
 
 class WorkerHost:
-    """The life of one `moeserve worker`. Only the main thread touches it, and it sleeps unless something happens."""
+    """Runs one `moeserve worker`. Only the main thread uses it, and sleeps between events."""
 
     def __init__(
         self,
@@ -60,17 +60,17 @@ class WorkerHost:
         paths: RuntimePaths,
         stack: ExitStack,
     ) -> None:
-        """`context`: `tls.gate_context`; `stack` undoes what is bound here."""
+        """context: of `tls.gate_context`. stack: closes what is opened here."""
         self._config = config
         self._fingerprint = fingerprint
         self._paths = paths
         self._signals = 0
         self._systemd = Systemd.from_env()
-        self._engine: WorkerReady | None = None  # None: the worker is not ready
+        self._engine: WorkerReady | None = None  # None until the worker is ready
         self._ready: set[str] = set()  # the worker, where it is
         self._first: WorkerReady | None = None
         self._last_words = ""
-        self._busy_since: float | None = None  # a router was lost, and the worker has not listened again yet
+        self._busy_since: float | None = None  # a router was lost, and the worker does not listen again yet
         self._crashes = CrashCount(config.max_engine_crashes)
         zmq_context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         stack.callback(zmq_context.destroy, linger=0)
@@ -88,7 +88,7 @@ class WorkerHost:
         stack.callback(self._gate.close)
 
     def run(self) -> int:
-        """Serves until it is told to stop or fails; the exit code. All children are dead when it returns."""
+        """Serves until it is stopped or fails. Returns the exit code; by then all child processes have ended."""
         try:
             self._processes.start(WORKER)
             while not self._signals:
@@ -103,7 +103,7 @@ class WorkerHost:
             self._processes.kill_all()
 
     def _sleep(self) -> None:
-        """Until something happens, which is then taken in."""
+        """Waits for events, and handles them."""
         now = time.monotonic()
         due = [self._gate.due, now + self._signs_of_life.interval_s]
         if self._busy_since is not None:
@@ -157,7 +157,7 @@ class WorkerHost:
         return Welcome(__version__, self._fingerprint, self._engine), local
 
     def _worker_is_kept(self) -> bool:
-        """Starts another worker where one has died. False when that is of no use."""
+        """Starts another worker if one has died. Returns False if there is no point in another."""
         worker = self._processes[WORKER]
         if self._busy_since is not None:
             limit = self._config.step_timeout or HANG_S
@@ -182,7 +182,7 @@ class WorkerHost:
         return True
 
     def _cause(self, worker: ServerProcess) -> str:
-        """Waits a moment for what the worker has said itself, where it was not killed."""
+        """Returns why the worker ended. Unless it was killed, waits briefly for the worker's own message."""
         deadline = time.monotonic() + LAST_WORDS_S
         while (worker.returncode or 0) > 0 and not self._last_words and time.monotonic() < deadline:
             message = self._inbox.recv(LAST_WORDS_S)

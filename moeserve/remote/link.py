@@ -1,8 +1,8 @@
-"""The link: the server's end of the line to a worker on another machine.
+"""The link: the server's end of the connection to a worker on another machine.
 
-It connects, and connects again for as long as the server lives. While the line is up, the router finds it where a local
-worker would listen. One TLS connection carries one of the router's: when either ends, so does the other, because a
-router that comes anew, or a worker, knows nothing of the one before.
+It connects, and reconnects as long as the server runs. While connected, it listens on the Unix socket on which a local
+worker would. Each TLS connection carries one connection of a router. When either ends, so does the other, because a new
+router or worker does not share the old one's state.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from moeserve.remote.options import parse_address, tls_files
 from moeserve.remote.tls import link_context
 from moeserve.remote.tunnel import LocalClosed, Tunnel, lost_by
 
-CONNECT_S: Final = 5.0  # for TCP, TLS and the welcome together
-RETRY_S: Final = 0.1  # after the first failure; twice as long after each further one
+CONNECT_S: Final = 5.0  # time for TCP, TLS and the welcome together
+RETRY_S: Final = 0.1  # wait after the first failure; it doubles with each further failure
 MOST_RETRY_S: Final = 1.0
 
 log = logging.getLogger(__name__)
 
 
 class Link:
-    """Runs in the server's worker process, with one thread."""
+    """The link. It runs in the process that would be the server's worker, on one thread."""
 
     def __init__(self, process: Process) -> None:
         """Raises UserError for certificates or a model that cannot be read."""
@@ -56,8 +56,8 @@ class Link:
         self._is_first = True
 
     def run(self) -> None:
-        """Never returns; the launcher ends the process. Raises ConfigError where the first worker that answers is not
-        one to work with."""
+        """Never returns; the launcher ends the process. Raises ConfigError if the first worker that answers does not
+        match the server."""
         delay = RETRY_S
         while True:
             try:
@@ -79,7 +79,8 @@ class Link:
                 channel.close()
 
     def _complain(self, error: Exception) -> None:
-        """Once for each cause. Raises ConfigError for one that the user must mend before there is a server."""
+        """Logs a cause, once for each. Raises ConfigError for a cause that the user must fix before the server can
+        start."""
         if self._is_first and isinstance(error, ConnectionLost) and error.is_refusal:
             raise ConfigError(f"--worker {self._name}: {error}") from error
         cause = f"the worker at {self._name} cannot be reached: {error}"
@@ -129,7 +130,7 @@ class Link:
         return welcome
 
     def _serve(self, channel: FrameChannel) -> None:
-        """Until the line or the router is lost."""
+        """Forwards bytes until the connection or the router is lost."""
         try:
             router = self._accept(channel)
         except ConnectionLost as error:
@@ -144,12 +145,12 @@ class Link:
             self._to_router.send(WorkerExited(cause, error.by_itself))
         except LocalClosed:
             log.info("the router is gone; waiting for the next one")
-            time.sleep(RETRY_S)  # the worker has to notice, too
+            time.sleep(RETRY_S)  # the worker's end must notice it too
         finally:
             tunnel.close()
 
     def _accept(self, channel: FrameChannel) -> socket.socket:
-        """The next router, at the socket where it looks for a worker. Raises ConnectionLost."""
+        """Returns the next router's connection to the socket of the worker. Raises ConnectionLost."""
         path = self._process.paths.worker
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
@@ -170,7 +171,7 @@ class Link:
                 path.unlink()  # no other process may connect meanwhile
 
     def _pump(self, tunnel: Tunnel, channel: FrameChannel) -> None:
-        """Raises ConnectionLost, LocalClosed."""
+        """Forwards bytes in both directions. Raises ConnectionLost, LocalClosed."""
         poller = zmq.Poller()
         while True:
             tunnel.turn()

@@ -9,7 +9,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.remote.tls_files import TlsFiles
 
-ENGINE_GROUPS: Final = ("Device", "CPU engine", "GPU")  # of `--help`: flags that the worker alone reads
+ENGINE_GROUPS: Final = ("Device", "CPU engine", "GPU")  # groups of `--help` whose flags only the worker reads
 ENGINE_OPTIONS: Final = (
     "max_model_len",
     "load_format",
@@ -34,7 +34,7 @@ TLS_OPTIONS: Final = ("worker_ssl_certfile", "worker_ssl_keyfile", "worker_ssl_c
 
 
 def worker_options() -> tuple[str, ...]:
-    """Options of the server that `moeserve worker` has."""
+    """Returns the server's options that `moeserve worker` also has."""
     return tuple(
         option.name
         for option in dataclasses.fields(ServerConfig)
@@ -43,7 +43,7 @@ def worker_options() -> tuple[str, ...]:
 
 
 def check_server(config: ServerConfig) -> None:
-    """Checks what the user asked for, before defaults are filled in. Raises ConfigError for a flag that would have no
+    """Checks the given options, before defaults are filled in. Raises ConfigError for a flag that would have no
     effect, and for certificates that are missing."""
     if config.worker is None:
         for name in TLS_OPTIONS:
@@ -79,7 +79,7 @@ def tls_files(config: ServerConfig) -> TlsFiles:
 
 
 def parse_address(text: str, flag: str) -> tuple[str, int]:
-    """HOST:PORT, an IPv6 address in brackets. Raises ConfigError."""
+    """Parses HOST:PORT; an IPv6 address is in brackets. Raises ConfigError."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -1,4 +1,4 @@
-"""Mutual TLS: each end has a certificate, and an authority that it trusts to vouch for the other's."""
+"""Mutual TLS: each end has a certificate, and the certificate of an authority that must have signed the other end's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _load(context: ssl.SSLContext, files: TlsFiles, flag_prefix: str) -> ssl.SSL
 
 
 def _no_password() -> str:
-    """Instead of a question on the terminal."""
+    """Raises instead of asking for a password on the terminal."""
     raise ConfigError(
         "the private key has a password; use a key without one, in a file that only you may read"
     )

@@ -1,4 +1,4 @@
-"""Joins a Unix socket and a FrameChannel: the bytes of one come out of the other."""
+"""Forwards bytes between a Unix socket and a FrameChannel."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import zmq
 from moeserve.remote.channel import ConnectionLost, FrameChannel
 from moeserve.remote.frames import MOST_BYTES, FrameError, Kind, decode_end, encode_frame
 
-# Bytes to the other machine from which on no more are taken from the local socket.
+# From this number of unsent bytes on, the local socket is not read.
 MUCH_UNSENT: Final = 4 << 20
-LAST_BYTES_S: Final = 1.0  # for the local end to take what came before the end
+LAST_BYTES_S: Final = 1.0  # time for the local end to read the last bytes
 
 
 class LocalClosed(Exception):
@@ -21,9 +21,9 @@ class LocalClosed(Exception):
 
 
 class Tunnel:
-    """Owns the Unix socket, not the channel. What arrives from the other machine is always taken, so that a heartbeat
-    never waits behind a plan for a worker that is computing; router and worker send little more than two plans and two
-    results at a time."""
+    """Owns the Unix socket, not the channel. Data from the other machine is always received, so that a heartbeat never
+    waits behind a plan for a busy worker. The data stays small: router and worker have little more than two plans and
+    two results in progress."""
 
     def __init__(self, local: socket.socket, channel: FrameChannel) -> None:
         local.setblocking(False)
@@ -38,7 +38,7 @@ class Tunnel:
         return reads | (zmq.POLLOUT if self._to_local else 0)
 
     def turn(self) -> None:
-        """Moves what can be moved. Raises ConnectionLost, LocalClosed."""
+        """Forwards the available bytes. Raises ConnectionLost, LocalClosed."""
         for kind, content in self._channel.turn():
             if kind is Kind.DATA:
                 self._to_local += content
@@ -49,7 +49,7 @@ class Tunnel:
         self._channel.flush()
 
     def close(self) -> None:
-        """Closes the Unix socket; its other end gets what has arrived for it."""
+        """Closes the Unix socket, after sending its other end what has arrived for it."""
         with suppress(OSError):
             self.local.settimeout(LAST_BYTES_S)
             self.local.sendall(self._to_local)
@@ -80,7 +80,7 @@ class Tunnel:
 
 
 def lost_by(kind: Kind, content: bytes) -> ConnectionLost:
-    """Returns the error that a frame other than Data means."""
+    """Returns the error for a frame that is not Data."""
     if kind is not Kind.END:
         return ConnectionLost(f"a {kind.name} frame out of place")
     try:

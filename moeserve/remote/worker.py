@@ -1,5 +1,5 @@
-"""`python -m moeserve.remote.worker`: the worker behind a gate. It is no different from a local one, but that no router
-may end it."""
+"""`python -m moeserve.remote.worker`: the worker behind a gate. It is like a local worker, except that no router may
+end it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
 }
 # Initialisations of A and B that leave the model's weights unchanged, so that the adapter is the whole change.
 _PLAIN_BEGINNINGS = ("gaussian", "eva", "orthogonal", "mica")
-# PEFT settings that do not change the computation. Any other setting that is not known is refused.
+# Settings that do not change the computation although they are named like PEFT's variants (`use_*`, `*_config`).
 _HARMLESS = frozenset(
     {
         "use_rslora",

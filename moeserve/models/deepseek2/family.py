@@ -84,7 +84,7 @@ def _without_magnitude(scaling: RopeScaling) -> RopeScaling:
 
 
 def _plain_attn_factor(scaling: RopeScaling) -> float:
-    """Returns the factor with which YaRN leaves the lengths of q and k as they are."""
+    """Returns the factor with which YaRN leaves the lengths of q and k unchanged."""
     return 1.0 / (1.0 + 0.1 * math.log(scaling.factor))
 
 

@@ -16,8 +16,8 @@ from moeserve.models.sources.source import ModelSource
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. A file with a window is of the large model's kind, as in
-    transformers; llama.cpp goes by the number of layers."""
+    """Reads the shape from the metadata. Raises ModelError. As in transformers, a file with a window is treated as the
+    large model; llama.cpp decides by the number of layers."""
     reader = ShapeReader(source)
     attention = AttentionShape(
         *reader.heads(), qk_norm="head", has_rope_factors=n.ROPE_FREQS in source.tensors

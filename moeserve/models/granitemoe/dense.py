@@ -1,5 +1,5 @@
-"""Granite 3 and 4 without experts (https://huggingface.co/ibm-granite/granite-3.3-8b-instruct): as those with experts,
-with one feed-forward in each layer."""
+"""Granite 3 and 4 without experts (https://huggingface.co/ibm-granite/granite-3.3-8b-instruct): like the models with
+experts, with one feed-forward in each layer instead."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""LFM2 and LFM2.5 without experts (https://huggingface.co/LiquidAI/LFM2-1.2B): as those with experts, with one
-feed-forward in each layer."""
+"""LFM2 and LFM2.5 without experts (https://huggingface.co/LiquidAI/LFM2-1.2B): like the models with experts, with one
+feed-forward in each layer instead."""
 
 from __future__ import annotations
 

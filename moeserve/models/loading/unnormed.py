@@ -1,4 +1,4 @@
-"""What a block has in the place of a norm before it, if it reads the residual as it is."""
+"""Stands for the norm before a block in models whose blocks read the residual without a norm."""
 
 from __future__ import annotations
 

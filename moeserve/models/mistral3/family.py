@@ -53,8 +53,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def _with_magnitude(reader: ShapeReader, scaling: RopeScaling) -> RopeScaling:
-    """Returns the scaling with YaRN's factor on cos and sin divided by that of all dimensions, whose `mscale` the key
-    holds; the other `mscale` is 1, as in llama.cpp. Where both are 1 nothing is left."""
+    """Returns the scaling in which YaRN's factor on cos and sin is divided by the factor of all dimensions. The key
+    holds the latter's `mscale`; the other `mscale` is 1, as in llama.cpp. Where both are 1 nothing is left."""
     if scaling.type != "yarn":
         return scaling
     of_all = 1.0 + 0.1 * reader.number(n.YARN_LOG_MULTIPLIER, 0.0, 10.0, default=0.0) * math.log(

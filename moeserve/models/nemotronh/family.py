@@ -24,8 +24,8 @@ KV_HEADS = "attention.head_count_kv"
 
 
 def read_shape(source: ModelSource) -> ModelShape:
-    """Reads the shape from the metadata. Raises ModelError. Layers with KV heads attend, those with a feed-forward
-    length have a feed-forward, the others are Mamba-2."""
+    """Reads the shape from the metadata. Raises ModelError. Layers with KV heads are attention, layers with a
+    feed-forward length are feed-forwards, the others are Mamba-2."""
     reader = ShapeReader(source)
     reader.activation("relu2", "relu_sqr")
     widths = reader.layer_integers(FFN_LENGTH, 0, 1 << 20)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MAGIC = b"GGUF"
-LOOKED_AT = 64  # bytes that tell what a file is
+LOOKED_AT = 64  # number of bytes that identify a file's format
 
 _MISTAKEN = (
     (b"version https://git-lfs", "a Git LFS pointer: fetch the file that it stands for, with git lfs pull"),

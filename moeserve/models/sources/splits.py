@@ -161,8 +161,8 @@ DEEPSEEK_CODER = Split(
 )
 
 # DeepSeek-V2 and its coders: line ends, letters of scripts with cases, and Latin and Chinese punctuation are split
-# off first, each run with one leading blank; each digit is a word. The letters are those of an older Unicode
-# version: upper, lower or title case, without newer scripts.
+# off first, each run with one leading blank; each digit is a word. The letters (upper, lower or title case) are from an
+# older Unicode version, without newer scripts.
 _CASED = (
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-"
     "\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-"

@@ -12,12 +12,12 @@ struct InOrderProduct {
   PanelGemm gemm;
 };
 
-// Returns the product of `tokens` rows with packed panels of `type`, used in place of k's own; same bits. Without one its
-// gemm is nullptr: computing takes longer than reading, or there is none beside `k`. It is of k's own instruction set:
-// on a CPU with AVX-512, AVX2's reads no faster.
+// Returns the product of `tokens` rows with packed panels of `type` that replaces k's own, with the same bits. Its gemm
+// is nullptr if there is none for k, or if computing takes longer than reading. It uses k's instruction set: on a CPU
+// with AVX-512, AVX2's version reads no faster.
 InOrderProduct in_order_product(const Kernels& k, int type, int tokens);
 
-// An instruction set's; nullptr: none, or not built for this processor.
+// The function of an instruction set; nullptr: not available, or not built for this processor.
 PanelGemm avx2_in_order(int type, int tokens);
 PanelGemm avx512_in_order(int type, int tokens);
 

@@ -38,7 +38,7 @@ struct Panel {
 
 // out[t][0..31] = panel (32 rows x cols) times activation row t; both forms of a panel give the same bits. `rows` are
 // quantised rows for integer formats, float32 rows for F16, BF16 and F32. n <= kMostTokens. `next`: memory that will be
-// read after this panel, for prefetching (nullptr: the memory behind the panel).
+// read after this panel, for prefetching (nullptr: the memory that follows the panel).
 using PanelGemm = void (*)(const Panel& panel, const uint8_t* next, int64_t cols, const void* const* rows,
                            int n, float* out);
 
@@ -72,7 +72,7 @@ struct Upcoming {
   const char* const* lines;
   int count;
   int at = 0, together = 1;
-  // Spreads the remaining lines over the next `calls` calls of `ask`.
+  // Distributes the remaining lines over the next `calls` calls of `ask`.
   void spread(int calls) { together = (count - at + calls - 1) / std::max(calls, 1); }
   void ask() {
     for (int i = 0; i < together && at < count; ++i) __builtin_prefetch(lines[at++]);
@@ -187,7 +187,7 @@ void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b
                     int dim);
 
 const Kernels* plain_kernels();
-// nullptr where they are not built: for another processor.
+// nullptr if they are not built for this processor.
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512_vbmi_kernels();

@@ -37,7 +37,8 @@ DiskPart disk_part(const nb::tuple& part, size_t files, int experts) {
   return out;
 }
 
-// layers: for each None, or (experts, three parts, pinned experts, each expert's number in the file or nothing).
+// layers: one entry per layer: None, or (number of experts, three parts, pinned experts, each expert's number in the
+// file, or an empty list).
 std::vector<DiskLayer> disk_layers(const nb::list& layers, size_t files) {
   std::vector<DiskLayer> out;
   for (const nb::handle layer : layers) {
@@ -106,7 +107,7 @@ void run_from_disk(const ExpertsOp& op, int32_t* ids, const nb::object& disk) {
     guess.ids = rows_arg<int32_t>(ahead, "disk.ahead", op.n, a.cols);
     guess.count = static_cast<int>(op.n * a.cols);
     guess.layer = nb::cast<int>(disk.attr("ahead_layer"));
-    experts.experts_of(guess.layer);  // throws for a layer that is none
+    experts.experts_of(guess.layer);  // throws for a layer without experts on disk
   }
   const nb::gil_scoped_release release;
   experts.run(op, layer, ids, guess);

@@ -1,4 +1,4 @@
-// What calls on recurrent states check of a step's sequences and drafts.
+// Checks of a step's sequences and drafts in calls on recurrent states.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace moeserve {
 
-// The sequences share out rows 0 .. n - 1 in order, and no two have one slot.
+// Checks that the sequences cover rows 0 .. n - 1 in order, and that their slots are distinct.
 inline StateSequences state_sequences_arg(nanobind::handle row, nanobind::handle count, nanobind::handle slot,
                                           int n, int64_t slots) {
   const int num = static_cast<int>(tensor_arg(count, "count", Element::kInt32).size());
@@ -35,7 +35,7 @@ inline StateSequences state_sequences_arg(nanobind::handle row, nanobind::handle
   return s;
 }
 
-// drafts, first: how many of each sequence's last rows are drafts, and their first record; None: there are no drafts.
+// drafts: how many of each sequence's last rows are drafts; first: their first record; None: no drafts.
 inline void add_drafts(StateSequences& s, nanobind::handle drafts, nanobind::handle first) {
   if (drafts.is_none()) return;
   s.drafts = sized_arg<int32_t>(drafts, "drafts", s.num);
@@ -45,7 +45,7 @@ inline void add_drafts(StateSequences& s, nanobind::handle drafts, nanobind::han
   }
 }
 
-// The records of `values` numbers each, in which sequences keep their drafts one after another.
+// Checks the records, `values` numbers each, in which the sequences' drafts are kept one after another.
 inline float* draft_rows_arg(nanobind::handle pending, int64_t values, int num, const int32_t* drafts,
                              const int32_t* first) {
   const TensorArg all = tensor_arg(pending, "pending", Element::kFloat32);

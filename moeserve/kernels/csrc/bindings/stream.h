@@ -37,7 +37,8 @@ Activations make_activations(nanobind::handle f32, nanobind::handle q8, int64_t 
 
 // a, b: float32 tensors in LoraPair's layout, kept alive by the caller; None: no pair.
 void set_lora_pair(LoraTable& table, int adapter, int64_t expert, nanobind::handle a, nanobind::handle b);
-// disk: a DiskLayer of stream_operands.py, or None: how many experts a layer has, whose matrices have `held`.
+// disk: a DiskLayer of stream_operands.py, or None. Returns the layer's number of experts; its matrices have `held` of
+// them.
 int64_t num_experts_arg(const nanobind::object& disk, int64_t held);
 // Computes `op`, whose experts are on disk; ids: op.ids.
 void run_from_disk(const ExpertsOp& op, int32_t* ids, const nanobind::object& disk);
@@ -67,7 +68,7 @@ class Stream {
                                int64_t experts);
   std::unique_ptr<Matrix> view(uintptr_t source, size_t bytes, int type, int64_t rows, int64_t cols,
                                int64_t experts);
-  // Packed, of `count` experts, in untouched memory: nothing takes RAM before it is written.
+  // A packed matrix of `count` experts in untouched memory, which takes no RAM before it is written.
   std::unique_ptr<Matrix> slots(int type, int64_t rows, int64_t cols, int64_t count);
 
   void embed(uintptr_t table, size_t bytes, int type, Tensor ids, int n, Tensor x, float scale);

@@ -42,7 +42,7 @@ void Stream::linear(const Activations& x, int n, const LinearGroup& weights, con
     check_activations(x, "x", n, m.cols, m.integer());
     outputs[j] = rows_arg<float>(out[j], "out", n, m.rows);
   }
-  // One operation for all matrices of one order; nearly always for all.
+  // One operation for all matrices with the same order, which are nearly always all matrices.
   bool is_launched[LinearOp::kMost] = {};
   for (int first = 0; first < count; ++first) {
     if (is_launched[first]) continue;

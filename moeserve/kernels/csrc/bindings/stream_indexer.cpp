@@ -21,8 +21,8 @@ void check_chooses(const AttentionPlan& plan) {
   if (plan.choice.rule.top < 1) reject("plan", "one that was built with a number of keys to choose wanted");
 }
 
-// The slots of the rows' keys, and of the keys before in the block of a sequence's first row. Returns the end of the
-// longest sequence.
+// Collects the slots of the rows' keys, and of the earlier keys in the block of each sequence's first row. Returns the
+// end of the longest sequence.
 int check_slots(const KeyChoice& choice, int pooled, int64_t slots) {
   int positions = 0;
   for (const KeyChoice::Rows& of : choice.sequences) {
@@ -125,7 +125,7 @@ void Stream::index_pools(AttentionPlan& plan, Tensor keys, Tensor gates, Tensor 
 void Stream::choose_keys(AttentionPlan& plan, Tensor q, Tensor weights, Tensor index_keys, int heads) {
   if (heads < 1) reject("heads", "at least one wanted");
   const int64_t stride = tensor_arg(index_keys, "kv.index_keys", Element::kFloat16).cols;
-  // Slots of pooled index keys have gates besides.
+  // Slots of pooled index keys also hold gates.
   const bool has_gates = tensor_arg(q, "q", Element::kFloat32).cols * 2 == heads * stride;
   const int64_t dim = has_gates ? stride / 2 : stride;
   check_index_dim(dim);

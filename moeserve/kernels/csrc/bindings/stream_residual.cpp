@@ -1,4 +1,4 @@
-// The operations on a residual of several streams, and on n-gram embeddings: what Stream checks of them.
+// Stream's operations on a residual of several streams and on n-gram embeddings: argument checks.
 #include "ops/sinkhorn.h"
 #include "ops/streams.h"
 #include "state_checks.h"
@@ -8,7 +8,7 @@
 namespace moeserve {
 namespace {
 
-// How many streams of `hidden` numbers rows of `width` have.
+// Returns the number of streams of `hidden` numbers in rows of `width` numbers.
 int streams_of(int64_t width, int64_t hidden, const char* name) {
   if (hidden < 32 || hidden % 32 != 0) reject(name, "streams of a multiple of 32 numbers wanted");
   if (width < hidden || width % hidden != 0) reject(name, "rows of whole streams wanted");

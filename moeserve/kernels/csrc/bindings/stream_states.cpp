@@ -32,7 +32,7 @@ PendingStates pending_states(nb::handle pending, const DeltaHeads& heads, int nu
   return {draft_rows_arg(pending, values, num, drafts, first), values};
 }
 
-// What any recurrent layer needs besides its products.
+// The arguments of any recurrent layer besides its products.
 void fill_recurrent(RecurrentOp& op, const Kernels* k, const DeltaHeads& heads, int n, const Activations& out,
                     nb::handle conv, nb::handle rate, nb::handle dt_bias, float eps, const TensorArg& states,
                     int64_t first) {

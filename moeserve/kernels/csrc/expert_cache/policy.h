@@ -38,10 +38,11 @@ class ExpertCachePolicy {
   // time.
   void learn(const uint8_t* used);
 
-  // By one layer at a time, for a cache whose misses come at once, in the place of whom its owner chooses by `lowest`: the
-  // experts that a step used, [experts].
+  // Like `observe`, for one layer, for a cache that loads missing experts at once; its owner chooses the experts to
+  // replace by `lowest`. used: the experts that a step used, [experts].
   void observe_layer(int layer, const uint8_t* used);
-  // Who of a layer has the lowest score among those that may go, [experts], of equal ones the first; -1: none may.
+  // Returns the expert with the lowest score among the layer's experts that may be replaced, [experts]; the first of
+  // equal ones; -1 if none may.
   int lowest(int layer, const uint8_t* may_go) const;
   float score(int layer, int expert) const {
     return scores_[static_cast<std::size_t>(layer) * experts_ + expert];
@@ -72,7 +73,7 @@ class ExpertCachePolicy {
   std::vector<uint32_t> came_, went_;
   std::vector<uint8_t> came_band_, went_band_;
   uint32_t step_ = 0;
-  // Decaying sums: reads saved, reads seen of either expert, and steps in which a move was watched.
+  // Decaying sums: reads saved, reads of either expert, and steps in which a move was watched.
   std::array<double, kBands> spared_{}, seen_{}, watched_{};
   std::vector<Candidate> candidates_, could_;  // this step's candidates, and the candidates to be watched
   std::vector<uint8_t> missed_;                // [layers, experts]

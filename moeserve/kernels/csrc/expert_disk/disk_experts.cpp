@@ -14,7 +14,7 @@ int most_experts(const std::vector<DiskLayer>& layers) {
   return most;
 }
 
-// Zeros in all slots: the thread of a node writes the pages of its panels first.
+// Writes zeros into all slots, so that each NUMA node's thread is the first to write the pages of its panels.
 struct ClearOp {
   const Matrix* matrix;
   void operator()(Team& team) const {
@@ -190,8 +190,7 @@ void DiskExperts::count_use(int index, const std::vector<int32_t>& need) {
   policy_.observe_layer(index, used.data());
 }
 
-// Experts that were to be read ahead and are not needed: what is not yet being read of them is not read. Those that are
-// nearly whole stay.
+// Cancels reads ahead of experts that are not needed, except pieces being read and experts that are nearly complete.
 void DiskExperts::drop_wrong_guesses(int index, const std::vector<uint8_t>& used) {
   Layer& layer = layers_[index];
   for (int e = 0; e < layer.of.experts; ++e) {
@@ -213,7 +212,7 @@ void DiskExperts::keep_slots(Layer& layer, const std::vector<int32_t>& need, Nee
   }
 }
 
-// Starts the reads of those that are absent. False if some has no slot.
+// Starts the reads of absent experts. Returns false if there is no slot for one of them.
 bool DiskExperts::request(int index, const int32_t* ids, size_t count, bool urgent) {
   Layer& layer = layers_[index];
   bool all = true;
@@ -234,7 +233,7 @@ bool DiskExperts::request(int index, const int32_t* ids, size_t count, bool urge
   return all;
 }
 
-// A free slot, or that of the expert with the lowest score; -1: there is none.
+// Returns a free slot, or the slot of the expert with the lowest score; -1 if none can be taken.
 int DiskExperts::take_slot(int index, int expert, bool urgent) {
   Layer& layer = layers_[index];
   const auto free = std::find(layer.owners.begin(), layer.owners.end(), -1);
@@ -245,7 +244,7 @@ int DiskExperts::take_slot(int index, int expert, bool urgent) {
                 !layer.is_pinned[e] && !layer.is_held[e];
   }
   int outgoing = policy_.lowest(index, may_go.data());
-  // A guess counts as a use: the rule of the expert cache's exchanges.
+  // A guess counts as a use, as in the expert cache.
   if (!urgent && outgoing >= 0 && !(policy_.score(index, expert) + 1 > policy_.score(index, outgoing)))
     return -1;
   if (outgoing < 0 && urgent) {  // of those that this step needs later, the last
@@ -286,7 +285,7 @@ void DiskExperts::start(int index, int expert, int slot, bool urgent) {
   reader_->add(std::move(pieces), urgent);
 }
 
-// When no piece of it is under way any more.
+// Called when none of its pieces is being read any more.
 void DiskExperts::end_read(Layer& layer, Expert& expert) {
   if (expert.error.empty() && !expert.is_dropped) {
     expert.state = State::kReady;

@@ -1,13 +1,13 @@
-// Experts on disk, of which RAM holds some: each layer's slots have the experts that the texts use, and a step's missing
-// ones are read before it computes them (docs/explanation/experts-on-disk.md).
+// Experts on disk, some of which are in RAM: each layer's slots hold the experts that the texts use, and experts that a
+// step lacks are read before it computes them (docs/explanation/experts-on-disk.md).
 //
 // An expert is absent (in no slot), loading (it owns a slot that threads write) or ready (its slot is whole and stays as it
-// is until another expert takes it). Only ready experts are computed with, and no slot of the wave that the pool computes
+// is until another expert takes it). Only ready experts are computed, and no slot that the pool's current wave uses
 // changes its owner.
 //
-// Who writes what: the slots' panels, DiskReader's threads while their expert is loading; states and owners, whoever has
-// `mutex_`; a layer's `table`, the thread that calls `next`, for experts that the pool does not compute meanwhile; all else,
-// the thread that calls `begin` and `next`.
+// Writers: DiskReader's threads write the slots' panels while the expert is loading. States and owners are written
+// under `mutex_`. The thread that calls `next` writes a layer's `table`, for experts that the pool is not computing.
+// The thread that calls `begin` and `next` writes everything else.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@
 
 namespace moeserve {
 
-// One of a layer's three matrices: where the file has its experts, and the slots.
+// One of a layer's three matrices: the place of its experts in the file, and its slots.
 struct DiskPart {
   const Matrix* slots;
   int file;
@@ -38,7 +38,7 @@ struct DiskPart {
 
 struct DiskLayer {
   int experts = 0;  // 0: the layer's experts are not on disk
-  // The number in the file of each expert; empty: its own.
+  // Each expert's number in the file; empty: the same numbers.
   std::vector<int32_t> in_file{};
   std::array<DiskPart, 3> parts{};
   std::vector<int32_t> pinned{};  // experts that are read at the start and stay; fewer than slots
@@ -81,21 +81,23 @@ struct Guess {
 
 class DiskExperts {
  public:
-  // Allocates the slots' memory, so that what does not fit fails here, and reads the pinned experts. `piece_bytes`: of
-  // a read, about. `patience`: seconds without the end of a read that is under way, after which steps give up on reads. Throws
-  // std::system_error for a file that cannot be opened, or a pinned expert that cannot be read.
+  // Allocates the slots' memory, so that a lack of memory shows here, and reads the pinned experts. `piece_bytes`:
+  // approximate bytes of a read. `patience`: seconds in which no pending read ends, after which steps give up on reads.
+  // Throws std::system_error for a file that cannot be opened, or a pinned expert that cannot be read.
   DiskExperts(Pool& pool, const Kernels& kernels, const std::vector<std::string>& paths,
               std::vector<DiskLayer> layers, int threads, int64_t piece_bytes, float decay, double patience);
   ~DiskExperts();
   DiskExperts(const DiskExperts&) = delete;
 
-  // Computes a layer's experts: waits for the pool, reads what is missing and queues `op`, or several operations: first the
-  // experts that RAM has, or waves if there are fewer slots than experts. `ids`: op.ids; the routes of tokens whose experts
-  // cannot be read are taken out of it, and the tokens are among `take_failures`. The guess is read when nothing else is.
+  // Computes a layer's experts: waits for the pool, reads missing experts and queues `op`, or several operations: first
+  // the experts in RAM, then the others, or waves if there are fewer slots than experts. `ids`: op.ids, from which the
+  // routes of tokens whose experts cannot be read are removed; `take_failures` returns these tokens. Guessed experts
+  // are read only while no other reads wait.
   void run(const ExpertsOp& op, int layer, int32_t* ids, const Guess& guess);
 
-  // The same for who computes the operations itself: `begin` while nothing of the step is being computed, then `next` until
-  // it returns false, which prepares run.op. `wait` returns when the operations so far are computed.
+  // The same for a caller that computes the operations itself: call `begin` while nothing of the step is being
+  // computed, then `next`, which prepares run.op, until it returns false. `wait` returns when the operations so far are
+  // computed.
   void begin(DiskRun& run, const ExpertsOp& op, int layer, int32_t* ids, const Guess& guess);
   bool next(DiskRun& run, const std::function<void()>& wait);
 
@@ -105,19 +107,19 @@ class DiskExperts {
   double patience() const { return patience_.count(); }
   // The most operations that a layer's experts take in a step.
   int most_operations(int layer) const;
-  // Allocates what steps of `tokens` tokens need, for who computes while nothing waits for the pool.
+  // Allocates buffers for steps of `tokens` tokens, for callers that cannot wait for the pool later.
   void reserve(int tokens);
-  // (row of the step, why) of each token since the last call.
+  // Returns (row of the step, reason) of each token that failed since the last call.
   std::vector<std::pair<int, std::string>> take_failures();
   DiskCounts counts();
 
-  // Between steps: keeps the slot of an expert that is ready, so that it can be copied from, until `release`. Returns the
-  // slot; -1: the expert is not ready, or half of the layer's slots are held.
+  // Call it between steps. Holds the slot of a ready expert until `release`, so that its weights can be copied. Returns
+  // the slot; -1 if the expert is not ready or half of the layer's slots are already held.
   int hold(int layer, int expert);
   void release(int layer, int expert);
-  // Marks [experts_of(layer)] those that can be held now, all at once: the ones with the highest scores.
+  // Marks, in [experts_of(layer)], the experts that can be held now, all at once: the ones with the highest scores.
   void mark_holdable(int layer, uint8_t* marks);
-  // Marks the experts without a whole slot, by their numbers in the file, [above the largest one].
+  // Marks the experts that are not completely in a slot, by their numbers in the file, [largest number + 1].
   void mark_absent(int layer, uint8_t* marks);
   int largest_number(int layer) const;  // of a layer's experts in the file; -1: it has none on disk
 
@@ -160,7 +162,7 @@ class DiskExperts {
   void bring_pinned();
   void look_ahead(int index, const Guess& guess);
   bool split(DiskRun& run);
-  // Waits until the experts are ready or cannot be. Returns those that are not.
+  // Waits until each of the experts is ready or has failed. Returns the failed ones.
   std::vector<int32_t> bring(int index, const std::vector<int32_t>& need, NeedRange wave);
   void fail_tokens(int index, const ExpertsOp& op, int32_t* ids, const std::vector<int32_t>& missing);
   void remove_failed_routes(int32_t* ids, int n, int top_k) const;
@@ -183,7 +185,7 @@ class DiskExperts {
   std::condition_variable arrived_;
   uint64_t progress_ = 0;  // pieces done
   int64_t pending_ = 0;    // pieces that are not done
-  // When the last piece was done, or the first one requested of a disk that had none.
+  // Time when the last piece was done, or when the first piece was requested from an idle disk.
   std::chrono::steady_clock::time_point alive_at_;
   DiskCounts counts_;
   std::unique_ptr<DiskReader> reader_;  // last: its threads use all of the above

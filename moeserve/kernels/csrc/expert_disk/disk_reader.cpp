@@ -44,8 +44,8 @@ FileTime time_of(int fd) {
   return {now.st_size, now.st_mtim.tv_sec, now.st_mtim.tv_nsec};
 }
 
-// Reads the bytes [begin, end) of a file, of which those up to `needed` must be there. False sets `error`; with
-// `direct` false means that the same is to be tried without.
+// Reads the bytes [begin, end) of a file; the bytes before `needed` must exist. Returns false on failure and sets
+// `error`; with `direct`, the caller then tries again without it.
 bool read_range(int fd, bool direct, int64_t begin, int64_t end, int64_t needed, uint8_t* to,
                 std::string& error) {
   int64_t at = begin;
@@ -61,7 +61,7 @@ bool read_range(int fd, bool direct, int64_t begin, int64_t end, int64_t needed,
       return false;
     }
     at += count;
-    // A direct read goes on at a block's begin; a read that brought less than a block is left to the other way.
+    // A direct read continues at the beginning of a block. After a read of less than a block, buffered reads take over.
     if (direct && at < needed && at % kBlock != 0) {
       at = at / kBlock * kBlock;
       if (count < kBlock) return false;

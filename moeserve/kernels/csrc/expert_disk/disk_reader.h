@@ -27,8 +27,8 @@ struct DiskPiece {
   int64_t slot, panel, panels;
 };
 
-// A file's size and the time of its last change. Whoever writes into a file changes its time first, so that bytes which
-// were read before the same FileTime was seen are those of the file that was opened.
+// A file's size and the time of its last change. A write into a file changes its time first. So if the FileTime is
+// still the same after a read, the bytes belong to the file that was opened.
 struct FileTime {
   int64_t bytes = -1, seconds = 0, nanoseconds = 0;
   bool operator==(const FileTime&) const = default;
@@ -41,16 +41,16 @@ class DiskReader {
 
   // Throws std::system_error for a file that cannot be opened.
   DiskReader(const Kernels& kernels, const std::vector<std::string>& paths, int threads, OnDone on_done);
-  // Waits kPatience for reads that are under way; what a drive never answers is left behind.
+  // Waits up to kPatience for pending reads, and abandons reads that the drive does not answer.
   ~DiskReader();
   DiskReader(const DiskReader&) = delete;
 
-  // Each kind of pieces is read in the order of the files; others than urgent ones while no urgent piece waits or is read,
-  // whose read they would slow down.
+  // Urgent pieces are read first, each kind in the order of the files. Other pieces are read only while no urgent piece
+  // waits or is being read, because they would slow it down.
   void add(std::vector<DiskPiece> pieces, bool urgent);
-  // An expert's pieces become urgent.
+  // Makes an expert's pieces urgent.
   void hurry(int layer, int expert);
-  // Drops an expert's pieces that are not urgent and not begun. Returns how many.
+  // Drops an expert's pieces that are neither urgent nor begun. Returns their number.
   int cancel(int layer, int expert);
 
   int64_t busy_us();     // since the start, while at least one piece was read
@@ -72,7 +72,7 @@ class DiskReader {
     std::string path;
     FileTime time;  // when it was opened
   };
-  // What threads use that outlive their reader.
+  // Data of the threads, some of which may outlive the reader.
   struct Shared {
     ~Shared();
     Kernels kernels;

@@ -112,8 +112,8 @@ bool DiskExperts::next(DiskRun& run, const std::function<void()>& wait) {
   return true;
 }
 
-// In a step of few routes: if some of the experts are ready and some are not, prepares the products of those that are, to be
-// computed while the others are read.
+// In a step of few routes in which only some experts are ready: prepares their products, to be computed while the
+// others are read.
 bool DiskExperts::split(DiskRun& run) {
   ExpertsOp& op = run.op;
   if (std::exchange(run.is_begun, true) || run.has_waves || !op.keeps_parts() || op.lora.any() ||
@@ -183,7 +183,7 @@ std::vector<int32_t> DiskExperts::bring(int index, const std::vector<int32_t>& n
   uint64_t seen = progress_;
   bool is_late = false;
   const auto patience = std::chrono::duration_cast<Clock::duration>(patience_);
-  // A disk that was silent for long may be back: a step waits for it a little, once.
+  // A disk that did not answer for long may work again, so one step waits for it briefly.
   const Clock::time_point least = failed_.empty() ? began + patience / 10 : began;
   for (;;) {
     bool waits = false;
@@ -193,7 +193,7 @@ std::vector<int32_t> DiskExperts::bring(int index, const std::vector<int32_t>& n
       waits |= expert.state == State::kLoading || (expert.state == State::kAbsent && expert.error.empty());
     }
     if (!waits || is_late) break;
-    // From the disk's last sign of life on, so that a disk that hangs delays a step once, not at each layer.
+    // Counted from the disk's last answer, so that a hanging disk delays a step once, not at each layer.
     arrived_.wait_until(lock, std::max(least, alive_at_ + patience), [&] { return progress_ != seen; });
     is_late = progress_ == seen;
     seen = progress_;

@@ -110,8 +110,8 @@ void Handoff::serve(Team& team, uint32_t step) {
   advance(served_, step);
 }
 
-// Every thread counts the phases of every turn, including turns that are already over when it arrives, and those that a
-// layer could have but has not.
+// Every thread counts the phases of every possible turn, including turns that were over when it arrived and turns that
+// a layer does not take.
 void Handoff::serve_layer(Team& team, uint32_t step, int place) {
   constexpr int kPhases = kGatherPhases + ExpertsOp::kMostPhases;
   const int most = static_cast<int>(turns_before_[place + 1] - turns_before_[place]);
@@ -189,8 +189,8 @@ bool Handoff::is_asked(int layer, uint32_t step) const {
 Turn Handoff::prepare(int layer, uint32_t step) {
   progress_.fetch_add(1, std::memory_order_relaxed);
   const uint64_t flag = request(layer);
-  // If the GPU is a step further, it had no work for the CPU here: it never passes a request without waiting for its
-  // answer.
+  // If the GPU is already in a later step, it had no work for the CPU here: it always waits for the answer to a
+  // request.
   const uint32_t rows = static_cast<uint32_t>(flag) == step ? static_cast<uint32_t>(flag >> 32) : 0;
   if (rows == 0) return {};
   if (rows > static_cast<uint32_t>(max_tokens_)) {
@@ -270,7 +270,7 @@ uint32_t Handoff::answered(int layer) const {
   return flag<uint32_t>(answers_, layer).load(std::memory_order_acquire);
 }
 
-// The watchdog thread. Four times per timeout, but at most once a second, it checks that the work under way has
+// The watchdog thread. Four times per timeout, but at most once a second, it checks that the running work has
 // progressed. After a failure it answers every request, so that the GPU's stream can finish.
 void Handoff::watch() {
   const auto timeout = std::chrono::duration<double>(timeout_s_);
@@ -302,7 +302,7 @@ void Handoff::answer_all() {
   for (size_t layer = 0; layer < layers_.size(); ++layer) flag<uint32_t>(answers_, layer).store(1);
 }
 
-// Returns a description of what makes no progress; empty if nothing is under way.
+// Returns a description of the work that makes no progress; empty if no work is running.
 std::string Handoff::what_stands_still() {
   const uint32_t begun = begun_.load(), served = served_.load();
   const std::string seconds = " for " + std::to_string(timeout_s_) + " s";

@@ -19,8 +19,9 @@
 //   weights         f32 [tokens, top_k]        GPU          publish
 //   result          f32 [tokens, hidden]       CPU          before the answer
 //
-// Experts on disk (expert_disk/) take a layer several turns: first those that RAM has, then those that are read meanwhile, or
-// waves of them. The thread that prepares a turn waits for their reads; the layer is answered after its last turn.
+// A layer with experts on disk (expert_disk/) takes several turns: first the experts in RAM, then the ones that are
+// read meanwhile, or waves. The thread that prepares a turn waits for their reads; the layer is answered after its last
+// turn.
 //
 // Within a layer the two sides strictly alternate: the GPU publishes a layer only when the previous layer's answer has
 // come. A layer's rows and result stay unchanged while the next layer is published.
@@ -78,7 +79,7 @@ class Handoff {
   size_t layers() const { return layers_.size(); }
   // The first error; empty if there is none.
   std::string error();
-  // Gives up the work under way: the GPU's waits end, and their results are invalid.
+  // Gives up the running work: the GPU's waits end, and their results are invalid.
   void abandon(const std::string& why);
 
  private:

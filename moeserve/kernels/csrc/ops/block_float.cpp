@@ -21,7 +21,7 @@ void for_units(int threads, int64_t units, const F& f) {
   try {
     for (int64_t i = 1; i < std::min<int64_t>(threads, units); ++i) others.emplace_back(work);
   } catch (const std::system_error&) {
-    // The system gives no more threads: those that there are do all the work.
+    // The system allows no more threads: the existing ones do all the work.
   }
   work();
   for (std::thread& thread : others) thread.join();

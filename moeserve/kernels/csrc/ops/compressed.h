@@ -36,8 +36,8 @@ struct CompressedStoreOp {
 };
 
 // A compressor's weights and sizes. An entry is the sum over a block of `ratio` tokens of softmax(gate + bias) * kv, by
-// column. Overlapping: the tokens of the block before take part with the first `dim` columns of theirs, and the block's own
-// with the last.
+// column. If `overlaps`, tokens of the previous block take part with their first `dim` columns, and tokens of the block
+// itself with their last `dim` columns.
 struct Compressor {
   const float* bias;  // [ratio, width]
   int ratio, dim;
@@ -113,8 +113,8 @@ struct KeepKeysOp {
   void operator()(Team& team) const;
 };
 
-// Turns attention's output back by the angles of the row's position, which takes the entries' and tokens' own positions out
-// of it; then its int8 form.
+// Rotates attention's output back by the angles of the row's position, so that only relative positions remain; then
+// writes its int8 form.
 struct RotateBackOp {
   const Kernels* k;
   TailRotation angles;

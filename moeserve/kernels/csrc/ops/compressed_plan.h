@@ -9,8 +9,9 @@
 
 namespace moeserve {
 
-// A layer's keys have three parts: rows of entries, each in the KV slot of its block's last token; a ring for each sequence
-// state, of its last tokens' keys by position; and rows for a step's keys that would overwrite a ring's while they are read.
+// A layer's keys have three parts: rows of entries, each in the KV slot of its block's last token; a ring for each
+// sequence state, with the keys of its last tokens by position; and rows for keys of the step that would overwrite ring
+// keys which are still read.
 class CompressedPlan {
  public:
   struct Sequences {
@@ -20,7 +21,7 @@ class CompressedPlan {
     const int32_t* slot_table;  // [table_rows, table_stride]
     int64_t table_rows, table_stride;
   };
-  // Where the rows of tokens' keys lie.
+  // The places of the tokens' keys.
   struct Rings {
     int64_t first;  // row of slot 0's ring
     int rows;       // of a ring, at least the window's

@@ -16,11 +16,12 @@ struct DeltaHeads {
   bool tiled;
   // Kimi Delta Attention: each dimension of a key head has its own decay. q, k and v have the same number of heads.
   bool kimi;
-  // Mamba-2 (mamba2.h): q and k are C and B of a group, v is a head's x; the state takes k (beta * v)^T without reading
-  // itself, and q and k are not normalised.
+  // Mamba-2 (mamba2.h): q and k are C and B of a group, v is a head's x; k (beta * v)^T is added to the state without
+  // reading it, and q and k are not normalised.
   bool mamba2;
   bool sigmoid;  // the output's gate is a sigmoid in place of SiLU
-  float bound;   // Kimi: the least logarithm of a decay, which then is a sigmoid times it; 0: there is none
+  float
+      bound;  // Kimi: lower bound of a decay's logarithm, which is then a sigmoid times the bound; 0: no bound
   int64_t channels() const { return int64_t{2} * key_heads * key_dim + int64_t{value_heads} * value_dim; }
   int64_t delta_values() const { return int64_t{value_heads} * key_dim * value_dim; }
   int decays_of_head() const { return kimi ? key_dim : 1; }

@@ -3,7 +3,7 @@
 namespace moeserve {
 
 // Part of a step's experts, in ascending order of their ids, when they do not all fit into slots at once. Each wave
-// continues the sums of the one before, so that the bits are those of a single operation.
+// continues the sums of the previous one, so that the bits equal a single operation's.
 struct Wave {
   int first = 0;          // of the active experts
   int count = -1;         // -1: all

@@ -162,7 +162,7 @@ void ExpertsOp::activate(float* g, const float* u, int n) const {
     return k->swiglu_oai(g, u, n, options.limit, options.alpha, g);
   if (options.activation == Activation::kGelu) return k->gelu_mul(g, u, n, g);
   if (options.activation == Activation::kRelu) return k->relu_mul(g, u, n, g);
-  // SiLU falls below 0 only where gates are negative: the SiLU of a gate of at most the limit is at most the limit's.
+  // SiLU is negative only for negative gates, so SiLU(min(gate, limit)) = min(SiLU(gate), SiLU(limit)).
   const float limit = options.limit;
   const float most_silu =
       options.activation == Activation::kClampedSilu ? limit / (1.0f + std::exp(-limit)) : limit;

@@ -3,7 +3,7 @@
 namespace moeserve {
 namespace {
 
-// One row of GatherOp.
+// Gathers one row of GatherOp.
 void gather_row(const GatherOp& op, Team& team, const float* x, const int32_t* order, int64_t to) {
   const int64_t cols = op.out.cols;
   float* row = op.out.f32 != nullptr ? op.out.f32 + to * cols

@@ -18,8 +18,8 @@ void IndexBlocksOp::prepare_queries(int64_t row, int position) const {
   }
 }
 
-// Makes the index key of the block whose last key this is. The keys before are read from their slots even if they are
-// of this step, so that they are rounded however the sequence is cut into steps.
+// Makes the index key of the block whose last key this is. Earlier keys are read from their slots, even keys of this
+// step, so that they are rounded alike however the sequence is divided into steps.
 void IndexBlocksOp::complete(int64_t row, int position, const int32_t* slots) const {
   alignas(64) float key[kMostIndexDim], one[kMostIndexDim];
   std::fill_n(key, dim, 0.0f);

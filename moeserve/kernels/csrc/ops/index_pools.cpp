@@ -16,8 +16,8 @@ void IndexPoolsOp::keep(int64_t row, int64_t slot, bool completes) const {
   k->to_half(gates + row * dim, dim, kept + dim);
 }
 
-// Makes the index key of the block whose last key this is. The other keys and all gates are read from their slots even if
-// they are of this step, so that they are rounded however the sequence is cut into steps.
+// Makes the index key of the block whose last key this is. The other keys and all gates are read from their slots, even
+// those of this step, so that they are rounded alike however the sequence is divided into steps.
 void IndexPoolsOp::complete(int64_t row, int position, const int32_t* slots) const {
   alignas(64) float most[kMostIndexDim], sum[kMostIndexDim], total[kMostIndexDim], kept[2 * kMostIndexDim];
   std::fill_n(most, dim, -INFINITY);

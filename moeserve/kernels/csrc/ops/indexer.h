@@ -36,8 +36,8 @@ struct IndexStoreOp {
 
 // Normalises, rotates and stores the index keys of blocks of a plan's keys, and normalises and rotates the rows' queries.
 // Norms are RMSNorms; the first `rotary` numbers of a head rotate, as halves. A block's index key is the mean of its
-// keys, rotated as at its first position, in the slot of its last key. Until the block is complete, its slots have the
-// keys as they are.
+// keys, rotated as at its first position, in the slot of its last key. Until the block is complete, its slots hold the
+// unchanged keys.
 struct IndexBlocksOp {
   const Kernels* k;
   const AttentionPlan* plan;
@@ -63,8 +63,8 @@ struct IndexBlocksOp {
   void complete(int64_t row, int position, const int32_t* slots) const;
 };
 
-// Stores what the index keys of a plan's blocks are made of, and the index key of each block that the rows complete: a
-// weighted mean of its normalised keys, in the first half of its last key's slot. A slot has a token's key and gate.
+// Stores the rows' keys and gates, and the index key of each block that the rows complete: a weighted mean of its
+// normalised keys, in the first half of its last key's slot. A slot holds a token's key and gate.
 struct IndexPoolsOp {
   const Kernels* k;
   const AttentionPlan* plan;

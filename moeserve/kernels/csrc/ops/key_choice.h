@@ -12,8 +12,8 @@ namespace moeserve {
 struct ChoiceRule {
   int top = 0;    // blocks chosen per row; 0: rows attend to all keys
   int block = 1;  // keys of a block
-  // 0: a block has one index key, in the slot of its last key. Else every key has one, a block's score is the highest
-  // of its keys', this many last blocks of a row are chosen in any case, and each KV head chooses.
+  // 0: a block has one index key, in the slot of its last key. Above 0: every key has one, a block's score is the
+  // highest of its keys' scores, a row always attends to its last `local` blocks, and each KV head chooses.
   int local = 0;
   bool by_head() const { return local > 0; }
 };
@@ -48,7 +48,7 @@ struct KeyChoice {
   int heads = 1;          // choices per row: one for all KV heads, or one for each
   bool has_lists = true;  // false: the owner keeps the chosen keys elsewhere
 
-  // A row scores the blocks before its tail, which it attends to in any case: the local blocks, or an incomplete one.
+  // A row scores the blocks before its tail: the local blocks, or an incomplete block, to which it always attends.
   int blocks(int position) const {
     return rule.local > 0 ? std::max(0, position / rule.block + 1 - rule.local) : (position + 1) / rule.block;
   }
@@ -56,7 +56,7 @@ struct KeyChoice {
   int first_choosing() const {
     return rule.local > 0 ? (rule.top + rule.local) * rule.block : (rule.top + 1) * rule.block - 1;
   }
-  // Keys of the list of the row at `position`: the chosen blocks', then those of the tail.
+  // Number of keys in the list of the row at `position`: the chosen blocks' keys, then the tail's.
   int list_length(int position) const {
     return rule.top * rule.block + position + 1 - blocks(position) * rule.block;
   }

@@ -1,4 +1,4 @@
-// Who does which piece of a Mamba-2 layer. The arithmetic of a step is in mamba2.inl.
+// Divides a Mamba-2 layer among threads. The arithmetic of a step is in mamba2.inl.
 #include "mamba2.h"
 
 #include <cmath>

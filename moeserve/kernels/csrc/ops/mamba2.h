@@ -1,6 +1,6 @@
-// The Mamba-2 recurrence of a step's sequences on the CPU pool: mamba2/reference.py has the arithmetic. Recurrent, token by
-// token, for prompts too, as delta_net.h's: the states are a small part of a token's work, and of a chunk's products none
-// is smaller than what they replace.
+// The Mamba-2 recurrence of a step's sequences on the CPU pool: mamba2/reference.py has the arithmetic. Prompts too are
+// computed token by token, as in delta_net.h: the states are a small part of a token's work, and a chunk's products
+// would not be smaller than the steps they replace.
 #pragma once
 
 #include "delta_net.h"

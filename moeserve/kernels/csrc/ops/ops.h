@@ -30,7 +30,7 @@ class Matrix {
   const size_t panel_bytes;
   const size_t bytes;
   const int nodes;
-  // [experts, cols], kept by the caller: stored column j is column order[j] of the input. nullptr: as they come.
+  // [experts, cols], kept by the caller: stored column j is column order[j] of the input. nullptr: same order.
   const int32_t* order = nullptr;
   bool integer() const { return type_info(type).integer; }
   bool packed() const { return file_rows_ == nullptr; }
@@ -88,7 +88,7 @@ struct EmbedOp {
   void operator()(Team& team) const;
 };
 
-// Up to this many numbers, one thread computes a norm or the like as fast as all threads can synchronise.
+// Up to this many numbers, one thread computes a norm or similar operation as fast as all threads can synchronise.
 constexpr int64_t kSmallNumbers = 4096;
 
 // y[i] = rms_norm(x[rows[i]]) * w; rows nullptr: row i. With `centered`, layer_norm.
@@ -309,8 +309,8 @@ struct ExpertsOp {
   int most_rows = 0;
   // Terms of the rows' adapters. If an adapter changes down, h has both forms.
   ExpertLora lora = {};
-  // Of experts in slots (expert_disk/): the matrices have slots, `slots` [experts] says which slot has an expert, and
-  // `experts` how many there are; 0: the matrices have all experts, by id.
+  // For experts in slots (expert_disk/): the matrices hold slots, `slots` [experts] has each expert's slot, and
+  // `experts` is their number; 0: the matrices hold all experts, by id.
   const int32_t* slots = nullptr;
   int experts = 0;
   Wave wave = {};
@@ -339,15 +339,15 @@ struct ExpertsOp {
     int begin, end;
   };
   BytesAhead down_first(const Team& team) const;
-  // Reads the rows once: a late thread may see those of any later layer, with more experts.
+  // Reads the rows once: a late thread may see the rows of any later layer, with more experts.
   Rows rows_of(int expert) const;
   int active_expert(int64_t rank) const;
   int64_t num_experts() const { return slots != nullptr ? experts : gate->experts; }
-  // Where the matrices have an expert. A thread that comes late may ask for one that this layer has in no slot.
+  // Returns an expert's place in the matrices. A late thread may ask for an expert that is in no slot of this layer.
   int64_t place_of(int expert) const { return slots != nullptr ? std::max(slots[expert], 0) : expert; }
   int num_active() const { return wave.count < 0 ? active[0] : wave.count; }
   Rows wave_rows() const;                              // of h
-  float* begin_sums(Team& team, int64_t panel) const;  // [n, 32]: zeros, or what the wave before has left
+  float* begin_sums(Team& team, int64_t panel) const;  // [n, 32]: zeros, or the previous wave's sums
   void activate(float* g, const float* u, int n) const;
   // The factor of the route's output.
   float weight_of(int route) const { return options.weighs_input ? 1.0f : weights[route]; }

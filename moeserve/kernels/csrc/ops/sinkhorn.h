@@ -15,8 +15,8 @@ struct SinkhornMix {
   int iterations;
 };
 
-// y[i] = RMSNorm(sum over s of before[s] * x[rows[i], s]) * norm. The weights with which the block's output is added, and
-// the streams mixed, go to `weights`.
+// y[i] = RMSNorm(sum over s of before[s] * x[rows[i], s]) * norm. Writes the weights for adding the block's output and
+// for mixing the streams to `weights`.
 struct ReadStreamsOp {
   const Kernels* k;
   const float*

@@ -9,7 +9,7 @@ namespace {
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
-// Moves the rows of a state on by `moved` inputs: source(i) is the i-th input behind it.
+// Advances a state's rows by `moved` inputs; source(i) is the i-th input after the state.
 template <class Source>
 void move_on(float* state, int64_t stride, int kept, int moved, int width, Source&& source) {
   for (int j = 0; j < kept; ++j) {

@@ -1,6 +1,6 @@
 // A residual of several streams (hyper-connections), and the n-gram embeddings that are added to it:
-// kernels/streams/reference.py and kernels/ngrams/reference.py have the arithmetic. `streams` of `hidden` numbers lie one
-// behind the other in a row.
+// kernels/streams/reference.py and kernels/ngrams/reference.py have the arithmetic. A row has `streams` streams of
+// `hidden` numbers, one after another.
 #pragma once
 
 #include "delta_net.h"
@@ -20,7 +20,7 @@ struct StreamNormOp {
   void operator()(Team& team) const;
 };
 
-// out[t] = silu(x[t] * factor), quantised too where out has room. x is overwritten.
+// out[t] = silu(x[t] * factor), also quantised if out has the int8 form. x is overwritten.
 struct ScaledSiluOp {
   const Kernels* k;
   float* x;
@@ -53,8 +53,8 @@ struct InjectOp {
   void operator()(Team& team) const;
 };
 
-// How far each stream lets a token's n-gram value in: factors[t, s] = sigmoid(root(key . query / sqrt(hidden))) with
-// root(g) = sign(g) sqrt(|g|). key becomes the norm of what is let in, factors[t, s] * value[t].
+// The gates of a token's n-gram value into each stream: factors[t, s] = sigmoid(root(key . query / sqrt(hidden))) with
+// root(g) = sign(g) sqrt(|g|). key is overwritten by the norm of factors[t, s] * value[t].
 struct NgramGateOp {
   const Kernels* k;
   const float* x;                                  // [n, streams * hidden]: what query is the norm of
@@ -90,8 +90,8 @@ struct NgramConvOp {
   void convolve(int sequence, int64_t channel) const;
 };
 
-// Moves states that are windows of inputs (NgramConvOp's, ShortConvOp's) on by each sequence's first accepted[i] drafts, whose
-// inputs lie in pending from first[i] on.
+// Advances states that are windows of inputs (NgramConvOp's, ShortConvOp's) by each sequence's first accepted[i]
+// drafts, whose inputs are in pending from first[i] on.
 struct CommitWindowsOp {
   float* states;
   int64_t slot_values, channels;

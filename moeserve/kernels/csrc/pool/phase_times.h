@@ -1,5 +1,5 @@
-// Records when a thread entered each phase, ran out of units to begin, and found the phase over: where a step's time
-// goes.
+// Records, to show where a step's time goes, when a thread entered each phase, ran out of units to begin, and found the
+// phase over.
 #pragma once
 
 #include <atomic>

@@ -223,7 +223,7 @@ class Pool {
   uint64_t recomputed() const { return recomputed_.load(std::memory_order_relaxed); }
   // Operations whose weights a thread prefetched while it waited in an earlier one. Callable at any time.
   uint64_t fetched_ahead() const { return fetched_ahead_.load(std::memory_order_relaxed); }
-  // From now on each thread records the times of up to `room` phases; 0: none. Only while the pool is idle.
+  // Makes each thread record the times of up to `room` phases; 0: none. Call it only while the pool is idle.
   void time_phases(size_t room);
   const std::vector<PhaseTime>& phase_times(int thread) const { return teams_[thread]->times_.all(); }
   const std::vector<std::string>& operation_names() const { return operation_names_; }

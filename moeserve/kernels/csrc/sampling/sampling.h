@@ -28,11 +28,11 @@
 // temperature where that has been applied. (So top_k and min_p commute, and it does not matter that vLLM applies min_p
 // first.)
 //
-// A row with a NaN or +inf, or with nothing but -inf, is not sampled: token_id kNotFinite. -inf masks a token. Nor is
-// one of which the masks leave nothing: kNoneAllowed.
+// A row with a NaN or +inf, or with nothing but -inf, is not sampled: token_id kNotFinite. -inf masks a token. Nor is a
+// row in which the masks allow no token: kNoneAllowed.
 //
-// Weights have a relative error of 1.2e-7 and are summed in double. Where top_p falls as close to a
-// token's border, the token may go to either side, though always to the same one.
+// Weights have a relative error of 1.2e-7 and are summed in double. If top_p falls that close to a token's border, the
+// token may be kept or dropped, but always the same way.
 #pragma once
 
 #include <cstdint>

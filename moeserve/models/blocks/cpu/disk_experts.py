@@ -35,7 +35,7 @@ class CpuDiskExperts:
         pinned: Sequence[Iterable[int]] | None = None,
     ) -> None:
         """layers: the model's layers; some have experts on disk. pinned: by layer, the experts that stay in RAM; None:
-        no expert does. Raises ModelError for a file that cannot be opened or read, or is not the one that was
+        no expert does. Raises ModelError for a file that cannot be opened or read, or that was replaced since it was
         loaded."""
         self._stream = stream
         self._shapes, self._layers, self._eps = shape.loaded_layers, layers, shape.rms_eps

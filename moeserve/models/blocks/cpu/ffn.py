@@ -1,5 +1,4 @@
-"""The feed-forward of y = norm(x), on the pool's stream. In a parallel layer y is the one that the token mixer has
-computed.
+"""The feed-forward of y = norm(x), on the pool's stream. In a parallel layer the token mixer has already computed y.
 
 A mixture of experts gives the weighted sum over the chosen experts of down(activation(gate y, up y)), plus the
 shared expert's output. A layer without experts has a single feed-forward. The result is added to `out` or

@@ -184,7 +184,7 @@ class CpuLayers:
         add_ngrams(self._stream, w, self._shape, state, batch, self._space, pending)
 
     def _ngram_state(self, index: int) -> StateLayer:
-        """Returns the state of the layer's n-gram convolution, which lies behind the recurrence's state."""
+        """Returns the state of the layer's n-gram convolution, which follows the recurrence's state."""
         state, recurrence = self._states[index], self._shapes[index].recurrence
         return StateLayer(
             state.states, state.first + (0 if recurrence is None else recurrence.heads.state_values)

@@ -158,8 +158,8 @@ class ExpertRun(NamedTuple):
         return s.quads is not None and self._is_plain(s) and takes_quads(e.gate, e.up, e.down)
 
     def _is_plain(self, s: GpuWorkspace) -> bool:
-        """Returns whether the products may take activations in an order of their own. Rows with adapters do not:
-        adapters need the ordinary layout. Nor do gathered inputs: such orders have a row for each token."""
+        """Returns whether the products may reorder activations. They may not with adapters, which need the ordinary
+        layout, nor with gathered inputs: reordered activations have one row per token, gathered ones one per route."""
         is_routed = self.blocks is s.blocks  # `s.integers` and `s.quads` have blocks for all experts
         return is_routed and self.adapters is None and self.gathered is None
 

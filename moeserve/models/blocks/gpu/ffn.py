@@ -154,8 +154,8 @@ class GpuFfnBlock:
         rows: Tensor | None,
         exact: Tensor | None = None,
     ) -> None:
-        """Launches x += pending output of layer `index`, and y = norm of that, or that itself. With `rows`, only for
-        these rows, and x stays unchanged. exact: `GpuFfnInputs.exact` of the next layer."""
+        """Launches x += the pending output of layer `index`, then y = norm(x), or y = x if the weight has no norm. With
+        `rows`, only for these rows, and x stays unchanged. exact: `GpuFfnInputs.exact` of the next layer."""
         if isinstance(weight, GpuStreams):
             assert rows is None  # the head reads streams that are complete
             self.inputs.read_streams(weight, self.outputs.pending(index, s), s, count, y, exact)
@@ -193,8 +193,8 @@ class GpuFfnBlock:
         self, index: int, moe: GpuMoe, local_expert_ids: Tensor, s: GpuWorkspace, count: Tensor
     ) -> None:
         """Launches the experts of a layer that shares them with the pool: the pool computes its experts while the
-        GPU computes its own, then the streamed ones (not in a graph). If the pool takes part in a step, it expects a
-        call for every layer, even those without work for it."""
+        GPU computes its own, then the streamed ones (not in a graph). If the pool takes part in a step, every layer
+        must call it, even with no work for it."""
         stream = self.ram.expert_stream if self.ram.streamed[index] else None
         routes, top_k = self.outputs.routes(index, s), self._shapes[index].num_routes
         ids = routes.expert_ids[:, :top_k]
@@ -248,8 +248,8 @@ class GpuFfnBlock:
     def _gathered(
         self, index: int, moe: GpuMoe, ids: Tensor, s: GpuWorkspace, count: Tensor
     ) -> GpuActivations | None:
-        """Launches the gathering of the experts' input by route; returns None if their columns have no order. ids:
-        the layer's, wherever the experts are."""
+        """Launches the gathering of the experts' input by route; returns None if their columns have no order. ids: the
+        layer's expert ids, including experts elsewhere."""
         if moe.order is None:
             return None
         return in_order(self.inputs.of_experts(index, s), moe.order, count, s.dense, ids)

@@ -47,8 +47,8 @@ class GpuFfnInputs:
         return self._shapes[index].is_parallel or self.fuses_router_norm(index, s)
 
     def exact(self, index: int, s: GpuWorkspace) -> Tensor | None:
-        """Returns where the norm before the layer writes its input in float32, which the feed-forward of a parallel
-        layer reads beside s.y; None: nowhere."""
+        """Returns the buffer into which the norm before the layer also writes its result in float32, for the
+        feed-forward of a parallel layer; None if it need not."""
         return s.router_input if self._shapes[index].is_parallel and s.router_input is not s.y.x else None
 
     def sandwich(self, index: int) -> SandwichNorms | None:
@@ -71,7 +71,8 @@ class GpuFfnInputs:
         return self.part_norms(index) is not None or (moe is not None and moe.weighs_input)
 
     def norm(self, index: int, weight: GpuInput, s: GpuWorkspace, count: Tensor) -> None:
-        """Launches y = norm of x with the attention's output, or what the feed-forward reads of several streams."""
+        """Launches y = norm(x + the attention's output); with a residual of several streams, y = the feed-forward's
+        reading of the streams."""
         exact, norms = None if s.router_input is s.y.x else s.router_input, self.sandwich(index)
         if isinstance(weight, GpuStreams):
             mixed = PendingSum(s.output, None, None, None)
@@ -91,7 +92,7 @@ class GpuFfnInputs:
         y: GpuActivations,
         exact: Tensor | None,
     ) -> None:
-        """Launches x += pending, and y = what a block reads of the residual's streams."""
+        """Launches x += pending, and y = a block's reading of the residual's streams."""
         assert s.streams is not None
         read_streams(w, self._eps, s.x, pending, None, count, s.streams, y, exact, s.dense)
 

@@ -1,6 +1,6 @@
 """Router choices replayed from a trace, for measurements with random weights, whose own choices have no locality.
 
-A CUDA graph still computes the router's logits, then takes the trace's in their place. The choice of experts, their
+A CUDA graph still computes the router's logits, then replaces them by the trace's. The choice of experts, their
 weights and the counts follow as usual, without a further kernel. `choose` sets the trace's step before each step.
 """
 

@@ -126,7 +126,7 @@ class GpuLayers:
         self._add_and_norm(0, s, mixer.norm, count)
 
     def store(self, index: int, batch: GpuBatch, s: GpuWorkspace) -> None:
-        """Launches the keys and values of an attention layer alone. Reads s.y, the norm of x."""
+        """Launches only the keys and values of an attention layer. Reads s.y, the norm of x."""
         w, mixer = self._layers[index].mixer, self._shape.layers[self._first_layer + index].mixer
         if isinstance(mixer, AttentionShape):
             assert isinstance(w, GpuAttention)
@@ -147,19 +147,19 @@ class GpuLayers:
         add_ngrams(w, self._shape, of_ngrams, batch.states, batch.count, s)
 
     def _take_over(self, index: int, layer: GpuLayer, s: GpuWorkspace, count: Tensor) -> None:
-        """Prepares the feed-forward of a layer without a mixer. What the previous layer's mixer left in s.output is
-        added by its norm, as if both were one layer; if that layer had a feed-forward, s.output becomes 0."""
+        """Prepares the feed-forward of a layer without a mixer. If the previous layer had no feed-forward, this layer's
+        norm adds the mixer output that it left in s.output, as if both were one layer. Otherwise s.output becomes 0."""
         if index and self._layers[index - 1].ffn is None:
             return
         if index:
             assert layer.ffn is not None
             assert layer.ffn.norm is not None
-            self._add_and_norm(index, s, layer.ffn.norm, count)  # for x alone
+            self._add_and_norm(index, s, layer.ffn.norm, count)  # only to complete x
         s.output.zero_()
 
     def _add_and_norm(self, index: int, s: GpuWorkspace, weight: GpuInput, count: Tensor) -> None:
-        """Launches y = norm of x, x itself, or what a block reads of several streams, after adding the previous
-        layer's pending output."""
+        """Launches x += the previous layer's pending output, then y = norm(x), y = x, or y = a block's reading of
+        several streams."""
         y, exact = s.y, self._ffn.inputs.exact(index, s)
         if isinstance(weight, GpuStreams) and (index == 0 or self._layers[index].ngrams is not None):
             self._ffn.inputs.read_streams(weight, None, s, count, y, exact)

@@ -1,4 +1,4 @@
-"""Launches what the adapters of a step's rows add to the products of one layer."""
+"""Launches the terms that the adapters of a step's rows add to the products of one layer."""
 
 from __future__ import annotations
 

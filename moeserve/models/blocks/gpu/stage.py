@@ -34,7 +34,7 @@ class Stage:
     def __init__(self, link: StageLink, rank: int, num_ranks: int) -> None:
         self._link = link
         self._sent: list[tuple[int, int]] = []
-        self._is_alone = False  # for timing this rank alone: it neither sends nor waits
+        self._is_alone = False  # while this rank is timed by itself: it neither sends nor waits
         self.is_first = rank == 0
         self._is_last = rank == num_ranks - 1
         rows = len(link.inbox)
@@ -53,7 +53,7 @@ class Stage:
         return self._link.is_one_sided
 
     def be_alone(self, *, alone: bool) -> None:
-        """Switches sending and waiting off (alone) or on again."""
+        """Switches sending and waiting off (alone=True) or on again."""
         self._is_alone = alone
 
     def begin(self, part: StepPart, size: int) -> None:

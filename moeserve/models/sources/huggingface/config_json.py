@@ -15,7 +15,7 @@ from moeserve.models.sources.gguf.metadata import MetadataValue
 
 from .mapping import DEFAULTED, HuggingFaceMapping
 
-_ROPE_KEYS = {  # settings of each rope_type, besides those that all types have
+_ROPE_KEYS = {  # settings of each rope_type, in addition to the ones of all types
     "default": set[str](),
     "yarn": {"original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"},
     "linear": set[str](),

@@ -1,4 +1,4 @@
-"""Matrices that a checkpoint has in one tensor, one behind the other, cut into those of a GGUF."""
+"""Splits tensors in which a checkpoint has several matrices, one after another, into the matrices of a GGUF."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama 3's RoPE scaling: slow frequencies are divided, fast ones unchanged, those in between interpolated. A GGUF
+"""Llama 3's RoPE scaling: slow frequencies are divided, fast ones unchanged, the ones in between interpolated. A GGUF
 stores the divisors as a tensor."""
 
 from __future__ import annotations

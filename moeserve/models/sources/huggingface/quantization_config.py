@@ -73,8 +73,8 @@ def _refuse(path: Path, what: str) -> ModelError:
 
 
 def _auto_round(path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns auto-round's settings as those of GPTQ or AWQ. It packs as AWQ, or as GPTQ in either form: zero points
-    less 1 only where the format's name says `gptq`. Versions before 0.4.3 name the format as `backend`."""
+    """Returns auto-round's settings translated to GPTQ's or AWQ's. It packs as AWQ, or as GPTQ in either form: zero
+    points less 1 only where the format's name says `gptq`. Versions before 0.4.3 name the format as `backend`."""
     backend = str(settings.get("backend"))  # of later versions: what transformers computes with
     form = settings.get("packing_format") or (backend if backend.startswith("auto_round") else "auto")
     data_type = settings.get("data_type") or "int"

@@ -91,8 +91,8 @@ def stored_as(names: Mapping[str, str]) -> Made:
 
 
 def named_by_kind(theirs: str, mark: str, with_mark: str, without: str) -> Made:
-    """Returns a function that yields a matrix under one of two names of a GGUF: that of layers that have the tensor
-    `mark`, which must not be used yet, or of those without."""
+    """Returns a function that yields a matrix under one of two GGUF names: one for layers that have the tensor `mark`
+    (which must not be used yet), the other for layers without it."""
 
     def made(
         path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]

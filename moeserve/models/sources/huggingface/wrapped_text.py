@@ -11,7 +11,7 @@ from .layer_settings import DEEP_LAYERS
 from .safetensors_file import StoredTensor
 
 TEXT_CONFIG = "text_config"
-# Prefixes of the text's tensors -> without the wrapper. Names that have none of them stay as they are.
+# Prefixes of the text's tensors -> without the wrapper. Other names stay unchanged.
 _TEXT = {
     "model.language_model.": "model.",
     "language_model.model.": "model.",
@@ -49,7 +49,7 @@ def inner_model_type(config: Mapping[str, Any]) -> str | None:
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns config.json's content as that of the text model."""
+    """Returns the part of config.json that describes the text model."""
     inner = config.get(TEXT_CONFIG)
     if not isinstance(inner, dict):
         return dict(config)

@@ -117,7 +117,7 @@ def _blocks(kind: QuantType, shape: tuple[int, int], bits: int, integers: Intege
 
 
 def _float_bits(scales: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
-    """Returns the bits of float32 or bfloat16 numbers as those of float32."""
+    """Returns the bits of float32 or bfloat16 numbers, converted to float32's bits."""
     return scales.astype(np.uint32) << np.uint32(0 if scales.dtype.itemsize == 4 else 16)
 
 

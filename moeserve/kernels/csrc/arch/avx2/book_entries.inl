@@ -1,7 +1,7 @@
-// Entries of codebooks, loaded one by one: gathers take longer (docs/results/cpu-engine.md).
+// Loads entries of codebooks one by one, because gathers take longer (docs/results/cpu-engine.md).
 
-// One entry's indices for eight rows, in registers: as many loads of single indices would take the load units as long
-// as the entries themselves.
+// One entry's indices for eight rows, in registers. Loading the indices one by one would occupy the load units as long
+// as loading the entries does.
 template <Type T>
 struct EightIndices {
   static constexpr bool kAreBytes = kQuantType<T>.book.entries == 256;  // as they are in the panel
@@ -10,7 +10,7 @@ struct EightIndices {
   explicit EightIndices(const void* p) {
     std::memcpy(&first, p, 8);
     if constexpr (!kAreBytes) std::memcpy(&second, static_cast<const uint8_t*>(p) + 8, 8);
-    // Otherwise GCC loads them again one by one.
+    // Without this, GCC loads the indices again one by one.
     asm("" : "+r"(first));
     if constexpr (!kAreBytes) asm("" : "+r"(second));
   }
@@ -41,7 +41,7 @@ class BookIndices {
     }
   }
 
-  // Of rows 8 * octet and following.
+  // The indices of rows 8 * octet to 8 * octet + 7.
   EightIndices<T> eight(int entry, int octet) const {
     if constexpr (EightIndices<T>::kAreBytes) {
       return EightIndices<T>(bytes_ + 16 * entry + 8 * octet);
@@ -56,7 +56,7 @@ class BookIndices {
   const uint8_t* bytes_;
   alignas(32) uint16_t words_[EightIndices<T>::kAreBytes ? 1 : kEntries][16];
 
-  // The bits of an entry's indices from the ninth on, for 16 rows.
+  // The index bits above the low eight of one entry, for 16 rows.
   template <int Entry>
   static __m256i above(const BookParts<T>& parts, __m256i high) {
     if constexpr (k.signs == Signs::High7) {
@@ -98,7 +98,7 @@ inline void load_entries(const EightIndices<T>& at, __m256i (&entries)[kEntryVec
   }
 }
 
-// Takes the first and the second words of the rows' 64 bits apart, in the order of the rows.
+// Separates the first and second words of the rows' 64 bits, in the order of the rows.
 inline void words_apart(const __m256i (&rows)[2], __m256i& first, __m256i& second) {
   const __m256 a = _mm256_castsi256_ps(rows[0]), b = _mm256_castsi256_ps(rows[1]);
   first = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));

@@ -1,11 +1,11 @@
-// Products of few tokens with types with codebooks: summed while entries are loaded. Signs are given to the
-// activations, so that entries stay as small as they are and more of their products fit in 16 bits.
+// Products of few tokens with codebook types, summed while entries are loaded. Signs are applied to the activations,
+// not the entries: unsigned entries are smaller, so that more of their products fit in 16 bits.
 
-// With more tokens, storing signed codes pays, and earlier where several of their products fit in 16 bits.
+// With more tokens, storing signed codes pays; the limit is lower if several of their products fit in 16 bits.
 template <class F>
 constexpr int kMostBookTokens = quads_in_16_bits(F::kMostCode) == 1 ? 4 : 2;
 
-// The format as these products see it: entries with signs have no zero point.
+// The format with unsigned entries, which have no zero point.
 template <class F>
 struct SignedEntries : F {
   static constexpr int kZero = F::type.book.has_delta() ? F::type.book.zero() : 0;
@@ -32,7 +32,7 @@ inline __m256i spread_to_columns(__m256i words) {
   return _mm256_shuffle_epi8(words, from);
 }
 
-// What a half's group adds to its entries, 32 bits a row: signs, or the bytes with deltas.
+// A half's group's signs, or its bytes with deltas: 32 bits per row.
 template <Type T>
 inline VI entry_signs(const BookParts<T>& parts) {
   constexpr Codebook k = kQuantType<T>.book;
@@ -71,7 +71,7 @@ inline __m256i broadcast_entry(const int8_t* x) {
   return _mm256_set1_epi64x(eight);
 }
 
-// The sums of eight rows and N tokens: lo and hi as `added` takes them.
+// The sums of eight rows and N tokens; lo and hi are arguments of `added`.
 template <class F, int N>
 inline void octet_sums(const BookIndices<F::kType>& indices, int octet, __m256i signs,
                        const int8_t* const (&x)[N], __m256i (&lo)[N], __m256i (&hi)[N]) {
@@ -117,7 +117,8 @@ inline void octet_sums(const BookIndices<F::kType>& indices, int octet, __m256i 
   });
 }
 
-// An eighth of a group's entries, added or subtracted for all columns of a row: once the sum of the activations.
+// The term of the deltas: an eighth is added or subtracted for all columns of an entry, so it is a multiple of the sum
+// of the activations.
 template <Type T>
 inline VI group_deltas(const BookParts<T>& parts, const GroupMeta& meta) {
   const VI sign = or_i(sub_i(set_i(0), shr_i<7>(load_u8(parts.high + 16))), set_i(1));

@@ -125,8 +125,8 @@ template <class F>
 // Panels of types with blocks of 32 columns are computed in one loop: a call per block would take a third of such a
 // small block's time (docs/results/cpu-engine.md).
 
-// N tokens, few enough for one tile. What both halves need of a token is computed once. Scales are read only when the
-// products are summed, because the products need the registers.
+// N tokens, few enough for one tile. Values of a token that both halves use are computed once. Scales are read only
+// when the products are summed, because the products need the registers.
 template <class F, int N>
 [[gnu::noinline, gnu::flatten]] void panel_of_few(const uint8_t* panel, const uint8_t* end,
                                                   const uint8_t* next, int64_t cols, const void* const* rows,

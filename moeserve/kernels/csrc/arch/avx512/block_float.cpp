@@ -44,8 +44,8 @@ float quantize(const float* x, int64_t stride, int n, float norm, int16_t* codes
   return factor > 0.0f ? 1.0f / factor : 0.0f;
 }
 
-// sums[r][v] = sum over pairs p of row r's pair times 16 columns of pairs, at columns + p * step + v * apart. A function of
-// its own that ends by storing the sums: where GCC sees what becomes of them, it stores them in each turn of the loop.
+// sums[r][v] = sum over pairs p of row r's pair times 16 columns of pairs, at columns + p * step + v * apart. A
+// separate function that ends by storing the sums: if GCC sees how they are used, it stores them in every iteration.
 template <int Rows, int Vectors>
 [[gnu::noipa]] void tile(const int16_t* x, int64_t x_stride, const int16_t* columns, int step, int apart,
                          int pairs, __m512i* sums) {
@@ -116,7 +116,7 @@ inline __m512 exp2_ps(__m512 x) {
 }
 inline float exp2_of(float x) { return _mm512_cvtss_f32(exp2_ps(_mm512_set1_ps(x))); }
 
-// A unit's memory.
+// The working memory of a unit.
 struct Attention {
   int16_t q[kRowGroup * kFloatBlock];
   int16_t weights[kTile * kKeyBlock];

@@ -2,7 +2,7 @@
 // instruction looks up 64 bytes, where a gather takes as long as ten of them for 16 words.
 //
 // The codes of 16 columns come in another order than panel_layout.h's: byte 4 r + b of quad i belongs to row r and
-// column 4 b + i. A row's activations are turned round likewise; integer sums do not depend on the order.
+// column 4 b + i. A row's activations are reordered in the same way; integer sums do not depend on the order.
 
 #include "arch/shared/token_group.inl"
 
@@ -16,15 +16,15 @@ constexpr ByteOrder byte_order(const Source& source) {
   for (int i = 0; i < 64; ++i) order.at[i] = static_cast<uint8_t>(source(i / 4, i % 4));
   return order;
 }
-// From 16 bytes for each of four entries to 4 bytes for each row.
+// Permutes 16 bytes for each of four entries into 4 bytes for each row.
 inline constexpr ByteOrder kByRow = byte_order([](int r, int b) { return 16 * b + r; });
-// From the bytes of four entries of 8 columns, first columns and (from 64 on) last ones, to those of entries 0 and 1,
-// and of 2 and 3.
+// Permutes the bytes of four entries of 8 columns (first columns, and from byte 64 on last columns) into the bytes of
+// entries 0 and 1, and of entries 2 and 3.
 inline constexpr ByteOrder kFirstEntries =
     byte_order([](int r, int b) { return 64 * (b % 2) + 4 * r + b / 2; });
 inline constexpr ByteOrder kLastEntries =
     byte_order([](int r, int b) { return 64 * (b % 2) + 4 * r + 2 + b / 2; });
-// From a row's four bytes, one for 8 columns, to those of columns 0 .. 15, and of 16 .. 31.
+// Permutes a row's four bytes, one for 8 columns, into the bytes of columns 0 .. 15, and of columns 16 .. 31.
 inline constexpr ByteOrder kFirstBytes = byte_order([](int r, int b) { return 4 * r + b / 2; });
 inline constexpr ByteOrder kLastBytes = byte_order([](int r, int b) { return 4 * r + 2 + b / 2; });
 
@@ -49,7 +49,7 @@ struct alignas(64) EvenSigns {
 };
 inline constexpr EvenSigns kEvenSigns;
 
-// By the signs of four columns, of which two are `first` and the next: these two in bits 3 and 7.
+// Table by the signs of four columns: the signs of column `first` and the next one, in bits 3 and 7.
 struct alignas(64) SignPairs {
   uint8_t at[64];
   constexpr explicit SignPairs(int first) : at() {
@@ -71,7 +71,7 @@ inline __m512i look_up(const uint8_t* plane, __m512i low, const __mmask64 (&abov
   }
 }
 
-// A half's group: what its quads share.
+// The data of a half's group that its quads share.
 template <Type T>
 struct BookGroup {
   static constexpr Codebook k = kQuantType<T>.book;

@@ -24,7 +24,7 @@ namespace {
 #include "arch/shared/group_gemm.inl"
 #include "arch/shared/gemm.inl"
 
-// With more tokens the look-up matters less than that activations are turned round for each panel. 2,048 entries take
+// With more tokens, look-ups save less than reordering the activations for each panel costs. 2,048 entries take
 // 32 permutations and as many blends, longer than gathers.
 constexpr int most_turned(const Codebook& k) {
   return k.columns == 4 ? 32 : k.entries > 1024 ? 0 : k.entries > 512 ? 8 : 16;

@@ -1,5 +1,5 @@
-// Gated DeltaNet and Kimi Delta Attention: the causal convolution (and that of LFM2, which is gated), and one token's step of a block of the delta state's
-// columns.
+// Gated DeltaNet and Kimi Delta Attention: the causal convolution (also LFM2's gated one), and one token's step of a
+// block of columns of the delta state.
 
 // One token of n channels (n % 16 == 0): x = silu(bias + sum_j w[j] * input[j]). The inputs are the taps - 1 entries of
 // `window`, oldest first, then x itself. The window then shifts by one token. w: rows of taps, `stride` apart; window:

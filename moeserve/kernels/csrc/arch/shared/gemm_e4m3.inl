@@ -3,8 +3,9 @@
 // A block column's products are summed without its scale, over the columns in order, and scaled once:
 //   sum = fma(w, x, sum)                         float32
 //   acc = fma(sum * -256, s, acc)
-// An e4m3 with zeros behind its mantissa is a float16 with 8 less in its exponent: the conversion is exact, small numbers too,
-// whatever the thread does with denormal ones. Panels have bytes in excess of 128, which turns the sign round.
+// An e4m3 with zeros appended to its mantissa is a float16 whose exponent is 8 too low. The conversion is exact, also
+// for small numbers, even if the thread treats denormal numbers as zero. Panels store bytes in excess-128, which
+// inverts the sign bit.
 
 constexpr float kFromHalf = -256.0f;
 
@@ -43,7 +44,7 @@ inline void e4m3_row(const uint8_t* block, const uint8_t* ahead, const float* x,
   }
 }
 
-// The same of several rows: a group of 32 columns is unpacked once for all of them.
+// The same for several rows: a group of 32 columns is unpacked once for all of them.
 template <Type T>
 inline void e4m3_rows(const uint8_t* block, const uint8_t* ahead, int64_t first_col, const void* const* rows,
                       int n, float* out) {

@@ -1,4 +1,4 @@
-// A type's packing and product: by the kind of its numbers.
+// Selects a type's packing and product by the kind of its numbers.
 
 template <Type T>
 struct ElementOf;  // of a float type

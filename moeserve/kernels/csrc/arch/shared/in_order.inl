@@ -32,7 +32,7 @@ class Header {
   const uint8_t* bytes_;
 };
 
-// Scales and mins of six bits are taken apart for all rows and groups at once, 64 of them in a vector.
+// Scales and mins of six bits are unpacked for all rows and groups at once, 64 of them in a vector.
 template <class F>
   requires(F::type.scales == StoredScales::SixBitMin)
 class Header<F> {
@@ -62,13 +62,14 @@ class Header<F> {
   alignas(64) uint8_t scales_[8 * 32], mins_[8 * 32];  // [groups][32 rows]
 };
 
-// Of the panel to be read next, where it does not follow this one in memory: a layer's gates and ups take turns. These
-// first bytes are prefetched with the last kLastBytes of this panel, because the CPU's prefetchers need some lines of a
-// new stream before they follow it. On Zen 4 such turns are read 1 to 13% faster (docs/results/cpu-engine.md).
+// First bytes of the panel to be read next, if it does not follow this one in memory: the panels of gate and up
+// alternate. These bytes are prefetched with the last kLastBytes of this panel, because the CPU's prefetchers need some
+// lines of a new stream before they follow it. On Zen 4 alternating panels are read 1 to 13% faster with it
+// (docs/results/cpu-engine.md).
 constexpr int kNextBytes = 768, kLastBytes = 4096;
 
-// A half's products come before the next half's codes are read: with both halves at once the compiler reads Q6_K's
-// lines in another order, and the prefetchers lose the stream.
+// The first half's products are computed before the next half's codes are read. With both halves at once the compiler
+// reads Q6_K's lines in another order, and the prefetchers lose the stream.
 template <class F, int N>
 [[gnu::noinline, gnu::flatten]] void panel_in_order(const uint8_t* panel, const uint8_t* end,
                                                     const uint8_t* next, int64_t cols,

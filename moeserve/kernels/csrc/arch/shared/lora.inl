@@ -1,4 +1,4 @@
-// The two small products of a low-rank adapter (LoRA): with A, and of the result with B.
+// The two small products of a low-rank adapter (LoRA): the input times A, then that times B.
 
 // out[j] = a_j . x for four rows of a, `stride` apart; n % 16 == 0. Each gives the same bits as `dot`.
 void dot_four(const float* a, int64_t stride, const float* x, int n, float* out) {
