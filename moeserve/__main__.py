@@ -11,7 +11,8 @@ OLDEST = (3, 11)  # pyproject.toml's requires-python
 
 
 def run() -> int:
-    """The exit code; 130 where Ctrl-C ended a command that does not mind it, or came while it was being loaded."""
+    """Returns the exit code; 130 if Ctrl-C ended a command that does not handle it, or came while the command was being
+    loaded."""
     open_closed_streams()
     if sys.version_info < OLDEST:
         return _wrong_python("is too old: 3.11 is needed at least")

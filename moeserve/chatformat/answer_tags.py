@@ -1,4 +1,4 @@
-"""An answer that stands in tags after the reasoning: `<answer>\n...\n</answer>`."""
+"""Parses an answer that is in tags after the reasoning: `<answer>\n...\n</answer>`."""
 
 from __future__ import annotations
 

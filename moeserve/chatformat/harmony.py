@@ -245,7 +245,7 @@ class HarmonyParser:
 
 
 def _free_text(header: str) -> str:
-    """Returns what a header says beside its tags, the role and the channel."""
+    """Returns the text of a header without its tags, the role and the channel."""
     for word in (*WORDS, _ROLE):
         header = header.replace(word, " ")
     text = header.strip()

@@ -1,4 +1,4 @@
-"""The tool that a call's name means. Models add to a name what the format or the API writes around it: a prefix such as
+"""The tool that a call's name means. Models add parts of the format or the API to a name: a prefix such as
 `functions.`, the call's number, quotes."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def offered_name(name: str, offered: Collection[str]) -> str:
 
 
 def _readings(name: str) -> Iterator[str]:
-    """Yields the name, then what is left of it without additions, the fewest first."""
+    """Yields the name, then the name without such additions, fewest removed first."""
     bare = name.strip(_AROUND)
     last = re.split(r"[./:]", _NUMBER.sub("", bare))[-1]  # of `namespace.f`
     for one in (name, bare, _NUMBER.sub("", bare)):

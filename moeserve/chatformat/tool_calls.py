@@ -98,9 +98,8 @@ class ToolCallParser:
         self._repeat = ""  # the beginning of an opening tag behind an opening tag
         self._body_is_blank = True  # the body has only white space
         self._is_closed = False  # the closing tag of the last call has come
-        self._follows_call = (
-            False  # only white space stands before the call that is being read, and a call before that
-        )
+        # Only white space stands before the call that is being read, and a call before that.
+        self._follows_call = False
 
     @property
     def in_text(self) -> bool:
@@ -143,7 +142,7 @@ class ToolCallParser:
         return has_ended
 
     def _name_tool(self, events: list[Event], known: int) -> None:
-        """Replaces the names in the events after the first `known` ones by those of the offered tools."""
+        """Replaces the names in the events after the first `known` ones by the offered tools' names."""
         for at in range(known, len(events)):
             event = events[at]
             if isinstance(event, CallStart):
@@ -217,7 +216,7 @@ class ToolCallParser:
         self._body = self._new_body(self._num_calls)
 
     def _push_body(self, text: str, events: list[Event]) -> None:
-        """Gives the text to the call's reader, and what that reader leaves over to the parser."""
+        """Gives the text to the call's reader, and the rest that the reader leaves to the parser."""
         assert self._body is not None
         self._body_is_blank &= text.isspace()
         known = len(events)

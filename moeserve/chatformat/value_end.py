@@ -1,8 +1,8 @@
 """Finds the end of a value in tags. The value is plain text that may contain the format's own tags: it may be a file
 about tool calls.
 
-A closing tag ends the value only if the format's next tag follows it. A next tag alone ends the value too, if it cannot
-be part of the value: models omit closing tags. A complete call within a value is part of the value.
+A closing tag ends the value only if the format's next tag follows it. The next tag without a closing tag also ends the
+value, if it cannot be part of the value: models omit closing tags. A complete call within a value is part of the value.
 
     <parameter=a>              where does the value of `a` end?
     text </parameter> text     not here: text follows the tag

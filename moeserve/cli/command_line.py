@@ -120,7 +120,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     return sorted(name for name in environment if name.startswith(ENV_PREFIX) and name not in ours)
 
 
-# What stands behind a number in an error, by the option's placeholder in `--help`: users write 16GB or 5m.
+# The unit named in an error about a number, by the option's placeholder in `--help`: users write 16GB or 5m.
 _UNITS: Final = {
     "GIB": " of GiB without a unit",
     "MS": " of milliseconds without a unit",
@@ -360,7 +360,7 @@ def _local(model: Path, source: str = MODEL_SOURCE) -> tuple[Path, str]:
 
 
 def _check_first_bytes(file: Path, source: str) -> None:
-    """A FIFO is not opened: what reads the model says what it is."""
+    """Raises ConfigError for a file that is no GGUF file. A FIFO is not opened; the reader of the model reports it."""
     if not file.is_file():
         return
     with file.open("rb") as opened:

@@ -91,7 +91,7 @@ _UNITS: Final = {"k": 1000, "K": 1 << 10, "m": 1_000_000, "M": 1 << 20}
 
 
 def in_our_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Returns the arguments with moeserve's flags and values in place of other servers', and a line about each change.
+    """Returns the arguments with other servers' flags and values replaced by moeserve's, and a line about each change.
     As in those servers, underscores in a flag are read as hyphens."""
     words, notes = [], []
     rest = list(arguments)

@@ -115,7 +115,7 @@ def ask(url: str, path: str, api_key: str | None) -> bytes:
 
 
 def request_of(url: str, api_key: str | None, body: Any = None) -> urllib.request.Request:
-    """Returns a POST of `body` as JSON, or a GET if there is none. Raises UserError for a key that HTTP cannot send."""
+    """Returns a POST of `body` as JSON, or a GET without a body. Raises UserError for a key that HTTP cannot send."""
     headers = {"Content-Type": "application/json"}
     if api_key is not None:
         if not (api_key.isascii() and api_key.isprintable()):

@@ -2,8 +2,8 @@
 
 Each field carries its help text, its group in `--help`, its range and its parser. The flag is the field's
 name with dashes, the environment variable `MOESERVE_` and the name in capitals; a flag wins over the
-environment, which wins over the default. Frozen: what the worker finds out later (how many KV slots fit)
-is a message (`WorkerReady`), never a changed config.
+environment, which wins over the default. A configuration never changes: facts that the worker finds out later (how many
+KV slots fit) are in a message (`WorkerReady`).
 """
 
 from .as_json import to_json_dict

@@ -85,7 +85,7 @@ _FIELDS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
 
 
 def method_named(name: object) -> object:
-    """Returns our name of a method of vLLM's; any other value as it is. Raises ValueError for a method that is not
+    """Returns moeserve's name of vLLM's method; any other value unchanged. Raises ValueError for a method that is not
     there, with what to use instead."""
     if not isinstance(name, str):
         return name

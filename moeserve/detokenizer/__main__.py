@@ -26,7 +26,7 @@ def read_vocabulary(model: Path) -> Vocabulary:
 
 
 def main(process: Process, vocabulary: Vocabulary | None = None) -> None:
-    """vocabulary: the model's, where it was read before this process was forked."""
+    """Runs the detokenizer. vocabulary: the model's, if it was read before this process was forked."""
     inbox = PullChannel(process.context, process.paths.detokenizer, TO_DETOKENIZER)
     to_router = PushChannel(process.context, process.paths.router)
     to_http = PushChannel(process.context, process.paths.http)

@@ -22,7 +22,8 @@ class TokenDecoder:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes; may be empty. Raises IndexError for an id beyond the vocabulary."""
+        """Returns the text that this token completes; may be empty. Raises IndexError for an id beyond the
+        vocabulary."""
         if token_id in self._skipped:
             return ""
         return self._utf8.decode(self._token_bytes[token_id])

@@ -1,9 +1,9 @@
 """The detokenizer: turns each request's tokens into text, and tells the router when a stop string ends a request.
 
-Each TokensItem becomes one TextItem at once, with all its token ids and logprobs. Where the text is held back (an
-unfinished character, the prefix of a stop string), the item's text is empty. Only two things are not sent to httpserver
-at once: tokens after a stop string, which were sampled before the router had the StopHit, are dropped; and the item in
-which the stop string was found waits for the router's last item, which has the usage.
+Each TokensItem becomes one TextItem at once, with all its token ids and logprobs. If the text is held back (an
+unfinished character, the prefix of a stop string), the item's text is empty. There are two exceptions. Tokens after a
+stop string, sampled before the router had the StopHit, are dropped. The item in which the stop string was found waits
+for the router's last item, which has the usage.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from moeserve.messages.schema import (
     TokensOut,
 )
 
-HEARTBEAT_S: Final = 1.0  # httpserver hears as often at least
+HEARTBEAT_S: Final = 1.0  # seconds between heartbeats to httpserver
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +62,13 @@ class RequestText:
         return self._finder.hit is not None
 
     def resume(self, output: bytes) -> None:
-        """Comes to the state after these tokens (int32). Their text has been sent by a detokenizer that was lost."""
+        """Brings the state to where it is after these tokens (int32), whose text a lost detokenizer has already
+        sent."""
         self.take(TokensItem(0, array("i", output).tolist()))
 
     def take(self, item: TokensItem) -> TextItem:
-        """The TextItem of an item, cut after the token that completes a stop string; final if the item is."""
+        """Returns the TextItem for a TokensItem, cut after the token that completes a stop string; final if the
+        TokensItem is."""
         text = ""
         taken = 0
         for token_id in item.token_ids:
@@ -92,7 +94,7 @@ class RequestText:
         return out if item.finish_reason is None else self.finish(out, item)
 
     def finish(self, out: TextItem, last: TokensItem) -> TextItem:
-        """`out` as the final item. A stop string takes precedence over the router's finish reason."""
+        """Returns `out` as the final item. A stop string takes precedence over the router's finish reason."""
         if not self.stop_hit:
             return msgspec.structs.replace(
                 out, finish_reason=last.finish_reason, stop_reason=last.stop_token, usage=last.usage
@@ -130,7 +132,7 @@ class Detokenizer:
         return closed
 
     def tokens(self, message: TokensOut) -> tuple[list[TextItem], list[StopHit]]:
-        """The messages to httpserver and to the router for a step's tokens."""
+        """Returns the messages to httpserver and to the router for a step's tokens."""
         items: list[TextItem] = []
         hits: list[StopHit] = []
         for item in message.items:
@@ -149,7 +151,7 @@ class Detokenizer:
         ends = item.finish_reason is not None
         if ends:
             del self._open[item.id]
-        if text.held is not None:  # a stop string has ended it: further tokens are dropped
+        if text.held is not None:  # a stop string has ended the request: later tokens are dropped
             return (text.finish(text.held, item) if ends else None), None
         out = text.take(item)
         if text.stop_hit and not ends:
@@ -190,7 +192,7 @@ def serve(
             case TokensOut():
                 since = time.monotonic()
                 items, hits = detokenizer.tokens(message)
-                done = time.monotonic()  # before anybody hears of it
+                done = time.monotonic()  # before other processes can know the request
                 for hit in hits:
                     to_router.send(hit)
                 if items:
@@ -206,5 +208,5 @@ def serve(
                 heartbeat()
             case Shutdown():
                 return
-            case None:  # nothing has come for a while
+            case None:  # no message has come for a while
                 continue

@@ -1,6 +1,6 @@
 """Finds stop strings in text that arrives in pieces, wherever the pieces are cut.
 
-The stop string that is complete first ends the text; of several that end at the same character, the longest. So the
+The stop string that is complete first ends the text; if several end at the same character, the longest one. So the
 result does not depend on how tokens divide the text, and is known when the last character of the stop string arrives.
 Text that may still become a stop string is held back: the longest suffix of the text that is a proper prefix of a stop
 string, and never more.
@@ -24,7 +24,7 @@ class _Matcher:
         self._border = _borders(stop)
 
     def push(self, char: str) -> bool:
-        """Takes one more character; True when the text now ends with the whole stop string."""
+        """Takes one more character. Returns True if the text now ends with the whole stop string."""
         while self.matched and self.stop[self.matched] != char:
             self.matched = self._border[self.matched - 1]
         if self.stop[self.matched] == char:
@@ -36,7 +36,7 @@ class _Matcher:
 
 
 def _borders(stop: str) -> list[int]:
-    """For each prefix, the length of its longest proper prefix that is also its suffix."""
+    """Returns, for each prefix, the length of its longest proper prefix that is also its suffix."""
     border = [0] * len(stop)
     length = 0
     for i in range(1, len(stop)):
@@ -55,14 +55,15 @@ class StopFinder:
     """
 
     def __init__(self, stops: Iterable[str], include_stop: bool) -> None:
-        # Longest first, so that of two that end at the same character the longer is found.
+        # Longest first, so that the longer of two that end at the same character is found.
         self._matchers = sorted(map(_Matcher, stops), key=lambda matcher: -len(matcher.stop))
         self._include_stop = include_stop
         self._held = ""
         self.hit: str | None = None
 
     def push(self, text: str, may_hit: bool = True) -> str:
-        """The text that may be sent now: all but the suffix held back or, after a hit, all before the stop string.
+        """Returns the text that may be sent now: all but the suffix held back or, after a hit, all before the stop
+        string.
 
         Without `may_hit`, a stop string that this text completes is ordinary text.
         """

@@ -54,7 +54,7 @@ class FileLooks:
 
 
 def existing(paths: Iterable[str]) -> set[str]:
-    """Returns the paths that exist, and those whose file system does not answer within the deadline. For a process
+    """Returns the paths that exist, and the paths whose file system does not answer within the deadline. For a process
     whose event loop has nothing to do yet."""
     absent: set[str] = set()
 

@@ -1,4 +1,4 @@
-"""Which GPUs a model gets: those that its --gpus names, else those that are least in use.
+"""Which GPUs a model gets: the GPUs that its --gpus names, else the least used ones.
 
 A model's server sees its own GPUs only (CUDA_VISIBLE_DEVICES), numbered from 0. So it takes no memory of another GPU,
 and all that it took is free when its processes have ended.

@@ -46,7 +46,7 @@ LOOK_S: Final = 0.05  # between two requests for a load's progress
 PROBE_S: Final = 5.0  # at most, between two looks at whether a loaded server answers
 # As many longest silences a server may answer nothing: its own processes notice within three that another one hangs.
 MOST_SILENCES: Final = 4
-ANSWER_S: Final = 5.0  # within which such a request must be answered
+ANSWER_S: Final = 5.0  # time limit for an answer to either request
 LAST_BYTES_S: Final = 1.0  # for what a server has sent before its end to be read
 MAX_FAILURE_BYTES: Final = 4096
 # Time for a launcher to stop its processes, in addition to the requests' own time.

@@ -58,9 +58,8 @@ class ModelLives:
         self.may_load = asyncio.Event()
         self.may_load.set()
         self._is_turning = False
-        self.on_pinned_lost: Callable[[PooledModel], Awaitable[None]] | None = (
-            None  # its server ended by itself
-        )
+        # Its server ended by itself.
+        self.on_pinned_lost: Callable[[PooledModel], Awaitable[None]] | None = None
 
     @property
     def now(self) -> float:
@@ -76,7 +75,8 @@ class ModelLives:
         return total
 
     def others_hold(self, memory: Memory, folders: frozenset[str]) -> None:
-        """Notes what an earlier server still holds. A model that needs one of the `folders` waits for it."""
+        """Notes the memory and folders that an earlier server still holds. A model that needs one of the `folders`
+        waits for it."""
         if (memory, folders) != (self.elsewhere, self._folders_elsewhere):
             self.elsewhere, self._folders_elsewhere = memory, folders
             self.turn()
@@ -95,7 +95,7 @@ class ModelLives:
         self.task(self._look_for_first(model))
 
     async def _look_for_first(self, model: PooledModel) -> None:
-        """Looks at the file for the first request of those that wait for the model."""
+        """Looks at the model's file on behalf of the first request that waits for the model."""
         try:
             await self.measure(model)
         finally:

@@ -41,7 +41,8 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class Held:
-    """What a front that leaves, or several together, hold. `folders`: those that only one server may use at a time."""
+    """Memory and folders that one or several leaving fronts hold. `folders`: folders that only one server may use at a
+    time."""
 
     memory: Memory
     folders: frozenset[str] = frozenset()

@@ -1,9 +1,9 @@
-"""What earlier fronts of the same server hold of the memory that models share.
+"""The memory, shared by models, that earlier fronts of the same server still hold.
 
 In an upgrade the next front takes the new requests while the earlier front still finishes its answers. Each front has a
-file in the shared folder. When a front leaves, it publishes in its file what its models hold, until they hold nothing;
-the next front loads its models in the rest. A front is locked out while an earlier one has published nothing, because
-that one may still load models. The lock on a file ends with its front, however that ends.
+file in the shared folder. When a front leaves, it publishes in its file the memory that its models hold, until they
+hold none; the next front loads its models in the rest. A front is locked out while an earlier one has published
+nothing, because that one may still load models. The lock on a file ends with its front, however that ends.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MemoryShare:
         self._last: dict[Path, Held] = {}  # as last read
 
     def publish(self, held: Held) -> None:
-        """Tells later fronts what this one still holds. It must load nothing more than that."""
+        """Tells later fronts the memory that this one still holds. It must load nothing more than that."""
         if held != self._published:
             line = msgspec.json.encode(held) + b"\n"
             os.pwrite(self._file, line, 0)
@@ -49,7 +49,7 @@ class MemoryShare:
             self._published = held
 
     def held_by_earlier(self) -> Held | None:
-        """Returns what all earlier fronts hold together; None while one of them may still load models."""
+        """Returns the memory that all earlier fronts hold together; None while one of them may still load models."""
         found: list[Held] = []
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             if path >= self._path:
@@ -70,7 +70,7 @@ class MemoryShare:
         os.close(self._file)
 
     def _read(self, path: Path, line: bytes) -> Held | None:
-        # While it is written, what was read before counts.
+        # While the file is being written, the last read value counts.
         with contextlib.suppress(msgspec.MsgspecError):
             self._last[path] = msgspec.json.decode(line, type=Held)
         return self._last.get(path)

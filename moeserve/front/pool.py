@@ -306,8 +306,8 @@ class ModelPool(ModelLives):
 
     @property
     def held(self) -> Held | None:
-        """Returns what the models hold and what requests that wait here will need; None while that is not known. For
-        the server after this one, in an upgrade."""
+        """Returns the memory that the models hold plus the memory for requests that wait here; None while that is not
+        known. For the server after this one, in an upgrade."""
         memory, folders = self.memory_used(), frozenset[str]()
         for model in self.models:
             is_wanted = bool(model.tickets) and not model.is_removed

@@ -7,7 +7,7 @@ of the time. A model that must make room after its turn finishes its running ans
 other models' requests.
 
 Lines of batches come after all requests. While a request waits, no model is loaded for lines. Otherwise a model is
-loaded for lines if memory is free, or in the place of models that have had no request for LINES_PATIENCE_S. Models that
+loaded for lines if memory is free, or instead of models that have had no request for LINES_PATIENCE_S. Models that
 lines use stay loaded for LINES_TURN_S, so that batches for several models take turns.
 
 These rules bound the wait: before a waiting model is loaded, each other model is loaded at most once, and a model that
@@ -74,7 +74,7 @@ class ScheduledModel:
 
     @property
     def may_need(self) -> Memory | None:
-        """Returns what a load of the model would need; None while its file is looked at."""
+        """Returns the memory that a load of the model would need; None while its file is looked at."""
         return None if self.num_looks else self.need
 
     @property

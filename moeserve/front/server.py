@@ -44,7 +44,8 @@ DEFAULT_LOAD_TIMEOUT_S: Final = 300.0
 # Seconds that a leaving server waits before it closes idle connections, so that clients that have just connected can
 # send their first bytes.
 FIRST_BYTES_S: Final = 1.0
-SHARE_LOOK_S: Final = 0.1  # between two looks at what another front holds, or at what this one does
+# Seconds between two reads of the memory that other fronts hold, and two reports of this front's.
+SHARE_LOOK_S: Final = 0.1
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +214,7 @@ class Server(uvicorn.Server):
                 self._pool.others_hold(held.memory, held.folders)
 
     async def _tell(self, share: MemoryShare) -> None:
-        """Tells the next front what this one holds, until this process ends."""
+        """Tells the next front the memory that this one holds, until this process ends."""
         while True:
             if (held := self._pool.held) is not None:
                 share.publish(held)

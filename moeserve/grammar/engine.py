@@ -132,7 +132,7 @@ class Matcher:
         self.elsewhere_s = 0.0  # estimated CPU time of another thread, which cannot be read
 
     def fill(self, mask: Bits) -> None:
-        """Sets the bits of the tokens that may come next, at the grammar's end those of the end-of-sequence tokens.
+        """Sets the bits of the tokens that may come next; at the grammar's end, the bits of the end-of-sequence tokens.
         mask: int32 [words], lowest bit first. Raises GrammarError if it exceeds the limits."""
         started = time.thread_time()
         with panics_as_errors():

@@ -74,7 +74,7 @@ class _Search:
         return message or self.message or ""
 
     def _is_within(self, place: Place, inner: Place) -> bool:
-        """Returns whether the error of a schema is that of its subschema `inner`."""
+        """Returns whether a schema has the same error as its subschema `inner`."""
         error, outer = self._error(inner), self._error(place)
         if error is None or outer is None or error == outer:
             return error is not None
@@ -111,7 +111,7 @@ class _Search:
         return self._errors[place.steps]
 
     def _compiled(self, place: Place) -> str | None:
-        """Compiles a subschema. Returns the error, None if there is none."""
+        """Compiles a subschema. Returns the error; None if the schema is valid."""
         try:
             grammar = f'{{"grammars": [{{"json_schema": {enforced(self._schema, place.steps)}}}]}}'
             self._engine.matcher(grammar).fill(np.zeros(self._engine.words, np.int32))

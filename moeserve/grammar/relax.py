@@ -1,9 +1,9 @@
 """Removes from schemas what llguidance cannot enforce.
 
-Schemas come from programs that validate arguments and answers themselves, and have what no grammar can enforce:
-`uniqueItems`, patterns with look-ahead, types that JSON does not have. A call or an answer that keeps the rest of the
-schema is worth more to such a program than an error; Ollama, llama.cpp and OpenAI's requests that are not strict pass
-over it, too. Strict tools and strict answers keep the error.
+Schemas come from programs that validate arguments and answers themselves, and may contain rules that no grammar can
+enforce: `uniqueItems`, patterns with look-ahead, types that JSON does not have. A call or an answer that keeps the rest
+of the schema is worth more to such a program than an error; Ollama, llama.cpp and OpenAI's requests that are not strict
+pass over it, too. Strict tools and strict answers keep the error.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def cached_models() -> list[CachedModel]:
 
 
 def find_cached(name: HubName) -> CachedModel | None:
-    """Returns the downloaded model of the name's repository for which the name stands. Raises HubError if several
+    """Returns the downloaded model that the name selects from its repository. Raises HubError if several
     fit, or the cache cannot be read."""
     for repo in _repositories():
         if repo.repo_id == name.repo and (revision := _revision(repo, name)) is not None:
@@ -139,6 +139,6 @@ def _models(repo: CachedRepoInfo, revision: CachedRevisionInfo) -> Iterator[Cach
     if weights and "config.json" in sizes:
         try:
             num_bytes = sum(sizes[file] for file in choose(HubName(repo.repo_id, None, pin), sizes))
-        except HubError:  # the repository also has GGUF files, and the name stands for one of them
+        except HubError:  # the repository also has GGUF files, one of which the name selects
             return
         yield CachedModel(HubName(repo.repo_id, None, pin), folder, num_bytes, modified, True)

@@ -1,4 +1,4 @@
-"""Chooses the files of a repository for which a model's name stands. Pure functions: from a list of files to file
+"""Chooses the files of a repository that a model's name selects. Pure functions: from a list of files to file
 names."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _is_plain(file: str) -> bool:
 
 
 def chosen_set(name: HubName, sets: list[GGUFSet]) -> GGUFSet:
-    """Returns the set of files that the name stands for, complete or not. Raises HubError, which lists the sets."""
+    """Returns the set of files that the name selects, complete or not. Raises HubError, which lists the sets."""
     if name.wants_file:
         matching = [one for one in sets if name.wanted in one.files]
     elif name.wanted is None and len(sets) == 1:

@@ -64,7 +64,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 def fetch(name: HubName, tell: Told | None = None) -> Path:
-    """Returns the model's local path, a .gguf file or a folder, and downloads what is missing. `tell`: called with the
+    """Returns the model's local path, a .gguf file or a folder, and downloads missing files. `tell`: called with the
     bytes that are there and the bytes of all missing files. Raises HubError."""
     with _explained(name):
         listing = _online(name)
@@ -86,7 +86,7 @@ def fetch(name: HubName, tell: Told | None = None) -> Path:
 
 
 def listed(name: HubName) -> tuple[list[str], int]:
-    """Returns the files for which a name stands on the hub, and their bytes. Raises HubError."""
+    """Returns the files on the hub that a name selects, and their bytes. Raises HubError."""
     with _explained(name):
         listing = _online(name)
         if listing is None:

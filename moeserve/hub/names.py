@@ -47,7 +47,7 @@ def parse_name(text: str) -> HubName | None:
 
 
 def name_of(text: str) -> HubName | None:
-    """As `parse_name`; raises HubError for a text that is an address, and says how its model is named."""
+    """Does the same as `parse_name`, but raises HubError for an address, with the name of the model at the address."""
     name = parse_name(text)
     if name is not None:
         return name

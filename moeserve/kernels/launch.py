@@ -126,7 +126,7 @@ class Kernel:
         arguments: tuple[object, ...],
         options: dict[str, Any],
     ) -> None:
-        """kind: everything that selects the compiled kernel, except the device."""
+        """Launches the kernel. kind: everything that selects the compiled kernel, except the device."""
         global _first_launches
         device = -1 if INTERPRETED else torch.cuda.current_device()
         key = (device, kind)
@@ -280,7 +280,7 @@ class _CompilingAhead:
 
 
 def kernel(function: Any) -> Kernel:
-    """Decorator: `@kernel` on a Triton function with neither default values nor runtime scalars."""
+    """Makes a kernel from a Triton function with neither default values nor runtime scalars; use it as `@kernel`."""
     return Kernel(triton.jit(function))
 
 

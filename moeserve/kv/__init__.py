@@ -1,4 +1,4 @@
-"""The KV cache's layout, size and tensors. The router assigns the slots; this package stores what the slots index.
+"""The KV cache's layout, size and tensors. The router assigns the slots; this package stores the contents of the slots.
 
 layout.py          dtype and bytes of a token's keys and values; imports no torch
 capacity.py        how many tokens fit, from the flags and the free memory

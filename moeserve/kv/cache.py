@@ -41,9 +41,9 @@ class KvCache:
     ) -> None:
         """zeroed: fill the cache with zeros. Needed where kernels read masked keys, because a leftover NaN would
         pass the mask. Without it, the operating system allocates RAM pages at first use, so an idle cache costs no
-        memory. num_window_slots: slots of the sliding-window layers' pool; 0: all layers share one pool. Of
-        compressed attention: kinds of slots, of which a layer has rows for its own (none: for all slots); num_states:
-        state slots; step_rows: rows of the largest step."""
+        memory. num_window_slots: slots of the sliding-window layers' pool; 0: all layers share one pool. For compressed
+        attention: kinds of slots; a layer has rows only for its own kinds (none: for all slots); num_states: state
+        slots; step_rows: rows of the largest step."""
         allocate = torch.zeros if zeroed else torch.empty
         dtype = layout.dtype
 

@@ -65,16 +65,17 @@ class KvLayout:
         return len(self.shape.loaded_layers)
 
     def block(self, layer: int) -> int:
-        """Tokens for which `layer` keeps one slot's numbers: those of a block with one entry, 1 without entries."""
+        """Number of tokens that share one slot's KV in `layer`: the tokens of an entry's block; 1 without entries."""
         mixer = self.shape.loaded_layers[layer].mixer
         return max(1, mixer.ratio) if isinstance(mixer, CompressedAttentionShape) else 1
 
     def layer_bytes(self, layer: int) -> int:
-        """KV bytes of one token in `layer`; of a block's entry, its share."""
+        """Returns the KV bytes of one token in `layer`; if an entry serves a block of tokens, the token's share of
+        it."""
         return -(-self.slot_bytes(layer) // self.block(layer))
 
     def slot_bytes(self, layer: int) -> int:
-        """KV bytes of one slot in `layer`, if it has room there."""
+        """Returns the KV bytes of one slot that has room in `layer`."""
         attention = self.shape.loaded_layers[layer].attention
         if attention is None:
             return 0
@@ -110,8 +111,8 @@ class KvLayout:
         return sum(rows * FLOAT16.head_bytes(dim) for dim in dims)
 
     def is_windowed(self, layer: int) -> bool:
-        """True if the layer attends only to a window of the last tokens. False for the layer that drafts: its KV lies
-        in the slots of all tokens, where its window only masks."""
+        """True if the layer attends only to a window of the last tokens. False for the layer that drafts: its KV is in
+        the slots of all tokens, and its window is only a mask."""
         if layer >= self.shape.num_layers:
             return False
         attention = self.shape.layers[layer].attention

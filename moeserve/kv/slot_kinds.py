@@ -7,9 +7,9 @@ from collections.abc import Collection, Sequence
 from moeserve.kv.layout import KvLayout
 from moeserve.messages.slot_kinds import SlotKind
 
-# Spare slots of each kind per running sequence. Of a run of n consecutive positions up to n / block + 2 may be of one
-# kind. Running sequences hold at most five runs each: their private positions, two runs of the prefix tree (as many
-# leaves have fewer branches than leaves), as many of a beam search; and one load from a tier.
+# Spare slots of each kind per running sequence. Among n consecutive positions, up to n / block + 2 may be of one kind.
+# Running sequences hold at most five runs each: their private positions, two runs of the prefix tree (as many leaves
+# have fewer branches than leaves), as many of a beam search; and one load from a tier.
 SPARE_SLOTS = 12
 
 
@@ -21,8 +21,8 @@ def slot_kinds(layout: KvLayout, tokens: int, max_num_seqs: int) -> list[SlotKin
 
 
 def kinds_of_blocks(blocks: Collection[int], tokens: int, spare: int) -> list[SlotKind]:
-    """Returns the kinds of slots for blocks of these numbers of tokens. spare: slots of each kind beside those that
-    `tokens` consecutive tokens need."""
+    """Returns the kinds of slots for blocks of these numbers of tokens. spare: slots of each kind in addition to the
+    ones that `tokens` consecutive tokens need."""
     kinds: list[SlotKind] = []
     for block in sorted(blocks, reverse=True):
         ends = tokens // block + 1
@@ -53,5 +53,5 @@ def entry_bytes(layout: KvLayout, kinds: Sequence[SlotKind]) -> int:
 
 
 def spare_bytes(layout: KvLayout, max_num_seqs: int) -> int:
-    """Returns the bytes of the slots that a pool has beside those that are counted by token."""
+    """Returns the bytes of a pool's slots that are not counted by token."""
     return entry_bytes(layout, slot_kinds(layout, 0, max_num_seqs))

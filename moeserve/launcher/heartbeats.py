@@ -24,7 +24,7 @@ class Heartbeats:
         return time.monotonic() >= self._next
 
     def beat(self, names: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Starts a new interval for these processes. Returns the processes to ask, and those that hang."""
+        """Starts a new interval for these processes. Returns the processes to ask, and the processes that hang."""
         self._next = time.monotonic() + self.interval_s
         missed = {name: self._missed[name] + 1 if name in self._missed else 0 for name in names}
         hung = [name for name, times in missed.items() if times >= MOST_MISSED]

@@ -109,7 +109,7 @@ class ProcessTable:
         return Child.spawn(name, module, self._paths, has_line=name == WORKER)
 
     def replace(self, name: str) -> None:
-        """Starts a process again, after killing what is left of the old one."""
+        """Starts a process again, after killing the rest of the old one."""
         self._processes[name].kill()
         self._forget(self._processes[name])
         self.start(name)

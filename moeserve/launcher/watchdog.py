@@ -50,7 +50,7 @@ class Watchdog:
         pid = os.fork()
         if pid == 0:
             _watch(launcher, self._interval_s)
-        with suppress(OSError):  # the child does the same; whichever comes first
+        with suppress(OSError):  # the child does the same; the first of the two has the effect
             os.setpgid(pid, pid)
         return Child.adopt(NAME, pid)
 

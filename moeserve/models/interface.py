@@ -131,8 +131,8 @@ class ModelShape:
         return 1 if self.streams is None else self.streams.count
 
     def streams_of(self, layer: int) -> ResidualStreams | None:
-        """The residual's streams in this layer of `loaded_layers`; None: it is one vector, as in the next-token
-        block."""
+        """Returns the residual's streams in this layer of `loaded_layers`; None if the residual is one vector, as in
+        the next-token block."""
         return self.streams if layer < self.num_layers else None
 
     @property

@@ -83,7 +83,7 @@ def expert_slots(
         max(few, own + int(share * (count - own)))
         for few, own, count in zip(least, stay, counts, strict=True)
     ]
-    # The least of some layers may have taken what the share gave to others.
+    # The minimum of some layers may have used up other layers' share.
     while slot_bytes(sizes, slots) > budget:
         fullest = max(range(len(slots)), key=lambda index: slots[index] - least[index])
         slots[fullest] -= 1

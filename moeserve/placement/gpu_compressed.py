@@ -1,5 +1,4 @@
-"""Checks the configuration against what the GPU engine does with compressed attention, before any weights are
-loaded."""
+"""Checks, before any weights are loaded, that the GPU engine supports the configuration with compressed attention."""
 
 from __future__ import annotations
 

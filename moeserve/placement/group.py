@@ -61,7 +61,7 @@ def place_share(
     tokens routed to each expert. ram: bytes of RAM for all ranks together. Expert ids in the result are indices into
     `share.experts`.
 
-    Experts of undivided layers may be cached on the GPU, as on a single GPU; those of divided layers are static.
+    Experts of undivided layers may be cached on the GPU, as on a single GPU; experts of divided layers do not move.
     Raises ConfigError if the dense parts do not fit.
     """
     of_share = None if counts is None else share.counts_of(counts)

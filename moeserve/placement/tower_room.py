@@ -10,8 +10,9 @@ from moeserve.errors import ConfigError
 
 
 def budget_beside_tower(config: ServerConfig, tower_bytes: int) -> ServerConfig:
-    """The configuration of the engine, whose --gpu-memory-budget is without the tower's bytes. Without a budget the
-    engine takes what is free, and the tower's memory is not. Raises ConfigError if the budget is too small."""
+    """Returns the engine's configuration, in which the tower's bytes are subtracted from --gpu-memory-budget. Without a
+    budget nothing changes: the engine takes the free memory, which no longer includes the tower's. Raises ConfigError
+    if the budget is too small."""
     if config.gpu_memory_budget is None or not tower_bytes:
         return config
     left = config.gpu_memory_budget - tower_bytes / GIB

@@ -16,7 +16,7 @@ MIN_ADDRESS_SPACE: Final = 3 * GIB // 2
 # Python's guard against deep recursion counts calls, not bytes: on a smaller stack a nested request ends the process.
 MIN_STACK: Final = 2 << 20
 USUAL_STACK: Final = 8 << 20  # of Linux distributions; a thread's stack has the size of this limit
-# linux/capability.h: the bit of those who may lock all memory, as root may outside of containers
+# linux/capability.h: the capability to lock any amount of memory, which root has outside of containers
 _CAP_IPC_LOCK: Final = 14
 
 

@@ -13,10 +13,9 @@ LIBRARIES_BYTES: Final = 104 << 20
 # process, which the first constrained answer starts; without the libraries' code. Pages that forked processes share
 # count once.
 SERVER_BYTES: Final = 323 << 20
-VOCABULARY_BYTES: Final = (
-    2150  # of each token: the tokenizers of httpserver, detokenizer, worker and grammar process
-)
+# Of each token: the tokenizers of httpserver, detokenizer, worker and grammar process.
+VOCABULARY_BYTES: Final = 2150
 # The front process of a server with several models, its launcher and their watchdog.
 FRONT_BYTES: Final = 106 << 20
-# What a server with several models takes before any is loaded.
+# RAM of a server with several models before any is loaded.
 COMMON_BYTES: Final = FRONT_BYTES + LIBRARIES_BYTES

@@ -1,4 +1,4 @@
-"""Standard streams that whoever started this process has closed, as some supervisors do."""
+"""Opens standard streams that the process was started without, as some supervisors do."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 
 def open_closed_streams() -> None:
-    """Opens /dev/null in the place of each. Without it the next file or socket would get its number, and what the
-    process and its children print would be written there."""
+    """Opens /dev/null for each closed standard stream. Otherwise the next file or socket would get the stream's number,
+    and output of the process and its children would be written into it."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)

@@ -1,7 +1,7 @@
-"""A page of shared memory through which the router and the visual server know of each other's work.
+"""A page of shared memory through which the router and the visual server tell each other about their work.
 
 router          writes the number of open requests, whose steps share the device with the vision tower
-visual server   writes what the tower takes of the device while it encodes a picture beside them
+visual server   writes the tower's share of the device's time while it encodes a picture beside them
 
 Each number is an aligned 8-byte float with one writer, so a reader sees the old or the new value. No process waits for
 another, and the successor of a killed process finds the page as it is.

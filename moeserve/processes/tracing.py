@@ -38,8 +38,9 @@ LAST_SPANS_S: Final = 2.0  # at the end of a process, for sending the last spans
 
 
 def traces_url(flag: str | None, environment: Mapping[str, str]) -> str | None:
-    """The URL that spans are sent to: from the flag's base URL, else from OpenTelemetry's variables; None: traces are
-    off. Raises ConfigError for a URL or protocol that is not supported, or when OpenTelemetry is not installed."""
+    """Returns the URL that spans are sent to, from the flag's base URL or else OpenTelemetry's variables; None if
+    tracing is off. Raises ConfigError for a URL or protocol that is not supported, or when OpenTelemetry is not
+    installed."""
     base = flag or environment.get(ENDPOINT_VARIABLES[1])
     whole = None if flag else environment.get(ENDPOINT_VARIABLES[0])
     url = whole or (f"{base.rstrip('/')}/v1/traces" if base else None)

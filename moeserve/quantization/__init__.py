@@ -1,8 +1,8 @@
 """Quantization types: one row of one table each (`table.py`), from which everything else follows.
 
-`quant_type.py` says what a row holds, `reference.py` what it means, `other_types.py` names the types that are not read.
-Nothing here knows torch, so that readers of model files, placement and kernels all ask the same row. The C++ engine has
-its own list (`kernels/csrc/formats/quant_types.h`), which a test holds to this one.
+`quant_type.py` describes the layout of rows, `reference.py` dequantises them, `other_types.py` names the types that are
+not read. Nothing here knows torch, so that readers of model files, placement and kernels all ask the same row. The C++
+engine has its own list (`kernels/csrc/formats/quant_types.h`), which a test holds to this one.
 docs/development/adding-a-quantization-type.md is the how-to.
 """
 

@@ -21,9 +21,8 @@ GROUP = 32  # columns that share a word and high bytes
 class Signs(IntEnum):
     """How entries get their signs, eight columns at a time."""
 
-    PACKED_7 = (
-        0  # seven bits of the group's word for each 8 columns; the eighth makes the number of minuses even
-    )
+    # Seven bits of the group's word for each 8 columns; the eighth makes the number of minuses even.
+    PACKED_7 = 0
     HIGH_7 = 1  # byte e of the word above its lowest bit, which is the index's ninth; the eighth as above
     BYTES = 2  # byte e of the word
     DELTA_GROUP = 3  # none: 1/8 is added to all columns, or subtracted where bit 15 of the high bytes is set
@@ -52,7 +51,7 @@ class ByteRun:
     def of(
         self, blocks: np.ndarray[Any, np.dtype[np.uint8]], count: int
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """`count` bytes of each group: uint8 [blocks, 8, count]."""
+        """Returns `count` bytes of each group: uint8 [blocks, 8, count]."""
         at = self.at + self.group * np.arange(256 // GROUP)[:, None] + self.step * np.arange(count)
         return blocks[:, at]
 
@@ -122,7 +121,7 @@ class Codebook:
 
 @cache
 def entries_of(name: str) -> np.ndarray[Any, np.dtype[np.int8]]:
-    """The codebook of the type with ggml's `name`: int8 [entries, columns], gguf-py's."""
+    """Returns gguf-py's codebook of the type with ggml's `name`: int8 [entries, columns]."""
     import gguf.quants  # slow to import, and only for a model with such a type
 
     kind = getattr(gguf.quants, name)

@@ -44,9 +44,8 @@ class StoredScales(IntEnum):
     F16_ZERO = 9  # a float16 s and a byte z: m = s * z, or s * (z - 128) where codes have 8 bits
     BF16_ZERO = 10  # the same with a bfloat16 s
     F32 = 11  # a float32 s
-    UE4M3_F32 = (
-        12  # a float32 that is the same for all of a row, then a byte a group as UE4M3's: s is their product
-    )
+    # A float32 that is the same for all of a row, then a byte a group as UE4M3's: s is their product.
+    UE4M3_F32 = 12
     UE4M3 = 8  # a byte a group: an unsigned float of 4 and 3 bits, halved, to go with a doubled code table
 
 
@@ -125,8 +124,9 @@ class TritRun:
 class Trits:
     """Codes 0, 1 and 2, five to a byte.
 
-    A byte is ceil(n * 256 / 243) of the number n that its five digits are, the first the most significant and the fifth
-    0 where there are four: its first digit is its third of 0..255, the next that of the byte times 3, modulo 256.
+    A byte is ceil(n * 256 / 243), where n is the number formed by its five digits, most significant first (with four
+    digits, the fifth is 0). So the first digit is the third of 0..255 in which the byte lies, and the next digit is the
+    same for 3 * byte modulo 256.
     """
 
     runs: tuple[TritRun, ...]
@@ -138,7 +138,7 @@ class Trits:
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockLayout:
     """Where a quantised type's block has its codes and scales. A weight is s * (code - offset) - m, with the scale s
-    and the min m of its group; `codes` of 8 bits, and those of a table, are signed."""
+    and the min m of its group; `codes` of 8 bits and codes of a table are signed."""
 
     low: BitField | Trits  # the codes' low bits: 1, 2, 4 or 8
     group: int  # columns that share a scale: 16 or 32
@@ -150,9 +150,8 @@ class BlockLayout:
     offset: int = 0
     table: CodeTable | None = None
     wide: int = 0  # columns of a block whose groups all share its scale
-    e4m3: bool = (
-        False  # codes are floats: a sign, 4 bits of exponent (bias 7), 3 of mantissa; 127 is 480, not NaN
-    )
+    # Codes are floats: a sign, 4 bits of exponent (bias 7), 3 of mantissa; 127 is 480, not NaN.
+    e4m3: bool = False
 
     @property
     def low_bits(self) -> int:

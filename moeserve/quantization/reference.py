@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def dequantize(kind: QuantType, data: Bytes) -> Floats:
-    """uint8 bytes of whole blocks, of any shape, to float32 [values]."""
+    """Converts the uint8 bytes of whole blocks, of any shape, to float32 [values]."""
     flat = np.ascontiguousarray(data).reshape(-1)
     if kind.codebook is not None:
         return _from_book(kind, kind.codebook, flat.reshape(-1, kind.block_bytes))

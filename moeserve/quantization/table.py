@@ -34,7 +34,8 @@ def _add(row: QuantType) -> QuantType:
 
 @contextmanager
 def registered(row: QuantType) -> Iterator[QuantType]:
-    """Within, the table has this row too: for tests and experiments. ValueError for a name or number that it has."""
+    """A context in which the table also has this row, for tests and experiments. Raises ValueError if the name or
+    number exists."""
     _add(row)
     try:
         yield row
@@ -43,7 +44,7 @@ def registered(row: QuantType) -> Iterator[QuantType]:
 
 
 def supported_names() -> str:
-    """GGUF's, for messages and pages."""
+    """Returns the names of the supported GGUF types, for messages and pages."""
     return ", ".join(row.name for row in QUANT_TYPES.values() if row.in_gguf)
 
 

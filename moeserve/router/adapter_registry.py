@@ -1,7 +1,7 @@
 """AdapterRegistry: the list of LoRA adapters. The router owns the list; httpserver and the worker receive its
 changes.
 
-The list survives the router: a file in the runtime directory records the served adapters and those that open
+The list survives the router: a file in the runtime directory records the served adapters and the adapters that open
 requests use. A restarted router reads it, and so does the next server of an upgrade. A restarted worker receives the
 whole list before its first plan.
 """
@@ -123,7 +123,7 @@ class AdapterRegistry:
     def _answer(self, message: LoadAdapter | UnloadAdapter, status: int, text: str) -> None:
         self._out.append(AdapterAnswer(message.ticket, status, text))
 
-    # ---------------------------------------------------------------- what the worker has
+    # ---------------------------------------------------------------- adapters in the worker
 
     def due(self, now: float, in_use: Callable[[], Collection[str]]) -> AdaptersWanted | None:
         """Returns the list to send to the worker now; None if it is up to date. in_use: keys of open requests'

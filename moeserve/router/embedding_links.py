@@ -40,7 +40,7 @@ class EmbeddingLinks:
         return replace(message, spans=spans)
 
     def remove(self, handles: Iterable[str]) -> None:
-        """Removes those of the handles that are the router's own."""
+        """Removes the router's own handles among these."""
         for handle in self._own.intersection(handles):
             self._own.remove(handle)
             self._files.remove(handle)

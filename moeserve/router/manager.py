@@ -248,8 +248,8 @@ class RouterManager:
                     self._scheduler.step_result(answer, time.monotonic())
 
     def _ask_expert_use(self) -> None:
-        """Requests the experts' use; overlapping requests share one answer. If the worker is lost there is none, and
-        httpserver gets EngineLost."""
+        """Requests the experts' use; overlapping requests share one answer. If the worker is lost there is no report,
+        and httpserver gets EngineLost."""
         if self._worker is not None and not self._awaits_expert_use:
             self._awaits_expert_use = True
             self._worker.request_expert_use()
@@ -349,8 +349,7 @@ class RouterManager:
 
 
 def _has_as_much(ready: WorkerReady, first: WorkerReady) -> bool:
-    """Returns whether a worker's sizes are at least those of the first one, on which the scheduler's limits are
-    based."""
+    """Returns whether a worker's sizes are at least the first worker's, on which the scheduler's limits are based."""
     is_same = ready.vocab_size == first.vocab_size and ready.adapters == first.adapters
     is_same = is_same and (ready.num_window_slots > 0) == (first.num_window_slots > 0)
     is_same = is_same and ready.embedding_size == first.embedding_size

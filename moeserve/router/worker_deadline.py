@@ -15,8 +15,8 @@ UNKNOWN_S = 600.0
 
 class StepDeadline:
     """Watches the oldest unanswered plan. limit_s: the longest step; None: derived from the expected duration.
-    disk_wait_s: how long a step may wait for a disk beside that. A disk that slows down is no reason to lose the
-    engine, and the worker itself gives up on one that hangs."""
+    disk_wait_s: how long a step may wait for a disk beside that. A slow disk is no reason to lose the engine, and the
+    worker itself gives up on a hanging one."""
 
     def __init__(self, limit_s: float | None, disk_wait_s: float = 0.0) -> None:
         self._limit_s, self._disk_wait_s = limit_s, disk_wait_s

@@ -12,7 +12,8 @@ from moeserve.sampling.parameters import DEFAULTS, PARAMETERS, Sampler, SamplerS
 DEFAULT_ORDER: Final[tuple[Sampler, ...]] = get_args(Sampler)
 EDITS: Final = ("penalties", "dry")  # they change logits, and come before whatever leaves tokens out
 
-# What an order is for a device: four bits a sampler, the first in the lowest, as sampling.h and chain.py have them.
+# An order as devices get it: four bits per sampler, the first in the lowest bits, numbered as in sampling.h and
+# chain.py.
 CODES: Final[Mapping[str, int]] = {name: i + 1 for i, name in enumerate(DEFAULT_ORDER[len(EDITS) :])}
 _PLAIN: Final = ("temperature", "top_k", "min_p", "top_p")
 # The settings that make a sampler do something: its own that are no detail of another.
@@ -51,14 +52,15 @@ _NAMES: Final[Mapping[str, str]] = {
 }
 
 
-# Samplers of llama-server's that are off here: their own fields are refused unless they ask for nothing. `infill` has
-# none; each editor names it, for what is likely where a middle begins.
+# llama-server's samplers that have no effect here. Their own fields are refused unless they have no effect either;
+# `infill` has no fields, and editors name it in their orders.
 _OFF: Final = frozenset({"tfs_z", "adaptive_p", "a", "infill", "i"})
 
 
 def read_order(asked: str | Sequence[str]) -> tuple[str, ...]:
-    """Returns an order of DEFAULT_ORDER's names, from llama-server's names or letters. ValueError says what is wrong
-    with one that cannot be had. Clients name a sampler twice in two spellings, of which llama-server knows one."""
+    """Returns an order of DEFAULT_ORDER's names, from llama-server's names or letters. Raises ValueError, which names
+    the fault, for an order that is not supported. Clients name a sampler twice in two spellings, of which llama-server
+    knows one."""
     table, kind = (_LETTERS, "letter") if isinstance(asked, str) else (_NAMES, "sampler")
     wanted = [one for one in asked if one not in _OFF]
     unknown = [one for one in wanted if one not in table]
@@ -76,7 +78,7 @@ def read_order(asked: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def heeded(settings: SamplerSettings, order: Sequence[str]) -> dict[str, Any]:
-    """The settings by name, at their defaults where the order leaves their sampler out; no order has all."""
+    """Returns the settings by name. Settings of samplers that the order leaves out have their defaults."""
     kept = order or DEFAULT_ORDER
     return {
         name: getattr(settings if of.sampler in kept else DEFAULTS, name) for name, of in PARAMETERS.items()
@@ -84,8 +86,8 @@ def heeded(settings: SamplerSettings, order: Sequence[str]) -> dict[str, Any]:
 
 
 def order_code(settings: SamplerSettings, order: Sequence[str] = ()) -> int:
-    """The samplers that do something, packed in their order, for a device that gets `heeded` settings. 0: only
-    temperature, top_k, min_p and top_p, in this order, or some of them or none."""
+    """Returns the samplers that have an effect, packed in their order, for a device that gets `heeded` settings. 0: at
+    most temperature, top_k, min_p and top_p, in this order."""
     acting = [name for name in order or DEFAULT_ORDER if name in CODES and _acts(name, settings)]
     if acting == [name for name in _PLAIN if _acts(name, settings)]:
         return 0

@@ -1,6 +1,7 @@
 """The sampling parameters that are numbers: a field of SamplerSettings declares one, with all that is known of it.
 
-`docs/development/adding-a-sampling-parameter.md` says what else a new one needs: its place in the samplers.
+`docs/development/adding-a-sampling-parameter.md` describes the other changes for a new parameter: those in the
+samplers.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ _SHARE: Final = Range(0, 1)
 _SIGNED: Final = Range(-2, 2)
 _POSITIVE: Final = Range(0, 2)
 _OFF_BELOW: Final = Range(-1, INT32_MAX)
-# llama.cpp and Ollama take any number, and what is beyond the usual range as its nearest value.
+# llama.cpp and Ollama accept any number, and clamp it to the usual range.
 _ANY: Final = Range(-1000, 1000)
 _FREE: Final[Mapping[Api, Range]] = {"llama_server": _ANY, "ollama": _ANY}
 _REPEAT: Final[Mapping[Api, str]] = {"llama_server": "repeat_penalty", "ollama": "repeat_penalty"}
@@ -286,5 +287,5 @@ DEFAULTS: Final = SamplerSettings()
 
 
 def settings_of(settings: SamplerSettings) -> dict[str, Any]:
-    """The parameters by name; `settings` may be a message that has other fields too."""
+    """Returns the parameters by name. `settings` may be a message with other fields as well."""
     return {name: getattr(settings, name) for name in PARAMETERS}

@@ -85,11 +85,11 @@ class ChatRenderer:
         timeout: float = TIMEOUT_S,
         template: str | None = None,
     ) -> ChatRenderer:
-        """The renderer of `template`, or else of the file's own: tokenizer.chat_template, and with tools the one after
-        which tool_use is written.
+        """Returns a renderer of `template`, or else of the file's own: tokenizer.chat_template, and with tools the one
+        after which tool_use is written.
 
-        A file without one is served all the same; no default is assumed for it, since a wrong format would
-        only show as poor answers. Raises ModelError, also for a template that cannot be compiled in time.
+        A file without a template is served too; no default is assumed for it, since a wrong format would only show as
+        poor answers. Raises ModelError, also for a template that cannot be compiled in time.
         """
         source, tool_source = template, None
         if template is None:
@@ -123,8 +123,8 @@ class ChatRenderer:
         kwargs: Mapping[str, Any] | None = None,
         tenant: str = "",
     ) -> str:
-        """The prompt text for `messages` (OpenAI's form). Raises TemplateError and its subclasses, and
-        SandboxUnavailable where the template is not to blame.
+        """Returns the prompt text for `messages` (OpenAI's form). Raises TemplateError and its subclasses, or
+        SandboxUnavailable if the template is not the cause.
 
         `kwargs` is the request's chat_template_kwargs. Tenants take turns.
         """

@@ -53,14 +53,15 @@ class TextTokenizer:
         spaced: bool,
         going_on: Tokenizer | None = None,
     ) -> None:
-        """`spaced`: a token's text is the text itself, but for spaces. `going_on`: where the other two put a space
-        before a text, the one that does not."""
+        """`spaced`: a token's text is the text itself, but for spaces. `going_on`: for text that continues a text, if
+        the other two tokenizers put a space before a text: the same without that space."""
         self.vocabulary = vocabulary
         self._spaced = spaced
         self._with_special = with_special
         self._without_special = without_special
         self._going_on = going_on
-        # Bytes that no token spells, and the character that is read in place of those that have one.
+        # Bytes that no token spells, and the character that replaces characters with such bytes; "" if it cannot be
+        # spelled either.
         self.missing_bytes = _UTF8_BYTES - {piece[0] for piece in vocabulary.token_bytes if len(piece) == 1}
         self._replacement = next((one for one in "\ufffd?" if not self.missing_bytes & {*one.encode()}), "")
 
@@ -95,7 +96,8 @@ class TextTokenizer:
         return cls(vocabulary, with_special, without, spaced=False)
 
     def encode(self, text: str, parse_special: bool = True) -> list[int]:
-        """Token ids of `text`. Control tokens written out in it are themselves only with `parse_special`.
+        """Returns the token ids of `text`. Control tokens spelled in the text become these tokens only with
+        `parse_special`.
 
         Adds no beginning-of-sequence token; `vocabulary.add_bos` says whether the model wants one. The text
         is brought into Unicode's form NFC first where the model's tokenizer does. ValueError for lone surrogates, which

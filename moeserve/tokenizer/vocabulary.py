@@ -34,14 +34,15 @@ _PRE = "tokenizer.ggml.pre"
 _BATCH = 8192  # tokens decoded at a time
 
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-# Not a GGUF's: a Hugging Face folder may name any number. Those of its generation_config.json are all ends of a text.
+# Only from a Hugging Face folder, which may name any number of end tokens. Those of its generation_config.json are all
+# ends of a text.
 _GENERATION_ENDS = "tokenizer.generation_end_ids"
 _CONFIG_ENDS = "tokenizer.config_end_ids"
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """token_bytes[id] is what the token adds to the text; invalid UTF-8 in itself, often."""
+    """token_bytes[id]: the bytes that the token adds to the text; by themselves often invalid UTF-8."""
 
     token_bytes: list[bytes]
     special: frozenset[int]  # control tokens: left out of the text by skip_special_tokens

@@ -29,7 +29,8 @@ class MediaDecoder:
     """Owns one process, started with the first file."""
 
     def __init__(self, module: str, work: str, timeout: float) -> None:
-        """module: the process's. work: what it decodes, for messages. timeout: seconds of CPU time for a file."""
+        """module: the process's main module. work: name of its work, for messages. timeout: seconds of CPU time for a
+        file."""
         self._work = work
         self._sandbox = Sandbox(
             module, work, timeout=timeout, max_reply_bytes=3 * MOST_TOKENS * _MOST_SIDE**2

@@ -1,9 +1,9 @@
 """`python -m moeserve.worker`: the worker process, started by the launcher.
 
-The process keeps what is slow to load, so that a crash does not cost it again, and forks the process that serves
-(`keeper.py`). On the CPU it keeps the model. On a GPU, whose driver does not survive a fork, it keeps the imported
-modules and the vocabulary (`inherited.py`), and each fork loads the model. With several GPUs, or without a launcher
-that asks for forks, a single process does everything.
+The process keeps data that is slow to load, so that a crash does not repeat the loading, and forks the process that
+serves (`keeper.py`). On the CPU it keeps the model. On a GPU, whose driver does not survive a fork, it keeps the
+imported modules and the vocabulary (`inherited.py`), and each fork loads the model. With several GPUs, or without a
+launcher that asks for forks, a single process does everything.
 """
 
 from __future__ import annotations

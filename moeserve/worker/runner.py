@@ -92,7 +92,7 @@ class Runner:
         self.runs_ahead = engine.runs_ahead and recorder is None
 
     def force_acceptance(self, right: float) -> None:
-        """For benchmarks: from now on this share of drafts is accepted, whatever is sampled. Needs drafts."""
+        """Makes this share of the drafts be accepted, whatever is sampled: for benchmarks with drafts."""
         assert self._drafts is not None
         self._runs.force(ForcedAcceptance(self._drafting_engine, self._sequences, self._drafts, right))
 
@@ -237,7 +237,8 @@ class Runner:
         )
 
     def rehearse(self, plan: StepPlan) -> StepResult:
-        """`step` before the first request, in free slots: leaves no KV, counts or records."""
+        """Runs a plan as `step` does, before the first request and in free slots, and removes its KV, counts and
+        records."""
         recorder, self._recorder = self._recorder, None
         with self._orders.without_pages():
             result = self.step(plan)

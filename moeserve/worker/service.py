@@ -76,11 +76,12 @@ class WorkerService(Service):  # type: ignore[misc]  # rpyc has no types
             return _error_bytes(error)
 
     def take_calls_of(self, connection: Connection | None) -> None:
-        """connection: its calls may run while a step is computed; None: no calls may."""
+        """Sets the connection whose calls may run while a step is computed; None: no connection's."""
         self._connection = connection
 
     def _take_call(self) -> bool:
-        """Executes a waiting call while a step is computed. Returns False if there was none. Raises what it raised."""
+        """Executes a waiting call while a step is computed. Returns False if none was waiting. Raises the
+        call's exception."""
         has_taken = False
         if self._connection is not None:
             try:
@@ -116,8 +117,8 @@ def serve(
 ) -> None:
     """Serves a router on the Unix socket `path`, in the private runtime directory, and when that router is lost, the
     next one. Calls `on_listening` when the first router can connect, and `on_router_lost` before each further one.
-    Returns when a router sends shutdown, unless the worker `outlives_routers`. Raises what a step raised, after telling
-    the router.
+    Returns when a router sends shutdown, unless the worker `outlives_routers`. Tells the router of a step's exception,
+    then raises it.
 
     A new router does not know which slots are in use: it binds each of its sequences anew.
     """

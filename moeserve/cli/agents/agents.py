@@ -113,7 +113,8 @@ def _opencode(program: str, server: Endpoint, arguments: Sequence[str]) -> Start
 
 
 def _cline(program: str, server: Endpoint, arguments: Sequence[str]) -> Start:
-    """Cline's own `auth` command writes its provider, here into a folder of moeserve's."""
+    """Returns a start that first runs Cline's own `auth` command, which writes the provider into a folder of
+    moeserve's."""
     data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "moeserve" / "cline"
     own = ("--data-dir", str(data))
     provider = ("--provider", "openai-compatible", "--baseurl", f"{server.url}/v1")

@@ -214,7 +214,7 @@ def choosing(forced: ForcedRouting, plans: Iterable[StepPlan], first: int = 0) -
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0, or 2 with a message for bad arguments or a bad file."""
+    """Returns exit code 0, or 2 with a message for bad arguments or a bad file."""
     parser = command_parser()
     args = parser.parse_args(arguments)
     from moeserve.worker.loading.load import load_runner

@@ -239,7 +239,7 @@ def _of_launches(model: StepTime) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0, or 2 with a message for bad arguments or a bad file."""
+    """Returns exit code 0, or 2 with a message for bad arguments or a bad file."""
     parser = command_parser()
     args = parser.parse_args(arguments)
     try:

@@ -17,7 +17,7 @@ from moeserve.placement.expert_cache.routing_trace import write_trace
 
 
 def main(arguments: list[str]) -> int:
-    """Exit code 0, or 2 with a message for bad arguments or a bad file."""
+    """Returns exit code 0, or 2 with a message for bad arguments or a bad file."""
     parser = command_parser()
     args = parser.parse_args(arguments)
     try:

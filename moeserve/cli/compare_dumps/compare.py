@@ -1,8 +1,8 @@
 """Compares two dumps: every tensor of every matched row, in the order in which a step computes them.
 
 If the two sides chose different experts, but the router's logits were so close that rounding explains it (a near tie),
-this alone is not a difference. After a near tie the row's values really differ, and so do those of every later row that
-attends to it. Such rows have a wider tolerance, in proportion to the weight of the swapped experts.
+this alone is not a difference. After a near tie the row's values really differ, as do the values of every later row
+that attends to it. Such rows have a wider tolerance, in proportion to the weight of the swapped experts.
 """
 
 from __future__ import annotations
@@ -63,9 +63,8 @@ class Difference:
     largest: float = np.inf
     # The column of the largest difference, and the values of A and B in it.
     values: tuple[int, float, float] | None = None
-    experts: tuple[list[int], list[int]] | None = (
-        None  # experts that only A chose, and experts that only B chose
-    )
+    # Experts that only A chose, and experts that only B chose.
+    experts: tuple[list[int], list[int]] | None = None
 
 
 @dataclass(slots=True)
@@ -207,7 +206,7 @@ class _Comparison:
                 r.same_sampled += int((both_sampled & (tokens[0] == tokens[1])).sum())
 
     def _judge(self, place: TensorPlace, pairs: Ints, x: Array, y: Array) -> None:
-        """x, y: [len(pairs), cols]."""
+        """Records the distances of one tensor's rows. x, y: [len(pairs), cols]."""
         found, tied = distances(x, y), self._is_tied(place, pairs)
         limits = self._tolerances.plain + np.where(tied, self._tolerances.tie * self._swapped[pairs], 0.0)
         self._note_not_finite(place, pairs, x, y)

@@ -1,4 +1,5 @@
-"""`python -m moeserve.cli.models.model_needs RAM GPU [resolve]`: prints what one of several models needs, as JSON.
+"""`python -m moeserve.cli.models.model_needs RAM GPU [resolve]`: prints the memory that one of several models needs, as
+JSON.
 
 The front starts it as a process of its own, because a model's file is not trusted, and reading it takes a second. The
 configuration of the model's server comes as JSON on standard input, because it may hold API keys. RAM: the bytes that

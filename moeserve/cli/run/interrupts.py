@@ -10,8 +10,8 @@ from types import FrameType
 
 @contextmanager
 def single_interrupt() -> Iterator[None]:
-    """Within the block the first Ctrl-C raises KeyboardInterrupt; further ones are ignored, because they would
-    interrupt the storing of the answer so far. Only for the main thread."""
+    """A context in which the first Ctrl-C raises KeyboardInterrupt. Further ones are ignored, because they would
+    interrupt storing the answer so far. Only for the main thread."""
     has_come = False
 
     def on_interrupt(number: int, frame: FrameType | None) -> None:

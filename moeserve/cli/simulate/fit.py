@@ -108,9 +108,9 @@ def _rises(size: int, knots: list[int]) -> list[float]:
 
 
 def _non_negative(features: Floats, target: Floats) -> Floats:
-    """Least squares without negative coefficients, which a time cannot have: Lawson and Hanson's active-set method
-    (Solving Least Squares Problems, 1974, chapter 23). Columns are scaled to unit norm first: their sizes span ten
-    orders of magnitude."""
+    """Solves least squares without negative coefficients, because times are not negative: Lawson and Hanson's
+    active-set method (Solving Least Squares Problems, 1974, chapter 23). Columns are scaled to unit norm first: their
+    sizes span ten orders of magnitude."""
     size = np.linalg.norm(features, axis=0)
     scaled = features / np.where(size > 0, size, 1.0)
     result = np.zeros(features.shape[1])

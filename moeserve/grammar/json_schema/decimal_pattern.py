@@ -13,7 +13,8 @@ _PYDANTIC: Final = re.compile(
 
 
 def without_look_ahead(pattern: Any) -> Any:
-    """Returns a pattern of the same strings of ASCII digits; any other pattern, and what is none, unchanged."""
+    """Returns a pattern that matches the same strings of ASCII digits. Other patterns and values that are no pattern
+    are returned unchanged."""
     if not isinstance(pattern, str) or not (match := _PYDANTIC.fullmatch(pattern)):
         return pattern
     if match[1] is None:

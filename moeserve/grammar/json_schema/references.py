@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 class Document:
-    """A schema and what its references can point to."""
+    """A schema and the targets of its references."""
 
     def __init__(self, root: Any) -> None:
         self.root = Place(root, _base_of(root, ""), ())
@@ -75,7 +75,7 @@ def _behind(resource: Place, pointer: str) -> Place | None:
 
 
 def _base_of(schema: Any, around: str) -> str:
-    """Returns a schema's base URI. around: that of the enclosing schema."""
+    """Returns a schema's base URI. around: the enclosing schema's base URI."""
     if not isinstance(schema, dict) or not isinstance(own := schema.get("$id"), str):
         return around
     joined = _joined(around, own)

@@ -235,7 +235,7 @@ class CountTokensRequest(RequestModel):
         return GrammarConstraint(grammar.JsonSchema(schema), "output_config.format")
 
     def asked(self, caller: Caller) -> Asked:
-        """Returns what the request asks the engine for."""
+        """Translates the body to the engine's request."""
         return Asked(
             caller=caller,
             model=self.model,

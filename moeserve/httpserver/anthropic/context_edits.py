@@ -167,9 +167,9 @@ class ContextManagement(RequestModel):
 async def edited(
     messages: Conversation, edits: Sequence[Edit], count: Callable[[Conversation], Awaitable[int]]
 ) -> tuple[list[AnyMessage], list[AppliedEdit]]:
-    """Applies the edits that are due, except those that would lengthen the conversation. Returns the messages and what
-    each edit did. `count` returns the number of prompt tokens of messages; it is called only if an edit would change
-    something."""
+    """Applies the edits that are due, except edits that would lengthen the conversation. Returns the messages and the
+    effect of each edit. `count` returns the number of prompt tokens of messages; it is called only if an edit would
+    change something."""
     now, applied = list(messages), list[AppliedEdit]()
     tokens: int | None = None
     for edit in edits:

@@ -1,4 +1,4 @@
-"""The messages of /v1/messages, and their translation to those of a chat template.
+"""The messages of /v1/messages, and their translation to a chat template's messages.
 
 Source: Anthropic's API reference (Messages, version 2023-06-01) and its Python client's types.
 """

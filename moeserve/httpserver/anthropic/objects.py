@@ -59,7 +59,7 @@ class Message(TypedDict):
 
 class MessageEvent(TypedDict):
     """An event: message_start, ping, content_block_start, content_block_delta, content_block_stop, message_delta,
-    message_stop or error. Its fields are those of Anthropic's reference."""
+    message_stop or error. Its fields are named as in Anthropic's reference."""
 
     type: str
 

@@ -206,7 +206,7 @@ class BatchStore:
             raise ApiError(500, f"the batch folder failed: {error}", code="storage_error") from error
 
     def _bytes_of(self, batch: Batch) -> int:
-        """Returns the bytes of a batch's requests and journals, without those that are files of the owner."""
+        """Returns the bytes of a batch's requests and journals, except files that the owner uploaded."""
         if batch.style == "openai":
             return 0
         return self.folder.size(batch.requests) + self.folder.size(batch.output)

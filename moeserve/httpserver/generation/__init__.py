@@ -1,4 +1,4 @@
-"""What the APIs share, from a request body to the engine and back. Requests pass these modules in order:
+"""The parts that the APIs share, from a request body to the engine and back. Requests pass these modules in order:
 
 request/          what a client asks for: parts of bodies, and `Asked`, to which each body is mapped chat/             a
 conversation's prompt, and the form of its answer resolve/          `Resolved`, the request with the served model's

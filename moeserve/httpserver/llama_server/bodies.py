@@ -164,7 +164,7 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
         return self.prompt.plain if isinstance(self.prompt, MultimodalPrompt) else self.prompt
 
     def asked(self, caller: Caller) -> Asked:
-        """Returns what the request asks the engine for."""
+        """Translates the body to the engine's request."""
         return Asked(
             caller=caller,
             model=self.model,

@@ -17,7 +17,7 @@ _warned: set[Path] = set()
 
 
 def read_kept(file: Path, kind: type[T]) -> T | None:
-    """Returns what the process before this one has written; None if there was none, or if the file cannot be read,
+    """Returns what the previous process wrote; None if there was none, or if the file cannot be read,
     which is logged."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)

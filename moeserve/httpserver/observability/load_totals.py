@@ -21,7 +21,7 @@ class LoadTotals:
     """Adds the totals of lost routers to the totals of the current one."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """file: keeps the totals for the httpserver after this one, and has those of the one before; None: they are
+        """file: keeps the totals for the next httpserver, and has the previous one's; None: they are
         not kept."""
         self._file = file
         kept = None if file is None else read_kept(file, _Kept)
@@ -64,7 +64,7 @@ class LoadTotals:
 
 
 def _is_any_less(one: LoadReport, other: LoadReport) -> bool:
-    """Returns whether any counter or histogram of `one` is less than that of `other`."""
+    """Returns whether any counter or histogram of `one` is less than the same one of `other`."""
     return any(
         _count(declared.value_in(one)) < _count(declared.value_in(other))
         for declared in declared_metrics(LoadReport)

@@ -1,5 +1,5 @@
-"""llama-server's /apply-template: the rendered prompt of a chat request. The body is that of /v1/chat/completions.
-Source: llama-server's README, of 2026."""
+"""llama-server's /apply-template: the rendered prompt of a chat request. The body is the same as for
+/v1/chat/completions. Source: llama-server's README, of 2026."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class ChatCompletionRequest(OpenAIRequest):
         )
 
     def asked(self, caller: Caller) -> Asked:
-        """Returns what the request asks the engine for."""
+        """Translates the body to the engine's request."""
         is_newer = self.max_completion_tokens is not None
         max_tokens = self.max_completion_tokens if is_newer else self.max_tokens
         return replace(

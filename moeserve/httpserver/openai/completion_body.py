@@ -138,7 +138,7 @@ class CompletionRequest(OpenAIRequest):
         return [FimPrompt(prompt, self.suffix) for prompt in self.prompts] if self.suffix else self.prompts
 
     def asked(self, caller: Caller) -> Asked:
-        """Returns what the request asks the engine for."""
+        """Translates the body to the engine's request."""
         is_bounded = self.max_tokens != -1
         chooses = self.num_candidates > self.n
         scores = self.prompt_logprobs

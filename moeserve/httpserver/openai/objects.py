@@ -1,6 +1,6 @@
 """The answers of the OpenAI API, as typed dicts.
 
-mypy checks them, FastAPI documents them, orjson writes them as they are. A pydantic model for each streamed token would
+mypy checks them, FastAPI documents them, orjson writes them directly. A pydantic model for each streamed token would
 cost more than the token's detokenisation.
 """
 

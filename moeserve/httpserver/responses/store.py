@@ -89,8 +89,8 @@ class ResponseStore:
         await self._run(lambda: self._put(stored, is_finished=False))
 
     async def put(self, stored: Stored) -> None:
-        """Stores a response, replacing the one that `begin` stored, and evicts old responses if needed. Raises ApiError
-        500."""
+        """Stores a response, replaces the entry that `begin` stored, and evicts old responses if needed. Raises
+        ApiError 500."""
         await self._run(lambda: self._put(stored))
 
     async def get(self, owner: str, response_id: str) -> Stored:

@@ -2,7 +2,7 @@
 
 FastAPI's body parameters are not used: orjson is faster than json and refuses NaN, infinities and lone surrogates, and
 the errors have moeserve's form. A body is read as JSON whatever its Content-Type says, because many clients send no
-Content-Type, or that of a form (curl's default). `origins.py` decides which web pages of other sites may send bodies.
+Content-Type, or a form's (curl's default). `origins.py` decides which web pages of other sites may send bodies.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from moeserve.processes.listeners import BACKLOG
 KEEP_ALIVE_S: Final = 120
 # Time after the last request's end in which clients may read the rest of their answers.
 LAST_BYTES_S: Final = 3
-# Connections for /health, /metrics and refusals, in addition to those of requests.
+# Connections for /health, /metrics and refusals, in addition to the connections of requests.
 SPARE_CONNECTIONS: Final = 256
 
 

@@ -86,8 +86,8 @@ def _give_up_early(schema: Any) -> None:
 class RequestModel(BaseModel):
     """A strict model: it refuses "3" for 3, and NaN. A null counts as a field that was left out. Undeclared fields are
     dropped or refused (`unknown_fields`), with two exceptions: fields in `elsewhere` are refused unless their value is
-    neutral, and fields in `idle` are accepted and have no effect. Among the declared fields, those in `empty` count as
-    left out if their value is empty, and those marked `Advisory` count as unknown fields if their value is invalid.
+    neutral, and fields in `idle` are accepted and have no effect. A declared field that is in `empty` counts as left
+    out if its value is empty. A field marked `Advisory` counts as unknown if its value is invalid.
 
     Validation of a list or an object ends at its first wrong member. By default pydantic describes every wrong member:
     the million that fit into 4 MB took 25 s and 2 GB, and all streams waited.

@@ -79,7 +79,7 @@ class SumNorm:
         return own.dtype == ROW_TYPE and len(own) <= self._capacity
 
     def choose(self, own: Tensor) -> None:
-        """From now on `takes()` returns true for batches of this number of rows."""
+        """Makes `takes()` return true for batches of this number of rows."""
         self._chosen.add(len(own))
 
     def takes(self, own: Tensor) -> bool:

@@ -162,7 +162,7 @@ def kimi_chunked_rule(
     inverse: Tensor,
     scores: Tensor,
 ) -> None:
-    """`chunked_rule` for Kimi Delta Attention. scores: scratch like inverse."""
+    """Computes `chunked_rule` for Kimi Delta Attention. scores: scratch memory of the same shape as `inverse`."""
     h = heads
     precision = "tf32x3" if x.mixed.dtype is torch.float32 else "tf32"
     size, gates = next_power_of_2(h.key_dim), x.gates

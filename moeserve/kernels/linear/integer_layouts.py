@@ -27,15 +27,15 @@ def axis(dim, rank, values):
 
 @triton.constexpr_function
 def spread(registers, threads, shape):
-    """A layout whose threads have `registers`, and take the bases `threads` lane by lane, then warp by warp; more bases
-    are registers' too, and with fewer some threads have the same."""
+    """Returns a layout in which each thread has the bases `registers`; the bases `threads` go to lanes first, then to
+    warps. Surplus bases become registers; if there are too few, some threads hold the same elements."""
     own = (threads + [[0] * len(shape)] * 7)[:7]
     return gl.DistributedLinearLayout(registers + threads[7:], own[:5], own[5:], [], shape)
 
 
 @triton.constexpr_function
 def product_layout(rank, registers, lanes, shape):
-    """A layout that agrees with the left operand of products: rows by lane and warp, and pairs of rows 8 apart."""
+    """Returns a layout that matches the left operand of products: rows by lane and warp, and pairs of rows 8 apart."""
     return gl.DistributedLinearLayout(
         registers + axis(0, rank, [8]), lanes + axis(0, rank, [1, 2, 4]), axis(0, rank, [16, 32]), [], shape
     )
@@ -68,7 +68,8 @@ def row_layout(words):
 
 @triton.constexpr_function
 def box_layout(blocks):
-    """A box of codes [128, 8 * blocks] int32 in shared memory: 32 rows' four parts of `blocks` super-blocks, 1 or 2."""
+    """Returns the layout of a box of codes [128, 8 * blocks] int32 in shared memory: four parts of 32 rows' `blocks`
+    super-blocks, 1 or 2."""
     return gl.NVMMASharedLayout(32 * blocks, 32, 2)
 
 

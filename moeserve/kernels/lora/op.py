@@ -59,7 +59,7 @@ class Items:
     blocks: RouteBlocks | None = None  # sorted routes, for a large batch
 
     def tiling(self) -> tuple[int, int]:
-        """(items per block, number of blocks)."""
+        """Returns (items per block, number of blocks)."""
         if self.blocks is not None:
             return self.blocks.routes.shape[1], len(self.blocks.expert)
         items = len(self.slots) * self.top_k
@@ -67,7 +67,7 @@ class Items:
         return block, -(-items // block)
 
     def operands(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
-        """(ids, block_expert, block_routes, count)."""
+        """Returns the kernels' arguments (ids, block_expert, block_routes, count)."""
         if self.blocks is not None:
             return None, self.blocks.expert, self.blocks.routes, self.count
         return self.ids, None, None, self.count

@@ -10,7 +10,7 @@ KV_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Identifies compatible pages: those with equal fingerprints hold the same numbers for the same tokens."""
+    """Identifies compatible pages: pages with equal fingerprints hold the same numbers for the same tokens."""
 
     kv_version: int
     model: str = field(compare=False)  # file name of the model; for people only

@@ -194,7 +194,7 @@ class Segment:
         self.checksums.pop(key, None)
 
     def damaged_pages(self) -> Iterator[bytes]:
-        """Reads all pages and yields the keys of those whose checksum does not match. Raises OSError."""
+        """Reads all pages and yields the keys of pages whose checksum does not match. Raises OSError."""
         if not self.checksums:
             return
         page = memoryview(bytearray(self._page_bytes))

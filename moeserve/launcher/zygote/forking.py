@@ -33,7 +33,8 @@ Main = Callable[[Process], None]
 
 
 def serve_forks(process: Process, line: socket.socket, mains: Mapping[str, Main]) -> None:
-    """Forks at the launcher's request until end of file. Each fork calls the one of `mains` with the requested name."""
+    """Forks at the launcher's request until end of file. Each fork calls the function in `mains` of the requested
+    name."""
     process.close_sockets()
     launcher = os.getppid()
     gc.collect()

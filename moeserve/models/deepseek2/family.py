@@ -102,7 +102,8 @@ def _experts(reader: ShapeReader, source: ModelSource, first: int) -> MoeShape:
 
 
 def _router(reader: ShapeReader, num_experts: int, top_k: int) -> RouterOptions:
-    """V3 scores by sigmoid. V2 scores by softmax (its files may not say so) and ranks groups by their best expert."""
+    """Reads the router's options. V3 scores by sigmoid. V2 scores by softmax (its files may not say so) and ranks
+    groups by their best expert."""
     if reader.integer("expert_gating_func", SOFTMAX, SIGMOID, default=SOFTMAX) == SIGMOID:
         return reader.grouped_router("sigmoid", num_experts, top_k)
     return replace(reader.grouped_router("softmax", num_experts, top_k), group_best=1)

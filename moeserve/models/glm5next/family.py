@@ -97,7 +97,8 @@ def _indexer(reader: ShapeReader) -> IndexerShape:
 
 
 def _check_own_indexers(reader: ShapeReader, recurrent: list[bool]) -> None:
-    """transformers has a layer use the choice of the layer just before it; here that one does not attend."""
+    """Raises ModelError unless each attending layer has an indexer. transformers lets a layer use the choice of the
+    layer just before it, but here that layer does not attend."""
     if not reader.has(n.INDEXER_TYPES):
         return
     for index, (has_own, is_recurrent) in enumerate(

@@ -1,9 +1,9 @@
 """Estimates the value of exchanging a cached expert for a missed one: the expert reads that it saves the CPU.
 
 Every possible exchange is watched for WATCHED steps, whether it is made or not: the number of steps that use the
-incoming expert, minus those that use the outgoing one. So the value is known before any weights are copied.
-Exchanges are grouped into bands by their gain in score, because with many concurrent streams small gains may cost
-more than they save while large gains pay.
+incoming expert, minus the number of steps that use the outgoing one. So the value is known before any weights are
+copied. Exchanges are grouped into bands by their gain in score, because with many concurrent streams small gains may
+cost more than they save while large gains pay.
 """
 
 from __future__ import annotations

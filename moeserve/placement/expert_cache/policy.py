@@ -73,7 +73,7 @@ class CachePolicy:
     def choose(self, used: Mask, most: int, *, pays: bool = True, ready: Mask | None = None) -> list[Move]:
         """Returns at most `most` exchanges with the greatest gains in score, and counts them as made. used: the
         experts of the step last given to `observe`. pays: return only exchanges that are expected to pay. ready: bool
-        [layers, experts]: those that can be promoted now; None: all."""
+        [layers, experts]: the experts that can be promoted now; None: all."""
         found = self._candidates(used)
         if pays:
             self._could = found

@@ -1,8 +1,8 @@
-"""Replays a routing trace through the RAM slots of experts on disk, without weights: hits, and what is read.
+"""Replays a routing trace through the RAM slots of experts on disk, without weights, to count hits and reads.
 
-The slots are those of `kernels/csrc/expert_disk`: a step's missing experts are read before it computes them, each into
-a free slot or that of the layer's expert with the lowest score that the step does not need. Guesses of the next layer's
-experts are left out: they shorten the wait for some misses.
+The slots work as in `kernels/csrc/expert_disk`: a step's missing experts are read before it computes them, each into a
+free slot or into the slot of the layer's expert with the lowest score that the step does not need. Guesses of the next
+layer's experts are left out: they shorten the wait for some misses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moeserve.placement.expert_cache.replay import Steps, StepUse
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Steps whose used experts are known: those that a GPU misses."""
+    """Steps with their used experts that a GPU does not have."""
 
     masks: Sequence[Mask]
 

@@ -121,7 +121,7 @@ class Planner:
         return allowed
 
     def _plan_rows(self, step: int, now: float, *, background: bool) -> ScheduledStep:
-        """background: the step may have rows of background requests."""
+        """Plans the step's rows. background: whether rows of background requests may be among them."""
         scheduled = ScheduledStep(step)
         self._memory.begin_rows()
         self._batch.retry_postponed()

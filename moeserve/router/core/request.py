@@ -241,7 +241,7 @@ class Request(HeldSequence):
 
     @property
     def is_on_trial(self) -> bool:
-        """True for a suspect that is tried alone: only one is bound at a time, so that a crash identifies it."""
+        """True for a suspect: only one suspect is bound at a time, so that a crash identifies it."""
         return self.to_be_tried and self.is_suspect
 
     def progress(self, done: int, now: float) -> PrefillProgress:

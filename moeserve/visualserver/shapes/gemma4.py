@@ -1,4 +1,4 @@
-"""Gemma 4's tower (https://ai.google.dev/gemma/docs/core): that of 26B-A4B and 31B, and the smaller one of E2B and
+"""Gemma 4's tower (https://ai.google.dev/gemma/docs/core): the tower of 26B-A4B and 31B, and the smaller one of E2B and
 E4B."""
 
 from __future__ import annotations

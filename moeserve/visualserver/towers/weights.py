@@ -95,8 +95,9 @@ class TowerWeights:
         self.dtype = torch.float32
 
     def product(self, name: str, x: Tensor, *, is_exact: bool = False) -> Tensor:
-        """x [rows, in], rounded to `dtype`, times the matrix `name`.weight, plus `name`.bias if there is one. Returns
-        float32 [rows, out]. is_exact: a second product multiplies the part of x that rounding removes."""
+        """Multiplies x [rows, in], rounded to `dtype`, by the matrix `name`.weight, and adds `name`.bias if the file
+        has one. Returns float32 [rows, out]. is_exact: a second product multiplies the part of x that rounding
+        removes."""
         bias = self.bias(name)
         if self.is_block_float:
             return self._matrix(name).product(x, bias)

@@ -92,8 +92,8 @@ class ResidentAdapters(Generic[Matrices]):
         budget: int,
         folder: str | None = None,
     ) -> None:
-        """at_start: adapters already in `engine`, in order. budget: bytes for adapters loaded later. folder: that of
-        --lora-dir; links in it must not lead outside, and error messages do not contain its path."""
+        """at_start: adapters already in `engine`, in order. budget: bytes for adapters loaded later. folder: the folder
+        of --lora-dir; links in it must not lead outside, and error messages do not contain its path."""
         self._engine = engine
         self._folder = None if folder is None else Path(folder)
         self._sizes = {adapter.key: adapter.num_bytes for adapter in at_start}
@@ -114,7 +114,7 @@ class ResidentAdapters(Generic[Matrices]):
         self._reading = None
 
     def want(self, wanted: AdaptersWanted) -> AdaptersReport:
-        """Makes progress between two steps: removes unwanted adapters, installs those that have been read, and
+        """Makes progress between two steps: removes unwanted adapters, installs adapters that have been read, and
         starts to read the next. Returns the state of each wanted adapter."""
         sources = wanted.sources
         orders = {source.order for source in sources}

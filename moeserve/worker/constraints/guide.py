@@ -54,8 +54,8 @@ class Guide:
             self._begin_reasoning(thinking)
 
     def accept(self, token_id: int) -> None:
-        """Advances by a token. Raises GrammarError if it is not allowed; a token in the place of a forced one is not
-        checked."""
+        """Advances by a token. Raises GrammarError if it is not allowed; a token at a position where another is forced
+        is not checked."""
         self._last.append(token_id)
         if self._forced:
             self._forced.popleft()

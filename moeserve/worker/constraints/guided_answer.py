@@ -20,9 +20,8 @@ from moeserve.worker.constraints.guide import Guide
 # CPU time limit for one token of one request. llguidance's own limits amount to 17 ms, but do not count all of its
 # work: a text of 120 kB without any choice took 330 ms.
 MAX_STEP_S: Final = 0.1
-COSTLY_FOR_DRAFTS_S: Final = (
-    0.001  # after a slower mask, forced tokens are not searched: the search takes as long as the mask
-)
+# After a slower mask, forced tokens are not searched: the search takes as long as the mask.
+COSTLY_FOR_DRAFTS_S: Final = 0.001
 
 
 class NextToken(NamedTuple):
@@ -66,7 +65,7 @@ class GuidedAnswer:
 
     @property
     def may_be_late(self) -> bool:
-        """False without a grammar: such an answer is never late."""
+        """False without a grammar: an answer without one is never late."""
         return self._compiled is not None
 
     def is_for(self, sampling: SamplingParams, output_ids: Sequence[int]) -> bool:
@@ -89,8 +88,8 @@ class GuidedAnswer:
         return self._guide is not None
 
     def start(self, eos_ids: tuple[int, ...], mask: Bits) -> NextToken:
-        """Computes the first mask. mask: int32 [words], overwritten here and in `advance`. The result's time is that of
-        the mask alone, without the output so far, as an estimate for the next mask."""
+        """Computes the first mask. mask: int32 [words], overwritten here and in `advance`. The result's time is the
+        time for the mask itself, without the output so far, as an estimate for the next mask."""
         self._mask = mask
         try:
             if self._compiled is not None:
@@ -120,7 +119,7 @@ class GuidedAnswer:
             return _failure(error)
 
     def _next(self, is_masked: bool, taken: float) -> NextToken:
-        """taken: seconds so far. Raises GrammarError."""
+        """Computes the next mask. taken: seconds so far. Raises GrammarError."""
         assert self._guide is not None
         forced: tuple[int, ...] = ()
         if self._drafts and is_masked and taken < COSTLY_FOR_DRAFTS_S:

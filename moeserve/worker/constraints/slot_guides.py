@@ -33,9 +33,8 @@ Int32s = NDArray[np.int32]
 
 COMPILATION_WAIT_S: Final = 0.02  # longest wait of a step for the grammars of new requests
 MASK_WAIT_S: Final = 0.05  # longest wait of a step for the masks of running requests
-LEAST_WAIT_S: Final = (
-    0.003  # a step waits at least this long for masks: being late costs a request three steps
-)
+# A step waits at least this long for masks: being late costs a request three steps.
+LEAST_WAIT_S: Final = 0.003
 FORCED_WAIT_S: Final = 0.0005  # a step waits at least this long for forced tokens, for drafts
 _UNCONSTRAINED: Final = -1
 
@@ -116,7 +115,7 @@ class Constraints:
         return self._masks, index
 
     def follow(self, slots: Int32s) -> tuple[NDArray[np.bool_], tuple[Bits, Int32s] | None]:
-        """For a further token in the same step: returns which rows can be sampled now, and their masks (see
+        """Returns, for one more token in the same step, which rows can be sampled now, and their masks (see
         `masks_for`). The other rows, whose expensive mask is not waited for, get this token in a later step and do not
         count as late."""
         ready = np.ones(len(slots), np.bool_)

@@ -27,9 +27,9 @@ class DraftRows:
         late: LateDrafts | None = None,
         keeping: Keeping | None = None,
     ) -> None:
-        """reading: the drafter's notes of what it reads. most: drafts of a step; None: as many as the router grants.
-        late: the drafter's notes of drafts that it is still computing; None: it never is. keeping: its notes of what it
-        spends without drafts; None: nothing."""
+        """reading: the drafter's record of the texts that it reads. most: the most drafts of a step; None: as many as
+        the router grants. late: the drafter's notes of drafts that it is still computing; None: it never is. keeping:
+        its notes of what it spends without drafts; None: nothing."""
         self._sequences = sequences
         self._drafter = drafter
         self._reading = reading

@@ -29,7 +29,7 @@ def guess(draw: Draw, spread: float = SPREAD) -> tuple[int, float]:
     """Returns a token, and the probability that it is drawn."""
     ends = np.cumsum(draw.weights, dtype=np.float64)
     edges = np.concatenate([[0.0], ends / ends[-1]])
-    # The point is between 0 and 1 for certain, so what the spread puts outside is left out.
+    # The point is certainly between 0 and 1, so the part of the distribution outside is cut off.
     before = 0.5 + 0.5 * np.tanh((edges - draw.point) / (2 * spread))
     shares = np.diff(before)
     at = int(shares.argmax())

@@ -90,8 +90,8 @@ class GpuNextTokenDrafter:
         return [tokens[:count, at].copy() for at, count in enumerate(counts.tolist())]
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
-        """The step has kept the states of its last rows; where those were drafts, that of the last accepted one
-        counts."""
+        """Notes the outcome of a step, which has kept the states of its last rows. If those were drafts, the state of
+        the last accepted one counts."""
         if layout.drafted is None or not layout.drafted.any():
             return
         has_drafts = layout.drafted > 0

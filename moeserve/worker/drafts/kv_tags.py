@@ -2,8 +2,8 @@
 
 The model's own KV is never missing: the router plans every position before it is read. The drafting model computes a
 text only when it drafts for it. A slot may therefore lack its KV (a page that was loaded from a tier, a prefix that was
-cached while nothing was drafted, a new worker), or hold that of another text (a rejected draft, a former request). A
-tag tells: it is a hash of the text up to the slot's position.
+cached while nothing was drafted, a new worker), or hold another text's KV (a rejected draft, an earlier request). A tag
+tells: it is a hash of the text up to the slot's position.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Drafts by a small model of the same vocabulary (--speculative-model).
 
-The small model is a decoder of its own on the same CPU pool. Its KV cache has the slots of the model's: position p of a
-request lies in the same slot number in both. It computes a request's text only when the request wants drafts:
+The small model is a decoder of its own on the same CPU pool. Its KV cache is addressed by the model's slots: position p
+of a request has the same slot number in both caches. It computes a request's text only when the request wants drafts:
 
     text       |.. computed ..|.. behind ..|    the last token is sampled
                               `- one pass -`    logits of the first draft, then one row for each further draft
@@ -114,7 +114,7 @@ class ModelDrafter:
         return one.length - self._computed[one.slot]
 
     def _learn(self, slot: int, length: int) -> None:
-        """Takes over the new tokens of a text, and passes over those whose KV is there already. The last token is
+        """Takes the new tokens of a text, and skips tokens whose KV is already in the cache. The last token is
         always computed, for its logits."""
         first = self._computed[slot]
         tokens = self._sequences.tokens[slot, first:length]
@@ -133,7 +133,8 @@ class ModelDrafter:
         return tags_of(self._before[slot], self._sequences.tokens[slot, first:end], first)
 
     def _read(self, far: Sequence[Wanted], budget: int) -> None:
-        """Computes all but the last tokens of these texts, `budget` at most, those that lack least first."""
+        """Computes all but the last tokens of these texts, at most `budget` tokens, beginning with the texts that lack
+        the fewest."""
         began = time.perf_counter()
         pieces: list[tuple[int, int]] = []
         for one in sorted(far, key=self._behind):

@@ -38,7 +38,7 @@ Floats = npt.NDArray[np.float32]
 LEAST_PROBABILITY = 0.5
 # Rows stored together for several steps: this is nearly free while nothing is drafted.
 MOST_LATE = 64
-UNKNOWN = -1  # in place of a row: the model's last hidden state is not known
+UNKNOWN = -1  # instead of a row number: the model's last hidden state is not known
 
 
 class _Computed(NamedTuple):
@@ -62,8 +62,8 @@ class NextTokenDrafter:
         keeping: Keeping | None = None,
         rotary: RotaryPositions | None = None,
     ) -> None:
-        """keeping: whether to keep up with the texts, and what that takes; None: always. rotary: RoPE positions of
-        requests with pictures; None: they are the tokens' numbers."""
+        """keeping: whether to compute the texts' new tokens in every step, and the time that takes; None: always.
+        rotary: RoPE positions of requests with pictures; None: they are the tokens' numbers."""
         self._sequences = sequences
         self._block = block
         self._least = least_probability

@@ -1,4 +1,4 @@
-"""Verifies drafts: samples each position as if it stood alone, until one differs from its draft.
+"""Verifies drafts: samples each position as if it were a step of its own, until one differs from its draft.
 
 Each round samples the next token of the rows that have matched so far. Between two rounds the sampler, the grammar
 and the token table take the token, as between two steps. So every token is the same as without drafts, even with
@@ -82,7 +82,7 @@ class RunSampler:
         self._rows = rows
 
     def force(self, engine: DraftSampling) -> None:
-        """From now on takes tokens from `engine`."""
+        """Makes all later tokens come from `engine`."""
         self._engine = engine
 
     def sample(self, layout: StepLayout, drafted: Sequence[int], computed_s: float) -> SampledRuns:
@@ -134,8 +134,8 @@ class RunSampler:
         return group if count is None else group._replace(depth=group.depth * 0 + 1 + count)
 
     def _keep(self, group: _Group, deep: Sequence[Int32s], found: SampledAtOnce) -> list[Sampled]:
-        """Keeps of the tokens sampled at all positions those that `_sample_rounds` would return. Done in one pass,
-        as a GPU idles meanwhile."""
+        """Returns, from the tokens sampled at all positions, the ones that `_sample_rounds` would return. Done in one
+        pass, as a GPU idles meanwhile."""
         places: list[list[int]] = [[] for _ in group.row]  # tokens of each row
         depth = group.depth.tolist()
         for place, row in enumerate(np.concatenate(deep).tolist()):
@@ -247,7 +247,7 @@ def _by_round(group: _Group, deep: Sequence[Int32s]) -> tuple[Int32s, Int32s]:
 
 
 def _rows_of(logits: Tensor, first: int, places: np.ndarray, count: int) -> Tensor:
-    """Returns these of the `count` rows from `first` on; without a copy if they are all."""
+    """Returns the chosen rows among the `count` rows from `first` on; without a copy if all are chosen."""
     if len(places) == count:
         return logits[first : first + count]
     return logits[first + places]

@@ -27,8 +27,8 @@ SHARED: Final = "a prefix that it shares was computed without an expert, which c
 
 Slots = npt.NDArray[np.bool_]
 
-# A step that reads all experts at this rate still counts as alive. No disk that serves is slower; one that hangs is
-# found by the readers' patience.
+# A step that reads all experts at this rate still counts as alive. A working disk is not slower than this; a hanging
+# disk is detected by the readers' time limit.
 SLOWEST_BYTES_PER_S: Final = 20e6
 
 

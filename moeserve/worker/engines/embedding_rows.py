@@ -1,5 +1,5 @@
-"""Rows of embeddings in place of tokens. A step reads only the rows that it computes, even if a chunk ends within a
-span, so at most one step's rows are in memory."""
+"""Rows whose input is embeddings instead of tokens. A step reads only the rows that it computes, even if a chunk ends
+within a span, so at most one step's rows are in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keeper: a process that holds what is slow to load, and forks the workers that serve.
+"""The keeper: a process that holds data which is slow to load, and forks the workers that serve.
 
 Loading a large model takes minutes, and a crash must not repeat it. So the keeper loads the weights and then only
 forks; a fork starts threads, allocates the KV pool and serves. The weights are in memory once, shared copy-on-write and

@@ -1,4 +1,4 @@
-"""Loads a runner from a configuration, on whichever device it selects."""
+"""Loads a runner from a configuration, on the device that the configuration selects."""
 
 from __future__ import annotations
 

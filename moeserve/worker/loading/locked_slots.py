@@ -23,7 +23,8 @@ from moeserve.processes.limits import lockable_bytes
 
 log = logging.getLogger(__name__)
 
-_MLOCK_ONFAULT: Final = 1  # linux/mman.h: locks what is in memory, and other pages when they are first used
+# Linux/mman.h: locks pages that are in memory, and other pages when they are first used.
+_MLOCK_ONFAULT: Final = 1
 # With less free memory beside the slots, the kernel needs pages that it can move to swap. The default of --expert-ram
 # leaves twice as much, of which the server's other processes may have taken a part.
 LEAST_FREE_BYTES: Final = MARGIN_BYTES // 2
@@ -52,7 +53,7 @@ def swap_bytes() -> int:
 
 
 def _log_unlocked(size: int, reason: str) -> None:
-    """A warning where the slots could be moved to swap, else a note."""
+    """Logs a warning if the slots could be moved to swap, otherwise a note."""
     has_swap = swap_bytes() > 0
     effect = "may be moved to swap" if has_swap else "stay in RAM as long as there is no swap"
     level = logging.WARNING if has_swap else logging.INFO
@@ -60,7 +61,7 @@ def _log_unlocked(size: int, reason: str) -> None:
 
 
 def _reason(code: int) -> str:
-    """code: errno of mlock2(2), which gives the same one for several causes."""
+    """Returns why locking failed. code: errno of mlock2(2), which is the same for several causes."""
     limit = lockable_bytes()
     if code in (errno.EPERM, errno.ENOMEM, errno.EAGAIN) and limit is not None:
         return (

@@ -16,8 +16,8 @@ POLL_S: Final = 0.02
 
 def beside_tower(config: ServerConfig, paths: RuntimePaths) -> ServerConfig:
     """Waits until the visual server, if there is one that may use this GPU, has its memory. Returns the configuration
-    with what is left of --gpu-memory-budget. Raises ConfigError if the budget is too small, or the visual server does
-    not start."""
+    with the rest of --gpu-memory-budget. Raises ConfigError if the budget is too small, or the visual server does not
+    start."""
     if config.mmproj is None or config.mmproj_device == "cpu":
         return config
     deadline = time.monotonic() + DEADLINE_S

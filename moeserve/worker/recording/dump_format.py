@@ -72,7 +72,7 @@ def step_path(folder: Path, step: int) -> Path:
 
 
 def step_tensors(model: DumpShape, rows: int, sampled: int) -> dict[str, Form]:
-    """The tensors of a step of `rows` rows, `sampled` of which get a next token."""
+    """Returns the tensors of a step of `rows` rows, `sampled` of which get a next token."""
     m, residual = model, model.hidden * model.streams
     widths = {ROUTER: model.experts, IDS: model.top_k, WEIGHTS: model.top_k}
     forms = {CONTEXTS: Form("I64", (rows,)), PREVIOUS: Form("I64", (rows,))}

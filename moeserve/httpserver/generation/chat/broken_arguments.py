@@ -12,8 +12,8 @@ _KEY: Final = "arguments"  # the name given to a text that has no keys
 
 
 def as_object(text: str) -> dict[str, Any]:
-    """Returns a call's arguments as an object, without what was cut off at the text's end. If no argument can be read,
-    the whole text becomes one argument."""
+    """Returns a call's arguments as an object, without an incomplete value at the text's end. If no argument can be
+    read, the whole text becomes one argument."""
     if text.count("[") + text.count("{") > MAX_VALUES:
         return {_KEY: text}
     try:

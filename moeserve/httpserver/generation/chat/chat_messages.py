@@ -51,7 +51,7 @@ _SIDES: Final = ("resized_height", "resized_width")
 _URL_FIELDS: Final = ("url", "data", "base64", "blob", "file_data")  # of an object with a picture
 # The fields of pictures by the part's type. `image` is the type of Qwen's and transformers' messages (`image`, `url`,
 # `base64`), of MCP (`data`, `mimeType`), of LangChain (`source_type`, `mime_type`) and of Anthropic (`source`), whose
-# pictures some agents pass on as they are. `resource` is MCP's file, and `file` OpenAI's.
+# pictures some agents pass on unchanged. `resource` is MCP's file, and `file` OpenAI's.
 _PICTURE_PARTS: Final = {
     "image_url": _PICTURE_FIELDS,
     "input_image": _PICTURE_FIELDS,
@@ -164,9 +164,9 @@ _ROLES: Final = {
 
 
 class Message(RequestModel):
-    """One message of the conversation. The reasoning of earlier turns is passed on; the template decides what the model
-    sees of it. A developer message is rendered as a system message, its older name, because templates that do not know
-    the role would drop it silently. A function message is rendered as a tool message, its newer form."""
+    """One message of the conversation. The reasoning of earlier turns is passed on; the template decides which of it
+    the model sees. A developer message is rendered as a system message, its older name, because templates that do not
+    know the role would drop it silently. A function message is rendered as a tool message, its newer form."""
 
     empty: ClassVar = frozenset({"tool_calls", "function_call", "audio", "images"})
 

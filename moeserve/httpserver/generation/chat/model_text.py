@@ -158,7 +158,7 @@ class ModelText:
         *,
         add_special: bool = False,
     ) -> ChatTokens:
-        """Tokenizes the pieces that `render_chat` returned, and puts each picture in the place of its mark. `pictures`
+        """Tokenizes the pieces that `render_chat` returned, and replaces each picture's mark by the picture. `pictures`
         maps marks to pictures. add_special: behind the begin-of-text token, if the model expects one. Raises ApiError
         400 if a mark is missing."""
         assert self.pictures is not None, "the caller knows that the model sees"

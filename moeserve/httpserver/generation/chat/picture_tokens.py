@@ -37,7 +37,7 @@ class _Placeholders:
     in_sections: bool = False  # a picture's rows rotate by time, row and column
     alone: str = ""  # the text that chat templates write in place of all the tokens
     tiles: _Tiles | None = None
-    # The token by which chat templates show a video, in place of `each`; "" if the family's tower reads no videos.
+    # The token that chat templates write for a video, instead of `each`; "" if the family's tower reads no videos.
     video: str = ""
     around: str = ""  # blank lines before and behind a picture, which the processor adds to the prompt's text
 

@@ -30,9 +30,9 @@ class TemplateEfforts:
     levels: tuple[str, ...] = ()  # the others, least first
 
     def word(self, options: ThinkingOptions) -> str | None:
-        """Returns the template's word for what the client asks for: its own effort if the template has it, or else the
-        next one above, or the highest. A budget in tokens stands for the smallest effort that covers it. None leaves
-        the choice to the template."""
+        """Returns the template's word for the effort that the client asks for: the same effort if the template has it,
+        else the next higher one, else the highest. A budget in tokens stands for the smallest effort that covers it.
+        None leaves the choice to the template."""
         if options.is_enabled is False:
             return self.off or self._level(_LEVELS[0])
         if options.effort is not None:

@@ -213,7 +213,7 @@ def _arguments_as_objects(messages: Conversation) -> Conversation:
 
 
 def _with_all_ids(messages: Conversation) -> Conversation:
-    """Gives each call without an id one, and each result without an id that of the next call."""
+    """Gives each call without an id one, and each result without an id the id of the next call."""
     given: Conversation = []
     waiting: list[Any] = []
     for number, message in enumerate(messages):
@@ -263,8 +263,8 @@ def _call_text(function: Mapping[str, Any]) -> str:
 
 
 def _lone_results_moved(messages: Conversation) -> Conversation:
-    """Turns a tool's result without a call before it into a user message. Clients that cut the history send such
-    results."""
+    """Turns a tool's result without a call before it into a user message. Clients that shorten the history send results
+    without their calls."""
     moved = []
     has_calls = False
     for message in messages:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 # Crashes of the visual server with the same picture, after which the picture is refused.
 MOST_LOSSES: Final = 2
-# The most bytes of embeddings that open requests hold; those of one more picture may come on top, as its size is known
-# only when it is encoded. A tenant leaves room for a prompt of another's.
+# The most bytes of embeddings that open requests hold. One more picture may exceed it, because its size is known only
+# when it is encoded. A tenant leaves room for a prompt of another's.
 MOST_HELD_BYTES: Final = 4 * MOST_BYTES
 MOST_TENANT_BYTES: Final = MOST_HELD_BYTES - MOST_BYTES
 

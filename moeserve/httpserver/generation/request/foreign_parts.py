@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from moeserve.httpserver.generation.request.pictures import data_type
 
-# Gemini's objects, which agents pass on as they are, with or without a type.
+# Gemini's objects, which agents pass on unchanged, with or without a type.
 _INLINE: Final = ("inline_data", "inlineData")
 # Types of parts whose own fields say what they hold: LangChain's, the AI SDK's and Gemini's in LangChain.
 _FILES: Final = ("file", "media", "video")

@@ -20,6 +20,6 @@ def unpacked_bits(octets: Bytes, bits: int) -> Bytes:
 
 
 def packed_bits(codes: Bytes, bits: int) -> Bytes:
-    """The inverse of `unpacked_bits`."""
+    """Returns the packed words: the inverse of `unpacked_bits`."""
     each = codes[..., None] >> np.arange(bits, dtype=np.uint8) & np.uint8(1)
     return np.packbits(each.reshape(*codes.shape[:-1], -1), axis=-1, bitorder="little")

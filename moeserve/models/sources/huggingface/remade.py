@@ -34,7 +34,7 @@ class Remade:
 
 
 def convolution(ours: str, theirs: str) -> Remade:
-    """A depthwise convolution, stored as [channels, 1, taps] and read as [channels, taps]."""
+    """Returns the rule for a depthwise convolution, stored as [channels, 1, taps] and read as [channels, taps]."""
     return Remade(ours, theirs, lambda shape: (shape[0], shape[-1]))
 
 
@@ -47,7 +47,7 @@ def delta_convolutions(under: str) -> list[Remade]:
 
 
 def decay_rate(ours: str, theirs: str, *dimensions: int) -> Remade:
-    """A_log, read as -exp(A_log). dimensions: further dimensions after that of heads."""
+    """Returns the rule for A_log, read as -exp(A_log). dimensions: the dimensions after the heads'."""
     return Remade(ours, theirs, lambda shape: (int(np.prod(shape)), *dimensions), lambda log: -np.exp(log))
 
 

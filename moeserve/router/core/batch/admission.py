@@ -41,7 +41,7 @@ class AdmissionPolicy:
 
     def admits(self, running: Iterable[Request], candidate: Request) -> bool:
         """Returns whether `candidate` may join `running`. All prompts count as fully computed, because they will be
-        before any request ends. A request that would run alone is always admitted."""
+        before any request ends. A request is always admitted if no other request is running."""
         if self.max_kv_total + candidate.max_kv <= self._memory.num_slots:
             return True
         lengths = []

@@ -1,6 +1,6 @@
 """Predicts the lengths of answers from the lengths of recent answers.
 
-The idea is that of the Past-Future scheduler (Gong et al., ASPLOS 2025): recent lengths are a sample of the
+The idea is from the Past-Future scheduler (Gong et al., ASPLOS 2025): recent lengths are a sample of the
 distribution of future lengths. Each request draws its predicted length from the recent lengths that exceed its
 output so far. The predictions of a batch then have the right distribution, and their peak sum is about right
 although each single one may be wrong. The draw is a quantile fixed per request, so that a prediction does not

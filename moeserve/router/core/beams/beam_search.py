@@ -1,10 +1,10 @@
 """The beam search algorithm: chooses the tokens that continue each beam, and collects answers. It is independent of
 slots, requests and steps.
 
-The rules are those of `generate(num_beams=...)` of Hugging Face's transformers 5:
+The rules are the same as for `generate(num_beams=...)` of Hugging Face's transformers 5:
 
-- The candidates of a step are the continuations of all beams, best first. Among the first `size`, those that end (by
-  an end token or at max_tokens) become answers; the best `size` that do not end become the next beams.
+- The candidates of a step are the continuations of all beams, best first. Candidates among the first `size` that end
+(by an end token or at max_tokens) become answers; the best `size` candidates that do not end become the next beams.
 - The best `size` answers are kept, ranked by score with the length penalty.
 
 With several groups (diverse beam search, Vijayakumar et al. 2016, arXiv:1610.02424) each group follows these rules

@@ -11,7 +11,7 @@ the last time by a row of plan N can be reused in plan N + 1, but not in N: `beg
 is planned.
 
 **Segments.** A request can continue at position p if the window slots of the `window - 1` positions before p exist
-(all of them, if p is less than the window). The tree keeps such slots where a continuation is likely: at snapshot
+(all of them, if p is less than the window). The tree keeps window slots where a continuation is likely: at snapshot
 points of prompts, at a prompt's end, and where a request ended or was preempted. A segment is a `Snapshot` at the
 end of a node that holds slots. Overlapping segments and requests share slots. Unlike a snapshot of recurrent state,
 a segment serves every position after its first `window - 1` tokens: if its node is split there, the upper part gets
@@ -20,7 +20,7 @@ its own segment.
 The segment at the end of a prompt's chunk holds all slots of the chunk, so that another prompt may diverge anywhere
 in it.
 
-**Size.** The pool has at least `least_slots`, so running requests alone never exhaust it; the rest holds segments.
+**Size.** The pool has at least `least_slots`, so that running requests cannot exhaust it; the rest holds segments.
 When slots are needed, long segments are first shortened to the slots that their snapshot points need, least recently
 used first; then segments are evicted in the order of snapshots (`snapshots.py`).
 """

@@ -1,8 +1,8 @@
 """Bounds what drafts may lose, whatever their chooser expects.
 
 Every step is paid into the account: a small share of the time that it takes without drafts. Drafts are paid from it:
-the time that they add, less the time of the tokens that they bring. Without a positive balance there are none, so in
-the long run drafts lose at most that share, plus the step that overdraws the account.
+the time that they add, less the time of the tokens that they bring. Without a positive balance no drafts are made, so
+in the long run drafts lose at most that share, plus the step that overdraws the account.
 
 A drafting model must read a request's text before it can draft, which may take as long as many steps and pays only
 afterwards. A second account pays for that, from another share of each step's time and from what drafts gain. Without a
@@ -26,8 +26,8 @@ LEAVES_AT, RETURNS_AT = -1.0, 1.0
 
 class DraftAccount:
     def __init__(self, most_steps: float = MOST_STEPS, least_steps: float = -MOST_STEPS) -> None:
-        """most_steps, least_steps: the greatest and the least balance, in steps' time. What a single step loses beyond
-        that is a pause of the machine, which happened to be in the drafting, and must not end drafts for hours."""
+        """most_steps, least_steps: the greatest and the least balance, in steps' time. A larger loss of a single step
+        comes from a pause of the machine that happened during drafting, and must not end drafts for hours."""
         self._most_steps = most_steps
         self._least_steps = least_steps
         self._balance_ms: float | None = None  # None: no step yet
@@ -39,7 +39,7 @@ class DraftAccount:
 
     def passed(self, rows: int, without_ms: float, lost_ms: float) -> None:
         """Records a finished step with `rows` requests' rows, which takes `without_ms` milliseconds without drafts.
-        lost_ms: what its drafts added, less what they brought; negative if they brought more."""
+        lost_ms: time that its drafts added minus time that they saved."""
         before = FIRST_TOKENS * without_ms / rows if self._balance_ms is None else self._balance_ms
         balance = min(before + SHARE * without_ms - lost_ms, self._most_steps * without_ms)
         self._balance_ms = max(balance, self._least_steps * without_ms)
@@ -52,12 +52,12 @@ class KeepAccount:
         self.allows = True  # the block keeps up with the texts
 
     def gained(self, ms: float) -> None:
-        """Adds what the drafts of a step saved, before `passed` records the step."""
+        """Adds the time that a step's drafts saved, before `passed` records the step."""
         self._gained_ms = ms
 
     def passed(self, ms: float, keep_ms: float) -> None:
-        """Records a finished step, which takes `ms` milliseconds without drafts; 0: not known. keep_ms: what the block
-        took beside it."""
+        """Records a finished step, which takes `ms` milliseconds without drafts; 0: not known. keep_ms: additional time
+        for the next-token block."""
         gained, self._gained_ms = self._gained_ms, 0.0
         if ms <= 0.0:
             return

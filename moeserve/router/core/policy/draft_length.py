@@ -112,8 +112,8 @@ class DraftLength:
         self, rows: int, drafted: int, accepted: int, context: int, ms: float, read_ms: float = 0.0
     ) -> None:
         """Records a step with `rows` decode rows, for the accounts. drafted, accepted: its drafts, and how many of them
-        were right. ms: what drafting, and waiting for the host, added. read_ms: what a drafting model's reading of
-        texts added. The step's own duration must have been observed before."""
+        were right. ms: additional time for drafting and waiting for the host. read_ms: additional time in which a
+        drafting model read texts. The step's own duration must have been observed before."""
         without = self._cost.decode_ms(rows, context)
         if not rows or without <= 0.0:
             return

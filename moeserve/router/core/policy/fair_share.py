@@ -4,8 +4,8 @@ A key's service is the running total of its computed prompt tokens and generated
 least served key that has one. So a key with one request overtakes a key with a hundred, and keys that always have
 work get equal shares (start-time fair queueing with a chunk's tokens as quantum). A key with few requests
 accumulates a credit of at most CREDIT tokens relative to busy keys, so that its next prompt is served at once. A key
-that joins when no other has open requests starts level with the most served one: service that others received while
-alone gives it no credit.
+that joins when no other has open requests starts level with the most served one: service that others received before
+gives it no credit.
 """
 
 from __future__ import annotations
@@ -66,6 +66,6 @@ class FairShare:
 
     def protected_share(self, requests: Collection[Request], tenant: str) -> float:
         """Returns the share, 0 to 1, of the decoding `requests` that a prompt of `tenant` must not slow down beyond
-        the prefill budget: those of tenants that were served at most SLACK tokens more than `tenant`."""
+        the prefill budget: the requests of tenants that were served at most SLACK tokens more than `tenant`."""
         level = self._served[tenant] + SLACK
         return sum(self._served[request.tenant] <= level for request in requests) / len(requests)

@@ -1,9 +1,9 @@
 """Makes requests with expensive grammars take turns, so that steps do not wait for their token masks.
 
 One thread of the worker computes masks beside the step. Cheap rows are never held back. An expensive row is planned
-when there is credit for it: each step adds its duration as credit, because the thread works meanwhile, and a row
-spends what its last mask took. So the thread keeps up, and masks are ready when a step needs them. Among the
-expensive rows, those of the key that has spent least come first, then the one that has waited longest.
+when there is credit for it: each step adds its duration as credit, because the thread works meanwhile, and a row spends
+the time that its last mask took. So the thread keeps up, and masks are ready when a step needs them. Among the
+expensive rows, rows of the key that has spent least come first, then the row that has waited longest.
 
 The thread takes a core from the steps, whose CPU threads wait for one another. So beside rows of another key, which
 would pay for it, masks get only SHARE_BESIDE_OTHERS of a step.
@@ -72,7 +72,7 @@ class GrammarTurns:
         return any(request.tenant not in tenants for request in owners)
 
     def select(self, decoding: Sequence[Request]) -> Sequence[Request]:
-        """Returns those of the requests that get a row in the next step; at least one."""
+        """Returns the requests that get a row in the next step; at least one."""
         if not self._costly:
             return decoding
         chosen = [request for request in decoding if request not in self._costly]

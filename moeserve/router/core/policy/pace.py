@@ -4,24 +4,24 @@ Every step serves every decode row, and prompt tokens in the step delay ("stall"
 
 - The length of one stall. Without a limit on inter-token latency, a stall is long enough to be efficient: a small chunk
   reads almost as many experts as a large one, so a chunk that lasts STALL_PER_FIXED_COST times as long as reading them
-  spends at most a fifth of its time on that. With a latency limit, a stall may take what the limit leaves, but not
-  longer than is useful.
+  spends at most a fifth of its time on that. With a latency limit, a stall may use the rest of the limit, but not more
+  than is useful.
 - The share of the time. Stalls add to a debt, and each step pays off a part proportional to its own length. No prompt
   is served while there is debt. So prompts get `prefill_share` of the time, in turns, and answers keep
   1 - prefill_share of their speed without prompts. If there are more prompts than answers, each prompt gets the time
   that it would get beside one answer, so that a backlog shrinks.
 
-If a prompt's chunks stream experts from RAM to a GPU, whatever their size, a chunk beside answers is as long as one
-alone, and a prompt has few chunks. The time of the next chunk then counts as debt as soon as one is served.
-Otherwise the pause after the last chunk would be missing, and with few chunks answers would lose more than their
-share.
+If a prompt's chunks stream experts from RAM to a GPU, whatever their size, a chunk beside answers is as large as a
+chunk without answers, and a prompt has few chunks. The time of the next chunk then counts as debt as soon as one is
+served. Otherwise the pause after the last chunk would be missing, and with few chunks answers would lose more than
+their share.
 
 At a share of 1 prompts come first: a step takes as many prompt tokens as fit, and answers get one token per step.
 This maximises throughput and is the default if all experts are on a GPU, where a step of 8,192 prompt tokens takes
 half a second, and one of 500 is hardly shorter than one of 16. A limit on inter-token latency still holds.
 
 Below 1, prompts and answers share one engine, so their shares add up to 1. Beside an answer, a prompt takes 1 /
-prefill_share times as long as alone, 2.5 times at the default. A larger share takes the difference from the answer.
+prefill_share times as long as by itself; 2.5 times at the default. A larger share takes the difference from the answer.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class Pace:
         self._tower_slice_ms = self._tower_share = 0.0
 
     def beside_tower(self, slice_ms: float, share: float) -> None:
-        """Notes what a vision tower takes of the device from now on: a step may have to wait for one slice of
-        `slice_ms` milliseconds, and for `share` of the time."""
+        """Notes a vision tower's use of the device: a step may have to wait for one slice of `slice_ms` milliseconds,
+        and the tower uses `share` of the time."""
         self._tower_slice_ms, self._tower_share = slice_ms, share
 
     def prefill_budget_ms(self, rows: int, alone_ms: float, protected_share: float) -> float:
         """Returns the milliseconds that prompts may now add to a step of `rows` decode rows, which takes `alone_ms`
         without them.
 
-        protected_share: share of the rows whose pace counts (see `FairShare.protected_share`). The smaller it is,
-        the closer the budget is to that of a step without decode rows. The limit on inter-token latency holds for
-        all rows.
+        protected_share: share of the rows whose pace counts (see `FairShare.protected_share`). The smaller it is, the
+        closer the budget is to the budget of a step without decode rows. The limit on inter-token latency holds for all
+        rows.
         """
         if not self._cost.is_fitted:
             return UNLIMITED_MS
@@ -102,8 +102,8 @@ class Pace:
         next_ms: float | None = None,
     ) -> None:
         """Accounts for a planned step that stalls its decode rows for `stall_ms`, while `prompts` prompts could be
-        served. next_ms: for streaming prompts, how long the next chunk of a running prompt will stall them; 0: there
-        is none."""
+        served. next_ms: for streaming prompts, how long the next chunk of a running prompt will stall them; 0: no next
+        chunk."""
         if not rows or self._share == 1.0:
             self._debt_ms = self._ahead_ms = 0.0
             return

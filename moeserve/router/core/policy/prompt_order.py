@@ -33,7 +33,7 @@ class PromptOrder:
         self, under_way: Collection[Request], *, with_waiting: bool, with_background: bool = True
     ) -> Request | None:
         """Returns the prompt to serve now, from `under_way` or, if with_waiting, also from the queue; None if there
-        is none. with_background: it may be one of a background request. The caller reports the tokens that it got to
+        is none. with_background: background requests count too. The caller reports the tokens that it got to
         `served`."""
         queues = self._waiting.tenants.items() if with_waiting else ()
         tenants = {request.tenant for request in under_way if not request.is_background}

@@ -34,8 +34,8 @@ Vector = list[float]
 MEMORY = 32.0  # a step's weight decays by 1 - 1/MEMORY with each later step of its kind
 # Relative damping of the diagonal elements (Marquardt's scaling). Features that the data cannot separate share the cost
 # in inverse proportion to it. Prompt features are damped least, so an ambiguous cost is attributed to them: smaller
-# chunks are planned then, which resolve the ambiguity; large chunks alone never would. The fixed cost of a prompt and
-# its span are damped most: they are 0 on a CPU, and most of a step on a GPU.
+# chunks are planned then, which resolve the ambiguity; with large chunks only, it would remain. The fixed cost of a
+# prompt and its span are damped most: they are 0 on a CPU, and most of a step on a GPU.
 DAMPING = (1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 1e-4, 1e-1, 1e-1)
 OUTLIER = 1.0  # relative error beyond which a step weighs less, as another process may have used the machine
 # the model is solved after each of this many first steps of a kind, later every SOLVE_EVERY steps
@@ -102,8 +102,8 @@ class StepCost:
             self._solve()
 
     def _solve(self) -> None:
-        """Solves for the coefficients. The most negative one is set to 0 and the rest solved again, until none is
-        negative."""
+        """Solves for the coefficients. The most negative coefficient is set to 0 and the rest solved again, until no
+        coefficient is negative."""
         self._unsolved = 0
         decode, mixed = self._kinds
         matrix = [
@@ -227,7 +227,7 @@ class _NormalEquations:
         keep = 1.0 - 1.0 / MEMORY
         for i, feature in enumerate(features):
             if not feature and not self.matrix[i][i]:
-                continue  # the whole row is 0, like that of prompt features in steps without prompts
+                continue  # the whole row is 0, as for prompt features in steps without prompts
             scaled = weight * feature
             row = self.matrix[i]
             row[i:] = [keep * old + scaled * other for old, other in zip(row[i:], features[i:], strict=True)]

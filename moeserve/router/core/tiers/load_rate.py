@@ -30,7 +30,7 @@ class LoadRates:
     def observe(self, tier: int, num_bytes: int, ms: float) -> None:
         """Records that `num_bytes` arrived from a tier that was busy for `ms` milliseconds. If a page is being read
         when a report is made, its time so far is in this report and its bytes are in the next one. So time without
-        bytes is added to that of the next bytes, and the rate is a ratio of sums."""
+        bytes is added to the time of the next bytes, and the rate is a ratio of sums."""
         self._ms_without_bytes[tier] += ms
         if num_bytes <= 0:
             return

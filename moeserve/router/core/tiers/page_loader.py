@@ -160,7 +160,7 @@ class PageLoader:
         return self.bytes_of(job.keys[job.num_ordered : job.end], with_state=job.end > job.num_pages)
 
     def bytes_of(self, keys: list[bytes], *, with_state: bool) -> list[int]:
-        """Returns the bytes of pages by tier; with_state: the last key is that of a state."""
+        """Returns the bytes of pages by tier; with_state: the last key is a state's."""
         sizes = [0] * len(self._tiers)
         for index, key in enumerate(keys, 1):
             is_state = with_state and index == len(keys)

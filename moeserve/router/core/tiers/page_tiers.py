@@ -1,5 +1,4 @@
-"""The prefix cache's tiers (RAM, disk) as the router sees them: which pages they hold, and what is written and
-loaded.
+"""The prefix cache's tiers (RAM, disk) in the router: which pages they hold, and which pages are written and loaded.
 
 The worker copies the bytes (`worker/tiers/page_mover.py`) as ordered in `StepPlan.pages`, and reports in
 `StepResult.pages`. A prompt whose continuation is in a tier waits until it is loaded into the prefix tree, while
@@ -37,8 +36,8 @@ class _TierPages:
 
 
 class PageTiers:
-    """The only writer of a request's `tier_tokens`, and with RunningBatch of `tiers_were_asked`. Its slots are those
-    of its loads."""
+    """The only writer of a request's `tier_tokens`, and with RunningBatch of `tiers_were_asked`. It owns the slots of
+    its loads."""
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class PageTiers:
 
     def begin_load(self, request: HeldSequence, namespace: Namespace, tokens: bytes, now: float) -> bool:
         """Returns whether a waiting request should wait until more of its prefix is loaded, and starts the load.
-        tokens: those that may come from a cache. Asked once per wait."""
+        tokens: the tokens that may come from a cache. Asked once per wait."""
         if request.tiers_were_asked:
             return False
         request.tiers_were_asked = True

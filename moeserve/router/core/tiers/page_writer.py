@@ -1,6 +1,6 @@
-"""Chooses the pages to write to the fastest tier: those of prompts after their first token, and those of requests
-that leave; in order, a few at a time, while the prefix tree still has them. Snapshots of recurrent state at the ends
-of pages follow, one at a time.
+"""Chooses the pages to write to the fastest tier: pages of prompts after their first token, and pages of requests that
+end; in order, a few at a time, while the prefix tree still has them. Snapshots of recurrent state at the ends of pages
+follow, one at a time.
 
 Pages are copied out of their slots before any other work of the plan that orders them, so nothing needs to hold the
 slots until then.
@@ -70,7 +70,7 @@ class PageWriter:
             self._jobs.append(_SaveJob(namespace, tokens, keys))
 
     def orders(self, now: float, *, beside_decoding: bool) -> PageOrders:
-        """Returns the writes for the plan being started; the tree does not contain yet what this plan computes."""
+        """Returns the writes for the plan being started, whose own tokens are not in the tree yet."""
         if now < self._paused_until:
             self._jobs.clear()
         room = self._most - len(self._ordered)

@@ -37,7 +37,7 @@ class DiskPromotions:
         return ready
 
     def hold(self, batch: Batch) -> Batch:
-        """Returns the batch with the experts' slots in RAM in the place of their indices."""
+        """Returns the batch with the experts' indices replaced by their slots in RAM."""
         slots = batch.copy()
         for row, (layer, _, place, _) in enumerate(batch.tolist()):
             if layer in self._on_disk:

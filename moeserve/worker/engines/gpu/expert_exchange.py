@@ -45,8 +45,8 @@ class Policy(Protocol):
 
     def choose(self, most: int, *, pays: bool, ready: Mask | None = None) -> Ids:
         """Chooses the next exchanges: int64 [moves, 3], by layer: layer, incoming expert, outgoing expert; they
-        count as made. pays: only exchanges that are expected to pay. ready: bool [layers, experts]: those that can
-        be promoted now; None: all."""
+        count as made. pays: only exchanges that are expected to pay. ready: bool [layers, experts]: the experts that
+        can be promoted now; None: all."""
 
     def learn(self) -> None:
         """Learns from the last step which exchanges, made or not, would have paid. Call it after `choose`, when

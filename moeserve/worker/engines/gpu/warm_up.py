@@ -67,7 +67,7 @@ class WarmUp:
             self._chain.capture()
 
     def put_off(self) -> None:
-        """Postpones the warm-up to calls of `go_on`, except for what the first step needs."""
+        """Postpones the warm-up to calls of `go_on`, except the parts that the first step needs."""
         if self._expert_cache is not None:
             with compile_ahead():
                 self._expert_cache.compile()

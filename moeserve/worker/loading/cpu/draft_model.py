@@ -49,8 +49,9 @@ def build_model_drafter(
     reading: Reading,
     foretell: Foretell,
 ) -> partial[ModelDrafter]:
-    """Allocates KV cache, states and buffers. Returns what makes the drafter from the runner's record of requests.
-    vocab_size: of the model that is drafted for. most_rows: of a step of either model. num_kv_slots: of the pool."""
+    """Allocates KV cache, states and buffers. Returns a function that makes the drafter from the runner's record of
+    requests. vocab_size: of the model that is drafted for. most_rows: of a step of either model. num_kv_slots: of the
+    pool."""
     layout, shape = loaded.model.layout, loaded.model.shape
     decoder = CpuDecoder(
         shape,

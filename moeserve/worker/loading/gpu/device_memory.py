@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 def free_bytes(device: torch.device) -> int:
-    """Returns the device's free bytes; under Triton's interpreter those of RAM."""
+    """Returns the device's free bytes; under Triton's interpreter the free bytes of RAM."""
     if device.type != "cuda":
         return int(psutil.virtual_memory().available)
     return torch.cuda.mem_get_info(device)[0]

@@ -16,7 +16,8 @@ CLIP_DEVIATION: Final = (0.26862954, 0.26130258, 0.27577711)
 
 
 def _derived(config: Config, vision: Config) -> dict[str, MetadataValue]:
-    """The tower's output has the width of the text model, which an mmproj file states."""
+    """Returns the settings that follow from others: the width of the tower's output, which an mmproj file states, is
+    the text model's unless config.json has another."""
     values = text_width(config, vision)
     output = vision.get("out_hidden_size")
     return values | ({"clip.vision.projection_dim": output} if isinstance(output, int) else {})

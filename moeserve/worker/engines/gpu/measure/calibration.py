@@ -25,7 +25,8 @@ TimeStep = Callable[[int, float], float]  # (tokens, fraction streamed) -> secon
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    # The smallest number of tokens for which streaming all experts is not slower than the CPU alone; None: not found.
+    # The smallest number of tokens for which streaming all experts is not slower than computing all on the CPU; None:
+    # not found.
     threshold: int | None
     streaming: Streaming
 
@@ -60,9 +61,9 @@ class _Times:
 
 
 def calibrate(time_step: TimeStep, sizes: Sequence[int]) -> Calibration:
-    """Times steps of `sizes` tokens (ascending, doubling), both on the CPU alone and with all experts streamed. Once
-    the CPU is slower, its further times are extrapolated linearly. Stops when the CPU would take FAR times as long as
-    streaming: sharing gains little there, and from twice that many tokens on, all experts are streamed."""
+    """Times steps of `sizes` tokens (ascending, doubling), once with all experts on the CPU and once with all streamed.
+    Once the CPU is slower, its further times are extrapolated linearly. Stops when the CPU would take FAR times as long
+    as streaming: sharing gains little there, and from twice that many tokens on, all experts are streamed."""
     times: list[_Times] = []
     threshold: int | None = None
     points: list[tuple[int, float]] = []

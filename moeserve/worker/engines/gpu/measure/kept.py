@@ -1,8 +1,8 @@
 """Keeps a GPU's step measurements on disk, next to Triton's compiled kernels, so that the next worker need not
 repeat them.
 
-There is one file per key; the key covers everything that affects the speed of steps (`kept_measurements`). The
-router starts with these values; what it learns from served steps survives the loss of a worker.
+There is one file per key; the key covers everything that affects the speed of steps (`kept_measurements`). The router
+starts with these values; what it learns from served steps outlives the worker.
 """
 
 from __future__ import annotations

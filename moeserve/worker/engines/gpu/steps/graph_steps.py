@@ -2,8 +2,8 @@
 step one by one takes the host 25 ms.)
 
 All graphs are captured before the first request. A worker that replaces a lost one postpones this (`plan`), because
-answers wait for it: it launches steps kernel by kernel and captures one graph after another between steps, first those
-that steps have asked for.
+answers wait for it: it launches steps kernel by kernel and captures one graph after another between steps, first the
+graphs that steps needed.
 """
 
 from __future__ import annotations
