@@ -2,8 +2,8 @@
 out, mostly in short answers.
 
 Only unmistakable text is read as a call: the whole answer, or its last paragraph, is one JSON object that begins with
-the name of an offered tool and has an object of arguments. Everything else stays text. Text is held back only while it
-may still become such a call.
+the name of an offered tool (or with OpenAI's type and then the name) and has an object of arguments. Everything else
+stays text. Text is held back only while it may still become such a call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .json_reader import Status
 from .offered_names import offered_name
 from .tool_calls import CallTags
 
-_HEAD: Final = '{"name":"'  # without white space
+_HEADS: Final = ('{"name":"', '{"type":"function","name":"')  # without white space
 _LIST: Final = "["  # may stand around the object
 
 
@@ -70,8 +70,8 @@ class BareCalls:
                 self._take(char, read)
             elif char.isspace() and (self._is_first or self._space or char == "\n"):
                 self._space += char
-            elif char in _HEAD[0] + _LIST and (self._is_first or self._space.count("\n") > 1):
-                self._body = HermesBody(self._num_calls, self._tags)
+            elif char in "{" + _LIST and (self._is_first or self._space.count("\n") > 1):
+                self._body = HermesBody(self._num_calls, self._tags, needs_arguments=True)
                 self._take(char, read)
             else:
                 read.append(Text(self._space + char))
@@ -101,11 +101,10 @@ class BareCalls:
     def _may_name_a_tool(self) -> bool:
         """Returns whether the text so far is the beginning of a call of an offered tool."""
         text = "".join(self._held.split()).removeprefix(_LIST)
-        if len(text) <= len(_HEAD):
-            return _HEAD.startswith(text)
-        name, has_end, _ = text.removeprefix(_HEAD).partition('"')
-        if not text.startswith(_HEAD):
-            return False
+        head = next((one for one in _HEADS if text.startswith(one)), None)
+        if head is None:
+            return any(one.startswith(text) for one in _HEADS)
+        name, has_end, _ = text.removeprefix(head).partition('"')
         self._is_named = bool(has_end) and offered_name(name, self._offered) in self._offered
         return self._is_named or (not has_end and len(name) <= max(map(len, self._offered), default=0) + 32)
 

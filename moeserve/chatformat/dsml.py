@@ -36,7 +36,7 @@ SYNTAX: Final = TaggedSyntax(
     close=f"</{MARK}invoke>",
     head=attributes_head,
     other_key_open="<parameter",
-    other_value_close="</parameter>",
+    other_value_closes=("</parameter>",),
 )
 
 

@@ -163,8 +163,8 @@ def _separated(
 
 
 def _in_json(name: str, marks: tuple[str, ...], tags: CallTags, guided: GuidedCalls) -> ToolFormat:
-    body = _untyped(partial(hermes.HermesBody, tags=tags))
-    return ToolFormat(name, marks, tags, tags.close, body, guided, in_json=not tags.bare)
+    body = _untyped(partial(hermes.HermesBody, tags=tags, needs_arguments=bool(tags.bare)))
+    return ToolFormat(name, marks, tags, tags.close, body, guided, in_json=True)
 
 
 def _python(name: str, mark: str) -> ToolFormat:

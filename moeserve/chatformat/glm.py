@@ -23,6 +23,7 @@ SYNTAX: Final = TaggedSyntax(
     value_open="<arg_value>",
     value_close="</arg_value>",
     close="</tool_call>",
+    other_value_closes=("</arg_key>",),
 )
 OWN_CALLS: Final = GuidedCalls(
     open=TAGS.open,

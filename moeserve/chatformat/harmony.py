@@ -45,6 +45,8 @@ _ROLE_PART: Final = re.compile(
     rf"(?:assistant)?\s*(?:{'|'.join(_CHANNELS)})?\s*(?:t|to|to=\s?\S*\s*|to=\s?\S+\s+\w{{0,8}})?"
 )
 _RECIPIENT: Final = re.compile(r"\bto=\s?(?!(?:assistant|user|all)\b(?![./:]))([^\s<]+)")
+# A tool in the place of a message's role or channel.
+_MISPLACED: Final = re.compile(rf"(?:{re.escape(START)}|{re.escape(CHANNEL)})\s*{re.escape(TOOLS)}([^\s<]+)")
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*([a-zA-Z]+)")
 _BARE_CHANNEL: Final = re.compile(rf"\s*(?:{_ROLE})?\s*({'|'.join(_CHANNELS)})\b")
 _SEPARATOR: Final = "\n\n"  # between the texts of two messages
@@ -166,6 +168,8 @@ class HarmonyParser:
         if not channels and (bare := _BARE_CHANNEL.match(self._header)) is not None:
             channels = [bare[1]]  # models omit the tag
         self._begin_content(is_reasoning=channels[-1:] == [ANALYSIS] and self._separates_reasoning)
+        if recipient is None and " to=" not in self._header:  # `to=assistant`: a tool's result
+            recipient = _MISPLACED.search(self._header)
         if recipient is not None and self._reads_calls:
             self._tool = offered_name(recipient[1].removeprefix(TOOLS), self._offered)
             self._stage = _Stage.CALL_START

@@ -37,8 +37,10 @@ _ARGUMENTS_DEPTH: Final = 2
 class HermesBody(RecordingBody):
     """Reads a call from the end of its opening tag to the end of its JSON object. See `tool_calls.CallBody`."""
 
-    def __init__(self, index: int, tags: CallTags = TAGS) -> None:
+    def __init__(self, index: int, tags: CallTags = TAGS, needs_arguments: bool = False) -> None:
+        """needs_arguments: an object that has a name alone is no call."""
         super().__init__(index)
+        self._needs_arguments = needs_arguments
         self._json = CallJson((tags.close, tags.open))
         self._call: list[str] = []  # the call's JSON
         self._in_json = False
@@ -97,7 +99,7 @@ class HermesBody(RecordingBody):
     def _end(self, events: list[Event]) -> Status:
         if not self.announced:
             try:
-                name, text = _read_call(json.loads("".join(self._call)))
+                name, text = _read_call(json.loads("".join(self._call)), self._needs_arguments)
             except (ValueError, RecursionError):  # too long a number, too deep nesting
                 return self._broken(self._json.unread)
             if not isinstance(name, str) or text[0] != "{" or not is_unicode(name):
@@ -107,14 +109,17 @@ class HermesBody(RecordingBody):
         return self._done(events, self._json.unread)
 
 
-def _read_call(call: dict[str, Any]) -> tuple[Any, str]:
+def _read_call(call: dict[str, Any], needs_arguments: bool) -> tuple[Any, str]:
     """Returns the name and the arguments' JSON. The arguments may be JSON within a string, the call an OpenAI tool call
-    (`{"function": {"name": ..., "arguments": ...}}`). A call without arguments may say `null` or ""."""
+    (`{"function": {"name": ..., "arguments": ...}}`). A call without arguments may say `null` or "", or nothing."""
     if isinstance(inner := call.get("function"), dict):
         call = inner
     name = next((call[key] for key in _NAMES if key in call), None)
     given = [call[key] for key in _ARGUMENTS if key in call]
-    arguments: Any = next((one for one in given if one not in (None, "")), {} if given else None)
+    is_bare_name = len(call) == 1 and not needs_arguments
+    arguments: Any = next(
+        (one for one in given if one not in (None, "")), {} if given or is_bare_name else None
+    )
     if isinstance(arguments, str) and (text := as_json(arguments)) is not None:
         arguments = json.loads(text)
     return name, to_json(arguments)

@@ -23,6 +23,7 @@ _WORDS: Final = {word: json for json in ("true", "false", "null") for word in (j
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _OTHER_NUMBER: Final = re.compile(r"([+-]?)(0|[1-9][0-9]*|)(?:\.([0-9]*))?((?:[eE][+-]?[0-9]+)?)")
 _KEY: Final = re.compile(r"[\w-]+")
+_NAME: Final = re.compile(r"[^\W\d][\w-]*")  # a key that is no number
 _MAX_KEY: Final = 64  # characters of a key that lacks the comma before it
 _MAX_WORD: Final = 4096  # characters of a number
 _MAX_DEPTH: Final = 256  # of brackets: clients cannot parse deeper nesting
@@ -313,6 +314,8 @@ class JsonReader:
     # ---- words
 
     def _word(self, char: str) -> Status:
+        if self._is_text_with_commas(char):
+            return self._word_with_commas(char)
         if char in self._behind_string():
             if self._word_json() is None:
                 return Status.BROKEN
@@ -328,6 +331,32 @@ class JsonReader:
             fits = self._dialect.is_bare or char.isalnum() or char in "+-."
         if not fits:
             return Status.BROKEN
+        self._held += char
+        return Status.GOING if len(self._held) <= _MAX_WORD else Status.BROKEN
+
+    def _is_text_with_commas(self, char: str) -> bool:
+        """Returns whether the word is an object's text without quotes, and has a comma or is followed by one."""
+        if self._is_key or not self._dialect.is_bare or self._open[-1] in ("[", _TUPLE):
+            return False
+        return "," in self._held or (char == "," and (self._word_json() or "").startswith('"'))
+
+    def _word_with_commas(self, char: str) -> Status:
+        """Reads on in a text without quotes. A comma ends it only before a key or a bracket."""
+        word, comma, rest = self._held.rpartition(",")
+        key = rest.strip()
+        if self.closes(char):
+            self._held = self._held if key else word
+            self._end_word()
+            return self._structure(char)
+        is_quote = comma and not key and any(quote.startswith(char) for quote in self._dialect.quotes)
+        if is_quote or (comma and char in self._dialect.colons and _NAME.fullmatch(key)):
+            self._held = word
+            self._end_word()
+            self._structure(",")
+            if is_quote:
+                return self._structure(char)
+            self._held, self._is_key, self._expect = key, True, _Expect.WORD
+            return self._word(char)
         self._held += char
         return Status.GOING if len(self._held) <= _MAX_WORD else Status.BROKEN
 

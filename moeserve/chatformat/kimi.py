@@ -29,7 +29,7 @@ TAGS: Final = CallTags(
     other_opens=("<|tool_call_section_begin|>",),
     bare=CALL_OPEN,
     following=CALL_OPEN,
-    ends=(CALL_CLOSE, _OTHER_CLOSE),
+    ends=(CALL_CLOSE, _OTHER_CLOSE, "```"),
 )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 from .guided import GuidedCalls, GuidedTags
-from .tag_heads import attributes_head
+from .tag_heads import attributes_or_named_head
 from .tool_calls import CallTags
 from .value_end import TaggedSyntax
 
@@ -34,7 +34,7 @@ SYNTAX: Final = TaggedSyntax(
     value_open="",
     value_close="</parameter>",
     close="</invoke>",
-    head=attributes_head,
+    head=attributes_or_named_head,
 )
 OWN_CALLS: Final = GuidedCalls(
     open=TAGS.open,

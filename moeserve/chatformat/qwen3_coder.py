@@ -31,6 +31,7 @@ SYNTAX: Final = TaggedSyntax(
     close="</function>",
     trims_line_ends=True,
     head=named_head,
+    other_value_closes=("</param>", "</ parameter>"),
 )
 OWN_CALLS: Final = GuidedCalls(
     open=TAGS.open,

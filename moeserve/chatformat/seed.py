@@ -22,7 +22,7 @@ TAGS: Final = replace(
     other_opens=(qwen3_coder.TAGS.open,),
     ends=(*qwen3_coder.TAGS.ends, qwen3_coder.TAGS.close),
 )
-SYNTAX: Final = qwen3_coder.SYNTAX
+SYNTAX: Final = replace(qwen3_coder.SYNTAX, trims_pairs=True)
 OWN_CALLS: Final = replace(
     qwen3_coder.OWN_CALLS,
     open=TAGS.open,

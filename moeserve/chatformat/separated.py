@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Final
 
 from .call_body import MAX_NAME_CHARS, RecordingBody
 from .call_json import CallJson
-from .events import CallStart, Event
+from .events import CallArguments, CallStart, Event
 from .json_reader import Status
+
+_FENCES: Final = ("```json", "```")  # Markdown's, before the JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,6 @@ class _Stage(Enum):
     OPENING = auto()
     HEAD = auto()  # up to the separator
     FORM = auto()  # expects `{`, or a line with the name
-    NAME = auto()
     FENCE = auto()
     ARGUMENTS = auto()
 
@@ -65,10 +67,10 @@ class SeparatedBody(RecordingBody):
                 return self._head(char, events)
             case _Stage.HEAD:
                 return self._head(char, events)
-            case _Stage.FORM | _Stage.FENCE if char == "{" and not self._held:
+            case _Stage.FENCE if char == "{" and not self._held:
                 return self._begin(char, events)
-            case _Stage.FORM | _Stage.NAME:
-                return self._line_with_name(char)
+            case _Stage.FORM:
+                return self._form(char, events)
             case _Stage.FENCE:
                 return self._tag(char, self._syntax.fence, _Stage.FENCE)
             case _Stage.ARGUMENTS:
@@ -100,18 +102,32 @@ class SeparatedBody(RecordingBody):
         if held.endswith(self._syntax.separator):
             self._name = self._syntax.name_of(held.removesuffix(self._syntax.separator))
             return self._go(_Stage.FORM) if self._name else self._broken(char)
+        if self._syntax.open and held.strip() == self._syntax.open:
+            return self._go(_Stage.HEAD)  # models repeat the tag
         return self._hold(held)
 
-    def _line_with_name(self, char: str) -> Status:
-        if char.isspace() and not self._held:
+    def _form(self, char: str, events: list[Event]) -> Status:
+        """Reads what is between the separator and the JSON: a fence, a repeated separator, or in one form the name."""
+        syntax, held = self._syntax, self._held + char
+        line = self._held.strip()
+        if char == "{" and (syntax.fence or line in ("", *_FENCES)):
+            self._name = self._name if line in ("", *_FENCES) else line
+            return self._begin(char, events)
+        if held.isspace() or held == syntax.separator or (char == "\n" and line in _FENCES):
+            self._held = ""
             return Status.GOING
-        if not self._syntax.fence:
-            return self._broken(char)
-        self._stage = _Stage.NAME
-        if char == "\n":
-            self._name = self._held.strip()
+        if held == syntax.close:
+            self.announced = True
+            events += [CallStart(self._index, self._name), CallArguments(self._index, "{}")]
+            return self._done(events, held)
+        if syntax.fence and char == "\n":
+            self._name = line
             return self._go(_Stage.FENCE)
-        return self._hold(self._held + char)
+        if syntax.fence and held.endswith(syntax.separator):
+            self._name = held.removesuffix(syntax.separator).strip()
+            return self._go(_Stage.FORM)
+        goes_on = any(one.startswith(held) for one in (syntax.separator, syntax.close, *_FENCES) if one)
+        return self._hold(held) if syntax.fence or goes_on else self._broken(char)
 
     def _hold(self, held: str) -> Status:
         if len(held) > MAX_NAME_CHARS or held[-1] == "\n":

@@ -8,7 +8,7 @@ from typing import Final
 
 _QUOTED: Final = r"\s*=\s*(\"[^\"]*\"|'[^']*'|[^\s\"'/>]+)"
 _ATTRIBUTE: Final = re.compile(rf"\s+(name|string|type){_QUOTED}")
-_NAMED: Final = re.compile(rf"(?:\s+name)?{_QUOTED}\s*")
+_NAMED: Final = re.compile(rf"(?:\s*=?\s*\bname)?{_QUOTED}(?:\s+(?:string|type){_QUOTED})*\s*(/?)")
 _EMPTY: Final = re.compile(r"\s*/\s*")
 
 
@@ -22,12 +22,18 @@ class TagHead:
 
 
 def named_head(text: str) -> TagHead | None:
-    """Reads `=key`; models also write `="key"` and ` name="key"`. Returns None for anything else."""
+    """Reads `=key`; models also write `="key"`, ` name="key"`, `=name="key"` and a type. Returns None for anything
+    else."""
     match = _NAMED.fullmatch(text)
     if match is None:
         return plain_head(text[1:]) if text.startswith("=") else None
-    name = match[1].strip("\"'") if match[1][0] in "\"'" else match[1]
-    return plain_head(name)
+    name = (match[1].strip("\"'") if match[1][0] in "\"'" else match[1]).strip()
+    return TagHead(name, is_empty=bool(match[3])) if name else None
+
+
+def attributes_or_named_head(text: str) -> TagHead | None:
+    """Reads `name="key"`; models also write `=key`."""
+    return named_head(text) if text.lstrip().startswith("=") else attributes_head(text)
 
 
 def plain_head(text: str) -> TagHead | None:

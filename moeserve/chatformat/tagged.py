@@ -237,11 +237,19 @@ class TaggedBody(RecordingBody):
         if held == self._syntax.key_close:  # models repeat it
             self._held = ""
             return Status.GOING
-        if self._syntax.value_open.startswith(held) or self._syntax.key_close.startswith(held):
+        if any(
+            tag.startswith(held)
+            for tag in (self._syntax.value_open, self._syntax.key_close, self._syntax.value_close)
+        ):
             self._held = held
             return self._begin_value(events) if held == self._syntax.value_open else Status.GOING
+        behind = held.removeprefix(self._syntax.value_close)
+        if behind != held and not behind.strip():
+            self._held = held
+            return Status.GOING
         self._begin_value(events)
-        return self._again(held, events)
+        # Models write the closing tag for the opening one. Before another tag it ends an empty value.
+        return self._again(held if char == "<" else behind, events)
 
     def _value_text(self, char: str, events: list[Event]) -> Status:
         assert self._value_end is not None

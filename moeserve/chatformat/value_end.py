@@ -41,12 +41,13 @@ class TaggedSyntax:
     value_close: str
     close: str
     trims_line_ends: bool = False  # one line end before and one after a value belong to the format
+    trims_pairs: bool = False  # `trims_line_ends` holds only for a value that begins with a line end
     # Reads the text between the tags of a name or a key.
     head: Callable[[str], TagHead | None] = plain_head
-    # Other spellings of `key_open` and `value_close`, which a value may contain as text. The other `value_close` ends a
+    # Other spellings of `key_open` and `value_close`, which a value may contain as text. Another `value_close` ends a
     # value only before a usual tag of the format; the other `key_open` begins a key only after a usual tag.
     other_key_open: str = ""
-    other_value_close: str = ""
+    other_value_closes: tuple[str, ...] = ()
 
 
 class _Kind(Enum):
@@ -108,14 +109,17 @@ class ValueEnd:
             self._named.append((syntax.name_open, (syntax.name_close,), _Kind.NAME))
         if not is_guided:
             self._fixed.setdefault(f"</{key}>", _Kind.DAMAGED)
-            if syntax.other_value_close:
-                self._fixed.setdefault(syntax.other_value_close, _Kind.DAMAGED)
+            for close in syntax.other_value_closes:
+                self._fixed.setdefault(close, _Kind.DAMAGED)
             if syntax.other_key_open:
                 self._named.append((syntax.other_key_open, (syntax.key_close,), _Kind.OTHER_KEY))
         # The tags that delimit a call within the value: the name's tags, or the outer tags if the name has no tags.
         self._nests = _Kind.NAME if syntax.name_open else _Kind.OUTER_OPEN
         self._unnests = self._fixed[syntax.close]
         self._num_nested = 0  # open calls within the value
+        self._is_trimmed: bool | None = (
+            False if not syntax.trims_line_ends else None
+        )  # None: its first character tells
         self._held = ""  # the beginning of a possible tag
         self._space: list[str] = []  # white space; the next tag decides whether it belongs to the value
         self._pieces: list[_Piece] = []  # undecided tags with the white space before them
@@ -128,6 +132,8 @@ class ValueEnd:
 
     def push(self, char: str) -> tuple[str, bool]:
         """Returns the text that certainly belongs to the value, and whether the value has ended."""
+        if self._is_trimmed is None:
+            self._is_trimmed = not self._syntax.trims_pairs or char in "\r\n"
         if self._held:
             return self._push_tag(char)
         if char == "<" or (self._may_be_key and _KEY_CHAR.fullmatch(char)):
@@ -301,7 +307,7 @@ class ValueEnd:
         self.unread = "".join(piece.read_as or piece.text for piece in self._pieces[at + is_close :])
         self._pieces.clear()
         if tag.kind is _Kind.VALUE_CLOSE:
-            return without_line_end(space) if self._syntax.trims_line_ends else space
+            return without_line_end(space) if self._is_trimmed else space
         return (
             space.rpartition("\n")[0] if "\n" in space else space
         )  # the line end before the next tag belongs to the format

@@ -18,7 +18,23 @@ ONE: Final[list[tuple[str, Any]]] = [("f", {"a": "x", "opts": {"k": [1, "}\n\n{"
 
 
 def test_the_formats_of_calls_in_json() -> None:
-    assert {name for name, one in TOOL_FORMATS.items() if one.in_json} == set(NAMES)
+    assert {name for name, one in TOOL_FORMATS.items() if one.in_json} == {*NAMES, "llama"}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        F,
+        F.replace('{"name', '{ "name'),
+        json.dumps(json.loads(F), indent=4),
+        '{"type": "function", ' + F[1:],
+        F.replace("arguments", "parameters"),
+    ],
+)
+def test_llamas_calls_in_other_spellings(written: str) -> None:
+    """Its calls have no tags; `{"name"` begins one wherever it stands."""
+    assert read("llama", written) == Answer("", "", ONE)
+    assert read("llama", f"Let me look.\n\n{written}") == Answer("Let me look.", "", ONE)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -30,6 +46,7 @@ def test_the_formats_of_calls_in_json() -> None:
         (json.dumps(json.loads(F), indent=2), ""),
         (F.replace("arguments", "parameters"), ""),
         (F.replace('"f"', '"functions.f"'), ""),
+        ('{"type": "function", ' + F[1:], ""),
         (F[:-1], ""),  # the last brace is missing
         (f"[{F}]", ""),
         (f"[{F}]\n", ""),

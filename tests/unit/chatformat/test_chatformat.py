@@ -71,7 +71,7 @@ def test_a_thought_that_the_prompt_opened() -> None:
         "<tool_call>",
         " x <tool_call>\n",
         "<tool_call>\nf(1)\n</tool_call>",
-        '<tool_call>{"name": "f"}</tool_call>',
+        '<tool_call>{"name": "f", "n": 1}</tool_call>',
         '<tool_call>{"name": "f", "arguments": "x"}</tool_call>',
         '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
         '<tool_call>{"name": 3, "arguments": {}}</tool_call>',

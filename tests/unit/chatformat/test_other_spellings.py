@@ -58,10 +58,21 @@ NAMES: Final = (
     ("qwen3_coder", CODER.replace("=f>", '="f">')),
     ("qwen3_coder", CODER.replace("=f>", ' name="f">')),
     ("qwen3_coder", CODER.replace("<function=", "<function = ")),
+    ("gemma4", gemma('google:mcp:text:f{a:<|"|>x<|"|>,b:"y"}')),
+    ("deepseek_v31", call("deepseek_v31", XY).replace("begin｜>f<", "begin｜>function<｜tool▁sep｜>f<")),
+    # a tool in the place of the role or the channel
+    (
+        "harmony",
+        f"<|channel|>analysis<|message|><|end|><|start|>functions.f<|channel|>commentary<|message|>{JSON}",
+    ),
+    ("harmony", f"<|channel|>functions.f <|constrain|>json<|message|>{JSON}<|call|>"),
 )
 TAGS: Final = (
     ("qwen3_coder", CODER.replace("<parameter=a>", '<parameter name="a">')),
     ("qwen3_coder", CODER.replace("<parameter=b>", '<parameter="b">')),
+    ("qwen3_coder", CODER.replace("<parameter=b>", '<parameter=name="b">')),
+    ("qwen3_coder", CODER.replace("<parameter=b>", '<parameter=b type="string">')),
+    ("qwen3_coder", CODER.replace("<parameter=b>", '<parameter name="b" type="string">')),
     ("qwen3_coder", CODER.replace("<tool_call>", "<tool_call>\n<tool_call>")),
     ("qwen3_coder", f"{CODER}\n</tool_call>"),
     ("qwen3_coder", CODER.replace("</function>", "</function>\n</function>")),
@@ -85,6 +96,7 @@ TAGS: Final = (
     ("minimax_m2", M2.replace('"a"', '"a" type="string"')),
     ("minimax_m2", M2.replace("<minimax:tool_call>\n", "").replace("\n</minimax:tool_call>", "")),
     ("minimax_m2", M2.replace("minimax:tool_call", "tool_call")),
+    ("minimax_m2", M2.replace('<parameter name="a">', "<parameter=a>")),
     ("minimax_m3", M3.replace("<invoke", "invoke")),
     ("minimax_m3", M3.replace("<a>", "")),
     ("kimi_k2", kimi("f").replace("<|tool_call_begin|>", "")),
@@ -100,6 +112,8 @@ BRACKETS: Final = (
     ("phi4_mini", PHI4.replace('"f"', '"functions.f"')),
     ("gemma4", gemma('f(a=<|"|>x<|"|>, b="y")')),
     ("gemma4", gemma("f(a='x', b='y')")),
+    ("kimi_k2", kimi("f").replace("{", "```json\n{").replace("}", "}\n```")),
+    ("deepseek_v31", call("deepseek_v31", XY).replace("{", "```json\n{").replace("}", "}\n```")),
     ("gemma4", gemma('f{a:<|"|>x<|"|>b:<|"|>y<|"|>}')),
     ("gemma4", gemma('f{a:<|"|>x<|"|>\n b:<|"|>y<|"|>}')),
     ("hermes", CODER),
@@ -200,12 +214,16 @@ HARMONY: Final = harmony("functions.f")
         ("glm45", GLM.replace("</arg_key>", "</arg_key></arg_key>")),
         ("glm45", GLM.replace("\n", "\r\n")),
         ("glm45", GLM.removesuffix(">")),
+        ("glm45", GLM.replace("x</arg_value>", "x</arg_key>")),
+        ("glm45", GLM.replace("<arg_value>x", "</arg_value>x")),
         ("hy_v3", call("hy_v3", XY).replace("<arg_key:opensource>b", "b")),
         # a bracket
         ("qwen3_coder", CODER.replace("</function>", "</function")),
         ("qwen3_coder", CODER.replace("<parameter=b>", "<parameter=b")),
         ("qwen3_coder", CODER.replace("<parameter=a>", "<parameter=a")),
         ("qwen3_coder", CODER.replace("\n", "\r\n")),
+        ("qwen3_coder", CODER.replace("</parameter>", "</param>")),
+        ("qwen3_coder", CODER.replace("</parameter>", "</ parameter>")),
         ("minimax_m2", M2.replace("</invoke>", "</invoke")),
         ("deepseek_v4", call("deepseek_v4", XY).replace("invoke>", "invoke")),
         # the block's tags, repeated ones
@@ -221,6 +239,9 @@ HARMONY: Final = harmony("functions.f")
         ("lfm2", "<|tool_call_start|>" + call("lfm2", XY)),
         ("mistral", "[TOOL_CALLS]" + call("mistral", XY)),
         ("mistral_json", "[TOOL_CALLS]" + call("mistral_json", XY)),
+        ("mistral", call("mistral", XY).replace("[ARGS]", "[ARGS][ARGS]")),
+        ("kimi_k2", kimi("f").replace("<|tool_call_begin|>", "<|tool_call_begin|>" * 2)),
+        ("deepseek_v31", DEEPSEEK.replace("<｜tool▁call▁begin｜>", "<｜tool▁call▁begin｜>" * 2)),
         # what stands between a name and its arguments
         ("kimi_k2", kimi("functions.f:0").replace("<|tool_call_argument_begin|>", "")),
         ("kimi_k2", kimi("\n functions.f:0")),
@@ -233,6 +254,54 @@ HARMONY: Final = harmony("functions.f")
 def test_tags_that_are_missing_repeated_or_cut_short(name: str, text: str) -> None:
     assert text != call(name, XY)
     assert read(name, text) == ONE
+
+
+NOW: Final = "<tool_call>\n{}\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", NOW.format('{"name": "now"}')),
+        ("qwen3_coder", NOW.format("<function=now/>")),
+        ("qwen3_coder", NOW.format('<function name="now" />')),
+        ("kimi_k2", kimi("functions.now:0").replace(JSON, "")),
+        ("granite", '<|tool_call|>[{"name": "now"}]'),
+    ],
+)
+def test_a_call_without_arguments(name: str, text: str) -> None:
+    assert read(name, text) == Answer("", "", [("now", {})])
+
+
+def test_values_that_may_mean_an_empty_one() -> None:
+    """The tag that closes a value may stand for the one that opens it, if text follows."""
+    empty = GLM.replace("<arg_value>x</arg_value>", "</arg_value>")
+    assert read("glm45", empty).calls == [("f", {"a": "", "b": "y"})]
+    begins = GLM.replace(">x<", "></arg_value>x<")
+    assert read("glm45", begins).calls == [("f", {"a": "</arg_value>x", "b": "y"})]
+
+
+def test_a_result_that_gpt_oss_invents_is_no_call() -> None:
+    result = f"<|start|>functions.f to=assistant<|channel|>commentary<|message|>{JSON}"
+    assert read("harmony", f"<|channel|>analysis<|message|>Hm<|end|>{result}") == Answer(JSON, "Hm")
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("{a:meet at 10:00, 11:00 tomorrow}", {"a": "meet at 10:00, 11:00 tomorrow"}),
+        ("{a:Hello, world, b:y}", {"a": "Hello, world", "b": "y"}),
+        ("{\n  a: Hello, you,\n  b: y,\n}", {"a": "Hello, you", "b": "y"}),
+        ('{a:one, two,b:"y"}', {"a": "one, two", "b": "y"}),
+        ('{a:one, two,<|"|>b<|"|>:<|"|>y<|"|>}', {"a": "one, two", "b": "y"}),
+        ("(a=one, two, b=y)", {"a": "one, two", "b": "y"}),
+        ("{opts:{k:one, two,l:[a b, c]},n:5}", {"opts": {"k": "one, two", "l": ["a b", "c"]}, "n": 5}),
+        ("{n:5,a:x}", {"n": 5, "a": "x"}),
+    ],
+)
+def test_commas_in_gemmas_text_without_quotes(written: str, arguments: dict[str, Any]) -> None:
+    """unslothai/unsloth#5624: half of a time became an argument's name."""
+    assert read("gemma4", gemma("f" + written)).calls == [("f", arguments)]
 
 
 @pytest.mark.parametrize("name", ["hermes", "glm45", "gemma4", "minimax_m3", "mistral", "hy_v3"])

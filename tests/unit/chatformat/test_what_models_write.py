@@ -193,6 +193,8 @@ FILES: Final = (
 def test_a_value_may_hold_the_tags_of_its_format(name: str, text: str) -> None:
     if name == "hy_v3_preview" and text.startswith("<tool_call>g\n<arg_key>"):
         pytest.xfail("a call of GLM's form has its closing tags, and another beginning")
+    if name == "phi4_mini" and "<|end|>" in text:
+        pytest.skip("the text of the call is cut out of a prompt at this token")
     for arguments in ({"a": text}, {"a": text, "b": "y"}, {"b": "y", "a": text}):
         assert read(name, call(name, arguments)) == Answer("", "", [("f", arguments)])
 
