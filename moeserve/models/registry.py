@@ -54,6 +54,7 @@ from moeserve.models.minimaxm3.family import FAMILY as MINIMAX_M3
 from moeserve.models.mistral3.family import FAMILY as MISTRAL3
 from moeserve.models.nemotronh.family import DENSE_FAMILY as NEMOTRON_H
 from moeserve.models.nemotronh.family import FAMILY as NEMOTRON_H_MOE
+from moeserve.models.nemotronnas.family import FAMILY as DECI
 from moeserve.models.olmo2.family import FAMILY as OLMO2
 from moeserve.models.olmoe.family import FAMILY as OLMOE
 from moeserve.models.phi3.family import FAMILY as PHI3
@@ -137,6 +138,7 @@ _families: dict[str, ModelFamily] = {
         EXAONE4,
         GLM4,
         GEMMA2,
+        DECI,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

@@ -41,6 +41,8 @@ def round_kv(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     for layer in text.layers:
         if not hasattr(layer, "self_attn") or hasattr(layer.self_attn, "forget_gate"):
             continue  # it is recurrent
+        if not any(True for _ in layer.self_attn.parameters()):
+            continue  # it does not attend
         if is_normed_after:
             layer.self_attn.key_layernorm.register_forward_hook(lambda module, inputs, k: k.half().float())
         if hasattr(layer.self_attn, "qkv_proj"):

@@ -118,6 +118,8 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
         return f"{shape.architecture} has keys and values of different widths, which are not divided"
     if shape.recurrence is not None and shape.recurrence.undivided:
         return f"{shape.architecture} has {shape.recurrence.undivided}, which is not divided"
+    if any(layer.mixer is None or layer.ffn is None for layer in shape.layers):
+        return f"{shape.architecture} has layers without attention or a feed-forward, which are not divided"
     if shape.streams is not None:
         return f"{shape.architecture} has {_STREAMS}"
     if found := cpu_only_features(shape):

@@ -147,14 +147,16 @@ class GpuLayers:
         add_ngrams(w, self._shape, of_ngrams, batch.states, batch.count, s)
 
     def _take_over(self, index: int, layer: GpuLayer, s: GpuWorkspace, count: Tensor) -> None:
-        """Prepares the feed-forward of a layer without a mixer. If the previous layer had no feed-forward, this layer's
-        norm adds the mixer output that it left in s.output, as if both were one layer. Otherwise s.output becomes 0."""
-        if index and self._layers[index - 1].ffn is None:
+        """Prepares the feed-forward, if any, of a layer without a mixer. If the previous layer had no feed-forward, the
+        next norm adds the mixer output that it left in s.output, as if both were one layer. Otherwise s.output becomes
+        0."""
+        before = self._layers[index - 1].ffn if index else None
+        if index and before is None:
             return
-        if index:
-            assert layer.ffn is not None
-            assert layer.ffn.norm is not None
-            self._add_and_norm(index, s, layer.ffn.norm, count)  # only to complete x
+        if before is not None:
+            any_norm = before.norm if layer.ffn is None else layer.ffn.norm
+            assert any_norm is not None
+            self._add_and_norm(index, s, any_norm, count)  # only to complete x
         s.output.zero_()
 
     def _add_and_norm(self, index: int, s: GpuWorkspace, weight: GpuInput, count: Tensor) -> None:
