@@ -9,7 +9,8 @@ from playwright.sync_api import Page
 
 from moeserve.messages.schema import GenerateRequest
 from tests.browser.conftest import ask
-from tests.support.http_harness import HttpServer, http_server, say, tokens_of, within
+from tests.support.http_harness import HttpServer, http_server, say, tokens_of
+from tests.support.waiting import within
 
 QUESTION = "Write a title for this conversation"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -59,16 +58,6 @@ def at_once(ask: Callable[[In], Out], questions: Sequence[In]) -> list[Out]:
 
     with ThreadPoolExecutor(len(questions)) as pool:
         return list(pool.map(wait_and_ask, questions))
-
-
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    """Whether `condition` comes true within so many seconds; asked every 10 ms."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def running(server: Server) -> float:

@@ -14,8 +14,9 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from moeserve.httpserver.generation.engine.silences import SILENCE_S
-from tests.e2e.clients import TEXT, completion, within
+from tests.e2e.clients import TEXT, completion
 from tests.support.server import Server
+from tests.support.waiting import within
 
 LIMIT_S: Final = 4.0  # of --step-timeout, the shortest that is kept
 # From when on /health must be true: the limit, a look at each quarter of it, or a silence.

@@ -13,11 +13,12 @@ import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.e2e.clients import streamed, within
+from tests.e2e.clients import streamed
 from tests.e2e.reloading import reload
 from tests.support.hugging_face_model import read_model, write_model
 from tests.support.peft_adapters import ATTENTION, EXPERTS, ROUTER, write_adapter
 from tests.support.server import Server, running_server
+from tests.support.waiting import within
 
 pytestmark = pytest.mark.cpu_engine("adapters")
 NAMES = ("tiny", "first", "second")

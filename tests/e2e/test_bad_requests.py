@@ -8,9 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.clients import TEXT, from_cache, is_empty, within
+from tests.e2e.clients import TEXT, from_cache, is_empty
 from tests.e2e.steady_streams import SteadyStreams
 from tests.support.server import Server
+from tests.support.waiting import within
 
 JSON = {"content-type": "application/json"}
 CONTEXT = 2048  # of the tiny model

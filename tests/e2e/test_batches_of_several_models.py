@@ -6,8 +6,7 @@ import json
 import os
 import shutil
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 
 from moeserve.cli.command_line import demonstration_model
 from tests.support.server import Server, running_server, title_of
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # several loads each
 CHAT = "/v1/chat/completions"
@@ -69,13 +69,6 @@ def create(client: httpx.Client, models: str, tokens: int = 8, **fields: Any) ->
     return str(made.json()["id"])
 
 
-def until(happens: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not happens():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def batch_of(client: httpx.Client, batch_id: str) -> dict[str, Any]:
     while True:
         with suppress(httpx.TransportError):  # the front was killed
@@ -86,7 +79,7 @@ def batch_of(client: httpx.Client, batch_id: str) -> dict[str, Any]:
 
 
 def results(client: httpx.Client, batch_id: str) -> list[dict[str, Any]]:
-    until(lambda: batch_of(client, batch_id)["status"] in ("completed", "failed", "expired"))
+    until(lambda: batch_of(client, batch_id)["status"] in ("completed", "failed", "expired"), PATIENCE_S)
     batch = batch_of(client, batch_id)
     assert batch["status"] == "completed", batch
     assert batch["error_file_id"] is None, client.get(f"/v1/files/{batch['error_file_id']}/content").text
@@ -114,11 +107,11 @@ def test_lines_of_three_models_and_kills(server: Server, client: httpx.Client) -
     that has had no request for half a minute."""
     models = "ab" * 60 + "c" * 10
     batch = create(client, models)
-    until(lambda: batch_of(client, batch)["request_counts"]["completed"] >= 20)
+    until(lambda: batch_of(client, batch)["request_counts"]["completed"] >= 20, PATIENCE_S)
     body = {"model": "a", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
     assert client.post(CHAT, json=body).status_code == 200, "a request beside the lines"
     front_of(server).children()[0].kill()
-    until(lambda: batch_of(client, batch)["request_counts"]["completed"] >= 60)
+    until(lambda: batch_of(client, batch)["request_counts"]["completed"] >= 60, PATIENCE_S)
     os.kill(front_of(server).pid, signal.SIGKILL)
     check(results(client, batch), models)
     text = client.get("/metrics").text
@@ -132,10 +125,10 @@ def test_lines_give_way_to_a_request(server: Server, client: httpx.Client) -> No
     """Lines with long answers run on both loaded models; a request for the third sends some of them back."""
     for name in "ab":
         assert client.post("/models/load", json={"model": name}).status_code == 200
-    until(lambda: client.get("/metrics").text.count('state="loaded"} 1.0') == 2)
+    until(lambda: client.get("/metrics").text.count('state="loaded"} 1.0') == 2, PATIENCE_S)
     models = "ab" * 3
     batch = create(client, models, tokens=1000, ignore_eos=True)
-    until(lambda: sum(lines_of(client, name) > 0 for name in "ab") == 2)
+    until(lambda: sum(lines_of(client, name) > 0 for name in "ab") == 2, PATIENCE_S)
     body = {"model": "c", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
     assert client.post(CHAT, json=body).status_code == 200
     check(results(client, batch), models)
@@ -156,7 +149,7 @@ def test_message_batches_name_models_too(server: Server, client: httpx.Client) -
     made = client.post("/v1/messages/batches", json={"requests": requests})
     assert made.status_code == 200, made.text
     path = f"/v1/messages/batches/{made.json()['id']}"
-    until(lambda: client.get(path).json()["processing_status"] == "ended")
+    until(lambda: client.get(path).json()["processing_status"] == "ended", PATIENCE_S)
     found = {
         one["custom_id"]: one["result"]
         for one in map(json.loads, client.get(f"{path}/results").text.splitlines())

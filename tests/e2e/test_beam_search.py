@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.clients import TEXT, at_once, completion, is_empty, within
+from tests.e2e.clients import TEXT, at_once, completion, is_empty
 from tests.support.server import Server
+from tests.support.waiting import within
 
 BEAMS: dict[str, Any] = {"use_beam_search": True, "max_tokens": 8, "ignore_eos": True, "prompt": TEXT}
 CHAT = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 8}

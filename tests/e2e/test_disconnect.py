@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.clients import TEXT, completion, from_cache, is_empty, running, waiting, within
+from tests.e2e.clients import TEXT, completion, from_cache, is_empty, running, waiting
 from tests.support.server import Server, running_server
+from tests.support.waiting import within
 
 LONG_PROMPT = [100 + i % 3000 for i in range(2000)]
 SHORT_PROMPT = [100, 200, 300]

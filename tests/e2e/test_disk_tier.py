@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import OWN_FIXTURES, TEST_DEVICE
-from tests.e2e.clients import TEXT, within
+from tests.e2e.clients import TEXT
 from tests.support.server import Server, running_server
+from tests.support.waiting import within
 
 PROMPT = TEXT * 6
 PAGE_TOKENS = 32

@@ -6,8 +6,7 @@ import json
 import os
 import shutil
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import pytest
 from moeserve.cli.command_line import demonstration_model
 from tests.support.hub_server import running_hub
 from tests.support.server import Server, running_server, stream_events
+from tests.support.waiting import until
 
 NAME = "acme/tiny-GGUF:Q8_0"
 PATIENCE_S = 120.0  # for a load on a busy machine
@@ -65,13 +65,6 @@ def delete(client: httpx.Client, name: str) -> httpx.Response:
     return client.request("DELETE", "/api/delete", json={"model": name})
 
 
-def until(happens: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not happens():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_model_is_served_from_its_download_to_its_deletion(flags: list[str], tmp_path: Path) -> None:
     with running_server(None, *flags) as server, client_of(server) as client:
         assert listed(client) == {"own"}
@@ -79,7 +72,10 @@ def test_a_model_is_served_from_its_download_to_its_deletion(flags: list[str], t
         assert pulled(client, f"hf.co/{NAME}") == {"status": "success"}
         assert listed(client) == {"own", NAME}
         assert client.get(f"/v1/models/{NAME}").json()["state"] == "unloaded"
-        until(lambda: client.get("/api/tags").json()["models"][1]["details"]["quantization_level"] == "Q8_0")
+        until(
+            lambda: client.get("/api/tags").json()["models"][1]["details"]["quantization_level"] == "Q8_0",
+            PATIENCE_S,
+        )
         answer = chat(client, f"hf.co/{NAME}")
         assert answer.status_code == 200, answer.text
         assert answer.json()["done"]
@@ -103,7 +99,7 @@ def test_a_model_is_served_from_its_download_to_its_deletion(flags: list[str], t
                 assert list(events)[-1]["choices"][0]["finish_reason"] == "length", (
                     "it has ended as it would have"
                 )
-            until(lambda: client.get("/api/ps").json()["models"] == [])
+            until(lambda: client.get("/api/ps").json()["models"] == [], PATIENCE_S)
             assert delete(client, NAME).status_code == 404
 
 
@@ -118,7 +114,7 @@ def test_the_next_server_serves_it_too_and_says_what_is_missing(flags: list[str]
         file.unlink()
         assert chat(client, NAME).status_code == 200, "a loaded model needs its file no longer"
         client.post("/models/unload", json={"model": NAME})
-        until(lambda: client.get(f"/v1/models/{NAME}").json()["state"] == "unloaded")
+        until(lambda: client.get(f"/v1/models/{NAME}").json()["state"] == "unloaded", PATIENCE_S)
         missing = chat(client, NAME)
         assert missing.status_code == 503
         assert (

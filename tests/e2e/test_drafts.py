@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from moeserve.cli.command_line import demonstration_model
-from tests.e2e.clients import TEXT, is_empty, within
+from tests.e2e.clients import TEXT, is_empty
 from tests.e2e.drafted_answers import ACCEPTED, DRAFTED, FEW, NGRAM, always_drafting
 from tests.e2e.killed_answers import (
     Asked,
@@ -24,6 +24,7 @@ from tests.e2e.killed_answers import (
 )
 from tests.support.nightly import nightly_after
 from tests.support.server import Server, running_server
+from tests.support.waiting import within
 
 
 def requests() -> list[Asked]:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.conftest import OWN_FIXTURES
-from tests.e2e.clients import TEXT, at_once, is_empty, within
+from tests.e2e.clients import TEXT, at_once, is_empty
 from tests.e2e.drafted_answers import (
     COMPLETIONS,
     FEW,
@@ -22,6 +22,7 @@ from tests.e2e.drafted_answers import (
 )
 from tests.e2e.killed_answers import CHAT, Asked, text
 from tests.support.server import Server, running_server
+from tests.support.waiting import within
 
 pytestmark = [pytest.mark.slow, pytest.mark.cpu_engine("answers are the same bit for bit on the CPU alone")]
 

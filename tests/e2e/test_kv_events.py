@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.e2e.clients import completion, within
+from tests.e2e.clients import completion
 from tests.support.kv_subscriber import Block, Subscriber
 from tests.support.server import Server, running_server
+from tests.support.waiting import within
 
 BLOCK = 8
 

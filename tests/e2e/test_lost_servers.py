@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +19,7 @@ import pytest
 
 from moeserve.cli.command_line import demonstration_model
 from tests.support.server import Server, running_server, stream_events, title_of
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # several loads each
 CHAT = "/v1/chat/completions"
@@ -63,13 +64,6 @@ def metric(server: Server, name: str, model: str) -> float:
     return -1.0
 
 
-def until(happens: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not happens():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_requests_in_flight_get_the_next_server(server: Server) -> None:
     """Some run, others wait for a place; the stream that has begun ends with an error, and b is not touched."""
 
@@ -92,7 +86,7 @@ def test_requests_in_flight_get_the_next_server(server: Server) -> None:
             events = stream_events(begun)
             next(events)
             asking = [pool.submit(ask, place) for place in range(IN_FLIGHT)]
-            until(lambda: metric(server, "model_running_requests", "a") == IN_FLIGHT + 1)
+            until(lambda: metric(server, "model_running_requests", "a") == IN_FLIGHT + 1, PATIENCE_S)
             launcher_of(server, 0).kill()
             assert list(events)[-1]["error"]["code"] == "model_lost"
             answers = [one.result() for one in asking]
@@ -118,11 +112,11 @@ def test_a_line_that_ends_its_server_fails_at_the_third(server: Server) -> None:
         file = client.post("/v1/files", files={"file": ("x.jsonl", data)}, data={"purpose": "batch"}).json()
         body = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h"}
         path = f"/v1/batches/{client.post('/v1/batches', json=body).json()['id']}"
-        until(lambda: client.get(path).json()["request_counts"]["completed"] == 6)
+        until(lambda: client.get(path).json()["request_counts"]["completed"] == 6, PATIENCE_S)
         for kill in range(3):
-            until(lambda: metric(server, "model_running_lines", "a") == 1)
+            until(lambda: metric(server, "model_running_lines", "a") == 1, PATIENCE_S)
             launcher_of(server, 0).kill()
-            until(lambda: metric(server, "model_running_lines", "a") == 0)
+            until(lambda: metric(server, "model_running_lines", "a") == 0, PATIENCE_S)
             if kill == 1:
                 time.sleep(1.0)  # the count is on the disk
                 os.kill(front_of(server).pid, signal.SIGKILL)
@@ -134,7 +128,7 @@ def test_a_line_that_ends_its_server_fails_at_the_third(server: Server) -> None:
                 batch = client.get(path).json()
             return batch.get("status") == "completed"
 
-        until(ended)
+        until(ended, PATIENCE_S)
         assert batch["request_counts"] == {"total": 7, "completed": 6, "failed": 1}
         (failed,) = client.get(f"/v1/files/{batch['error_file_id']}/content").text.splitlines()
     found = json.loads(failed)

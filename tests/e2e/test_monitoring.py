@@ -17,7 +17,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.clients import TEXT, at_once, completion, within
+from tests.e2e.clients import TEXT, at_once, completion
 from tests.support.promql import (
     DASHBOARD,
     DEPLOY,
@@ -29,6 +29,7 @@ from tests.support.promql import (
     without_variables,
 )
 from tests.support.server import Server
+from tests.support.waiting import within
 
 TARGET_LABELS = {"instance", "job"}  # Prometheus's own
 EXPRESSIONS = [*dashboard_expressions(), *alert_expressions()]

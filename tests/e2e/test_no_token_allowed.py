@@ -13,10 +13,11 @@ import pytest
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from tests.conftest import TINY_MODEL
-from tests.e2e.clients import TEXT, completion, from_cache, is_empty, within
+from tests.e2e.clients import TEXT, completion, from_cache, is_empty
 from tests.e2e.steady_streams import SteadyStreams
 from tests.support.hugging_face_model import write_model
 from tests.support.server import Server, running_server
+from tests.support.waiting import within
 
 TOKENIZER = TextTokenizer.from_gguf(open_gguf(TINY_MODEL))
 (OPEN,) = TOKENIZER.encode("<think>")

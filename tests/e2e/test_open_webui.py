@@ -16,9 +16,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.hostile_clients import free_port
-from tests.support.http_harness import NAME, HttpServer, http_server, say, within
+from tests.support.http_harness import NAME, HttpServer, http_server, say
 from tests.support.scripted_answers import prompt_of
+from tests.support.waiting import free_port, within
 
 CLIENTS = os.environ.get("MOESERVE_CLIENTS")
 STARTS_IN_S = 240.0  # imports of some 300 packages

@@ -16,9 +16,10 @@ import httpx
 import pytest
 
 from moeserve.processes.tower_page import TowerPage
-from tests.e2e.clients import streamed, within
+from tests.e2e.clients import streamed
 from tests.support.picture_fixture import FIRST_TOKEN, MODEL, PICTURES, check_first_token, picture_cases
 from tests.support.server import GREEDY, REPOSITORY, Server, running_server
+from tests.support.waiting import within
 
 GUIDE = REPOSITORY / "docs" / "how-to" / "ask-about-pictures.md"
 

@@ -16,9 +16,10 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.clients import TEXT, completion, from_cache, streamed, within
+from tests.e2e.clients import TEXT, completion, from_cache, streamed
 from tests.support.idle import comes_to_rest
 from tests.support.server import Server, clean_environment, command, common_flags, title_of
+from tests.support.waiting import within
 
 PROCESSES = {"httpserver", "router", "detokenizer", "worker"}
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import OWN_FIXTURES, fixtures_dir
-from tests.e2e.clients import at_once, completion, within
+from tests.e2e.clients import at_once, completion
 from tests.support.accuracy import Fixture as Golden
 from tests.support.accuracy import served_greedy
 from tests.support.server import Server, running_server
+from tests.support.waiting import within
 
 MODEL = OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf"
 FAMILIES = ("qwen3next", "qwen35moe")

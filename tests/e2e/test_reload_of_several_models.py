@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.clients import within
 from tests.e2e.reloading import reload
 from tests.e2e.two_models import PATIENCE_S, two_models
 from tests.support.server import running_server, stream_events, title_of
+from tests.support.waiting import within
 
 SMALL_KV = ("--max-total-tokens", "4096")
 

@@ -15,11 +15,12 @@ import psutil
 import pytest
 
 from tests.conftest import IS_BATCH_INVARIANT
-from tests.e2e.clients import completion, is_empty, within
+from tests.e2e.clients import completion, is_empty
 from tests.e2e.killed_answers import all_at_once, bodies, has_generated, health
 from tests.support.delay_proxy import DelayProxy
 from tests.support.server import REPOSITORY, Server, clean_environment, running_server, title_of
 from tests.support.suspending import suspend
+from tests.support.waiting import within
 from tests.support.worker_host import WorkerHost, link_flags, make_certificates, running_worker
 
 pytestmark = pytest.mark.skipif(not IS_BATCH_INVARIANT, reason="compares answers bit for bit")

@@ -17,10 +17,10 @@ import pytest
 
 from moeserve.cli.run.history import FILE
 from moeserve.cli.run.line_reader import PROMPT
-from tests.support.http_harness import within
 from tests.support.scripted_model import chat_template, write_scripted_model
 from tests.support.server import REPOSITORY, Server, clean_environment, imports_from, running_server
 from tests.support.terminal import CTRL_C, CTRL_D, PATIENCE_S, Terminal
+from tests.support.waiting import within
 
 UP = "\x1b[A"
 TAKEN = "\x1b[?2004l"  # readline no longer wants marks around what is pasted

@@ -20,6 +20,7 @@ import pytest
 from moeserve.cli.command_line import demonstration_model
 from tests.e2e.two_models import PATIENCE_S, two_models
 from tests.support.server import Server, running_server, stream_events, title_of
+from tests.support.waiting import until
 
 KEY = "k-1"
 CHAT = "/v1/chat/completions"
@@ -75,10 +76,7 @@ class Models:
         raise AssertionError(f"{model} has no process")
 
     def until(self, happens: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not happens():
-            assert time.monotonic() < deadline, self.server.log
-            time.sleep(0.05)
+        until(happens, PATIENCE_S, lambda: self.server.log)
 
 
 @pytest.fixture(scope="module")

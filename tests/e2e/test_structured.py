@@ -12,9 +12,10 @@ import jsonschema
 import pytest
 
 from tests.conftest import IS_BATCH_INVARIANT, TINY_MODEL
-from tests.e2e.clients import at_once, completion, is_empty, streamed, within
+from tests.e2e.clients import at_once, completion, is_empty, streamed
 from tests.e2e.random_schemas import SchemaMaker
 from tests.support.server import Server, running_server
+from tests.support.waiting import within
 
 AT_ONCE = 8
 

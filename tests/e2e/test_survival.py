@@ -20,10 +20,11 @@ import pytest
 from moeserve.launcher.exit_codes import EXIT_ENGINE_LOST
 from moeserve.launcher.process_table import PROCESSES
 from tests.conftest import TEST_DEVICE
-from tests.e2e.clients import TEXT, completion, health_url, is_empty, streamed, within
+from tests.e2e.clients import TEXT, completion, health_url, is_empty, streamed
 from tests.e2e.killed_answers import all_at_once, bodies, generated, has_generated, health, many_bodies
 from tests.support.server import Server, running_server, title_of
 from tests.support.suspending import suspend
+from tests.support.waiting import within
 
 KILLS = 50
 

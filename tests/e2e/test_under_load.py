@@ -15,9 +15,10 @@ import httpx
 import pytest
 
 from tests.conftest import IS_BATCH_INVARIANT
-from tests.e2e.clients import at_once, completion, is_empty, running, waiting, within
+from tests.e2e.clients import at_once, completion, is_empty, running, waiting
 from tests.support.server import Server, running_server
 from tests.support.streams import client, prompt_ids
+from tests.support.waiting import within
 
 CONTEXT, POOL = 1024, 4096  # the pool holds four requests of full length
 ANSWER, TIGHT_POOL = 240, 900  # not quite four answers fit

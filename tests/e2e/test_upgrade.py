@@ -14,9 +14,10 @@ import httpx
 import psutil
 import pytest
 
-from tests.e2e.clients import TEXT, completion, health_url, is_empty, streamed, within
+from tests.e2e.clients import TEXT, completion, health_url, is_empty, streamed
 from tests.e2e.reloading import reload
 from tests.support.server import Server
+from tests.support.waiting import within
 
 TOKENS = 200
 

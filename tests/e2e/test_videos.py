@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.clients import within
 from tests.support.picture_fixture import MODEL
 from tests.support.server import Server, running_server
 from tests.support.video_file import video_file
+from tests.support.waiting import within
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import family_models, fixtures_dir
-from tests.e2e.clients import at_once, completion, within
+from tests.e2e.clients import at_once, completion
 from tests.support.server import Server, running_server
+from tests.support.waiting import within
 
 pytestmark = [
     pytest.mark.slow,

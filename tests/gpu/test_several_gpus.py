@@ -17,7 +17,6 @@ import torch
 from moeserve.errors import ConfigError
 from moeserve.worker.group.leader import LeaderRunner
 from moeserve.worker.loading.load import load_runner
-from tests.e2e.clients import within
 from tests.gpu.driver import Driver, small_config
 from tests.gpu.fixture_parity import (
     CHUNKS,
@@ -30,6 +29,7 @@ from tests.gpu.fixture_parity import (
 )
 from tests.support.accuracy import Fixture
 from tests.support.server import running_server
+from tests.support.waiting import within
 
 if torch.cuda.device_count() < 2:
     pytest.skip("needs two GPUs", allow_module_level=True)

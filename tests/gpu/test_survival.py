@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.e2e.clients import is_empty, within
+from tests.e2e.clients import is_empty
 from tests.e2e.killed_answers import Asked, all_at_once, generated, has_generated, health, many_bodies
 from tests.support.server import Server, running_server
+from tests.support.waiting import within
 
 if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)

@@ -30,8 +30,8 @@ from gguf.constants import GGMLQuantizationType as Type
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.handoff import CpuExperts, ExpertHandoff
 from moeserve.kernels.stream_operands import ThreadPlacement
-from tests.e2e.clients import within
 from tests.kernels.weights import activations, random_weights
+from tests.support.waiting import within
 
 LAYERS = 4
 

@@ -15,10 +15,10 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
-from tests.e2e.clients import within
 from tests.kernels.operations import ISAS, load, run_linear, stream_of
 from tests.kernels.weights import activations, random_weights
 from tests.support.idle import comes_to_rest
+from tests.support.waiting import within
 
 BEST = ISAS[-1]
 

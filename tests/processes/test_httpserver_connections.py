@@ -23,7 +23,8 @@ from moeserve.httpserver.transport.bounded_config import SPARE_CONNECTIONS
 from moeserve.httpserver.transport.connection import SPARE_DESCRIPTORS
 from moeserve.httpserver.transport.decompress import Decompress
 from moeserve.httpserver.transport.errors import ApiError
-from tests.support.http_harness import TLS, HttpServer, echo, ready_message, silence, within
+from tests.support.http_harness import TLS, HttpServer, echo, ready_message, silence
+from tests.support.waiting import free_port, within
 
 BODY = b'{"prompt":"Hi","max_tokens":1}'
 HOST = b"Host: localhost"
@@ -172,12 +173,6 @@ def test_a_connection_is_kept_alive_for_longer_than_clients_pause(server: HttpSe
 def address_of(url: str) -> tuple[str, int]:
     host, _, port = url.removeprefix("http://").partition(":")
     return host, int(port)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def test_the_health_port_answers_while_the_api_is_full() -> None:

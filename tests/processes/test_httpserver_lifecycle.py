@@ -30,24 +30,14 @@ from moeserve.messages.schema import (
     TextOut,
     Usage,
 )
-from tests.support.http_harness import (
-    NAME,
-    HttpServer,
-    echo,
-    http_server,
-    ready_message,
-    silence,
-    within,
-)
+from tests.support.fresh_server import as_new
+from tests.support.http_harness import NAME, HttpServer, echo, http_server, ready_message, silence
+from tests.support.waiting import within
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
-@pytest.fixture(autouse=True)
-def _as_new(server: HttpServer) -> None:
-    server.answer = echo
-    server.requests.clear()
-    server.aborted.clear()
+_as_new = as_new(echo)
 
 
 def three_tokens(server: HttpServer, request: GenerateRequest) -> None:

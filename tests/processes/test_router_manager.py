@@ -41,7 +41,6 @@ from moeserve.processes.runtime_paths import RuntimePaths
 from moeserve.processes.tower_page import TowerPage
 from moeserve.router import manager
 from moeserve.router.worker_client import RpycWorker
-from tests.support.http_harness import within
 from tests.support.idle import comes_to_rest
 from tests.support.in_process_worker import InProcessWorker
 from tests.support.router_process import Neighbours, Workers, behaving, manager_of, running
@@ -55,6 +54,7 @@ from tests.support.rpc_child import (
     ScriptedRunner,
     child_process,
 )
+from tests.support.waiting import within
 
 
 class HeldWorker(InProcessWorker):

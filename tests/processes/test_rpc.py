@@ -24,7 +24,6 @@ from moeserve.messages.worker import WorkerClient, WorkerDied
 from moeserve.router.replacement import LaunchedWorkers
 from moeserve.router.worker_client import RpycWorker
 from moeserve.worker.service import WorkerService
-from tests.e2e.clients import within
 from tests.processes.rpc_world import answers_of, connected, plan, results
 from tests.support.idle import comes_to_rest
 from tests.support.in_process_worker import InProcessWorker
@@ -40,6 +39,7 @@ from tests.support.rpc_child import (
     child_process,
     let_go,
 )
+from tests.support.waiting import within
 
 
 @pytest.fixture

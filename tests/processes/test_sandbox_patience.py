@@ -14,7 +14,7 @@ import pytest
 from moeserve.processes.process_state import ProcessState, state_of
 from moeserve.processes.sandbox import patience
 from moeserve.processes.sandbox.patience import Patience, Starved, Stopped, UsedUp
-from tests.e2e.clients import within
+from tests.support.waiting import within
 
 
 @pytest.fixture

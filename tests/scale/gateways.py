@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+
+from tests.support.waiting import free_port
 
 GATEWAYS = os.environ.get("MOESERVE_GATEWAYS")
 READY_S = 60.0
@@ -32,13 +33,6 @@ HEALTH = (
     ),
 )
 MODULES = {"smg": "smg.launch_router", "vllm-router": "vllm_router.launch_router"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass

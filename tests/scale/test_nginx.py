@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.clients import TEXT, running, waiting, within
-from tests.scale.gateways import free_port
+from tests.e2e.clients import TEXT, running, waiting
 from tests.support.server import Server, running_server
+from tests.support.waiting import free_port, within
 
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
 PROMPT_S = 300

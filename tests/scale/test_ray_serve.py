@@ -22,11 +22,11 @@ import psutil
 import pytest
 import yaml
 
-from tests.e2e.clients import within
-from tests.scale.gateways import GATEWAYS, free_port
+from tests.scale.gateways import GATEWAYS
 from tests.scale.prefix_hits import POOL, cached_share
 from tests.scale.streams import lost, stream, streaming
 from tests.support.server import running_server
+from tests.support.waiting import free_port, within
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy" / "replicas"
 START_S = 420  # on a busy machine; Ray gives its own proxy three tries

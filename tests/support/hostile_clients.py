@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.support.server import REPOSITORY, Server, running_server
+from tests.support.waiting import free_port
 
 KEY: Final = "alice"
 TOKENS: Final = 2000  # of one answer of the stream
@@ -303,12 +304,6 @@ def measure(
         cpu / (ended - began),
         calm_cpu / (calm_to - calm_from),
     )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import signal
 import ssl
 import tempfile
 import threading
-import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,6 +44,7 @@ from moeserve.models.sources.gguf import open_gguf
 from moeserve.processes.runtime_paths import RuntimePaths
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
 from tests.support.forked_process import ForkedProcess
+from tests.support.waiting import within
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODEL = REPOSITORY / "tests" / "fixtures" / "tiny-qwen3moe-q4_k_m.gguf"
@@ -244,12 +244,3 @@ def http_server(
         yield server
     finally:
         server.close()
-
-
-def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True

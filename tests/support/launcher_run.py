@@ -7,12 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
+
+from tests.support.waiting import until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LAUNCH = """
@@ -84,10 +85,7 @@ class Run:
         return self.log_file.read_text()
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, self.log
-            time.sleep(0.02)
+        until(condition, seconds, lambda: self.log)
 
     def wait_for_log(self, text: str) -> None:
         self.wait_for(lambda: text in self.log)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fresh_server import as_new
 from tests.support.http_harness import NAME, Answer, HttpServer, http_server, say, tokens_of
 from tests.support.official_clients import openai_client
 from tests.support.scripted_answers import prompt_of
@@ -46,10 +47,7 @@ def server() -> Iterator[HttpServer]:
         yield running
 
 
-@pytest.fixture(autouse=True)
-def _as_new(server: HttpServer) -> None:
-    server.answer = say("Fine.")
-    server.requests.clear()
+_as_new = as_new(say("Fine."))
 
 
 def user(text: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from tests.support.fresh_server import as_new
 from tests.support.http_harness import CONTEXT, NAME, HttpServer, say, tokens_of
 from tests.support.official_clients import anthropic_client
 from tests.support.scripted_answers import ANSWER, ANTHROPIC_TOOLS, MESSAGES, PARIS, SCHEMA, prompt_of
@@ -18,10 +19,7 @@ if TYPE_CHECKING:
     from anthropic import Anthropic
 
 
-@pytest.fixture(autouse=True)
-def _as_new(server: HttpServer) -> None:
-    server.answer = say(*ANSWER)
-    server.requests.clear()
+_as_new = as_new(say(*ANSWER))
 
 
 @pytest.fixture(scope="module")

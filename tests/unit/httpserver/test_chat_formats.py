@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from moeserve.messages.sampling import Thinking
+from tests.support.fresh_server import as_new
 from tests.support.http_harness import NAME, HttpServer, echo, say
 from tests.support.official_clients import openai_client
 from tests.support.scripted_answers import ANSWER, MESSAGES, PARIS, REASONING_TOKENS, TOOLS, prompt_of
@@ -17,10 +18,7 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
 
-@pytest.fixture(autouse=True)
-def _as_new(server: HttpServer) -> None:
-    server.answer = say(*ANSWER)
-    server.requests.clear()
+_as_new = as_new(say(*ANSWER))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.httpserver.transport.keys import ApiKeys, fault_of
 from moeserve.messages.metric import HistogramCounts
 from moeserve.messages.schema import GenerateRequest, RequestError
-from tests.support.http_harness import HttpServer, echo, http_server, silence, within
+from tests.support.http_harness import HttpServer, echo, http_server, silence
+from tests.support.waiting import within
 
 
 def keys_of(tmp_path: Path, text: str, *given: str) -> ApiKeys:

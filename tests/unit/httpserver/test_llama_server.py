@@ -6,19 +6,16 @@ import json
 from typing import Any
 
 import httpx
-import pytest
 
 from moeserve.messages.schema import GenerateRequest, TextItem, TextOut, Usage
+from tests.support.fresh_server import as_new
 from tests.support.http_harness import CONTEXT, NAME, TLS, HttpServer, say, tokens_of
 from tests.support.scripted_answers import prompt_of
 
 BODY: Any = {"prompt": "Who is it?", "n_predict": 8}
 
 
-@pytest.fixture(autouse=True)
-def _as_new(server: HttpServer) -> None:
-    server.answer = say("A", " fox", ".")
-    server.requests.clear()
+_as_new = as_new(say("A", " fox", "."))
 
 
 def test_an_answer_whole(server: HttpServer) -> None:

@@ -10,15 +10,14 @@ import pytest
 from moeserve.httpserver.observability.metrics import Metrics
 from moeserve.messages.router_metrics import LoadReport
 from moeserve.messages.schema import GenerateRequest, TextItem, TextOut, Usage
-from tests.support.http_harness import CONTEXT, NAME, HttpServer, echo, tokens_of, within
+from tests.support.fresh_server import as_new
+from tests.support.http_harness import CONTEXT, NAME, HttpServer, echo, tokens_of
+from tests.support.waiting import within
 
 TEXT = "The quick brown fox"
 
 
-@pytest.fixture(autouse=True)
-def _as_new(server: HttpServer) -> None:
-    server.answer = echo
-    server.requests.clear()
+_as_new = as_new(echo)
 
 
 def stream(server: HttpServer, **parameters: Any) -> list[dict[str, Any]]:

@@ -10,16 +10,14 @@ import pytest
 from gguf.constants import LlamaFileType
 
 from moeserve.models.facts import FILE_TYPES, ModelFacts
+from tests.support.fresh_server import as_new
 from tests.support.http_harness import CONTEXT, NAME, TLS, HttpServer, echo, say, silence, tokens_of
 from tests.support.scripted_answers import ANSWER, MESSAGES, PARIS, TOOLS, prompt_of
 
 CHAT: Any = {"model": NAME, "messages": MESSAGES}
 
 
-@pytest.fixture(autouse=True)
-def _as_new(server: HttpServer) -> None:
-    server.answer = say(*ANSWER)
-    server.requests.clear()
+_as_new = as_new(say(*ANSWER))
 
 
 def lines(response: httpx.Response) -> list[dict[str, Any]]:

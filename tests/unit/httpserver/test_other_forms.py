@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.fresh_server import as_new
 from tests.support.http_harness import CONTEXT, NAME, HttpServer, echo, say, tokens_of
 from tests.support.scripted_answers import ANSWER, PARIS, SCHEMA, prompt_of
 
@@ -16,10 +17,7 @@ HI: Any = {"role": "user", "content": "Hi"}
 WEATHER: Any = {"name": "weather", "description": "Of a city.", "parameters": SCHEMA}
 
 
-@pytest.fixture(autouse=True)
-def _as_new(server: HttpServer) -> None:
-    server.answer = echo
-    server.requests.clear()
+_as_new = as_new(echo)
 
 
 def taken(server: HttpServer, path: str, body: Any) -> Any:

@@ -19,9 +19,10 @@ from moeserve.cli.bench.serve import main as bench_serve
 from moeserve.cli.workload.shapes import WITH_PICTURES
 from moeserve.messages.pictures import EncodePicture, PictureRefused
 from moeserve.messages.schema import GenerateRequest, ProcessLost
-from tests.support.http_harness import NAME, HttpServer, echo, ready_message, silence, tokens_of, within
+from tests.support.http_harness import NAME, HttpServer, echo, ready_message, silence, tokens_of
 from tests.support.picture_fixture import picture_cases
 from tests.support.visual_server import Answer, VisualServer, engine_sees, seeing_server
+from tests.support.waiting import within
 
 CASE = picture_cases()["square"]
 FILE = CASE.path.read_bytes()

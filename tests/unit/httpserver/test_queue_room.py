@@ -16,7 +16,8 @@ from moeserve.messages.beams import BeamParams
 from moeserve.messages.refusal import Refusal
 from moeserve.messages.sampling import SamplingParams, TextOptions
 from moeserve.messages.schema import GenerateRequest, RequestError
-from tests.support.http_harness import HttpServer, http_server, silence, within
+from tests.support.http_harness import HttpServer, http_server, silence
+from tests.support.waiting import within
 
 RUNNING = 8  # requests at once, of the harness's engine
 QUEUED = 64

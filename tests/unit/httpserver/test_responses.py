@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from tests.support.fresh_server import as_new
 from tests.support.http_harness import NAME, HttpServer, say, tokens_of
 from tests.support.official_clients import openai_client
 from tests.support.scripted_answers import ANSWER, PARIS, REASONING_TOKENS, RESPONSES_TOOLS, prompt_of
@@ -16,10 +17,7 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
 
-@pytest.fixture(autouse=True)
-def _as_new(server: HttpServer) -> None:
-    server.answer = say(*ANSWER)
-    server.requests.clear()
+_as_new = as_new(say(*ANSWER))
 
 
 @pytest.fixture(scope="module")

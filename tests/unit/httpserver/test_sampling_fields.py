@@ -13,6 +13,7 @@ from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError
 from moeserve.httpserver.generation.request.sampling_defaults import SamplingDefaults, sampling_defaults
 from moeserve.messages.schema import ProcessFailed
+from tests.support.fresh_server import as_new
 from tests.support.http_harness import NAME, HttpServer, http_server, say, tokens_of
 from tests.support.scripted_answers import prompt_of
 
@@ -21,9 +22,7 @@ MESSAGES = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 TEMPLATE = MESSAGES + "{% if add_generation_prompt %}[go]{% endif %}"
 
 
-@pytest.fixture(autouse=True)
-def _as_new(server: HttpServer) -> None:
-    server.requests.clear()
+_as_new = as_new(None)
 
 
 def asked(server: HttpServer, path: str, **body: Any) -> Any:

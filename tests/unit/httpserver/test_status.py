@@ -9,7 +9,8 @@ import msgspec
 
 from moeserve import __version__
 from moeserve.messages.router_metrics import LoadReport
-from tests.support.http_harness import NAME, TLS, HttpServer, http_server, ready_message, say, within
+from tests.support.http_harness import NAME, TLS, HttpServer, http_server, ready_message, say
+from tests.support.waiting import within
 
 
 def test_load_under_the_names_that_gateways_read(own_server: HttpServer) -> None:

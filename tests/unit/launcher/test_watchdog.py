@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import psutil
@@ -13,6 +12,7 @@ import pytest
 
 from tests.support.server import clean_environment, title_of
 from tests.support.suspending import suspend
+from tests.support.waiting import until
 
 PATIENCE_S = 30.0
 LAUNCHER = """
@@ -36,13 +36,6 @@ def launcher() -> Iterator[psutil.Process]:
         process.kill()
 
 
-def until(happens: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not happens():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def watchdogs(launcher: psutil.Process) -> list[psutil.Process]:
     found = []
     for child in launcher.children():
@@ -54,14 +47,14 @@ def watchdogs(launcher: psutil.Process) -> list[psutil.Process]:
 
 def test_a_stopped_launcher_is_resumed_and_a_lost_watchdog_replaced(launcher: psutil.Process) -> None:
     suspend(launcher)
-    until(lambda: launcher.status() != psutil.STATUS_STOPPED)
+    until(lambda: launcher.status() != psutil.STATUS_STOPPED, PATIENCE_S)
     (first,) = watchdogs(launcher)
     suspend(first)
-    until(lambda: first.status() != psutil.STATUS_STOPPED)
+    until(lambda: first.status() != psutil.STATUS_STOPPED, PATIENCE_S)
     first.kill()
-    until(lambda: [one for one in watchdogs(launcher) if one.pid != first.pid] != [])
+    until(lambda: [one for one in watchdogs(launcher) if one.pid != first.pid] != [], PATIENCE_S)
     (second,) = watchdogs(launcher)
     suspend(launcher)
-    until(lambda: launcher.status() != psutil.STATUS_STOPPED)
+    until(lambda: launcher.status() != psutil.STATUS_STOPPED, PATIENCE_S)
     launcher.kill()
-    until(lambda: not second.is_running())
+    until(lambda: not second.is_running(), PATIENCE_S)

@@ -31,10 +31,10 @@ from moeserve.remote.fingerprint import fingerprint
 from moeserve.remote.link import Link
 from moeserve.router.replacement import LinkedWorkers
 from moeserve.router.worker_client import RpycWorker
-from tests.e2e.clients import within
 from tests.processes.rpc_world import plan, results
 from tests.support.delay_proxy import DelayProxy
 from tests.support.rpc_child import FLOOD, HELD, RAISE, READY, SLEEP, child_process, let_go
+from tests.support.waiting import within
 from tests.unit.remote.conftest import READY as GATES_READY
 from tests.unit.remote.conftest import RunningGate
 

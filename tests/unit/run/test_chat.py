@@ -17,7 +17,8 @@ from moeserve.cli.run.history import FILE, History
 from moeserve.cli.run.slash_commands import COMMANDS
 from moeserve.cli.running_server import ServedModel
 from moeserve.messages.schema import GenerateRequest, TextItem, TextOut
-from tests.support.http_harness import NAME, Answer, HttpServer, http_server, say, within
+from tests.support.http_harness import NAME, Answer, HttpServer, http_server, say
+from tests.support.waiting import within
 from tests.unit.run.conftest import REASONED, Chat, interrupt_soon, piece, prompt_of, raw_server, stream_of
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(8)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.http_harness import NAME, HttpServer, within
+from tests.support.http_harness import NAME, HttpServer
+from tests.support.waiting import within
 
 if TYPE_CHECKING:
     import openai

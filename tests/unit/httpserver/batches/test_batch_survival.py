@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support.http_harness import HttpServer, echo, http_server, ready_message, within
+from tests.support.http_harness import HttpServer, echo, http_server, ready_message
+from tests.support.waiting import within
 from tests.unit.httpserver.batches.batch_files import (
     client_of,
     completed,

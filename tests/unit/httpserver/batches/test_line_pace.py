@@ -12,7 +12,8 @@ import pytest
 
 from moeserve.httpserver.batches.line_pace import ELSEWHERE, LINE_SHARE, LINGER_S, MAX_DEBT_S, LinePace
 from moeserve.messages.schema import BACKGROUND_PRIORITY, GenerateRequest
-from tests.support.http_harness import HttpServer, echo, http_server, silence, within
+from tests.support.http_harness import HttpServer, echo, http_server, silence
+from tests.support.waiting import within
 from tests.unit.httpserver.batches.batch_files import client_of, completed, create, ended, jsonl, line
 
 LINE_S = 0.002  # of CPU time

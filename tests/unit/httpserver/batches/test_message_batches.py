@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.http_harness import NAME, HttpServer, http_server, within
+from tests.support.http_harness import NAME, HttpServer, http_server
+from tests.support.waiting import within
 
 if TYPE_CHECKING:
     import anthropic

@@ -13,7 +13,8 @@ import httpx
 import pytest
 
 from moeserve.messages.schema import BACKGROUND_PRIORITY
-from tests.support.http_harness import NAME, HttpServer, echo, http_server, silence, within
+from tests.support.http_harness import NAME, HttpServer, echo, http_server, silence
+from tests.support.waiting import within
 from tests.unit.httpserver.batches.batch_files import (
     CHAT,
     client_of,

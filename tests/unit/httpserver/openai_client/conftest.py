@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.fresh_server import as_new
 from tests.support.http_harness import HttpServer, echo
 from tests.support.official_clients import openai_client
 
@@ -13,10 +14,7 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
 
-@pytest.fixture(autouse=True)
-def _as_new(server: HttpServer) -> None:
-    server.answer = echo
-    server.requests.clear()
+_as_new = as_new(echo)
 
 
 @pytest.fixture(scope="module")
