@@ -1,8 +1,7 @@
-"""Tiles beside those chosen: where to look when a kernel is far from its floor. The chosen ones are in the `op.py`s.
+"""Times tiles other than the chosen ones (in the `op.py`s), to find what to change if a kernel is far from its bound.
 
-Every case is timed as in kernels.py: in a CUDA graph, over weights that do not all fit the cache. Some come from it
-even so, and beside itself a kernel waits for nobody: what is faster here may be slower in a layer
-(docs/results/gpu-kernels.md has cases), so that only `gpu_kernels.py decode` decides.
+Every case is timed as in kernels.py: in a CUDA graph, over weights larger than the cache. A tile that is faster alone
+may be slower in a layer (docs/results/gpu-kernels.md has cases), so `gpu_kernels.py decode` decides.
 """
 
 from __future__ import annotations

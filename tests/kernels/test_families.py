@@ -12,8 +12,8 @@ from tests.conftest import OWN_FIXTURES, family_models
 from tests.kernels.model_engine import Engine, Fixture, assert_no_further_from_the_truth_than_llama_cpp
 from tests.kernels.operations import COSTLY_ISAS, stream_of
 from tests.kernels.transformers_logits import assert_is_what_transformers_computes
-from tests.support.hugging_face_model import FAMILIES as HUGGING_FACE_FAMILIES
 from tests.support.hugging_face_model import write_family, write_published_qwen35, write_qwen2_moe
+from tests.support.hugging_face_settings import FAMILIES as HUGGING_FACE_FAMILIES
 from tests.support.nightly import nightly_after
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from tests.kernels.folder_variants import assert_is_near_transformers, edit_conf
 from tests.kernels.transformers_logits import (
     assert_is_what_transformers_computes,
 )
-from tests.support.hugging_face_model import ROPE, write_family
+from tests.support.hugging_face_model import write_family
+from tests.support.hugging_face_settings import ROPE
 
 if TYPE_CHECKING:
     pass

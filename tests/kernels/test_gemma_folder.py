@@ -15,7 +15,8 @@ from moeserve.models.registry import read_checked_shape
 from moeserve.tokenizer import TextTokenizer
 from tests.kernels.folder_variants import assert_is_near_transformers, edit_config
 from tests.support.gemma_tokens import CONTROLS, CORPUS, TEXTS, USER_DEFINED, theirs
-from tests.support.hugging_face_model import VOCAB_ROWS, write_family, write_published_gemma
+from tests.support.hugging_face_model import write_family, write_published_gemma
+from tests.support.hugging_face_settings import VOCAB_ROWS
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 ROPES = {

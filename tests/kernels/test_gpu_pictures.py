@@ -28,7 +28,7 @@ from tests.gpu.driver import GREEDY, small_config
 from tests.support.deepstack_model import write_model
 from tests.support.gemma3_model import write_model as write_gemma3
 from tests.support.gemma_file import HIDDEN, VOCAB, write_gemma
-from tests.support.hugging_face_model import SETTINGS
+from tests.support.hugging_face_settings import SETTINGS
 from tests.support.picture_fixture import (
     GEMMA_MODEL,
     MODEL,

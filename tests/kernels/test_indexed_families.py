@@ -25,7 +25,8 @@ from tests.gpu.driver import Driver, small_config
 from tests.kernels.folder_variants import edit_config
 from tests.kernels.model_engine import Engine, Fixture, distance
 from tests.kernels.operations import COSTLY_ISAS, ISAS, stream_of
-from tests.support.hugging_face_model import INDEXED, INDEXED_FAMILIES, write_family
+from tests.support.hugging_face_model import write_family
+from tests.support.hugging_face_settings import INDEXED, INDEXED_FAMILIES
 
 SPARSE = [
     model for family in ("glmdsa", "minimaxm3", "qwen4exp", "glm5next") for model in family_models(family)

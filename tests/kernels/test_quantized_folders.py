@@ -30,7 +30,8 @@ from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.transformers_logits import TOKENS, logits_of_rounded_inputs, transformers_logits
 from tests.kernels.weights import nmse
-from tests.support.hugging_face_model import FAMILIES, write_family, write_model
+from tests.support.hugging_face_model import write_family, write_model
+from tests.support.hugging_face_settings import FAMILIES
 from tests.support.model_header import qwen3moe, write_header
 from tests.support.quantized_folders import BY_NAME, SCHEMES, Scheme, quantize_folder
 

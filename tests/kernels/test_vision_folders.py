@@ -22,7 +22,8 @@ from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.transformers_logits import TOKENS
 from tests.support.dense_families import DENSE_FAMILIES
 from tests.support.folder_as_gguf import write_gguf
-from tests.support.hugging_face_model import FAMILIES, SETTINGS, VOCAB_ROWS, save_random
+from tests.support.hugging_face_model import save_random
+from tests.support.hugging_face_settings import FAMILIES, SETTINGS, VOCAB_ROWS
 
 ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [4, 6, 6]}
 VISION: dict[str, Any] = {

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from gguf import GGUFWriter
 
-from tests.support.hugging_face_model import SETTINGS, write_wrapped
+from tests.support.hugging_face_model import write_wrapped
+from tests.support.hugging_face_settings import SETTINGS
 
 HIDDEN, HEADS, LAYERS, FFN, PATCH, MERGE, DEEP = 32, 2, 4, 48, 4, 2, [0, 2]
 IMAGE, VIDEO, START, END = 1, 2, 3, 4  # tokens

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import torch
 
-from tests.support.hugging_face_model import FAMILIES, SETTINGS, write_wrapped
+from tests.support.hugging_face_model import write_wrapped
+from tests.support.hugging_face_settings import FAMILIES, SETTINGS
 from tests.support.tower_writer import Tensors, add_to_folder, randomize, write_mmproj
 
 # Four tokens a side, each of 2 x 2 patches.

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import torch
 
-from tests.support.hugging_face_model import SETTINGS, write_wrapped
+from tests.support.hugging_face_model import write_wrapped
+from tests.support.hugging_face_settings import SETTINGS
 from tests.support.tower_writer import Tensors, write_mmproj
 
 HIDDEN, HEADS, LAYERS, MERGER, PATCH, MERGE, SIDE = 32, 2, 2, 80, 4, 2, 6

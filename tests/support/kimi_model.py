@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import torch
 
-from tests.support.hugging_face_model import LATENT, ROPE, SETTINGS, save_random
+from tests.support.hugging_face_model import save_random
+from tests.support.hugging_face_settings import LATENT, ROPE, SETTINGS
 from tests.support.tower_writer import Tensors, add_to_folder, randomize, write_mmproj
 
 HIDDEN, HEADS, LAYERS, FFN, PATCH, MERGE, SIDE = 32, 2, 2, 48, 4, 2, 8

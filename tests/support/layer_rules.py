@@ -3,7 +3,7 @@ what each package may import is `import_rules.py`."""
 
 from __future__ import annotations
 
-from tests.support.import_rules import KERNEL_OPTIONS, MODEL_FILES
+from tests.support.model_import_rules import KERNEL_OPTIONS, MODEL_FILES
 
 # package above or beside the processes (the command line, what it starts and runs) -> its only importers
 IMPORTED_FROM_ABOVE = {

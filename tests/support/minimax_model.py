@@ -10,7 +10,8 @@ from typing import Any, Final
 import torch
 from safetensors.torch import load_file
 
-from tests.support.hugging_face_model import SETTINGS, write_wrapped
+from tests.support.hugging_face_model import write_wrapped
+from tests.support.hugging_face_settings import SETTINGS
 from tests.support.newest_families import NEWEST
 from tests.support.tower_writer import Tensors, add_to_folder, write_mmproj
 

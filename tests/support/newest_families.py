@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from tests.support.hugging_face_model import LATENT, ROPE, SETTINGS, YARN, save_random
+from tests.support.hugging_face_model import save_random
+from tests.support.hugging_face_settings import LATENT, ROPE, SETTINGS, YARN
 from tests.support.rounded_kv import round_kv
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.http_import_rules import HTTPSERVER
-from tests.support.import_rules import ALLOWED, FAMILIES, PACKAGE
+from tests.support.import_rules import ALLOWED
 from tests.support.layer_rules import (
     CORE_THIRD_PARTY,
     IMPORTED_FROM_ABOVE,
@@ -21,6 +21,7 @@ from tests.support.layer_rules import (
     TORCH_ALLOWED,
     TORCH_FORBIDDEN_WITHIN,
 )
+from tests.support.model_import_rules import FAMILIES, PACKAGE
 from tests.support.statements import statements
 
 TESTS = PACKAGE.parent / "tests"

@@ -16,7 +16,8 @@ from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.loading.cpu.load import build_cpu_runner
 from tests.support.accuracy import log_softmax
-from tests.support.hugging_face_model import VOCAB_ROWS, write_published_gemma
+from tests.support.hugging_face_model import write_published_gemma
+from tests.support.hugging_face_settings import VOCAB_ROWS
 from tests.support.picture_steps import GREEDY
 from tests.support.served_answers import load
 

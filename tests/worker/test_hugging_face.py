@@ -25,7 +25,8 @@ from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.splits import BY_EXPRESSIONS, GPT2, QWEN2, Split
 from moeserve.models.tensors import check_tensors
 from moeserve.tokenizer import ChatRenderer, TextTokenizer
-from tests.support.hugging_face_model import VOCAB_ROWS, write_qwen2_moe
+from tests.support.hugging_face_model import write_qwen2_moe
+from tests.support.hugging_face_settings import VOCAB_ROWS
 from tests.support.rendering import render_now
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from moeserve.worker.loading.cpu.load import load_cpu_model, load_cpu_runner, tr
 from moeserve.worker.loading.load import load_runner
 from moeserve.worker.loading.self_test import check_logits
 from tests.gpu.driver import Driver, small_config
-from tests.support.hugging_face_model import VOCAB_ROWS
+from tests.support.hugging_face_settings import VOCAB_ROWS
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 

@@ -5,43 +5,33 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
 from moeserve.cli.bench.serve import main as bench_serve
 from moeserve.cli.workload.shapes import WITH_PICTURES
-from moeserve.messages.pictures import EncodePicture, PictureRefused
-from moeserve.messages.schema import GenerateRequest, ProcessLost
-from tests.support.http_harness import NAME, HttpServer, echo, ready_message, silence, tokens_of
-from tests.support.picture_fixture import picture_cases
+from moeserve.messages.pictures import PictureRefused
+from tests.support.http_harness import NAME, HttpServer, ready_message, tokens_of
+from tests.support.picture_bodies import (
+    BASE64,
+    BEFORE,
+    BEHIND,
+    END,
+    FILE,
+    PAD,
+    START,
+    URL,
+    chat,
+    image,
+    prompt_of,
+    text,
+)
 from tests.support.visual_server import Answer, VisualServer, engine_sees, seeing_server
 from tests.support.waiting import within
-
-CASE = picture_cases()["square"]
-FILE = CASE.path.read_bytes()
-BASE64 = base64.b64encode(FILE).decode()
-URL = f"data:image/png;base64,{BASE64}"
-START, PAD, END = 628, 630, 629
-BEFORE, BEHIND = "Look at this: ", " What does the keeper see?"
-
-
-def chat(*parts: Any, **more: Any) -> dict[str, Any]:
-    return {"model": NAME, "max_tokens": 2, "messages": [{"role": "user", "content": [*parts]}]} | more
-
-
-def text(words: str) -> dict[str, Any]:
-    return {"type": "text", "text": words}
-
-
-def image(url: str = URL, **more: Any) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": url} | more}
 
 
 def anthropic(source: Any) -> dict[str, Any]:
@@ -84,12 +74,6 @@ REQUESTS: dict[str, dict[str, Any]] = {
         "images": [BASE64],
     },
 }
-
-
-def prompt_of(seeing: HttpServer, before: str = BEFORE, behind: str = BEHIND) -> list[int]:
-    encode = seeing.tokenizer.encode
-    head = encode(f"<|im_start|>user\n{before}") if before else encode("<|im_start|>user\n")
-    return [*head, START, *[PAD] * 6, END, *encode(f"{behind}<|im_end|>\n<|im_start|>assistant\n")]
 
 
 @pytest.mark.parametrize("path", REQUESTS)
@@ -270,80 +254,6 @@ def test_what_the_visual_server_refuses(seeing: HttpServer, visual: VisualServer
         assert answer.status_code == status
         assert "the picture is in no known format" in answer.json()["error"]["message"]
     assert seeing.requests == []
-
-
-def test_a_lost_visual_server(seeing: HttpServer, visual: VisualServer) -> None:
-    """The next one gets the picture; the one that two were lost of fails."""
-
-    def lose(times: int) -> Answer:
-        def answer(picture: EncodePicture) -> msgspec.Struct:
-            if len(visual.pictures) <= times:
-                return ProcessLost("visualserver", "a test", by_itself=True)
-            return visual.encoded(picture)
-
-        return answer
-
-    visual.answer = lose(1)
-    assert seeing.post("/v1/chat/completions", chat(image())).status_code == 200
-    assert [one.data for one in visual.pictures] == [FILE, FILE]
-    visual.pictures, visual.answer = [], lose(2)
-    answer = seeing.post("/v1/chat/completions", chat(image()))
-    assert answer.status_code == 500
-    assert "ended the process that encodes pictures, twice" in answer.json()["error"]["message"]
-    assert len(visual.pictures) == 2
-
-
-def test_files_of_a_lost_visual_server(seeing: HttpServer, visual: VisualServer) -> None:
-    """Its last file, which it sent no answer about, is removed. The file that a prompt waits with stays, and so does
-    the router's."""
-    left: list[str] = []
-
-    def lose_the_second(picture: EncodePicture) -> msgspec.Struct:
-        answer = visual.encoded(picture)
-        if len(visual.pictures) != 2:
-            return answer
-        left.extend([visual.files.link(answer.handle, 6 * 4 * 128), answer.handle])
-        return ProcessLost("visualserver", "a test", by_itself=True)
-
-    found: list[set[str]] = []
-
-    def look(seeing: HttpServer, request: GenerateRequest) -> None:
-        found.append(set(visual.left))
-        echo(seeing, request)
-
-    visual.answer, seeing.answer = lose_the_second, look
-    assert seeing.post("/v1/chat/completions", chat(image(), image())).status_code == 200
-    link, unanswered = left
-    handles = [span.handle for span in seeing.requests[0].spans]
-    assert unanswered not in handles
-    assert found == [{link, *handles}]
-    assert within(30, lambda: visual.left == [link])
-    visual.files.remove(link)
-    assert visual.pictures[1].id != visual.pictures[2].id
-
-
-def test_files_of_a_killed_httpserver() -> None:
-    """The next one removes them, and takes no answer to the last one's pictures for its own."""
-    with seeing_server() as (seeing, visual):
-        seeing.answer = silence
-        with ThreadPoolExecutor() as pool:
-            asked = pool.submit(seeing.post, "/v1/chat/completions", chat(image()))
-            assert within(30, lambda: len(seeing.requests) == 1)
-            assert len(visual.left) == 1
-            seeing.start_again()
-            assert isinstance(asked.exception(30), httpx.RemoteProtocolError | httpx.ReadError)
-        assert not visual.left
-        engine_sees(seeing)
-        seeing.answer = echo
-
-        def answer(picture: EncodePicture) -> msgspec.Struct:
-            seeing.send(visual.encoded(visual.pictures[0]))
-            return visual.encoded(picture)
-
-        visual.answer = answer
-        assert seeing.post("/v1/chat/completions", chat(image())).status_code == 200
-        assert visual.pictures[0].id != visual.pictures[1].id
-        assert within(30, lambda: not visual.left)
 
 
 def test_a_body_that_a_text_would_not_have(seeing: HttpServer, visual: VisualServer) -> None:

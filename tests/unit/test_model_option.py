@@ -1,0 +1,129 @@
+"""Which model --model means, and what is said of one that is not there."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moeserve.cli import command_line
+from moeserve.cli import main as cli
+from moeserve.config import ServerConfig
+from moeserve.errors import ConfigError
+from moeserve.processes.cpus import pool_threads
+from tests.support.server import REPOSITORY
+
+
+def test_no_model_is_the_packaged_one() -> None:
+    config = command_line.resolve(ServerConfig())
+    assert Path(config.model).samefile(REPOSITORY / "moeserve/assets/moeserve-demo-q8_0.gguf")
+    assert config.served_model_name == "moeserve-demo-q8_0"
+    assert config.threads == pool_threads(config.device)
+
+
+def test_model_path_becomes_absolute(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tiny_model.parent)
+    assert command_line.resolve(ServerConfig(model=tiny_model.name)).model == str(tiny_model)
+
+
+def test_split_set_and_folder_are_named_after_the_model(tmp_path: Path) -> None:
+    part = tmp_path / "qwen-00001-of-00002.gguf"
+    part.touch()
+    assert command_line.resolve(ServerConfig(model=str(part))).served_model_name == "qwen"
+    assert command_line.resolve(ServerConfig(model=str(tmp_path))).served_model_name == "qwen"
+    assert command_line.resolve(ServerConfig(model=str(part), served_model_name="q")).served_model_name == "q"
+
+
+def test_missing_model_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("moeserve.processes.logs.set_up_logging", lambda *args: None)
+    for path, message in (
+        (tmp_path / "no.gguf", f"there is no {tmp_path}/no.gguf"),
+        (tmp_path, "neither a .gguf file nor a config.json"),
+    ):
+        assert cli.main(["--model", str(path)]) == 2
+        assert message in caplog.text
+        caplog.clear()
+
+
+@pytest.mark.parametrize("command", [["--model"], ["plan", "--model"]])
+def test_what_is_no_model_is_told_before_anything_starts(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("moeserve.processes.logs.set_up_logging", lambda *args: None)
+    page = tmp_path / "model.gguf"
+    page.write_text("<!DOCTYPE html><html>Not found</html>")
+    with contextlib.suppress(SystemExit):
+        assert cli.main([*command, str(page)]) == 2
+    told = caplog.text + capsys.readouterr().err
+    assert f"{page}: this is not a GGUF file but a web page" in told
+
+
+def closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system says of a folder that may not be entered, to root as well."""
+    stat = os.stat
+
+    def refused(path: str | os.PathLike[str] | int, *args: Any, **kwargs: Any) -> os.stat_result:
+        if not isinstance(path, int) and folder in Path(path).parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return stat(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", refused)
+
+
+@pytest.mark.parametrize("command", [["--model"], ["plan", "--model"]])
+def test_a_model_that_cannot_be_reached_is_told(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("moeserve.processes.logs.set_up_logging", lambda *args: None)
+    (tmp_path / "alice").mkdir()
+    (tmp_path / "alice" / "m.gguf").touch()
+    closed(tmp_path / "alice", monkeypatch)
+    for path, cause in (
+        (tmp_path / "alice" / "m.gguf", "Permission denied"),
+        (tmp_path / ("x" * 300), "File name too long"),
+    ):
+        with contextlib.suppress(SystemExit):
+            assert cli.main([*command, str(path)]) == 2
+        assert f"{path} cannot be reached: {cause}" in caplog.text + capsys.readouterr().err
+
+
+def test_a_folder_of_closed_folders_holds_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "alice").mkdir()
+    closed(tmp_path / "alice", monkeypatch)
+    with pytest.raises(ConfigError, match=r"neither a \.gguf file nor a config\.json"):
+        command_line.resolve(ServerConfig(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("named", "hint"),
+    [
+        ("qwen3-30b-a3b.guf", "; did you mean {}/qwen3-30b-a3b.gguf?"),
+        ("modles/qwen.gguf", "; did you mean {}/models?"),
+        ("models", "; did you mean {}/models/qwen3?"),
+        ("qwen3:30b", "; a model of the Hugging Face Hub is named as org/repo"),
+        ("llama3", "; a model of the Hugging Face Hub is named as org/repo"),
+        ("nothing-like-it.gguf", ""),
+    ],
+)
+def test_a_model_that_is_not_there_gets_advice(tmp_path: Path, named: str, hint: str) -> None:
+    (tmp_path / "models" / "qwen3").mkdir(parents=True)
+    (tmp_path / "models" / "qwen3" / "config.json").touch()
+    (tmp_path / "qwen3-30b-a3b.gguf").touch()
+    with pytest.raises(ConfigError) as error:
+        command_line.resolve(ServerConfig(model=str(tmp_path / named)))
+    assert str(error.value).partition(";")[1] == hint[:1]
+    assert hint.format(tmp_path) in str(error.value)
