@@ -13,15 +13,11 @@ from enum import Enum, auto
 from typing import Final
 
 from .json_text import escaped
+from .json_words import json_of_word
 
 _SPACE: Final = frozenset(" \t\r\n")
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 _ESCAPES: Final = frozenset('"\\/bfnrt')
-_WORDS: Final = {word: json for json in ("true", "false", "null") for word in (json, json.capitalize())} | {
-    "None": "null"
-}
-_NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_OTHER_NUMBER: Final = re.compile(r"([+-]?)(0|[1-9][0-9]*|)(?:\.([0-9]*))?((?:[eE][+-]?[0-9]+)?)")
 _KEY: Final = re.compile(r"[\w-]+")
 _NAME: Final = re.compile(r"[^\W\d][\w-]*")  # a key that is no number
 _MAX_KEY: Final = 64  # characters of a key that lacks the comma before it
@@ -370,12 +366,8 @@ class JsonReader:
         )  # a string without its first tag
         if self._is_key:
             return f'"{escaped(word)}"' if word else None
-        if word in _WORDS:
-            return _WORDS[word]
-        if _NUMBER.fullmatch(word):
-            return word
-        if (number := _number_json(word)) is not None:
-            return number
+        if (json := json_of_word(word)) is not None:
+            return json
         return f'"{escaped(word)}"' if word and self._dialect.is_bare else None
 
     def _end_word(self) -> None:
@@ -385,16 +377,6 @@ class JsonReader:
 
 def _closing_json(bracket: str) -> str:
     return _JSON_CLOSING.get(bracket, _CLOSING[bracket])
-
-
-def _number_json(word: str) -> str | None:
-    """Returns a number that JSON writes otherwise, such as `+5`, `.5` and `5.`; None if the word is none."""
-    match = _OTHER_NUMBER.fullmatch(word)
-    if match is None or not any(char.isdigit() for char in word):
-        return None
-    sign, whole, fraction, exponent = match.groups()
-    decimals = "" if fraction is None else f".{fraction or '0'}"
-    return f"{sign.removeprefix('+')}{whole or '0'}{decimals}{exponent}"
 
 
 def as_json(text: str) -> str | None:
