@@ -100,14 +100,20 @@ def next_token_bytes(
     hidden, chain = model.hidden_size, min(step_sizes(max_num_seqs)[-1], CHAIN_ROWS)
     states = step_sizes(max_tokens)[-1] + max_num_seqs + 1 + chain
     inputs = sum(_activation_bytes(size, 2 * hidden, floats) for size in step_sizes(rows))
-    chain_bytes = 4 * chain_numbers(chain, drafts, most_panels(model.vocab_size)) + 8 * chain * drafts
+    panels = most_panels(model.vocab_size)
+    chain_bytes = 4 * chain_numbers(chain, drafts, panels, chain_sections(model)) + 8 * chain * drafts
     return max(arenas) + 4 * hidden * states + 8 * hidden * rows + inputs + chain_bytes
 
 
-def chain_numbers(rows: int, depths: int, panels: int) -> int:
+def chain_numbers(rows: int, depths: int, panels: int, sections: int) -> int:
     """Returns how many int32s are uploaded for a chain of `depths` drafts: nine and the KV slots for each of `rows`
-    rows, and a shortlist's panels. See `ChainColumns`."""
-    return rows * (9 + depths) + panels
+    rows, their `sections` RoPE positions at first and at each depth, and a shortlist's panels. See `ChainColumns`."""
+    return rows * (9 + depths + sections * (1 + depths)) + panels
+
+
+def chain_sections(model: ModelShape) -> int:
+    """Returns how many RoPE positions a row of a chain has beside its number; 0 if none."""
+    return 0 if model.rope_sections is None else len(model.rope_sections)
 
 
 def _activation_bytes(rows: int, cols: int, floats: GpuFloat) -> int:

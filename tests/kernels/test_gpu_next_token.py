@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
+from moeserve.kernels.activations import GpuActivations
 from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import KvLayout
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
@@ -30,6 +32,7 @@ from moeserve.worker.runner import Runner
 from tests.gpu.driver import small_config
 from tests.kernels.model_engine import distance
 from tests.support.foreseen_drafts import Foreseen, asked, whole_texts
+from tests.support.next_token_folder import NextTokenFolder
 from tests.support.served_answers import serve
 from tests.worker.next_token_rows import Drafting, model_of
 
@@ -122,6 +125,59 @@ def test_logits_and_chains(name: str, wide_fixtures: Path, monkeypatch: pytest.M
     start = ChainStart(np.array(tokens[4:], np.int32), one + 3, one, one + DEPTHS, planned)
     drafts, _ = trunk.chain.draft(start)
     assert drafts[:, 0].tolist() == on_the_cpu(path, tokens)
+
+
+def test_behind_a_picture(tmp_path: Path) -> None:
+    """Stored and drafted rows have the positions of the tokens before them, three each in a picture."""
+    shape = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "num_experts": 4}
+    path = NextTokenFolder(tmp_path, "qwen3_5_moe_text", **shape).path
+    text = [5, 6, 1, 1, 1, 1, 7, 8]
+    rotary = np.tile(
+        np.array([0, 1, 2, 2, 2, 2, 4, 5, 6], np.int32), (3, 1)
+    )  # a picture of 2 x 2 tokens from 2 on
+    rotary[1:, 2:6] = [[2, 2, 3, 3], [2, 3, 2, 3]]
+    drafting, length, expected = Drafting(path, text), len(text), []
+    for positions in (rotary, None):
+        of_rows = None if positions is None else np.ascontiguousarray(positions[:, : length - 2])
+        drafting.block.store(drafting.rows(1, length - 1)._replace(rotary=of_rows))
+        rows, probabilities = drafting.rows(length - 1, length), []
+        for at in range(length - 2, length - 2 + DEPTHS):
+            kv_slots = drafting.kv_slots[at + 1 : at + 2]
+            rows = rows._replace(positions=np.array([at], np.int32), kv_slots=kv_slots)
+            rows = rows._replace(rotary=None if positions is None else positions[0, at : at + 1])
+            table = np.ascontiguousarray(drafting.kv_slots[None, 1:])
+            found = drafting.block.predict(rows, np.zeros(1, np.int32), table)
+            probabilities.append(float(found.probabilities[0]))
+            rows = rows._replace(token_ids=found.token_ids, states=found.states.clone())
+        expected.append(probabilities)
+    block = Trunk(path).block
+
+    each, none = np.arange(length, dtype=np.int32), np.zeros(length, np.int32)
+    slots = np.arange(LENGTH, dtype=np.int32)[::-1].copy()
+    before = np.concatenate([rotary[:, :1], rotary[:, : length - 1]], axis=1)
+    columns = np.stack([text, each, slots[:length], none])
+    for first in range(0, length, REQUESTS):
+        part = slice(first, first + REQUESTS)
+
+        def states_of_the_cpu(out: GpuActivations, _rows: torch.Tensor, part: slice = part) -> None:
+            assert out.x is not None
+            out.x.copy_(drafting.states[part])
+
+        ids, positions, kv_slots, requests = ints(columns[:, part].copy())
+        batch = GpuBatch(counter(REQUESTS), ids, positions, kv_slots, requests, REQUESTS, None)
+        block.take_step(replace(batch, rotary_before=ints(before[:, part].T.copy())), states_of_the_cpu)
+    block._kept.states[0] = drafting.states[length - 2].to(DEV)
+    block._slots_ahead[0, : LENGTH - 1] = ints(slots[1:])
+    chain, one = NextTokenChain(block, DEV, REQUESTS), np.zeros(1, np.int32)
+    chain.capture()
+    start = ChainStart(
+        np.array(text[-1:], np.int32), one + length - 2, one, one + DEPTHS,
+        slots[length - 1 : length - 1 + DEPTHS, None],
+        rotary=np.ascontiguousarray(rotary.T[length - 2 : length - 2 + DEPTHS, None]),
+    )  # fmt: skip
+    _, found_likely = chain.draft(start)
+    assert found_likely[:, 0] == pytest.approx(expected[0], rel=2e-3)
+    assert expected[1] != pytest.approx(expected[0], rel=2e-2)  # by the tokens' numbers
 
 
 def on_the_cpu(path: Path, text: list[int]) -> list[int]:

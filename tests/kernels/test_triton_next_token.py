@@ -91,7 +91,8 @@ def test_chain(vocab: int) -> None:
     chain = ChainRows(
         ints([1, 2, 3, 4]), ints([10, 20, 30, 40]), ints([100, 200, 300, 400]), ints([0] * 4),
         ints([2, 1, 2, 2]), ints([[100, 200, 300, 400], [101, 201, 301, 401]]), ints([[0] * 4] * depths),
-        torch.zeros(depths, 4, device=DEV),
+        torch.zeros(depths, 4, device=DEV), rotary=ints([[row, 1, 2] for row in range(4)]),
+        planned_rotary=ints([[[10 * depth + row, 3, 4] for row in range(4)] for depth in range(depths)]),
     )  # fmt: skip
     chosen = Chosen(4, DEV)
     for depth in range(depths):
@@ -107,6 +108,8 @@ def test_chain(vocab: int) -> None:
     # The second row may have one draft only: it stays where it was.
     assert chain.positions.tolist() == [11, 20, 31, 40]
     assert chain.kv_slots.tolist() == [101, 200, 301, 400]
+    assert chain.rotary is not None
+    assert chain.rotary.tolist() == [[10, 3, 4], [1, 1, 2], [12, 3, 4], [3, 1, 2]]
     assert chain.drafts[:, 3].tolist() == [0, 0]
 
 

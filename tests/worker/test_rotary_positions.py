@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
@@ -15,9 +17,11 @@ from moeserve.messages.steps import NewSeq, Row
 from moeserve.models.registry import read_shape
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.processes.embedding_files import EmbeddingFiles
+from moeserve.worker.engines.gpu.steps.step_inputs import StepInputs
+from moeserve.worker.engines.gpu.steps.step_path import StepPath
 from moeserve.worker.engines.request_embeddings import RequestEmbeddings
 from moeserve.worker.engines.rotary_positions import RotaryPositions
-from moeserve.worker.sequences import StepLayout
+from moeserve.worker.sequences import Sequences, StepLayout
 from tests.support import qwen4exp_model
 
 PICTURE = np.array(
@@ -83,3 +87,37 @@ def test_a_step_of_a_model_with_blocks_has_both(tmp_path: Path) -> None:
     assert found.first_positions is not None
     assert np.array_equal(of(found.first_positions), expected([16, 16, 20]))
     assert embeddings.of_step(layout((5, 18, 3))).first_positions is None
+
+
+def test_a_block_has_those_of_the_tokens_before(tmp_path: Path) -> None:
+    """Of a next-token block's rows, also in a GPU's columns."""
+    model = qwen4exp_model.write_model(qwen4exp_model.new_model(8), tmp_path / "m.gguf", Type.F16)
+    read = read_shape(open_gguf(model))
+    shape, files = replace(read, next_token_layer=read.layers[-1]), EmbeddingFiles(tmp_path / "spans")
+    data = np.zeros((6, shape.hidden_size), np.float32).tobytes()
+    span = EmbeddingSpan(10, 6, sha256(data).digest(), files.write(data), PICTURE.tobytes())
+    embeddings, tokens = RequestEmbeddings(files, shape), np.zeros(LENGTH, np.int32).tobytes()
+    sequences = Sequences(8, LENGTH)
+    for slot, spans in ((3, [span]), (5, [])):
+        new = NewSeq(
+            slot, tokens, LENGTH, b"", SamplingParams(max_tokens=1), state_slot=slot - 3, spans=spans
+        )
+        embeddings.bind(new)
+        sequences.bind(new)
+    inputs = StepInputs(
+        8, 8, 8, torch.device("cpu"), max_model_len=LENGTH, num_kv_slots=LENGTH, has_sections=True, has_block=True
+    )  # fmt: skip
+    for step, numbers in ((layout((3, 0, 3)), [0, 0, 1]), (layout((3, 15, 3)), [14, 15, 16])):
+        inputs.fill(step, sequences, embeddings.of_step(step))
+        inputs.copy()
+        found = inputs.batch(StepPath(8, 3, has_tiles=False)).rotary_before
+        assert found is not None
+        assert np.array_equal(found[:3].T, expected(numbers))
+        assert not found[3:].any()
+    only_text = layout((5, 0, 3))
+    assert embeddings.of_step(only_text).before_positions is None
+    inputs.fill(only_text, sequences)
+    inputs.copy()
+    found = inputs.batch(StepPath(8, 3, has_tiles=False)).rotary_before
+    assert found is not None
+    assert found[:3].tolist() == [[0] * 3, [0] * 3, [1] * 3]

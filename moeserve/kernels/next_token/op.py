@@ -145,6 +145,9 @@ class ChainRows:
     planned_slots: Tensor  # KV slots of the block's rows, by depth
     drafts: Tensor
     probabilities: Tensor
+    # RoPE positions, int32 [n, sections], and by depth, [depths, n, sections]; None: rows rotate by their positions
+    rotary: Tensor | None = None
+    planned_rotary: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +173,8 @@ def draft_of(
     )  # fmt: skip
     advance_kernel(
         (n,), chosen.best, chosen.ids, chosen.sums, count, rows.depth, rows.most, rows.planned_slots, rows.token_ids,
-        rows.positions, rows.kv_slots, rows.drafts, rows.probabilities, PARTS, PARTS, rows.drafts.stride(0),
-        num_warps=1,
+        rows.positions, rows.kv_slots, rows.drafts, rows.probabilities, rows.rotary, rows.planned_rotary, PARTS, PARTS,
+        rows.drafts.stride(0), 0 if rows.rotary is None else rows.rotary.shape[1], num_warps=1,
     )  # fmt: skip
 
 

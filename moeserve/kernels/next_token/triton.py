@@ -140,14 +140,15 @@ def likeliest_kernel(
 
 @kernel
 def advance_kernel(
-    best, ids, sums, count, depth, most, planned_slots, token_ids, positions, kv_slots, drafts, probabilities,
-    PARTS: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr,
+    best, ids, sums, count, depth, most, planned_slots, token_ids, positions, kv_slots, drafts, probabilities, rotary,
+    planned_rotary, PARTS: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, SECTIONS: tl.constexpr,
 ):  # fmt: skip
     """Grid (n). Writes each row's draft, and makes it the row's next input.
 
     best, ids, sums [n, PARTS]: of `likeliest_kernel`. depth int32 [n]: drafts of the row before this one. most int32
     [n]: how many it may have; behind the last one, position and KV slot stay. planned_slots int32, drafts int32 and
-    probabilities float32, rows STRIDE apart, by depth. token_ids, positions, kv_slots int32 [n].
+    probabilities float32, rows STRIDE apart, by depth. token_ids, positions, kv_slots int32 [n]. rotary int32 [n,
+    SECTIONS], planned_rotary [.., STRIDE, SECTIONS], by depth: RoPE positions; None: rows rotate by `positions`.
     """
     i = tl.program_id(0)
     if i >= tl.load(count):
@@ -167,6 +168,10 @@ def advance_kernel(
     if before + 1 < tl.load(most + i):
         tl.store(positions + i, tl.load(positions + i) + 1)
         tl.store(kv_slots + i, tl.load(planned_slots + (before + 1) * STRIDE + i))
+        if rotary is not None:
+            for section in range(SECTIONS):
+                planned = planned_rotary + ((before + 1) * STRIDE + i) * SECTIONS + section
+                tl.store(rotary + i * SECTIONS + section, tl.load(planned))
 
 
 @kernel

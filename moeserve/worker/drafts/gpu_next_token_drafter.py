@@ -11,10 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from moeserve.messages.prompt_embeddings import SECTIONS
 from moeserve.worker.drafts.drafter import NO_DRAFT, LateDrafts, Wanted
 from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY
 from moeserve.worker.drafts.shortlist import Shortlist
 from moeserve.worker.engines.gpu.next_token_chain import ChainStart, NextTokenChain
+from moeserve.worker.engines.rotary_positions import RotaryPositions
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
@@ -27,13 +29,16 @@ class GpuNextTokenDrafter:
         chain: NextTokenChain,
         least_probability: float = LEAST_PROBABILITY,
         late: LateDrafts | None = None,
+        rotary: RotaryPositions | None = None,
     ) -> None:
         """least_probability: drafts that the block considers less likely are not verified, nor are those after them.
-        late: where drafts are noted that a step need not wait for; None: every step waits."""
+        late: where drafts are noted that a step need not wait for; None: every step waits. rotary: RoPE positions of
+        requests with pictures; None: they are the tokens' numbers."""
         self._sequences = sequences
         self._chain = chain
         self._least = least_probability
         self._late = late
+        self._rotary = rotary
         self._shortlist = Shortlist(sequences.tokens, chain.vocab_size)
 
     def bind(self, slot: int, namespace: str) -> None:
@@ -78,8 +83,15 @@ class GpuNextTokenDrafter:
         shares = np.ones(len(slots), np.float32) if panels is None else self._shortlist.coverage[slots]
         least = (self._least / shares).astype(np.float32)
         return ChainStart(
-            sequences.tokens[slots, length - 1], length - 2, slots, most, kv_slots, panels, least
+            *(sequences.tokens[slots, length - 1], length - 2, slots, most, kv_slots, panels, least),
+            None if self._rotary is None else self._by_depth(self._rotary, slots, places - 1),
         )
+
+    @staticmethod
+    def _by_depth(rotary: RotaryPositions, slots: Int32s, indices: Int32s) -> Int32s:
+        """Returns the RoPE positions of tokens: int32 [depths, n, sections]. indices: int32 [depths, n]."""
+        of_depths = [rotary.of_tokens(slots, at) for at in indices]
+        return np.stack([np.broadcast_to(found, (SECTIONS, len(slots))).T for found in of_depths])
 
     def _found(self, start: ChainStart) -> list[Int32s]:
         """Waits for a launched chain. Returns the drafts that are to be verified."""

@@ -26,6 +26,8 @@ class EmbeddedStep(NamedTuple):
     # Like rotary_positions, of the first token of each row's block of keys, for an indexer of blocks; None: without
     # one, or as rotary_positions are layout.position
     first_positions: Int32s | None = None
+    # Like rotary_positions, of the token before each row's, where a next-token block's row is; None: position - 1
+    before_positions: Int32s | None = None
 
     @classmethod
     def of_tokens(cls, layout: StepLayout) -> EmbeddedStep:
@@ -46,6 +48,7 @@ class RequestEmbeddings:
         self._rotary = None if shape.rope_sections is None else RotaryPositions()
         self._see_ahead = shape.spans_see_ahead
         self._block = 0 if shape.indexer is None else shape.indexer.rule.block
+        self._has_block = shape.next_token_layer is not None
 
     @property
     def rotary(self) -> RotaryPositions | None:
@@ -67,4 +70,7 @@ class RequestEmbeddings:
         firsts = None
         if self._block and self._rotary is not None and positions is not layout.position:
             firsts = self._rotary.at(layout, layout.position // self._block * self._block)
-        return EmbeddedStep(found, positions, ends, firsts)
+        before = None
+        if self._has_block and self._rotary is not None and positions is not layout.position:
+            before = self._rotary.at(layout, layout.position - 1)
+        return EmbeddedStep(found, positions, ends, firsts, before)

@@ -75,10 +75,7 @@ class GpuAttentionBlock:
         if shape.window and self._window_table is not None:
             assert batch.window_slots is not None
             table, slots = self._window_table, batch.window_slots
-        sections = None
-        if form.sections is not None:
-            assert batch.rotary_positions is not None
-            sections = SectionPositions(batch.rotary_positions, *form.sections)
+        sections = _sections(form, batch)
         if batch.rows_independent and shape.qk_norm != "full" and shape.indexer is None:
             new = NewTokens(
                 k,
@@ -126,7 +123,7 @@ class GpuAttentionBlock:
         rope_store(
             q, k, v, w.q_norm, w.k_norm, self._eps, form.cos, form.sin, batch.positions, batch.kv_slots, batch.count,
             of_form.q, kv.keys, kv.values, kv.key_scales, kv.value_scales, self._eps if shape.has_v_norm else None,
-            norm_after=shape.norm_after, v_scale=shape.v_scale,
+            norm_after=shape.norm_after, v_scale=shape.v_scale, sections=_sections(form, batch),
         )  # fmt: skip
 
     def _attend(
@@ -207,6 +204,14 @@ class GpuAttentionBlock:
                 of_form.q[part], kv, table, batch.req_slots[part], space.chosen[part], space.lasts[part], batch.count,
                 shape.indexer.rule.block, of_form.decode if is_split else None, _rows_of(a, part), scale=shape.scale,
             )  # fmt: skip
+
+
+def _sections(form: GpuForm, batch: GpuBatch) -> SectionPositions | None:
+    """Returns the rows' three positions; None in a model whose rows have one."""
+    if form.sections is None:
+        return None
+    assert batch.rotary_positions is not None
+    return SectionPositions(batch.rotary_positions, *form.sections)
 
 
 def _rows_of(x: GpuActivations, rows: slice) -> GpuActivations:

@@ -53,10 +53,12 @@ from moeserve.models.step_buffers import (
     NEXT_TOKEN_ROWS,
     SMALL_BATCH_ROWS,
     chain_numbers,
+    chain_sections,
     next_token_shape,
     step_sizes,
 )
 
+NUMBERS = 9  # of `ChainColumns`, for each row
 ALIGN = 4  # int32s: kernels are compiled for aligned addresses
 
 
@@ -74,6 +76,9 @@ class ChainColumns:
     num_panels: Tensor  # first value: of the shortlist
     least: Tensor  # first value, as float32: probability from which drafts are verified
     planned_slots: Tensor  # KV slots of the tokens' positions, by depth
+    # RoPE positions, [width, sections], and by depth, [depths, width, sections]; sections is 0 if rows have one each
+    rotary: Tensor
+    planned_rotary: Tensor
     panels: Tensor  # the shortlist's
 
 
@@ -81,25 +86,52 @@ class ChainInputs:
     """The inputs of a chain of drafts on the GPU, in one buffer that one copy uploads, and the chain's outputs: the
     drafts and their probabilities."""
 
-    def __init__(self, rows: int, depths: int, panels: int, device: torch.device) -> None:
-        """panels: the most panels of a shortlist."""
+    def __init__(self, rows: int, depths: int, panels: int, sections: int, device: torch.device) -> None:
+        """panels: the most panels of a shortlist. sections: RoPE positions of a row; 0: one, its number."""
         self.width, self.depths, self._panels = -(-rows // ALIGN) * ALIGN, depths, panels
-        self.buffer = torch.zeros(chain_numbers(self.width, depths, panels), dtype=torch.int32, device=device)
+        self._sections = sections
+        numbers = chain_numbers(self.width, depths, panels, sections)
+        self.buffer = torch.zeros(numbers, dtype=torch.int32, device=device)
         c = self.columns(self.buffer)
         self.req_slots, self.count, self.least = c.req_slots, c.count[:1], c.least[:1].view(torch.float32)
         self.scored = ScoredPanels(c.panels, c.num_panels[:1])
         self.outputs = torch.zeros(2, depths, self.width, device=device)
         drafts = self.outputs[0].view(torch.int32)
         self.rows = ChainRows(
-            *(c.token_ids, c.positions, c.kv_slots, c.depth, c.most, c.planned_slots, drafts, self.outputs[1])
+            *(
+                c.token_ids,
+                c.positions,
+                c.kv_slots,
+                c.depth,
+                c.most,
+                c.planned_slots,
+                drafts,
+                self.outputs[1],
+            ),
+            rotary=c.rotary if sections else None,
+            planned_rotary=c.planned_rotary if sections else None,
         )
 
     def columns(self, buffer: Tensor) -> ChainColumns:
         """Returns the views of a buffer like this one's."""
-        rows = buffer[: len(buffer) - self._panels].view(-1, self.width)
-        ids, positions, kv_slots, depth, most, req_slots, count, num_panels, least = rows[: -self.depths]
-        of_rows = ids, positions, kv_slots, depth, most, req_slots, count, num_panels, least
-        return ChainColumns(*of_rows, rows[-self.depths :], buffer[len(buffer) - self._panels :])
+        rows, panels = buffer[: len(buffer) - self._panels], buffer[len(buffer) - self._panels :]
+        of_sections = self.width * self._sections
+        numbers, first, by_depth = rows.tensor_split(
+            [len(rows) - of_sections * (1 + self.depths), len(rows) - of_sections * self.depths]
+        )
+        *of_rows, kv_slots = numbers.view(-1, self.width).tensor_split([*range(1, NUMBERS + 1)])
+        rotary = first.view(self.width, self._sections)
+        planned_rotary = by_depth.view(self.depths, self.width, self._sections)
+        ids, positions, of_first, depth, most, req_slots, count, num_panels, least = (
+            row[0] for row in of_rows
+        )
+        return ChainColumns(
+            *(ids, positions, of_first, depth, most, req_slots, count, num_panels, least),
+            planned_slots=kv_slots,
+            rotary=rotary,
+            planned_rotary=planned_rotary,
+            panels=panels,
+        )
 
 
 class GpuNextTokenBlock:
@@ -137,9 +169,9 @@ class GpuNextTokenBlock:
         self._norms = JoinNorms(self._w.token_norm, self._w.state_norm, shape.rms_eps)
         sums = GpuSums(None, [None], None)
         self._ffn = GpuFfnBlock(own, [self._layer], device, None, None, None, sums)
-        # The text's tokens rotate by their numbers; at a picture's the block is less accurate.
-        flat = {form: replace(of_form, sections=None) for form, of_form in forms.items()}
-        self._layers = GpuLayers(own, [self._layer], [kv], (), slots_ahead, None, flat, self._ffn, sums, None)
+        self._layers = GpuLayers(
+            own, [self._layer], [kv], (), slots_ahead, None, dict(forms), self._ffn, sums, None
+        )
         self._rows_at_once = min(max_rows, NEXT_TOKEN_ROWS)
         is_float = has_float_weights(replace(weights, layers=[self._layer]))
         self._spaces = make_workspaces(
@@ -157,7 +189,8 @@ class GpuNextTokenBlock:
         self.chain_sizes = [
             size for size in step_sizes(min(len(slots_ahead) - 1, CHAIN_ROWS)) if size in self._spaces
         ]
-        self.chain = ChainInputs(self.chain_sizes[-1], depths, most_panels(shape.vocab_size), device)
+        panels, sections = most_panels(shape.vocab_size), chain_sections(shape)
+        self.chain = ChainInputs(self.chain_sizes[-1], depths, panels, sections, device)
         self._chain_states = torch.zeros(self.chain_sizes[-1], hidden, device=device)
         self._chosen = Chosen(self.chain_sizes[-1], device)
 
@@ -180,18 +213,23 @@ class GpuNextTokenBlock:
         for part, first in enumerate(range(0, size, self._rows_at_once)):
             rows = slice(first, min(first + self._rows_at_once, size))
             count = batch.count if size <= self._rows_at_once else self._counts[part, :1]
-            self._store(places, rows, step, count)
+            rotary = None if batch.rotary_before is None else batch.rotary_before[rows]
+            self._store(places, rows, step, count, rotary)
         keep_step(step, self._kept)
 
-    def _store(self, places: BlockPlaces, rows: slice, step: StepStates, count: Tensor) -> None:
-        """Launches the keys and values of some of a step's rows."""
+    def _store(
+        self, places: BlockPlaces, rows: slice, step: StepStates, count: Tensor, rotary: Tensor | None
+    ) -> None:
+        """Launches the keys and values of some of a step's rows. rotary: see `GpuBatch.rotary_before`."""
         s = self._spaces[rows.stop - rows.start]
         self._embed(places.token_ids[rows], count, s, None)
         join_step(s.x, step, rows.start, self._kept, self._norms, count, self._joined[: s.rows])
         self._project(s, count)
         self._layers.norm_first(s, count)
         ids, positions, kv_slots = places.token_ids[rows], places.positions[rows], places.kv_slots[rows]
-        batch = GpuBatch(count, ids, positions, kv_slots, step.req_slots[rows], s.rows, None)
+        batch = GpuBatch(
+            *(count, ids, positions, kv_slots, step.req_slots[rows], s.rows, None), rotary_positions=rotary
+        )
         self._layers.store(0, batch, s)
 
     def keep_rows(self, chosen: Tensor, count: int) -> None:
@@ -222,7 +260,11 @@ class GpuNextTokenBlock:
         self._embed(ids, count, s, KvPlaces(self._slots_ahead, req_slots, positions, kv_slots))
         join_rows(s.x, states, self._norms, count, self._joined[:size])
         self._project(s, count)
-        batch = GpuBatch(count, ids, positions, kv_slots, req_slots, size, None, rows_independent=True)
+        batch = GpuBatch(
+            *(count, ids, positions, kv_slots, req_slots, size, None),
+            rows_independent=True,
+            rotary_positions=None if rows.rotary is None else rows.rotary[:size],
+        )
         self._layers.forward(0, batch, s)
         head, by_quads = self._heads[size]
         self._ffn.add_and_norm(0, s, self._w.head_norm, count, head.final, self._all_rows[:size])

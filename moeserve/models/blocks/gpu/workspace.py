@@ -88,6 +88,9 @@ class GpuBatch:
         None  # int32 [size]: where the KV of windowed layers goes; None: to kv_slots
     )
     rotary_positions: Tensor | None = None  # int32 [size, 3], for models with sections; None: positions
+    rotary_before: Tensor | None = (
+        None  # the same of the tokens before, for a next-token block of such models
+    )
     # int32 [size]: in windowed layers, how many positions each row sees; None: up to its own. Rows of tiles see ahead
     # only if some row of the step does, `sees_ahead`.
     ends: Tensor | None = None

@@ -123,11 +123,7 @@ class GpuEngine:
         block = model.next_token
         self.next_token_chain = None if block is None else NextTokenChain(block, model.device, max_num_seqs)
         self._launcher = StepLauncher(
-            model,
-            self._inputs,
-            self._graphs,
-            self.micro_batches,
-            chunk_tiles,
+            *(model, self._inputs, self._graphs, self.micro_batches, chunk_tiles),
             self._sampler.tokens,
             from_first,
             self._done.wait,

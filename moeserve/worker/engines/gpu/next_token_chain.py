@@ -31,6 +31,8 @@ class ChainStart(NamedTuple):
     kv_slots: Int32s  # [depths, n]: of the tokens' positions, by depth
     panels: Int32s | None = None  # of the vocabulary, ascending, that are scored; None: all
     least: npt.NDArray[np.float32] | float = 0.0  # [n]: the probability from which drafts are verified
+    # [depths, n, sections]: RoPE positions of the rows, by depth; None: `positions` and those behind
+    rotary: Int32s | None = None
 
 
 class NextTokenChain:
@@ -123,6 +125,12 @@ class NextTokenChain:
         host.count[0] = n
         host.least.view(torch.float32).numpy()[:n] = start.least
         host.planned_slots.numpy()[:depths, :n] = start.kv_slots[:depths]
+        if host.rotary.numel():
+            rotary = start.rotary
+            if rotary is None:
+                rotary = (start.positions + np.arange(depths, dtype=np.int32)[:, None])[..., None]
+            host.rotary.numpy()[:n] = rotary[0]
+            host.planned_rotary.numpy()[:depths, :n] = rotary
         of_shortlist = start.panels is not None and self._block.takes_shortlist(size)
         if of_shortlist and start.panels is not None:
             host.num_panels[0] = len(start.panels)

@@ -40,6 +40,7 @@ from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.measure.kept import kept_measurements
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.engines.request_embeddings import RequestEmbeddings
+from moeserve.worker.engines.rotary_positions import RotaryPositions
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.loading.drafting import drafting_of, least_probability
 from moeserve.worker.loading.gpu.cpu_layers import kv_budgets, make_cpu_stage
@@ -73,6 +74,7 @@ class LoadedGpuEngine:
     table: TableRows | None = None  # of n-gram embeddings; None: the model has none
     most_drafts: int | None = None  # of a step; None: as many as the router grants
     disk: DiskExperts | None = None  # None: all experts are in memory
+    rotary: RotaryPositions | None = None  # RoPE positions of pictures; None: each token has its number
 
 
 def load_gpu_runner(
@@ -99,7 +101,7 @@ def load_gpu_runner(
         loaded.adapters,
         drafting_of(
             *(config, loaded.engine, None, constraints),
-            small_model=_block_drafter(loaded.engine, least_probability(config), late),
+            small_model=_block_drafter(loaded, least_probability(config), late),
             most=loaded.most_drafts,
             late=late,
         ),
@@ -109,15 +111,16 @@ def load_gpu_runner(
 
 
 def _block_drafter(
-    engine: GpuEngine, least: float, late: LateDrafts
+    loaded: LoadedGpuEngine, least: float, late: LateDrafts
 ) -> Callable[[Sequences], Drafter] | None:
     """Returns the maker of the drafter of the model's own block; None if the block does not draft. least: the
     probability that a draft needs. late: where the drafter notes drafts that a step need not wait for."""
-    chain = engine.next_token_chain
+    chain = loaded.engine.next_token_chain
     if chain is None:
         return None
     # If the host must know a step's tokens, it waits for the drafts.
-    return lambda sequences: GpuNextTokenDrafter(sequences, chain, least, late if engine.runs_ahead else None)
+    late_drafts = late if loaded.engine.runs_ahead else None
+    return lambda sequences: GpuNextTokenDrafter(sequences, chain, least, late_drafts, loaded.rotary)
 
 
 def gpu_constraints(
@@ -188,7 +191,8 @@ def load_gpu_engine(
     if in_ram is not None and in_ram.experts is not None and in_ram.experts.disk is not None:
         disk = DiskExperts(in_ram.experts.disk, capacity.num_slot_numbers, buffers.state_slots)
     return LoadedGpuEngine(
-        engine, ready, plan.recorder, pages, resident, plan.share, weights.table, most, disk
+        *(engine, ready, plan.recorder, pages, resident, plan.share, weights.table, most, disk),
+        None if embeddings is None else embeddings.rotary,
     )
 
 

@@ -26,5 +26,6 @@ def inputs_maker(
         has_adapters=model.adapters is not None,
         has_windows=tables.windows is not None,
         has_sections=model.shape.rope_sections is not None,
+        has_block=model.next_token is not None,
         sees_ahead=model.shape.spans_see_ahead,
     )

@@ -46,6 +46,7 @@ class ColumnSizes:
     window_rows: int = 0  # rows, if windowed layers have separate KV slots
     adapter_rows: int = 0
     section_rows: int = 0  # rows, if they have three RoPE positions
+    block_rows: int = 0  # the same, if a next-token block has rows of its own
     ahead_rows: int = 0  # rows, if the rows of an embedding span see the whole span
     tiles: int = 0
     mixed_calls: int = MIXED_CALLS
@@ -84,6 +85,8 @@ class StepColumns(Generic[View]):
     window_slots: Annotated[View, Column("window_rows", padding=-1)]
     adapter_slots: Annotated[View, Column("adapter_rows", padding=-1)]  # -1: no adapter
     rotary_positions: Annotated[View, Column("section_rows", of=3, padding=0)]
+    # of the tokens before them: a next-token block's rows
+    rotary_before: Annotated[View, Column("block_rows", of=3, padding=0)]
     ends: Annotated[View, Column("ahead_rows", padding=0)]  # number of positions that each row sees
     tiles: Annotated[View, Column("tiles", of=4)]  # tiles of a graph with prompts: attention.op.prefill_tiles
 

@@ -52,13 +52,15 @@ class StepInputs:
         has_adapters: bool = False,
         has_windows: bool = False,
         has_sections: bool = False,
+        has_block: bool = False,
         sees_ahead: bool = False,
         max_tiles: int = 0,
     ) -> None:
         """num_kv_slots: size of the smallest KV pool. max_tiles: tiles of a CUDA graph with prompts of this size.
         has_state_drafts: recurrent layers record drafts.
         has_adapters: rows may use adapters. has_windows: windowed layers have separate KV slots. has_sections: rows
-        have three RoPE positions. sees_ahead: rows of an embedding span see later rows of the span."""
+        have three RoPE positions. has_block: a next-token block reads the rows. sees_ahead: rows of an embedding
+        span see later rows of the span."""
         self.size = size
         self._head_rows = min(head_rows, size)
         self._dummy_slot = dummy_slot
@@ -66,6 +68,7 @@ class StepInputs:
         self._max_sequences = min(size, dummy_slot)
         self._has_states, self._has_adapters, self._has_windows = has_states, has_adapters, has_windows
         self._has_sections, self._sees_ahead = has_sections, sees_ahead
+        self._has_block_sections = has_sections and has_block
         self._has_state_drafts = has_state_drafts
         layout = ColumnLayout(
             ColumnSizes(
@@ -78,6 +81,7 @@ class StepInputs:
                 window_rows=size * has_windows,
                 adapter_rows=size * has_adapters,
                 section_rows=size * has_sections,
+                block_rows=size * self._has_block_sections,
                 ahead_rows=size * sees_ahead,
                 tiles=max_tiles,
             )
@@ -90,7 +94,7 @@ class StepInputs:
         self._copied = torch.cuda.Event() if is_gpu else None
         self._row_columns = [
             column
-            for width in ("rows", "window_rows", "adapter_rows", "section_rows", "ahead_rows")
+            for width in ("rows", "window_rows", "adapter_rows", "section_rows", "block_rows", "ahead_rows")
             for column in padded_columns(self._host, width, dummy_slot)
         ]
         self._state_columns = list(padded_columns(self._host, "states", dummy_slot))
@@ -137,8 +141,11 @@ class StepInputs:
         if self._has_adapters:
             c.adapter_slots[:n] = sequences.adapters[layout.sequence]
         if self._has_sections:
-            positions = embedded.rotary_positions
-            c.rotary_positions[:n] = positions.T if positions.ndim == 2 else positions[:, None]
+            c.rotary_positions[:n] = _by_section(embedded.rotary_positions)
+        if self._has_block_sections:
+            before = embedded.before_positions
+            before = layout.position - 1 if before is None else before
+            c.rotary_before[:n] = np.maximum(_by_section(before), 0)
         if self._sees_ahead:
             c.ends[:n] = layout.position + 1 if embedded.ends is None else embedded.ends
         for values, padding in self._row_columns:
@@ -172,6 +179,8 @@ class StepInputs:
             c.adapter_slots[:] = -1
         if self._has_sections:
             c.rotary_positions[:] = c.positions[:, None]
+        if self._has_block_sections:
+            c.rotary_before[:] = np.maximum(c.positions[:, None] - 1, 0)
         if self._sees_ahead:
             c.ends[:] = c.positions + 1
         if self._has_states:
@@ -254,6 +263,7 @@ class StepInputs:
             adapters=GpuAdapterRows(c.adapter_slots, path.scope) if path.scope else None,
             window_slots=c.window_slots if self._has_windows else None,
             rotary_positions=c.rotary_positions if self._has_sections else None,
+            rotary_before=c.rotary_before if self._has_block_sections else None,
             ends=c.ends if self._sees_ahead else None,
             sees_ahead=path.sees_ahead,
         )
@@ -296,6 +306,11 @@ class StepInputs:
         chunked = StepSequences(of_first, of_count, of_slot, self._device.row_sequence)
         chunks = pinned_copy(chunks_of(first, count), device)
         return GpuStateRows(self._sequences, num_alone, chunked, chunks)
+
+
+def _by_section(positions: Int32s) -> Int32s:
+    """int32 [n, 3], or [n, 1] where all sections have the same; positions: int32 [3, n] or [n]."""
+    return positions.T if positions.ndim == 2 else positions[:, None]
 
 
 def _number(column: Tensor, index: int) -> Tensor:
