@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from moeserve.messages.prompt_embeddings import EmbeddingSpan
 from moeserve.models.blocks.cpu import next_token
-from moeserve.models.blocks.cpu.next_token import NextTokenRows
+from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock, NextTokenRows
 from moeserve.models.blocks.cpu.workspace import CpuBatch
 from moeserve.processes.embedding_files import EmbeddingFiles
 from moeserve.worker.engines.request_embeddings import EmbeddedStep, RequestEmbeddings
@@ -56,12 +57,23 @@ class Seen:
                 self.block.append((token, by_section(batch.positions, i)))
             return batch
 
+        self.early: list[bool] = []  # of each step, whether its states were read before they were computed
+        model_rows = CpuNextTokenBlock.model_rows
+
+        def noted_rows(block: CpuNextTokenBlock, n: int) -> torch.Tensor:
+            found = model_rows(block, n)
+            block.wait()
+            self.early.append(not torch.equal(found, model_rows(block, n)))
+            return found
+
+        monkeypatch.setattr(CpuNextTokenBlock, "model_rows", noted_rows)
         monkeypatch.setattr(RequestEmbeddings, "of_step", noted_step)
         monkeypatch.setattr(next_token, "_batch_of", noted_batch)
 
 
 def test_its_positions_are_the_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows within the picture, behind it, and drafts, beside a request without pictures."""
+    """Rows within the picture, behind it, and drafts, beside a request without pictures. A prompt's chunk, for whose
+    tokens nobody waits, has ended before the block reads its states."""
     monkeypatch.setattr(drafting, "least_probability", lambda _config: 0.0)
     folder, files = NextTokenFolder(tmp_path, "qwen3_5_moe_text"), EmbeddingFiles(tmp_path / "spans")
     model = load(folder.path, speculative_config='{"method": "mtp", "num_speculative_tokens": 3}')
@@ -99,6 +111,7 @@ def test_its_positions_are_the_models(tmp_path: Path, monkeypatch: pytest.Monkey
         assert positions == seen.model[request, number - 1]
         kind = "text" if len(set(positions)) == 1 else "within"
         compared["behind" if positions[0] < number - 1 and kind == "text" else kind] += 1
+    assert not any(seen.early)
     assert compared["within"] > PICTURE // 2
     assert min(compared.values()) > 0
     assert compared["behind"] > ANSWER

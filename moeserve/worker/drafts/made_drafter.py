@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from moeserve.config import Drafts
-from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.drafter import Drafter, Keeping, Wanted
 from moeserve.worker.drafts.forced_drafter import ForcedDrafter
-from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY, NextTokenDrafter
+from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY, DraftingBlock, NextTokenDrafter
 from moeserve.worker.drafts.ngram_drafter import NgramDrafter
 from moeserve.worker.drafts.shared_texts import SharedTexts
 from moeserve.worker.engines.rotary_positions import RotaryPositions
@@ -50,7 +49,7 @@ class FirstOf:
 def make_drafter(
     sequences: Sequences,
     drafts: Drafts,
-    block: CpuNextTokenBlock | None,
+    block: DraftingBlock | None,
     constraints: Constraints,
     *,
     shares_texts: bool,
@@ -59,7 +58,7 @@ def make_drafter(
     keeping: Keeping | None = None,
     rotary: RotaryPositions | None = None,
 ) -> Drafter:
-    """Returns the configured drafter. block: the model's next-token block; None if it has none, or must not draft.
+    """Returns the configured drafter. block: the model's next-token block or an EAGLE-3 head; None if none drafts.
     shares_texts: drafts may come from other requests' texts. small_model: makes the drafter of --speculative-model,
     or of a block on a GPU. least_probability: of the block's drafts. keeping: where the CPU's block notes what it
     spends; None: nowhere. rotary: RoPE positions of requests with pictures, for the CPU's block."""

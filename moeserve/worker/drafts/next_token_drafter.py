@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from moeserve.messages.prompt_embeddings import SECTIONS
-from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock, NextTokenRows
+from moeserve.models.blocks.cpu.next_token import NextTokenRows, Predicted
 from moeserve.worker.drafts.drafter import NO_DRAFT, Keeping, Wanted
 from moeserve.worker.drafts.shortlist import Shortlist
 from moeserve.worker.engines.rotary_positions import RotaryPositions
@@ -51,13 +51,43 @@ class _Computed(NamedTuple):
     rows: torch.Tensor  # hidden states before the output norm
 
 
+class DraftingBlock(Protocol):
+    """A block that drafts from the model's states: `CpuNextTokenBlock` or `CpuDraftHeadBlock`, which describe it."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def frequent_tokens(self) -> int | None: ...
+
+    @property
+    def most_rows(self) -> int: ...
+
+    def wait(self) -> None: ...
+
+    def model_rows(self, n: int) -> torch.Tensor: ...
+
+    def model_states(self, rows: torch.Tensor) -> torch.Tensor: ...
+
+    def store(self, rows: NextTokenRows) -> None: ...
+
+    def clear(self, kv_slots: Int32s) -> None: ...
+
+    def predict(
+        self, rows: NextTokenRows, req_slots: Int32s, slot_table: Int32s, panels: Int32s | None = None
+    ) -> Predicted: ...
+
+
 class NextTokenDrafter:
     """A `Drafter`."""
 
     def __init__(
         self,
         sequences: Sequences,
-        block: CpuNextTokenBlock,
+        block: DraftingBlock,
         least_probability: float = LEAST_PROBABILITY,
         keeping: Keeping | None = None,
         rotary: RotaryPositions | None = None,
@@ -67,7 +97,7 @@ class NextTokenDrafter:
         self._sequences = sequences
         self._block = block
         self._least = least_probability
-        self._shortlist = Shortlist(sequences.tokens, block.vocab_size)
+        self._shortlist = Shortlist(sequences.tokens, block.vocab_size, block.frequent_tokens)
         self._keeping = Keeping() if keeping is None else keeping
         self._rotary = RotaryPositions() if rotary is None else rotary
         slots = len(sequences.num_prompt)
@@ -119,6 +149,8 @@ class NextTokenDrafter:
         return [np.array(draft, np.int32) for draft in drafts]
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
+        # Nobody else waits for a step that samples nothing, as of a prompt's chunk. It is not the block's time.
+        self._block.wait()
         began = time.perf_counter()
         if self._keeping.is_on:
             self._keep(layout, accepted)

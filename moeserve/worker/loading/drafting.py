@@ -7,12 +7,11 @@ from functools import partial
 
 from moeserve.config import ServerConfig, drafts_of, num_drafts
 from moeserve.errors import ConfigError
-from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.drafter import Drafter, Keeping, LateDrafts, Reading
 from moeserve.worker.drafts.drafting import Drafting
 from moeserve.worker.drafts.made_drafter import make_drafter
-from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY
+from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY, DraftingBlock
 from moeserve.worker.drafts.run_sampler import DraftingEngine
 from moeserve.worker.engines.rotary_positions import RotaryPositions
 from moeserve.worker.sequences import Sequences
@@ -21,7 +20,7 @@ from moeserve.worker.sequences import Sequences
 def drafting_of(
     config: ServerConfig,
     engine: DraftingEngine,
-    block: CpuNextTokenBlock | None,
+    block: DraftingBlock | None,
     constraints: Constraints,
     *,
     small_model: Callable[[Sequences], Drafter] | None = None,
@@ -30,10 +29,10 @@ def drafting_of(
     late: LateDrafts | None = None,
     rotary: RotaryPositions | None = None,
 ) -> Drafting | None:
-    """Returns the drafting parts; None if drafts are off. block: the model's next-token block; None if the model has
-    none on this device. small_model: makes the drafter of --speculative-model, which notes in `reading` what it
-    reads. most: drafts of a step; None: as many as the router grants. late: where small_model's drafter notes drafts
-    that a GPU is still computing. rotary: see `make_drafter`."""
+    """Returns the drafting parts; None if drafts are off. block: the model's next-token block, or an EAGLE-3
+    head; None if there is none on this device. small_model: makes the drafter of --speculative-model, which notes in
+    `reading` what it reads. most: drafts of a step; None: as many as the router grants. late: where small_model's
+    drafter notes drafts that a GPU is still computing. rotary: see `make_drafter`."""
     drafts = drafts_of(config)
     if drafts is None:
         return None

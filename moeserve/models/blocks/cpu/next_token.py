@@ -5,7 +5,6 @@ It runs between two steps. Until `store` or `predict` is called, `x` still holds
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -13,12 +12,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moeserve.kernels._C import PANEL_ROWS
 from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.cpu.attention import store_kv
+from moeserve.models.blocks.cpu.draft_scores import likeliest
 from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.latent import store_latent
 from moeserve.models.blocks.cpu.layers import CpuLayers
@@ -88,13 +87,22 @@ class CpuNextTokenBlock:
         return self._shape.vocab_size
 
     @property
+    def frequent_tokens(self) -> int | None:
+        """Tokens that a shortlist always has; None: the usual part of the vocabulary."""
+        return None
+
+    @property
     def most_rows(self) -> int:
         """Largest number of rows per call."""
         return len(self._model_x)
 
+    def wait(self) -> None:
+        """Waits for the model's last step."""
+        self._stream.wait()
+
     def model_rows(self, n: int) -> Tensor:
-        """Returns a copy of the model's output for the first n rows of the last step: float32 [n, residual width],
-        before the output norm."""
+        """Returns a copy of the model's output for the first n rows of the last step, which must have ended (`wait`):
+        float32 [n, residual width], before the output norm."""
         return self._model_x[:n].clone()
 
     def model_states(self, rows: Tensor) -> Tensor:
@@ -161,11 +169,15 @@ class CpuNextTokenBlock:
         self._layers.forward(self._shape.num_layers, _batch_of(rows))
         if not self._shape.drafts_before_norm:
             norm(self._stream, self._w.own_norm, self._shape.rms_eps, n, self._space.x, self._own.states)
-        best, shares = zip(*self._likeliest(n, panels), strict=True)
-        if self._shape.drafts_before_norm:  # `_likeliest` has waited for x
+        eps, head = self._shape.rms_eps, self._head
+        scored = likeliest(
+            *(self._stream, self._space, self._w.head_norm, eps, n, head.matrix, head.output, panels),
+            softcap=self._shape.logit_softcap,
+        )
+        if self._shape.drafts_before_norm:  # `likeliest` has waited for x
             self._own.states.f32[:n].copy_(self._space.x[:n])
-        self.bytes_read += self._w.dense_bytes
-        return Predicted(np.concatenate(best), np.concatenate(shares), self._own.states.f32[:n])
+        self.bytes_read += self._w.dense_bytes + scored.bytes_read
+        return Predicted(scored.token_ids, scored.probabilities, self._own.states.f32[:n])
 
     def _join_inputs(self, rows: NextTokenRows) -> None:
         """Launches x = eh_proj [enorm(embedding), hnorm(state)], as two products with half the columns each."""
@@ -177,38 +189,6 @@ class CpuNextTokenBlock:
         norm(stream, w.token_norm, eps, n, space.x, own.token)
         stream.linear(own.token, n, w.from_token, [space.x])
         stream.linear(own.state, n, w.from_state, [space.x], add=True)
-
-    def _likeliest(self, n: int, panels: Int32s | None) -> Iterator[tuple[Int32s, npt.NDArray[np.float32]]]:
-        """Yields the most likely tokens of the first n rows, in batches, with their probabilities among the scored
-        tokens."""
-        stream, space = self._stream, self._space
-        most = len(space.logits)
-        for first in range(0, n, most):
-            m = min(most, n - first)
-            rows = torch.arange(first, first + m, dtype=torch.int32)
-            norm(stream, self._w.head_norm, self._shape.rms_eps, m, space.x, space.final, rows)
-            logits = self._score(m, panels)
-            if self._shape.logit_softcap:
-                stream.softcap(logits, m, self._shape.logit_softcap)
-            stream.wait()
-            highest, best = logits.max(dim=1)
-            ids: Int32s = best.int().numpy()
-            if panels is not None:
-                ids = panels[ids // PANEL_ROWS] * PANEL_ROWS + ids % PANEL_ROWS
-            yield ids, (highest - logits.logsumexp(dim=1)).exp().numpy()
-
-    def _score(self, m: int, panels: Int32s | None) -> Tensor:
-        """Launches the head for m rows of `final`. Returns float32 [m, scored tokens]."""
-        stream, space, head = self._stream, self._space, self._head
-        if panels is None:
-            stream.linear(space.final, m, head.output, [space.logits])
-            self.bytes_read += head.bytes
-            return space.logits[:m]
-        count = PANEL_ROWS * len(panels)
-        logits = space.logits.view(-1)[: m * count].view(m, count)
-        stream.linear_panels(space.final, m, head.matrix, torch.from_numpy(panels), logits)
-        self.bytes_read += head.bytes * count // head.matrix.rows
-        return logits
 
 
 def _batch_of(rows: NextTokenRows) -> CpuBatch:
