@@ -22,7 +22,9 @@ _DEFAULT_LONGEST: Final = 16
 _DEFAULT_DRAFTS: Final = 5  # of --speculative-model alone
 _DEFAULT_OF_BLOCK: Final = 3
 _LOOKUP_FIELDS: Final = ("prompt_lookup_min", "prompt_lookup_max")
-DraftMethod = Literal["ngram", "mtp", "draft_model", "auto"]
+DraftMethod = Literal["ngram", "mtp", "draft_model", "eagle3", "auto"]
+# Methods that take a model, or may.
+_WITH_MODEL: Final = ("draft_model", "eagle3", "auto")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +36,17 @@ class SpeculativeConfig(ApiConfig):
         "Model",
         'speculative decoding, in vLLM\'s JSON form: {"method": "mtp", "num_speculative_tokens": 3} drafts up to 3 '
         "tokens a step; the next step verifies them, so that answers stay the same. Methods: mtp: the model's own "
-        'next-token block drafts; draft_model: the small model in "model" drafts (see --speculative-model); ngram: '
-        'drafts are copied from an earlier place in the text that ends in the same "prompt_lookup_min" to '
-        '"prompt_lookup_max" tokens (default: 3 to 16); auto: ngram, and where it finds nothing the small model or '
-        "the block, if there is one (default: no drafts)",
+        'next-token block drafts; draft_model: the small model in "model" drafts (see --speculative-model); eagle3: '
+        'the EAGLE-3 head in "model" drafts; ngram: drafts are copied from an earlier place in the text that ends in '
+        'the same "prompt_lookup_min" to "prompt_lookup_max" tokens (default: 3 to 16); auto: ngram, and where it '
+        "finds nothing the small model, the head or the block, if there is one (default: no drafts)",
         metavar="JSON",
     )
     speculative_model: str | None = option(
         None,
         "Model",
-        "a small model with the same vocabulary, for speculative decoding (both models on the CPU): a .gguf file, a "
-        "folder or a name on the hub, as for --model. Without --speculative-config it drafts "
+        "a small model with the same vocabulary, or the model's EAGLE-3 head, for speculative decoding (both on the "
+        "CPU): a .gguf file, a folder or a name on the hub, as for --model. Without --speculative-config it drafts "
         f"{_DEFAULT_DRAFTS} tokens a step",
         metavar="MODEL",
     )
@@ -66,7 +68,7 @@ class Drafts:
     method: DraftMethod
     num_speculative_tokens: int  # most drafts of a row
     lookup: Lookup | None  # None: the model's block or the small model alone drafts
-    model: str | None = None  # the small model that drafts; None: there is none
+    model: str | None = None  # the small model or the EAGLE-3 head that drafts; None: there is none
 
     @property
     def block_method(self) -> DraftMethod | None:
@@ -94,13 +96,13 @@ def drafts_of(config: SpeculativeConfig) -> Drafts | None:
     model = _model(given, config.speculative_model)
     # As in vLLM, a model without a method is a small model that drafts.
     method = _method("draft_model" if name is None and model is not None else method_named(name))
-    if model is not None and method not in ("draft_model", "auto"):
+    if model is not None and method not in _WITH_MODEL:
         raise ValueError(
             f"method {method} takes no model that drafts: leave the model out, or say draft_model or auto"
         )
-    if model is None and method == "draft_model":
+    if model is None and method in ("draft_model", "eagle3"):
         raise ValueError(
-            'model: method draft_model needs one, as "model": "small.gguf", or --speculative-model'
+            f'model: method {method} needs one, as "model": "small.gguf", or --speculative-model'
         )
     has_lookup = method in ("ngram", "auto")
     names = ("num_speculative_tokens", *(_LOOKUP_FIELDS if has_lookup else ()))
@@ -141,9 +143,11 @@ def _model(given: dict[str, Any], flag: str | None) -> str | None:
 
 
 def _method(name: object) -> DraftMethod:
-    if name == "ngram" or name == "auto" or name == "draft_model" or name == "mtp":
+    if name == "ngram" or name == "auto" or name == "draft_model" or name == "mtp" or name == "eagle3":
         return name
-    raise ValueError(f'method {json.dumps(name)}: "mtp", "draft_model", "ngram" and "auto" are supported')
+    raise ValueError(
+        f'method {json.dumps(name)}: "mtp", "draft_model", "eagle3", "ngram" and "auto" are supported'
+    )
 
 
 def _lookup(given: dict[str, Any]) -> Lookup:

@@ -14,12 +14,11 @@ METHODS_WITHOUT_NUMBER: Final = {"suffix": 16}  # and how many tokens they draft
 LOOKUP_MODELS: Final = ("ngram", "[ngram]")  # in place of a model's name, in early versions
 
 _HEAD: Final = (
-    "heads that read the model's hidden states are not supported: use "
+    "of the heads that read the model's hidden states, EAGLE-3's alone are supported: use "
     '"mtp" if the model has a next-token block, "draft_model" with a small model of the same vocabulary, or "ngram"'
 )
 _NOT_THERE: Final = {
     "eagle": _HEAD,
-    "eagle3": _HEAD,
     "dflash": _HEAD,
     "dspark": _HEAD,
     "medusa": _HEAD,

@@ -1,5 +1,6 @@
 """Files and folders that only draft for another model, by reading its hidden states: EAGLE heads, DFlash and others.
-They are recognised so that the error can name them and what to use instead."""
+They are recognised so that the error can name them and what to use instead. EAGLE-3 heads are served beside their
+model: models/eagle3."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from moeserve.models.errors import ModelError
+from moeserve.models.sources.huggingface import is_hugging_face_folder, read_config
 
 # `general.architecture` of llama.cpp's GGUF files
 _ARCHITECTURES: Final = {
@@ -29,6 +31,21 @@ ADVICE: Final = (
     """'{"method": "auto", "num_speculative_tokens": 3}', or --speculative-model with a small model of the same """
     "vocabulary"
 )
+
+
+# Of an EAGLE-3 head that is named as the model.
+_BESIDE: Final = "name its model as --model, and this as --speculative-model (on the CPU)"
+
+
+def is_eagle3_folder(path: Path) -> bool:
+    """Returns whether a folder in Hugging Face's layout is an EAGLE-3 head's. Raises ModelError for a config.json that
+    cannot be read."""
+    if not is_hugging_face_folder(path):
+        return False
+    config = read_config(path)
+    classes = config.get("architectures")
+    names = [str(name).lower() for name in classes] if isinstance(classes, list) else []
+    return config.get("speculators_model_type") == "eagle3" or any("eagle3" in name for name in names)
 
 
 def refuse_draft_head(path: Path, architecture: str) -> None:
@@ -53,6 +70,7 @@ def refuse_draft_head_folder(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _refuse(path: Path, kind: str, name: str) -> NoReturn:
+    advice = _BESIDE if "eagle3" in name.lower() else ADVICE
     raise ModelError(
-        path, f"this is {kind} ({name}), which drafts from another model's hidden states; {ADVICE}"
+        path, f"this is {kind} ({name}), which drafts from another model's hidden states; {advice}"
     )

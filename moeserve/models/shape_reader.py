@@ -67,6 +67,14 @@ class ShapeReader:
         self._check_range(suffix, values, low, high)
         return values
 
+    def integers(self, suffix: str, low: int, high: int, most: int) -> list[int]:
+        """Reads 1 to `most` integers."""
+        value = self._metadata.get(self._key(suffix))
+        length = min(max(len(value), 1), most) if isinstance(value, np.ndarray) else most
+        values = [int(each) for each in self._metadata.require_ints(self._key(suffix), length)]
+        self._check_range(suffix, values, low, high)
+        return values
+
     def layer_limits(self, suffix: str) -> list[float | None]:
         """Reads a limit per layer; None for layers where it is 0, and for all layers if the key is missing."""
         return self._limits(suffix)[: self.num_layers]
@@ -310,11 +318,13 @@ class ShapeReader:
         spans_see_ahead: bool = False,
         full_layers_see_ahead: bool = False,
         rms_eps: float | None = None,
+        vocab_size: int | None = None,
     ) -> ModelShape:
         """Returns the shape of a decoder with these layers. yarn_truncates, rope_theta, rms_eps: values if the file has
-        no key. rope_scaling: overrides the keys."""
-        vocab_size = len(self._metadata.require_strings("tokenizer.ggml.tokens"))
-        self.only("vocab_size", vocab_size)
+        no key. rope_scaling: overrides the keys. vocab_size: of a file without a vocabulary."""
+        if vocab_size is None:
+            vocab_size = len(self._metadata.require_strings("tokenizer.ggml.tokens"))
+            self.only("vocab_size", vocab_size)
         self._refuse_unread(layers)
         return ModelShape(
             architecture=self._source.architecture,

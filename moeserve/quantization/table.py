@@ -59,8 +59,9 @@ _S, _F, _L = StoredScales, BitField, BlockLayout
 F32 = _add(QuantType("F32", 0, 1, 4, float_name="float32"))
 F16 = _add(QuantType("F16", 1, 1, 2, float_name="float16"))
 BF16 = _add(QuantType("BF16", 30, 1, 2, float_name="bfloat16"))
-# Of numbers of experts, which are no weights: not in QUANT_TYPES.
+# Of numbers of experts and of tokens, which are no weights: not in QUANT_TYPES.
 I32 = QuantType("I32", 26, 1, 4, float_name="int32", cpu=False, gpu=False)
+I64 = QuantType("I64", 27, 1, 8, float_name="int64", cpu=False, gpu=False)
 # BitField: first byte, width of a run, bits. Then a group's columns, how scales are stored, the halves' first byte.
 Q4_0 = _add(QuantType("Q4_0", 2, 32, 18, _L(_F(2, 16, 4), 32, _S.F16, 0, offset=8)))
 Q4_1 = _add(QuantType("Q4_1", 3, 32, 20, _L(_F(4, 16, 4), 32, _S.F16_MIN, 0)))

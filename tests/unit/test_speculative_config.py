@@ -39,9 +39,12 @@ def test_ngram(more: str, drafts: Drafts) -> None:
         ("{", "not valid JSON"),
         ("[]", "expected a JSON object"),
         ('{"num_speculative_tokens": 4}', "method null"),
-        ('{"method": "eagle3", "num_speculative_tokens": 4}', '"eagle3": heads that read'),
+        ('{"method": "eagle3", "num_speculative_tokens": 4}', 'method eagle3 needs one, as "model"'),
         ('{"method": "medusa", "num_speculative_tokens": 4}', 'use "mtp" if the model has'),
-        ('{"method": "dflash", "model": "z/head", "num_speculative_tokens": 4}', '"dflash": heads that read'),
+        (
+            '{"method": "dflash", "model": "z/head", "num_speculative_tokens": 4}',
+            '"dflash": of the heads that read',
+        ),
         ('{"method": "lookahead", "num_speculative_tokens": 4}', '"lookahead": "mtp", "draft_model"'),
         (
             '{"method": "mtp", "disable_by_batch_size": 8}',

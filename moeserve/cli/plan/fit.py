@@ -83,7 +83,7 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
         model = gpu_drafting_shape(model, None if drafts is None else drafts.block_method)
         check_gpu_drafts(config, model)
         check_gpu_compressed(config, model)
-    small = open_draft_model(config, source, has_tensors=False)
+    small = open_draft_model(config, source, model, has_tensors=False)
     layout = layout_of(config, model, None if small is None else small.layout)
     sizes = ModelSizes.of(source.tensors, layout)
     gpu_adapters = None if gpu is None else plan_gpu_adapters(config, model, GPU_FLOAT_BYTES)

@@ -1,4 +1,4 @@
-"""Opens the small model that drafts (--speculative-model), for the worker and `moeserve plan`."""
+"""Opens the small model or the EAGLE-3 head that drafts (--speculative-model), for the worker and `moeserve plan`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from moeserve.config import ServerConfig, drafts_of
+from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
-from moeserve.models.draft_heads import refuse_draft_head
+from moeserve.models.draft_heads import is_eagle3_folder, refuse_draft_head
+from moeserve.models.eagle3.folder import open_draft_head_folder
+from moeserve.models.eagle3.shape import ARCHITECTURE, DraftHeadShape, input_bytes, read_draft_head
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_dummy_model, open_metadata, open_model
 from moeserve.models.registry import read_checked_shape
@@ -20,14 +23,17 @@ from moeserve.tokenizer.same_vocabulary import check_same_vocabulary
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """The small model, which has all its weights in RAM."""
+    """The small model or the head, which has all its weights in RAM."""
 
     source: ModelSource
     shape: ModelShape
     layout: KvLayout
+    head: DraftHeadShape | None = None  # None: a whole model
 
     @property
     def weight_bytes(self) -> int:
+        if self.head is not None:
+            return sum(tensor.nbytes for tensor in self.source.tensors.values())
         sizes = ModelSizes.of(self.source.tensors, self.layout)
         return dense_bytes(sizes) + expert_bytes(sizes)
 
@@ -38,24 +44,46 @@ class DraftModel:
     def buffer_bytes(self, rows: int, max_num_seqs: int) -> int:
         """Returns the bytes of its buffers for a step of `rows` rows, with the requests' states."""
         buffers = cpu_workspace_bytes(self.shape, rows) + cpu_logits_bytes(self.shape, max_num_seqs)
+        if self.head is not None:
+            buffers += input_bytes(self.head, rows)
         return buffers + self.layout.step_key_bytes(rows) + self.state_bytes(max_num_seqs)
 
 
 def open_draft_model(
-    config: ServerConfig, model: ModelSource, *, has_tensors: bool = True
+    config: ServerConfig, model: ModelSource, shape: ModelShape, *, has_tensors: bool = True
 ) -> DraftModel | None:
-    """Opens the small model; None if there is none. model: the one that it drafts for. has_tensors: its weights will be
-    read. Raises ModelError, also for another vocabulary, and ConfigError."""
+    """Opens the small model or the head; None if there is none. model, shape: of the one that it drafts for.
+    has_tensors: its weights will be read. Raises ModelError, also for another vocabulary, and ConfigError."""
     drafts = drafts_of(config)
     if drafts is None or drafts.model is None:
         return None
     path = Path(drafts.model)
+    source: ModelSource
+    if is_eagle3_folder(path):
+        return _head_of(config, open_draft_head_folder(path), shape)
     if not has_tensors:
         source = open_metadata(path)
     else:
         source = open_dummy_model(path) if config.load_format == "dummy" else open_model(path)
+    if drafts.method == "eagle3" or source.architecture == ARCHITECTURE:
+        return _head_of(config, source, shape)
     refuse_draft_head(path, source.architecture)  # these files lack a vocabulary
     check_same_vocabulary(model, source)
     layout = layout_of(config, read_checked_shape(source))
     check_cpu_reads(layout)
     return DraftModel(source, layout.shape, layout)
+
+
+def _head_of(config: ServerConfig, source: ModelSource, model: ModelShape) -> DraftModel:
+    head = read_draft_head(source, model)
+    if config.load_format == "dummy":
+        raise ConfigError(
+            "--load-format dummy: an EAGLE-3 head needs the weights of its model; leave one of them out"
+        )
+    if config.kv_disk:
+        raise ConfigError(
+            "--kv-disk: an EAGLE-3 head's keys are not kept on disk; leave it out, or draft in another way"
+        )
+    layout = layout_of(config, head.own)
+    check_cpu_reads(layout)
+    return DraftModel(source, layout.shape, layout, head)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from moeserve.kernels.attention.cpu_plan import build_attention_plan
 from moeserve.kernels.cpu_stream import CpuStream
-from moeserve.kernels.stream_operands import AdapterRows, KvLayer, StateLayer
+from moeserve.kernels.stream_operands import Activations, AdapterRows, KvLayer, StateLayer
 from moeserve.models.blocks.cpu.disk_experts import CpuDiskExperts
 from moeserve.models.blocks.cpu.forms import RopeTables, angles_of, forms_of, next_token_form
 from moeserve.models.blocks.cpu.layer_inputs import make_inputs
@@ -59,11 +59,13 @@ class CpuDecoder:
         adapters: CpuAdapters | None = None,
         angles: Mapping[AttentionForm, RopeTables] | None = None,
         disk: CpuDiskExperts | None = None,
+        taps: Sequence[int] = (),
     ) -> None:
         """kv, states: one per layer of the weights. The next-token block's kv comes last; states is empty without
         recurrent layers. most_drafts: the most drafts of a step. pinned: x is in pinned memory, so that a GPU can read
         it. adapters: LoRA adapters that rows may use. angles: result of `angles_of`, if already computed. disk: reads
-        the experts that RAM has no slot for; None: all are in RAM."""
+        the experts that RAM has no slot for; None: all are in RAM. taps: layers before which steps copy the residual;
+        num_layers: behind the last."""
         self.shape = shape
         self._weights = weights
         self._stream = stream
@@ -74,6 +76,8 @@ class CpuDecoder:
         self._space = CpuWorkspace(
             shape, weights, max_tokens, logit_rows, pinned=pinned, has_adapters=adapters is not None
         )
+        # The residual before these layers in the last step.
+        self.taps = {layer: Activations(max_tokens, shape.residual_width, q8=False) for layer in taps}
         self.disk = disk
         self._num_forwards = self._num_heads_read = 0
         self._embedded: Sequence[tuple[int, Tensor]] = ()  # arguments of the last `begin`
@@ -171,6 +175,7 @@ class CpuDecoder:
             self._stream.wait()
             observer.embedding(self._space.x)
         for index in range(len(self._weights.layers)):
+            self._tap(index, batch.n)
             if self.shape.ngrams is not None and index == self.shape.ngrams.layer:
                 self._layers.add_ngrams(index, batch)
             if index or not self._is_projected:
@@ -182,6 +187,12 @@ class CpuDecoder:
                 self._show_feed_forward(index, batch, observer)
             if index < self.shape.deep_layers and self._embedded:
                 self._add_deep(index)
+        self._tap(len(self._weights.layers), batch.n)
+
+    def _tap(self, index: int, n: int) -> None:
+        """Launches the copy of the residual before this layer, if it is to be read."""
+        if index in self.taps:
+            self._stream.gelu_gate(None, self._space.x, 0, n, self.taps[index])  # without a gate a copy
 
     def _add_deep(self, index: int) -> None:
         """Waits, then adds DeepStack's embeddings for this layer's output to the rows whose input is embeddings."""

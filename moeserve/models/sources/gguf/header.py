@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from moeserve.models.sources.first_bytes import LOOKED_AT, MAGIC, not_a_gguf
 from moeserve.quantization import QUANT_TYPES, QuantType, supported_names, unsupported_type
-from moeserve.quantization.table import I32
+from moeserve.quantization.table import I32, I64
 
 from .errors import GGUFError
 from .metadata import MappedStrings, Metadata, MetadataValue
@@ -30,7 +30,8 @@ MAX_STRINGS = 1 << 23  # in all arrays; skipping them takes 3 s
 MAX_KEY_BYTES = (1 << 16) - 1  # the format's limit
 MAX_TENSOR_NAME_BYTES = 64  # the format's limit
 MAX_RANK = 4
-ID_TENSOR = ".ffn_gate_tid2eid.weight"  # the end of the names of tensors that may be integers; no others may
+# The ends of the names of tensors that may be integers, and their type; no others may.
+ID_TENSORS = {".ffn_gate_tid2eid.weight": I32, "d2t": I64}
 MAX_MODEL_BYTES = 1 << 42  # for a file that is read without its tensors' data
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
@@ -136,7 +137,8 @@ def _read_tensors(walk: _Walk, count: int, alignment: int, part: int) -> list[Ma
             raise walk.error("occurs twice; the file is damaged, download it again")
         seen.add(name)
         shape = _read_shape(walk)
-        kind, nbytes = _type_and_bytes(walk, shape, walk.u32(), holds_ids=name.endswith(ID_TENSOR))
+        of_ids = next((kind for end, kind in ID_TENSORS.items() if name.endswith(end)), None)
+        kind, nbytes = _type_and_bytes(walk, shape, walk.u32(), of_ids)
         offset = walk.u64()
         if offset % alignment:
             raise walk.error(
@@ -160,9 +162,10 @@ def _read_shape(walk: _Walk) -> tuple[int, ...]:
 
 
 def _type_and_bytes(
-    walk: _Walk, shape: tuple[int, ...], number: int, *, holds_ids: bool
+    walk: _Walk, shape: tuple[int, ...], number: int, of_ids: QuantType | None
 ) -> tuple[QuantType, int]:
-    kind = I32 if holds_ids and number == I32.number else QUANT_TYPES.get(number)
+    """of_ids: the type of integers that the tensor may be of; None: it may not."""
+    kind = of_ids if of_ids is not None and number == of_ids.number else QUANT_TYPES.get(number)
     if kind is None or not kind.in_gguf:
         raise walk.error(unsupported_type(number, supported_names()))
     if shape[-1] % kind.block_columns:

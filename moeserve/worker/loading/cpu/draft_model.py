@@ -1,4 +1,4 @@
-"""Builds the small model that drafts, beside the model on the CPU pool."""
+"""Builds the small model or the EAGLE-3 head that drafts, beside the model on the CPU pool."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kv.cache import KvCache
 from moeserve.kv.states import StateCache
 from moeserve.models.blocks.cpu.decoder import CpuDecoder
+from moeserve.models.blocks.cpu.draft_head import CpuDraftHeadBlock
+from moeserve.models.interface import ModelShape
+from moeserve.models.loading.cpu_draft_head import CpuDraftHead, CpuDraftHeadLoader
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.cpu_weights import CpuWeights
 from moeserve.models.loading.progress import OnProgress
@@ -24,15 +27,24 @@ class LoadedDraftModel:
     """The parts that stay constant while the server runs; forked processes share them."""
 
     model: DraftModel
-    weights: CpuWeights
+    weights: CpuWeights | CpuDraftHead
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers before which a head reads the model's residual."""
+        return () if self.model.head is None else self.model.head.taps
 
 
 def load_draft_model(
-    stream: CpuStream, model: DraftModel, on_progress: OnProgress, *, in_place: bool
+    stream: CpuStream, model: DraftModel, on_progress: OnProgress, target: ModelShape, *, in_place: bool
 ) -> LoadedDraftModel:
-    """Reads the weights. in_place: from the mapped file. Raises ConfigError if RAM does not suffice."""
-    if not in_place:
+    """Reads the weights. target: the model's that it drafts for. in_place: from the mapped file, but a head's. Raises
+    ConfigError if RAM does not suffice."""
+    if not in_place or model.head is not None:
         check_ram(model.weight_bytes, remedy="or leave out --speculative-model")
+    if model.head is not None:
+        loader = CpuDraftHeadLoader(stream, model.source, model.head, target, on_progress)
+        return LoadedDraftModel(model, loader.load_head())
     in_file = in_place and model.source.is_mapped
     return LoadedDraftModel(model, CpuLoader(stream, model.source, model.shape, on_progress, in_file).load())
 
@@ -53,6 +65,7 @@ def build_model_drafter(
     requests. vocab_size: of the model that is drafted for. most_rows: of a step of either model. num_kv_slots: of the
     pool."""
     layout, shape = loaded.model.layout, loaded.model.shape
+    assert isinstance(loaded.weights, CpuWeights)
     decoder = CpuDecoder(
         shape,
         loaded.weights,
@@ -76,3 +89,21 @@ def build_model_drafter(
         reading=reading,
         foretell=foretell,
     )
+
+
+def build_draft_head(
+    loaded: LoadedDraftModel,
+    stream: CpuStream,
+    model: CpuDecoder,
+    weights: CpuWeights,
+    *,
+    most_rows: int,
+    max_model_len: int,
+    num_kv_slots: int,
+) -> CpuDraftHeadBlock:
+    """Allocates the KV cache and the buffers of a head. model, weights: of the model that it drafts for."""
+    head = loaded.model.head
+    assert head is not None
+    assert isinstance(loaded.weights, CpuDraftHead)
+    kv = KvCache(loaded.model.layout, num_kv_slots, range(1)).layers[0]
+    return CpuDraftHeadBlock(head, loaded.weights, stream, kv, model, weights, most_rows, max_model_len)

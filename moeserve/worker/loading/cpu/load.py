@@ -42,11 +42,17 @@ from moeserve.worker.adapters.memory import adapter_memory, later_bytes, open_ad
 from moeserve.worker.adapters.resident import AdapterAtStart, ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.drafter import Reading
+from moeserve.worker.drafts.next_token_drafter import DraftingBlock
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.cpu.sampler import CpuSampler
 from moeserve.worker.engines.disk_experts import DiskExperts
 from moeserve.worker.engines.request_embeddings import RequestEmbeddings
-from moeserve.worker.loading.cpu.draft_model import LoadedDraftModel, build_model_drafter, load_draft_model
+from moeserve.worker.loading.cpu.draft_model import (
+    LoadedDraftModel,
+    build_draft_head,
+    build_model_drafter,
+    load_draft_model,
+)
 from moeserve.worker.loading.cpu.expert_ram import open_disk, plan_expert_slots
 from moeserve.worker.loading.cpu.pool_start import check_ram, choose_products, open_stream
 from moeserve.worker.loading.draft_model import open_draft_model
@@ -120,7 +126,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         shape = drafting_shape(
             read_checked_shape(source), source, None if drafts is None else drafts.block_method
         )
-        small = open_draft_model(config, source)
+        small = open_draft_model(config, source, shape)
         log_skipped(shape, source, config)
         checked = open_adapters(config, shape)  # a bad adapter ends the start before the weights are read
         layout = layout_of(config, shape, None if small is None else small.layout)
@@ -135,7 +141,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
         if in_place and config.expert_ram is not None:
             raise ConfigError("--expert-ram has no effect with --weight-layout file; leave one of them out")
         loaded_small = (
-            None if small is None else load_draft_model(stream, small, on_progress, in_place=in_place)
+            None if small is None else load_draft_model(stream, small, on_progress, shape, in_place=in_place)
         )
         slots = None if in_place else plan_expert_slots(config, source, shape, layout)
         if slots is not None:  # rules have said which experts stay in RAM
@@ -218,13 +224,22 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         adapters=adapters,
         angles=loaded.angles,
         disk=disk,
+        taps=() if small is None or not has_drafts else small.taps,
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, stream.isa)
     embeddings = None if spans is None else RequestEmbeddings(spans, shape)
     engine = CpuEngine(stream, model, sampler, embeddings, products)
     pages = None if loaded.tiers is None else loaded.tiers.open(kv, states)
     reading, small_drafter = Reading(), None
-    if small is not None and has_drafts:
+    block: DraftingBlock | None = model.next_token
+    if small is not None and has_drafts and small.model.head is not None:
+        block = build_draft_head(
+            *(small, stream, model, loaded.weights),
+            most_rows=loaded.most_rows,
+            max_model_len=capacity.max_model_len,
+            num_kv_slots=capacity.num_slot_numbers,
+        )
+    elif small is not None and has_drafts:
         small_drafter = build_model_drafter(
             small,
             stream,
@@ -258,7 +273,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         drafting_of(
             config,
             engine,
-            model.next_token,
+            block,
             constraints,
             small_model=small_drafter,
             reading=reading,
