@@ -64,9 +64,50 @@ class PlainTextSource(RequestModel):
         return self.data
 
 
+class Base64Source(RequestModel):
+    type: Literal["base64"]
+    media_type: Annotated[Label, Field(description="What the picture says itself counts.")] = "image/png"
+    data: str
+
+    @cached_property
+    def picture(self) -> Picture:
+        return picture_of_base64(self.data)
+
+
+class UrlSource(RequestModel):
+    type: Literal["url"]
+    url: Annotated[
+        str, Field(description="A data: URL, or an address whose host --allowed-media-domains names.")
+    ]
+
+    @cached_property
+    def picture(self) -> Picture:
+        return picture_of_url(self.url)
+
+
+class ImageBlock(Block):
+    """A picture: PNG, JPEG, WebP, or a GIF's first frame."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+
+    @model_validator(mode="after")
+    def _is_a_picture(self) -> ImageBlock:
+        _ = self.source.picture  # refuses bytes that are not a picture
+        return self
+
+    @property
+    def text(self) -> str:
+        return self.source.picture.mark
+
+
 class ContentSource(RequestModel):
     type: Literal["content"]
-    content: Texts
+    content: Annotated[
+        list[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]],
+        BeforeValidator(text_to_block, json_schema_input_type=str | list[TextBlock | ImageBlock]),
+        Field(max_length=MAX_BLOCKS),
+    ]
 
     @property
     def text(self) -> str:
@@ -74,7 +115,7 @@ class ContentSource(RequestModel):
 
 
 class DocumentBlock(Block):
-    """A document of text; the model sees it between tags."""
+    """A document of texts and pictures; the model sees it between tags."""
 
     type: Literal["document"]
     source: Annotated[PlainTextSource | ContentSource, Field(discriminator="type")]
@@ -116,41 +157,6 @@ class ToolReferenceBlock(RequestModel):
     @property
     def text(self) -> str:
         return self.tool_name
-
-
-class Base64Source(RequestModel):
-    type: Literal["base64"]
-    media_type: Annotated[Label, Field(description="What the picture says itself counts.")] = "image/png"
-    data: str
-
-    @cached_property
-    def picture(self) -> Picture:
-        return picture_of_base64(self.data)
-
-
-class UrlSource(RequestModel):
-    type: Literal["url"]
-    url: Annotated[str, Field(description="A data: URL: pictures are not fetched.")]
-
-    @cached_property
-    def picture(self) -> Picture:
-        return picture_of_url(self.url)
-
-
-class ImageBlock(Block):
-    """A picture: PNG, JPEG, WebP, or a GIF's first frame."""
-
-    type: Literal["image"]
-    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
-
-    @model_validator(mode="after")
-    def _is_a_picture(self) -> ImageBlock:
-        _ = self.source.picture  # refuses bytes that are not a picture
-        return self
-
-    @property
-    def text(self) -> str:
-        return self.source.picture.mark
 
 
 ResultBlock = Annotated[

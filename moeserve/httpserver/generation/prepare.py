@@ -86,9 +86,15 @@ def _last_tokens(prompt: list[int], limit: int, asked: Asked, bound: int | None)
 
 async def count_prompt_tokens(service: Service, asked: Asked) -> int:
     """Returns the length of a conversation's prompt in tokens. Raises ApiError."""
+    return len(await chat_token_ids(service, asked))
+
+
+async def chat_token_ids(service: Service, asked: Asked) -> list[int]:
+    """Returns a conversation's prompt as token ids. In the places of a picture's embeddings they are the model's
+    placeholder. Raises ApiError."""
     served = service.ready(asked.model)
     assert isinstance(asked.prompt, ChatPrompt)
-    return len((await _encode_chat(service, served.text, served.limit, asked, asked.prompt)).ids)
+    return (await _encode_chat(service, served.text, served.limit, asked, asked.prompt)).ids
 
 
 async def _encode_chat(

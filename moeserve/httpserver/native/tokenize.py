@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
+from moeserve.httpserver.generation.chat.chat_messages import Messages
+from moeserve.httpserver.generation.chat.chat_tools import chat_tool_use
 from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.prepare import chat_token_ids
+from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
+from moeserve.httpserver.generation.request.caller import Caller, caller_of
 from moeserve.httpserver.generation.request.pictures import pictures_in
 from moeserve.httpserver.generation.resolve.token_ids import check_ids
-from moeserve.httpserver.generation.service import service_of
+from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.native.bodies import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -20,7 +25,6 @@ from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.errors import invalid
 from moeserve.httpserver.transport.openapi import documented
-from moeserve.httpserver.transport.request_state import state_of
 from moeserve.httpserver.transport.sse import JsonResponse, answer
 
 router = APIRouter(tags=["Tokenizer"], route_class=DocumentedRoute)
@@ -34,10 +38,11 @@ router = APIRouter(tags=["Tokenizer"], route_class=DocumentedRoute)
 async def tokenize(request: Request) -> Response:
     """The token ids of a prompt, or of a conversation as the chat template writes it."""
     body = await read_body(request, TokenizeRequest)
-    served = service_of(request).ready(body.model)
-    text, limit = served.text, served.limit
-    tenant = state_of(request.scope).tenant
-    return await answer(request, _tokenized(body, text, limit, tenant))
+    service, caller = service_of(request), caller_of(request)
+    served = service.ready(body.model)
+    if body.messages is not None and any(pictures_in(body.messages)):
+        return await answer(request, _tokenized_with_pictures(body, body.messages, service, caller))
+    return await answer(request, _tokenized(body, served.text, served.limit, caller.tenant))
 
 
 @router.post(
@@ -76,9 +81,6 @@ async def tokenizer_info(request: Request) -> Response:
 async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int, tenant: str) -> TokenizeResponse:
     add_special = body.add_special_tokens
     if body.messages is not None:
-        if any(pictures_in(body.messages)):
-            counted = "/v1/messages/count_tokens and /v1/responses/input_tokens count"
-            raise invalid("messages", f"contains pictures, which have no token ids; {counted} their tokens")
         pieces = await text.render_chat(
             [message.for_template() for message in body.messages],
             tools=[definition.tool().for_template() for definition in body.tools] or None,
@@ -98,6 +100,29 @@ async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int, tenant:
     else:
         assert body.content is not None  # the model's validator
         (ids,) = await text.encode([body.content], limit=limit, param="content", add_special=body.add_special)
+    return _response(body, text, limit, ids)
+
+
+async def _tokenized_with_pictures(
+    body: TokenizeRequest, messages: Messages, service: Service, caller: Caller
+) -> TokenizeResponse:
+    """Has the pictures encoded, which alone tells how many tokens they take."""
+    if body.add_special_tokens:
+        raise invalid("add_special_tokens", "cannot be combined with pictures")
+    prompt = ChatPrompt(
+        messages=[message.for_template() for message in messages],
+        pictures=list(pictures_in(messages)),
+        tools=chat_tool_use(body.tools, None, True),
+        template_kwargs=body.chat_template_kwargs,
+        add_generation_prompt=body.add_generation_prompt,
+    )
+    asked = Asked(caller=caller, prompt=prompt, prompt_param="messages", model=body.model)
+    ids = await chat_token_ids(service, asked)
+    served = service.ready(body.model)
+    return _response(body, served.text, served.limit, ids)
+
+
+def _response(body: TokenizeRequest, text: ModelText, limit: int, ids: list[int]) -> TokenizeResponse:
     names = [text.token_text(token_id) for token_id in ids] if body.return_token_strs else None
     tokens = [_piece(text, token_id) for token_id in ids] if body.with_pieces else ids
     return {"count": len(ids), "max_model_len": limit, "tokens": tokens, "token_strs": names}

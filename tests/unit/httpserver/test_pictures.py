@@ -290,12 +290,37 @@ def test_what_says_so(seeing: HttpServer, visual: VisualServer) -> None:
     assert card["architecture"]["input_modalities"] == ["text", "image", "video"]
     applied = seeing.post("/apply-template", chat(text("a"), image())).json()["prompt"]
     assert "user\na<__media__><|im_end|>" in applied
-    refused = seeing.post("/tokenize", {"model": NAME, "messages": chat(image())["messages"]})
+    messages = chat(text(BEFORE), image(), text(BEHIND))["messages"]
+    found = seeing.post("/tokenize", {"model": NAME, "messages": messages}).json()
+    assert (found["tokens"], found["count"]) == (prompt_of(seeing), len(prompt_of(seeing)))
+    refused = seeing.post("/tokenize", {"model": NAME, "messages": messages, "add_special_tokens": True})
     assert refused.status_code == 400
     before = seeing.metric("pictures_total")
     seeing.post("/v1/chat/completions", chat(image(), image()))
     assert seeing.metric("pictures_total") == before + 2
     assert seeing.metric("picture_seconds_total") > 0
+
+
+@pytest.mark.parametrize("is_of_tool", [False, True])
+def test_a_document_with_pictures(seeing: HttpServer, visual: VisualServer, *, is_of_tool: bool) -> None:
+    """Anthropic's; it was refused."""
+    content = [text("Page 1"), BLOCK, text("Page 2")]
+    document = {"type": "document", "title": "A book", "source": {"type": "content", "content": content}}
+    messages = [{"role": "user", "content": [document, text("What is on it?")]}]
+    if is_of_tool:
+        call = {"type": "tool_use", "id": "a", "name": "read", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "a", "content": [document]}
+        messages = [
+            {"role": "user", "content": "Read it."},
+            {"role": "assistant", "content": [call]},
+            {"role": "user", "content": [result]},
+        ]
+    answer = seeing.post("/v1/messages", {"model": NAME, "max_tokens": 2, "messages": messages})
+    assert answer.status_code == 200, answer.text
+    assert [one.data for one in visual.pictures] == [FILE]
+    (span,) = seeing.requests[-1].spans
+    written = seeing.tokenizer.decode(tokens_of(seeing.requests[-1])[: span.start], False)
+    assert written.endswith("<document>\n<title>A book</title>\nPage 1<|vision_start|>")
 
 
 def multimodal(words: str, *pictures: str, **more: Any) -> dict[str, Any]:
