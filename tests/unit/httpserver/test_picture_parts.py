@@ -69,10 +69,10 @@ def test_a_single_part_and_ollamas_images(seeing: HttpServer, visual: VisualServ
         answer = seeing.post("/v1/chat/completions", body)
         assert answer.status_code == 200, answer.text
     assert [one.data for one in visual.pictures] == [FILE] * 4
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "images": [part]}]
+    messages = [{"role": "system", "content": "b", "images": [part]}, {"role": "user", "content": "a"}]
     answer = seeing.post("/v1/chat/completions", {"model": NAME, "max_tokens": 2, "messages": messages})
     assert answer.status_code == 400
-    assert "role assistant cannot contain pictures" in answer.json()["error"]["message"]
+    assert "role system cannot contain pictures" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

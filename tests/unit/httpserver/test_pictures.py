@@ -205,11 +205,18 @@ def test_what_is_no_picture(seeing: HttpServer, visual: VisualServer, part: Any,
 
 
 def test_pictures_of_assistants_and_systems(seeing: HttpServer, visual: VisualServer) -> None:
-    for role in ("system", "assistant"):
-        messages = [{"role": role, "content": [image()]}, {"role": "user", "content": "Hi"}]
-        answer = seeing.post("/v1/chat/completions", chat() | {"messages": messages})
-        assert answer.status_code == 400
-        assert f"messages of role {role} cannot contain pictures" in answer.json()["error"]["message"]
+    """A question about a picture that another model has drawn (openai/openai-node, issue 1030). They were refused."""
+    turns = [{"role": "user", "content": "Draw."}, {"role": "assistant", "content": [image()]}]
+    messages = [*turns, {"role": "user", "content": "Describe it."}]
+    answer = seeing.post("/v1/chat/completions", chat() | {"messages": messages})
+    assert answer.status_code == 200, answer.text
+    assert [one.data for one in visual.pictures] == [FILE]
+    written = seeing.tokenizer.decode(tokens_of(seeing.requests[-1]), False)
+    assert "assistant\n<|vision_start|>" in written
+    messages = [{"role": "system", "content": [image()]}, {"role": "user", "content": "Hi"}]
+    answer = seeing.post("/v1/chat/completions", chat() | {"messages": messages})
+    assert answer.status_code == 400
+    assert "messages of role system cannot contain pictures" in answer.json()["error"]["message"]
 
 
 def test_a_picture_that_a_tool_gives(seeing: HttpServer, visual: VisualServer) -> None:

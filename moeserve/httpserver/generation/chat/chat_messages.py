@@ -214,7 +214,8 @@ class Message(RequestModel):
                     "content", "content is required for the role {role}", {"role": self.role}
                 )
         elif isinstance(self.content, PicturedText):
-            if self.role not in ("user", "tool", "function"):
+            # An assistant's are those of another model that draws, in a conversation that goes on here.
+            if self.role not in ("user", "assistant", "tool", "function"):
                 raise PydanticCustomError(
                     "content", "messages of role {role} cannot contain pictures", {"role": self.role}
                 )
