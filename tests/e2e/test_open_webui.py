@@ -1,5 +1,5 @@
 """Open WebUI as PyPI has it, unmodified, over OpenAI's API and over Ollama's: its list of models, an answer with a
-thought as its page asks for it, the title that it asks for afterwards.
+thought as its page asks for it, the title that it asks for afterwards, and a picture that its page uploads.
 
 It needs MOESERVE_CLIENTS, which `make test-clients` makes. The engine is scripted.
 """
@@ -16,8 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.http_harness import NAME, HttpServer, http_server, say
+from tests.support.http_harness import NAME, HttpServer, say
+from tests.support.picture_fixture import picture_cases
 from tests.support.scripted_answers import prompt_of
+from tests.support.visual_server import VisualServer, seeing_server
 from tests.support.waiting import free_port, within
 
 CLIENTS = os.environ.get("MOESERVE_CLIENTS")
@@ -36,10 +38,12 @@ pytestmark = pytest.mark.skipif(CLIENTS is None, reason="run make test-clients")
 
 
 @pytest.fixture(scope="module", params=["openai", "ollama"])
-def page(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[tuple[HttpServer, httpx.Client]]:
-    """A server, and Open WebUI in front of it as its page talks to it."""
+def world(
+    request: pytest.FixtureRequest, tmp_path_factory: Any
+) -> Iterator[tuple[HttpServer, VisualServer, httpx.Client]]:
+    """A server that sees, and Open WebUI in front of it as its page talks to it."""
     folder, port = tmp_path_factory.mktemp("open-webui"), free_port()
-    with http_server(context=1 << 17) as server:
+    with seeing_server(context=1 << 17) as (server, visual):
         over_ollama = request.param == "ollama"
         address = (
             {"OLLAMA_BASE_URL": server.url} if over_ollama else {"OPENAI_API_BASE_URL": server.url + "/v1"}
@@ -65,10 +69,16 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[tupl
                 assert within(STARTS_IN_S, lambda: answers(client)), (folder / "log").read_text()[-3000:]
                 signed_in = client.post("/api/v1/auths/signin", json={"email": "", "password": ""}).json()
                 client.headers["Authorization"] = f"Bearer {signed_in['token']}"
-                yield server, client
+                yield server, visual, client
         finally:
             process.kill()
             process.wait()
+
+
+@pytest.fixture
+def page(world: tuple[HttpServer, VisualServer, httpx.Client]) -> tuple[HttpServer, httpx.Client]:
+    server, _, client = world
+    return server, client
 
 
 def answers(client: httpx.Client) -> bool:
@@ -78,7 +88,7 @@ def answers(client: httpx.Client) -> bool:
         return False
 
 
-def ask(client: httpx.Client, *messages: str) -> tuple[str, str]:
+def ask(client: httpx.Client, *messages: Any) -> tuple[str, str]:
     """The thought and the text of a streamed answer to a conversation."""
     roles = ("user", "assistant")
     turns = [{"role": roles[i % 2], "content": text} for i, text in enumerate(messages)]
@@ -109,6 +119,27 @@ def test_two_turns(page: tuple[HttpServer, httpx.Client]) -> None:
         < prompt.index("It rains in Paris.")
         < prompt.index("And tomorrow?")
     )
+
+
+def test_a_picture(world: tuple[HttpServer, VisualServer, httpx.Client]) -> None:
+    """Its page uploads the file, and names it in the message and in those behind it."""
+    server, visual, client = world
+    server.answer = ANSWER
+    visual.pictures.clear()
+    file = picture_cases()["square"].path
+    uploaded = client.post(
+        "/api/v1/files/",
+        params={"process": "false"},
+        files={"file": (file.name, file.read_bytes(), "image/png")},
+    )
+    assert uploaded.status_code == 200, uploaded.text
+    shown = {"type": "image_url", "image_url": {"url": uploaded.json()["id"]}}
+    message = [{"type": "text", "text": "What does it say?"}, shown]
+    _, text = ask(client, message)
+    assert text.strip() == "It rains in Paris."
+    ask(client, message, text, "And below?")
+    assert [one.data for one in visual.pictures] == [file.read_bytes()] * 2
+    assert [len(request.spans) for request in server.requests[-2:]] == [1, 1]
 
 
 def test_a_title(page: tuple[HttpServer, httpx.Client]) -> None:

@@ -57,3 +57,22 @@ def test_claude_code(world: tuple[HttpServer, VisualServer], tmp_path: Path) -> 
     assert "It says stop." in said
     assert len(visual.pictures) == 1
     assert len(server.requests[-1].spans) == 1
+
+
+@pytest.mark.parametrize("how", ["named in the prompt", "read by its tool"])
+def test_cline(world: tuple[HttpServer, VisualServer], tmp_path: Path, how: str) -> None:
+    """A path in what its user types becomes a picture; its tool gives one in its result."""
+    server, visual = world
+    visual.pictures.clear()
+    path = shutil.copy(FILE, tmp_path / "sign.png")
+    if how == "named in the prompt":
+        script(server, *[say("It says stop.")] * 3)
+        prompt = f"What does @{path} say?"
+    else:
+        read = call("read_files", {"files": [{"path": str(path)}]})
+        script(server, read, *[say("It says stop.")] * 3)
+        prompt = "What does the sign say?"
+    said = run_agent(server, tmp_path, "cline", "--json", "--auto-approve", "true", prompt)
+    assert "It says stop." in said
+    assert {picture.data for picture in visual.pictures} == {FILE.read_bytes()}
+    assert len(server.requests[-1].spans) == 1

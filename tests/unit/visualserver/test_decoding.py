@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 import struct
 import zlib
@@ -17,6 +16,7 @@ from PIL.PngImagePlugin import PngInfo
 from moeserve.visualserver.media_decoder import PictureError
 from moeserve.visualserver.picture_decoder import PictureDecoder
 from moeserve.visualserver.picture_size import StretchRule
+from tests.support.broken_pictures import broken, file_of, whole_files
 
 RULE = StretchRule(32, 1024, 4194304)
 
@@ -30,12 +30,6 @@ def decoder() -> Iterator[PictureDecoder]:
 
 def colours(height: int = 64, width: int = 96) -> np.ndarray:
     return np.random.default_rng(5).integers(0, 256, (height, width, 3), dtype=np.uint8)
-
-
-def file_of(picture: Image.Image, format: str, **options: object) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, format, **options)
-    return file.getvalue()
 
 
 def png(width: int, height: int, data: bytes, *, mode: bytes = b"\x08\x02") -> bytes:
@@ -205,40 +199,12 @@ def test_damaged_anywhere(decoder: PictureDecoder) -> None:
     assert decoder.decode(whole[0], RULE).shape[2] == 3
 
 
-def broken(rng: random.Random, files: list[bytes]) -> bytes:
-    """Returns a file that is cut, joined with another's end, or has four bytes overwritten or a part repeated."""
-    data = rng.choice(files)
-    at, behind = sorted((rng.randrange(len(data)), rng.randrange(len(data))))
-    match rng.randrange(4):
-        case 0:
-            return data[:behind]
-        case 1:
-            other = rng.choice(files)
-            return data[:behind] + other[rng.randrange(len(other)) :]
-        case 2:
-            value = rng.choice((0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, rng.getrandbits(32)))
-            field = value.to_bytes(4, rng.choice(("little", "big")))
-            return data[:at] + field + data[at + 4 :]
-        case _:
-            return data[:behind] + data[at:behind] * rng.randrange(1, 50) + data[behind:]
-
-
 @pytest.mark.slow
 def test_a_thousand_broken_files(decoder: PictureDecoder) -> None:
     """None ends the process that decodes, or has it keep memory, and a good one is read behind them."""
     rng = random.Random(44)
     picture = Image.fromarray(colours(200, 300))
-    exif = Image.Exif()
-    exif[0x0112] = 3
-    frames = {"save_all": True, "append_images": [Image.new("RGB", picture.size, "red")] * 3}
-    files = [
-        *(file_of(picture, format) for format in ("PNG", "JPEG", "WEBP", "GIF")),
-        file_of(picture, "JPEG", progressive=True, exif=exif),
-        file_of(picture, "WEBP", lossless=True, exif=exif),
-        *(file_of(picture, format, **frames) for format in ("PNG", "WEBP", "GIF")),
-        *(file_of(picture.convert(mode), "PNG") for mode in ("P", "1", "LA", "RGBA", "I;16", "L")),
-        *(file_of(picture.convert(mode), "JPEG") for mode in ("CMYK", "L")),
-    ]
+    files = whole_files(picture)
     decoder.decode(files[0], RULE)
     child = decoder._sandbox._child
     assert child is not None
