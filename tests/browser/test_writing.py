@@ -1,7 +1,9 @@
-"""What helps to write and to find: drafts, long pastes, links with a question, keys, pinned conversations."""
+"""What helps to write, to find and to hear: drafts, messages that wait, long pastes, links with a question, keys,
+pinned conversations, answers read aloud."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from urllib.parse import quote
 
@@ -10,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from tests.browser.axe import AXE, FINDINGS
 from tests.browser.conftest import Screenshot, ask
-from tests.support.http_harness import NAME, HttpServer, http_server, say, tokens_of
+from tests.support.http_harness import NAME, HttpServer, http_server, say, silence, tokens_of, within
 from tests.support.nightly import nightly_after
 
 PASTE = """text => {
@@ -153,3 +155,79 @@ def test_reasoning_effort(page: Page, server: HttpServer) -> None:
     with page.expect_request("**/v1/chat/completions") as sent:
         ask(page)
     assert (sent.value.post_data_json or {})["reasoning_effort"] == "low"
+
+
+def test_a_message_waits_for_the_end_of_an_answer(page: Page, server: HttpServer) -> None:
+    """With Enter while an answer comes. It stays in the field, where it can be changed, and is not sent if the answer
+    is stopped."""
+    ready(page, server.url)
+    words, waits = page.get_by_label("Your message"), page.get_by_text("Goes when the answer is complete.")
+
+    def write(text: str) -> None:
+        words.fill(text)
+        page.keyboard.press("Enter")
+
+    def answer_comes() -> None:
+        expect(page.get_by_role("button", name="Stop")).to_be_visible()
+        assert within(30, lambda: len(server.requests) > before)
+
+    before, server.answer = len(server.requests), silence
+    write("First")
+    answer_comes()
+    write("Second")
+    expect(waits).to_be_visible()
+    page.get_by_role("button", name="Do not send").click()
+    expect(waits).to_be_hidden()
+    write("Second, changed")
+    expect(waits).to_be_visible()
+    expect(page.locator(".words")).to_have_text(["First"])
+    before = len(server.requests)
+    say("one")(server, server.requests[-1])
+    expect(page.locator(".words")).to_have_text(["First", "Second, changed"])
+    expect(words).to_have_value("")
+    expect(waits).to_be_hidden()
+    answer_comes()
+    write("Third")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    expect(words).to_have_value("Third")
+    expect(waits).to_be_hidden()
+    expect(page.locator(".words")).to_have_count(2)
+
+
+VOICES = """voices => {
+  window.said = [];
+  const speech = {
+    getVoices: () => voices,
+    speak: (part) => window.said.push([part.text, part.voice?.name ?? null, part]),
+    cancel: () => window.said.push("cancel"),
+  };
+  Object.defineProperty(window, "speechSynthesis", { value: speech });
+  window.SpeechSynthesisUtterance = function (text) { this.text = text; };
+}"""
+NEAR = {"name": "near", "lang": "en-GB", "localService": True}
+FAR = {"name": "far", "lang": "en-US", "localService": False}
+
+
+def test_answers_are_read_aloud(page: Page, server: HttpServer) -> None:
+    said = "window.said.map(one => Array.isArray(one) ? one.slice(0, 2) : one)"
+    page.add_init_script(f"({VOICES})({json.dumps([FAR, NEAR])})")
+    ready(page, server.url)
+    server.answer = say("One **two**.\n\n```sh\nls\n```\n\nThree.")
+    ask(page, "First")
+    button = page.get_by_role("button", name="Read aloud")
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "true")
+    parts = [["One two.", "near"], ["(Code.)", "near"], ["Three.", "near"]]
+    assert page.evaluate(said) == ["cancel", *parts]
+    button.click()
+    expect(button).to_have_attribute("aria-pressed", "false")
+    button.click()
+    page.evaluate("window.said.at(-1)[2].onend()")
+    expect(button).to_have_attribute("aria-pressed", "false")
+    page.evaluate("speechSynthesis.getVoices = () => []")
+    button.click()
+    expect(page.locator("#notice")).to_contain_text("no voice")
+    page.evaluate(f"speechSynthesis.getVoices = () => [{json.dumps(FAR)}]")
+    button.click()
+    expect(page.locator("#notice")).to_contain_text("may send the answer to its maker")

@@ -140,8 +140,12 @@ async function answer(of, message, fields = {}) {
   if (modelField().model) refreshModels(); // another may have been unloaded for it
   if (message.state === "done" && messages.length === 2) giveTitle(of, messages);
   const said = { done: "The answer is complete.", stopped: "Stopped.", failed: "" }[message.state];
-  if (of === conversation) byId("status").textContent = said;
-  else if (message.state !== "stopped") notice(`“${titleOf(of)}”: ${said || "no answer came."}`, "Show", () => openKept(of.id));
+  if (of === conversation) {
+    byId("status").textContent = said;
+    composer.ended(message.state === "done" && !message.calls?.length); // calls wait for the user's word first
+  } else if (message.state !== "stopped") {
+    notice(`“${titleOf(of)}”: ${said || "no answer came."}`, "Show", () => openKept(of.id));
+  }
 }
 
 /** In place of the first words, unless the user has named it meanwhile. */

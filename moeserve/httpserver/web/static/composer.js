@@ -1,4 +1,5 @@
-// Where a message is written: the keys, the files that go with it, the button that sends it.
+// Where a message is written: the keys, the files that go with it, the button that sends it. One that is sent while an answer
+// comes stays in the field, and goes when the answer is complete.
 
 import { byId } from "./dom.js";
 import { draftOf, keepDraft } from "./drafts.js";
@@ -11,15 +12,20 @@ const NARROW = matchMedia("(max-width: 40rem)"); // as in chat.css: no room to s
 
 /** `send(text, attachments)` is called with a message unless `isBusy()`; `draftId()` says whose draft is written. Returns
  *  {takes}: see `setUpFiles`; {showDraft}: what was written before for the conversation that is shown now;
+ *  {ended}: its answer has ended, and a message that waits for that is sent, or with `false` left in the field;
  *  {restore}: at the start, a link's question or that draft, unless the user has begun to write. */
 export function setUpComposer({ send, isBusy, draftId }) {
   const form = byId("composer");
   const words = byId("words");
   const files = setUpFiles(notice);
+  const held = byId("held");
   setUpSpeech();
   form.onsubmit = (event) => {
     event.preventDefault();
-    if (isBusy()) return;
+    if (isBusy()) {
+      hold(words.value.trim() !== "");
+      return;
+    }
     const text = words.value.trim();
     const attachments = files.take();
     if (attachments === null || (!text && !attachments.length)) return;
@@ -27,17 +33,33 @@ export function setUpComposer({ send, isBusy, draftId }) {
     keepDraft(draftId(), "");
     send(text, attachments);
   };
-  words.oninput = () => keepDraft(draftId(), words.value);
+  const hold = (isHeld) => (held.hidden = !isHeld);
+  byId("release").onclick = () => {
+    hold(false);
+    words.focus();
+  };
+  words.oninput = () => {
+    keepDraft(draftId(), words.value);
+    if (!words.value.trim()) hold(false);
+  };
   words.onkeydown = (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing || TOUCH.matches) return;
     event.preventDefault();
     form.requestSubmit();
   };
   words.placeholder = TOUCH.matches || NARROW.matches ? "Ask something" : "Ask something. Enter sends, Shift+Enter breaks the line";
-  const showDraft = () => (words.value = draftOf(draftId()));
+  const showDraft = () => {
+    hold(false);
+    words.value = draftOf(draftId());
+  };
+  const ended = (isComplete) => {
+    const isHeld = !held.hidden;
+    hold(false);
+    if (isHeld && isComplete) form.requestSubmit();
+  };
   const restore = (linked) => {
     if (linked) words.value = linked;
     else if (!words.value) showDraft();
   };
-  return { takes: files.takes, showDraft, restore };
+  return { takes: files.takes, showDraft, restore, ended };
 }

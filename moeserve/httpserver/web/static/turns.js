@@ -1,5 +1,6 @@
 // What a message looks like. A view is made once for a message and shown again whenever that changes.
 
+import { aloudButton } from "./aloud.js";
 import { callView } from "./call_view.js";
 import { copyButton, el, number, oneDigit, seconds } from "./dom.js";
 import { nameAndSize } from "./files.js";
@@ -94,7 +95,8 @@ export function modelTurn(message, { versions, isLast, regenerate, goOn, askForK
   const again = el("button", { type: "button", className: "quiet", onclick: regenerate }, "Regenerate");
   const further = el("button", { type: "button", className: "quiet", onclick: goOn }, "Continue");
   const switcher = versionSwitcher(versions);
-  const actions = el("div", { className: "actions" }, switcher?.element ?? null, copyButton(() => message.content), again, further);
+  const actions = el("div", { className: "actions" }, switcher?.element ?? null, copyButton(() => message.content), aloudButton(() => text),
+    again, further);
   const name = el("h2", { className: "off-screen" }, "The model");
   const calls = el("div");
   let callViews = [];
