@@ -78,7 +78,7 @@ def test_the_prompt(world: tuple[HttpServer, VisualServer, str]) -> None:
     (span,) = request.spans
     assert (span.start, span.count, span.positions) == (len(encode(head)) + 1, 6, b"")
     shown = server.post("/apply-template", body).json()["prompt"]
-    assert shown == f"{head}<|image><|image|><image|>{tail}"
+    assert shown == f"{head}<__media__>{tail}"
     assert len(visual.pictures) > 0
 
 
