@@ -41,7 +41,7 @@ class EngineConfig(SpeculativeConfig):
         None,
         "CPU engine",
         "RAM for routed experts; the other experts are read from the GGUF file whenever a token is routed to them "
-        "(default: all experts in RAM; if they do not fit, the RAM that other weights and a small KV pool leave)",
+        "(default: all experts in RAM; if they do not fit, as many as fit beside other weights and a small KV pool)",
         low=0.001,
         high=1e6,
         metavar="GIB",
@@ -72,8 +72,8 @@ class EngineConfig(SpeculativeConfig):
     gpu_memory_budget: float | None = option(
         None,
         "GPU",
-        "GPU memory for weights, KV cache and buffers together; experts that do not fit stay in RAM (default: what is "
-        "free)",
+        "GPU memory for weights, KV cache and buffers together; experts that do not fit stay in RAM (default: all "
+        "that is free)",
         low=0.01,
         high=1e6,
         metavar="GIB",

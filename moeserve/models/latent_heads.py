@@ -12,7 +12,7 @@ def latent_attention(reader: ShapeReader, num_heads: int) -> LatentAttentionShap
     rank = reader.integer("attention.kv_lora_rank", 1, 1024)
     rotary = reader.integer("rope.dimension_count", 2, 1024)
     if rotary % 2:
-        raise reader.error("rope.dimension_count", f"is {rotary}; an even number is supported")
+        raise reader.error("rope.dimension_count", f"is {rotary}; only an even number is supported")
     reader.only("attention.key_length", rank + rotary)
     key_length = reader.integer("attention.key_length_mla", rotary + 1, 2048)
     return LatentAttentionShape(

@@ -34,7 +34,7 @@ def read_rope_scaling(
     if kind == "none":
         return RopeScaling()
     if factor < 1.0:
-        raise metadata.error(key(_FACTOR), f"is {factor}; 1.0 or more is supported")
+        raise metadata.error(key(_FACTOR), f"is {factor}; only 1.0 or more is supported")
     if kind == "linear":
         return RopeScaling("linear", factor)
     metadata.require_float(key("rope.scaling.yarn_ext_factor"), 1.0, 1.0, 1.0)

@@ -121,7 +121,7 @@ class ShapeReader:
         suffix = "hidden_activation"
         value = self._metadata.require_str(self._key(suffix), default=names[0])
         if value not in names:
-            raise self.error(suffix, f"is {value!r:.80}; {' or '.join(map(repr, names))} is supported")
+            raise self.error(suffix, f"is {value!r:.80}; only {' or '.join(map(repr, names))} is supported")
 
     def error(self, suffix: str, problem: str) -> ModelError:
         return self._metadata.error(self._key(suffix), problem)

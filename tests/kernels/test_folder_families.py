@@ -109,7 +109,7 @@ def test_a_mimo_as_it_is_published(tmp_path: Path) -> None:
         (
             "mimo_v2_flash",
             {"swa_head_dim": 64},
-            "'swa_head_dim' is 64 and 'head_dim' 96; equal ones are supported",
+            "'swa_head_dim' is 64 and 'head_dim' 96; only equal ones are supported",
         ),
         ("mimo_v2_flash", {"add_full_attention_sink_bias": True}, "'add_full_attention_sink_bias' is True"),
         ("mimo_v2_flash", {"rope_parameters": {SLIDING: {}}}, "'rope_parameters' is"),

@@ -127,7 +127,10 @@ YARN = {"rope_theta": 1e4, "rope_type": "yarn", "factor": 40.0, "original_max_po
     ("changes", "message"),
     [
         ({"scoring_func": "relu"}, "'scoring_func' is 'relu'"),
-        ({"topk_method": "greedy"}, "'topk_method' is 'greedy'; of sigmoid scores noaux_tc are supported"),
+        (
+            {"topk_method": "greedy"},
+            "'topk_method' is 'greedy'; only noaux_tc are supported with sigmoid scores",
+        ),
         ({"rope_interleave": False}, "'rope_interleave' is False"),
         ({"moe_layer_freq": 2}, "'moe_layer_freq' is 2"),
         ({"rope_parameters": YARN}, "'mscale' is None and 'mscale_all_dim' None"),

@@ -17,8 +17,8 @@ _BLANKS: Final = b"\r\n"
 
 
 class HeldInput:
-    """The unparsed bytes. The parser's callbacks `begin_body`, `body_came` and `end_message` track the position within
-    a message."""
+    """Stores received bytes until they are parsed. The parser's callbacks `begin_body`, `body_came` and `end_message`
+    track the position within a message."""
 
     def __init__(self) -> None:
         self._data = b""

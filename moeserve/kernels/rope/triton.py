@@ -43,8 +43,8 @@ def section_positions(
     SIZE: tl.constexpr,
 ):
     """Returns the position by which each dimension of a head rotates, int64 [1, SIZE]. positions: pointer to the row's
-    three; HEIGHT, WIDTH: numbers of frequencies of these sections. TIME: 0 if these are interleaved with time's (t h w
-    t h w ..), else the number of time's, which come first (t t h h w w)."""
+    three; HEIGHT, WIDTH: numbers of frequencies of these sections. TIME: 0 if the sections' frequencies are interleaved
+    (t h w t h w ..), else the number of frequencies of time, which come first (t t h h w w)."""
     d = tl.arange(0, SIZE)[None, :]
     angle = tl.where(d < ROTARY // 2, d, d - ROTARY // 2)
     if TIME:

@@ -86,7 +86,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
         raise AdapterError(path, str(error).removeprefix(f"{path}: ")) from error
     kind = found.get("peft_type")
     if kind != "LORA":
-        raise AdapterError(path, f"'peft_type' is {kind!r}; LORA is supported")
+        raise AdapterError(path, f"'peft_type' is {kind!r}; only LORA is supported")
     for name, harmless in _UNSUPPORTED.items():
         if name in found and found[name] not in harmless:
             raise AdapterError(
@@ -144,7 +144,7 @@ def _patterns(path: Path, found: Mapping[str, Any], name: str) -> list[tuple[str
         # PEFT accepts any regular expression, but writes only names, perhaps after ".*". Others are refused, as an
         # expression from an untrusted file may run forever.
         if not re.fullmatch(r"\^?(\.\*)?[\w.\\]*\$?", key):
-            raise AdapterError(path, f"{name!r} has {key!r}; the names of modules are supported")
+            raise AdapterError(path, f"{name!r} has {key!r}; only the names of modules are supported")
     return list(patterns.items())
 
 

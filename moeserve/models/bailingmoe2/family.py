@@ -56,7 +56,9 @@ def check(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelError for Ling 1, whose config.json has the same model_type."""
     architectures = config.get("architectures") or ()
     if "BailingMoeForCausalLM" in architectures:
-        raise ModelError(path, f"'architectures' is {architectures!r:.80}; Ling 2 and later are supported")
+        raise ModelError(
+            path, f"'architectures' is {architectures!r:.80}; only Ling 2 and later are supported"
+        )
 
 
 _ATTENTION: Final = {

@@ -40,7 +40,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 def _delta_net(reader: ShapeReader, num_heads: int) -> GatedDeltaNetShape:
     if not reader.flag("kda.safe_gate", default=True):
-        raise reader.error("kda.safe_gate", "is false; decays with a lower bound are supported")
+        raise reader.error("kda.safe_gate", "is false; only decays with a lower bound are supported")
     bound = reader.number("kda.gate_lower_bound", -1e3, -1e-3)
     heads = replace(kimi_delta_heads(reader, num_heads), decay_bound=bound)
     return GatedDeltaNetShape(heads, merged_gates=False, has_positive_rate=True)

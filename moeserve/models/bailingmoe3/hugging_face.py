@@ -97,7 +97,7 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = settings.get("rope_type", settings.get("type")) if isinstance(settings, dict) else settings
     if kind not in (None, "default"):
-        raise ModelError(path, f"'rope_type' is {kind!r:.80}; 'default' is supported")
+        raise ModelError(path, f"'rope_type' is {kind!r:.80}; only 'default' is supported")
     source = settings if settings.get("rope_theta") is not None else config
     return {"rope.freq_base": number(path, source, "rope_theta", 2.0, 1e12, default=6e6)}
 

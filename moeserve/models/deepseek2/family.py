@@ -58,7 +58,9 @@ def _attention(reader: ShapeReader, scaling: RopeScaling) -> LatentAttentionShap
     reader.only("attention.value_length", attention.rank)
     reader.number("rope.scaling.attn_factor", 1.0, 1.0, default=1.0)
     if scaling.type == "yarn" and scaling.attn_factor not in (1.0, _plain_attn_factor(scaling)):
-        raise reader.error("rope.scaling.yarn_attn_factor", f"is {scaling.attn_factor}; 1.0 is supported")
+        raise reader.error(
+            "rope.scaling.yarn_attn_factor", f"is {scaling.attn_factor}; only 1.0 is supported"
+        )
     return replace(
         attention,
         scale=_magnitude(reader, scaling) ** 2 * attention.scale,

@@ -38,12 +38,12 @@ def _with_indexer_types(path: Path, config: Mapping[str, Any]) -> dict[str, Meta
         ):
             raise ModelError(
                 path,
-                f"'index_topk_freq' is {period!r} and 'index_skip_topk_offset' {first!r}; numbers are supported",
+                f"'index_topk_freq' is {period!r} and 'index_skip_topk_offset' {first!r}; only numbers are supported",
             )
         kinds = ["full" if max(i - first + 1, 0) % period == 0 else "shared" for i in range(layers)]
     if not isinstance(kinds, list | str) or len(kinds) != layers or any(kind not in KINDS for kind in kinds):
         raise ModelError(
-            path, f"'indexer_types' is {kinds!r}; 'full' or 'shared' for each layer is supported"
+            path, f"'indexer_types' is {kinds!r}; only 'full' or 'shared' for each layer is supported"
         )
     return values | {n.INDEXER_TYPES: np.array([KINDS[kind] for kind in kinds], np.bool_)}
 

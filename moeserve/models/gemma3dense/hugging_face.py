@@ -50,7 +50,9 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         window = {"rope_theta": config.get("rope_local_base_freq")}
     kind = full.get("rope_type", full.get("type", "default"))
     if kind not in ("default", "linear"):
-        raise ModelError(path, f"rope_type of {FULL} is {kind!r:.40}; 'default' and 'linear' are supported")
+        raise ModelError(
+            path, f"rope_type of {FULL} is {kind!r:.40}; only 'default' and 'linear' are supported"
+        )
     values: dict[str, MetadataValue] = {
         "rope.freq_base": number(path, full, "rope_theta", 2.0, 1e12, default=1e6),
         "rope.freq_base_swa": number(path, window, "rope_theta", 2.0, 1e12, default=WINDOW_THETA),

@@ -69,7 +69,7 @@ def _shared_layers(path: Path, config: Mapping[str, Any], layers: int) -> int:
     shared = integer(path, config, "num_kv_shared_layers", 0, low=0)
     if shared >= layers:
         raise ModelError(
-            path, f"'num_kv_shared_layers' is {shared}; fewer than {layers} layers are supported"
+            path, f"'num_kv_shared_layers' is {shared}; only fewer than {layers} layers are supported"
         )
     return shared
 
@@ -115,7 +115,7 @@ def _heads(path: Path, config: Mapping[str, Any], types: list[str]) -> tuple[int
         for index, changes in by_layer.items()
     ):
         raise ModelError(
-            path, f"'per_layer_config' is {by_layer!r}; {' and '.join(base)} by layer are supported"
+            path, f"'per_layer_config' is {by_layer!r}; only {' and '.join(base)} by layer are supported"
         )
     layers = [base | by_layer.get(str(index), {}) for index in range(len(types))]
     if not all(isinstance(value, int) and value > 0 for layer in layers for value in layer.values()):

@@ -85,7 +85,8 @@ def _indexer(reader: ShapeReader) -> IndexerShape:
         raise reader.error("attention.indexer.top_k", f"is {top}; it must be whole blocks of {pooled} keys")
     if not reader.flag("attention.indexer.kpool_select_tail", default=True):
         raise reader.error(
-            "attention.indexer.kpool_select_tail", "is false; models that attend to their tail are supported"
+            "attention.indexer.kpool_select_tail",
+            "is false; only models that attend to their tail are supported",
         )
     return IndexerShape(
         num_heads=reader.integer("attention.indexer.head_count", 1, 1024),

@@ -59,7 +59,8 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     if linear["num_heads"] != heads:
         raise ModelError(
             path,
-            f"'num_heads' of linear attention is {linear['num_heads']}; 'num_attention_heads', {heads}, is supported",
+            f"'num_heads' of linear attention is {linear['num_heads']}; "
+            f"only 'num_attention_heads', {heads}, is supported",
         )
     layers = integer(path, config, "num_hidden_layers")
     rank, key = integer(path, config, "kv_lora_rank"), integer(path, config, "qk_nope_head_dim")
@@ -116,7 +117,7 @@ def check(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelError if layers that attend share a choice of keys."""
     kinds, layers = config.get("indexer_types"), config.get("num_hidden_layers")
     if kinds is not None and (not isinstance(kinds, list) or set(kinds[:layers]) - {"full"}):
-        raise ModelError(path, f"'indexer_types' is {kinds!r:.120}; 'full' for each layer is supported")
+        raise ModelError(path, f"'indexer_types' is {kinds!r:.120}; only 'full' for each layer is supported")
 
 
 MIXERS: Final = {

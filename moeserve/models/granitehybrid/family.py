@@ -30,7 +30,7 @@ def read_shape(source: ModelSource) -> ModelShape:
     kv_heads = reader.layer_integers(KV_HEADS, 0, 1024)
     if rotates and not all(kv_heads):
         raise reader.error(
-            ROTATES, "is true (Bamba); beside Mamba-2, attention without positions is supported"
+            ROTATES, "is true (Bamba); only attention without positions is supported beside Mamba-2"
         )
     if not any(kv_heads):
         raise reader.error(KV_HEADS, "has no layer that attends, which is not supported")

@@ -55,7 +55,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     if of_linear("num_heads", "linear_num_heads") != heads:
         raise ModelError(
             path,
-            f"'num_heads' of linear attention is not 'num_attention_heads', {heads}; equal ones are supported",
+            f"'num_heads' of linear attention is not 'num_attention_heads', {heads}; only equal ones are supported",
         )
     key_dims = (integer(path, config, name) for name in ("qk_nope_head_dim", "qk_rope_head_dim"))
     return {

@@ -56,7 +56,8 @@ def _check_gate(reader: ShapeReader, source: ModelSource, index: int, heads: int
     if gate is not None and gate.shape[0] != heads:
         raise reader.error(
             "attention.head_count",
-            f"has {heads} for layer {index}, whose output has {gate.shape[0]} gates; one for each head is supported",
+            f"has {heads} for layer {index}, whose output has {gate.shape[0]} gates; "
+            "only one for each head is supported",
         )
 
 

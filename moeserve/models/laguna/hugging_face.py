@@ -51,7 +51,9 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         )
     gates = config.get("gating_types") or [config.get("gating", True)]
     if not isinstance(gates, list) or any(gate not in PER_HEAD for gate in gates):
-        raise ModelError(path, f"'gating' is {gates!r:.80}; one gate for each head ('per-head') is supported")
+        raise ModelError(
+            path, f"'gating' is {gates!r:.80}; only one gate for each head ('per-head') is supported"
+        )
     types = layer_types(path, config, layers) or []
     is_windowed = [each == SLIDING for each in types] or [False] * layers
     values: dict[str, MetadataValue] = {

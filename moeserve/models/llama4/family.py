@@ -39,7 +39,9 @@ def read_shape(source: ModelSource) -> ModelShape:
     plain = replace(rotated, qk_norm="none", has_positions=False, has_rope_factors=False)
     reader.only("expert_gating_func", 2)  # llama.cpp's number for the sigmoid
     if reader.flag("expert_weights_norm", default=False):
-        raise reader.error("expert_weights_norm", "is true; scores that are not normalised are supported")
+        raise reader.error(
+            "expert_weights_norm", "is true; only scores that are not normalised are supported"
+        )
     router = RouterOptions(scoring="sigmoid", normalize=False)
     moe = MoeShape(
         num_experts,

@@ -48,7 +48,8 @@ def by_layer(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         if config.get(name) is not None and config[name] != config.get(same):
             raise ModelError(
                 path,
-                f"{name!r} is {config[name]!r:.80} and {same!r} {config.get(same)!r:.80}; equal ones are supported",
+                f"{name!r} is {config[name]!r:.80} and {same!r} {config.get(same)!r:.80}; "
+                "only equal ones are supported",
             )
     # "sliding_window_size" does not count the token's own key; "sliding_window" does.
     before = config.get("sliding_window_size")
@@ -98,7 +99,9 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         factors = {kind.get("partial_rotary_factor") or factor for kind in kinds}
         scaling = next((kind for kind in kinds if kind.get("rope_type", "default") != "default"), None)
         if len(factors) != 1:
-            raise ModelError(path, "'partial_rotary_factor' differs between layers; one of all is supported")
+            raise ModelError(
+                path, "'partial_rotary_factor' differs between layers; only one for all layers is supported"
+            )
         (factor,) = factors
     if scaling is not None and scaling.get("rope_type", scaling.get("type")) != "default":
         raise ModelError(path, f"RoPE is scaled by {scaling!r:.80}; only unscaled RoPE is supported")

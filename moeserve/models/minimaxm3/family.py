@@ -53,7 +53,7 @@ def _indexer(reader: ShapeReader, attention: AttentionShape) -> BlockIndexerShap
     if num_heads != attention.num_kv_heads:
         raise reader.error(
             "attention.indexer.head_count",
-            f"is {num_heads}; {attention.num_kv_heads}, as many as KV heads, is supported",
+            f"is {num_heads}; only {attention.num_kv_heads}, as many as KV heads, is supported",
         )
     dim = reader.integer("attention.indexer.key_length", attention.rotary_dim, 1024)
     block_keys = reader.integer("attention.indexer.block_size", 1, 1 << 16)

@@ -62,7 +62,9 @@ def _indexer(
     if without_values is not None and any(
         each and not without for each, without in zip(chooses, without_values, strict=True)
     ):
-        raise ModelError(path, "'sparse_disable_index_value' is 0 of a layer with an indexer; 1 is supported")
+        raise ModelError(
+            path, "'sparse_disable_index_value' is 0 for a layer with an indexer; only 1 is supported"
+        )
     if chooses != [not dense for dense in is_dense]:
         raise ModelError(
             path,
@@ -79,7 +81,7 @@ def check(path: Path, config: Mapping[str, Any]) -> None:
     """Raises ModelError for settings that would be computed wrongly."""
     activation = config.get("hidden_act")
     if activation not in _ACTIVATIONS:
-        raise ModelError(path, f"'hidden_act' is {activation!r:.40}; 'swigluoai' is supported")
+        raise ModelError(path, f"'hidden_act' is {activation!r:.40}; only 'swigluoai' is supported")
 
 
 _UNDER: Final = "block_sparse_moe."

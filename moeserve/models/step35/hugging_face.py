@@ -97,7 +97,7 @@ def _windowed_heads(path: Path, config: Mapping[str, Any], heads: int, kv_heads:
     for name in ("head_dim", "true_head_dim"):
         if integer(path, other, name, dim) != dim:
             raise ModelError(
-                path, f"{name!r} of {SLIDING} is {other[name]!r}; the others' {dim} is supported"
+                path, f"{name!r} of {SLIDING} is {other[name]!r}; only the others' {dim} is supported"
             )
     if config.get("num_sliding_attention_heads") is not None:
         return integer(path, config, "num_sliding_attention_heads"), kv_heads
@@ -130,7 +130,7 @@ def rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         share = settings.get("partial_rotary_factor", 1.0)
         if settings and share != SHARES[kind]:
             raise ModelError(
-                path, f"'partial_rotary_factor' of {kind} is {share!r:.40}; {SHARES[kind]} is supported"
+                path, f"'partial_rotary_factor' of {kind} is {share!r:.40}; only {SHARES[kind]} is supported"
             )
     check_unscaled(path, windowed, SLIDING)
     values: dict[str, MetadataValue] = {"rope.dimension_count": head_dim}
@@ -156,7 +156,8 @@ def _kinds(path: Path, config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Ma
     if not isinstance(scaling, dict) or (scaling and only not in (None, [FULL])):
         raise ModelError(
             path,
-            f"'yarn_only_types' is {only!r:.80} and 'rope_scaling' {scaling!r:.80}; scaling of {FULL} is supported",
+            f"'yarn_only_types' is {only!r:.80} and 'rope_scaling' {scaling!r:.80}; "
+            f"only scaling of {FULL} is supported",
         )
     found: dict[str, dict[str, Any]] = {FULL: {}, SLIDING: {}}
     for name, given in (("rope_theta", bases), ("partial_rotary_factor", shares)):
@@ -178,11 +179,11 @@ def check(path: Path, config: Mapping[str, Any]) -> None:
     scalar, dim = config.get("query_pre_attn_scalar"), config.get("head_dim")
     if scalar is not None and scalar != dim:
         raise ModelError(
-            path, f"'query_pre_attn_scalar' is {scalar!r}; the head's width, {dim!r}, is supported"
+            path, f"'query_pre_attn_scalar' is {scalar!r}; only the head's width, {dim!r}, is supported"
         )
     rotates = config.get("use_rope_layers") or []
     if not isinstance(rotates, list) or not all(rotates):
-        raise ModelError(path, f"'use_rope_layers' is {rotates!r:.80}; RoPE in all layers is supported")
+        raise ModelError(path, f"'use_rope_layers' is {rotates!r:.80}; only RoPE in all layers is supported")
 
 
 NORMS: Final = frozenset(

@@ -170,5 +170,5 @@ def test_tiles(tmp_path: Path, rows: int, columns: int) -> None:
 
 def test_a_vocabulary_with_some_of_the_tokens(tmp_path: Path) -> None:
     tokenizer = tokenizer_with(tmp_path / "vocabulary.gguf", ["<|media_pad|>", "<|media_end|>"])
-    with pytest.raises(ConfigError, match="has no tokens for pictures that are known"):
+    with pytest.raises(ConfigError, match="known tokens for pictures"):
         tokens_of(tokenizer, KIMI)

@@ -110,7 +110,7 @@ def test_a_granite_hybrid_that_rotates_is_refused(tmp_path: Path) -> None:
     ("key", "value", "cause"),
     [
         ("attention.indexer.top_k", 0, "is 0; 2 to 4096 is supported"),
-        ("attention.indexer.head_count", 3, "is 3; 2, as many as KV heads, is supported"),
+        ("attention.indexer.head_count", 3, "is 3; only 2, as many as KV heads, is supported"),
         ("attention.indexer.key_length", 16, "is 16; 32 to 1024 is supported"),
         ("attention.indexer.local_blocks", 0, "is 0; 1 to 2 is supported"),
         ("attention.indexer.local_blocks", 3, "is 3; 1 to 2 is supported"),

@@ -117,8 +117,8 @@ class PictureTokens:
         if family is None:
             known = ", ".join(each.each for each in _FAMILIES)
             raise ConfigError(
-                f"--mmproj: the model's vocabulary has no tokens for pictures that are known ({known} and those around "
-                "them); leave it out"
+                f"--mmproj: the model's vocabulary has none of the known tokens for pictures ({known}, and the tokens "
+                "around them); leave the flag out"
             )
         before, [each], behind = map(tokenizer.encode, (family.before, family.each, family.behind))
         beside, below, whole = map(tokenizer.encode, family.tiles or ("", "", ""))

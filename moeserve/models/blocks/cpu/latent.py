@@ -56,8 +56,8 @@ def store_latent(
     batch: CpuBatch,
     space: CpuWorkspace,
 ) -> None:
-    """Launches the storing of the latents in the KV cache, and the parts of q that need no product. With an indexer,
-    also launches the storing of the index keys, and the index queries."""
+    """Launches two operations: one stores the latents in the KV cache, and one computes the parts of q that need no
+    product. With an indexer, also launches those that store the index keys and compute the index queries."""
     s = space.latent
     if w.indexer is not None and shape.indexer is not None and space.indexer is not None:
         store_index(stream, w.indexer, shape.indexer, form, kv, batch, space.indexer)

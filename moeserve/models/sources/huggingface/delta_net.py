@@ -53,7 +53,7 @@ def recurrent_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Metadat
         )
     unknown = next((each for each in types if each not in known), None)
     if unknown is not None:
-        raise ModelError(path, f"'layer_types' has {unknown!r}; {' and '.join(known)} are supported")
+        raise ModelError(path, f"'layer_types' has {unknown!r}; only {' and '.join(known)} are supported")
     return {"attention.recurrent_layers": np.array([each == known[0] for each in types])}
 
 

@@ -51,7 +51,8 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
         dense = kinds.count("dense") if isinstance(kinds, list) else 0
         if kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
             raise ModelError(
-                path, f"'mlp_layer_types' is {kinds!r}; dense layers before all sparse ones are supported"
+                path,
+                f"'mlp_layer_types' is {kinds!r}; only dense layers before all sparse ones are supported",
             )
         values["leading_dense_block_count"] = dense
     return values | _magnitude(path, config)
@@ -67,7 +68,7 @@ def _magnitude(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue
     if not isinstance(of_scores, int | float) or not of_scores or of_angles != of_scores:
         raise ModelError(
             path,
-            f"'mscale' is {of_angles!r} and 'mscale_all_dim' {of_scores!r}; two equal numbers are supported",
+            f"'mscale' is {of_angles!r} and 'mscale_all_dim' {of_scores!r}; only two equal numbers are supported",
         )
     if scaling.get("attention_factor") is not None:
         raise ModelError(path, "'attention_factor' beside 'mscale' is not supported")
@@ -78,13 +79,13 @@ def _scoring(path: Path, config: Mapping[str, Any]) -> int:
     default = "softmax" if config.get("model_type") == V2 else "sigmoid"
     name = config.get("scoring_func") or default
     if name not in _SCORING:
-        raise ModelError(path, f"'scoring_func' is {name!r}; {' and '.join(_SCORING)} are supported")
+        raise ModelError(path, f"'scoring_func' is {name!r}; only {' and '.join(_SCORING)} are supported")
     scoring = _SCORING[name]
     choice = config.get("topk_method")
     if choice is not None and choice not in _CHOICES[scoring]:
         raise ModelError(
             path,
-            f"'topk_method' is {choice!r}; of {name} scores {' and '.join(_CHOICES[scoring])} are supported",
+            f"'topk_method' is {choice!r}; only {' and '.join(_CHOICES[scoring])} are supported with {name} scores",
         )
     return scoring
 

@@ -57,7 +57,7 @@ def leading_dense_layers(path: Path, config: Mapping[str, Any]) -> dict[str, Met
     dense = kinds.count("dense") if isinstance(kinds, list) else 0
     if not isinstance(kinds, list) or kinds != ["dense"] * dense + ["sparse"] * (len(kinds) - dense):
         raise ModelError(
-            path, f"'mlp_layer_types' is {kinds!r}; dense layers before all sparse ones are supported"
+            path, f"'mlp_layer_types' is {kinds!r}; only dense layers before all sparse ones are supported"
         )
     return {"leading_dense_block_count": dense}
 

@@ -110,7 +110,7 @@ class HuggingFaceMapping:
 
     @property
     def text_types(self) -> tuple[str, ...]:
-        """The supported values for the text model alone."""
+        """The `model_type`s of the family's text models without a multimodal model around them."""
         return self.model_type, *self.other_model_types
 
 

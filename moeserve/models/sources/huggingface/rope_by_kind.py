@@ -38,4 +38,4 @@ def check_unscaled(path: Path, settings: Settings, kind: str) -> None:
     """Raises ModelError if RoPE of this kind of layer is scaled."""
     found = settings.get("rope_type", settings.get("type", "default"))
     if found != "default":
-        raise ModelError(path, f"rope_type of {kind} is {found!r:.40}; 'default' is supported")
+        raise ModelError(path, f"rope_type of {kind} is {found!r:.40}; only 'default' is supported")

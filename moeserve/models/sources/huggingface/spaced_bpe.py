@@ -51,7 +51,7 @@ def check_spaced(path: Path, tokenizer: Mapping[str, Any]) -> None:
         raise ModelError(path, "'model' is not an object; download it again")
     for key, supported in _BPE.items():
         if model.get(key) not in supported:
-            raise ModelError(path, f"'model' has {key} {model.get(key)!r}; BPE as Gemma's is supported")
+            raise ModelError(path, f"'model' has {key} {model.get(key)!r}; only BPE as Gemma's is supported")
     if tokenizer.get("pre_tokenizer") not in _PRE_TOKENIZERS:
         raise ModelError(path, "its pre_tokenizer is not supported")
 

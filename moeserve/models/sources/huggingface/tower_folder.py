@@ -86,7 +86,7 @@ def open_tower_folder(path: Path) -> TowerFolder:
     for key, value in family.fixed.items():
         if vision.get(key, value) != value:
             raise ModelError(
-                path / CONFIG, f"{VISION_CONFIG}.{key} is {vision[key]!r}; {value!r} is supported"
+                path / CONFIG, f"{VISION_CONFIG}.{key} is {vision[key]!r}; only {value!r} is supported"
             )
     metadata = Metadata(path / CONFIG, _values(path, config, vision, family), _complain(family))
     return TowerFolder(path, metadata, dict(_tensors(path, family, vision)))

@@ -59,7 +59,7 @@ def integer_matrix(
 def _kind_of(first: StoredTensor, cols: int, bits: int, scales: StoredTensor, groups: int) -> QuantType:
     if bits not in (2, 3, 4, 8):
         raise ModelError(
-            first.path, f"tensor {first.name!r} has codes of {bits} bits; 2, 3, 4 and 8 are supported"
+            first.path, f"tensor {first.name!r} has codes of {bits} bits; only 2, 3, 4 and 8 are supported"
         )
     if groups < 1 or cols < 1 or cols % groups:
         raise ModelError(first.path, f"tensor {first.name!r} has {cols} columns in {groups} groups")
