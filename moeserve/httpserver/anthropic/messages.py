@@ -5,9 +5,9 @@ Source: Anthropic's API reference (Messages, version 2023-06-01) and its Python 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationInfo
 
 from moeserve.httpserver.anthropic.content import (
     MAX_BLOCKS,
@@ -22,8 +22,10 @@ from moeserve.httpserver.anthropic.content import (
     text_to_block,
 )
 from moeserve.httpserver.generation.chat.chat_tools import CallArgumentsObject
+from moeserve.httpserver.generation.request.foreign_history import types_of, without_unknown_types
 from moeserve.httpserver.generation.request.pictures import joined
 from moeserve.httpserver.transport.request_model import NO_EFFECT, Label, RequestModel, unsupported
+from moeserve.httpserver.transport.unknown_fields import FOREIGN_BLOCK
 
 
 class ThinkingBlock(RequestModel):
@@ -107,11 +109,26 @@ class SystemMessage(RequestModel):
         return [{"role": "system", "content": text_of(self.content)}]
 
 
+_KNOWN_TYPES: Final = types_of(TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock)
+
+
+def _to_known_blocks(content: Any, info: ValidationInfo) -> Any:
+    """Leaves out blocks of tools that ran at Anthropic. A compaction is the text of the messages that it replaced."""
+    if isinstance(content, list):
+        content = [_compacted(block) if isinstance(block, dict) else block for block in content]
+    return without_unknown_types(text_to_block(content), _KNOWN_TYPES, FOREIGN_BLOCK, info)
+
+
+def _compacted(block: dict[str, Any]) -> dict[str, Any]:
+    is_text = block.get("type") == "compaction" and isinstance(block.get("content"), str)
+    return {"type": "text", "text": block["content"]} if is_text else block
+
+
 class AssistantMessage(RequestModel):
     role: Literal["assistant"]
     content: Annotated[
         list[AssistantBlock],
-        BeforeValidator(text_to_block, json_schema_input_type=str | list[AssistantBlock]),
+        BeforeValidator(_to_known_blocks, json_schema_input_type=str | list[AssistantBlock]),
         Field(max_length=MAX_BLOCKS),
     ]
 

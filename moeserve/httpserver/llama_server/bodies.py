@@ -64,6 +64,7 @@ def _kind_of_prompt(prompt: Any) -> str:
 
 
 class CompletionBody(LlamaServerSampling, SamplerFields):
+    takes_whole_floats: ClassVar = True
     empty: ClassVar = SAMPLER_LISTS | {"stop", "logit_bias", "response_fields"}
     # Fields without effect here: about cache and slots, and details of samplers that are off.
     idle: ClassVar = frozenset(

@@ -61,6 +61,7 @@ _HOSTS: Final = ("hf.co/", "huggingface.co/")  # hosts that Ollama's clients put
 class Options(OllamaSampling):
     """The sampling parameters. Options about the loading of a model have no effect."""
 
+    takes_whole_floats: ClassVar = True
     idle: ClassVar = frozenset(
         {
             *("num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "numa", "use_mmap"),

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.chat.chat_messages import TemplateKwargs
-from moeserve.httpserver.generation.chat.chat_tools import ToolMode, tool_use
+from moeserve.httpserver.generation.chat.chat_tools import MAX_TOOLS, ToolMode, tool_use
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint
 from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
@@ -28,12 +28,13 @@ from moeserve.httpserver.generation.request.fields import (
     ModelName,
     StopStrings,
 )
+from moeserve.httpserver.generation.request.foreign_history import without_unknown_types
 from moeserve.httpserver.generation.request.grammar_fields import STRICT
 from moeserve.httpserver.generation.request.pictures import pictures_in
 from moeserve.httpserver.generation.request.sampling_fields import ResponsesSampling
 from moeserve.httpserver.generation.request.thinking import Effort, ThinkingOptions, thinking_options
 from moeserve.httpserver.generation.request.tool_use import ToolUse
-from moeserve.httpserver.responses.items import Item, messages_of
+from moeserve.httpserver.responses.items import KNOWN_TYPES, Item, messages_of
 from moeserve.httpserver.responses.tools import AllowedTools, ResponseTools, Toolbox, ToolReference
 from moeserve.httpserver.transport.request_model import (
     NO_EFFECT,
@@ -45,7 +46,7 @@ from moeserve.httpserver.transport.request_model import (
     RequestModel,
     unsupported,
 )
-from moeserve.httpserver.transport.unknown_fields import drop_unknown
+from moeserve.httpserver.transport.unknown_fields import FOREIGN_ITEM, drop_unknown
 
 _OWN_USE: Final = Advisory("For the client's own use.")
 MAX_PARTS: Final = 64  # entries of `include`
@@ -113,8 +114,14 @@ def _with_known_parts(include: Any, info: ValidationInfo) -> Any:
     )
 
 
-def _to_items(value: Any) -> Any:
-    return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
+# Items that bring tools: Codex's, and those that a search of tools has found.
+_TOOL_ITEMS: Final = ("additional_tools", "tool_search_output")
+
+
+def _to_items(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    return without_unknown_types(value, KNOWN_TYPES, FOREIGN_ITEM, info)
 
 
 # Fields of vLLM and SGLang that would change the answer and are not supported.
@@ -172,6 +179,23 @@ class InputTokensRequest(RequestModel):
         Field(description="A prompt that is too long is refused, even with auto."),
     ] = "disabled"
     conversation: Annotated[Any, unsupported("conversation (use previous_response_id)")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tools_of_items(cls, body: Any) -> Any:
+        """Adds the tools that items bring to the request's tools."""
+        items = body.get("input") if isinstance(body, dict) else None
+        if not isinstance(items, list):
+            return body
+        bringing = [item for item in items if isinstance(item, dict) and item.get("type") in _TOOL_ITEMS]
+        if not bringing:
+            return body
+        tools = list(body.get("tools") or ())
+        for item in bringing:
+            for tool in item.get("tools") or ():
+                if len(tools) > MAX_TOOLS or tool not in tools:
+                    tools.append(tool)
+        return body | {"tools": tools, "input": [item for item in items if item not in bringing]}
 
     @model_validator(mode="after")
     def _fields_agree(self) -> InputTokensRequest:

@@ -13,8 +13,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
+from moeserve.chatformat.json_text import to_json
 from moeserve.httpserver.generation.chat.chat_tools import CallArgumentsText, arguments_for_template
 from moeserve.httpserver.generation.request.custom_tools import INPUT
+from moeserve.httpserver.generation.request.foreign_history import types_of
 from moeserve.httpserver.generation.request.pictures import (
     Picture,
     joined,
@@ -145,8 +147,17 @@ class PatchCallItem(_Item):
         return self.operation
 
 
+def _to_output(given: Any) -> Any:
+    """Accepts outputs of older Codex, which are an object with the text as `content`, and any other object."""
+    if not isinstance(given, dict):
+        return given
+    content = given.get("content")
+    return content if isinstance(content, str) else to_json(given)
+
+
 _OutputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
-Output = str | Annotated[list[_OutputPart], Field(max_length=MAX_PARTS)]
+_OutputParts = Annotated[list[_OutputPart], Field(max_length=MAX_PARTS)]
+Output = Annotated[str | _OutputParts, BeforeValidator(_to_output, json_schema_input_type=str | _OutputParts)]
 
 
 class CallOutputItem(_Item):
@@ -154,7 +165,7 @@ class CallOutputItem(_Item):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Label
-    output: Output
+    output: Output = ""
     name: Annotated[Label | None, NO_EFFECT] = None
 
     def text(self) -> str:
@@ -280,6 +291,9 @@ Item = Annotated[
     ],
     BeforeValidator(_typed),
 ]
+KNOWN_TYPES: Final = types_of(
+    MessageItem | CallItem | OutputItem | ReasoningItem | ItemReference,
+)
 _ITEMS: Final[TypeAdapter[list[Item]]] = TypeAdapter(list[Item])
 
 

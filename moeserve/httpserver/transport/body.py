@@ -7,6 +7,7 @@ Content-Type, or a form's (curl's default). `origins.py` decides which web pages
 
 from __future__ import annotations
 
+import codecs
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,7 +48,7 @@ def _no_collections() -> Iterator[None]:
 
 def _parsed(raw: bytes, model: type[M], dropped: Dropped | None) -> M:
     try:
-        data = orjson.loads(raw)
+        data = orjson.loads(raw.removeprefix(codecs.BOM_UTF8))
     except orjson.JSONDecodeError as error:
         if NO_MEMORY in str(error):
             raise MemoryError from error

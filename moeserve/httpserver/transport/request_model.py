@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, get_args
 
 from pydantic import (
     AfterValidator,
@@ -106,6 +106,7 @@ class RequestModel(BaseModel):
     elsewhere: ClassVar[Mapping[str, Elsewhere]] = {}
     idle: ClassVar[frozenset[str]] = frozenset()
     empty: ClassVar[frozenset[str]] = frozenset()
+    takes_whole_floats: ClassVar[bool] = False  # 3.0 for 3, as Ollama and llama-server take it
 
     @model_validator(mode="before")
     @classmethod
@@ -120,6 +121,9 @@ class RequestModel(BaseModel):
             for name, value in data.items()
             if value is not None and not (name in cls.empty and value in EMPTY)
         }
+        for name in asked.keys() & _integers(cls) if cls.takes_whole_floats else ():
+            if type(asked[name]) is float and asked[name].is_integer():
+                asked[name] = int(asked[name])
         unread = [
             name
             for name in asked.keys() & advisory(cls).keys()
@@ -153,6 +157,16 @@ class RequestModel(BaseModel):
 def declared(model: type[BaseModel]) -> frozenset[str]:
     """Returns the names of the model's fields in a body."""
     return frozenset(info.alias or name for name, info in model.model_fields.items())
+
+
+@cache
+def _integers(model: type[BaseModel]) -> frozenset[str]:
+    """Returns the names of the model's fields that are integers, or null."""
+    return frozenset(
+        info.alias or name
+        for name, info in model.model_fields.items()
+        if info.annotation is int or set(get_args(info.annotation)) == {int, type(None)}
+    )
 
 
 class Advisory:

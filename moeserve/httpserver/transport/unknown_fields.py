@@ -59,6 +59,9 @@ def drop_unknown(
 
 
 HOSTED_TOOL: Final = "tools[].type="  # prefix of a dropped tool's name
+# Prefixes of dropped parts of the history.
+FOREIGN_ITEM: Final = "input[].type="
+FOREIGN_BLOCK: Final = "messages[].content[].type="
 
 
 class UnknownFields:
@@ -85,8 +88,9 @@ class UnknownFields:
         route = getattr(scope.get("route"), "path", "other")
         self._count(route, len(fields))
         names = [field.name for field in fields]
-        # A dropped tool changes the answer, so it is logged whatever the policy.
-        told = names if self._policy == "warn" else [name for name in names if name.startswith(HOSTED_TOOL)]
+        # A dropped tool or part of the history changes the answer, so it is named whatever the policy.
+        always = (HOSTED_TOOL, FOREIGN_ITEM, FOREIGN_BLOCK)
+        told = names if self._policy == "warn" else [name for name in names if name.startswith(always)]
         if told:
             state_of(scope).notes[IGNORED_FIELDS] = ", ".join(told[:MAX_NAMED])
         if self._policy == "warn":

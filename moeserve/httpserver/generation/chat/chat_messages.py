@@ -42,6 +42,7 @@ from moeserve.tokenizer.renderer import RESERVED
 _TEXT_PARTS: Final = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
 
 
+_REASONING_PARTS: Final = ("thinking", "reasoning", "redacted_thinking")
 _PICTURE_FIELDS: Final = {"type", "image_url", "detail", *PIXEL_FIELDS}
 _VIDEO_PARTS: Final = {
     "video_url": VIDEO_FIELDS | {"video_url"},  # vLLM's
@@ -102,6 +103,14 @@ def _part(part: Any, info: ValidationInfo) -> str | Picture:
     _check_fields("text", given - {"type", field} - IDLE_ANYWHERE, info)
     text: str = part[field]
     return text
+
+
+def _reasoning_of(part: dict[str, Any]) -> str:
+    """Returns the text of a part with reasoning: a string, or Mistral's list of texts."""
+    given = next((part[name] for name in ("thinking", "reasoning", "text") if name in part), "")
+    parts = given if isinstance(given, list) else [given]
+    texts = [one.get("text") if isinstance(one, dict) else one for one in parts]
+    return "".join(text for text in texts if isinstance(text, str))
 
 
 def _is_picture(kind: str, part: dict[str, Any]) -> bool:
@@ -193,6 +202,21 @@ class Message(RequestModel):
     function_call: Annotated[
         FunctionCall | None, Field(description="The older form of one call in tool_calls.")
     ] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reasoning_is_no_part(cls, message: Any) -> Any:
+        """Some clients send earlier reasoning as parts of the content: Anthropic's, Mistral's and the AI SDK's."""
+        content = message.get("content") if isinstance(message, dict) else None
+        if not isinstance(content, list) or message.get("role") != "assistant":
+            return message
+        found = [part for part in content if isinstance(part, dict) and part.get("type") in _REASONING_PARTS]
+        if not found:
+            return message
+        rest = {"content": [part for part in content if part not in found]}
+        reasoning = "".join(_reasoning_of(part) for part in found)
+        is_told = message.get("reasoning_content") or message.get("reasoning") or not reasoning
+        return message | rest | ({} if is_told else {"reasoning_content": reasoning})
 
     @model_validator(mode="before")
     @classmethod
