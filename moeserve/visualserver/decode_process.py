@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Final
 
 import numpy as np
-from PIL import Image, ImageOps, PngImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, PngImagePlugin, UnidentifiedImageError
 
 from moeserve.messages.pictures import MAX_PICTURE_BYTES
 from moeserve.processes.sandbox import child
@@ -38,6 +38,8 @@ _OTHERS: Final = (
     ("PDF", 0, (b"%PDF-",)),
     ("SVG", 0, (b"<svg", b"<?xml")),
     ("a web page", 0, (b"<!DOCTYPE", b"<!doctype", b"<html")),
+    ("JPEG 2000", 0, (b"\0\0\0\x0cjP  ",)),
+    ("ICO", 0, (b"\0\0\x01\0",)),
     ("JPEG XL", 0, (b"\xff\x0a", b"\0\0\0\x0cJXL ")),
 )
 # Address space in addition to the process's own: Pillow keeps 4 bytes per pixel, and a conversion holds two copies of a
@@ -46,6 +48,16 @@ MEMORY_BYTES: Final = 768 << 20
 # The most bytes of one text in a PNG, which Pillow unpacks. Programs that generate pictures keep all their settings in
 # such a text, which may exceed Pillow's own limit of 1 MiB. All texts together may have 64 MiB.
 MOST_TEXT_BYTES: Final = 64 << 20
+# How a picture is turned by the value of its EXIF data's Orientation.
+_TURNS: Final = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 # Pillow's modules for these formats, and for the parts that they contain: EXIF data, and the several pictures in a
 # phone's JPEG.
 _MODULES: Final = ("Png", "Jpeg", "WebP", "Gif", "Tiff", "Mpo")
@@ -92,7 +104,7 @@ def _resized(picture: Image.Image, rule: SizeRule) -> np.ndarray:
     """Returns uint8 [height, width, 3]. Raises ValueError for a size that `rule` does not accept, and Pillow's
     errors."""
     rule.resized(picture.height, picture.width)  # raises for a bad size before the picture is decoded
-    turned = _rgb(ImageOps.exif_transpose(picture))
+    turned = _rgb(_upright(picture))
     height, width = rule.resized(turned.height, turned.width)
     is_linear = isinstance(rule, TileRule | SquareRule)
     sampling = Image.Resampling.BILINEAR if is_linear else Image.Resampling.BICUBIC
@@ -104,6 +116,17 @@ def _resized(picture: Image.Image, rule: SizeRule) -> np.ndarray:
     if isinstance(rule, TileRule) and height > rule.tile:
         canvas[-rule.tile :, : rule.tile] = np.asarray(turned.resize((rule.tile, rule.tile), sampling))
     return canvas
+
+
+def _upright(picture: Image.Image) -> Image.Image:
+    """Turns the picture as its EXIF data says. EXIF data that cannot be read say nothing."""
+    picture.load()  # a PNG's EXIF data may follow its pixels, whose errors are not to be passed over
+    try:
+        orientation = picture.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # noqa: BLE001  parsers of damaged data raise anything
+        return picture
+    turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
+    return picture if turn is None else picture.transpose(turn)
 
 
 def _rgb(picture: Image.Image) -> Image.Image:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import struct
 import zlib
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import psutil
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
 from moeserve.visualserver.media_decoder import PictureError
@@ -32,14 +33,21 @@ def colours(height: int = 64, width: int = 96) -> np.ndarray:
     return np.random.default_rng(5).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
+def chunk_of(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def with_chunk(file: bytes, name: bytes, body: bytes) -> bytes:
+    """A PNG file with one more chunk behind its head."""
+    return file[:33] + chunk_of(name, body) + file[33:]
+
+
 def png(width: int, height: int, data: bytes, *, mode: bytes = b"\x08\x02") -> bytes:
     """A PNG file that says whatever is asked of it."""
-
-    def chunk(name: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
-
     head = struct.pack(">II", width, height) + mode + b"\0\0\0"
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        (chunk_of(b"IHDR", head), chunk_of(b"IDAT", data), chunk_of(b"IEND", b""))
+    )
 
 
 @pytest.mark.parametrize("format", ["PNG", "WEBP", "GIF", "JPEG"])
@@ -98,6 +106,13 @@ def with_text(nbytes: int) -> PngInfo:
     return info
 
 
+def raw_profile(written: str) -> PngInfo:
+    """EXIF data in hexadecimal, as ImageMagick writes them."""
+    info = PngInfo()
+    info.add_text("Raw profile type exif", f"\nexif\n      20\n{written}\n")
+    return info
+
+
 def turned(value: int) -> Image.Exif:
     exif = Image.Exif()
     exif[0x0112] = value
@@ -115,6 +130,9 @@ ODD = {
     "WebP, lying": (file_of(halves(), "WEBP", lossless=True, exif=turned(8)), RED, BLUE),
     "an impossible turn": (file_of(halves(), "JPEG", exif=turned(99)), RED, BLUE),
     "damaged EXIF": (file_of(halves(), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"), RED, BLUE),
+    "damaged EXIF in a PNG": (with_chunk(file_of(halves(), "PNG"), b"eXIf", b"b'Exif"), RED, BLUE),
+    "damaged EXIF in a PNG's text": (file_of(halves(), "PNG", pnginfo=raw_profile("zz")), RED, BLUE),
+    "damaged EXIF in a WebP": (file_of(halves(), "WEBP", lossless=True, exif=b"junk"), RED, BLUE),
     "animated WebP": (file_of(FRAMES[0], "WEBP", save_all=True, append_images=FRAMES[1:]), RED, RED),
     "animated PNG": (file_of(FRAMES[0], "PNG", save_all=True, append_images=FRAMES[1:]), RED, RED),
     "two pictures in a phone's JPEG": (
@@ -142,6 +160,16 @@ ODD = {
 }
 
 
+@pytest.mark.parametrize("value", range(1, 9))
+def test_every_turn(decoder: PictureDecoder, value: int) -> None:
+    """As Pillow's own."""
+    picture = Image.fromarray(colours(64, 96))
+    data = file_of(picture, "PNG", exif=turned(value))
+    with Image.open(io.BytesIO(data)) as opened:
+        expected = np.asarray(ImageOps.exif_transpose(opened))
+    assert np.array_equal(decoder.decode(data, RULE), expected)
+
+
 @pytest.mark.parametrize("name", ODD)
 def test_odd_ones(decoder: PictureDecoder, name: str) -> None:
     data, first, last = ODD[name]
@@ -156,6 +184,7 @@ HOSTILE = {
     "a text": (b"a picture " * 100, "no known format"),
     "a drawing": (b" <svg/>" * 100, "is SVG, which is not read; PNG, JPEG"),
     "a phone's": (b"\0\0\0\x24ftypheic" + bytes(100), "is HEIC, which is not read"),
+    "an icon": (b"\0\0\x01\0\x01\0" + bytes(100), "is ICO, which is not read"),
     "another format": (file_of(Image.fromarray(colours()), "BMP"), "is BMP, which is not read"),
     "3,600 million pixels": (png(60000, 60000, HUGE), "60000 x 60000 pixels; 50000000 at most"),
     "more pixels than said": (png(64, 64, zlib.compress(bytes(50 << 20))), None),
@@ -229,6 +258,7 @@ def test_a_process_that_was_killed(decoder: PictureDecoder) -> None:
     assert decoder.decode(file_of(Image.fromarray(colours()), "PNG"), RULE).shape == (64, 96, 3)
 
 
+@pytest.mark.waits_for_processes("a process that gets no processor time within the limit is given up on")
 def test_too_long() -> None:
     """A limit of CPU time that no picture keeps."""
     decoder = PictureDecoder(timeout=0.05)
