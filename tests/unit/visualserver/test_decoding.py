@@ -258,7 +258,6 @@ def test_a_process_that_was_killed(decoder: PictureDecoder) -> None:
     assert decoder.decode(file_of(Image.fromarray(colours()), "PNG"), RULE).shape == (64, 96, 3)
 
 
-@pytest.mark.waits_for_processes("a process that gets no processor time within the limit is given up on")
 def test_too_long() -> None:
     """A limit of CPU time that no picture keeps."""
     decoder = PictureDecoder(timeout=0.05)
