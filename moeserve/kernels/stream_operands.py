@@ -30,6 +30,14 @@ class Activations:
             )
         self.native = _C.Activations(self.f32 if f32 else None, self.q8 if q8 else None, cols)
 
+    @classmethod
+    def over(cls, f32: torch.Tensor) -> Activations:
+        """Returns activations in this memory, float32 [tokens, cols], without the int8 form."""
+        made = cls.__new__(cls)
+        made.f32, made.q8 = f32, torch.empty(0, _C.quantized_row_bytes(f32.shape[1]), dtype=torch.uint8)
+        made.native = _C.Activations(f32, None, f32.shape[1])
+        return made
+
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlacement:

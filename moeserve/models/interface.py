@@ -100,6 +100,8 @@ class ModelShape:
     next_token_norm: str = n.NEXTN_HEAD_NORM  # name of that block's last norm
     drafts_before_norm: bool = False  # that block reads states before the last norm, its own as well
     embedding_scale: float = 1.0
+    norms_embeddings: bool = False  # embeddings are RMS-normalised, without weights
+    behind_eps: float | None = None  # of norms behind blocks; None: rms_eps
     logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: unchanged
     logit_scale: float = 1.0  # multiplies logits; merged into the last norm's weight on loading
     rope_sections: tuple[int, int, int] | None = None  # RoPE frequencies: time, height, width
@@ -124,6 +126,11 @@ class ModelShape:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def eps_behind(self) -> float:
+        """The epsilon of norms behind blocks."""
+        return self.rms_eps if self.behind_eps is None else self.behind_eps
 
     @property
     def num_streams(self) -> int:

@@ -52,6 +52,7 @@ from moeserve.models.mimo2.family import FAMILY as MIMO2
 from moeserve.models.minimaxm2.family import FAMILY as MINIMAX_M2
 from moeserve.models.minimaxm3.family import FAMILY as MINIMAX_M3
 from moeserve.models.mistral3.family import FAMILY as MISTRAL3
+from moeserve.models.museglimmer.family import FAMILY as MUSE_GLIMMER
 from moeserve.models.nemotronh.family import DENSE_FAMILY as NEMOTRON_H
 from moeserve.models.nemotronh.family import FAMILY as NEMOTRON_H_MOE
 from moeserve.models.nemotronnas.family import FAMILY as DECI
@@ -139,6 +140,7 @@ _families: dict[str, ModelFamily] = {
         GLM4,
         GEMMA2,
         DECI,
+        MUSE_GLIMMER,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

@@ -51,6 +51,8 @@ CASES += [(OWN_FIXTURES / "tiny-nemotronh-f16.gguf", 20, name) for name in DENSE
 CASES += [(OWN_FIXTURES / "tiny-olmo3-f16.gguf", 40, name) for name in DENSE]
 # Layers without attention, and one without a feed-forward either, which is the first on the GPU in one placement.
 CASES += [(OWN_FIXTURES / "tiny-nemotronnas-f16.gguf", 20, name) for name in DENSE]
+# Normalised embeddings; more tokens than the window has.
+CASES += [(OWN_FIXTURES / "tiny-museglimmer-f16.gguf", 40, name) for name in DENSE]
 # Capped scores and logits.
 CASES += [(OWN_FIXTURES / "tiny-gemma2-f16.gguf", 40, name) for name in DENSE]
 CASES += [

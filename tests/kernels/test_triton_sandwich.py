@@ -12,7 +12,7 @@ from moeserve.kernels.attention.reference import Sequence, attention
 from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.delta_net.op import sigmoid_gate
 from moeserve.kernels.linear.softcap import softcap
-from moeserve.kernels.norm.op import add_norm, sandwich_inputs, sandwich_sum
+from moeserve.kernels.norm.op import add_norm, norm_in_place, sandwich_inputs, sandwich_sum
 from moeserve.kernels.norm.reference import norm
 from moeserve.kernels.norm.reference import sandwich_sum as reference_sum
 from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
@@ -86,24 +86,34 @@ def test_the_sum_of_what_the_pool_has_alone() -> None:
     check_norm(y, norm(reference_sum(x, dense, extra, *norms[4:7], norms[7], EPS), weight, EPS), 2)
 
 
-@pytest.mark.parametrize("factor", [None, 0.7])
-def test_blocks_without_normalised_parts(factor: float | None) -> None:
+@pytest.mark.parametrize(("factor", "behind_eps"), [(None, 0.3), (0.7, None)])
+def test_blocks_without_normalised_parts(factor: float | None, behind_eps: float | None) -> None:
     """The feed-forward's input, with the router's the same in float32; then what it adds, as the sum of its parts."""
+    behind = EPS if behind_eps is None else behind_eps
     x, attended, parts = normal(2, COLS), normal(2, COLS, seed=1), normal(2, 2, COLS, seed=2)
     weights = normal(4, COLS, seed=3)
     mine, y, exact = x.clone().to(DEVICE), guarded(2, COLS), torch.empty(2, COLS, device=DEVICE)
     scale = None if factor is None else torch.tensor([factor], device=DEVICE)
-    norms = SandwichNorms(*(w.to(DEVICE) for w in weights[:3]), factor=scale)
+    norms = SandwichNorms(*(w.to(DEVICE) for w in weights[:3]), factor=scale, behind_eps=behind_eps)
     sandwich_inputs(mine, attended.to(DEVICE), norms, counter(2), EPS, y, exact, None)
-    expected = x.double() + norm(attended, weights[0], EPS)
+    expected = x.double() + norm(attended, weights[0], behind)
     check_norm(y, norm(expected, weights[1], EPS), 2)
     assert nmse(exact.cpu(), norm(expected, weights[1], EPS)) < 1e-12
     sandwich_sum(
         mine, None, parts.to(DEVICE), None, None, None, None, counter(2), norms, weights[3].to(DEVICE), EPS, y
     )
-    expected = (expected + norm(parts.sum(1), weights[2], EPS)) * (factor or 1.0)
+    expected = (expected + norm(parts.sum(1), weights[2], behind)) * (factor or 1.0)
     check_norm(y, norm(expected, weights[3], EPS), 2)
     assert nmse(mine.cpu(), expected) < 1e-12
+
+
+def test_rows_that_are_normalised_in_place() -> None:
+    """Of three rows the first two count."""
+    x = normal(3, COLS)
+    mine = x.clone().to(DEVICE)
+    norm_in_place(mine, torch.ones(COLS, device=DEVICE), counter(2), EPS)
+    assert nmse(mine[:2].cpu(), norm(x[:2], torch.ones(COLS), EPS)) < 1e-12
+    assert torch.equal(mine[2].cpu(), x[2])
 
 
 @pytest.mark.parametrize("rows", [None, [1, 0]])

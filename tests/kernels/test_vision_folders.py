@@ -1,5 +1,5 @@
 """Folders of models with vision of which the text alone is read, as they are published, beside transformers: GLM-4.1V,
-GLM-OCR, EXAONE 4.5, and Gemma 4's E2B and 12B."""
+GLM-OCR, EXAONE 4.5, Muse Glimmer, and Gemma 4's E2B and 12B."""
 
 from __future__ import annotations
 
@@ -52,6 +52,15 @@ FOLDERS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "Exaone4_5_ForConditionalGeneration",
         DENSE_FAMILIES["exaone4"][2] | {"model_type": "exaone4"},
         {"num_key_value_heads": 1, "fullatt_block_indexes": [0]},
+    ),
+    "muse_glimmer": (
+        "MuseGlimmerConfig",
+        "MuseGlimmerForConditionalGeneration",
+        {
+            "intermediate_size": 192, "head_dim": 64, "sliding_window": 17, "qk_scale_factor": 2.5, "pad_token_id": 0,
+            "output_multiplier": 0.7, "final_logit_softcapping": 6.0, "num_hidden_layers": 4,
+        },
+        {"num_attention_heads": 2, "num_hidden_layers": 1},
     ),
     "gemma4": (
         "Gemma4Config",

@@ -69,6 +69,7 @@ READERS = {
     "moeserve.models.sources.huggingface.config_json",
     "moeserve.models.sources.huggingface.delta_net",
     "moeserve.models.sources.huggingface.expert_matrices",
+    "moeserve.models.sources.huggingface.head_norms",
     "moeserve.models.sources.huggingface.layer_settings",
     "moeserve.models.sources.huggingface.experts_by_token",
     "moeserve.models.sources.huggingface.fused_qkv",

@@ -88,7 +88,7 @@ def sandwich_inputs(
         norms.input, dense.x, dense.codes, dense.scales,
         None if router is None else router_norm, router,
         None if parts is None else parts.experts_input, into.x, into.codes, into.scales,
-        x.shape[1], eps, size, pdl(),
+        x.shape[1], eps, _behind(norms, eps), size, pdl(),
         num_warps=norm_warps(size), launch_pdl=pdl(),
     )  # fmt: skip
 
@@ -124,9 +124,18 @@ def sandwich_sum(
         None if of_parts is None else of_parts.dense_output, None if of_parts is None else of_parts.experts_output,
         norms.output, norms.factor, weight, y.x, y.codes, y.scales,
         cols, 0 if dense is None else dense.stride(0) // cols, 0 if parts is None else parts.shape[1],
-        0 if parts is None else parts.stride(0) // cols, eps, size, pdl(),
+        0 if parts is None else parts.stride(0) // cols, eps, _behind(norms, eps), size, pdl(),
         num_warps=norm_warps(size), launch_pdl=pdl(),
     )  # fmt: skip
+
+
+def norm_in_place(x: Tensor, ones: Tensor, count: Tensor, eps: float) -> None:
+    """x[i] = x[i] / sqrt(mean(x[i]^2) + eps) for i < count[0]. x, float32 [n, cols]; ones float32 [cols]."""
+    add_norm(x, None, None, None, None, None, count, ones, eps, x, None, None)
+
+
+def _behind(norms: SandwichNorms, eps: float) -> float:
+    return eps if norms.behind_eps is None else norms.behind_eps
 
 
 def norm_warps(size: int) -> int:

@@ -23,11 +23,11 @@ def inverse_rms(x, COLS: tl.constexpr, EPS: tl.constexpr):
 def sandwich_inputs_kernel(
     x, block, block_norm, count, dense_norm, dense, dense_codes, dense_scales, router_norm, router, experts_norm,
     experts, experts_codes, experts_scales,
-    COLS: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
+    COLS: tl.constexpr, EPS: tl.constexpr, BEHIND_EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program per row i < count[0]: x += norm(block), then dense, router and experts = norm(x), each with its own
     weight [COLS]; router and experts are skipped if router_norm or experts_norm is None. dense_norm None: dense and
-    router = x, without experts. x float32, block [n,
+    router = x, without experts. BEHIND_EPS is that of block_norm. x float32, block [n,
     COLS]; outputs, and their codes with scales: [n, COLS], each optional. SIZE: COLS or the power of two above."""
     if PDL:
         gdc_launch_dependents()
@@ -48,7 +48,7 @@ def sandwich_inputs_kernel(
         of_experts = tl.load(experts_norm + c, live, 0.0)
     if i >= existing:
         return
-    value += added * inverse_rms(added, COLS, EPS) * gain
+    value += added * inverse_rms(added, COLS, BEHIND_EPS) * gain
     tl.store(x + row * COLS + c, value, live)
     if dense_norm is None:
         store_activations(value, dense, dense_codes, dense_scales, row, COLS, SIZE)
@@ -67,12 +67,13 @@ def sandwich_sum_kernel(
     x, dense, parts, part_weights, part_ids, extra, rows, count, dense_norm, experts_norm, output_norm, factor, weight,
     y, codes, scales,
     COLS: tl.constexpr, DENSE_STRIDE: tl.constexpr, P: tl.constexpr, PART_STRIDE: tl.constexpr, EPS: tl.constexpr,
-    SIZE: tl.constexpr, PDL: tl.constexpr,
+    BEHIND_EPS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program per row i < count[0]. With rows, it reads row rows[i], and x is not written.
 
     x = (x + norm(norm(dense) + norm(experts))) * factor and y = norm(x), with the norms' weights dense_norm,
     experts_norm, output_norm and weight [COLS]. Without dense: x = (x + norm(experts)) * factor. Without weight: y = x.
+    BEHIND_EPS is that of output_norm.
     experts: the sum of extra float32 [n, COLS], optional, and of P parts, optionally weighted by part_weights; parts
     whose part_ids are negative do not count. DENSE_STRIDE, PART_STRIDE: rows of [COLS] from one row's dense output, or
     first part, to the next row's; weights and ids likewise. factor float32 [1]; None: 1. y, codes with scales: [m,
@@ -100,7 +101,7 @@ def sandwich_sum_kernel(
     if dense is not None:
         total = d * inverse_rms(d, COLS, EPS) * tl.load(dense_norm + c, live, 0.0)
         total += e * inverse_rms(e, COLS, EPS) * tl.load(experts_norm + c, live, 0.0)
-    value += total * inverse_rms(total, COLS, EPS) * tl.load(output_norm + c, live, 0.0)
+    value += total * inverse_rms(total, COLS, BEHIND_EPS) * tl.load(output_norm + c, live, 0.0)
     if factor is not None:
         value *= tl.load(factor)
     if rows is None:

@@ -269,6 +269,7 @@ class GpuLoader:
             output=self._vector(n.of_layer(index, n.POST_FFW_NORM)),
             parts=self._part_norms(index) if shape.moe is not None and shape.moe.parts_normed else None,
             factor=self._vector(n.of_layer(index, n.LAYER_OUTPUT_SCALE)) if shape.has_factor else None,
+            behind_eps=self._shape.behind_eps,
         )
 
     def _part_norms(self, index: int) -> PartNorms:

@@ -31,7 +31,7 @@ NOT_DIVIDED = {"step35-q4_k_m": "gates", "mimo2-q4_k_m": "widths", "kimilinear-f
                "lfm2moe-f16": "short convolutions", "bailing3-f16": "gates",
                "gemma3-q4_k_m": "norms behind", "gemma2-f16": "norms behind", "olmo3-f16": "norms behind",
                "exaone4-f16": "norms behind", "glm4-f16": "norms behind",
-               "nemotronnas-f16": "layers without"}  # fmt: skip
+               "nemotronnas-f16": "layers without", "museglimmer-f16": "norms behind"}  # fmt: skip
 WHOLE = (*CPU_ONLY, *NOT_DIVIDED)
 FILES = sorted({*OWN_FIXTURES.glob("tiny-*.gguf")} - {OWN_FIXTURES / f"tiny-{name}.gguf" for name in WHOLE})
 FAMILIES = ("gptoss", "glm4moe", "minimaxm2", "deepseek2", "qwen3", "qwen35moe")

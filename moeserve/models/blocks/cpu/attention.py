@@ -94,4 +94,4 @@ def attend(
     assert space.sandwich is not None
     block = space.sandwich.block
     project(stream, form.attended, n, w.output, [block], adapters, (names.ATTN_OUTPUT,))
-    stream.add_norm(block, w.output_norm, eps, n, space.x)
+    stream.add_norm(block, w.output_norm, space.sandwich.eps, n, space.x)

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from moeserve.kernels.attention.cpu_plan import build_attention_plan
@@ -29,7 +30,7 @@ from moeserve.models.blocks.cpu.layers import CpuLayers
 from moeserve.models.blocks.cpu.lora import CpuAdapters
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
 from moeserve.models.blocks.cpu.ngrams import look_up
-from moeserve.models.blocks.cpu.residual import embed, read_for_head
+from moeserve.models.blocks.cpu.residual import embed, norm_embeddings, read_for_head
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.blocks.forget import forget_kv
 from moeserve.models.cpu_step_buffers import CPU_LOGIT_ROWS
@@ -78,6 +79,7 @@ class CpuDecoder:
         )
         # The residual before these layers in the last step.
         self.taps = {layer: Activations(max_tokens, shape.residual_width, q8=False) for layer in taps}
+        self._ones = torch.ones(shape.hidden_size) if shape.norms_embeddings else None
         self.disk = disk
         self._num_forwards = self._num_heads_read = 0
         self._embedded: Sequence[tuple[int, Tensor]] = ()  # arguments of the last `begin`
@@ -150,6 +152,8 @@ class CpuDecoder:
         n = len(token_ids)
         scale = self.shape.embedding_scale
         embed(self._stream, self._weights.embedding, token_ids, n, self._space, scale=scale)
+        if self._ones is not None:
+            norm_embeddings(self._stream, self._ones, self.shape.rms_eps, n, self._space)
         self._embedded = embedded
         if embedded:
             self._stream.wait()

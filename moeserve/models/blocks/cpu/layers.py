@@ -144,7 +144,7 @@ class CpuLayers:
         assert space.sandwich is not None
         out = self._run_ffn(index, batch, space.sandwich.block, add=False)
         factor = w.factor if w.input is None else 1.0
-        self._stream.add_norm(out, w.ffn_output_norm, eps, n, space.x, factor=factor)
+        self._stream.add_norm(out, w.ffn_output_norm, space.sandwich.eps, n, space.x, factor=factor)
         if w.input is not None:
             add_input(self._stream, w.input, eps, w.factor, index, n, space)
 

@@ -36,6 +36,11 @@ def embed(
     stream.embed(table.table, table.ggml_type, token_ids, len(token_ids), x, scale=scale)
 
 
+def norm_embeddings(stream: CpuStream, ones: Tensor, eps: float, n: int, space: CpuWorkspace) -> None:
+    """Launches x = x / sqrt(mean(x^2) + eps) for n rows, in place. ones: float32 [hidden]."""
+    stream.norm(space.x, ones, eps, n, Activations.over(space.x))
+
+
 def read_residual(stream: CpuStream, w: CpuInput, eps: float, n: int, space: CpuWorkspace) -> None:
     """Launches y = the input of a block, computed from x. With several streams, also launches the weights with which
     the block's output is added."""

@@ -57,7 +57,8 @@ class CpuBatch:
 class SandwichWorkspace:
     """Additional buffers of blocks between two norms."""
 
-    def __init__(self, hidden: int, tokens: int) -> None:
+    def __init__(self, hidden: int, tokens: int, eps: float) -> None:
+        self.eps = eps  # of norms behind blocks
         self.block = torch.empty(tokens, hidden)  # output of a block, before its norm
         self.sum = Activations(tokens, hidden, q8=False)  # sum of a feed-forward's parts
 
@@ -238,7 +239,7 @@ class CpuWorkspace:
         # Output gates of attention, by their width per token.
         self.gates = {width: gate[: tokens * width].view(tokens, width) for width in s.gate_widths}
         self.widest_mixed = Activations(tokens, s.mixed_width)  # input of the mixers' output product
-        self.sandwich = SandwichWorkspace(s.hidden_size, tokens) if s.is_sandwiched else None
+        self.sandwich = SandwichWorkspace(s.hidden_size, tokens, s.eps_behind) if s.is_sandwiched else None
         self.streams = _streams(s, tokens)
         count = s.residual_width // s.hidden_size
         self.ngrams = None if s.ngrams is None else NgramWorkspace(s.ngrams, s.hidden_size, count, tokens)

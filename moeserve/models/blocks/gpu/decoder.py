@@ -29,7 +29,7 @@ from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.kernels.linear.softcap import softcap
-from moeserve.kernels.norm.op import add_norm
+from moeserve.kernels.norm.op import add_norm, norm_in_place
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.blocks.forget import forget_kv
 from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
@@ -123,6 +123,8 @@ class GpuDecoder:
         # x from the CPU or another GPU is already scaled.
         self._embedding_scale = shape.embedding_scale if self._row_numbers is None else 1.0
         self._embedding_streams = shape.num_streams if self._row_numbers is None else 1
+        is_normed = shape.norms_embeddings and self._row_numbers is None
+        self._ones = torch.ones(shape.hidden_size, device=self.device) if is_normed else None
         forms = forms_of(shape, max_model_len, self.device, weights.rope_factors)
         layer_sums = GpuSums(None, [None] * self.num_layers, None) if sums is None else sums
         self.forced_routing = (
@@ -285,6 +287,8 @@ class GpuDecoder:
             ids, batch.count, plane_tensors(table), int(table.type), s.x, places, scale=self._embedding_scale,
             streams=self._embedding_streams,
         )  # fmt: skip
+        if self._ones is not None:  # embeddings in the place of tokens are normalised already
+            norm_in_place(s.x, self._ones, batch.count, self.shape.rms_eps)
         if observer is not None and self._row_numbers is None:
             observer.embedding(s.x)
         for index in self._distinct_layers if is_compiling_ahead() else range(self.num_layers):

@@ -15,7 +15,8 @@ def added_behind_norms(x: Tensor, dense: Tensor, rest: Tensor, norms: SandwichNo
     all parts."""
     x, factor = x.cpu(), torch.ones(1) if norms.factor is None else norms.factor.cpu()
     if norms.parts is None:
-        after = (x + reference.norm(rest, norms.output.cpu(), eps)) * factor
+        behind = eps if norms.behind_eps is None else norms.behind_eps
+        after = (x + reference.norm(rest, norms.output.cpu(), behind)) * factor
         return (after - x).float()
     after = reference.sandwich_sum(
         x, dense.cpu(), rest, norms.parts.dense_output.cpu(), norms.parts.experts_output.cpu(), norms.output.cpu(),

@@ -29,6 +29,8 @@ _OTHERS = (  # prefixes of vision and sound tensors, and of the projections betw
     "model.multi_modal_projector.",
     "vision_model.",
     "vision_tower.",
+    "model.vision_adapter.",
+    "model.vision_projection.",
     "multi_modal_projector.",
     "mm_projector.",
     "patch_merge_mlp.",
