@@ -90,7 +90,7 @@ def test_a_step_of_a_model_with_blocks_has_both(tmp_path: Path) -> None:
 
 
 def test_a_block_has_those_of_the_tokens_before(tmp_path: Path) -> None:
-    """Of a next-token block's rows, also in a GPU's columns."""
+    """Positions of a next-token block's rows, also in a GPU's columns."""
     model = qwen4exp_model.write_model(qwen4exp_model.new_model(8), tmp_path / "m.gguf", Type.F16)
     read = read_shape(open_gguf(model))
     shape, files = replace(read, next_token_layer=read.layers[-1]), EmbeddingFiles(tmp_path / "spans")
