@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import torch
 
-from tests.support.hugging_face_model import SETTINGS, save_random
+from tests.support.hugging_face_model import save_random
+from tests.support.hugging_face_settings import SETTINGS
 
 HIDDEN: Final = 256
 HEADS: Final = 4

@@ -216,7 +216,7 @@ class Request(HeldSequence):
 
     @property
     def need(self) -> int:
-        """KV slots that it may still take."""
+        """The most KV slots that the request may still need."""
         return self.max_kv - self.num_planned
 
     @property

@@ -12,8 +12,8 @@ from moeserve.chatformat.reasoning import COHERE, ReasoningParser, ReasoningTags
 from moeserve.httpserver.generation.chat.template_input import with_ids
 from moeserve.tokenizer.chat_template import ChatTemplate
 from tests.support.chat_events import Answer
+from tests.support.deepseek_templates import DEEPSEEK_V4
 from tests.support.family_templates import COHERE as COHERE_TEMPLATE
-from tests.support.family_templates import DEEPSEEK_V4
 
 SCHEMAS: dict[str, Any] = {
     "f": {

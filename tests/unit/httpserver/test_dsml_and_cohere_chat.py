@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from tests.support.family_vocabulary import write_family_model
-from tests.support.http_harness import NAME, HttpServer, http_server, say
+from tests.support.family_server import serving
+from tests.support.http_harness import NAME, HttpServer, say
 from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, prompt_of
 
 MARK = "｜DSML｜"
@@ -19,18 +16,8 @@ CALL = (
 )
 
 
-@pytest.fixture(scope="module")
-def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    model = write_family_model("deepseek_v4", tmp_path_factory.mktemp("deepseek") / "model.gguf")
-    with http_server(model=str(model), context=2048) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def cohere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    model = write_family_model("cohere", tmp_path_factory.mktemp("cohere") / "model.gguf")
-    with http_server(model=str(model), context=2048) as running:
-        yield running
+deepseek = serving("deepseek_v4")
+cohere = serving("cohere")
 
 
 def ask(server: HttpServer, **fields: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.thinking_tokens import template_effort
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions
 from moeserve.tokenizer.chat_template import ChatTemplate
-from tests.support.family_templates import DEEPSEEK_V31, KIMI, TEMPLATES
-from tests.support.family_vocabulary import write_family_model
+from tests.support.deepseek_templates import DEEPSEEK_V31
+from tests.support.family_server import serving
+from tests.support.family_templates import KIMI, TEMPLATES
 from tests.support.gguf_bytes import gguf_bytes, model_metadata, model_tensors
 from tests.support.http_harness import NAME, HttpServer, http_server, say
 from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, prompt_of
@@ -26,32 +26,10 @@ TO_WEATHER = "<|channel|>commentary to=functions.weather <|constrain|>json<|mess
 NEXT = "<|end|><|start|>assistant"
 
 
-@pytest.fixture(scope="module")
-def harmony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    model = write_family_model("harmony", tmp_path_factory.mktemp("harmony") / "model.gguf")
-    with http_server(model=str(model), context=2048) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    model = write_family_model("deepseek_v31", tmp_path_factory.mktemp("deepseek") / "model.gguf")
-    with http_server(model=str(model), context=2048) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def glm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    model = write_family_model("glm45", tmp_path_factory.mktemp("glm") / "model.gguf")
-    with http_server(model=str(model), context=2048) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def minimax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    model = write_family_model("minimax_m3", tmp_path_factory.mktemp("minimax") / "model.gguf")
-    with http_server(model=str(model), context=2048) as running:
-        yield running
+harmony = serving("harmony")
+deepseek = serving("deepseek_v31")
+glm = serving("glm45")
+minimax = serving("minimax_m3")
 
 
 def ask(server: HttpServer, **fields: Any) -> dict[str, Any]:

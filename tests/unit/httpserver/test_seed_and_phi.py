@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from moeserve.chatformat.formats import TOOL_FORMATS, tool_format
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.tokenizer.chat_template import ChatTemplate
-from tests.support.family_vocabulary import write_family_model
-from tests.support.http_harness import NAME, HttpServer, http_server, say
+from tests.support.family_server import serving
+from tests.support.http_harness import NAME, HttpServer, say
 from tests.support.scripted_answers import MESSAGES, PARIS, TOOLS, prompt_of
 from tests.support.written_answers import read
 
@@ -44,18 +43,8 @@ def ask(server: HttpServer, **fields: Any) -> dict[str, Any]:
     return answer
 
 
-@pytest.fixture(scope="module")
-def seed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    model = write_family_model("seed_oss", tmp_path_factory.mktemp("seed") / "model.gguf")
-    with http_server(model=str(model), context=2048) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def phi(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
-    model = write_family_model("phi4_mini", tmp_path_factory.mktemp("phi") / "model.gguf")
-    with http_server(model=str(model), context=2048) as running:
-        yield running
+seed = serving("seed_oss")
+phi = serving("phi4_mini")
 
 
 def called(answer: dict[str, Any]) -> tuple[str, Any]:
