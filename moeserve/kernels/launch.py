@@ -22,6 +22,8 @@ from triton.runtime import driver
 from triton.runtime.cache import triton_key
 from triton.runtime.errors import OutOfResources
 
+from moeserve.kernels.l1_preference import loaded_for_l1
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 # True if kernels are compiled. They then use inline assembly, which the interpreter lacks.
 COMPILED = tl.constexpr(not INTERPRETED)
@@ -107,7 +109,10 @@ def _kind(argument: object) -> object:
 
 
 class Kernel:
-    """A jitted function that is launched as kernel(grid, *arguments in order, num_warps=, num_stages=, ...)."""
+    """A jitted function that is launched as kernel(grid, *arguments in order, num_warps=, num_stages=, ...).
+
+    Option prefers_l1: see l1_preference.py. It is heeded on Hopper, where it was measured.
+    """
 
     def __init__(self, function: Any) -> None:
         # Under the interpreter, `function` is its InterpretedFunction, without a cache.
@@ -147,12 +152,13 @@ class Kernel:
     def _launch_first(
         self, grid: tuple[int, ...], arguments: tuple[object, ...], options: dict[str, Any]
     ) -> Any:
+        prefers_l1, options = _without_preference(options)
         try:
-            return self.function[grid](*arguments, **options)
+            compiled = self.function[grid](*arguments, **options)
         except OutOfResources as error:
             compiled = self.with_fewer_stages(grid, arguments, options, error)
             load(compiled, grid)(*arguments)
-            return compiled
+        return loaded_for_l1(compiled) if prefers_l1 else compiled
 
     def with_fewer_stages(
         self,
@@ -224,6 +230,12 @@ def compile_ahead(on_progress: Callable[[int, int], object] = lambda done, total
     ahead.load()
 
 
+def _without_preference(options: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
+    """Returns whether a launch prefers L1 and this GPU heeds it, and the options that Triton knows."""
+    prefers_l1 = options.get("prefers_l1", False)
+    return prefers_l1 and warpgroups(), {name: x for name, x in options.items() if name != "prefers_l1"}
+
+
 class _Wanted(NamedTuple):
     """A launch whose kernel is being compiled."""
 
@@ -233,14 +245,15 @@ class _Wanted(NamedTuple):
     grid: tuple[int, ...]
     arguments: tuple[object, ...]
     options: dict[str, Any]
+    prefers_l1: bool
 
     def loaded(self) -> Any:
         found = self.compiled.result() if isinstance(self.compiled, triton.FutureKernel) else self.compiled
         try:
             load(found, self.grid)
         except OutOfResources as error:
-            return self.of.with_fewer_stages(self.grid, self.arguments, self.options, error)
-        return found
+            found = self.of.with_fewer_stages(self.grid, self.arguments, self.options, error)
+        return loaded_for_l1(found) if self.prefers_l1 else found
 
 
 class _CompilingAhead:
@@ -259,9 +272,10 @@ class _CompilingAhead:
         arguments: tuple[object, ...],
         options: dict[str, Any],
     ) -> None:
+        prefers_l1, options = _without_preference(options)
         compiled = True if INTERPRETED else of.function.warmup(*arguments, grid=grid, **options)
         of.note(key, compiled)  # so that it is not added again; replaced before any launch
-        self._wanted.append(_Wanted(of, key, compiled, grid, arguments, options))
+        self._wanted.append(_Wanted(of, key, compiled, grid, arguments, options, prefers_l1))
         self._tell()
 
     def wait(self) -> None:

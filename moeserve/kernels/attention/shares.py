@@ -30,8 +30,6 @@ TILES = {
     128: (SharedTile(128, 3, 1, 232, 64, 8), SharedTile(64, 3, 2, 128, 64, 4)),
     256: (SharedTile(64, 3, 1, 232, 64, 4), SharedTile(64, 3, 1, 232, 64, 4)),
 }
-# Steps of 2 to 8 rows keep the portable kernel: with shares, 8 streams are 0.9 times as fast, whatever the tile.
-MANY_ROWS = 9
 
 
 def heads_at_once(group: int) -> int:
@@ -52,7 +50,7 @@ def takes_shares(
 ) -> bool:
     """Returns whether `attend_in_shares` computes these rows' attention. keys [slots, kv_heads, dim], values of 16 bits
     or with scales; group: query heads per KV head."""
-    if not warpgroups() or sees_ahead or 1 < rows < MANY_ROWS or rows > MAX_ROWS or group > MAX_GROUP:
+    if not warpgroups() or sees_ahead or rows > MAX_ROWS or group > MAX_GROUP:
         return False
     if keys.dtype.itemsize != 2 or keys.shape != values.shape or keys.shape[2] not in TILES:
         return False

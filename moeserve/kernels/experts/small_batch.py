@@ -123,6 +123,7 @@ def small_batch_up(
         pdl(),
         num_warps=t.warps,
         launch_pdl=pdl(),
+        prefers_l1=True,
     )
 
 
@@ -175,4 +176,5 @@ def small_batch_down(
         pdl(),
         num_warps=t.warps,
         launch_pdl=pdl(),
+        prefers_l1=True,
     )

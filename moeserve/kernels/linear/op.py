@@ -264,6 +264,7 @@ def run_gemv(
         pdl(),
         num_warps=tile.warps,
         launch_pdl=pdl(),
+        prefers_l1=True,
     )
 
 

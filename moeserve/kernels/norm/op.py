@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.l1_preference import L1_ROWS
 from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.norm.sandwich import sandwich_inputs_kernel, sandwich_sum_kernel
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
@@ -64,6 +65,7 @@ def add_norm(
         centered,
         num_warps=norm_warps(size),
         launch_pdl=pdl(),
+        prefers_l1=len(some) <= L1_ROWS,
     )
 
 

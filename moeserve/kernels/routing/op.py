@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from moeserve.kernels.l1_preference import L1_ROWS
 from moeserve.kernels.launch import next_power_of_2, pdl, row_stride
 from moeserve.kernels.routing.norm_router import norm_router_kernel
 from moeserve.kernels.routing.options import DEFAULT_ROUTER, RouterOptions
@@ -67,6 +68,7 @@ def route(
         pdl(),
         num_warps=per_program,
         launch_pdl=pdl(),
+        prefers_l1=n <= L1_ROWS,
     )
 
 
@@ -113,6 +115,7 @@ def norm_router(
         pdl(),
         num_warps=4 if at_once <= 2 else 8,
         launch_pdl=pdl(),
+        prefers_l1=n <= L1_ROWS,
     )
 
 
