@@ -22,7 +22,6 @@ PROJECTOR: Final = "gemma3"
 POOLED: Final = 4  # patches a side of one token, if the file does not say
 LEAST_SIDE: Final = 4  # tokens: of the picture that a tower encodes before it is ready
 PROJECTION: Final = "mm.input_projection"
-QKV: Final = ("attn_q", "attn_k", "attn_v")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

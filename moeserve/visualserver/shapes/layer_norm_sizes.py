@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from moeserve.visualserver.shapes.shape import TowerSizes, axial_attention_floats, perceptron_floats
+
+QKV: Final = ("attn_q", "attn_k", "attn_v")  # a layer's products, if the file has them apart
 
 
 def with_biases(products: dict[str, tuple[int, int]]) -> dict[str, tuple[int, ...]]:
@@ -54,11 +56,7 @@ class LayerNormSizes(TowerSizes):
     def layer_shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns the row-major shape of every tensor of the layers, by name."""
         h, (up, down) = self.hidden, self.up_and_down
-        qkv = (
-            {"attn_qkv": (3 * h, h)}
-            if self.is_joined
-            else dict.fromkeys(("attn_q", "attn_k", "attn_v"), (h, h))
-        )
+        qkv = {"attn_qkv": (3 * h, h)} if self.is_joined else dict.fromkeys(QKV, (h, h))
         products = qkv | {"attn_out": (h, h), up: (self.ffn, h), down: (h, self.ffn)}
         shapes: dict[str, tuple[int, ...]] = {}
         for layer in range(self.layers):

@@ -22,7 +22,6 @@ from moeserve.visualserver.shapes.shape import (
 
 PROJECTOR: Final = _PROJECTOR
 MOST_TILES: Final = 16  # in addition to the whole picture's tile, in the publisher's processor
-QKV: Final = ("attn_q", "attn_k", "attn_v")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

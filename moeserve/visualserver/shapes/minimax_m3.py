@@ -22,7 +22,6 @@ from moeserve.visualserver.shapes.shape import (
 PROJECTOR: Final = "minimax_m3"
 DEFAULT_MIN_TOKENS: Final = 4  # the publisher's
 DEFAULT_MAX_TOKENS: Final = 576  # the publisher's 451,584 pixels
-QKV: Final = ("attn_q", "attn_k", "attn_v")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from moeserve.models.sources.source import TensorSource
-from moeserve.visualserver.shapes.gemma3 import PROJECTION, QKV, Gemma3Shape
+from moeserve.visualserver.shapes.gemma3 import PROJECTION, Gemma3Shape
+from moeserve.visualserver.shapes.layer_norm_sizes import QKV
 from moeserve.visualserver.towers.layer_norm import LayerNormTower
 from moeserve.visualserver.towers.tower import CPU, SliceEnded
 from moeserve.visualserver.towers.weights import InputFormat

@@ -17,7 +17,8 @@ from torch.nn import functional
 
 from moeserve.models.sources.source import TensorSource
 from moeserve.visualserver.picture_size import tiles_of
-from moeserve.visualserver.shapes.llama_4 import QKV, LlamaShape
+from moeserve.visualserver.shapes.layer_norm_sizes import QKV
+from moeserve.visualserver.shapes.llama_4 import LlamaShape
 from moeserve.visualserver.towers.axial import AxialTower, merge_order, pairs_in_split_halves
 from moeserve.visualserver.towers.tower import CPU, SliceEnded
 from moeserve.visualserver.towers.weights import InputFormat

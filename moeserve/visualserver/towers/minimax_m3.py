@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from moeserve.models.sources.source import TensorSource
-from moeserve.visualserver.shapes.minimax_m3 import QKV, MiniMaxShape
+from moeserve.visualserver.shapes.layer_norm_sizes import QKV
+from moeserve.visualserver.shapes.minimax_m3 import MiniMaxShape
 from moeserve.visualserver.towers.axial import ROPE_THETA, AxialTower, merge_order
 from moeserve.visualserver.towers.tower import CPU, SliceEnded
 from moeserve.visualserver.towers.weights import InputFormat
