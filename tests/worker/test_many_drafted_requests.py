@@ -19,9 +19,12 @@ import pytest
 
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest
+from moeserve.models.open import open_model
+from moeserve.models.registry import read_shape
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
 from tests.conftest import OWN_FIXTURES
+from tests.support.eagle3_head import Head
 from tests.support.foreseen_drafts import Foreseen, whole_texts
 from tests.support.glm5next_block import Glm5NextFolder
 from tests.support.next_token_folder import COHERE, NextTokenFolder
@@ -30,8 +33,8 @@ from tests.support.served_answers import load, lose_at, serve
 
 MOST, BATCH = 4, 50
 DRAFTS = '{"method": "%s", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 6}'
-# Attention alone; windows; recurrent states (three kinds), without and with a next-token block; ones that begin dense;
-# latent attention, with a choice of keys.
+# Attention alone; windows; recurrent states (five kinds), without and with a next-token block; ones that begin dense;
+# latent attention, with a choice of keys; inputs of layers. Those in folders are of the wider fixtures.
 MODELS = {
     "qwen3moe": ("tiny-qwen3moe-q4_k_m.gguf", "ngram"),
     "gptoss": ("families/tiny-gptoss-mxfp4.gguf", "ngram"),
@@ -41,16 +44,27 @@ MODELS = {
     "glmdsa": ("next/tiny-glmdsa-f16.gguf", "auto"),
     "hyv3": ("next/tiny-hyv3-f16.gguf", "auto"),
     "gemma4": ("families/tiny-gemma4-f16.gguf", "ngram"),
-    "mimo2": ("next/tiny-mimo2-f16.gguf", "ngram"),
-    "kimilinear": ("next/tiny-kimilinear-f16.gguf", "ngram"),
+    "mimo2": ("tiny-mimo2-q4_k_m.gguf", "ngram"),
+    "kimilinear": ("tiny-kimilinear-f16.gguf", "ngram"),
     "nemotronh": ("tiny-nemotronhmoe-f16.gguf", "ngram"),
+    "qwen3next": ("tiny-qwen3next-q4_k_m.gguf", "ngram"),
+    "gemma4e": ("tiny-gemma4e-f16.gguf", "ngram"),
+    "granitehybrid": ("tiny-granitehybrid-f16.gguf", "ngram"),
+    "lfm2moe": ("tiny-lfm2moe-f16.gguf", "ngram"),
+    "step35": ("tiny-step35-q4_k_m.gguf", "ngram"),
+    "llama4": ("tiny-llama4-q4_k_m.gguf", "ngram"),
+    "bailing2": ("tiny-bailing2-q4_k_m.gguf", "ngram"),
 }
 # Folders with next-token blocks, which are made here.
 MADE: dict[str, Callable[[Path], Path]] = {
     "glm5next": lambda folder: Glm5NextFolder(folder).path,
     "cohere2moe": lambda folder: NextTokenFolder(folder, "cohere2_moe", **COHERE).path,
 }
-BATCHES = -(-int(os.environ.get("MOESERVE_DRAFTED_REQUESTS", "10000")) // (BATCH * len(MODELS | MADE)))
+# A small model for which an EAGLE-3 head drafts.
+EAGLE = {"eagle3": OWN_FIXTURES / "tiny-qwen3moe-q4_k_m.gguf"}
+BATCHES = -(
+    -int(os.environ.get("MOESERVE_DRAFTED_REQUESTS", "10000")) // (BATCH * len(MODELS | MADE | EAGLE))
+)
 
 WEATHER = {
     "type": "object",
@@ -82,8 +96,15 @@ FEATURES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(scope="module", params=[*MODELS, *MADE])
+@pytest.fixture(scope="module", params=[*MODELS, *MADE, *EAGLE])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CpuModel:
+    if request.param in EAGLE:
+        path = EAGLE[request.param]
+        shape = read_shape(open_model(path))
+        taps = [1, shape.num_layers // 2, shape.num_layers]
+        head = Head(shape.hidden_size, shape.vocab_size, taps, scored=64)
+        file = head.write_gguf(tmp_path_factory.mktemp("head") / "head.gguf")
+        return load(path, speculative_config=json.dumps(json.loads(DRAFTS % "auto") | {"model": str(file)}))
     if request.param in MADE:
         path = MADE[request.param](tmp_path_factory.mktemp("made"))
         return load(path, speculative_config=DRAFTS % "auto")

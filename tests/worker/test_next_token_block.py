@@ -23,19 +23,30 @@ def _model(request: pytest.FixtureRequest, wide_fixtures: Path) -> Path:
     return model_of(request.param, wide_fixtures)
 
 
-def test_no_further_from_the_truth_than_llama_cpp(model: Path, wide_fixtures: Path) -> None:
-    golden = json.loads((wide_fixtures / "next" / f"{model.stem}.golden.json").read_text())
-    truth = np.load(wide_fixtures / "next" / f"{model.stem}.truth.npz", allow_pickle=False)
-    apart, agrees = [], []
-    for number in range(2):
+# Experts beside recurrent layers, and quantised.
+QWEN35MOE = [f"families/tiny-qwen35moe-{kind}" for kind in ("f16", "q8_0", "q4_k_m")]
+
+
+@pytest.mark.parametrize("name", [*MODELS, *QWEN35MOE, "next/tiny-qwen35moe-iq2_xxs"])
+def test_no_further_from_the_truth_than_llama_cpp(name: str, wide_fixtures: Path) -> None:
+    model = model_of(name, wide_fixtures)
+    folder = wide_fixtures / ("families" if name in QWEN35MOE else "next")
+    golden = json.loads((folder / f"{model.stem}.golden.json").read_text())
+    truth = np.load(folder / f"{model.stem}.truth.npz", allow_pickle=False)
+    apart, agrees, theirs = [], [], golden["mtp_llama_cpp_vs_truth"]
+    for number in range(2 if theirs["positions"] == 50 else 3):
         tokens = golden["cases"][number]["tokens"]
         drafting = Drafting(model, tokens)
         logits = torch.stack([drafting.logits(row) for row in range(1, len(tokens))])
         kl, same = distance(torch.from_numpy(truth[f"mtp_case{number}"].astype(np.float64)), logits)
         apart.append(kl)
         agrees.append(same)
-    theirs = golden["mtp_llama_cpp_vs_truth"]
-    assert torch.cat(apart).median().item() <= min(1e-5, 1.1 * theirs["median_kl"])
+    assert len(torch.cat(agrees)) == theirs["positions"]
+    most = 1.1 * theirs["median_kl"]
+    if not model.stem.endswith("f16"):  # 81 positions tell nothing of agreement where weights are rounded
+        assert torch.cat(apart).median().item() <= most
+        return
+    assert torch.cat(apart).median().item() <= min(1e-5, most)
     assert torch.cat(agrees).double().mean().item() >= theirs["top1_agreement"] - 0.02
 
 
