@@ -48,6 +48,7 @@ from moeserve.models.lfm2moe.dense import FAMILY as LFM2
 from moeserve.models.lfm2moe.family import FAMILY as LFM2_MOE
 from moeserve.models.llama4.family import FAMILY as LLAMA4
 from moeserve.models.llamadense.family import FAMILY as LLAMA
+from moeserve.models.mellum.family import FAMILY as MELLUM
 from moeserve.models.mimo2.family import FAMILY as MIMO2
 from moeserve.models.minimaxm2.family import FAMILY as MINIMAX_M2
 from moeserve.models.minimaxm3.family import FAMILY as MINIMAX_M3
@@ -141,6 +142,7 @@ _families: dict[str, ModelFamily] = {
         GEMMA2,
         DECI,
         MUSE_GLIMMER,
+        MELLUM,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

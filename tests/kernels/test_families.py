@@ -42,6 +42,7 @@ OWN = [
     OWN_FIXTURES / "tiny-gemma2-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronnas-f16.gguf",
     OWN_FIXTURES / "tiny-museglimmer-f16.gguf",
+    OWN_FIXTURES / "tiny-mellum-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronh-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronhlatent-f16.gguf",
 ]

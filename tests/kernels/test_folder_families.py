@@ -1,4 +1,4 @@
-"""Settings of the folders of Trinity, Hunyuan-A13B and MiMo-V2: as transformers takes them, as they are
+"""Settings of the folders of Trinity, Hunyuan-A13B, Mellum 2 and MiMo-V2: as transformers takes them, as they are
 published, and refused."""
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
         ("afmoe", {"num_dense_layers": 2, "num_shared_experts": 1, "route_scale": 2.826}),
         ("hunyuan_v1_moe", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
         ("hunyuan_v1_moe", {"tie_word_embeddings": True}),
+        ("mellum", {}),
         ("mimo_v2_flash", {"mlp_layer_types": ["sparse", "dense", "sparse"], "attention_value_scale": None}),
         ("mimo_v2_flash", {"layer_types": None, "num_hidden_layers": 7, "routed_scaling_factor": 2.5}),
     ],

@@ -266,6 +266,19 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0, "rope_parameters": None,
         },
     ),
+    "mellum": (
+        "MellumConfig",
+        "MellumForCausalLM",
+        {
+            "head_dim": 64, "intermediate_size": 192, "sliding_window": 17, "pad_token_id": 0,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["sparse", "sparse", "dense"],
+            "rope_parameters": {
+                "full_attention": YARN | {"original_max_position_embeddings": 64, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
     **DENSE_FAMILIES,
 }  # fmt: skip
 
