@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from moeserve.models.errors import ModelError
+from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.huggingface import is_hugging_face_folder, read_config
+from moeserve.models.sources.source import TensorSource
 
 # `general.architecture` of llama.cpp's GGUF files
 _ARCHITECTURES: Final = {
@@ -55,6 +57,17 @@ def refuse_draft_head(path: Path, architecture: str) -> None:
         kind = "an assistant"
     if kind is not None:
         _refuse(path, kind, architecture)
+
+
+def refuse_block_alone(source: TensorSource) -> None:
+    """Raises ModelError if a file has a model's next-token block and not the model, as some publish it."""
+    has_block = any(name.endswith(n.of_part(n.NEXTN_EH_PROJ)) for name in source.tensors)
+    if has_block and n.of_layer(0, n.ATTN_NORM) not in source.tensors:
+        raise ModelError(
+            source.path,
+            "this has a model's next-token block (MTP) and not its layers; choose a GGUF of the model that has the "
+            'block, with --speculative-config {"method": "mtp", "num_speculative_tokens": 3}',
+        )
 
 
 def refuse_draft_head_folder(path: Path, config: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from moeserve.config import ServerConfig, drafts_of
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
-from moeserve.models.draft_heads import is_eagle3_folder, refuse_draft_head
+from moeserve.models.draft_heads import is_eagle3_folder, refuse_block_alone, refuse_draft_head
 from moeserve.models.eagle3.folder import open_draft_head_folder
 from moeserve.models.eagle3.shape import ARCHITECTURE, DraftHeadShape, input_bytes, read_draft_head
 from moeserve.models.interface import ModelShape
@@ -68,6 +68,7 @@ def open_draft_model(
     if drafts.method == "eagle3" or source.architecture == ARCHITECTURE:
         return _head_of(config, source, shape)
     refuse_draft_head(path, source.architecture)  # these files lack a vocabulary
+    refuse_block_alone(source)
     check_same_vocabulary(model, source)
     layout = layout_of(config, read_checked_shape(source))
     check_cpu_reads(layout)

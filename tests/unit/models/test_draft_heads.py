@@ -14,7 +14,7 @@ from moeserve.models.registry import read_shape
 from moeserve.worker.loading.draft_model import open_draft_model
 from tests.conftest import OWN_FIXTURES
 from tests.fuzz.folder_mutations import base_files
-from tests.support.gguf_bytes import gguf_bytes
+from tests.support.gguf_bytes import Tensor, gguf_bytes
 
 
 def head(path: Path, architecture: str) -> Path:
@@ -54,3 +54,14 @@ def test_folders(tmp_path: Path, changes: dict[str, object]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(base_files()["config.json"] | changes))
     with pytest.raises(ModelError, match=r"config\.json: this is .*, which drafts from another model's"):
         open_model(tmp_path)
+
+
+def test_a_block_without_its_model(tmp_path: Path) -> None:
+    """As unsloth publishes some (llama-cpp-turboquant#367)."""
+    path = tmp_path / "mtp.gguf"
+    metadata = {"general.architecture": "qwen35moe", "qwen35moe.block_count": 2}
+    block = Tensor("blk.1.nextn.eh_proj.weight", (64, 32))
+    path.write_bytes(gguf_bytes(metadata, [block]) + bytes(block.nbytes + 32))
+    model = open_model(OWN_FIXTURES / "tiny-qwen3moe-q4_k_m.gguf")
+    with pytest.raises(ModelError, match=r"next-token block \(MTP\) and not its layers.*\"method\": \"mtp\""):
+        open_draft_model(ServerConfig(speculative_model=str(path)), model, read_shape(model))
