@@ -10,7 +10,8 @@ from torch import Tensor
 from moeserve.kernels.stream_operands import DiskLayer, ExpertAdapters, KvLayer
 
 PANEL_ROWS: int
-FEW_TOKENS: int  # tokens of products for which another instruction set may be chosen, at most
+FEW_TOKENS: int  # each number of tokens up to this one has a form of product chosen for it
+SOME_TOKENS: int  # the numbers from there up to this one share a form
 
 def quantized_row_bytes(cols: int) -> int: ...
 def dequantize_row(type: int, row: int, cols: int, out: int) -> None: ...

@@ -46,16 +46,18 @@ class OperationQueue:
         known: Mapping[int, Sequence[Sequence[float]]] | None = None,
     ) -> list[_C.ProductSpeed]:
         """Measures which form of the product is the fastest at multiplying packed weights of `types` (ggml's numbers)
-        by one to four tokens, from memory and with all threads: another of this CPU's instruction sets, or reading
-        in order (csrc/arch/in_order.h). From then on products use it if it is at least `least_gain` times as fast as
-        `self.isa`. The results' bits do not depend on it. Takes some 0.1 s per type, about a second at most; does
-        nothing if there is no choice, or if caches hold all `weight_bytes`. Only while no operation is queued.
+        by one to sixteen tokens, from memory and with all threads: another of this CPU's instruction sets, reading in
+        order (csrc/arch/in_order.h), or prefetching into the second-level cache. From then on products use it if it
+        is at least `least_gain` times as fast as `self.isa`. The results' bits do not depend on it. Takes some 0.1 s
+        per type, about a second at most; does nothing if there is no choice, or if caches hold all `weight_bytes`.
+        Only while no operation is queued.
 
-        known: speeds by type, for 1, 2, ... tokens, as an earlier call returned them; they are not measured again.
+        known: speeds by type, for 1, 2, 3, 4 and 8 tokens, as an earlier call returned them; they are not measured
+        again.
 
-        Returns what decided: `type`, `tokens`, `form` (the chosen one: `self.isa` or another name), `speeds` (of the
-        other forms, relative to `self.isa`) and `is_known`. For each type they end with the first number of tokens
-        with which no other form is `least_gain` times as fast.
+        Returns what decided: `type`, `tokens` (8: five to sixteen), `form` (the chosen one: `self.isa` or another
+        name), `speeds` (of the other forms, relative to `self.isa`) and `is_known`. Types with codebooks end with the
+        first number of tokens with which no other form is `least_gain` times as fast.
         """
         numbers = list(types)
         for number in numbers:

@@ -25,7 +25,7 @@ from moeserve.worker.loading.cpu.pool_start import choose_products
 from tests.kernels.operations import ISAS
 
 Q8_0, Q4_K = 8, 12  # ggml's numbers
-SPEEDS = {Q8_0: [[1.4, 1.2], [1.8, 1.9], [1.04], [1.1]], Q4_K: [[1.15, 1.3], [0.9, 0.8]]}
+SPEEDS = {Q8_0: [[1.4, 1.2], [1.8, 1.9], [1.04], [1.1], [1.6]], Q4_K: [[1.15, 1.3], [0.9, 0.8]]}
 needs_both = pytest.mark.skipif(
     not {"avx2", "avx512_vnni"} <= set(ISAS), reason="this CPU does not have both vector instruction sets"
 )
@@ -89,7 +89,7 @@ def test_adding_a_type_makes_the_others_no_younger(tmp_path: Path) -> None:
     "damaged",
     [
         *(b"", b"{", b"[]", file_of({"Q8_0": "fast"}), file_of([]), file_of({}, build=7)),
-        *(file_of({"Q8_0": []}), file_of({"Q8_0": [[1.0]] * 5}), file_of({"Q9_Z": [[1.0]]})),
+        *(file_of({"Q8_0": []}), file_of({"Q8_0": [[1.0]] * 6}), file_of({"Q9_Z": [[1.0]]})),
         *(file_of({"Q8_0": [[1e300]]}), file_of({"Q8_0": [[-1.0]]}), file_of({"Q8_0": [[1.0, 0.0]]})),
         *(file_of({"Q8_0": [[1.0]]}).replace(b"1.0", b"NaN"), file_of({}, more=1), b"[" * 60000),
         *(file_of({"Q8_0": [[1.0]]}) + b" " * (1 << 17), file_of({"Q8_0": [1.0]}), file_of({"Q8_0": [[]]})),
@@ -190,12 +190,15 @@ def test_a_start_measures_what_no_other_has(
     first: dict[str, Any] = json.loads(path.read_bytes())
     assert list(first["speeds"]) == ["Q8_0"]
     # A speed that no measurement gives shows that the file is what decides.
-    path.write_bytes(json.dumps(first | {"speeds": {"Q8_0": [[77.0, 1.0], [0.5, 0.5]]}}).encode())
+    known = [[77.0, 1.0, 1.0], [0.5, 0.5, 1.0], [1.0], [1.0], [33.0]]
+    path.write_bytes(json.dumps(first | {"speeds": {"Q8_0": known}}).encode())
     choice, log = start("auto")
     date = time.strftime("%Y-%m-%d", time.localtime(first["measured_at"]))
-    assert choice == f"avx2 for few tokens of Q8_0 by measurement, kept from {date}"
+    forms = "avx2 for few tokens of Q8_0 and prefetch_to_l2 for 5 to 16 tokens of Q8_0"
+    assert choice == f"{forms} by measurement, kept from {date}"
     assert f"by a measurement kept from {date}: Q8_0 with 1 token (77.00 times as fast)" in log
-    path.write_bytes(json.dumps(first | {"speeds": {"Q8_0": [[0.5, 0.5]]}}).encode())
+    assert "Q8_0 with 5 to 16 tokens (33.00 times as fast)" in log
+    path.write_bytes(json.dumps(first | {"speeds": {"Q8_0": [[0.5] * 3, *[[0.5]] * 4]}}).encode())
     assert start("auto") == ("", "")
 
 
@@ -210,7 +213,8 @@ def test_measure_and_a_named_instruction_set_do_not_heed_them(
     start("measure")
     (path,) = (tmp_path / "moeserve").iterdir()
     first: dict[str, Any] = json.loads(path.read_bytes())
-    path.write_bytes(json.dumps(first | {"speeds": {"Q8_0": [[77.0, 1.0], [0.5, 0.5]]}}).encode())
+    known = [[77.0, 1.0, 1.0], [0.5, 0.5, 1.0], [1.0], [1.0], [1.0]]
+    path.write_bytes(json.dumps(first | {"speeds": {"Q8_0": known}}).encode())
     assert start("avx512_vnni") == ("", "")
     assert "kept" not in start("measure")[0]
     assert max(map(max, json.loads(path.read_bytes())["speeds"]["Q8_0"])) < 77.0

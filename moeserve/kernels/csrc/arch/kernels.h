@@ -5,6 +5,8 @@
 // on how many tokens, rows or threads take part.
 #pragma once
 
+#include <algorithm>
+
 #include "formats/formats.h"
 #include "sampling/row_passes.h"
 
@@ -25,15 +27,19 @@ constexpr int kMostKeyDim = 1024;  // key dimensions per head of Kimi Delta Atte
 // is unpacked once for all tokens.
 constexpr int kMostTokens = 64;
 
-// For up to this number of tokens a product may use another instruction set's kernel: reading weights from memory, the
-// narrower one can be faster (ops/choose.h).
-constexpr int kFewTokens = 4;
+// For each number of tokens up to kFewTokens a product has a form of its own: reading weights from memory, a narrower
+// instruction set can be faster (ops/choose.h). Larger numbers share one, up to kSomeTokens: with more, computing takes
+// far longer than reading, and all use the table's own product.
+constexpr int kFewTokens = 4, kSomeTokens = 16;
 
 // 32 rows of a weight matrix: a packed panel, or (in-place mode) GGUF rows as they are in the file.
 struct Panel {
   const uint8_t* data;
   size_t stride;   // 0: a packed panel; else bytes from one GGUF row to the next
   int valid_rows;  // GGUF rows only: number of the 32 rows that exist
+  // Integer types' packed panels: what is read next is prefetched into the second-level cache, from further ahead,
+  // instead of the first. A core can await more lines there, but those that are in it already stay there.
+  bool to_l2 = false;
 };
 
 // out[t][0..31] = panel (32 rows x cols) times activation row t; both forms of a panel give the same bits. `rows` are
@@ -79,17 +85,26 @@ struct Upcoming {
   }
 };
 
+// A form of the products with packed panels.
+struct Product {
+  PanelGemm gemm;
+  bool to_l2;  // Panel::to_l2
+};
+
 struct Kernels {
   const char* name;
   PanelGemm gemm[kMaxType];  // nullptr: type not supported
   PackPanel pack[kMaxType];
-  // Used instead of `gemm` for packed panels and 1 to kFewTokens tokens; same bits. nullptr: use `gemm`.
-  PanelGemm few[kMaxType][kFewTokens];
+  // Used instead of `gemm` for packed panels and up to kSomeTokens tokens, by the number of tokens less one; the last
+  // for all above kFewTokens. Same bits. A gemm of nullptr: use `gemm`.
+  Product chosen[kMaxType][kFewTokens + 1];
 
-  void multiply(int type, const Panel& panel, const uint8_t* next, int64_t cols, const void* const* rows,
-                int n, float* out) const {
-    const bool is_few = n <= kFewTokens && panel.stride == 0 && few[type][n - 1] != nullptr;
-    (is_few ? few[type][n - 1] : gemm[type])(panel, next, cols, rows, n, out);
+  void multiply(int type, Panel panel, const uint8_t* next, int64_t cols, const void* const* rows, int n,
+                float* out) const {
+    const Product& product = chosen[type][std::min(n, kFewTokens + 1) - 1];
+    const bool is_chosen = panel.stride == 0 && n <= kSomeTokens && product.gemm != nullptr;
+    panel.to_l2 = is_chosen && product.to_l2;
+    (is_chosen ? product.gemm : gemm[type])(panel, next, cols, rows, n, out);
   }
 
   // out[t][0..15] = 16 rows of a packed F32 panel, starting at `half`, times activation row t; out [n][32].

@@ -60,6 +60,7 @@ void bind_engine(nb::module_& m) {
   using ReleaseGil = nb::call_guard<nb::gil_scoped_release>;
   m.attr("PANEL_ROWS") = kPanelRows;
   m.attr("FEW_TOKENS") = kFewTokens;
+  m.attr("SOME_TOKENS") = kSomeTokens;
   m.def("quantized_row_bytes", &quantized_row_bytes, "cols"_a);
   m.def(
       "dequantize_row",

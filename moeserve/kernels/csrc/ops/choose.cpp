@@ -62,7 +62,7 @@ struct FillOp {
 };
 
 struct TimedProductsOp {
-  PanelGemm gemm;
+  Product product;
   const Matrix* w;
   const void* const* rows;
   int n;
@@ -70,28 +70,30 @@ struct TimedProductsOp {
   void operator()(Team& team) const {
     team.last_phase();
     team.for_panels(1, w->panels / kTogether, [&](int64_t, int64_t group) {
-      alignas(64) float tile[kFewTokens * kPanelRows];
+      alignas(64) float tile[kManyTokens * kPanelRows];
       const double start = thread_seconds();
       for (int64_t panel = group * kTogether; panel < (group + 1) * kTogether; ++panel) {
-        gemm(w->panel(0, panel), nullptr, w->cols, rows, n, tile);
+        Panel read = w->panel(0, panel);
+        read.to_l2 = product.to_l2;
+        product.gemm(read, nullptr, w->cols, rows, n, tile);
       }
       seconds->fetch_add(thread_seconds() - start);
     });
   }
 };
 
-// kFewTokens quantised activation rows of arbitrary values.
+// kManyTokens quantised activation rows of arbitrary values.
 struct ActivationRows {
-  ActivationRows() : bytes(kFewTokens * quantized_row_bytes(kCols), 1) {
-    for (int t = 0; t < kFewTokens; ++t) rows[t] = bytes.data() + t * quantized_row_bytes(kCols);
+  ActivationRows() : bytes(kManyTokens * quantized_row_bytes(kCols), 1) {
+    for (int t = 0; t < kManyTokens; ++t) rows[t] = bytes.data() + t * quantized_row_bytes(kCols);
   }
   std::vector<uint8_t> bytes;
-  const void* rows[kFewTokens];
+  const void* rows[kManyTokens];
 };
 
-double seconds_of(Pool& pool, PanelGemm gemm, const Matrix& w, const ActivationRows& x, int n) {
+double seconds_of(Pool& pool, const Product& product, const Matrix& w, const ActivationRows& x, int n) {
   std::atomic<double> seconds{0.0};
-  pool.submit(TimedProductsOp{gemm, &w, x.rows, n, &seconds});
+  pool.submit(TimedProductsOp{product, &w, x.rows, n, &seconds});
   pool.wait();
   return seconds;
 }
@@ -101,17 +103,49 @@ using Clock = std::chrono::steady_clock;
 // A form of a type's product with some number of tokens.
 struct Form {
   const char* name;
-  PanelGemm gemm;
+  Product product;
 };
 
-// Returns the forms: the table's own first. `other`: the other instruction set's table, or nullptr.
-std::vector<Form> forms_of(const Kernels& table, const Kernels* other, int type, int tokens) {
-  std::vector<Form> forms{{table.name, table.gemm[type]}};
-  if (other != nullptr) forms.push_back({other->name, other->gemm[type]});
-  const InOrderProduct in_order = in_order_product(table, type, tokens);
-  if (in_order.gemm != nullptr) forms.push_back({in_order.name, in_order.gemm});
-  return forms;
-}
+// The forms of a type's products, by the number of tokens.
+class Forms {
+ public:
+  Forms(const Kernels& table, int type, double least_gain)
+      : table_(table), other_(narrower_kernels(table)), type_(type), least_gain_(least_gain) {}
+
+  // Returns those with `tokens` tokens, the table's own first. `tokens` increases from call to call.
+  std::vector<Form> with(int tokens) const {
+    const PanelGemm own = table_.gemm[type_];
+    std::vector<Form> forms{{table_.name, {own, false}}};
+    if (tokens <= kFewTokens && others_gain_) {
+      if (other_ != nullptr) forms.push_back({other_->name, {other_->gemm[type_], false}});
+      const InOrderProduct in_order = in_order_product(table_, type_, tokens);
+      if (in_order.gemm != nullptr) forms.push_back({in_order.name, {in_order.gemm, false}});
+    }
+    const bool has_book = codebook_levels[type_] != nullptr;
+    if (!has_book) forms.push_back({"prefetch_to_l2", {own, true}});
+    return forms;
+  }
+
+  // Takes note of the speeds of with(tokens), all but the first: with more tokens the wider instruction set gains.
+  void note(const std::vector<Form>& forms, const std::vector<double>& speeds) {
+    bool gain = false;
+    for (size_t i = 0; i < speeds.size(); ++i) {
+      gain |= !forms[1 + i].product.to_l2 && speeds[i] >= least_gain_;
+    }
+    others_gain_ &= gain;
+  }
+
+ private:
+  const Kernels& table_;
+  const Kernels* other_;
+  int type_;
+  double least_gain_;
+  bool others_gain_ = true;  // of the other products
+};
+
+// The numbers of tokens that are measured; the index is that of Kernels::chosen.
+constexpr int kMeasured = kFewTokens + 1;
+constexpr int tokens_of(int index) { return index < kFewTokens ? index + 1 : kManyTokens; }
 
 // Returns how many times as fast as the first form each other one is.
 std::vector<double> gains(Pool& pool, const std::vector<Form>& forms, const Matrix& w,
@@ -120,7 +154,7 @@ std::vector<double> gains(Pool& pool, const std::vector<Form>& forms, const Matr
   for (int round = 0; round < kMostRounds && (round < kLeastRounds || Clock::now() < until); ++round) {
     for (size_t turn = 0; turn < forms.size(); ++turn) {  // forwards, backwards, ...
       const size_t which = round % 2 == 0 ? turn : forms.size() - 1 - turn;
-      least[which] = std::min(least[which], seconds_of(pool, forms[which].gemm, w, x, n));
+      least[which] = std::min(least[which], seconds_of(pool, forms[which].product, w, x, n));
     }
   }
   std::vector<double> speeds;
@@ -155,16 +189,13 @@ std::vector<int> by_gain(std::vector<int> types, const Kernels& table) {
   return types;
 }
 
-double fastest(const std::vector<double>& speeds) { return *std::max_element(speeds.begin(), speeds.end()); }
-
-// Whether `known` decides the choice for the type.
-bool suffices(const std::vector<std::vector<double>>& known, const Kernels& table, const Kernels* other,
-              int type, double least_gain) {
-  for (int n = 1; n <= kFewTokens; ++n) {
-    const size_t others = forms_of(table, other, type, n).size() - 1;
-    if (others == 0) return true;
-    if (static_cast<size_t>(n) > known.size() || known[n - 1].size() != others) return false;
-    if (fastest(known[n - 1]) < least_gain) return true;
+// Whether `known` decides the choice among `forms`.
+bool suffices(const std::vector<std::vector<double>>& known, Forms forms) {
+  for (int i = 0; i < kMeasured; ++i) {
+    const std::vector<Form> now = forms.with(tokens_of(i));
+    if (now.size() == 1) return true;
+    if (static_cast<size_t>(i) >= known.size() || known[i].size() != now.size() - 1) return false;
+    forms.note(now, known[i]);
   }
   return true;
 }
@@ -175,25 +206,27 @@ std::vector<ProductSpeed> choose_products(Pool& pool, Kernels& table, const std:
                                           int64_t weight_bytes, double least_gain, const KnownSpeeds& known) {
   const Clock::time_point until = Clock::now() + kMostTime;
   std::vector<ProductSpeed> speeds;
-  const Kernels* other = narrower_kernels(table);
-  if (weight_bytes < bytes_beyond_caches()) return speeds;
+  const bool is_plain =
+      std::strcmp(table.name, plain_kernels()->name) == 0;  // computes for longer than it reads
+  if (is_plain || weight_bytes < bytes_beyond_caches()) return speeds;
   const ActivationRows x;
   for (const int type : by_gain(types, table)) {
     if (type_info(type).name == nullptr || !type_info(type).integer) continue;
     const auto found = known.find(type);
-    const bool is_known = found != known.end() && suffices(found->second, table, other, type, least_gain);
+    Forms all(table, type, least_gain);
+    const bool is_known = found != known.end() && suffices(found->second, all);
     if (!is_known && Clock::now() > until) continue;
     MeasuredWeights w(pool, type);
-    for (int n = 1; n <= kFewTokens; ++n) {
-      const std::vector<Form> forms = forms_of(table, other, type, n);
+    for (int i = 0; i < kMeasured; ++i) {
+      const std::vector<Form> forms = all.with(tokens_of(i));
       if (forms.size() == 1) break;
       const std::vector<double> now =
-          is_known ? found->second[n - 1] : gains(pool, forms, w.filled(), x, n, until);
+          is_known ? found->second[i] : gains(pool, forms, w.filled(), x, tokens_of(i), until);
+      all.note(forms, now);
       const auto best = std::max_element(now.begin(), now.end());
       const Form& form = forms[*best >= least_gain ? 1 + (best - now.begin()) : 0];
-      speeds.push_back({type, n, form.name, now, is_known});
-      if (*best < least_gain) break;  // with more tokens the wider instruction set gains
-      table.few[type][n - 1] = form.gemm;
+      speeds.push_back({type, tokens_of(i), form.name, now, is_known});
+      if (*best >= least_gain) table.chosen[type][i] = form.product;
     }
   }
   return speeds;

@@ -23,7 +23,7 @@ from moeserve.quantization import QUANT_TYPES
 
 FOLDER: Final = "moeserve"
 LAYOUT: Final = (
-    2  # of the file: another one has another name, so that versions do not find each other's damaged
+    3  # of the file: another one has another name, so that versions do not find each other's damaged
 )
 MOST_BYTES: Final = 1 << 16  # largest file
 MOST_AGE_S: Final = (
@@ -39,7 +39,8 @@ _CPU_FIELDS: Final = frozenset(
 
 log = logging.getLogger(__name__)
 
-# By ggml's number of the type: for 1, 2, ... tokens, the speeds of the forms that the product has beside its usual one.
+# By ggml's number of the type: for 1, 2, ... FEW_TOKENS and for more tokens, the speeds of the forms that the product
+# has beside its usual one.
 Speeds = dict[int, list[list[float]]]
 
 
@@ -55,7 +56,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"there is no type {min(unknown)!r}")
         low, high = SPEEDS
         for name, speeds in self.speeds.items():
-            if not 1 <= len(speeds) <= _C.FEW_TOKENS or not all(speeds):
+            if not 1 <= len(speeds) <= _C.FEW_TOKENS + 1 or not all(speeds):
                 raise ValueError(f"{name} has no such speeds")
             if not all(low < speed < high for of_forms in speeds for speed in of_forms):
                 raise ValueError(f"{name} has no such speeds")

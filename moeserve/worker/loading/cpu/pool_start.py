@@ -66,13 +66,27 @@ def _told(stream: CpuStream, chosen: Sequence[_C.ProductSpeed], date: str) -> st
             if products:
                 log.info("faster with %s than with %s, %s: %s", form, stream.isa, origin, products)
         names = dict.fromkeys(QUANT_TYPES[speed.type].name for speed in of_form)
-        told.append(f"{form} for few tokens of {', '.join(names)}")
+        told.append(f"{form} for {_numbers(of_form)} of {', '.join(names)}")
     kept = f", kept from {date}" if all(speed.is_known for speed in chosen) else ""
     return f"{' and '.join(told)} by measurement{kept}"
 
 
+def _numbers(chosen: Sequence[_C.ProductSpeed]) -> str:
+    """Returns the numbers of tokens in words, as "few tokens"."""
+    are_few = {speed.tokens <= _C.FEW_TOKENS for speed in chosen}
+    if are_few == {True}:
+        return "few tokens"
+    return (
+        f"up to {_C.SOME_TOKENS} tokens"
+        if True in are_few
+        else f"{_C.FEW_TOKENS + 1} to {_C.SOME_TOKENS} tokens"
+    )
+
+
 def _product(speed: _C.ProductSpeed) -> str:
     tokens = "1 token" if speed.tokens == 1 else f"{speed.tokens} tokens"
+    if speed.tokens > _C.FEW_TOKENS:
+        tokens = f"{_C.FEW_TOKENS + 1} to {_C.SOME_TOKENS} tokens"
     return f"{QUANT_TYPES[speed.type].name} with {tokens} ({max(speed.speeds):.2f} times as fast)"
 
 

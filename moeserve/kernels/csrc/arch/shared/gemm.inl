@@ -10,16 +10,21 @@
 // has what differs between formats, group_gemm.inl a group's products.
 
 // One block column for all tokens. `first_group` counts groups of 32 columns from the start of the row. `ahead` is
-// prefetched meanwhile, a group's bytes at a time, so that the line fill buffers never fill up.
+// prefetched meanwhile, a group's bytes at a time, so that the line fill buffers never fill up. to_l2: see Panel.
 template <class F>
-inline void block_gemm(const uint8_t* block, const uint8_t* ahead, int64_t first_group, int64_t cols,
-                       const void* const* rows, int n, float* out) {
+inline void block_gemm(const uint8_t* block, const uint8_t* ahead, bool to_l2, int64_t first_group,
+                       int64_t cols, const void* const* rows, int n, float* out) {
   constexpr PanelLayout layout = F::layout;
   constexpr int groups = layout.cols / 32;
   alignas(64) uint8_t unpacked[F::type.trits.any() ? groups * 2 * F::kHalfBytes : 1];
   if constexpr (F::type.trits.any()) F::unpack(block + layout.header_bytes, unpacked);
   for (int g = 0; g < groups; ++g) {
-    prefetch(ahead + g * (layout.block_bytes / groups), layout.block_bytes / groups);
+    constexpr int bytes = layout.block_bytes / groups;
+    if (to_l2) {
+      prefetch_to_l2(ahead + g * bytes, bytes);
+    } else {
+      prefetch(ahead + g * bytes, bytes);
+    }
     const uint8_t* codes = F::type.trits.any() ? unpacked + g * 2 * F::kHalfBytes
                                                : block + layout.header_bytes + g * layout.group_bytes();
     const Scales scales[2] = {F::scales(block, g, 0), F::scales(block, g, 1)};
@@ -36,9 +41,11 @@ void gemm_integer(const Panel& panel, const uint8_t* next, int64_t cols, const v
   if (panel.stride == 0) {
     const uint8_t* end = panel.data + cols / layout.cols * layout.block_bytes;
     if (panel_gemm<Format<T>>(panel.data, end, next, cols, rows, n, out)) return;
+    const int distance = panel.to_l2 ? kPrefetchBytesToL2 : kPrefetchBytes;
     for (int64_t b = 0; b < cols / layout.cols; ++b) {
       const uint8_t* block = panel.data + b * layout.block_bytes;
-      block_gemm<Format<T>>(block, reading_ahead(block, end, next), b * groups, cols, rows, n, out);
+      const uint8_t* ahead = reading_ahead(block, end, next, distance);
+      block_gemm<Format<T>>(block, ahead, panel.to_l2, b * groups, cols, rows, n, out);
     }
   } else {
     constexpr int source_block = layout.block_bytes / kPanelRows;
@@ -48,7 +55,7 @@ void gemm_integer(const Panel& panel, const uint8_t* next, int64_t cols, const v
       for (int r = 0; r < panel.valid_rows; ++r)
         prefetch(source + r * panel.stride + source_block, source_block);
       pack_column<T>(source, panel.stride, panel.valid_rows, block);
-      block_gemm<Format<T>>(block, block, b * groups, cols, rows, n, out);
+      block_gemm<Format<T>>(block, block, false, b * groups, cols, rows, n, out);
     }
   }
 }

@@ -47,17 +47,22 @@ inline void accumulate(VI lo, VI hi, const Scales& s, const GroupMeta& meta, flo
   store_f(out, added<F>(lo, hi, s, meta, load_f(out)));
 }
 
-// Prefetch distance in the panel. Without prefetching a Zen 5 core read 22 GB/s, with it 35 to 40.
-constexpr int kPrefetchBytes = 4096;
+// Prefetch distance in the panel. Without prefetching a Zen 5 core read 22 GB/s, with it 35 to 40. Into the second-level
+// cache (Panel::to_l2) 4 KB were too near, and 16 KB no better than 8 (docs/results/cpu-engine.md).
+constexpr int kPrefetchBytes = 4096, kPrefetchBytesToL2 = 8192;
 
-// Returns the address kPrefetchBytes after `p`: in this panel or, past its end, in the next one.
-inline const uint8_t* reading_ahead(const uint8_t* p, const uint8_t* end, const uint8_t* next) {
-  const uint8_t* ahead = p + kPrefetchBytes;
+// Returns the address `bytes` after `p`: in this panel or, past its end, in the next one.
+inline const uint8_t* reading_ahead(const uint8_t* p, const uint8_t* end, const uint8_t* next,
+                                    int bytes = kPrefetchBytes) {
+  const uint8_t* ahead = p + bytes;
   return ahead >= end && next != nullptr ? next + (ahead - end) : ahead;
 }
 
 inline void prefetch(const uint8_t* p, int bytes) {
   for (int line = 0; line < bytes; line += 64) __builtin_prefetch(p + line);
+}
+inline void prefetch_to_l2(const uint8_t* p, int bytes) {
+  for (int line = 0; line < bytes; line += 64) __builtin_prefetch(p + line, 0, 2);
 }
 
 inline const GroupMeta& meta_of(const void* row, int64_t cols, int64_t group) {
