@@ -100,7 +100,8 @@ def store_blocks(out, place, block, held, position, live, SLOTS: tl.constexpr, B
 def store_from(
     key, bound, written, out, held, position, SLOTS: tl.constexpr, BLOCK: tl.constexpr, BITS: tl.constexpr
 ):
-    """Stores the blocks of the keys from `bound` on, behind those written. Returns the number of these."""
+    """Stores the blocks of all keys that are at least `bound`, after the first `written` entries of `out`. Returns
+    their number."""
     kept = key >= bound
     place = written + tl.cumsum(kept.to(tl.int32), 0) - 1
     store_blocks(out, place, (~key & ((1 << BITS) - 1)).to(tl.int32), held, position, kept, SLOTS, BLOCK)

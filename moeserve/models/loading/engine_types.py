@@ -10,7 +10,8 @@ from moeserve.quantization import QUANT_TYPES
 
 
 def check_cpu_types(source: ModelSource, names: Iterable[str]) -> None:
-    """names: tensors that the CPU computes with. Raises ModelError for the first with an unsupported type."""
+    """Raises ModelError for the first of these tensors whose type is not supported. names: tensors that the CPU
+    computes with."""
     for name in names:
         kind = source.tensors[name].type
         if not kind.cpu:
@@ -23,8 +24,8 @@ def check_cpu_types(source: ModelSource, names: Iterable[str]) -> None:
 
 
 def check_gpu_types(source: ModelSource, names: Iterable[str]) -> None:
-    """names: tensors of a model that runs at least partly on a GPU. Raises ModelError for the first type that the
-    GPU engine cannot read."""
+    """Raises ModelError for the first of these tensors that the GPU engine cannot read. names: tensors of a model that
+    runs at least partly on a GPU."""
     for name in names:
         kind = source.tensors[name].type
         if not kind.gpu:

@@ -42,7 +42,7 @@ class RamExperts:
         return [matrix for layer in on_disk for matrix in layer.own_matrices]
 
     def bytes_of(self, used: Tensor) -> int:
-        """Returns the bytes of the used experts: bool [layers, experts], all in RAM."""
+        """Returns the bytes of these experts' weights. used: bool [layers, experts]; all of them must be in RAM."""
         counts = used.sum(dim=1).tolist()
         return sum(
             count * sum(m.bytes for m in layer.own_matrices) // layer.gate.experts

@@ -200,8 +200,8 @@ def _thinking(
         if flag == "auto":
             return None
         raise ConfigError(
-            f"--reasoning-parser {flag}: the model's vocabulary has no tokens {tags.open_token} and {tags.close} "
-            "that are part of its text"
+            f"--reasoning-parser {flag}: the model's vocabulary lacks the token {tags.open_token} or {tags.close}, or "
+            "has it as a control token"
         )
     return ThinkingTokens(open_id, close_id, tuple(tokenizer.encode_rest(tags.ending)), tags)
 

@@ -17,7 +17,8 @@ TIMEOUT_S: Final = 30.0  # the worker answers between two steps, and a step of a
 
 
 class ExpertUseFeed:
-    """`EngineClient` calls `received` and `failed`, the routes call `latest`; all on one event loop."""
+    """Asks the router for ExpertUse, once for all requests that wait at the same time. `EngineClient` calls `received`
+    and `failed`, the routes call `latest`; all on one event loop."""
 
     def __init__(self, to_router: AsyncPushChannel) -> None:
         self._to_router = to_router

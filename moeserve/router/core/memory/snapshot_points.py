@@ -41,8 +41,8 @@ DEFAULT_SPACING = SnapshotSpacing()
 
 
 def snapshot_spacing(max_num_batched_tokens: int) -> SnapshotSpacing:
-    """Returns the spacing in which points of a long prompt are at least a step's tokens apart: the prompt takes
-    several steps anyway, so they cost little."""
+    """Returns the spacing of snapshot points in a prompt: the first ones are at least a step's tokens apart. A prompt
+    that is longer than a step takes several steps anyway, so points at their ends cost little."""
     return SnapshotSpacing(first=max(DEFAULT_SPACING.first, max_num_batched_tokens))
 
 

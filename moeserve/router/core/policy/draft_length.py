@@ -93,8 +93,8 @@ class DraftLength:
         return lengths, expected
 
     def observe(self, record: DraftRecord, allowed: int, drafted: int, accepted: int) -> None:
-        """Records the outcome of a row that was allowed `allowed` > 0 drafts. drafted: without drafts after a stop
-        token or a late mask, which were not verified."""
+        """Records the outcome of a row that was allowed `allowed` > 0 drafts. drafted: its verified drafts; drafts
+        after a stop token or a late mask are not verified, and do not count."""
         record.made = KEEP * record.made + (1.0 - KEEP) * drafted / allowed
         if record.is_trial:
             self._tried_every = TRIED_EVERY if accepted else min(2 * self._tried_every, TRIED_LEAST)
