@@ -108,7 +108,7 @@ def test_blocks_without_normalised_parts(factor: float | None, behind_eps: float
 
 
 def test_rows_that_are_normalised_in_place() -> None:
-    """Of three rows the first two count."""
+    """The first two of three rows count."""
     x = normal(3, COLS)
     mine = x.clone().to(DEVICE)
     norm_in_place(mine, torch.ones(COLS, device=DEVICE), counter(2), EPS)
