@@ -1,5 +1,5 @@
-"""A tiny GLM-4.6V with random weights: transformers' folder, which has the publisher's names, and its mmproj file as
-llama.cpp's converter writes it."""
+"""A tiny GLM-4.6V or GLM-4.1V with random weights: transformers' folder, which has the publisher's names, and its
+mmproj file as llama.cpp's converter writes it."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ _LAYER: Final = {
 }
 
 
-def write_model(folder: Path) -> Any:
-    """Writes the folder and `mmproj.gguf` beside it. Returns transformers' model, float32."""
-    from transformers import Glm4vMoeConfig, Glm4vMoeForConditionalGeneration
+def write_model(folder: Path, *, has_experts: bool = True) -> Any:
+    """Writes the folder and `mmproj.gguf` beside it. has_experts: as in GLM-4.6V; False: a GLM-4.1V. Returns
+    transformers' model, float32."""
+    import transformers
 
     torch.manual_seed(7)
+    name = "Glm4vMoe" if has_experts else "Glm4v"
     text = {key: value for key, value in SETTINGS.items() if key != "num_experts"} | {
         "head_dim": 64, "intermediate_size": 224, "n_routed_experts": 8, "n_shared_experts": 1,
         "first_k_dense_replace": 1, "attention_bias": True,
@@ -58,11 +60,13 @@ def write_model(folder: Path) -> Any:
         "image_size": SIDE * PATCH, "spatial_merge_size": MERGE, "out_hidden_size": SETTINGS["hidden_size"],
         "initializer_range": 0.15,
     }  # fmt: skip
-    config = Glm4vMoeConfig(
+    if not has_experts:  # heads are as wide as their number makes them
+        text |= {"num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0}
+    config = getattr(transformers, f"{name}Config")(
         text_config=text, vision_config=vision, image_token_id=IMAGE, video_token_id=VIDEO,
         image_start_token_id=START, image_end_token_id=END,
     )  # fmt: skip
-    model: Any = Glm4vMoeForConditionalGeneration(config)
+    model: Any = getattr(transformers, f"{name}ForConditionalGeneration")(config)
     model.eval()
     write_wrapped(model, folder)
     processor = {"image_mean": MEAN, "image_std": DEVIATION, "patch_size": PATCH, "merge_size": MERGE}

@@ -31,10 +31,10 @@ TOKENS = [50, 60, 70, 80, START, *[IMAGE] * ROWS * COLUMNS, END, *range(100, 115
 FIRST = TOKENS.index(IMAGE)
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+@pytest.fixture(scope="module", params=[True, False], ids=["GLM-4.6V", "GLM-4.1V"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     folder = tmp_path_factory.mktemp("glm") / "tiny"
-    return write_model(folder), folder
+    return write_model(folder, has_experts=request.param), folder
 
 
 def theirs() -> dict[str, Any]:

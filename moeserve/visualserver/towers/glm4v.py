@@ -1,4 +1,4 @@
-"""The tower of GLM-4.5V and GLM-4.6V (https://arxiv.org/abs/2507.01006), for still pictures.
+"""The tower of GLM-4.1V, GLM-4.5V and GLM-4.6V (https://arxiv.org/abs/2507.01006), for still pictures.
 
 x = norm(patches of pixels, times a matrix) + learned positions
 x += attention(norm(x))            all patches see each other; heads rotate by row and column

@@ -1,4 +1,4 @@
-"""GLM-4.5V and GLM-4.6V."""
+"""GLM-4.1V, GLM-4.5V and GLM-4.6V."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def _derived(config: Config, vision: Config) -> dict[str, MetadataValue]:
 
 
 FAMILY: Final = TowerFamily(
-    name="GLM-4.5V, GLM-4.6V",
-    model_types=("glm4v_moe",),
+    name="GLM-4.1V, GLM-4.5V, GLM-4.6V",
+    model_types=("glm4v_moe", "glm4v"),
     projector="glm4v",
     keys={
         "block_count": ("depth",),
