@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
+import sys
+import termios
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
@@ -10,6 +13,7 @@ QUOTES: Final = '"""'
 PROMPT: Final = ">>> "
 # Between triple quotes no prompt is shown, so that text copied from the terminal contains no prompts.
 CONTINUATION: Final = ""
+PASTE_S: Final = 0.03  # within which the next line of a paste has come; nobody types one in that time
 
 
 class Entry(NamedTuple):
@@ -18,17 +22,19 @@ class Entry(NamedTuple):
 
 
 class LineReader:
-    """Reads entries. Pasted lines are one entry if the terminal marks them (bracketed paste). Typed lines are one entry
-    between triple quotes."""
+    """Reads entries. Pasted lines are one entry: the line editor marks them (bracketed paste), or, where it does not,
+    they are those that have come with the first one. Typed lines are one entry between triple quotes."""
 
     def __init__(self, history: Iterable[str], read: Callable[[str], str]) -> None:
         self._read = read
-        self._remember = _set_up_readline(history)
+        self._remember, self._marks_pastes = _set_up_readline(history)
 
     def read(self) -> Entry:
         """Reads one entry. Raises EOFError at the input's end, and KeyboardInterrupt for Ctrl-C, which drops the typed
         text."""
         first = self._read(PROMPT)
+        if not self._marks_pastes:
+            first = self._with_pasted(first)
         if "\n" in first:  # pasted: triple quotes in it are part of the text
             return self._remembered(Entry(first.strip("\n"), False))
         if first.count(QUOTES) % 2 == 0:
@@ -49,22 +55,48 @@ class LineReader:
                 break
         return self._remembered(Entry("\n".join(lines).strip("\n"), False))
 
+    def _with_pasted(self, first: str) -> str:
+        """Returns the line with those that were pasted with it. If the last one has no end, Enter ends it."""
+        lines = [first]
+        while _input_waits():
+            try:
+                lines.append(self._read(CONTINUATION))
+            except EOFError:
+                break
+        return "\n".join(lines)
+
     def _remembered(self, entry: Entry) -> Entry:
         if entry.text.strip():
             self._remember(entry.text)
         return entry
 
 
-def _set_up_readline(history: Iterable[str]) -> Callable[[str], None]:
-    """Returns a function that adds an entry to the arrow keys' history. Without the readline module it does nothing."""
+def _input_waits() -> bool:
+    """Returns whether more has been pasted at the terminal than was read; false for input from elsewhere."""
+    if not sys.stdin.isatty():
+        return False
+    before = termios.tcgetattr(sys.stdin)
+    by_character = termios.tcgetattr(sys.stdin)
+    by_character[3] &= ~termios.ICANON  # else a last line without its end would not be seen
+    try:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, by_character)
+        return bool(select.select([sys.stdin], [], [], PASTE_S)[0])
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
+def _set_up_readline(history: Iterable[str]) -> tuple[Callable[[str], None], bool]:
+    """Returns a function that adds an entry to the arrow keys' history, which without the readline module does nothing,
+    and whether pasted lines come as one."""
     try:
         import readline  # input() edits lines from now on
     except ImportError:
-        return lambda entry: None
+        return lambda entry: None, False
     readline.set_auto_history(False)
     readline.clear_history()
     for entry in history:
         readline.add_history(entry)
-    if os.environ.get("TERM") != "dumb":
+    marks_pastes = os.environ.get("TERM") != "dumb" and "GNU" in (readline.__doc__ or "")  # not libedit
+    if marks_pastes:
         readline.parse_and_bind("set enable-bracketed-paste on")  # which Python switches off
-    return readline.add_history
+    return readline.add_history, marks_pastes

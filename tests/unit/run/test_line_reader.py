@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from moeserve.cli.run.line_reader import Entry, LineReader
+from tests.support.server import clean_environment
+from tests.support.terminal import Terminal
 
 
 def typed(*lines: str) -> tuple[Callable[[str], str], list[str]]:
@@ -77,3 +81,26 @@ def test_half_a_text_is_dropped_by_ctrl_c() -> None:
     with pytest.raises(KeyboardInterrupt):
         reader.read()
     assert reader.read() == Entry("next", True)
+
+
+READING = """
+import sys
+sys.modules["readline"] = None  # as in a Python without it; libedit does not mark pastes either
+from moeserve.cli.run.line_reader import LineReader
+reader = LineReader([], input)
+while True:
+    print("entry", repr(reader.read().text), flush=True)
+"""
+
+
+def test_pasted_lines_are_one_entry_where_nothing_marks_them() -> None:
+    """The last of them has no end yet."""
+    with Terminal([sys.executable, "-c", READING], clean_environment()) as terminal:
+        terminal.wait_for(">>> ")
+        terminal.send("def f():\n\n    return 1")
+        time.sleep(0.2)
+        terminal.send("\n")
+        terminal.wait_for(r"entry 'def f():\n\n    return 1'")
+        terminal.wait_for(">>> ")
+        terminal.send("a line\n")
+        terminal.wait_for("entry 'a line'")
