@@ -17,6 +17,8 @@
 #   make soak [SOAK_FLAGS="--minutes 10"]                         10,000 faults under load, after which nothing is left over (hours)
 #   make check-commits [COMMITS=main..HEAD]                       the messages of commits
 #   make wheel                                                    a wheel for this Python (from 3.12 on, for later ones too) in dist/
+#   make wheel-arm [ARM_PYTHON=python3.12]                        a wheel for AArch64 in dist/, cross-compiled on x86-64 (15 min)
+#   make test-wheel-arm [WHEEL_ARM=FILE]                          that wheel's extension computes the same under QEMU: as root
 #   make wheels                                                   wheels for all Pythons and old systems, tried: needs Docker
 #   make test-wheel [WHEEL_PYTHONS="python3.11 python3.12"]       the wheel in empty environments, without a compiler
 #   make test-wheel-system WHEEL=FILE [SUITE=forky]               a wheel in a bare Debian (Python 3.14), filled from PyPI: as root
@@ -45,7 +47,7 @@ CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(fo
 NATIVE_TESTS := $(wildcard tests/kernels/native/*.cpp tests/kernels/native/*.h)
 BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-arm test-wheel test-wheel-system test-images fuzz fuzz-models schemas soak lint check-commits wheel wheels release browser format docs site site-version sbom clean
+.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-arm test-wheel test-wheel-system test-images fuzz fuzz-models schemas soak lint check-commits wheel wheel-arm test-wheel-arm wheels release browser format docs site site-version sbom clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -169,6 +171,14 @@ wheel: $(VENV)/.build-tools
 	rm -rf build/wheels
 	$(LOCKED) $(BIN)/pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir build/wheels
 	PATH="$(abspath $(WHEEL_TOOLS))/bin:$$PATH" $(WHEEL_TOOLS)/bin/auditwheel repair --wheel-dir dist build/wheels/*.whl
+
+# Compiled here for AArch64, where release.yml compiles it there: some 15 minutes.
+ARM_PYTHON ?= python3.12
+wheel-arm:
+	$(LOCKED) scripts/build_arm_wheel.sh "$(ARM_PYTHON)"
+
+test-wheel-arm: $(VENV)/.installed
+	scripts/try_arm_wheel.sh "$(or $(WHEEL_ARM),$(firstword $(wildcard dist/*_aarch64.whl)))"
 
 # pyproject.toml says for what, and how each is tried.
 wheels:
