@@ -35,8 +35,10 @@ class Head:
         scored: int | None = None,
         has_embedding: bool = False,
         norm_before_residual: bool = False,
+        has_more_norms: bool = False,
     ) -> None:
-        """scored: tokens that it scores, spread over the vocabulary; None: all, in their order."""
+        """scored: tokens that it scores, spread over the vocabulary; None: all, in their order. has_more_norms: before
+        `fc`, and of the states that rows behind drafts read."""
         self.hidden, self.vocab, self.taps, self.before = hidden, vocab, taps, norm_before_residual
         generator = torch.Generator().manual_seed(11)
 
@@ -53,6 +55,9 @@ class Head:
         ):  # fmt: skip
             self.layer[name] = random(*shape)
         self.outside = {"fc": random(hidden, len(taps) * hidden), "norm": 1 + random(hidden, scale=0.2)}
+        self.has_more_norms = has_more_norms
+        if has_more_norms:
+            self.outside["input_norm"] = 1 + random(len(taps) * hidden, scale=0.2)
         self.outside["lm_head"] = random(scored or vocab, hidden, scale=0.3)
         if has_embedding:
             self.outside["embed_tokens"] = random(vocab, hidden, scale=0.3)
@@ -67,6 +72,7 @@ class Head:
             "head_dim": HEAD_DIM, "num_hidden_layers": 1, "vocab_size": self.vocab, "rms_norm_eps": EPS,
             "rope_theta": THETA, "max_position_embeddings": 2048, "hidden_act": "silu", "attention_bias": False,
             "draft_vocab_size": len(self.outside["lm_head"]), "norm_before_residual": self.before,
+            "norm_before_fc": self.has_more_norms, "norm_output": self.has_more_norms,
             "eagle_config": {
                 "eagle_aux_hidden_state_layer_ids": [tap - 1 for tap in self.taps], "use_aux_hidden_state": True,
             },
@@ -130,7 +136,10 @@ class Head:
 
     def states(self, residuals: list[Tensor]) -> Tensor:
         """residuals: [n, hidden], before each of the taps. Gives [n, hidden]."""
-        return torch.cat(residuals, dim=-1) @ self.outside["fc"].T
+        joined = torch.cat(residuals, dim=-1)
+        if self.has_more_norms:
+            joined = normed_rows(joined, self.outside["input_norm"])
+        return joined @ self.outside["fc"].T
 
     def row(self, embeddings: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """The last row of a text: the residual behind the layer [hidden], and the scores of the next token [scored].
@@ -161,6 +170,8 @@ class Head:
             found.append(scores)
             best = int(scores.argmax())
             token = best if self.ids is None else int(self.ids[best])
+            if self.has_more_norms:
+                x = normed_rows(x, self.outside["norm"])
             embeddings, states = (
                 torch.cat([embeddings, table[token : token + 1]]),
                 torch.cat([states, x[None]]),

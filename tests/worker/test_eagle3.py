@@ -22,7 +22,8 @@ from moeserve.worker.loading.cpu.load import build_cpu_runner
 from moeserve.worker.sequences import Int32s
 from tests.support.eagle3_head import Head
 from tests.support.foreseen_drafts import asked, whole_texts
-from tests.support.hugging_face_model import SETTINGS, write_family
+from tests.support.hugging_face_model import write_family
+from tests.support.hugging_face_settings import SETTINGS
 from tests.support.rounded_kv import round_kv
 from tests.support.served_answers import load, serve
 
@@ -106,6 +107,7 @@ class Links:
 
 HEADS: dict[str, dict[str, Any]] = {
     "maps": {"scored": 512},
+    "norms": {"scored": 512, "norm_before_residual": True, "has_more_norms": True},
     "whole": {"has_embedding": True, "norm_before_residual": True},
 }
 
@@ -190,8 +192,10 @@ def test_refusals(target: Target, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=rf"residuals of 64 numbers, and the model's have {HIDDEN}"):
         start(wide.write_folder(tmp_path / "wide"))
     head = Head(HIDDEN, VOCAB, TAPS, scored=512)
-    with pytest.raises(ModelError, match=r"'norm_before_fc' is True; only False"):
+    with pytest.raises(ModelError, match=r"'input_norm.weight' is missing"):
         start(head.write_folder(tmp_path / "normed", norm_before_fc=True))
+    with pytest.raises(ModelError, match=r"'fc_norm' is True; only False"):
+        start(head.write_folder(tmp_path / "each", fc_norm=True))
     with pytest.raises(ModelError, match=r"'attention_bias' is True; only False"):
         start(head.write_folder(tmp_path / "biased", attention_bias=True))
     far = Head(HIDDEN, VOCAB, [1, 2, 4], scored=512)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from moeserve.models.eagle3.shape import ARCHITECTURE, IDS, JOINED, THETA
+from moeserve.models.eagle3.shape import ARCHITECTURE, IDS, INPUT_NORM, JOINED, THETA
 from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
@@ -36,23 +36,23 @@ _LAYER: Final = DECODER_LAYER | DENSE_FFN | {n.of_part("attn_norm_2"): "hidden_n
 # Names outside the layer; those of `_OPTIONAL` may be missing.
 _OUTSIDE: Final = {
     JOINED: "fc.weight",
+    INPUT_NORM: "input_norm.weight",
     n.OUTPUT_NORM: "norm.weight",
     n.OUTPUT: "lm_head.weight",
     n.TOKEN_EMBD: "embed_tokens.weight",
 }
-_OPTIONAL: Final = (n.OUTPUT, n.TOKEN_EMBD)
+_OPTIONAL: Final = (INPUT_NORM, n.OUTPUT, n.TOKEN_EMBD)
 # Settings of variants that are computed otherwise: name -> the only supported value, which is the default, too.
 _FIXED: Final = {
     "hidden_act": "silu",
     "attention_bias": False,
     "mlp_bias": False,
-    "norm_before_fc": False,
-    "norm_output": False,
     "fc_norm": False,
     "use_aux_hidden_state": True,
     "sliding_window": None,
     "parallel_drafting": False,
 }
+_NORMS: Final = ("norm_before_residual", "norm_before_fc", "norm_output")
 _IDS: Final = "eagle_aux_hidden_state_layer_ids"
 _MAPPING: Final = HuggingFaceMapping(
     model_type="llama",
@@ -131,7 +131,7 @@ def _list(path: Path, value: object) -> list[Any]:
 def _own(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     """Returns the settings of the head itself, under GGUF's keys."""
     values: dict[str, MetadataValue] = {
-        "norm_before_residual": config.get("norm_before_residual") is True,
+        **{name: config.get(name) is True for name in _NORMS},
         "target_hidden_size": config.get("target_hidden_size") or config.get("hidden_size") or 0,
     }
     if config.get(_IDS) is not None:

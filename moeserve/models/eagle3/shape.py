@@ -3,14 +3,15 @@ of the model's layers.
 
 Row q of the head, for the token at position q > 0:
 
-    g = fc [the model's residuals before the layers `taps`, at position q - 1]
+    g = fc [the model's residuals before the layers `taps`, at position q - 1]       of the norm of these, if
+                                                                            `norm_before_fc`
     x = g, or hidden_norm(g)                                                if `norm_before_residual`
     q, k, v = matrices of [attn_norm(embedding of token q), hidden_norm(g)]
     x = x + attention, at position q - 1, attending to rows 1 .. q; x = x + feed-forward(norm(x))
     logits = output(output_norm(x))                                         of the token at q + 1
 
-The row after a draft reads x in place of g. The head may score fewer tokens than the model has: `d2t` has their ids. It
-reads the model's embedding, and its output matrix, unless it has its own.
+The row after a draft reads x in place of g, or output_norm(x) if `norm_output`. The head may score fewer tokens than
+the model has: `d2t` has their ids. It reads the model's embedding, and its output matrix, unless it has its own.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from moeserve.quantization.table import I64
 
 ARCHITECTURE: Final = "eagle3"
 JOINED: Final = "fc.weight"  # [hidden, taps * the model's hidden]
+INPUT_NORM: Final = "input_norm.weight"
 STATE_NORM: Final = n.of_layer(0, "attn_norm_2")
 IDS: Final = "d2t"  # int64: ids of the scored tokens in the model's vocabulary
 QKV: Final = (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
@@ -48,6 +50,8 @@ class DraftHeadShape:
     taps: tuple[int, ...]  # layers before which the model's residual is read; num_layers: behind the last one
     target_size: int  # numbers of such a residual
     norm_before_residual: bool
+    norm_before_fc: bool
+    norm_output: bool
     has_embedding: bool  # of its own
     has_output: bool
     has_ids: bool
@@ -78,15 +82,15 @@ def read_draft_head(source: ModelSource, model: ModelShape) -> DraftHeadShape:
     reader, tensors = ShapeReader(source), source.tensors
     if reader.num_layers != 1:
         raise reader.error("block_count", f"is {reader.num_layers}; EAGLE-3 heads have one layer")
-    if reader.flag("norm_before_fc", default=False):
-        raise reader.error("norm_before_fc", "is true, which is not supported")
     attention = AttentionShape(
         *reader.heads(),
         has_rope_factors=n.ROPE_FREQS in tensors,
         in_pairs=not reader.flag(n.ROPE_HALVES, default=False),
     )
     taps, target_size = _taps(reader, model), reader.integer("target_hidden_size", 1, 1 << 16)
-    before_residual = reader.flag("norm_before_residual", default=False)
+    before_residual, before_fc, of_output = (
+        reader.flag(f"norm_{where}", default=False) for where in ("before_residual", "before_fc", "output")
+    )
     has_embedding, has_output, has_ids = (name in tensors for name in (n.TOKEN_EMBD, n.OUTPUT, IDS))
     if has_output:
         scored = tensors[n.OUTPUT].shape[0]
@@ -101,7 +105,15 @@ def read_draft_head(source: ModelSource, model: ModelShape) -> DraftHeadShape:
     )  # of the embedding; nothing is scored by it
     layers = (LayerShape(attention, DenseFfnShape(reader.dense_width())),)
     own = reader.model(layers, rope_theta=THETA, vocab_size=scored)
-    head = DraftHeadShape(own, taps, target_size, before_residual, has_embedding, has_output, has_ids)
+    head = DraftHeadShape(
+        *(own, taps, target_size),
+        norm_before_residual=before_residual,
+        norm_before_fc=before_fc,
+        norm_output=of_output,
+        has_embedding=has_embedding,
+        has_output=has_output,
+        has_ids=has_ids,
+    )
     _check_fits(head, source, model)
     _check_tensors(head, source, model)
     return head
@@ -133,6 +145,8 @@ def draft_head_tensors(head: DraftHeadShape, model: ModelShape) -> dict[str, tup
         n.of_layer(0, n.FFN_UP): (width, hidden),
         n.of_layer(0, n.FFN_DOWN): (hidden, width),
     }
+    if head.norm_before_fc:
+        tensors[INPUT_NORM] = (len(head.taps) * head.target_size,)
     if head.has_embedding:
         tensors[n.TOKEN_EMBD] = (model.vocab_size, hidden)
     if head.has_output:

@@ -11,6 +11,7 @@ from torch import Tensor
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup, Matrix
 from moeserve.models.eagle3.shape import (
     IDS,
+    INPUT_NORM,
     JOINED,
     QKV,
     STATE_NORM,
@@ -42,6 +43,9 @@ from moeserve.models.sources.source import ModelSource
 class CpuDraftHead:
     own: CpuWeights  # its layer, as of a model; the layer's q, k and v are those of the token alone
     joined: LinearGroup  # [hidden, taps * the model's hidden]
+    joined_norm: (
+        Tensor | None
+    )  # float32 [taps * the model's hidden]: before that product; None: there is none
     token_norm: Tensor  # float32 [hidden], as are the others
     state_norm: Tensor
     output_norm: Tensor
@@ -101,6 +105,7 @@ class CpuDraftHeadLoader(CpuLoader):
         return CpuDraftHead(
             own=own,
             joined=LinearGroup([joined]),
+            joined_norm=self._vector(INPUT_NORM) if head.norm_before_fc else None,
             token_norm=self._vector(n.of_layer(0, n.ATTN_NORM)),
             state_norm=self._vector(STATE_NORM),
             output_norm=self._vector(n.OUTPUT_NORM),

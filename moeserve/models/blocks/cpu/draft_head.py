@@ -88,8 +88,11 @@ class CpuDraftHeadBlock:
     def model_states(self, rows: Tensor) -> Tensor:
         """Returns the states that the head makes of `model_rows`: float32 [n, hidden]. A view that the next call
         overwrites."""
-        n = len(rows)
-        self._stream.gelu_gate(None, rows, 0, n, self._tapped)  # without a gate a copy, quantised
+        n, w = len(rows), self._w
+        if w.joined_norm is None:
+            self._stream.gelu_gate(None, rows, 0, n, self._tapped)  # without a gate a copy, quantised
+        else:
+            norm(self._stream, w.joined_norm, self._head.own.rms_eps, n, rows, self._tapped)
         self._stream.linear(self._tapped, n, self._w.joined, [self._states])
         self._stream.wait()
         return self._states[:n]
@@ -141,7 +144,12 @@ class CpuDraftHeadBlock:
         )
         self.bytes_read += self._w.dense_bytes + scored.bytes_read
         ids = scored.token_ids if self._w.ids is None else self._w.ids[scored.token_ids]
-        return Predicted(ids, scored.probabilities, self._space.x[:n])
+        states = self._space.x[:n]
+        if self._head.norm_output:
+            norm(self._stream, self._w.output_norm, self._head.own.rms_eps, n, self._space.x, self._state)
+            self._stream.wait()
+            states = self._state.f32[:n]
+        return Predicted(ids, scored.probabilities, states)
 
     def _norm_inputs(self, rows: NextTokenRows) -> None:
         """Launches the norms of the tokens' embeddings and of the states."""
