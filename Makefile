@@ -89,7 +89,8 @@ UV := $(CLIENTS)/uv/bin/uv
 install-client = test -d $(CLIENTS)/$(1) || $(UV) venv --quiet --python $(PYTHON) $(CLIENTS)/$(1); \
 	$(UV) pip install --quiet --python $(CLIENTS)/$(1) $(2)
 
-# The newest clients want a newer node than many machines have: it comes from the registry, too.
+# The newest clients want a newer node than many machines have: it comes from the registry, too. npm has to run on it as
+# well, since it installs the newest version that fits its own node, which may be years old.
 test-clients: export PATH := $(abspath $(CLIENTS))/node/node_modules/.bin:$(PATH)
 test-clients: $(VENV)/.installed-test
 	test -d $(CLIENTS)/uv || $(PYTHON) -m venv $(CLIENTS)/uv
