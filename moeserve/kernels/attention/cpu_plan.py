@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
-
 import numpy as np
 import numpy.typing as npt
 
@@ -34,4 +32,16 @@ def build_attention_plan(
     see itself or sees past its sequence.
     """
     widths = heads.num, heads.num_kv, heads.value_width
-    plan.build(rows, counts, positions, req_slots, slot_table, *widths, threads, ends, *astuple(rule))
+    plan.build(
+        rows,
+        counts,
+        positions,
+        req_slots,
+        slot_table,
+        *widths,
+        threads,
+        ends,
+        rule.top,
+        rule.block,
+        rule.local,
+    )

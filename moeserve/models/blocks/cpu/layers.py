@@ -67,7 +67,7 @@ class CpuLayers:
         self._kv = kv
         self._states = states
         self._space = space
-        self._forms = forms
+        self._forms = self._by_layer(forms)
         self._adapters = adapters
         self._disk = disk
         # Per recurrent layer, the state changes of the step's drafts; RAM pages are allocated at first use.
@@ -84,8 +84,15 @@ class CpuLayers:
     def on(self, space: CpuWorkspace, forms: Mapping[AttentionForm, CpuForm]) -> CpuLayers:
         """Returns the same layers on other buffers; both count experts together."""
         layers = copy.copy(self)
-        layers._space, layers._forms = space, forms
+        layers._space, layers._forms = space, self._by_layer(forms)
         return layers
+
+    def _by_layer(self, forms: Mapping[AttentionForm, CpuForm]) -> dict[int, CpuForm]:
+        """Returns the form of each attention layer that has one in `forms`, looked up once: a look-up makes and hashes
+        an `AttentionForm`, and each step would need two of them for each layer."""
+        attention = {index: layer.attention for index, layer in enumerate(self._shapes)}
+        of_layers = {index: a.form for index, a in attention.items() if a is not None}
+        return {index: forms[form] for index, form in of_layers.items() if form in forms}
 
     def forward(self, index: int, batch: CpuBatch) -> None:
         """Launches one layer on the contents of x."""
@@ -100,7 +107,7 @@ class CpuLayers:
         if isinstance(mixer, AttentionShape):
             assert isinstance(w, CpuAttention)
             of_layer = self._adapters_of(index, adapters)
-            project_qkv(stream, w, mixer, self._forms[mixer.form], eps, n, space, of_layer)
+            project_qkv(stream, w, mixer, self._forms[index], eps, n, space, of_layer)
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, CpuLatentAttention)
             project_latent(stream, w, mixer, eps, n, space)
@@ -117,13 +124,13 @@ class CpuLayers:
             assert isinstance(w, CpuAttention)
             adapters = self._adapters_of(index, batch.adapters)
             kv = self._kv[index if mixer.kv_from is None else mixer.kv_from]
-            attend(stream, w, mixer, self._forms[mixer.form], eps, kv, batch, space, adapters)
+            attend(stream, w, mixer, self._forms[index], eps, kv, batch, space, adapters)
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, CpuLatentAttention)
-            attend_latent(stream, w, mixer, self._forms[mixer.form], self._kv[index], batch, space)
+            attend_latent(stream, w, mixer, self._forms[index], self._kv[index], batch, space)
         elif isinstance(mixer, CompressedAttentionShape):
             attend_compressed(
-                *(stream, w, mixer, self._forms[mixer.form], self.compressed, eps, self._kv[index]),
+                *(stream, w, mixer, self._forms[index], self.compressed, eps, self._kv[index]),
                 *(self._states[index], batch, space, self._pending.get(index)),
             )
         elif mixer is not None and w is not None:
