@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from moeserve.kernels.tower import op
+from moeserve.kernels.tower import attention, op
 from moeserve.visualserver.towers.weights import TowerWeights
 
 # q, k and v [heads, patches, dim] to [patches, heads * dim]: `Tower._attention`.
@@ -36,7 +36,10 @@ class FusedLayers:
         del y, rest
         packed = op.split_heads(first, more, w.bias(qkv), turns, self._heads, w.dtype)
         del first, more  # half of the memory that a picture would take here
-        mixed = self._attention(*packed.transpose(1, 2))
+        if attention.takes(packed.shape[-1], w.dtype):
+            mixed = attention.attention(packed)
+        else:
+            mixed = self._attention(*packed.transpose(1, 2))
         op.add_product(x, w.wide_product(at + "attn_out", mixed), w.bias(at + "attn_out"))
 
     def add_perceptron(self, at: str, x: Tensor, eps: float, approximate: str, up: str, down: str) -> None:

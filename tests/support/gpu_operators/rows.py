@@ -25,6 +25,7 @@ from moeserve.kernels.routing.op import norm_router, route, select_streamed_rout
 from moeserve.kernels.routing.options import RouterOptions
 from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, logprobs, sample
 from moeserve.kernels.tower import op as tower_ops
+from moeserve.kernels.tower.attention import attention as tower_attention
 from moeserve.quantization.quant_type import QuantType
 from tests.support.gpu_operators.attention import decode, prefill
 from tests.support.gpu_operators.tensors import both, empty, f32, i32, weight
@@ -287,6 +288,8 @@ def tower(n: int, approximate: str) -> None:
     turns, product, bias = (empty(n, 36), empty(n, 36)), empty(n, 3456), empty(3456)
     tower_ops.split_heads(product, empty(n, 3456), bias, turns, 16, half)
     tower_ops.split_heads(product, None, None, None, 16, half)
+    if launch.warpgroups():
+        tower_attention(empty(3, n, 16, 72, dtype=half))
     tower_ops.gelu(empty(n, 4304), empty(4304), approximate, half)
     tower_ops.add_product(x, empty(n, 1152), empty(1152))
 
