@@ -5,12 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from moeserve.httpserver.generation.chat.chat_messages import Messages
-from moeserve.httpserver.generation.chat.chat_tools import chat_tool_use
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.prepare import chat_token_ids
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
 from moeserve.httpserver.generation.request.caller import Caller, caller_of
 from moeserve.httpserver.generation.request.pictures import pictures_in
+from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.generation.resolve.token_ids import check_ids
 from moeserve.httpserver.generation.service import Service, service_of
 from moeserve.httpserver.native.bodies import (
@@ -112,7 +112,7 @@ async def _tokenized_with_pictures(
     prompt = ChatPrompt(
         messages=[message.for_template() for message in messages],
         pictures=list(pictures_in(messages)),
-        tools=chat_tool_use(body.tools, None, True),
+        tools=ToolUse(tuple(definition.tool() for definition in body.tools)),
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,
     )

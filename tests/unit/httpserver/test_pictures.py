@@ -302,6 +302,9 @@ def test_what_says_so(seeing: HttpServer, visual: VisualServer) -> None:
     assert (found["tokens"], found["count"]) == (prompt_of(seeing), len(prompt_of(seeing)))
     refused = seeing.post("/tokenize", {"model": NAME, "messages": messages, "add_special_tokens": True})
     assert refused.status_code == 400
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    with_tools = seeing.post("/tokenize", {"model": NAME, "messages": messages, "tools": tools}).json()
+    assert with_tools["count"] > found["count"]
     before = seeing.metric("pictures_total")
     seeing.post("/v1/chat/completions", chat(image(), image()))
     assert seeing.metric("pictures_total") == before + 2
