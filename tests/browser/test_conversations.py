@@ -221,7 +221,7 @@ def test_the_list_keeps_what_is_pressed_and_typed_while_an_answer_ends(
     page.mouse.down()
     end_answer(page, server)
     page.mouse.up()
-    expect(answers(page)).to_have_text("one")
+    expect(answers(page)).to_have_text(["one"])
 
 
 def answer_later(page: Page, server: HttpServer, question: str) -> None:

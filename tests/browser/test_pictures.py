@@ -98,6 +98,7 @@ def test_pictures_are_shown_sent_and_kept(
     with page.expect_download() as download:
         page.get_by_role("button", name="Export “").click()
     assert "![a.png](data:image/png;base64," in download.value.path().read_text()
+    page.get_by_label("Actions for").click()  # what is chosen closes the menu
     page.get_by_role("button", name="Delete “").click()
     expect(thumbnails).to_have_count(0)
     page.get_by_role("button", name="Undo").click()

@@ -91,7 +91,7 @@ def linked(folder: Path, to: Path) -> Path:
     [
         ({"enable_moe_block": False}, "router"),
         ({"hidden_size_per_layer_input": 256}, "per_layer_token_embd.weight' is missing"),
-        ({"num_kv_shared_layers": 3}, "'num_kv_shared_layers' is 3; fewer than 3"),
+        ({"num_kv_shared_layers": 3}, "'num_kv_shared_layers' is 3; only fewer than 3"),
         ({"num_kv_shared_layers": 1}, "none of which has the same window"),
         ({"num_experts": None}, "'num_experts' is missing"),
         ({"use_bidirectional_attention": "all"}, "'use_bidirectional_attention' is 'all'"),
