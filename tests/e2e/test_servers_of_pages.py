@@ -44,6 +44,7 @@ ELSEWHERE = frozenset(
 )
 MODEL = re.compile(r"[\w./-]+\.gguf|MODEL|…")
 HUB = re.compile(r"org/repo\S*|unsloth/\S+")  # org/repo-GGUF:Q4_K_M
+DRAFTING_MODEL = re.compile(r'"model": "')  # in --speculative-config
 
 
 def servers() -> list[PageCommand]:
@@ -54,7 +55,9 @@ def servers() -> list[PageCommand]:
 
 def is_server(words: tuple[str, ...]) -> bool:
     names = [word for word in words[:1] if word in COMMANDS]
-    return names in ([], ["serve"]) and not any(HUB.fullmatch(word) for word in words)
+    return names in ([], ["serve"]) and not any(
+        HUB.fullmatch(word) or DRAFTING_MODEL.search(word) for word in words
+    )
 
 
 @pytest.mark.slow
