@@ -37,7 +37,7 @@ def eagle(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def test_prompts_are_scored_beside_drafts(plain: Server, drafting: Server) -> None:
     """vllm#53488: prompt_logprobs are wrong for some prompts that are read in pieces. vllm#41834: answers beside
-    others' prompts have tokens that nobody sampled."""
+    others' prompts have tokens that were not sampled."""
     scored = [text(0, 1, prompt=f"{at} {TEXT * (3 + at)}", echo=True, logprobs=1) for at in range(8)]
     answers = [
         text(at, 70, prompt=[300, 310, 320, 330] * 9, temperature=1, seed=at, logit_bias=FEW)

@@ -13,7 +13,7 @@ QUOTES: Final = '"""'
 PROMPT: Final = ">>> "
 # Between triple quotes no prompt is shown, so that text copied from the terminal contains no prompts.
 CONTINUATION: Final = ""
-PASTE_S: Final = 0.03  # within which the next line of a paste has come; nobody types one in that time
+PASTE_S: Final = 0.03  # a line that arrives sooner after the last one was pasted, not typed
 
 
 class Entry(NamedTuple):

@@ -48,7 +48,7 @@ _MOST_TAPS: Final = 16
 class DraftHeadShape:
     own: ModelShape  # the head as a model of one layer, whose vocabulary is the scored tokens
     taps: tuple[int, ...]  # layers before which the model's residual is read; num_layers: behind the last one
-    target_size: int  # numbers of such a residual
+    target_size: int  # width of the model's residual
     norm_before_residual: bool
     norm_before_fc: bool
     norm_output: bool

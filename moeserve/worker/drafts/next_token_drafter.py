@@ -149,7 +149,7 @@ class NextTokenDrafter:
         return [np.array(draft, np.int32) for draft in drafts]
 
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
-        # Nobody else waits for a step that samples nothing, as of a prompt's chunk. It is not the block's time.
+        # A step that samples nothing (a chunk of a prompt) may still run. This wait is not charged to the block.
         self._block.wait()
         began = time.perf_counter()
         if self._keeping.is_on:

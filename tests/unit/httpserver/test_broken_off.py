@@ -139,7 +139,7 @@ def test_official_clients_raise_a_connection_error_and_repeat(ask: Callable[[str
 
 @pytest.mark.usefixtures("_impatient")
 def test_an_error_of_the_request_is_whole() -> None:
-    """Nobody repeats it."""
+    """Its body keeps its end: a client has no reason to repeat the request."""
     body = body_of(Late(400), b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     chunks = body.split(b"\r\n")
     assert chunks[-3:] == [b"0", b"", b""]

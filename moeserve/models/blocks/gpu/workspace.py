@@ -89,7 +89,7 @@ class GpuBatch:
     )
     rotary_positions: Tensor | None = None  # int32 [size, 3], for models with sections; None: positions
     rotary_before: Tensor | None = (
-        None  # the same of the tokens before, for a next-token block of such models
+        None  # int32 [size, 3]: rotary_positions of each row's previous token, for a next-token block
     )
     # int32 [size]: in windowed layers, how many positions each row sees; None: up to its own. Rows of tiles see ahead
     # only if some row of the step does, `sees_ahead`.
