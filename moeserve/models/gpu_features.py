@@ -16,7 +16,6 @@ from moeserve.models.sources.source import ModelSource
 
 # Feature name → test whether a layer has it.
 _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
-    "layers that attend to an earlier one's keys": lambda layer: _has(layer, lambda a: a.kv_from is not None),
     "latent experts": lambda layer: layer.moe is not None and layer.moe.latent > 0,
     "weights of several experts' input": lambda layer: (
         layer.moe is not None and layer.moe.weighs_input and layer.moe.top_k > 1
@@ -75,7 +74,6 @@ def cpu_only_features(shape: ModelShape) -> list[str]:
     """Returns the model's features that only the CPU engine computes."""
     found = [what for what, has in _CPU_ONLY.items() if any(map(has, shape.layers))]
     of_model = {
-        "layers with inputs of their own": shape.layer_input_width > 0,
         "LayerNorm in layers that are not parallel": shape.centers_norms
         and not all(layer.is_parallel for layer in shape.layers),
     }
@@ -90,7 +88,3 @@ def check_gpu_features(source: ModelSource, shape: ModelShape) -> None:
             f"architecture {shape.architecture!r} has features that so far only the CPU engine supports "
             f"({', '.join(found)}): run the model with --device cpu",
         )
-
-
-def _has(layer: LayerShape, tells: Callable[[AttentionShape], bool]) -> bool:
-    return isinstance(layer.mixer, AttentionShape) and tells(layer.mixer)

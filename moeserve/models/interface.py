@@ -40,9 +40,14 @@ class LayerShape:
         return self.mixer if isinstance(self.mixer, Attention) else None
 
     @property
-    def needs_layer_before(self) -> bool:
+    def uses_earlier_choice(self) -> bool:
         """True if the layer uses a choice of keys that is only on the device of the layer before."""
         return isinstance(self.mixer, ChoosesKeys) and self.mixer.uses_earlier_choice
+
+    @property
+    def kv_from(self) -> int | None:
+        """The earlier layer whose keys this one attends to; None: its own, or none."""
+        return self.mixer.kv_from if isinstance(self.mixer, AttentionShape) else None
 
     @property
     def recurrence(self) -> Recurrence | None:
@@ -141,6 +146,13 @@ class ModelShape:
         """Returns the residual's streams in this layer of `loaded_layers`; None if the residual is one vector, as in
         the next-token block."""
         return self.streams if layer < self.num_layers else None
+
+    def needs_layer_before(self, index: int) -> bool:
+        """Returns whether the device of this layer must have what comes before it (layer 0: the embedding): the layer
+        uses what only that device has, or a later one does."""
+        later = (self.layers[at].kv_from for at in range(index, self.num_layers))
+        shares_keys = any(source is not None and source < index for source in later)
+        return self.layers[index].uses_earlier_choice or shares_keys or self.layer_input_width > 0
 
     @property
     def residual_width(self) -> int:  # of a token

@@ -24,6 +24,7 @@ from moeserve.models.head_shortlist import most_panels
 from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.layer_input_buffers import layer_input_buffers
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.residual import HyperConnections
@@ -181,7 +182,8 @@ def gpu_step_buffers(
     if rows in INTEGER_ROWS and not float_weights:
         buffers += _integer_rows("integer_x", rows, hidden)
         buffers += _integer_rows("integer_h", rows * top_k, model.expert_width)
-    inputs = [hidden, model.mixed_width, 0 if latent is None else latent.q_rank]  # of dense products
+    # Widths of dense products' inputs.
+    inputs = [hidden, model.mixed_width, 0 if latent is None else latent.q_rank, model.layer_input_width]
     if rows in DENSE_INTEGER_ROWS and not float_weights and any(map(has_whole_super_blocks, inputs[:2])):
         buffers += _integer_rows("integer_y", rows, max(inputs))
         buffers.append(Buffer("integer_partials", (partial_numbers(rows),)))
@@ -226,6 +228,7 @@ def gpu_step_buffers(
         buffers += ngram_buffers(
             model.ngrams, model.residual_width, hidden, rows, acts, wide, quantised=small
         )
+    buffers += layer_input_buffers(model, rows, acts, wide, quantised=small)
     if model.unrouted_width:
         buffers += activation_buffers("unrouted_h", rows, model.unrouted_width, acts, quantised=small)
     if model.orders is not None:

@@ -56,7 +56,7 @@ class DensePlacement:
         if not self._may_move:
             return False
         if self.embedding == "cuda":
-            if _is_held(self._of_embedding):
+            if _is_held(self._of_embedding) or self._sizes.layers[0].needs_layer_before:
                 return False
             self.embedding = "cpu"
             return True
@@ -76,10 +76,15 @@ class DensePlacement:
         first = self.in_ram
         if first == 0 or not self._sizes.layers[first].needs_layer_before:
             return
-        start = next(at for at in reversed(range(first)) if not self._sizes.layers[at].needs_layer_before)
+        starts = (at for at in reversed(range(first)) if not self._sizes.layers[at].needs_layer_before)
+        if (start := next(starts, None)) is None:
+            raise ConfigError(
+                f"layer {first} has an input that is made where the embedding is, so that all layers must be on the "
+                f"GPU or all in RAM: use --n-gpu-layers {len(self.layers)}, or --device cpu"
+            )
         raise ConfigError(
-            f"layer {first} attends to the keys that layer {start} chooses, so both must be on the GPU or both in "
-            f"RAM: use --n-gpu-layers {len(self.layers) - start}"
+            f"layer {first} attends to keys of layer {start}, or to those that it chooses, so both must be on the GPU "
+            f"or both in RAM: use --n-gpu-layers {len(self.layers) - start}"
         )
 
     def _decide_layer(self, index: int) -> Decision | None:
@@ -119,6 +124,12 @@ class DensePlacement:
         if self.embedding == "cuda" and self.layers[0] == "cpu":
             raise self._error(
                 self._of_embedding, "is impossible: layer 0 is in RAM, and the embedding before it is too"
+            )
+        needed = self._sizes.layers[0].needs_layer_before and self.layers[0] == "cuda"
+        if needed and self.embedding == "cpu":
+            raise self._error(
+                self._of_embedding,
+                "is impossible: the layers on the GPU have inputs that are made with the embedding",
             )
         of_head = self._decide("the head", [n.OUTPUT, n.OUTPUT_NORM], "output")
         if self._place("the head", of_head, "cuda") == "cpu":

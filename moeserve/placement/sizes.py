@@ -49,7 +49,7 @@ class LayerSizes:
     state: int = 0  # bytes of recurrent state per sequence
     dense_tensors: tuple[str, ...] = ()  # tensor names, which placement rules match
     expert_tensors: tuple[str, ...] = ()  # of the routed experts
-    needs_layer_before: bool = False  # on the same device
+    needs_layer_before: bool = False  # on the same device; layer 0: the embedding
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class ModelSizes:
                 state=layout.state_bytes([index]),
                 dense_tensors=dense,
                 expert_tensors=of_experts,
-                needs_layer_before=shape.layers[index].needs_layer_before,
+                needs_layer_before=shape.needs_layer_before(index),
             )
 
         def embedding() -> Bytes:

@@ -58,6 +58,7 @@ NAMES = [
     *(f"families/tiny-{name}-q4_k_m" for name in MORE),
     "next/tiny-kimilinear-f16",
     "next/tiny-bailing3-f16",
+    "next/tiny-gemma4e-f16",
     "next/tiny-glmdsa-f16",
     "next/tiny-qwen4exp-f16",
     "next/tiny-minimaxm3-f16",

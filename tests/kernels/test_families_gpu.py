@@ -53,6 +53,8 @@ CASES += [(OWN_FIXTURES / "tiny-olmo3-f16.gguf", 40, name) for name in DENSE]
 CASES += [(OWN_FIXTURES / "tiny-nemotronnas-f16.gguf", 20, name) for name in DENSE]
 # Normalised embeddings; more tokens than the window has.
 CASES += [(OWN_FIXTURES / "tiny-museglimmer-f16.gguf", 40, name) for name in DENSE]
+# Layers with inputs of their own, of which the last two attend to the keys of the first two.
+CASES += [(OWN_FIXTURES / "tiny-gemma4e-f16.gguf", 40, "all on the GPU")]
 # Capped scores and logits.
 CASES += [(OWN_FIXTURES / "tiny-gemma2-f16.gguf", 40, name) for name in DENSE]
 CASES += [

@@ -21,6 +21,7 @@ from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.loading.ram_experts import load_ram_experts
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_shape
+from tests.conftest import OWN_FIXTURES
 from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.weights import nmse
@@ -122,6 +123,18 @@ def test_a_gpu_computes_what_the_cpu_engine_does(
     assert_near(gpu.logits(0, 18, tiled=True), expected[:18], error)
     assert_near(gpu.logits(18, 21, tiled=False), expected[18:21], error)
     assert_near(gpu.logits(21, 22, tiled=False), expected[21:], error)
+
+
+@pytest.mark.slow  # 20 seconds of CPU time
+def test_inputs_of_layers_and_keys_of_earlier_ones() -> None:
+    """A prompt, its next tokens together, and one by itself, of a model like E2B."""
+    model = OWN_FIXTURES / "tiny-gemma4e-f16.gguf"
+    expected = Engine(stream_of(ISAS[-1]), model).logits(TOKENS[:12])
+    gpu = GpuModel(model, [])
+    assert [layer.kv_from for layer in gpu.shape.layers] == [None, None, 0, 1]
+    assert_near(gpu.logits(0, 9, tiled=True), expected[:9], 2e-6)
+    assert_near(gpu.logits(9, 11, tiled=False), expected[9:11], 2e-6)
+    assert_near(gpu.logits(11, 12, tiled=False), expected[11:], 2e-6)
 
 
 @pytest.mark.slow  # a minute of CPU time

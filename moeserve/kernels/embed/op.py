@@ -36,10 +36,12 @@ def embed(
     *,
     scale: float = 1.0,
     streams: int = 1,
+    fills: bool = False,
 ) -> None:
     """x[i] = scale * row ids[i] of the table, in each of `streams` equal parts, for i < count[0]; an id out of range
-    reads the nearest row, and x[i] stays as it is where the id is EMBEDDED. ids int32 [n], x float32 [n, streams *
-    hidden]. places: the slot tables, in which the same launch writes an entry for each of these rows."""
+    reads the nearest row, and x[i] stays as it is where the id is EMBEDDED; with `fills`, it is row 0 there. ids int32
+    [n], x float32 [n, streams * hidden]. places: the slot tables, in which the same launch writes an entry for each of
+    these rows."""
     n, hidden = len(x), x.shape[1] // streams
     table = weight_of(planes, kind, hidden)
     embed_kernel(
@@ -62,6 +64,7 @@ def embed(
         *((0, 0) if places is None else places.slot_table.shape),
         scale,
         streams,
+        fills,
         pdl(),
         num_warps=1,
     )

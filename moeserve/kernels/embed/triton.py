@@ -26,12 +26,12 @@ EMBEDDED = tl.constexpr(reference.EMBEDDED)  # x of such a row is written before
 def embed_kernel(
     ids, count, codes, scales, supers, x, slot_table, req_slots, positions, kv_slots, window_table, window_slots,
     ROWS: tl.constexpr, COLS: tl.constexpr, F: tl.constexpr, REQUESTS: tl.constexpr, LENGTH: tl.constexpr,
-    SCALE: tl.constexpr, STREAMS: tl.constexpr, PDL: tl.constexpr,
+    SCALE: tl.constexpr, STREAMS: tl.constexpr, FILLS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """x[i, s] = row ids[i] * SCALE, float32 [n, STREAMS, COLS]; grid (n, units). codes: uint8 pointers, or floats if F
     is None. With slot_table int32 [REQUESTS, LENGTH], slot_table[req_slots[i], positions[i]] = kv_slots[i]; with
     window_table, likewise window_slots[i]. An id out of range reads the nearest of the ROWS; entries outside the
-    tables are not written. x of a row with the id EMBEDDED is not written.
+    tables are not written. x of a row with the id EMBEDDED is not written; with FILLS, it is row 0.
 
     The first kernel of a step. It is launched without programmatic dependent launch: it starts when all earlier
     work has ended and is visible. So later kernels may read the step's inputs before they wait for the kernel before
@@ -84,7 +84,7 @@ def embed_kernel(
         value *= SCALE
     for stream in tl.static_range(STREAMS):
         at = (i.to(tl.int64) * STREAMS + stream) * COLS + u * 128
-        tl.store(x + at + c, value, live & (id != EMBEDDED))
+        tl.store(x + at + c, value, live & (FILLS | (id != EMBEDDED)))
 
 
 @kernel

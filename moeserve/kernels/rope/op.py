@@ -25,8 +25,8 @@ class SectionPositions:
 
 def rope_store(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
@@ -47,7 +47,7 @@ def rope_store(
     sections: SectionPositions | None = None,
 ) -> None:
     """q_out = rotate(norm(q)) / sqrt(dim); keys[slots[i]] = rotate(norm(k[i])), values[slots[i]] = v_scale * v[i],
-    i < count[0].
+    i < count[0]. k and v None: only q, for rows that attend to another layer's keys.
 
     q [n, heads * dim], k [n, kv_heads * dim], v [n, kv_heads * v_dim], rows at any stride; positions, slots int32
     [n] (negative slot: not stored); q_out [n, heads, dim]; keys [slots, kv_heads, dim], values [slots, kv_heads,
@@ -80,8 +80,8 @@ def rope_store(
         key_scales,
         value_scales,
         q.stride(0),
-        k.stride(0),
-        v.stride(0),
+        0 if k is None else k.stride(0),
+        0 if v is None else v.stride(0),
         heads,
         kv_heads,
         dim,

@@ -112,8 +112,8 @@ def rope_store_kernel(
     TIME: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program per token and KV head, with the HEADS / KV_HEADS query heads that read it. GROUP, SIZE and V_SIZE:
-    powers of two that hold the group, a head, and its value of V_DIM. For a token with a negative slot, only q is
-    stored.
+    powers of two that hold the group, a head, and its value of V_DIM. For a token with a negative slot, or without k
+    and v, only q is stored.
 
     Q_EPS, K_EPS, V_EPS: None without a norm; v's has no weights. Q_FULL, K_FULL: 0 for a norm per head, else a
     power of two that holds all heads, which are normalised together with a weight per column. V_SCALE: multiplies
@@ -160,19 +160,24 @@ def rope_store_kernel(
         )
     to = q_out + token * (HEADS * DIM) + head + d
     tl.store(to, (rotated * DIM**-0.5).to(q_out.dtype.element_ty), live & (d < DIM))
-    if slot >= 0:
-        one = tl.zeros([1, 1], tl.int32)
-        if K_FULL > 0:
-            scale_k = full_scale(k + token * K_STRIDE, KV_HEADS * DIM, K_EPS, K_FULL)
-            own_k, other_k = rotation(k_norm + h * DIM, cos, sin, DIM, ROTARY, SIZE)
-            from_k = k + token * K_STRIDE + h * DIM + one
-            key = norm_and_rotate(from_k, one == 0, own_k, other_k, scale_k, None, DIM, ROTARY, K_EPS, SIZE)
-        else:
-            own_k, other_k = rotation(None if BEHIND else k_norm, cos, sin, DIM, ROTARY, SIZE)
-            from_k = k + token * K_STRIDE + h * DIM + one
-            behind_k = k_norm if BEHIND else None
-            key = norm_and_rotate(from_k, one == 0, own_k, other_k, None, behind_k, DIM, ROTARY, K_EPS, SIZE)
-        value = load_value(v + token * V_STRIDE + h * V_DIM, V_DIM, V_EPS, V_SCALE, V_SIZE)
-        at = slot * KV_HEADS + h
-        store_kv(keys, key_scales, at * DIM, key, True, DIM, SIZE)
-        store_kv(values, value_scales, at * V_DIM, value, True, V_DIM, V_SIZE)
+    if k is not None:  # noqa: SIM102 (Triton compiles both sides of `and`)
+        if slot >= 0:
+            one = tl.zeros([1, 1], tl.int32)
+            if K_FULL > 0:
+                scale_k = full_scale(k + token * K_STRIDE, KV_HEADS * DIM, K_EPS, K_FULL)
+                own_k, other_k = rotation(k_norm + h * DIM, cos, sin, DIM, ROTARY, SIZE)
+                from_k = k + token * K_STRIDE + h * DIM + one
+                key = norm_and_rotate(
+                    from_k, one == 0, own_k, other_k, scale_k, None, DIM, ROTARY, K_EPS, SIZE
+                )
+            else:
+                own_k, other_k = rotation(None if BEHIND else k_norm, cos, sin, DIM, ROTARY, SIZE)
+                from_k = k + token * K_STRIDE + h * DIM + one
+                behind_k = k_norm if BEHIND else None
+                key = norm_and_rotate(
+                    from_k, one == 0, own_k, other_k, None, behind_k, DIM, ROTARY, K_EPS, SIZE
+                )
+            value = load_value(v + token * V_STRIDE + h * V_DIM, V_DIM, V_EPS, V_SCALE, V_SIZE)
+            at = slot * KV_HEADS + h
+            store_kv(keys, key_scales, at * DIM, key, True, DIM, SIZE)
+            store_kv(values, value_scales, at * V_DIM, value, True, V_DIM, V_SIZE)

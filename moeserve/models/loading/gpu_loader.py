@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Sequence
 from contextlib import closing
 
@@ -11,11 +10,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moeserve.kernels.norm.sandwich_norms import PartNorms, SandwichNorms
+from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.planes import Planes, empty_planes
 from moeserve.models.attention import AttentionShape
 from moeserve.models.compressed import CompressedAttentionShape
-from moeserve.models.errors import ModelError
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
@@ -23,9 +21,11 @@ from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
 from moeserve.models.loading.gpu_compressed import load_by_token, load_compressed_attention
 from moeserve.models.loading.gpu_indexer import load_block_indexer, load_indexer
+from moeserve.models.loading.gpu_layer_inputs import load_layer_input, load_layer_inputs
 from moeserve.models.loading.gpu_merged import load_merged, with_biases
 from moeserve.models.loading.gpu_next_token import load_next_token
 from moeserve.models.loading.gpu_residual import load_input, load_ngrams
+from moeserve.models.loading.gpu_sandwich import load_sandwich
 from moeserve.models.loading.gpu_weights import (
     GpuAttention,
     GpuDeltaNet,
@@ -117,6 +117,7 @@ class GpuLoader:
             next_token=load_next_token(self._shape, self._vector, self._planes, self._layer)
             if with_head
             else None,
+            layer_inputs=load_layer_inputs(self._shape, self._vector, self._planes, self._merged),
         )
 
     def _output_norm(self) -> GpuInput:
@@ -139,7 +140,10 @@ class GpuLoader:
 
     def _layer(self, index: int, ids: Sequence[int]) -> GpuLayer:
         ngrams = load_ngrams(self._source, self._shape, index, self._vector, self._merged)
-        return GpuLayer(self._mixer(index), self._ffn(index, ids), ngrams)
+        mixer, ffn = self._mixer(index), self._ffn(index, ids)
+        norms = None if ffn is None else ffn.sandwich
+        own = load_layer_input(self._shape, index, norms, self._vector, self._merged)
+        return GpuLayer(mixer, ffn, ngrams, own)
 
     def _ffn(self, index: int, ids: Sequence[int]) -> GpuMoe | GpuDenseFfn | None:
         ffn = self._shape.loaded_layers[index].ffn
@@ -228,7 +232,9 @@ class GpuLoader:
             norm=self._mixer_input(index),
             qkv=self._linear(index, *parts, has_bias=shape.qkv_bias),
             q_norm=self._vector(n.of_layer(index, n.ATTN_Q_NORM)) if has_norm else ones,
-            k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM)) if has_norm else ones,
+            k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM))
+            if has_norm and shape.kv_from is None
+            else ones,
             output=self._linear(index, n.ATTN_OUTPUT, has_bias=shape.output_bias)[0],
             sinks=self._vector(n.of_layer(index, n.ATTN_SINKS)) if shape.has_sinks else None,
             indexer=load_block_indexer(shape.indexer, index, self._vector, self._merged),
@@ -243,7 +249,6 @@ class GpuLoader:
 
     def _moe(self, index: int, shape: MoeShape, ids: Sequence[int]) -> GpuMoe:
         num_experts, shared = shape.num_experts, shape.shared
-        is_sandwiched = self._shape.loaded_layers[index].is_sandwiched
         return GpuMoe(
             norm=self._ffn_norm(index),
             router=self._linear(index, n.FFN_GATE_INP, has_bias=shape.router_bias)[0],
@@ -255,44 +260,15 @@ class GpuLoader:
             expert_scale=self._vector(n.in_layer(index, n.scale_of_part(n.FFN_DOWN_EXPS)))
             if shape.expert_scale
             else None,
-            sandwich=self._sandwich(index) if is_sandwiched else None,
+            sandwich=self._sandwich(index),
             order=self._orders.of(self._source.tensors[expert_tensors(self._shape, index)[0]]),
         )
 
-    def _sandwich(self, index: int) -> SandwichNorms:
-        """Loads a sandwiched layer's norms. Raises ModelError for a quantised router with a separate norm: only float
-        weights are supported."""
-        shape = self._shape.loaded_layers[index]
-        return SandwichNorms(
-            attention_output=self._vector(n.of_layer(index, n.POST_ATTENTION_NORM)),
-            input=self._vector(n.of_layer(index, shape.ffn_norm)) if shape.has_input_norms else None,
-            output=self._vector(n.of_layer(index, n.POST_FFW_NORM)),
-            parts=self._part_norms(index) if shape.moe is not None and shape.moe.parts_normed else None,
-            factor=self._vector(n.of_layer(index, n.LAYER_OUTPUT_SCALE)) if shape.has_factor else None,
-            behind_eps=self._shape.behind_eps,
-        )
-
-    def _part_norms(self, index: int) -> PartNorms:
-        router = self._source.tensors[n.of_layer(index, n.FFN_GATE_INP)]
-        if router.type.is_quantised:
-            raise ModelError(
-                self._source.path,
-                f"tensor {router.name!r} is of type {router.type.name}; floats are expected",
-            )
-        scale = self._vector(n.in_layer(index, n.scale_of_part(n.FFN_GATE_INP)))
-        return PartNorms(
-            router_input=scale / math.sqrt(self._shape.hidden_size),
-            experts_input=self._vector(n.of_layer(index, n.PRE_FFW_NORM_2)),
-            dense_output=self._vector(n.of_layer(index, n.POST_FFW_NORM_1)),
-            experts_output=self._vector(n.of_layer(index, n.POST_FFW_NORM_2)),
-        )
+    def _sandwich(self, index: int) -> SandwichNorms | None:
+        return load_sandwich(self._source, self._shape, index, self._vector)
 
     def _dense_ffn(self, index: int, shape: DenseFfnShape) -> GpuDenseFfn:
-        return GpuDenseFfn(
-            self._ffn_norm(index),
-            self._unrouted(index, shape.parts),
-            self._sandwich(index) if self._shape.loaded_layers[index].is_sandwiched else None,
-        )
+        return GpuDenseFfn(self._ffn_norm(index), self._unrouted(index, shape.parts), self._sandwich(index))
 
     def _ffn_norm(self, index: int) -> GpuInput | None:
         if self._shape.loaded_layers[index].is_parallel:

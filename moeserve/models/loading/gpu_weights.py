@@ -118,6 +118,28 @@ class GpuNgrams:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuLayerInputs:
+    """The weights that compute all layers' per-layer embeddings from a step's tokens."""
+
+    table: Planes  # [vocab, layers * layer_input_width]
+    projection: MergedLinear  # [layers * layer_input_width, hidden], of the embeddings
+    norm: Tensor  # float32 [layer_input_width], for each layer's part of the projection
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLayerInput:
+    """The weights that add a layer's own input to the residual."""
+
+    gate: MergedLinear  # [layer_input_width, hidden]
+    output: MergedLinear  # [hidden, layer_input_width]
+    behind: SandwichNorms  # its output norm is that of `output`'s product, and its factor comes behind that
+
+    @property
+    def nbytes(self) -> int:
+        return self.gate.nbytes + self.output.nbytes
+
+
+@dataclass(frozen=True, slots=True)
 class GpuBlockIndexer:
     inputs: list[MergedLinear]  # the rows of index queries, then of index keys
     q_norm: Tensor  # [dim], as is k_norm
@@ -284,6 +306,7 @@ class GpuLayer:
     mixer: GpuMixer | None
     ffn: GpuMoe | GpuDenseFfn | None
     ngrams: GpuNgrams | None = None  # n-gram embeddings that it adds to the residual before its blocks
+    input: GpuLayerInput | None = None  # its own input, which it adds behind its blocks
 
     @property
     def moe(self) -> GpuMoe | None:
@@ -300,7 +323,7 @@ class GpuLayer:
         """Bytes that every step reads."""
         of_mixer = 0 if self.mixer is None else self.mixer.nbytes + input_bytes(self.mixer.norm)
         of_ffn = 0 if self.ffn is None else self.ffn.dense_bytes + input_bytes(self.ffn.norm)
-        return of_mixer + of_ffn + (0 if self.ngrams is None else self.ngrams.nbytes)
+        return of_mixer + of_ffn + sum(each.nbytes for each in (self.ngrams, self.input) if each is not None)
 
     @property
     def own_experts(self) -> GpuExperts | None:
@@ -334,6 +357,13 @@ class GpuWeights:
     output: MergedLinear | None  # None: the head is elsewhere
     rope_factors: Tensor | None = None  # [1 or 2, any], a CPU tensor: see blocks/rope.py
     next_token: GpuNextToken | None = None
+    layer_inputs: GpuLayerInputs | None = None  # None: no layer has an input of its own
+
+    @property
+    def most_experts(self) -> int:
+        """The largest number of a layer's experts that are here."""
+        here = [layer.moe.experts for layer in self.layers if layer.moe is not None]
+        return max((experts.gate.experts for experts in here if experts is not None), default=0)
 
 
 def plane_tensors(planes: Planes) -> list[Tensor]:

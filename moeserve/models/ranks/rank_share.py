@@ -86,6 +86,7 @@ def _in_any_layer(name: str) -> str:
 
 
 _STREAMS = "a residual of several streams, which one GPU computes alone"
+_LAYER_INPUTS = "layers with inputs of their own, which one GPU computes alone"
 
 
 def share_of(
@@ -122,6 +123,10 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
         return f"{shape.architecture} has layers without attention or a feed-forward, which are not divided"
     if shape.streams is not None:
         return f"{shape.architecture} has {_STREAMS}"
+    if any(layer.kv_from is not None for layer in shape.layers):
+        return f"{shape.architecture} has layers that attend to an earlier one's keys, which are not divided"
+    if shape.layer_input_width:
+        return f"{shape.architecture} has {_LAYER_INPUTS}"
     if found := cpu_only_features(shape):
         return f"{shape.architecture} has {found[0]}, which no GPU computes"
     for index, layer in enumerate(shape.layers):
@@ -137,15 +142,18 @@ def stage_of(shape: ModelShape, tensors: Mapping[str, TensorInfo], rank: int, nu
     streams."""
     if shape.streams is not None:
         raise ValueError(f"{shape.architecture} has {_STREAMS}")
+    if shape.layer_input_width:
+        raise ValueError(f"{shape.architecture} has {_LAYER_INPUTS}")
     sizes = [0] * shape.num_layers
     for name, tensor in tensors.items():
         layer = n.layer_of(name)
         if layer is not None and layer < len(sizes):
             sizes[layer] += tensor.nbytes
     attends = [layer.attention is not None for layer in shape.layers]
-    cuts = cut_layers(sizes, attends, num_ranks, [not layer.needs_layer_before for layer in shape.layers])
+    starts = [not shape.needs_layer_before(index) for index in range(shape.num_layers)]
+    cuts = cut_layers(sizes, attends, num_ranks, starts)
     first, end = cuts[rank], cuts[rank + 1]
-    layers = shape.layers[first:end]
+    layers = tuple(_from(layer, first) for layer in shape.layers[first:end])
     own = replace(shape, layers=layers)
     return RankShare(
         rank,
@@ -160,6 +168,13 @@ def stage_of(shape: ModelShape, tensors: Mapping[str, TensorInfo], rank: int, nu
         first_layer=first,
         is_stage=True,
     )
+
+
+def _from(layer: LayerShape, first: int) -> LayerShape:
+    """Returns the layer where layer `first` is number 0."""
+    if not isinstance(layer.mixer, AttentionShape) or layer.mixer.kv_from is None:
+        return layer
+    return replace(layer, mixer=replace(layer.mixer, kv_from=layer.mixer.kv_from - first))
 
 
 def _of_no_layer(shape: ModelShape) -> frozenset[str]:

@@ -47,6 +47,7 @@ from tests.support.gpu_operators.attention import (
 )
 from tests.support.gpu_operators.compressed import compressed, experts_by_token
 from tests.support.gpu_operators.indexer import block_indexer, indexer, pooled_indexer
+from tests.support.gpu_operators.layer_inputs import layer_inputs
 from tests.support.gpu_operators.next_token import drafts
 from tests.support.gpu_operators.products import (
     adapters,
@@ -170,6 +171,7 @@ CALLS: dict[str, list[Callable[[], None]]] = {
         *(partial(each, 200, torch.bfloat16) for each in (hyper_connections, ngram_embeddings)),
     ],
     "streams that are mixed": [partial(mixed_streams, 3, f32), partial(mixed_streams, 200, torch.bfloat16)],
+    "inputs of layers": [partial(layer_inputs, 3, f32), partial(layer_inputs, 200, torch.bfloat16)],
     "delta net, many": [partial(delta_net, 200, torch.bfloat16, True)],
     "delta net, many, floats": [partial(delta_net, 200, f32, True)],
     "attention of q8_0 keys": [partial(attention_of_q8_0, 3)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
 
+from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
 from moeserve.models.gpu_features import check_gpu_features, cpu_only_features
 from moeserve.models.interface import ModelShape
@@ -25,12 +27,12 @@ from tests.conftest import OWN_FIXTURES, TINY_MODEL, family_models
 from tests.support.gemma_file import write_gemma
 from tests.support.model_header import qwen3moe, write_header
 
-CPU_ONLY = ("gemma4e-f16", "nemotronhlatent-f16")
+CPU_ONLY = ("nemotronhlatent-f16",)
 NOT_DIVIDED = {"step35-q4_k_m": "gates", "mimo2-q4_k_m": "widths", "kimilinear-f16": "Kimi Delta Attention",
                "nemotronhmoe-f16": "Mamba-2", "granitehybrid-f16": "Mamba-2", "nemotronh-f16": "Mamba-2",
                "lfm2moe-f16": "short convolutions", "bailing3-f16": "gates",
                "gemma3-q4_k_m": "norms behind", "gemma2-f16": "norms behind", "olmo3-f16": "norms behind",
-               "exaone4-f16": "norms behind", "glm4-f16": "norms behind",
+               "exaone4-f16": "norms behind", "glm4-f16": "norms behind", "gemma4e-f16": "norms behind",
                "nemotronnas-f16": "layers without", "museglimmer-f16": "norms behind"}  # fmt: skip
 WHOLE = (*CPU_ONLY, *NOT_DIVIDED)
 FILES = sorted({*OWN_FIXTURES.glob("tiny-*.gguf")} - {OWN_FIXTURES / f"tiny-{name}.gguf" for name in WHOLE})
@@ -68,6 +70,35 @@ def test_what_is_not_divided_is_refused_by_name(name: str, why: str) -> None:
     shape = read_shape(open_model(OWN_FIXTURES / f"tiny-{name}.gguf"))
     assert not cpu_only_features(shape)
     assert why in why_undivided(shape, 2)
+
+
+def test_layers_with_inputs_of_their_own_are_on_one_gpu() -> None:
+    source = open_model(OWN_FIXTURES / "tiny-gemma4e-f16.gguf")
+    shape = read_shape(source)
+    with pytest.raises(
+        ValueError, match="gemma4 has layers with inputs of their own, which one GPU computes alone"
+    ):
+        stage_of(shape, source.tensors, 0, 2)
+    bare = tuple(replace(layer, is_sandwiched=False) for layer in shape.layers)
+    assert "attend to an earlier one's keys" in why_undivided(replace(shape, layers=bare), 2)
+    own = tuple(replace(layer, mixer=shape.layers[0].mixer) for layer in bare)
+    assert "inputs of their own" in why_undivided(replace(shape, layers=own), 2)
+
+
+def test_a_stage_begins_with_a_layer_whose_keys_all_of_it_can_reach() -> None:
+    """Layers 2 and 3 attend to the keys of 0 and 1; then layer 3 alone does, to those of 2, which a stage has as its
+    first."""
+    source = open_model(OWN_FIXTURES / "tiny-gemma4e-f16.gguf")
+    shape = replace(read_shape(source), layer_input_width=0)
+    with pytest.raises(ValueError, match="4 layers, 4 of which attend, for 2 GPUs"):
+        stage_of(shape, source.tensors, 0, 2)
+    first, second = shape.layers[:2]
+    assert isinstance(first.mixer, AttentionShape)
+    last = replace(first, mixer=replace(first.mixer, kv_from=2))
+    shape = replace(shape, layers=(first, second, first, last))
+    assert [shape.needs_layer_before(index) for index in range(4)] == [False, False, False, True]
+    stage = stage_of(shape, source.tensors, 1, 2)
+    assert (stage.first_layer, [layer.kv_from for layer in stage.shape.layers]) == (2, [None, 0])
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4])

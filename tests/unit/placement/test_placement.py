@@ -225,7 +225,7 @@ def sharing() -> ModelSizes:
 
 @pytest.mark.parametrize(("on_gpu", "other"), [(1, 2), (3, 5), (4, 5)])
 def test_layers_that_share_a_choice_of_keys_are_on_one_device(on_gpu: int, other: int) -> None:
-    with pytest.raises(ConfigError, match=f"chooses, so both must be on the GPU or both in RAM: .* {other}$"):
+    with pytest.raises(ConfigError, match=f"so both must be on the GPU or both in RAM: .* {other}$"):
         place(sharing(), PlacementOptions(n_gpu_layers=on_gpu), gpu(EVERYTHING))
     assert place(sharing(), PlacementOptions(n_gpu_layers=other), gpu(EVERYTHING)).layers_in_ram == 5 - other
     moved = {
@@ -235,6 +235,20 @@ def test_layers_that_share_a_choice_of_keys_are_on_one_device(on_gpu: int, other
         for budget in range(64, 128, 4)
     }
     assert moved == {0, 3}
+
+
+def test_layers_with_inputs_of_their_own_are_where_the_embedding_is() -> None:
+    sizes = model(3)
+    sizes = replace(sizes, layers=tuple(replace(layer, needs_layer_before=True) for layer in sizes.layers))
+    with pytest.raises(ConfigError, match=r"use --n-gpu-layers 3, or --device cpu$"):
+        place(sizes, PlacementOptions(n_gpu_layers=2), gpu(EVERYTHING))
+    assert place(sizes, PlacementOptions(n_gpu_layers=3), gpu(EVERYTHING)).embedding == "cuda"
+    options = PlacementOptions(
+        gpu_memory_budget=(ALL_DENSE + 4) * MIB, num_gpu_experts=0, ample_kv_tokens=100_000
+    )
+    assert place(model(3), options, gpu(EVERYTHING)).embedding == "cpu"
+    placement = place(sizes, options, gpu(EVERYTHING))
+    assert (placement.layers_in_ram, placement.embedding) == (0, "cuda")
 
 
 def test_the_layers_that_the_user_wants_on_the_gpu_stay() -> None:

@@ -65,18 +65,20 @@ class GpuAttentionBlock:
         s: GpuWorkspace,
         adapters: LayerAdapters | None,
     ) -> None:
-        """Launches a layer's attention. Reads s.y, the norm of x; writes the block's output to s.output."""
+        """Launches a layer's attention. kv: of the layer whose keys it attends to. Reads s.y, the norm of x; writes the
+        block's output to s.output."""
         eps, count, form, of_form = self._eps, batch.count, self._forms[shape.form], s.forms[shape.form]
         q, gate, k, v = _project(shape, w, count, s)
         if adapters is not None:
-            adapters.add(s.y, QKV_PARTS, [k, v] if shape.is_gated else [q, k, v])
+            _add_adapters(adapters, shape, s.y, q, k, v)
         v_eps = eps if shape.has_v_norm else None
         table, slots = self._slot_table, batch.kv_slots
         if shape.window and self._window_table is not None:
             assert batch.window_slots is not None
             table, slots = self._window_table, batch.window_slots
         sections = _sections(form, batch)
-        if batch.rows_independent and shape.qk_norm != "full" and shape.indexer is None:
+        stores_within = batch.rows_independent and shape.qk_norm != "full" and shape.indexer is None
+        if stores_within and k is not None and v is not None:
             new = NewTokens(
                 k,
                 v,
@@ -120,6 +122,7 @@ class GpuAttentionBlock:
         the norm of x."""
         form, of_form = self._forms[shape.form], s.forms[shape.form]
         q, _, k, v = _project(shape, w, batch.count, s)
+        assert k is not None
         rope_store(
             q, k, v, w.q_norm, w.k_norm, self._eps, form.cos, form.sin, batch.positions, batch.kv_slots, batch.count,
             of_form.q, kv.keys, kv.values, kv.key_scales, kv.value_scales, self._eps if shape.has_v_norm else None,
@@ -151,7 +154,7 @@ class GpuAttentionBlock:
             scales = None if a.scales is None else a.scales[part]
             mine = None if new is None else _part_of(new, part)
             # Independent rows see up to themselves.
-            ends = batch.ends if self._sees_ahead(shape) and new is None else None
+            ends = batch.ends if self._sees_ahead(shape) and not batch.rows_independent else None
             decode_attention(
                 q[part], mine, kv.keys, kv.values, table, batch.req_slots[part], batch.positions[part],
                 count, d, a.x[part], codes, scales,
@@ -225,11 +228,27 @@ def _part_of(new: NewTokens, rows: slice) -> NewTokens:
 
 def _project(
     shape: AttentionShape, w: GpuAttention, count: Tensor, s: GpuWorkspace
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-    """Launches the products of s.y. Returns q, its gate, k and v."""
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Launches the products of s.y. Returns q, its gate, k and v; without k and v for a layer that attends to another
+    one's."""
     gates = [shape.gate_width] if shape.gate_width else []
-    values = [] if shape.v_from_k else [shape.value_width]
-    widths = [shape.q_width, *gates, shape.kv_width, *values]
+    keys = [] if shape.kv_from is not None else [shape.kv_width]
+    values = [] if shape.kv_from is not None or shape.v_from_k else [shape.value_width]
+    widths = [shape.q_width, *gates, *keys, *values]
     q, *rest = multiply_all(w.qkv, widths, s.y, count, s.projected, s.dense)
     gate = rest.pop(0) if gates else None
-    return q, gate, rest[0], rest[-1]
+    return (q, gate, rest[0], rest[-1]) if rest else (q, gate, None, None)
+
+
+def _add_adapters(
+    adapters: LayerAdapters,
+    shape: AttentionShape,
+    y: GpuActivations,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+) -> None:
+    if k is None or v is None:
+        adapters.add(y, QKV_PARTS[:1], [q])
+    else:
+        adapters.add(y, QKV_PARTS, [k, v] if shape.is_gated else [q, k, v])

@@ -37,6 +37,7 @@ from moeserve.models.blocks.gpu.first_rows import as_planes, numbers, upload
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
 from moeserve.models.blocks.gpu.forms import forms_of
 from moeserve.models.blocks.gpu.head_product import GpuHead, head_product
+from moeserve.models.blocks.gpu.layer_inputs import make_inputs
 from moeserve.models.blocks.gpu.layer_kinds import distinct_layers
 from moeserve.models.blocks.gpu.layers import GpuLayers
 from moeserve.models.blocks.gpu.linear import NO_WORKSPACE, multiply
@@ -162,7 +163,7 @@ class GpuDecoder:
             queries=queries,
             float_weights=has_float_weights(weights),
             adapter_rank=0 if adapters is None else adapters.rank,
-            experts_here=_experts_here(weights) if expert_stream is None else None,
+            experts_here=weights.most_experts if expert_stream is None else None,
             length=max_model_len,
         )
         self.head_sizes = [size for size in self.sizes if size <= GPU_LOGIT_ROWS]
@@ -289,6 +290,8 @@ class GpuDecoder:
         )  # fmt: skip
         if self._ones is not None:  # embeddings in the place of tokens are normalised already
             norm_in_place(s.x, self._ones, batch.count, self.shape.rms_eps)
+        if (inputs := self._weights.layer_inputs) is not None:
+            make_inputs(inputs, self.shape, batch.token_ids, batch.count, s)
         if observer is not None and self._row_numbers is None:
             observer.embedding(s.x)
         for index in self._distinct_layers if is_compiling_ahead() else range(self.num_layers):
@@ -382,15 +385,10 @@ class GpuDecoder:
         CPU."""
         w = self._weights
         total = 0 if w.output is None else w.output.nbytes + input_bytes(w.output_norm)
+        total += 0 if w.layer_inputs is None else w.layer_inputs.projection.nbytes
         for layer, count in zip(w.layers, (used & self.on_gpu).sum(dim=1).tolist(), strict=True):
             total += layer.dense_bytes
             experts = None if layer.moe is None else layer.moe.experts
             if experts is not None:
                 total += experts.nbytes * count // experts.gate.experts
         return total
-
-
-def _experts_here(weights: GpuWeights) -> int:
-    """Returns the largest number of experts per layer on this GPU."""
-    here = [layer.moe.experts for layer in weights.layers if layer.moe is not None]
-    return max((experts.gate.experts for experts in here if experts is not None), default=0)

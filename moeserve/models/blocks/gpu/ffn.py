@@ -4,7 +4,7 @@ The GPU computes the experts in its memory while the CPU pool computes those in 
 are streamed to the GPU (`ram_share.py`). A layer without experts has one feed-forward, treated like a shared expert.
 
 A layer's output is left in parts (`ffn_outputs.py`). The next norm adds them to x; sandwiched layers normalise them
-first."""
+first. A layer with an input of its own adds them itself, and leaves the product of that input."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from moeserve.kernels.experts.weigh_input import weigh_input
 from moeserve.kernels.handoff import ExpertHandoff
 from moeserve.kernels.linear.op import Gated
 from moeserve.kernels.norm.op import add_norm, sandwich_sum
+from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.routing.op import route, select_streamed_routes
 from moeserve.models.blocks.gpu.dense_rows import multiply_dense, takes_dense_products
-from moeserve.models.blocks.gpu.expert_run import ExpertRun, gated_product
+from moeserve.models.blocks.gpu.expert_run import ExpertRun, PendingSum, gated_product
 from moeserve.models.blocks.gpu.ffn_inputs import GpuFfnInputs
 from moeserve.models.blocks.gpu.ffn_outputs import FfnOutputs
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
+from moeserve.models.blocks.gpu.layer_inputs import project_input
 from moeserve.models.blocks.gpu.linear import in_order
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters, LayerAdapters
 from moeserve.models.blocks.gpu.ram_share import RamShare
@@ -71,6 +73,7 @@ class GpuFfnBlock:
         self._hidden = shape.hidden_size
         self._shapes = shape.layers[shape.num_layers - len(layers) :]
         self._layers = [layer.ffn for layer in layers]
+        self._own_inputs = [layer.input for layer in layers]
         self.inputs = GpuFfnInputs(self._shapes, self._layers, sums, shape.rms_eps)
         maps = [layer.expert_map for layer in layers]
         self.ram = RamShare(maps, handoff, expert_stream, prefill, num_in_ram)
@@ -88,8 +91,8 @@ class GpuFfnBlock:
     def mix(
         self, index: int, s: GpuWorkspace, batch: GpuBatch, adapters: LayerAdapters | None = None
     ) -> None:
-        """Launches a layer's feed-forward. Reads s.x and s.output (attention's output). `outputs.pending` has the
-        result."""
+        """Launches a layer's feed-forward, and the product of its own input, if it has one. Reads s.x and s.output
+        (attention's output). `outputs.pending` has the result."""
         count = batch.count
         ffn = self._layers[index]
         if isinstance(ffn, GpuDenseFfn):
@@ -104,6 +107,10 @@ class GpuFfnBlock:
         elif ffn is not None:
             self._mix_experts(index, ffn, s, count, batch.token_ids, adapters)
         self.outputs.sum_over_gpus(index, s, count)
+        own, norms = self._own_inputs[index], self.inputs.sandwich(index)
+        if own is not None and norms is not None:
+            self._sum_behind(index, norms, self.outputs.pending_ffn(index, s), s, None, count, s.y, None)
+            project_input(own, index, count, s)
 
     def _mix_experts(
         self,
@@ -161,11 +168,12 @@ class GpuFfnBlock:
             self.inputs.read_streams(weight, self.outputs.pending(index, s), s, count, y, exact)
             return
         gain = norm_weight(weight)
-        parts, weights, ids, extra = self.outputs.pending(index, s)
-        if (norms := self.inputs.sandwich(index)) is not None:
-            dense = None if norms.parts is None else self.outputs.unrouted_part(index, s)
-            sandwich_sum(s.x, dense, parts, weights, ids, extra, rows, count, norms, gain, self._eps, y)
+        pending, own = self.outputs.pending(index, s), self._own_inputs[index]
+        norms = self.inputs.sandwich(index) if own is None else own.behind
+        if norms is not None:
+            self._sum_behind(index, norms, pending, s, rows, count, y, gain)
             return
+        parts, weights, ids, extra = pending
         # attention's output, which this norm still has to add
         attended = self._sums.attended(s) if self.inputs.leaves_attended(index, s) else None
         within = None if rows is not None or parts is None else self._sums.ffn_within_norm(index, parts)
@@ -178,6 +186,21 @@ class GpuFfnBlock:
             s.x, parts, weights, ids, extra, rows, count, gain, self._eps, y.x, y.codes, y.scales, exact,
             attended=attended, centered=self._centered,
         )  # fmt: skip
+
+    def _sum_behind(
+        self,
+        index: int,
+        norms: SandwichNorms,
+        pending: PendingSum,
+        s: GpuWorkspace,
+        rows: Tensor | None,
+        count: Tensor,
+        y: GpuActivations,
+        gain: Tensor | None,
+    ) -> None:
+        """Launches x += the pending output behind a layer's norms, and y = norm(x), or y = x if gain is None."""
+        dense = None if norms.parts is None else self.outputs.unrouted_part(index, s)
+        sandwich_sum(s.x, dense, *pending, rows, count, norms, gain, self._eps, y)
 
     def complete(self, index: int, s: GpuWorkspace, count: Tensor) -> None:
         """Launches x += the pending output of layer `index`, where x is a residual of several streams."""

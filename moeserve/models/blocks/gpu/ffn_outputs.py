@@ -10,7 +10,7 @@ from moeserve.kernels.experts.sum_parts import sum_parts
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.models.blocks.gpu.expert_run import PendingSum
 from moeserve.models.blocks.gpu.ffn_inputs import GpuFfnInputs
-from moeserve.models.blocks.gpu.norms_behind import added_behind_norms
+from moeserve.models.blocks.gpu.norms_behind import added_behind_norms, around_own_input
 from moeserve.models.blocks.gpu.ram_share import RamShare
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace, Routes
@@ -34,6 +34,7 @@ class FfnOutputs:
         """shapes, layers: one each per layer. Others: those of `GpuFfnBlock`."""
         self._shapes = shapes
         self._layers = [layer.ffn for layer in layers]
+        self._own_inputs = [layer.input for layer in layers]
         self._has_expert_map = [layer.expert_map is not None for layer in layers]
         self._inputs = inputs
         self._ram = ram
@@ -41,7 +42,13 @@ class FfnOutputs:
         self._eps = eps
 
     def pending(self, index: int, s: GpuWorkspace) -> PendingSum:
-        """Returns the layer's pending residual contributions."""
+        """Returns the layer's pending residual contributions: those of its own input, if it has one."""
+        if self._own_inputs[index] is not None:
+            return PendingSum(s.output, None, None, None)
+        return self.pending_ffn(index, s)
+
+    def pending_ffn(self, index: int, s: GpuWorkspace) -> PendingSum:
+        """Returns the pending residual contributions of the layer's feed-forward."""
         routes, is_shared = self.routes(index, s), self._ram.is_shared(index)
         is_added = self._sums.sums_ffn(index)  # summed over the GPUs, this one's pool included
         pool_sum = s.pool_sum if is_shared and self._ram.pool_works and not is_added else None
@@ -69,6 +76,14 @@ class FfnOutputs:
         if (norms := self._inputs.sandwich(index)) is None:
             return pending
         return added_behind_norms(s.x, self.unrouted_part(index, s)[:, 0], pending, norms, self._eps)
+
+    def around_own_input(self, index: int, s: GpuWorkspace, change: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Returns the residual after attention and the layer's change of it, for an observer; None for a layer without
+        an input of its own. change: the feed-forward's part of it, from `behind_norms`."""
+        if (own := self._own_inputs[index]) is None:
+            return None
+        projected = s.output.view(s.rows, -1).cpu().float()
+        return around_own_input(s.x, change, projected, own.behind, self._eps)
 
     def routing(self, index: int, s: GpuWorkspace) -> LayerRouting | None:
         """Returns the routing of the layer's rows, for an observer; None for a layer without experts."""

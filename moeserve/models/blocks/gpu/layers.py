@@ -104,7 +104,7 @@ class GpuLayers:
         w, mixer = layer.mixer, self._shape.layers[self._first_layer + index].mixer
         if isinstance(mixer, AttentionShape):
             assert isinstance(w, GpuAttention)
-            self._attention.attend(mixer, w, self._kv[index], batch, s, adapters)
+            self._attention.attend(mixer, w, self._kv_of(index, mixer), batch, s, adapters)
         elif isinstance(mixer, LatentAttentionShape):
             assert isinstance(w, GpuLatentAttention)
             self._latent_attention.attend(mixer, w, self._kv[index], batch, s)
@@ -118,6 +118,10 @@ class GpuLayers:
             records = None if self._state_drafts is None else self._state_drafts.of_layer(index)
             states = self._states[index]
             mix_recurrent(mixer, w, self._shape.rms_eps, states, batch.states, batch.count, s, records)
+
+    def _kv_of(self, index: int, mixer: AttentionShape) -> KvLayer:
+        """Returns the KV that a layer attends to: its own, or that of an earlier layer, which is on this GPU."""
+        return self._kv[index if mixer.kv_from is None else mixer.kv_from - self._first_layer]
 
     def norm_first(self, s: GpuWorkspace, count: Tensor) -> None:
         """Launches y = norm of x, as the first layer reads it."""
@@ -175,7 +179,7 @@ class GpuLayers:
 
     def show(self, index: int, s: GpuWorkspace, observer: LayerObserver) -> None:
         """Shows a layer to the observer. Sums are computed on the CPU, because all GPU memory is planned."""
-        parts, weights, ids, pool_sum = self._ffn.outputs.pending(index, s)
+        parts, weights, ids, pool_sum = self._ffn.outputs.pending_ffn(index, s)
         output = torch.zeros(s.rows, self._shape.hidden_size) if pool_sum is None else pool_sum.cpu()
         if parts is not None:
             each = parts.cpu().float()  # under the interpreter no copy: not to be changed in place
@@ -188,6 +192,8 @@ class GpuLayers:
         after_attention, has_ffn = s.x, self._layers[index].ffn is not None
         if self._ffn.inputs.leaves_attended(index, s) or not has_ffn:
             after_attention = s.x.cpu() + s.output.view(s.rows, -1).cpu().float()
+        if (around := self._ffn.outputs.around_own_input(index, s, output)) is not None:
+            after_attention, output = around
         observer.layer(
             self._first_layer + index,  # the observer has seen the CPU's layers
             after_attention=after_attention,

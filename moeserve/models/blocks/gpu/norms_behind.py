@@ -1,4 +1,4 @@
-"""The contribution of a sandwiched layer to x, computed on the CPU for an observer."""
+"""The contributions of a sandwiched layer to x, computed on the CPU for an observer."""
 
 from __future__ import annotations
 
@@ -23,3 +23,13 @@ def added_behind_norms(x: Tensor, dense: Tensor, rest: Tensor, norms: SandwichNo
         factor, eps,
     )  # fmt: skip
     return (after - x).float()
+
+
+def around_own_input(
+    x: Tensor, change: Tensor, projected: Tensor, norms: SandwichNorms, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Returns the residual after attention, and what feed-forward and own input of the layer add to it: float32 [rows,
+    hidden] each, on the CPU. x: the residual after the feed-forward, which changed it by `change`. projected: what the
+    layer adds behind `norms`."""
+    before = x.cpu() - change
+    return before, change + added_behind_norms(x, projected, projected, norms, eps)

@@ -24,6 +24,7 @@ from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.gpu.arena_views import activations, narrowed, spare, views_of
 from moeserve.models.blocks.gpu.compressed_workspace import compressed_workspace
 from moeserve.models.blocks.gpu.latent_workspace import IndexerWorkspace, LatentWorkspace
+from moeserve.models.blocks.gpu.layer_input_workspace import LayerInputWorkspace
 from moeserve.models.blocks.gpu.linear import dense_workspace, integer_rows
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
 from moeserve.models.blocks.gpu.residual_workspace import NgramWorkspace, streams_workspace
@@ -191,6 +192,7 @@ class GpuWorkspace:
         # None: the residual is one vector.
         self.streams = None if shape.streams is None else streams_workspace(views, shape.streams)
         self.ngrams = NgramWorkspace(views) if shape.ngrams is not None else None
+        self.layer_inputs = LayerInputWorkspace(views) if shape.layer_input_width else None
         self.y = activations(views, "y")
         self.projected = views["projected"]
         self.q = views["q"].view(queries)  # sized for the widest form
