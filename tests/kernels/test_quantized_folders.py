@@ -96,6 +96,39 @@ def test_values_are_those_that_were_published(scheme: Scheme, of_floats: Path, t
     assert sum(tensor.nbytes for tensor in source.tensors.values()) <= 1.05 * files
 
 
+@pytest.mark.parametrize(("scheme", "name", "most"), [("w4a16-32", "Q4_0", 1.0), ("w8a16-64", "Q8_0", 1.04)])
+def test_groups_without_zero_points_are_blocks_of_ggml(
+    scheme: str, name: str, most: float, of_floats: Path, tmp_path: Path
+) -> None:
+    quantized, _ = write_pair(of_floats, tmp_path, BY_NAME[scheme])
+    packed = [t for t in open_folder(quantized).tensors.values() if t.type.layout is not None]
+    assert {tensor.type.name for tensor in packed} == {name}
+    parts = {k: v for file in quantized.glob("*.safetensors") for k, v in load_file(file).items()}
+    stored = sum(v.nbytes for k, v in parts.items() if k.endswith(("weight_packed", "weight_scale")))
+    assert sum(tensor.nbytes for tensor in packed) <= most * stored
+
+
+def test_bfloat16_scales_that_float16_lacks_are_kept(of_floats: Path, tmp_path: Path) -> None:
+    """In every matrix, for experts become one, which has one type."""
+    quantized, floats = write_pair(of_floats, tmp_path, BY_NAME["w4a16-32"])
+    name = "model.layers.0.mlp.experts.3.up_proj.weight"
+    index = json.loads((quantized / "model.safetensors.index.json").read_text())
+    file = quantized / index["weight_map"][f"{name}_scale"]
+    parts = load_file(file)
+    parts[f"{name}_scale"][5, 1] = 3e-8
+    save_file(parts, file)
+    index = json.loads((floats / "model.safetensors.index.json").read_text())
+    plain_file = floats / index["weight_map"][name]
+    plain = load_file(plain_file)
+    codes = parts[f"{name}_packed"].view(torch.uint8)[5, 16:32]
+    values = torch.stack([codes & 15, codes >> 4], -1).flatten().float() - 8
+    plain[name][5, 32:64] = values * parts[f"{name}_scale"][5, 1].float()
+    save_file(plain, plain_file)
+    assert_same_values(quantized, floats)
+    packed = [t for t in open_folder(quantized).tensors.values() if t.type.layout is not None]
+    assert {tensor.type.name for tensor in packed} == {"INT4_G32_BF16"}
+
+
 def squared_errors(logits: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     return ((logits - truth) ** 2).mean(-1) / (truth**2).mean()
 

@@ -17,6 +17,8 @@ Bits and groups follow from the shapes, as settings may differ from module to mo
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from .fp4_weights import modelopt_matrix, packed_fp4_matrix
 from .made_tensor import find_part, misfit
 from .quantization_config import AWQ, GPTQ, is_gptq_v2
 from .safetensors_file import StoredTensor, stored_numbers
-from .zero_blocks import Bytes, Integers, integer_matrix
+from .zero_blocks import Bytes, Integers, are_float16, integer_matrix
 
 WORD = 32
 Stored = dict[str, StoredTensor]
@@ -47,6 +49,9 @@ def with_packed(path: Path, stored: Stored, settings: dict[str, Any]) -> Stored:
     in a float checkpoint. Raises ModelError for inconsistent parts, and for formats that no block type can hold."""
     found = {name: t for name, t in stored.items() if name.rpartition(".")[2] not in _OF_ACTIVATIONS}
     method = settings["quant_method"]
+    centered = [t for t in map(functools.partial(_centered_scales, stored), stored) if t is not None]
+    # Of all at once: a layer's experts become one matrix, which has one type.
+    are_halves = functools.cache(lambda: all(map(are_float16, centered)))
     for name in list(found):
         prefix, _, part = name.rpartition(".")
         if part == "qweight" and method in (GPTQ, AWQ):
@@ -58,11 +63,11 @@ def with_packed(path: Path, stored: Stored, settings: dict[str, Any]) -> Stored:
         elif part == "weight_packed" and found[name].dtype == "U8":
             matrix = packed_fp4_matrix(path, found, prefix)
         elif part == "weight_packed":
-            matrix = _packed(path, found, prefix)
+            matrix = _packed(path, found, prefix, are_halves)
         elif part == "weight" and found[name].dtype == "U8":
             matrix = modelopt_matrix(path, found, prefix)
         elif part == "weight" and found[name].dtype == "I8" and found[name].packed is None:
-            matrix = _signed_bytes(path, found, prefix)
+            matrix = _signed_bytes(path, found, prefix, are_halves)
         else:
             continue
         assert matrix.packed is not None
@@ -74,6 +79,16 @@ def with_packed(path: Path, stored: Stored, settings: dict[str, Any]) -> Stored:
 
 
 _FLOAT = ("F16", "BF16", "F32")
+
+
+def _centered_scales(stored: Stored, name: str) -> StoredTensor | None:
+    """Returns the scales of a matrix's codes if they are bfloat16 and codes have no zero points; None for other
+    tensors than such codes."""
+    prefix, _, part = name.rpartition(".")
+    scales = stored.get(f"{prefix}.weight_scale")
+    if part not in ("weight_packed", "weight") or stored[name].dtype not in ("I32", "I8") or scales is None:
+        return None
+    return scales if scales.dtype == "BF16" and f"{prefix}.weight_zero_point" not in stored else None
 
 
 def _gptq(path: Path, stored: Stored, prefix: str, is_v2: bool) -> StoredTensor:
@@ -137,7 +152,7 @@ def _awq(path: Path, stored: Stored, prefix: str) -> StoredTensor:
     return integer_matrix(weight, f"{prefix}.weight", (out, cols), 4, scales, groups, sources, read)
 
 
-def _packed(path: Path, stored: Stored, prefix: str) -> StoredTensor:
+def _packed(path: Path, stored: Stored, prefix: str, are_halves: Callable[[], bool]) -> StoredTensor:
     weight = find_part(path, stored, f"{prefix}.weight_packed", ("I32",))
     scales = find_part(path, stored, f"{prefix}.weight_scale", _FLOAT)
     shape = find_part(path, stored, f"{prefix}.weight_shape", ("I64", "I32"), 1)
@@ -169,12 +184,15 @@ def _packed(path: Path, stored: Stored, prefix: str) -> StoredTensor:
         codes = np.ascontiguousarray(stored_numbers(weight)).view(np.uint8)
         return Integers(in_order(codes, order, bits), stored_numbers(scales), points())
 
+    kept = tuple(sources)
     return integer_matrix(
-        weight, f"{prefix}.weight", (rows, cols), bits, scales, groups, tuple(sources), read, order
+        *(weight, f"{prefix}.weight", (rows, cols), bits, scales, groups, kept, read, order),
+        has_zeros=zeros is not None,
+        are_halves=are_halves,
     )
 
 
-def _signed_bytes(path: Path, stored: Stored, prefix: str) -> StoredTensor:
+def _signed_bytes(path: Path, stored: Stored, prefix: str, are_halves: Callable[[], bool]) -> StoredTensor:
     weight = find_part(path, stored, f"{prefix}.weight", ("I8",))
     name = f"{prefix}.weight_scale"
     scales = find_part(path, stored, name, _FLOAT, len(stored[name].shape) if name in stored else 2)
@@ -198,7 +216,11 @@ def _signed_bytes(path: Path, stored: Stored, prefix: str) -> StoredTensor:
         codes = stored_numbers(weight) ^ np.uint8(0x80)
         return Integers(codes, spread(stored_numbers(scales)), spread(points) ^ np.uint8(0x80))
 
-    return integer_matrix(weight, weight.name, (rows, cols), 8, scales, groups, tuple(sources), read)
+    return integer_matrix(
+        *(weight, weight.name, (rows, cols), 8, scales, groups, tuple(sources), read),
+        has_zeros=zeros is not None,
+        are_halves=are_halves,
+    )
 
 
 def _codes(words: npt.NDArray[Any], bits: int) -> Bytes:

@@ -13,12 +13,16 @@ import numpy.typing as npt
 
 from moeserve.models.errors import ModelError
 from moeserve.quantization import QuantType, StoredScales
-from moeserve.quantization.table import ZERO_TYPES
+from moeserve.quantization.table import Q4_0, Q8_0, ZERO_TYPES
 
 from .bit_stream import packed_bits, unpacked_bits
 from .safetensors_file import PackedWeight, StoredTensor, stored_numbers
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+GROUP = 32
+# Blocks of `GROUP` columns for codes whose zero point is the middle, by bits: a byte less than with a zero point.
+CENTERED_TYPES = {4: Q4_0, 8: Q8_0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +45,19 @@ def integer_matrix(
     sources: tuple[StoredTensor, ...],
     read: Callable[[], Integers],
     order: npt.NDArray[np.int32] | None = None,
+    *,
+    has_zeros: bool = True,
+    are_halves: Callable[[], bool] = lambda: False,
 ) -> StoredTensor:
     """Returns the matrix [rows, cols] under the name that it has in a float checkpoint. first: the tensor of codes.
     groups: number of groups per row, each of which has a scale. order: the order of the columns that `read` returns,
-    see PackedWeight.order. Raises ModelError for formats that no block type can hold."""
+    see PackedWeight.order. has_zeros: False if every zero point is the middle of the codes. are_halves: whether
+    bfloat16 scales are float16 numbers too, in all matrices that may become parts of one. Raises ModelError for formats
+    that no block type can hold."""
     kind = _kind_of(first, shape[1], bits, scales, groups)
+    is_centered = not has_zeros and bits in CENTERED_TYPES and kind.block_columns == GROUP
+    if is_centered and (_stored_scales(scales, is_half=False) == StoredScales.F16_ZERO or are_halves()):
+        kind = CENTERED_TYPES[bits]
 
     def made() -> Bytes:
         return _blocks(kind, shape, bits, replace(read(), is_bfloat16=scales.dtype == "BF16"))
@@ -94,6 +106,13 @@ def _stored_scales(scales: StoredTensor, *, is_half: bool) -> StoredScales:
     )
 
 
+def are_float16(scales: StoredTensor) -> bool:
+    """Returns whether these bfloat16 numbers are float16 numbers too: they are unless very small or large."""
+    values = _float_bits(stored_numbers(scales)).view(np.float32)
+    with np.errstate(over="ignore"):
+        return bool((values.astype(np.float16).astype(np.float32) == values).all())
+
+
 def _blocks(kind: QuantType, shape: tuple[int, int], bits: int, integers: Integers) -> Bytes:
     """Returns the blocks, uint8 [rows, row bytes]."""
     layout = kind.layout
@@ -104,16 +123,28 @@ def _blocks(kind: QuantType, shape: tuple[int, int], bits: int, integers: Intege
     out = np.empty((rows, count, kind.block_bytes), np.uint8)
     scales = _as_16_bits(integers.scales, layout.stored_scales, is_bfloat16=integers.is_bfloat16)
     out[..., :2] = np.ascontiguousarray(scales.repeat(each, axis=1))[..., None].view(np.uint8)
-    out[..., 2] = integers.zeros.repeat(each, axis=1)
     codes = integers.codes.reshape(rows, count, -1)
-    if bits == 3:
-        each = unpacked_bits(codes, bits)
-        low = kind.block_columns // 4
-        out[..., 3 : 3 + low] = packed_bits(each & np.uint8(3), 2)
-        out[..., 3 + low :] = packed_bits(each >> np.uint8(2), 1)
+    if kind is Q4_0:  # its bytes have columns j and j + 16
+        nibbles = codes & np.uint8(15), codes >> np.uint8(4)  # of even and of odd columns
+        for odd, each_column in enumerate(nibbles):
+            out[..., 2 + odd :: 2] = each_column[..., :8] | each_column[..., 8:] << np.uint8(4)
+    elif kind is Q8_0:
+        out[..., 2:] = codes ^ np.uint8(0x80)
     else:
-        out[..., 3:] = codes ^ np.uint8(0x80) if bits == 8 else codes
+        out[..., 2] = integers.zeros.repeat(each, axis=1)
+        out[..., 3:] = _behind_zeros(bits, codes)
     return out.reshape(rows, -1)
+
+
+def _behind_zeros(bits: int, codes: Bytes) -> Bytes:
+    """Returns the codes as blocks store them behind the zero point, uint8 [rows, blocks, bytes]."""
+    if bits == 8:
+        return codes ^ np.uint8(0x80)
+    if bits != 3:
+        return codes
+    each = unpacked_bits(codes, bits)
+    parts = packed_bits(each & np.uint8(3), 2), packed_bits(each >> np.uint8(2), 1)
+    return np.concatenate(parts, axis=-1)
 
 
 def _float_bits(scales: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
