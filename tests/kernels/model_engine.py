@@ -54,8 +54,10 @@ class Engine:
         kv_dtype: KvDtype = FLOAT16,
         drafts: bool = False,
         slots: int | None = None,
+        repeats_steps: bool = False,
     ) -> None:
-        """drafts: with the model's next-token block. slots: of each layer's experts in RAM, the others on disk."""
+        """drafts: with the model's next-token block. slots: of each layer's experts in RAM, the others on disk.
+        repeats_steps: see `CpuDecoder`."""
         self.file = open_model(path)  # in place, the weights are in it
         self.config = c = read_shape(self.file)
         if drafts:
@@ -69,7 +71,10 @@ class Engine:
         disk = None
         if has_experts_on_disk(weights.layers):
             disk = CpuDiskExperts(stream, c, weights.layers, Reading(4, 4096, DECAY))
-        self.model = CpuDecoder(c, weights, stream, kv, MAX_TOKENS, MAX_TOKENS, states=states, disk=disk)
+        sizes = MAX_TOKENS, MAX_TOKENS
+        self.model = CpuDecoder(
+            c, weights, stream, kv, *sizes, states=states, disk=disk, repeats_steps=repeats_steps
+        )
 
     def logits(
         self,

@@ -144,6 +144,8 @@ void bind_engine(nb::module_& m) {
       .def_ro("form", &ProductSpeed::form)
       .def_ro("speeds", &ProductSpeed::speeds)
       .def_ro("is_known", &ProductSpeed::is_known);
+  m.def("copy_ids", &copy_ids, "what"_a, "source"_a, "target"_a, "count"_a);
+  nb::class_<RecordedOperations>(m, "RecordedOperations").def(nb::init<>());
   nb::class_<Stream>(m, "Stream")
       .def(nb::init<const std::vector<std::pair<int, std::vector<int>>>&, const std::string&>(), "threads"_a,
            "isa"_a = "")
@@ -154,6 +156,9 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro(
           "pool", [](Stream& s) -> Pool& { return s.pool(); }, nb::rv_policy::reference_internal)
       .def("wait", &Stream::wait, ReleaseGil())
+      .def("begin_record", &Stream::begin_record, "record"_a)
+      .def("end_record", &Stream::end_record, "record"_a)
+      .def("repeat", &Stream::repeat, "record"_a)
       .def("choose_products", &Stream::choose_products, ReleaseGil(), "types"_a, "weight_bytes"_a,
            "least_gain"_a, "known"_a)
       .def("pack", &Stream::pack, ReleaseGil(), "source"_a, "bytes"_a, "type"_a, "rows"_a, "cols"_a,

@@ -28,6 +28,10 @@ struct LinearGroup {
   nanobind::object held;             // keeps alive what `biases` points to
 };
 
+// Copies the n ids of `source` to the start of `target`, int32 tensors. Throws std::out_of_range for an id that is not in
+// [0, count), named as `what`, and then copies nothing.
+void copy_ids(const std::string& what, nanobind::handle source, nanobind::handle target, int64_t count);
+
 // These throw std::invalid_argument.
 Activation activation_named(const std::string& name);
 void check_options(const ExpertOptions& options);
@@ -45,6 +49,12 @@ void run_from_disk(const ExpertsOp& op, int32_t* ids, const nanobind::object& di
 // lora: an ExpertAdapters of stream_operands.py, or None.
 ExpertLora expert_lora_arg(const nanobind::object& lora, const ExpertsOp& op);
 
+// What a step queued, to be queued again: see operation_queue.py.
+struct RecordedOperations {
+  OperationRecord operations;
+  int moves = -1;  // Stream::moves() when the record began; -1: it cannot be repeated
+};
+
 class Stream {
  public:
   using Tensor = nanobind::handle;
@@ -56,6 +66,12 @@ class Stream {
   const Kernels& kernels() const { return kernels_; }
   Pool& pool() { return pool_; }
   void wait() { pool_.wait(); }
+
+  // stream_record.cpp
+  void begin_record(RecordedOperations& record);
+  void end_record(RecordedOperations& record);
+  // Queues the operations again; returns false, and queues nothing, if memory that they use has moved since.
+  bool repeat(const RecordedOperations& record);
 
   // Only while nothing is queued.
   std::vector<ProductSpeed> choose_products(const std::vector<int>& types, int64_t weight_bytes,
@@ -162,6 +178,9 @@ class Stream {
   Activations gathered(const Activations& x, int n, const Matrix& matrix);
   // The same for the input of a matrix of experts, by route; no rows if the matrix has no order.
   Activations gathered_by_route(const ExpertsOp& op, const Matrix& matrix, Gathered& room);
+
+  // How often memory that belongs to the stream, and that operations use, may have moved.
+  int moves() const { return gathered_.moves() + gathered_up_.moves() + parts_.moves(); }
 
   Kernels kernels_;
   Gathered gathered_, gathered_up_;

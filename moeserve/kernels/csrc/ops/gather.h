@@ -41,13 +41,16 @@ class Gathered {
     if (size > bytes_.size()) {
       pool.wait();
       bytes_.resize(size);
+      ++moves_;
     }
     if (matrix.integer()) return {nullptr, bytes_.data(), rows, cols};
     return {reinterpret_cast<float*>(bytes_.data()), nullptr, rows, cols};
   }
+  int moves() const { return moves_; }  // how often the memory may have moved
 
  private:
   std::vector<uint8_t> bytes_;
+  int moves_ = 0;
 };
 
 }  // namespace moeserve

@@ -378,10 +378,13 @@ class Parts {
     if (size <= rows_.size()) return;
     pool.wait();
     rows_.resize(size);
+    ++moves_;
   }
+  int moves() const { return moves_; }  // how often the memory may have moved
 
  private:
   std::vector<float> rows_;
+  int moves_ = 0;
 };
 
 // Reads every byte of the matrix and discards it: the yardstick for decode speed.

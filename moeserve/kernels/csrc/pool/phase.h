@@ -8,6 +8,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 
 namespace moeserve {
@@ -65,6 +66,20 @@ class Claim {
   std::atomic<uint64_t>* flag_;
   uint64_t phase_;
   bool asked_ = false, mine_ = false;
+};
+
+// Decides when a thread without units to begin stops waiting for units that other threads have begun.
+class Patience {
+ public:
+  Patience() : since_(Clock::now()) {}
+  // Every unit has been begun, `units` of them by this thread.
+  void wait_begins(int64_t units);
+  bool is_over() const { return Clock::now() - since_ > limit_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point since_;
+  Clock::duration limit_{};
 };
 
 }  // namespace moeserve

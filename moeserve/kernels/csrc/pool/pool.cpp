@@ -202,6 +202,15 @@ void Pool::publish() {
   published_.notify_all();
 }
 
+void Pool::repeat(const OperationRecord& record) {
+  for (const Operation& operation : record) {
+    Slot& slot = next_slot();
+    static_cast<Operation&>(slot) = operation;
+    slot.is_done.store(false, std::memory_order_relaxed);
+    publish();
+  }
+}
+
 void Pool::time_phases(size_t room) {
   wait();
   for (const auto& team : teams_) team->times_.start(room);
@@ -238,7 +247,7 @@ void Pool::thread_main(int thread, const std::vector<int>& cpus) {
     if (stop_.load()) return;
     Slot& slot = slots_[next % kSlots];
     team.op_ = next;
-    team.operation_ = slot.operation;
+    team.operation_ = slot.number;
     team.number_ = 0;
     if (!slot.is_done.load(std::memory_order_relaxed)) slot.run(slot.bytes, team);
     leave(team);

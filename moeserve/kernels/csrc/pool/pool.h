@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "bytes_ahead.h"
+#include "operation.h"
 #include "phase.h"
 #include "phase_times.h"
 #include "placement.h"
@@ -198,16 +199,16 @@ class Pool {
   int threads() const { return static_cast<int>(teams_.size()); }
   int nodes() const { return static_cast<int>(node_threads_.size()) - 1; }
 
-  // Op: trivially copyable, at most kOpBytes, with `void operator()(Team&) const`, which every thread runs. Optional:
+  // Op: trivially copyable, at most Operation::kBytes, with `void operator()(Team&) const`, which every thread runs. Optional:
   // `BytesAhead reads_first(const Team&) const`, what a thread will read first, known when the operation is queued;
   // `bool is_small() const`, true if one thread may compute it alone, in which case it calls only for_units().
   template <class Op>
   void submit(const Op& op) {
-    static_assert(std::is_trivially_copyable_v<Op> && sizeof(Op) <= kOpBytes && alignof(Op) <= 64);
+    static_assert(std::is_trivially_copyable_v<Op> && sizeof(Op) <= Operation::kBytes && alignof(Op) <= 64);
     Slot& slot = next_slot();
     std::memcpy(slot.bytes, &op, sizeof op);
     slot.run = [](const void* bytes, Team& team) { (*static_cast<const Op*>(bytes))(team); };
-    slot.operation = operation_number(typeid(Op).name());
+    slot.number = operation_number(typeid(Op).name());
     slot.is_small = false;
     if constexpr (requires { op.is_small(); }) slot.is_small = op.is_small();
     slot.is_done.store(false, std::memory_order_relaxed);
@@ -217,8 +218,13 @@ class Pool {
         return static_cast<const Op*>(bytes)->reads_first(team);
       };
     }
+    if (record_ != nullptr) record_->push_back(slot);
     publish();
   }
+  // From now on, operations are also added to `record`; nullptr: no longer.
+  void record_in(OperationRecord* record) { record_ = record; }
+  // Queues the recorded operations again.
+  void repeat(const OperationRecord& record);
   // Units that a thread computed again because the thread that had begun them did not finish. Callable at any time.
   uint64_t recomputed() const { return recomputed_.load(std::memory_order_relaxed); }
   // Operations whose weights a thread prefetched while it waited in an earlier one. Callable at any time.
@@ -232,15 +238,9 @@ class Pool {
 
  private:
   friend class Team;
-  static constexpr size_t kOpBytes = 384;
   static constexpr int kSlots = 1024;  // submit() waits while this many operations are pending
 
-  struct alignas(64) Slot {
-    unsigned char bytes[kOpBytes];
-    void (*run)(const void*, Team&);
-    BytesAhead (*reads_first)(const void*, const Team&);  // or nullptr
-    uint16_t operation;                                   // its number in operation_names_
-    bool is_small;
+  struct Slot : Operation {
     std::atomic<bool> is_done{
         false};  // one thread has computed it; set before the phase in which it did so is over
   };
@@ -262,6 +262,7 @@ class Pool {
   std::vector<std::unique_ptr<Team>> teams_;
   std::vector<int> node_threads_;  // [nodes + 1]: the first thread of each node
   std::vector<Slot> slots_;
+  OperationRecord* record_ = nullptr;         // what submit() adds operations to
   std::vector<const char*> operation_types_;  // typeid names of the operations submitted so far
   std::vector<std::string> operation_names_;  // the same, readable
   std::vector<WorkRange> ranges_;             // [threads]
@@ -274,20 +275,6 @@ class Pool {
   std::atomic<uint64_t> recomputed_{0}, fetched_ahead_{0};
   std::atomic<bool> stop_{false};
   std::vector<std::thread> threads_;
-};
-
-// Decides when a thread without units to begin stops waiting for units that other threads have begun.
-class Patience {
- public:
-  Patience() : since_(Clock::now()) {}
-  // Every unit has been begun, `units` of them by this thread.
-  void wait_begins(int64_t units);
-  bool is_over() const { return Clock::now() - since_ > limit_; }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  Clock::time_point since_;
-  Clock::duration limit_{};
 };
 
 template <class UnitsOf>

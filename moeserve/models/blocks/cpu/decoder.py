@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ from moeserve.models.blocks.cpu.layers import CpuLayers
 from moeserve.models.blocks.cpu.lora import CpuAdapters
 from moeserve.models.blocks.cpu.next_token import CpuNextTokenBlock
 from moeserve.models.blocks.cpu.ngrams import look_up
+from moeserve.models.blocks.cpu.repeated_steps import MOST_ROWS, RepeatedSteps, can_repeat
 from moeserve.models.blocks.cpu.residual import embed, norm_embeddings, read_for_head
 from moeserve.models.blocks.cpu.workspace import CpuBatch, CpuWorkspace
 from moeserve.models.blocks.forget import forget_kv
@@ -61,12 +63,14 @@ class CpuDecoder:
         angles: Mapping[AttentionForm, RopeTables] | None = None,
         disk: CpuDiskExperts | None = None,
         taps: Sequence[int] = (),
+        repeats_steps: bool = False,
     ) -> None:
         """kv, states: one per layer of the weights. The next-token block's kv comes last; states is empty without
         recurrent layers. most_drafts: the most drafts of a step. pinned: x is in pinned memory, so that a GPU can read
         it. adapters: LoRA adapters that rows may use. angles: result of `angles_of`, if already computed. disk: reads
         the experts that RAM has no slot for; None: all are in RAM. taps: layers before which steps copy the residual;
-        num_layers: behind the last."""
+        num_layers: behind the last. repeats_steps: small steps repeat the operations of earlier ones; every step must
+        then be waited for before the next begins."""
         self.shape = shape
         self._weights = weights
         self._stream = stream
@@ -83,10 +87,19 @@ class CpuDecoder:
         self.disk = disk
         self._num_forwards = self._num_heads_read = 0
         self._embedded: Sequence[tuple[int, Tensor]] = ()  # arguments of the last `begin`
+        # Whether `begin` launches the first layer's products.
+        self._projects_first = bool(weights.layers) and (shape.ngrams is None or shape.ngrams.layer > 0)
         angles = angles_of(shape, max_model_len, weights.rope_factors) if angles is None else angles
         self._forms = forms_of(shape, self._space, angles)
         self._layers = CpuLayers(
             *(shape, weights, stream, kv, states, self._space, self._forms, adapters, disk, most_drafts)
+        )
+        self._repeated: RepeatedSteps | None = None
+        if repeats_steps and disk is None and can_repeat(shape):
+            vocab = len(weights.embedding.table)
+            self._repeated = RepeatedSteps(shape, stream, kv, self._forms, vocab)
+        self._is_in_place = (
+            False  # whether the last `begin` put its token ids where recorded operations read them
         )
         self.next_token: CpuNextTokenBlock | None = None  # the next-token block, if the model has one
         if weights.next_token is not None:
@@ -148,29 +161,39 @@ class CpuDecoder:
         `ModelShape.embedding_size`]) for rows with embeddings instead of tokens. previous: the tokens before each row,
         as `NgramHashes.rows` takes them, for a model with n-gram embeddings."""
         self._num_forwards += 1
+        self._embedded = embedded
+        n = len(token_ids)
+        self._is_in_place = False
+        if self._repeated is not None and n <= MOST_ROWS and adapters is None and not embedded:
+            self._layers.token_ids = token_ids = self._repeated.tokens(token_ids)
+            self._repeated.launch(n, partial(self._launch_first, token_ids, None))
+            self._is_in_place = True
+            return
         self._layers.token_ids = token_ids
+        self._launch_first(token_ids, adapters)
+        if self._weights.ngrams is not None and self.shape.ngrams is not None:
+            assert previous is not None
+            ids = token_ids.numpy()
+            look_up(self._stream, self._weights.ngrams, self.shape.ngrams, ids, previous, self._space)
+
+    def _launch_first(self, token_ids: Tensor, adapters: AdapterRows | None) -> None:
+        """Launches the embeddings, and the first layer's products."""
         n = len(token_ids)
         scale = self.shape.embedding_scale
         embed(self._stream, self._weights.embedding, token_ids, n, self._space, scale=scale)
         if self._ones is not None:
             norm_embeddings(self._stream, self._ones, self.shape.rms_eps, n, self._space)
-        self._embedded = embedded
-        if embedded:
+        if self._embedded:
             self._stream.wait()
-            for first, rows in embedded:
+            for first, rows in self._embedded:
                 streams = self.shape.residual_width // self.shape.hidden_size
                 self._space.x[first : first + len(rows)] = rows[:, : self.shape.hidden_size].repeat(
                     1, streams
                 )
         if self._weights.layer_inputs is not None:
             make_inputs(self._stream, self._weights.layer_inputs, self.shape, token_ids, n, self._space)
-        ngrams = self.shape.ngrams
-        self._is_projected = len(self._weights.layers) > 0 and (ngrams is None or ngrams.layer > 0)
-        if self._is_projected:
+        if self._projects_first:
             self._layers.project(0, n, adapters)
-        if self._weights.ngrams is not None and ngrams is not None:
-            assert previous is not None
-            look_up(self._stream, self._weights.ngrams, ngrams, token_ids.numpy(), previous, self._space)
 
     def forward(self, batch: CpuBatch, observer: LayerObserver | None = None) -> None:
         """Launches all layers for the rows of `begin`; then x is ready for `logits`. With an observer, waits after
@@ -178,11 +201,19 @@ class CpuDecoder:
         if observer is not None:
             self._stream.wait()
             observer.embedding(self._space.x)
+        elif self._repeated is not None and self._is_in_place and self._repeated.takes(batch):
+            batch = self._repeated.batch(batch)
+            key = batch.n, batch.has_window_plan, batch.window_slots is not None
+            self._repeated.launch(key, partial(self._launch_layers, batch, None))
+            return
+        self._launch_layers(batch, observer)
+
+    def _launch_layers(self, batch: CpuBatch, observer: LayerObserver | None) -> None:
         for index in range(len(self._weights.layers)):
             self._tap(index, batch.n)
             if self.shape.ngrams is not None and index == self.shape.ngrams.layer:
                 self._layers.add_ngrams(index, batch)
-            if index or not self._is_projected:
+            if index or not self._projects_first:
                 self._layers.project(index, batch.n, batch.adapters)
             self._layers.mix_tokens(index, batch)
             if observer is None:

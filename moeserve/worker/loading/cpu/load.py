@@ -225,6 +225,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         angles=loaded.angles,
         disk=disk,
         taps=() if small is None or not has_drafts else small.taps,
+        repeats_steps=True,
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, stream.isa)
     embeddings = None if spans is None else RequestEmbeddings(spans, shape)

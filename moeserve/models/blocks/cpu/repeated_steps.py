@@ -1,0 +1,104 @@
+"""Small steps repeat the operations of an earlier step with as many rows.
+
+A step launches some ten operations a layer, and each launch checks its operands: a step of a model that the caches
+hold waits for the host longer than for the pool. So the first step of each number of rows is recorded, with its token
+ids, positions and KV slots in buffers that stay in place. A later step writes these buffers and launches all the
+recorded operations with one call. Attention plans are built for each step, also in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.operation_queue import Recorded
+from moeserve.kernels.stream_operands import KvLayer
+from moeserve.models.attention import AttentionShape
+from moeserve.models.blocks.cpu.forms import CpuForm
+from moeserve.models.blocks.cpu.workspace import CpuBatch
+from moeserve.models.interface import ModelShape
+from moeserve.models.latent import AttentionForm, LatentAttentionShape
+
+# A record takes about 0.5 KB for each operation: 5 MB in all for 48 layers. With more rows, launches take a smaller
+# part of a step.
+MOST_ROWS: Final = 16
+
+
+def can_repeat(shape: ModelShape) -> bool:
+    """Returns whether launches of a step depend only on its number of rows. Recurrent states, choices of keys, n-gram
+    embeddings and a residual of several streams take other operands in each step."""
+    attending = all(
+        layer.mixer is None or isinstance(layer.mixer, AttentionShape | LatentAttentionShape)
+        for layer in shape.layers
+    )
+    return attending and shape.indexer is None and shape.ngrams is None and shape.streams is None
+
+
+class RepeatedSteps:
+    """The records of a decoder's steps, and the buffers that they read. One step at a time, and only while the pool
+    is idle at its start."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        stream: CpuStream,
+        kv: Sequence[KvLayer],
+        forms: Mapping[AttentionForm, CpuForm],
+        vocab: int,
+    ) -> None:
+        """shape: one that `can_repeat`. vocab: rows of the embedding."""
+        self._stream = stream
+        self._vocab = vocab
+        self._num_positions = min(len(form.cos) for form in forms.values())
+        slots: dict[bool, list[int]] = {False: [], True: []}
+        for layer, pool in zip(shape.layers, kv, strict=False):
+            if layer.attention is not None and len(pool.keys):  # a layer that reads another's keys has none
+                is_windowed = isinstance(layer.attention, AttentionShape) and layer.attention.window > 0
+                slots[is_windowed].append(len(pool.keys))
+        every = slots[False] + slots[True]
+        self._num_slots = min(every)
+        # Where windowed layers have slots of their own.
+        self._num_full_slots = min(slots[False] or every)
+        self._num_window_slots = min(slots[True] or every)
+        self._ids, self._positions, self._kv_slots, self._windows = (
+            torch.zeros(MOST_ROWS, dtype=torch.int32) for _ in range(4)
+        )
+        self._records: dict[Hashable, Recorded] = {}
+
+    def tokens(self, token_ids: Tensor) -> Tensor:
+        """Begins a step: returns its token ids, int32 [n], in the buffer. Raises IndexError for ids out of range."""
+        if not self._stream.is_idle:
+            self._stream.wait()
+        self._stream.put_ids("token id", token_ids, self._ids, self._vocab)
+        return self._ids[: len(token_ids)]
+
+    def takes(self, batch: CpuBatch) -> bool:
+        """Returns whether `batch` can be put into the buffers. Its tokens must have been."""
+        return batch.first_positions is None and batch.positions.dim() == 1
+
+    def batch(self, batch: CpuBatch) -> CpuBatch:
+        """Returns the batch with its positions and slots in the buffers. Raises IndexError for any out of range."""
+        n, windows, stream = batch.n, batch.window_slots, self._stream
+        stream.put_ids("position", batch.positions, self._positions, self._num_positions)
+        num_slots = self._num_slots if windows is None else self._num_full_slots
+        stream.put_ids("KV slot", batch.kv_slots, self._kv_slots, num_slots)
+        if windows is not None:
+            stream.put_ids("KV slot", windows, self._windows, self._num_window_slots)
+            windows = self._windows[:n]
+        return CpuBatch(
+            n,
+            self._positions[:n],
+            self._kv_slots[:n],
+            window_slots=windows,
+            has_window_plan=batch.has_window_plan,
+        )
+
+    def launch(self, key: Hashable, launch: Callable[[], None]) -> None:
+        """Launches what `launch` does: the operations recorded under `key`, if any."""
+        recorded = self._records.get(key)
+        if recorded is None or not self._stream.repeat(recorded):
+            self._records[key] = self._stream.record(launch)
