@@ -12,7 +12,7 @@ MEASURED = ("auto", "measure")  # values of --isa that name no instruction set
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig(SpeculativeConfig):
-    """The options' fields."""
+    """The options of the CPU engine and of the GPU, as fields of the configuration."""
 
     threads: int | None = option(
         None,

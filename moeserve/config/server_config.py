@@ -156,9 +156,9 @@ class ServerConfig(EngineConfig):
     max_num_batched_tokens: int | None = option(
         None,
         "Capacity",
-        "maximum tokens in one step, decode and prefill together (default: 512 on a CPU, or 2048 if experts are "
-        "on disk; on a GPU 16384, or 8192 in steps with decode; all but the first are halved, but not below 512, until "
-        "the step's buffers take at most 3% of the GPU memory, or 5% of the RAM for experts)",
+        "maximum tokens in one step, decode and prefill together (default: on a CPU 512, or 2048 if experts are "
+        "on disk; on a GPU 16384, or 8192 in steps with decode. Numbers above 512 are halved until the step's buffers "
+        "take at most 3% of the GPU memory, or 5% of the RAM for experts)",
         low=1,
         high=65536,
     )
@@ -344,8 +344,8 @@ class ServerConfig(EngineConfig):
     on_engine_loss: str = option(
         "continue",
         "Server",
-        "what happens to running answers when the engine crashes and restarts. continue: they go on from the tokens "
-        "they have; fail: they end with an error",
+        "what happens to running answers when the engine crashes and restarts. continue: they continue from their "
+        "tokens so far; fail: they end with an error",
         choices=("continue", "fail"),
     )
     request_timeout: float | None = option(

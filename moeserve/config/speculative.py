@@ -29,7 +29,7 @@ _WITH_MODEL: Final = ("draft_model", "eagle3", "auto")
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig(ApiConfig):
-    """The option's field."""
+    """The options of speculative decoding, as fields of the configuration."""
 
     speculative_config: str | None = option(
         None,
@@ -57,7 +57,7 @@ _Config = TypeVar("_Config", bound=SpeculativeConfig)
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """Drafts from earlier places of the text."""
+    """Drafting by look-up: what followed the last tokens earlier in the text."""
 
     shortest: int  # tokens that must agree
     longest: int  # beyond which more of them make no difference

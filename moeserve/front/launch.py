@@ -79,7 +79,7 @@ def launch_several(front: FrontConfig, package: str = "moeserve") -> int:
 
 
 class FrontLauncher:
-    """Only the main thread touches it."""
+    """Starts and restarts the front process. Only the main thread calls it."""
 
     def __init__(
         self,

@@ -88,7 +88,7 @@ def _ram_budget(config: ServerConfig) -> int:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with a drain on SIGTERM."""
+    """The front's uvicorn server, which drains on SIGTERM."""
 
     def __init__(
         self,

@@ -27,7 +27,8 @@ class CompressorParameters(NamedTuple):
 
 
 class CompressedOperations(OperationQueue):
-    """Arguments and errors as `CpuStream` says."""
+    """The part of `CpuStream` with the operations of compressed attention. `CpuStream` describes arguments
+    and errors."""
 
     def compressed_store(
         self,

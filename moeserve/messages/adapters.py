@@ -14,7 +14,7 @@ import msgspec
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, tag=True):
-    """Answered with an AdapterAnswer."""
+    """httpserver -> router. Asks for an adapter to be loaded; answered with an AdapterAnswer."""
 
     ticket: int  # unique while the server runs
     name: str

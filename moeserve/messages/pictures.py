@@ -61,7 +61,7 @@ class PictureEncoded(msgspec.Struct, frozen=True, tag=True):
 
 
 class PictureRefused(msgspec.Struct, frozen=True, tag=True):
-    """visual server -> httpserver."""
+    """visual server -> httpserver. The picture cannot be encoded; the client gets this error."""
 
     id: int
     status: int  # of HTTP: 400 where the picture is at fault

@@ -29,7 +29,8 @@ def clamped_next_token(reader: ShapeReader, layer: LayerShape) -> LayerShape:
 def _clamped(
     ffn: MoeShape | DenseFfnShape, routed: float | None, shared: float | None
 ) -> MoeShape | DenseFfnShape:
-    """shared: the limit of feed-forwards that all tokens pass."""
+    """Returns the feed-forward with limits of its activations. routed: the limit of routed experts; shared:
+    the limit of feed-forwards that all tokens pass."""
     if isinstance(ffn, DenseFfnShape):
         return replace(ffn, limit=shared)
     return replace(

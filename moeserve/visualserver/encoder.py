@@ -34,7 +34,8 @@ class Tower(Protocol):
 
 
 class PictureEncoder:
-    """One thread uses it."""
+    """Encodes one picture or video at a time: decodes it, runs the tower, and stores the embeddings. Only the
+    encoding thread calls it."""
 
     def __init__(
         self,

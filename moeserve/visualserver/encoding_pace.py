@@ -16,7 +16,7 @@ PATIENCE_S: Final = 60.0
 
 
 class EncodingPace:
-    """Times are seconds of the caller's clock."""
+    """Computes the rests between slices. Times are in seconds of the caller's clock."""
 
     def __init__(self, share: float) -> None:
         """share: part of the device's time for all pictures together while requests are open, 0 < share <= 1."""

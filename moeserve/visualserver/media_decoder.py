@@ -26,7 +26,7 @@ class PictureError(ValueError):
 
 
 class MediaDecoder:
-    """Owns one process, started with the first file."""
+    """Decodes untrusted files in a sandboxed process, which is started with the first file."""
 
     def __init__(self, module: str, work: str, timeout: float) -> None:
         """module: the process's main module. work: name of its work, for messages. timeout: seconds of CPU time for a

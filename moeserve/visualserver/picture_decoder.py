@@ -14,7 +14,7 @@ TIMEOUT_S: Final = 20.0  # seconds of CPU time; a PNG of 48 million pixels takes
 
 
 class PictureDecoder(MediaDecoder):
-    """See `MediaDecoder`."""
+    """The `MediaDecoder` of pictures."""
 
     def __init__(self, timeout: float = TIMEOUT_S) -> None:
         super().__init__("moeserve.visualserver.decode_process", "pictures", timeout)

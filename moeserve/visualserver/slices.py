@@ -14,7 +14,7 @@ LOOK_S: Final = 0.005  # seconds after which a resting tower notices that all an
 
 
 class SliceDevice(Protocol):
-    """The tower's device."""
+    """The tower's device, as `Slices` uses it."""
 
     def wait(self, behind: int) -> None:
         """Blocks until at most `behind` of the slices that were launched are unfinished."""
@@ -28,7 +28,7 @@ class SliceDevice(Protocol):
 
 
 class Slices:
-    """Used by the encoding thread."""
+    """Waits for the device after each slice of a picture, and rests. Only the encoding thread calls it."""
 
     def __init__(
         self,

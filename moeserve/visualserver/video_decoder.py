@@ -19,7 +19,7 @@ VIDEO_TIMEOUT_S: Final = 60.0  # seconds of CPU time
 
 
 class VideoDecoder(MediaDecoder):
-    """See `MediaDecoder`."""
+    """The `MediaDecoder` of videos: files, or lists of pictures."""
 
     def __init__(self, pictures: PictureDecoder, timeout: float = VIDEO_TIMEOUT_S) -> None:
         """pictures: decodes the frames of a video that is a list of pictures."""

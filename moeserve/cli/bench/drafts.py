@@ -25,7 +25,7 @@ WARM_STEPS = 4
 
 
 class Driven(Protocol):
-    """The bench whose runner decodes."""
+    """The bench that drives the worker's runner, as `DraftedDecode` uses it."""
 
     steps: int  # of the next plan
 
@@ -107,7 +107,7 @@ def add_acceptance(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="P,P",
         help=(
-            "also decode with the drafts of --speculative-config, of which these shares (0.88,0.5 for example) are "
-            "accepted, whatever is sampled: those of dummy weights are never right"
+            "also decode with the drafts of --speculative-config, and accept these shares of them (such as 0.88,0.5) "
+            "whatever is sampled, because drafts of dummy weights are never right"
         ),
     )

@@ -35,7 +35,7 @@ class CacheFigure:
 
 
 class Timed(NamedTuple):
-    """The measurement of some steps."""
+    """The measured time of some steps, and what they read."""
 
     seconds: float
     read: int  # bytes of weights

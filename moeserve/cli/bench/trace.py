@@ -71,7 +71,7 @@ def command_parser() -> argparse.ArgumentParser:
         type=whole(1, 1 << 20),
         default=4096,
         metavar="N",
-        help=("length of the text in tokens (default: 4096)"),
+        help=("length of the made-up text in tokens (default: 4096)"),
     )
     parser.add_argument(
         "--topic-tokens",

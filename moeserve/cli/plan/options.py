@@ -69,7 +69,7 @@ def command_parser() -> argparse.ArgumentParser:
     number, gpu = real(0, 1e9, above=True), GpuRates()
 
     def assumed(rate: float) -> str:
-        return f"default: measured; with --gpu-memory {rate:g} is assumed"
+        return f"default: measured; {rate:g} if --gpu-memory is given"
 
     machine.add_argument(
         "--gpu-memory", type=number, metavar="GIB", help="plan for a GPU with this much memory"
@@ -90,7 +90,8 @@ def command_parser() -> argparse.ArgumentParser:
         (
             "--disk-bandwidth",
             "GB/s",
-            "rate at which --kv-disk, experts on disk and models are read (default: experts: measured; else 1)",
+            "rate at which the disk is read, for experts on disk, --kv-disk and loading models (default: measured if "
+            "experts are on disk, else 1)",
         ),
     ):
         machine.add_argument(flag, type=number, metavar=metavar, help=text)

@@ -65,16 +65,16 @@ def command_parser() -> argparse.ArgumentParser:
         "--reasoning",
         choices=REASONING_VIEWS,
         default="fold",
-        help="fold: a line of the chat stands for the model's reasoning; show: in full, dimmed; hide: not at all "
+        help="how the model's reasoning is shown. fold: as one line; show: in full, dimmed; hide: not at all "
         "(default: fold)",
     )
     parser.add_argument(
-        "--verbose", action="store_true", help="show tokens and tokens per second behind an answer"
+        "--verbose", action="store_true", help="show tokens and tokens per second after each answer"
     )
     parser.add_argument(
         "--no-markdown",
         action="store_true",
-        help="show answers as the model writes them; without a terminal they always are",
+        help="do not render Markdown: show answers as the model writes them (always so if the output is no terminal)",
     )
     parser.add_argument(
         "--no-history", action="store_true", help="neither read nor write the history of questions"

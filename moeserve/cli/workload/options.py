@@ -143,7 +143,12 @@ def add_workload_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="replay the requests of this JSONL file at their times instead of generating some",
     )
-    group.add_argument("--save-trace", type=Path, metavar="FILE", help="write the requests to such a file")
+    group.add_argument(
+        "--save-trace",
+        type=Path,
+        metavar="FILE",
+        help="write the run's requests to a JSONL file that --trace can replay",
+    )
     group.add_argument(
         "--seed", type=whole(0, 1 << 62), default=0, help="seed of lengths, tokens and arrivals (default: 0)"
     )

@@ -33,7 +33,7 @@ router = APIRouter()
 
 
 class LineAnswer(msgspec.Struct):
-    """An `Answered` between the two processes."""
+    """The answer to a line, sent from the model's server to the front: an `Answered` as JSON."""
 
     status: int
     request_id: str

@@ -41,7 +41,7 @@ DISK_WAIT_S: Final = 5.0  # wait before a result is written again after the disk
 
 
 class BatchCounts(Protocol):
-    """Where requests of batches are counted."""
+    """The metrics that count requests of batches."""
 
     @abstractmethod
     def batch_request(self, outcome: str) -> None: ...

@@ -194,7 +194,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
             super().on_url(url)
 
     def head_came(self) -> None:
-        """Called when the head is complete and valid. Starts the application now; for a stranger's request
+        """Called when the head is complete and valid. Starts the application now; for an unadmitted request
         (`turns.py`), in a later turn."""
         if not _has_path(self.url):
             self.refuse_unreadable()
@@ -210,7 +210,7 @@ class SlicedHttpProtocol(HttpToolsProtocol):
         self.account.begin_request(may_be_trusted=self._turns.is_open and method == b"POST")
         if self._turns.is_known(self.headers):
             self._turns.admit(self)
-        if self.account.is_strangers:
+        if self.account.is_unadmitted:
             self._waits_to_begin = True
         else:
             self._begin()

@@ -3,12 +3,12 @@
 All connections and answers share one thread. In a turn, a slice of one connection's bytes is parsed (`held_input.py`)
 or a request begins; between turns the loop writes answers.
 
-A request without a key that does not reach the engine is a stranger's: a refusal, a probe, a web page. While answers
-are in progress, all strangers together get at most a share of the thread's time, of which all but probes get half. A
-part of that share is reserved for each need (`Need`), and strangers with the same need share it equally (`_FairQueue`).
-So a crowd with one need does not delay the other needs: heads, which may bring a key, are still parsed, and health
-probes are answered. A connection that always asks for turns waits for them, and the kernel stops its sender when the
-socket's buffers are full.
+A request without a key that does not reach the engine is unadmitted: a refusal, a probe, a web page. While answers are
+in progress, all unadmitted requests together get at most a share of the thread's time, of which all but probes get
+half. A part of that share is reserved for each need (`Need`), and connections with the same need share it equally
+(`_FairQueue`). So many connections with one need do not delay the other needs: heads, which may bring a key, are still
+parsed, and health probes are answered. A connection that always asks for turns waits for them, and the kernel stops its
+sender when the socket's buffers are full.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from moeserve.httpserver.transport.metered import Metered
 from moeserve.httpserver.transport.request_state import state_of
 
-SHARE: Final = 0.1  # of the thread's time, for strangers while answers are under way
-# The part of SHARE for strangers that do not probe. On a machine with few cores, this time is taken from the engine.
+SHARE: Final = 0.1  # of the thread's time, for unadmitted requests while answers are in progress
+# The part of SHARE for unadmitted requests other than probes. On a machine with few cores, this time is taken from the
+# engine.
 UNPROBING_SHARE: Final = 0.05
-BURST_S: Final = 0.05  # the most unused share that is saved up while there are no strangers
+BURST_S: Final = 0.05  # the most unused share that is saved up while there are no unadmitted requests
 # The most debt after a costly request. At the rate SHARE it is paid in a fifth of a second.
 MAX_DEBT_S: Final = 0.02
 # The most debt of a need whose turns are all cheap: at its reserved part of SHARE it is paid in 60 to 80 ms.
 MAX_CHEAP_DEBT_S: Final = 0.002
 # The shortest wait for debt to be paid: a shorter one might be rounded to nothing.
 LEAST_WAIT_S: Final = 0.0002
-# The seconds of turns after which the loop does its other work. Strangers get half of these seconds.
+# The seconds of turns after which the loop does its other work. Unadmitted requests get half of these seconds.
 SLICE_S: Final = 0.002
-MOST_BEGUN: Final = 8  # requests begun before the loop does its other work; at most one stranger's
+MOST_BEGUN: Final = 8  # requests begun before the loop does its other work; at most one of them unadmitted
 SLACK: Final = 64  # entries of closed connections that a queue may keep
 READ_S: Final = 20e-6  # estimated cost in seconds of a socket read, and of each byte of it
 BYTE_S: Final = 0.2e-9
@@ -96,16 +97,16 @@ class Account:
 
     def __init__(self, *, is_trusted: bool = False) -> None:
         self._is_trusted = (
-            # The connection's last request was not a stranger's; or it has had no request, and no key is needed.
+            # The connection's last request was admitted; or it has had no request, and no key is needed.
             is_trusted
         )
-        self._request_is_admitted = False  # the request being answered is not a stranger's
+        self._request_is_admitted = False  # the request being answered
         self._of_request = 0.0
         self.due = dict.fromkeys(Need, 0.0)  # due time of its next turn, on the clock of each need's queue
         self.need = Need.PARSE  # the need of its last turn
 
     @property
-    def is_strangers(self) -> bool:
+    def is_unadmitted(self) -> bool:
         return not (self._is_trusted or self._request_is_admitted)
 
     def begin_request(self, *, may_be_trusted: bool = False) -> None:
@@ -116,8 +117,8 @@ class Account:
         self._is_trusted = self._request_is_admitted
 
     def charge(self, seconds: float) -> float:
-        """Charges the connection for its request's seconds. Returns the seconds that count as strangers' time: all of
-        them, or 0 for an admitted request."""
+        """Charges the connection for its request's seconds. Returns the seconds that count as unadmitted:
+        all of them, or 0 for an admitted request."""
         if self._request_is_admitted:
             return 0.0
         self._of_request += seconds
@@ -125,8 +126,8 @@ class Account:
         return seconds
 
     def admit(self) -> float:
-        """Marks the request being answered as admitted, no longer a stranger's. Returns the seconds charged for it
-        so far, which are refunded."""
+        """Marks the request being answered as admitted. Returns the seconds charged for it so far, which are
+        refunded."""
         if self._request_is_admitted:
             return 0.0
         self._request_is_admitted = True
@@ -154,7 +155,7 @@ class Waiting(Protocol):
 
 
 class _FairQueue:
-    """The waiting strangers that have one need, ordered by the due time of their next turn.
+    """The waiting unadmitted connections that have one need, ordered by the due time of their next turn.
 
     Of turns that are due at the same time the cheapest comes first: a small head is not kept waiting by large ones.
 
@@ -207,9 +208,10 @@ class Turns:
         is_known: Callable[[RawHeaders], bool] = lambda headers: False,
         is_open: bool = False,
     ) -> None:
-        """is_busy: whether answers are in progress; strangers then get no more than their shares. is_known: whether
-        headers have a known key; such a request begins at once. is_open: requests need no key; then a POST begins at
-        once if it is the connection's first, or if the connection's last request reached the engine."""
+        """is_busy: whether answers are in progress; unadmitted requests then get no more than their shares.
+        is_known: whether headers have a known key; such a request begins at once. is_open: requests need no key; then
+        a POST begins at once if it is the connection's first, or if the connection's last request reached the
+        engine."""
         self.is_known = is_known
         self.is_open = is_open
         self._is_busy = is_busy
@@ -217,9 +219,9 @@ class Turns:
         # The number of each connection's current entry; its older entries are outdated.
         self._asking: dict[Waiting, int] = {}
         self._admitted: deque[tuple[int, Waiting]] = deque()
-        self._strangers = {need: _FairQueue(need) for need in Need}
+        self._unadmitted = {need: _FairQueue(need) for need in Need}
         self._used = 0.0  # seconds that the queue of the last turn has used
-        self._shared = _Budget(SHARE, MAX_DEBT_S, BURST_S)  # by all strangers
+        self._shared = _Budget(SHARE, MAX_DEBT_S, BURST_S)  # by all unadmitted requests
         self._unprobing = _Budget(UNPROBING_SHARE, MAX_DEBT_S, BURST_S)  # shared by those that do not probe
         self._paid_at = time.monotonic()
         self._next_run: asyncio.Handle | None = None
@@ -235,10 +237,10 @@ class Turns:
         """Queues the connection; its earlier entry becomes outdated. Returns whether its turn may come before those of
         all waiting connections."""
         place = self._asking[connection] = next(self._places)
-        if not connection.account.is_strangers:
+        if not connection.account.is_unadmitted:
             self._admitted.append((place, connection))
             return True
-        queue = self._strangers[connection.need]
+        queue = self._unadmitted[connection.need]
         is_first = not queue
         if is_first:
             queue.used = max(queue.used, self._used)
@@ -248,25 +250,25 @@ class Turns:
     def forget(self, connection: Waiting) -> None:
         """Forgets a connection that is closed."""
         self._asking.pop(connection, None)
-        for queue in self._strangers.values():
+        for queue in self._unadmitted.values():
             queue.drop_left(self._asking)
 
     def charge(self, connection: Waiting, seconds: float, need: Need | None = None) -> None:
         """Charges the connection for seconds of the thread's time. need: what they were for; None: its last turn's."""
         if need is not None:
             connection.account.need = need
-        strangers = connection.account.charge(seconds)
-        if strangers:
+        unadmitted = connection.account.charge(seconds)
+        if unadmitted:
             # The passed time, including this turn's, reduces the debt before this turn's cost is added.
             self._pay()
             for budget in self._budgets(connection.account.need):
-                budget.charge(strangers)
-            self._strangers[connection.account.need].charge(strangers)
+                budget.charge(unadmitted)
+            self._unadmitted[connection.account.need].charge(unadmitted)
             if connection in self._asking and connection.need is connection.account.need:
                 self._queue(connection)
 
     def admit(self, connection: Waiting) -> None:
-        """Notes that the request of `connection` has reached the engine, so it is not a stranger's."""
+        """Notes that the request of `connection` has reached the engine, so it is admitted."""
         refunded = connection.account.admit()
         for budget in self._budgets(connection.account.need):
             budget.refund(refunded)
@@ -288,17 +290,19 @@ class Turns:
         if self._next_run is not None:
             self._next_run.cancel()
         loop = asyncio.get_running_loop()
-        if self._admitted or self._strangers_turns():
+        if self._admitted or self._unadmitted_turns():
             self._next_run = loop.call_soon(self._run)
         else:
-            wait = min((self._wait_s(queue) for queue in self._strangers.values() if queue), default=math.inf)
+            wait = min(
+                (self._wait_s(queue) for queue in self._unadmitted.values() if queue), default=math.inf
+            )
             self._next_run = loop.call_later(max(wait, LEAST_WAIT_S), self._run)
 
-    def _strangers_turns(self) -> list[_FairQueue]:
-        """Returns the strangers' queues that may get the next turn."""
+    def _unadmitted_turns(self) -> list[_FairQueue]:
+        """Returns the queues of unadmitted connections that may get the next turn."""
         is_bounded = self._is_busy()
         return [
-            queue for queue in self._strangers.values() if queue and not (is_bounded and self._wait_s(queue))
+            queue for queue in self._unadmitted.values() if queue and not (is_bounded and self._wait_s(queue))
         ]
 
     def _budgets(self, need: Need) -> tuple[_Budget, ...]:
@@ -315,7 +319,7 @@ class Turns:
         begun = 0
         until = time.thread_time() + SLICE_S
         while not begun and time.thread_time() < until - SLICE_S / 2:
-            if (connection := self._next_stranger()) is None:
+            if (connection := self._next_unadmitted()) is None:
                 break
             begun += self._take_turn(connection)
         while begun < MOST_BEGUN and time.thread_time() < until:
@@ -330,7 +334,7 @@ class Turns:
         for budget in (
             self._shared,
             self._unprobing,
-            *(queue.reserved for queue in self._strangers.values()),
+            *(queue.reserved for queue in self._unadmitted.values()),
         ):
             budget.pay(now - self._paid_at)
         self._paid_at = now
@@ -342,8 +346,8 @@ class Turns:
         self.charge(connection, time.thread_time() - before)
         return has_begun
 
-    def _next_stranger(self) -> Waiting | None:
-        while queues := self._strangers_turns():
+    def _next_unadmitted(self) -> Waiting | None:
+        while queues := self._unadmitted_turns():
             queue = min(queues, key=lambda queue: queue.used)
             self._used = max(self._used, queue.used)
             place, connection = queue.pop()

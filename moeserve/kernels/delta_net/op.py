@@ -202,11 +202,11 @@ def gated_norm(
     *,
     sigmoid: bool = False,
 ) -> None:
-    """y[i] = RMSNorm(o[i]) * norm * silu(z[i]) of each head, for i < count[0]; or with sigmoid(z[i]).
+    """Launches y[i] = RMSNorm(o[i]) * norm * silu(z[i]) for each head, for i < count[0]. sigmoid: the gate is
+    sigmoid(z[i]) instead.
 
-    o [n, heads * dim]; z of that shape, rows at any stride; norm float32 [dim]; y and codes with scales: GpuActivations
-    [n, heads * dim].
-    """
+    o [n, heads * dim]; z of the same shape, with any row stride; norm float32 [dim]. The result is written as
+    floats to y, and as int8 to codes with scales (both optional; see GpuActivations): [n, heads * dim]."""
     dim = len(norm)
     n, width = o.shape
     gated_norm_kernel(

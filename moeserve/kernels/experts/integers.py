@@ -19,7 +19,7 @@ from moeserve.kernels.planes import Planes
 
 @dataclass(frozen=True, slots=True)
 class IntegerMethod:
-    """The method for a step of some size."""
+    """Block size and tiles of the products, chosen by the number of rows in the step."""
 
     block: int  # routes per block
     up: IntegerTile

@@ -27,7 +27,7 @@ from moeserve.kernels.linear.op import (
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The method for a batch of some size."""
+    """Block size and tiles of the products, chosen by the number of rows in the batch."""
 
     block: int  # routes per block; 1: `small_batch.py`, without sorting
     up: GemmTile | None = None

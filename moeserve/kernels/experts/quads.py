@@ -33,7 +33,7 @@ class QuadTile:
 
 @dataclass(frozen=True, slots=True)
 class QuadMethod:
-    """The method for a step of some size."""
+    """Block size and tiles of the products, chosen by the number of rows in the step."""
 
     block: int  # routes per block
     up: QuadTile

@@ -33,7 +33,9 @@ DELTA_ZERO = 127  # added to the codebook's numbers of types that add a delta
 
 @dataclass(frozen=True, slots=True)
 class BookBytes:
-    """Blocks split by kind: uint8 [rows, blocks, 8 groups, bytes each], and [rows, blocks, bytes]."""
+    """The bytes of codebook blocks, split by their role (see the module's docstring for codes and scales).
+    low, word and high: uint8 [rows, blocks, 8 groups, bytes per group]; octets and d: uint8 [rows, blocks,
+    bytes]."""
 
     low: Tensor
     word: Tensor | None

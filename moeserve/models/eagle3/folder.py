@@ -71,7 +71,7 @@ def _rope(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
 
 
 class DraftHeadFolder(HuggingFaceFolder):
-    """A `ModelSource` of a head."""
+    """An EAGLE-3 head's folder, as a `ModelSource`."""
 
     def __init__(
         self, path: Path, metadata: Metadata, stored: dict[str, StoredTensor], file_bytes: int

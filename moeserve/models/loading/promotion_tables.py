@@ -63,7 +63,7 @@ class SlotLayer:
 
 
 class Group(NamedTuple):
-    """Views of one group's tables, int64."""
+    """The part of the tables that belongs to one group of a batch, as int64 views."""
 
     copies: Tensor  # [1 + fillings * 3, 3]: see copy_scattered
     addresses: list[Tensor]  # for each kind, [its matrices, 4]: see unpack_scattered

@@ -27,7 +27,7 @@ class Masks:
         return len(self.masks)
 
     def used(self, step: int) -> Mask:
-        """Returns bool [layers, experts]."""
+        """Returns which experts the step used: bool [layers, experts]."""
         return self.masks[step]
 
 

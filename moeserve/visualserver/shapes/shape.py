@@ -29,7 +29,7 @@ class PixelScale:
 
 
 class TowerShape(Protocol):
-    """Frozen."""
+    """The sizes and properties of a vision tower, which determine its buffers and results. Immutable."""
 
     @property
     def hidden(self) -> int:

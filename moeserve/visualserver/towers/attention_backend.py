@@ -28,7 +28,7 @@ _FLASH_FIRST: Final = [
 
 
 class AttentionBackend:
-    """Only the encoding thread uses it."""
+    """Selects the attention kernel for each size of pictures. Only the encoding thread calls it."""
 
     def __init__(self, layers: int, hidden: int) -> None:
         """hidden: numbers of a patch's row."""

@@ -13,7 +13,7 @@ from moeserve.worker.sequences import Int32s, StepLayout
 
 
 class ForcedDrafter:
-    """A `Drafter`."""
+    """A `Drafter` that drafts the tokens to which a grammar leaves no alternative."""
 
     def __init__(self, constraints: Constraints) -> None:
         """constraints: created with drafts=True."""

@@ -21,7 +21,7 @@ from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
 class GpuNextTokenDrafter:
-    """A `Drafter`."""
+    """A `Drafter` that drafts with the model's own next-token block on a GPU."""
 
     def __init__(
         self,

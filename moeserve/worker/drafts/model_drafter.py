@@ -44,7 +44,7 @@ PIECE = 128
 
 
 class ModelDrafter:
-    """A `Drafter`."""
+    """A `Drafter` that drafts with a small model of the same vocabulary."""
 
     def __init__(
         self,

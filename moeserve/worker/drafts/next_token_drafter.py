@@ -82,7 +82,8 @@ class DraftingBlock(Protocol):
 
 
 class NextTokenDrafter:
-    """A `Drafter`."""
+    """A `Drafter` that drafts with a block on the CPU: the model's own next-token block or an EAGLE-3
+    head."""
 
     def __init__(
         self,

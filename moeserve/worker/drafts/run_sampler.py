@@ -54,7 +54,7 @@ class DraftSampling(Protocol):
 
 
 class DraftingEngine(Engine, DraftSampling, Protocol):
-    """An engine whose rows may have drafts."""
+    """An engine with `DraftSampling`, whose rows may therefore have drafts."""
 
 
 class SampledRuns(NamedTuple):

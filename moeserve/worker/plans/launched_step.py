@@ -52,7 +52,7 @@ class LaunchedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Fields of `StepResult`."""
+    """A step's durations in milliseconds; the names are those of `StepResult`."""
 
     compute_ms: float
     idle_ms: float

@@ -1,4 +1,4 @@
-"""Whose turn it is: strangers' share of the time, and their order."""
+"""Turns: the share of the time of unadmitted requests, and their order."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def flood(
         ([Need.PROBE], SHARE),
     ],
 )
-def test_strangers_have_a_share_of_the_time_while_answers_are_under_way(
+def test_unadmitted_requests_have_a_share_of_the_time_while_answers_are_under_way(
     monkeypatch: pytest.MonkeyPatch, needs: list[Need], share: float
 ) -> None:
     """Two cores shared with an engine: what a crowd of refusals took from it cost a stream a third of its speed."""
@@ -264,7 +264,7 @@ def test_what_a_request_takes_is_charged_until_it_is_admitted() -> None:
         client.account.begin_request()
         await mine.metered(app, client, {}, None, None)  # type: ignore[arg-type]
         client.account.end_request()
-        assert client.account.is_strangers != admits
+        assert client.account.is_unadmitted != admits
         return client.account.due[client.account.need]
 
     assert CLOCK.run(play(admits=False)) == pytest.approx(0.1)
@@ -275,13 +275,13 @@ def test_where_all_may_ask_a_post_is_trusted_until_it_is_refused() -> None:
     account = Account(is_trusted=True)
 
     def after(*, is_post: bool, is_admitted: bool) -> list[bool]:
-        """Whether it is a stranger's, once its head is there and once it is answered."""
+        """Whether it is unadmitted, once its head is there and once it is answered."""
         account.begin_request(may_be_trusted=is_post)
-        at_first = account.is_strangers
+        at_first = account.is_unadmitted
         if is_admitted:
             account.admit()
         account.end_request()
-        return [at_first, account.is_strangers]
+        return [at_first, account.is_unadmitted]
 
     assert after(is_post=True, is_admitted=True) == [False, False]
     assert after(is_post=True, is_admitted=False) == [False, True]

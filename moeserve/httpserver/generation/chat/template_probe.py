@@ -128,7 +128,8 @@ def _shape(render: Render, tools: Tools) -> tuple[TemplateShape, list[str]]:
 
 
 def _is_shown(place: str, render: Callable[[Conversation], str], wanted: str) -> bool:
-    """wanted: a text beside the conversation's that must be shown."""
+    """Returns whether the template shows all texts of a marked conversation for `place`, and the text
+    `wanted`, which the template adds."""
     marks = _Marks()
     conversation = [*marks.conversation(place)]
     try:

@@ -19,7 +19,8 @@ from moeserve.processes.tracing import Span, Tracer
 
 
 class Engine(Protocol):
-    """The part of `EngineClient` that a stream uses. The client puts items into the delivery and knows no streams."""
+    """The part of `EngineClient` that a stream uses. The client puts items into a stream's delivery and has
+    no reference to the stream."""
 
     tracer: Tracer | None
     metrics: Metrics

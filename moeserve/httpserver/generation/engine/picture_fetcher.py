@@ -54,7 +54,7 @@ def is_public(address: Address) -> bool:
 
 
 class PictureFetcher:
-    """Belongs to one event loop."""
+    """Downloads pictures and videos for one event loop."""
 
     def __init__(self, domains: tuple[str, ...], allows: Callable[[Address], bool] = is_public) -> None:
         """domains: allowed host names, without their subdomains. allows: whether an address may be connected to."""

@@ -26,7 +26,7 @@ from moeserve.models.loading.cpu_weights import CpuAttention, CpuWeights
 
 
 class CpuDraftHeadBlock:
-    """A `DraftingBlock`."""
+    """An EAGLE-3 head on the CPU pool, as a `DraftingBlock`."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class CpuDraftHeadBlock:
         return len(self._states)
 
     def wait(self) -> None:
-        """Waits for the model's last step."""
+        """Waits until the large model's last step has been computed."""
         self._stream.wait()
 
     def model_rows(self, n: int) -> Tensor:

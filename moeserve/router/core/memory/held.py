@@ -22,7 +22,8 @@ from moeserve.router.core.memory.snapshot_points import SnapshotPoint
 
 
 class HeldSequence(ABC):
-    """Equality is identity."""
+    """A sequence of tokens with the slots that it holds; the scheduler's `Request` is one. Equality is
+    identity."""
 
     __slots__ = (
         "adapter",

@@ -178,8 +178,9 @@ class WindowMemory:
             self._keep(request, node, *point)
 
     def keep_chunk(self, request: HeldSequence, node: Node | None, end: int, first: int | None) -> None:
-        """Makes a long segment of the chunk that ends at position `end`, the end of `node`. When it is shortened,
-        slots from position `first` on remain; None: none."""
+        """Makes a long segment at the end of `node`, of all slots of the chunk that ends at position `end`.
+        first: when the segment is shortened later, its slots from this position on are kept; None: it is
+        removed instead."""
         if node is None or node.snapshot is not None or node.parent is None:
             return
         slots = request.window_slots[: end - request.window_first]

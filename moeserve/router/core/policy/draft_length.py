@@ -50,7 +50,7 @@ class DraftLength:
 
     @property
     def keeps_block(self) -> bool:
-        """StepPlan.keeps_block."""
+        """True if the model's own block keeps up with the texts: StepPlan.keeps_block."""
         return self._keeping.allows
 
     def choose(
@@ -131,8 +131,9 @@ class DraftLength:
         self._keeping.passed(ms, keep_ms)
 
     def observe_time(self, allowed: int, draft_ms: float, wait_ms: float = 0.0) -> None:
-        """draft_ms: milliseconds that the worker spent on drafting for rows with `allowed` drafts in total; wait_ms:
-        for which a GPU waited for the host."""
+        """Learns what drafts cost besides their rows. draft_ms: milliseconds that the worker spent on
+        drafting for rows with `allowed` drafts in total. wait_ms: milliseconds in which a GPU waited for the
+        host because of drafts."""
         each = draft_ms / allowed
         self._num_timed += 1
         if self._num_timed == 1:
@@ -144,7 +145,8 @@ class DraftLength:
             self._wait_ms = KEEP * self._wait_ms + (1.0 - KEEP) * wait_ms
 
     def _is_time_to_try(self, lengths: Sequence[int], budget: int, patience: float) -> bool:
-        """patience: multiple of the usual interval to wait."""
+        """Returns whether a request without drafts is to be tried with one. patience: the time between two
+        trials, as a multiple of the usual interval."""
         idle = sum(length == 0 for length in lengths)
         self._idle += idle
         if not idle or self._idle < patience * self._tried_every or sum(lengths) >= budget:

@@ -54,7 +54,7 @@ from moeserve.worker.sequences import Int32s, PromptSpan, Sequences, StepLayout
 
 
 class GpuEngine:
-    """An `Engine`."""
+    """The `Engine` of one GPU; the CPU pool computes the experts in RAM."""
 
     counts_every_step = False
     waits_for_logits = False

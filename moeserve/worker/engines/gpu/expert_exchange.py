@@ -36,7 +36,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Policy(Protocol):
-    """The interface of `_C.ExpertCachePolicy`."""
+    """The interface of `_C.ExpertCachePolicy`, which chooses the experts to exchange."""
 
     def observe(self, counts: Ids, *, streamed: bool) -> int:
         """Takes the end of a step. counts: int64 [layers, experts], tokens per expert since start-up. streamed: the

@@ -45,7 +45,7 @@ SPIN_S = 0.005  # longer than the leader's pause between two steps
 
 
 class FollowerGroup(RankGroup):
-    """The follower's side of the group."""
+    """A follower's connection to the leader and its view of the group."""
 
     def __init__(self, line: socket.socket, start: RankStart) -> None:
         super().__init__(start.rank, start.devices, start.num_ranks, Path(start.rendezvous))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """points: (tokens, fraction), ascending. The fraction is 0 below the first point, linear between points, and
+    """The fraction of the RAM experts that a step streams, as a function of its number of tokens. points:
+    (tokens, fraction), ascending. The fraction is 0 below the first point, linear between points, and
     constant after the last."""
 
     points: tuple[tuple[int, float], ...] = ()
