@@ -26,7 +26,7 @@ class ChoiceRule:
         return self.local > 0
 
     def scored_blocks(self, position: int) -> int:
-        """Returns the number of blocks before the tail of the query at `position`."""
+        """Returns how many blocks the query at `position` scores: the ones before its tail."""
         if self.local:
             return max(0, position // self.block + 1 - self.local)
         return (position + 1) // self.block

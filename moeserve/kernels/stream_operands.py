@@ -86,7 +86,8 @@ class KvLayer:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The rows of KV slots, of the tensors with their own memory; latent attention's values have none."""
+        """The layer's KV tensors, without the rows after the KV slots. The values of latent attention are not
+        among them, because they are a view of the keys."""
         is_view = self.keys.numel() > 0 and self.values.data_ptr() == self.keys.data_ptr()
         values = None if is_view else self.values
         keys = self.keys[: self.num_slots]

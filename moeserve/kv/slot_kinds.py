@@ -53,5 +53,6 @@ def entry_bytes(layout: KvLayout, kinds: Sequence[SlotKind]) -> int:
 
 
 def spare_bytes(layout: KvLayout, max_num_seqs: int) -> int:
-    """Returns the bytes of a pool's slots that are not counted by token."""
+    """Returns the bytes of the spare slots of each kind, which a pool has in addition to the bytes per
+    token."""
     return entry_bytes(layout, slot_kinds(layout, 0, max_num_seqs))

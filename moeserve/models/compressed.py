@@ -25,7 +25,7 @@ class Compressor:
 
     @property
     def width(self) -> int:
-        """Numbers of each of the two products of a token."""
+        """Width of each of a token's two products: its values and its gates."""
         return 2 * self.dim if self.overlaps else self.dim
 
     @property
@@ -155,7 +155,8 @@ class CompressedAttentionShape:
 
     @property
     def index_width(self) -> int:
-        """Numbers of the index key that a token stores in the KV cache: of a block that ends with it; 0: none."""
+        """Width of the index key in a KV slot, that of the block that ends with the slot's token; 0: no index
+        keys."""
         return 0 if self.indexer is None else self.indexer.dim
 
     @property

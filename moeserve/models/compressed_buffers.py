@@ -20,12 +20,14 @@ def compressed_input_width(model: ModelShape) -> int:
 
 
 def index_rule(shape: CompressedAttentionShape) -> ChoiceRule:
-    """Returns the rule by which a layer's indexer chooses entries, each counted as a block of tokens."""
+    """Returns the rule by which a layer's indexer chooses compressed entries: an entry is a block of keys to
+    it."""
     return ChoiceRule(shape.chosen, shape.ratio)
 
 
 def compressed_numbers(model: ModelShape) -> int:
-    """Returns the number of weights of the largest matrix behind the layer's input; 0 without compressed attention."""
+    """Returns the number of weights in the largest matrix after the layer's input projections; 0 without
+    compressed attention."""
     layers = compressed_layers(model)
     of_index = max((0 if a.indexer is None else a.indexer.q_width for a in layers), default=0)
     of_q = (a.q_rank * (a.q_width + of_index) for a in layers)

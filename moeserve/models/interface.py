@@ -160,7 +160,8 @@ class ModelShape:
 
     @property
     def embedding_size(self) -> int:
-        """Numbers per row of a span: the embedding, plus DeepStack's addition for each of the `deep_layers`."""
+        """Width of a row of a span of embeddings: the embedding itself, plus DeepStack's addition for each of
+        the `deep_layers`."""
         return self.hidden_size * (1 + self.deep_layers)
 
     @property

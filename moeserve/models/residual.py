@@ -84,7 +84,7 @@ class NgramShape:
 
     @property
     def width(self) -> int:
-        """Numbers of a token's embeddings."""
+        """Width of all of a token's n-gram embeddings together."""
         return len(self.hashes.head_rows) * self.head_width
 
     @property

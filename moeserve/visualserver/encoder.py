@@ -29,7 +29,7 @@ class Tower(Protocol):
     def encode(
         self, pixels: Pixels, slice_ended: Callable[[float], None]
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """See `towers`."""
+        """Encodes a picture: see `towers.tower.Tower.encode`."""
         ...
 
 

@@ -56,7 +56,8 @@ def code_layout(blocks):
 
 @triton.constexpr_function
 def by_part():
-    """[64 rows, 4 parts] as in `code_layout`."""
+    """Returns the layout in registers of a tile [64 rows, 4 parts], divided among threads as `code_layout`
+    is."""
     return product_layout(2, [], axis(1, 2, [1, 2]), [64, 4])
 
 

@@ -20,12 +20,12 @@ class Mamba2Heads:
 
     @property
     def value_width(self) -> int:
-        """Numbers of x, of z and of the output, per token."""
+        """Width of x, of z and of the output, per token."""
         return self.num_heads * self.head_dim
 
     @property
     def key_width(self) -> int:
-        """Numbers of B, and of C, per token."""
+        """Width of B, and of C, per token."""
         return self.num_groups * self.state_dim
 
     @property
@@ -35,12 +35,12 @@ class Mamba2Heads:
 
     @property
     def row_width(self) -> int:
-        """Numbers of a token's row: z, x, B, C and dt."""
+        """Width of a token's row: z, x, B, C and dt."""
         return self.value_width + self.channels + self.num_heads
 
     @property
     def group_width(self) -> int:
-        """Numbers of the output that are normalised together."""
+        """How many numbers of the output are normalised together."""
         return self.value_width // self.num_groups
 
     @property

@@ -17,17 +17,17 @@ class ShortConvHeads:
 
     @property
     def value_width(self) -> int:
-        """Numbers of the output per token."""
+        """Width of the output per token."""
         return self.channels
 
     @property
     def row_width(self) -> int:
-        """Numbers of a token's row: b, c and x."""
+        """Width of a token's row: b, c and x."""
         return 3 * self.channels
 
     @property
     def delta_values(self) -> int:
-        """Numbers in a sequence's state besides the convolution's window: none."""
+        """Size of a sequence's state besides the convolution's window: 0."""
         return 0
 
     @property

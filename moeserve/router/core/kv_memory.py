@@ -51,7 +51,8 @@ _pack_slot = Struct("<i").pack
 
 
 class KvMemory(SequenceMemory):
-    """The only writer of a request's `slots`, `node`, `num_shared` and `borrowed`, and of its beams' slots;
+    """Owns the KV slots, and with them windows, states and tiers: the implementation of `SequenceMemory`. The
+    only writer of a request's `slots`, `node`, `num_shared` and `borrowed`, and of its beams' slots;
     `Publisher` writes them on its behalf."""
 
     def __init__(self, limits: Limits, totals: LoadReport) -> None:

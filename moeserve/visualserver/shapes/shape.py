@@ -33,7 +33,7 @@ class TowerShape(Protocol):
 
     @property
     def hidden(self) -> int:
-        """Numbers of a patch's row."""
+        """Width of a patch's row."""
         ...
 
     @property
@@ -41,12 +41,12 @@ class TowerShape(Protocol):
 
     @property
     def patch(self) -> int:
-        """Pixels a side of a patch."""
+        """Side of a patch, in pixels."""
         ...
 
     @property
     def embedding_size(self) -> int:
-        """Numbers of a token's row: see `ModelShape.embedding_size`."""
+        """Width of a token's row: see `ModelShape.embedding_size`."""
         ...
 
     @property
@@ -149,7 +149,8 @@ def packed_matrix_bytes(rows: int, columns: int) -> int:
 
 
 def input_floats(width: int, *, is_block_float: bool) -> int:
-    """Returns the floats of a row of `width` numbers that a product makes of its input: codes of 16 bits and scales."""
+    """Returns the size, in float32 numbers, of a row of `width` numbers after conversion to block floating
+    point for a product: codes of 16 bits and scales. 0 if products take float32."""
     return -(-width // BLOCK) * (BLOCK // 2 + 1) if is_block_float else 0
 
 

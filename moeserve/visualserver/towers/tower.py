@@ -89,9 +89,10 @@ class Tower(ABC):
     def encode(
         self, pixels: Pixels, slice_ended: SliceEnded = _goes_on
     ) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """pixels: [height, width, 3], sides multiples of `shape.token_side`; or [2, height, width, 3], two frames of a
-        video, if `shape.frame_rule` has a rule. slice_ended: called after each layer's
-        attention and between layers. Returns [tokens, shape.embedding_size], row by row. Raises TowerMemoryError."""
+        """Encodes a picture, or two frames of a video. pixels: [height, width, 3], sides multiples of
+        `shape.token_side`; or [2, height, width, 3] for two frames, if `shape.frame_rule` has a rule.
+        slice_ended: called after each layer's attention and between layers. Returns [tokens,
+        shape.embedding_size], row by row. Raises TowerMemoryError."""
         try:
             return self._encoded(pixels, slice_ended)
         except torch.cuda.OutOfMemoryError:

@@ -27,7 +27,8 @@ MOST_STEPS_POSTPONED = 32
 
 
 class RunningBatch:
-    """The only writer of a request's `state`, `req_slot`, `target` and the fields that `Request` lists with them."""
+    """Binds, preempts and releases requests. The only writer of a request's `state`, `req_slot`, `target` and
+    the fields that `Request` lists with them."""
 
     def __init__(
         self, limits: Limits, memory: SequenceMemory, waiting: WaitingQueue, totals: LoadReport

@@ -22,7 +22,8 @@ def by_position(point: tuple[int, SnapshotKind]) -> int:
 
 
 class SnapshotTaker:
-    """The only writer of a request's `snapshot_points`."""
+    """Takes snapshots of running prompts at their snapshot points. The only writer of a request's
+    `snapshot_points`."""
 
     def __init__(self, tree: RadixCache, states: StateMemory, spacing: SnapshotSpacing) -> None:
         self._tree = tree

@@ -29,7 +29,8 @@ ZERO = -1  # copy source that means zeros
 
 
 class StateMemory:
-    """The only writer of a request's `state_slot` and of the snapshots in the tree's nodes."""
+    """Owns the state slots of requests and snapshots. The only writer of a request's `state_slot` and of the
+    snapshots in the tree's nodes."""
 
     def __init__(self, num_slots: int, tree: RadixCache, totals: LoadReport) -> None:
         """num_slots: at least the number of requests that may run at once."""

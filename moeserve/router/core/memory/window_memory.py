@@ -65,7 +65,8 @@ class Segment(Snapshot):
 
 
 class WindowMemory:
-    """The only writer of a request's `window_slots`, `window_first` and `window_points`, and of the tree's segments."""
+    """Owns the windowed layers' slots of requests and segments. The only writer of a request's
+    `window_slots`, `window_first` and `window_points`, and of the tree's segments."""
 
     def __init__(
         self, num_slots: int, window: int, tree: RadixCache, spacing: SnapshotSpacing, totals: LoadReport

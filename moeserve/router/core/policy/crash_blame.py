@@ -18,7 +18,8 @@ MOST_KILLS = 5  # the same for workers that were killed from outside
 
 
 class CrashBlame:
-    """The only writer of a request's `crashes`, `crashed_at` and `to_be_tried`."""
+    """Finds the request that crashes workers. The only writer of a request's `crashes`, `crashed_at` and
+    `to_be_tried`."""
 
     def __init__(self) -> None:
         self._suspects: list[Request] = []

@@ -36,8 +36,8 @@ class _TierPages:
 
 
 class PageTiers:
-    """The only writer of a request's `tier_tokens`, and with RunningBatch of `tiers_were_asked`. It owns the slots of
-    its loads."""
+    """Decides which pages the tiers hold, write and load. The only writer of a request's `tier_tokens`, and
+    with RunningBatch of `tiers_were_asked`. It owns the slots of its loads."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ class NextTokenChain:
 
     @property
     def width(self) -> int:
-        """Numbers between a request's draft and its next one in the chain's output, for `place`."""
+        """Distance, in the chain's output, between a request's draft and its next one; for `place`."""
         return self._block.chain.width
 
     @property
