@@ -8,17 +8,15 @@ places in which the library looks for them; the library does the rest.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import httpx2
 from filelock import FileLock
@@ -32,13 +30,9 @@ from huggingface_hub import (
     try_to_load_from_cache,
 )
 from huggingface_hub.errors import (
-    GatedRepoError,
     HfHubHTTPError,
-    HFValidationError,
     LocalEntryNotFoundError,
     OfflineModeIsEnabled,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
     RevisionResolutionError,
 )
 from huggingface_hub.file_download import http_get, repo_folder_name
@@ -49,7 +43,8 @@ from moeserve.models.sources.huggingface.json_files import read_json
 
 from .cache import cache_space
 from .choice import choose
-from .errors import ANOTHER_CACHE, HubError
+from .errors import HubError
+from .explanations import explained, not_a_hub, not_here, why_unanswered
 from .names import HubName
 from .progress import DownloadProgress, Told
 
@@ -58,23 +53,39 @@ logging.getLogger("httpx2").setLevel(
     logging.WARNING
 )  # otherwise it logs a line per request, with signed URLs
 
-# Variables by which the library chooses a proxy.
-_PROXIES = ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+# The library's own handler would write each of its lines a second time.
+logging.getLogger("huggingface_hub").handlers.clear()
+
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
+
+
+class _Listing(NamedTuple):
+    """The files of a revision: the hub's answer, or what the cache has of them."""
+
+    commit: str
+    sizes: dict[str, int]  # bytes, by the file's path in the repository
+    why_cached: str = ""  # why the hub's answer is not known; empty if it is
+
+
+class _NoAnswerError(HubError):
+    """The hub does not say which files there are. The message is the reason; the cache may know some."""
 
 
 def fetch(name: HubName, tell: Told | None = None) -> Path:
     """Returns the model's local path, a .gguf file or a folder, and downloads missing files. `tell`: called with the
     bytes that are there and the bytes of all missing files. Raises HubError."""
-    with _explained(name):
-        listing = _online(name)
-        commit, sizes = listing or _cached(name)
+    with explained(name):
+        try:
+            listing = _online(name)
+        except _NoAnswerError as error:
+            listing = _cached(name, str(error))
+        commit, sizes, why_cached = listing
         try:
             files = choose(name, sizes)
         except HubError as error:
-            if listing is not None:
+            if not why_cached:
                 raise
-            raise HubError(f"{error}\n({_why_offline()})") from None
+            raise HubError(f"{error}\n({why_cached})") from None
         if not files[0].endswith(".gguf"):
             config = Path(hf_hub_download(name.repo, files[0], revision=commit))
             family_of_config(
@@ -87,43 +98,44 @@ def fetch(name: HubName, tell: Told | None = None) -> Path:
 
 def listed(name: HubName) -> tuple[list[str], int]:
     """Returns the files on the hub that a name selects, and their bytes. Raises HubError."""
-    with _explained(name):
-        listing = _online(name)
-        if listing is None:
-            raise HubError(f"{name}: not downloaded; {_why_offline()}")
-        _, sizes = listing
+    with explained(name):
+        try:
+            sizes = _online(name).sizes
+        except _NoAnswerError as error:
+            raise HubError(f"{name}: not downloaded; {error}") from error
         files = choose(name, sizes)
         return files, sum(sizes[file] for file in files)
 
 
-def _online(name: HubName) -> tuple[str, dict[str, int]] | None:
-    """Returns the revision's commit, and the bytes of each of its files; None if the hub cannot be reached but the
-    cache knows a commit."""
+def _online(name: HubName) -> _Listing:
+    """Returns the hub's listing of the revision. Raises _NoAnswerError if the hub cannot be reached, or has too many
+    requests or a failure; HubError if it is no hub."""
     api, repo = HfApi(), name.repo
     try:
         revision = api.resolve_revision(repo, revision=name.revision)
         info = api.model_info(repo, revision=revision.resolved, files_metadata=True)
-    except (httpx2.TransportError, OfflineModeIsEnabled):
-        return None
-    except (json.JSONDecodeError, KeyError) as error:
-        raise HubError(
-            f"{repo}: {constants.ENDPOINT} does not answer as a hub does; check HF_ENDPOINT"
-        ) from error
-    except HfHubHTTPError as error:
-        if error.response.status_code < 500:
+    except (json.JSONDecodeError, KeyError, httpx2.TooManyRedirects) as error:
+        raise not_a_hub(repo) from error
+    except (OfflineModeIsEnabled, RevisionResolutionError, httpx2.TransportError, HfHubHTTPError) as error:
+        why = why_unanswered(error.__cause__ if isinstance(error, RevisionResolutionError) else error)
+        if why is None:
             raise
-        return None
+        raise _NoAnswerError(f"only the cache is there: {why}") from error
     if not _COMMIT.fullmatch(revision.resolved):  # the commit becomes a folder's name
-        raise HubError(f"{repo}: {constants.ENDPOINT} does not answer as a hub does; check HF_ENDPOINT")
-    return revision.resolved, {file.rfilename: file.size or 0 for file in info.siblings or []}
+        raise not_a_hub(repo)
+    return _Listing(revision.resolved, {file.rfilename: file.size or 0 for file in info.siblings or []})
 
 
-def _cached(name: HubName) -> tuple[str, dict[str, int]]:
-    """Returns the files that were downloaded before, and their sizes."""
-    folder = Path(snapshot_download(name.repo, revision=name.revision, local_files_only=True))
-    log.warning("the hub cannot be reached: %s is taken from the cache", name)
+def _cached(name: HubName, why: str) -> _Listing:
+    """Returns the files that were downloaded before. Raises HubError if there are none."""
+    try:
+        folder = Path(snapshot_download(name.repo, revision=name.revision, local_files_only=True))
+    except (LocalEntryNotFoundError, RevisionResolutionError) as error:
+        raise not_here(name, why) from error
+    log.warning("%s is taken from the cache: %s", name, why)
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return folder.name, {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+    return _Listing(folder.name, sizes, why)
 
 
 @dataclass(frozen=True)
@@ -236,57 +248,3 @@ def _check_space(name: HubName, blobs: list[_Blob]) -> None:
             f"{space.folder}: make "
             "room, or put the cache elsewhere (HF_HUB_CACHE)"
         )
-
-
-def _why_offline() -> str:
-    if constants.is_offline_mode():
-        return "only the cache is there: HF_HUB_OFFLINE is set; unset it"
-    to_check = ["the network", "HF_ENDPOINT", *(name for name in _PROXIES if os.environ.get(name))]
-    named = f"{', '.join(to_check[:-1])} and {to_check[-1]}"
-    return f"only the cache is there: {constants.ENDPOINT} cannot be reached; check {named}"
-
-
-@contextmanager
-def _explained(name: HubName) -> Iterator[None]:
-    """Translates the library's error into a message with the cause and the remedy."""
-    hub = constants.ENDPOINT
-    try:
-        yield
-    except GatedRepoError as error:
-        raise HubError(
-            f"{name}: access has to be granted: ask for it at {hub}/{name.repo}, then set HF_TOKEN to a token of yours"
-        ) from error
-    except RevisionNotFoundError as error:
-        raise HubError(f"{name}: {hub}/{name.repo} has no branch, tag or commit {name.revision}") from error
-    except RepositoryNotFoundError as error:
-        raise HubError(
-            f"{name}: neither a local path nor a repository that {hub} shows us; check the name, or set HF_TOKEN if it "
-            "is private"
-        ) from error
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        remedy = "check HF_TOKEN" if status in (401, 403) else "try again later"
-        raise HubError(f"{name}: {hub} answered with status {status}; {remedy}") from error
-    except (RevisionResolutionError, LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise HubError(
-            f"{name}: neither a local path nor in {constants.HF_HUB_CACHE}, and {_why_offline()}, or name a local "
-            "file"
-        ) from error
-    except httpx2.TransportError as error:
-        raise HubError(
-            f"{name}: the connection to {hub} failed ({error}); what was downloaded is "
-            "kept: run the same command again to continue"
-        ) from error
-    except ImportError as error:
-        if "SOCKS" not in str(error):
-            raise
-        raise HubError(
-            f"{name}: a SOCKS proxy is set ({', '.join(one for one in _PROXIES if os.environ.get(one))}), which needs "
-            "one more package: pip install socksio; or name an HTTP proxy"
-        ) from error
-    except UnicodeEncodeError as error:  # of a header, the only text that is sent in ASCII
-        raise HubError(f"{name}: HF_TOKEN has characters that no token has; copy it again") from error
-    except (HFValidationError, OSError) as error:
-        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise HubError(f"{name}: {error.filename}: {error.strerror}; {ANOTHER_CACHE}") from error
-        raise HubError(f"{name}: {error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -12,30 +11,17 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from moeserve.cli.run.line_reader import PROMPT
 from tests.conftest import TINY_MODEL
+from tests.support.hub_client import Client
 from tests.support.hub_server import COMMIT, Hub, running_hub
 from tests.support.nightly import nightly_after
-from tests.support.server import clean_environment
 from tests.support.terminal import CTRL_D, Terminal
 
 REPO = "acme/tiny-GGUF"
-FETCH = """
-import json, sys
-from moeserve.config import ServerConfig
-from moeserve.errors import UserError
-from moeserve.cli.command_line import resolve
-for model in sys.argv[1:]:
-    try:
-        config = resolve(ServerConfig(model=model))
-        print(json.dumps([config.model, config.served_model_name]))
-    except UserError as error:
-        print(json.dumps(str(error)))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -70,40 +56,6 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def hub(repositories: Path) -> Iterator[Hub]:
     with running_hub(repositories) as running:
         yield running
-
-
-class Client:
-    """Processes that share one cache."""
-
-    def __init__(self, home: Path, hub: Hub) -> None:
-        self.cache = home / "hub"
-        self.environment = {
-            name: value for name, value in clean_environment().items() if not name.startswith("HF_")
-        } | {"HF_HOME": str(home), "HF_ENDPOINT": hub.url, "PYTHONPATH": os.getcwd()}
-
-    def start(self, *models: str, stderr: int = subprocess.PIPE, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", FETCH, *models],
-            env=self.environment | environment,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-        )
-
-    def ask(self, *models: str, **environment: str) -> list[Any]:
-        """For each model, all by one process: [path, the API's name], or the error as a string."""
-        process = self.start(*models, stderr=subprocess.PIPE, **environment)
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == 0, err
-        return [json.loads(line) for line in out.splitlines()]
-
-    def fetch(self, model: str, **environment: str) -> tuple[Path, str]:
-        ((path, name),) = self.ask(model, **environment)
-        return Path(path), name
-
-    def partial(self) -> list[int]:
-        """Sizes of the unfinished files."""
-        return [path.stat().st_size for path in self.cache.rglob("*.incomplete")]
 
 
 @pytest.fixture

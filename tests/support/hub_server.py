@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,16 +32,19 @@ class Hub:
     break_after: int | None = None  # bytes of a file, after which every connection breaks
     stall_after: int | None = None  # bytes, after which nothing comes any more
     down: bool = False  # 503 for everything
+    failing: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)  # of api, resolve, cdn
     damaged: bool = False  # large files come with their last byte changed
+    ignores_ranges: bool = False  # whole files come, whatever was asked for
     revisions: set[str] = field(default_factory=lambda: {"main", COMMIT, "v1.0"})
     other: str | None = None  # the answer to everything, of a server that is no hub
     port: int = 0
+    scheme: str = "http"
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, Range
     leaked: list[str] = field(default_factory=list)  # tokens that the other host has seen
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def downloads(self) -> list[tuple[str, str | None]]:
         """File and Range of each request for a file's content."""
@@ -63,6 +67,9 @@ class Hub:
         self.requests.append((request.method, request.path, request.headers.get("Range")))
         if self.down:
             return web.Response(status=503)
+        for part, (status, headers) in self.failing.items():
+            if f"/{part}/" in request.path:
+                return web.Response(status=status, headers=headers, text="<html>Sorry</html>")
         if self.other is not None:
             return web.Response(text=self.other)
         return await handler(request)
@@ -109,7 +116,9 @@ class Hub:
         if path.stat().st_size < LARGE:
             return web.Response(body=path.read_bytes(), headers=headers | {"ETag": f'"{git_sha(path)}"'})
         headers |= {"X-Linked-ETag": f'"{sha(path)}"', "X-Linked-Size": str(path.stat().st_size)}
-        headers["Location"] = f"http://localhost:{self.port}/cdn/{info['org']}/{info['repo']}/{info['file']}"
+        headers["Location"] = (
+            f"{self.scheme}://localhost:{self.port}/cdn/{info['org']}/{info['repo']}/{info['file']}"
+        )
         return web.Response(status=302, headers=headers)
 
     async def _content(self, request: web.Request) -> web.StreamResponse:
@@ -118,9 +127,9 @@ class Hub:
         body = (self.root / info["org"] / info["repo"] / info["file"]).read_bytes()
         if self.damaged:
             body = body[:-1] + bytes([body[-1] ^ 1])
-        span = request.http_range
-        start = span.start or 0
-        status = 206 if "Range" in request.headers else 200
+        ranged = "Range" in request.headers and not self.ignores_ranges
+        start = (request.http_range.start or 0) if ranged else 0
+        status = 206 if ranged else 200
         response = web.StreamResponse(status=status, headers={"Content-Length": str(len(body) - start)})
         if status == 206:
             response.headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
@@ -148,15 +157,15 @@ def git_sha(path: Path) -> str:
 
 
 @contextmanager
-def running_hub(root: Path) -> Iterator[Hub]:
+def running_hub(root: Path, encrypted: ssl.SSLContext | None = None) -> Iterator[Hub]:
     """A hub of the repositories root/org/repo, on a free port, in a thread of its own."""
-    hub = Hub(root)
+    hub = Hub(root, scheme="https" if encrypted else "http")
     loop = asyncio.new_event_loop()
     runner = web.AppRunner(hub.application(), shutdown_timeout=0.1)
 
     async def start() -> None:
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=encrypted)
         await site.start()
         hub.port = runner.addresses[0][1]
 
