@@ -33,7 +33,7 @@ from moeserve.errors import ConfigError, FileError
 from moeserve.hub import name_of
 from moeserve.models.adapters.modules import parse_modules, resolve_directory, resolve_modules
 from moeserve.models.sources.first_bytes import LOOKED_AT, not_a_gguf
-from moeserve.models.sources.model_files import is_model_file, is_tower_file
+from moeserve.models.sources.model_files import is_tower_file, listed, models_of
 from moeserve.processes.cpus import pool_threads
 from moeserve.processes.tracing import traces_url
 
@@ -352,11 +352,18 @@ def _local(model: Path, source: str = MODEL_SOURCE) -> tuple[Path, str]:
     if not path.is_dir():
         _check_first_bytes(path, source)
         return path, _name_of(path)
-    ggufs = sorted(file for file in path.glob("*.gguf") if is_model_file(file.name))
-    if not ggufs and not os.path.exists(path / "config.json"):
+    models, has_config = (
+        models_of(file.name for file in path.glob("*.gguf")),
+        os.path.exists(path / "config.json"),
+    )
+    if not models and not has_config:
         hint = model_hints.for_folder(path)
         raise FileError(f"{source}: neither a .gguf file nor a config.json in the folder {path}{hint}")
-    return path, _name_of(ggufs[0]) if ggufs else path.name
+    if len(models) > 1 and not has_config:
+        raise FileError(
+            f"{source}: {path}: the folder holds {len(models)} models; name one of them: {listed(models)}"
+        )
+    return path, _name_of(Path(models[0])) if models else path.name
 
 
 def _check_first_bytes(file: Path, source: str) -> None:

@@ -10,7 +10,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from moeserve.cli import ollama_models
+
 MAX_NAMED: Final = 3
+_REPOSITORY: Final = re.compile(r"models--(.+?)--(.+)")  # a folder of the Hub's cache
 _MOST_ENTRIES: Final = 10_000  # entries of a folder that are searched
 
 
@@ -22,17 +25,32 @@ def for_missing(path: Path) -> str:
     if close := difflib.get_close_matches(wrong, names, MAX_NAMED):
         return f"; did you mean {_either(str(folder / name) for name in close)}?"
     if re.fullmatch(r"[\w.-]+(:[\w.-]+)?", path.name) and path.suffix != ".gguf":  # as in Ollama
+        if file := ollama_models.file_of(path.name):
+            return f"; Ollama has a model of that name, which is the file {file}"
         return "; a model of the Hugging Face Hub is named as org/repo, org/repo:Q4_K_M or org/repo:file.gguf"
     return ""
 
 
 def for_folder(folder: Path) -> str:
-    """Returns a hint for a folder that holds no model: the folders in it that do."""
-    inside = (entry for entry in islice(_entries(folder), _MOST_ENTRIES) if entry.is_dir())
-    models = [entry for entry in inside if os.path.exists(entry / "config.json") or any(entry.glob("*.gguf"))]
+    """Returns a hint for a folder that holds no model: the folders in it that do, or how models of another program's
+    folder are named."""
+    if repository := _REPOSITORY.fullmatch(folder.name):
+        return f"; a repository of the Hub's cache is named {repository[1]}/{repository[2]}"
+    inside = [entry for entry in islice(_entries(folder), _MOST_ENTRIES) if entry.is_dir()]
+    if any(_REPOSITORY.fullmatch(entry.name) for entry in inside):
+        return "; it is a cache of the Hub: moeserve list prints the names of its models"
+    if ollama_models.is_folder(folder):
+        return "; Ollama's models are files in it: ollama show --modelfile NAME prints a model's, after FROM"
+    models = [entry for entry in inside if _holds_model(entry)]
+    if not models:  # as LM Studio's, by publisher and repository
+        models = [one for entry in inside for one in _entries(entry) if one.is_dir() and _holds_model(one)]
     if not models:
         return ""
     return f"; did you mean {_either(str(entry) for entry in sorted(models)[:MAX_NAMED])}?"
+
+
+def _holds_model(folder: Path) -> bool:
+    return os.path.exists(folder / "config.json") or any(folder.glob("*.gguf"))
 
 
 def _entries(folder: Path) -> Iterator[Path]:

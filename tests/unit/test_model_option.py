@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,67 @@ def test_a_model_that_is_not_there_gets_advice(tmp_path: Path, named: str, hint:
         command_line.resolve(ServerConfig(model=str(tmp_path / named)))
     assert str(error.value).partition(";")[1] == hint[:1]
     assert hint.format(tmp_path) in str(error.value)
+
+
+def test_a_folder_of_several_models_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    for name in ("a-00001-of-00002.gguf", "a-00002-of-00002.gguf", "b.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(
+        ConfigError, match=r"holds 2 models; name one of them: a-00001-of-00002\.gguf, b\.gguf"
+    ):
+        command_line.resolve(ServerConfig(model=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("folder", "hint"),
+    [
+        ("hub", "; it is a cache of the Hub: moeserve list prints the names of its models"),
+        ("hub/models--acme--tiny-GGUF", "; a repository of the Hub's cache is named acme/tiny-GGUF"),
+        (
+            "hub/models--acme--tiny-GGUF/snapshots",
+            "; did you mean {}/hub/models--acme--tiny-GGUF/snapshots/abc?",
+        ),
+        ("studio", "; did you mean {}/studio/acme/tiny-GGUF?"),
+        ("ollama", "; Ollama's models are files in it: ollama show --modelfile NAME"),
+        ("ollama/blobs", "; Ollama's models are files in it: ollama show --modelfile NAME"),
+    ],
+)
+def test_folders_of_other_programs(tmp_path: Path, folder: str, hint: str) -> None:
+    """The Hub's cache, LM Studio's folder and Ollama's, as those programs lay them out."""
+    for file in ("hub/models--acme--tiny-GGUF/snapshots/abc/t.gguf", "studio/acme/tiny-GGUF/t.gguf"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    ollama_folder(tmp_path / "ollama")
+    with pytest.raises(ConfigError) as error:
+        command_line.resolve(ServerConfig(model=str(tmp_path / folder)))
+    assert hint.format(tmp_path) in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny:latest"])
+def test_a_model_of_ollama_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    blob, manifest = ollama_folder(tmp_path / "ollama")
+    monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"Ollama has a model of that name, which is the file {blob}"):
+        command_line.resolve(ServerConfig(model=name))
+    with pytest.raises(ConfigError, match="but a manifest of Ollama"):
+        command_line.resolve(ServerConfig(model=str(manifest)))
+    manifest.write_text('{"layers": [{"digest": 3}]}')
+    with pytest.raises(ConfigError, match="a model of the Hugging Face Hub is named"):
+        command_line.resolve(ServerConfig(model=name))
+
+
+def ollama_folder(models: Path) -> tuple[Path, Path]:
+    """Makes a folder as Ollama's, with one model, `tiny`. Returns the model's file and its manifest."""
+    blob, manifest = models / "blobs/sha256-0123", models / "manifests/registry.ollama.ai/library/tiny/latest"
+    layers = [
+        {"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:9999"},
+        {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:0123"},
+    ]
+    for file in (blob, manifest):
+        file.parent.mkdir(parents=True)
+    blob.write_bytes(b"GGUF")
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
+    return blob, manifest

@@ -10,6 +10,10 @@ _MISTAKEN = (
     (b"<", "a web page or an error in XML: download the file itself, not the page about it"),
     (b"PK\x03\x04", "a PyTorch or zip archive: convert it, or name a folder of safetensors"),
     (b"tjgg", "a file of llama.cpp before August 2023: convert the model again"),
+    (
+        b'{"schemaVersion"',
+        "a manifest of Ollama: ollama show --modelfile NAME prints the model's file, after FROM",
+    ),
     (bytes(16), "zeros: the download was not finished; download it again"),
 )
 

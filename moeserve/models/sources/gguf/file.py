@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from moeserve.models.sources.experts_in_file import ExpertsInFile, FileVersion
-from moeserve.models.sources.model_files import is_model_file
+from moeserve.models.sources.model_files import SPLIT_NAME, listed, models_of
 from moeserve.models.sources.regular_file import map_file
 
 from .errors import GGUFError
@@ -20,9 +19,6 @@ from .fused_qkv import divided
 from .header import Header, MappedTensor, read_header
 from .merged_experts import separated
 from .metadata import Metadata
-
-_SPLIT_NAME = re.compile(r"(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
-_MAX_LISTED = 8  # names in an error message
 
 
 class GGUFFile:
@@ -141,22 +137,17 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def _only_model_in(folder: Path) -> Path:
-    names = sorted(entry.name for entry in folder.glob("*.gguf") if is_model_file(entry.name))
-    models: dict[str, Path] = {}  # a split set counts once, by the first part found
-    for name in names:
-        match = _SPLIT_NAME.fullmatch(name)
-        models.setdefault(f"{match['stem']}-of-{match['parts']}" if match else name, folder / name)
+    models = models_of(entry.name for entry in folder.glob("*.gguf"))
     if not models:
         raise GGUFError(folder, "the folder holds no .gguf file")
     if len(models) > 1:
-        listed = _listed([path.name for path in models.values()])
-        raise GGUFError(folder, f"the folder holds {len(models)} models; name one of them: {listed}")
-    return next(iter(models.values()))
+        raise GGUFError(folder, f"the folder holds {len(models)} models; name one of them: {listed(models)}")
+    return folder / models[0]
 
 
 def split_set(path: Path) -> list[Path]:
     """Returns all files of the split set that `path`'s name belongs to; only `path` if none."""
-    match = _SPLIT_NAME.fullmatch(path.name)
+    match = SPLIT_NAME.fullmatch(path.name)
     if match is None:
         return [path]
     parts = int(match["parts"])
@@ -169,7 +160,7 @@ def split_set(path: Path) -> list[Path]:
     missing = [part.name for part in paths if not part.exists()]
     if missing:
         raise GGUFError(
-            path, f"{len(missing)} of the {parts} files of this split set are missing: {_listed(missing)}"
+            path, f"{len(missing)} of the {parts} files of this split set are missing: {listed(missing)}"
         )
     return paths
 
@@ -190,8 +181,3 @@ def _check_split(paths: list[Path], headers: list[Header]) -> None:
     announced = headers[0].metadata.require_int("split.tensors.count", 0, 1 << 31, default=total)
     if announced != total:
         raise GGUFError(paths[0], f"the split set announces {announced} tensors and holds {total}")
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _MAX_LISTED
-    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
