@@ -104,3 +104,15 @@ def test_the_instruction_set_is_chosen_by_what_the_cpu_has(cpu: str, best: str) 
     )
     assert run.returncode == 2
     assert run.stderr.rstrip().endswith(f"the best is {best}")
+
+
+@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-x86_64 of the package qemu-user")
+@pytest.mark.parametrize(
+    ("cpu", "best"), [("Nehalem", "plain"), ("SandyBridge", "plain"), ("Haswell", "avx2")]
+)
+def test_an_old_cpu_runs_no_instruction_that_it_lacks(cpu: str, best: str) -> None:
+    """Nehalem has no AVX, SandyBridge no AVX2: tables of others' kernels may not even be looked at there."""
+    command = ["qemu-x86_64", "-cpu", cpu, kernel_bits("x86_64"), "none"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 2, run.stderr
+    assert run.stderr.rstrip().endswith(f"the best is {best}")

@@ -48,5 +48,7 @@ struct BlockFloatKernels {
 
 // nullptr: this CPU has no AVX-512 VNNI, or the program was built for another processor.
 const BlockFloatKernels* block_float_kernels();
+// The table itself, for a CPU that has it; nullptr: not built for this processor.
+const BlockFloatKernels* avx512_block_float();
 
 }  // namespace moeserve

@@ -202,7 +202,7 @@ void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b
                     int dim);
 
 const Kernels* plain_kernels();
-// nullptr if they are not built for this processor.
+// nullptr if they are not built for this processor. Only a CPU with a table's instructions may call its function.
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512_vbmi_kernels();

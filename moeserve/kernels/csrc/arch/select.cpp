@@ -15,7 +15,7 @@ namespace moeserve {
 const Kernels* avx2_kernels() { return nullptr; }
 const Kernels* avx512_kernels() { return nullptr; }
 const Kernels* avx512_vbmi_kernels() { return nullptr; }
-const BlockFloatKernels* block_float_kernels() { return nullptr; }
+const BlockFloatKernels* avx512_block_float() { return nullptr; }
 PanelGemm avx2_in_order(int, int) { return nullptr; }
 PanelGemm avx512_in_order(int, int) { return nullptr; }
 #endif
@@ -31,32 +31,45 @@ namespace {
 constexpr unsigned long kDotProducts = 1ul << 20, kInt8Matrices = 1ul << 13;
 #endif
 
-bool can_run(const Kernels* k) {
-  if (k == nullptr) return false;
 #if defined(MOESERVE_X86)
-  if (k == avx512_vbmi_kernels()) {
-    return can_run(avx512_kernels()) && __builtin_cpu_supports("avx512vbmi");
-  }
-  if (k == avx512_kernels()) {
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni");
-  }
-  if (k == avx2_kernels()) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-  }
-#elif defined(MOESERVE_NEON)
-  if (k == plain_kernels()) return true;
-  if ((getauxval(AT_HWCAP) & kDotProducts) == 0) return false;
-  return k == neon_dotprod_kernels() || (getauxval(AT_HWCAP2) & kInt8Matrices) != 0;
-#endif
-  return true;
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vnni");
+}
+bool has_avx512_vbmi() { return has_avx512() && __builtin_cpu_supports("avx512vbmi"); }
+#else
+bool has_avx2() { return false; }
+bool has_avx512() { return false; }
+bool has_avx512_vbmi() { return false; }
+#endif
+#if defined(MOESERVE_NEON)
+bool has_dot_products() { return (getauxval(AT_HWCAP) & kDotProducts) != 0; }
+bool has_int8_matrices() { return has_dot_products() && (getauxval(AT_HWCAP2) & kInt8Matrices) != 0; }
+#else
+bool has_dot_products() { return false; }
+bool has_int8_matrices() { return false; }
+#endif
+bool has_baseline() { return true; }
 
+// The functions that return tables are compiled for the tables' instructions, too: a CPU that lacks those may not call
+// them.
+struct Source {
+  bool (*runs_here)();
+  const Kernels* (*table)();
+
+  const Kernels* found() const { return runs_here() ? table() : nullptr; }
+};
 // By speed, the best first; plain C++ is the last.
-using Source = const Kernels* (*)();
-constexpr Source kSources[] = {avx512_vbmi_kernels, avx512_kernels,       avx2_kernels,
-                               neon_i8mm_kernels,   neon_dotprod_kernels, plain_kernels};
+constexpr Source kSources[] = {{has_avx512_vbmi, avx512_vbmi_kernels},
+                               {has_avx512, avx512_kernels},
+                               {has_avx2, avx2_kernels},
+                               {has_int8_matrices, neon_i8mm_kernels},
+                               {has_dot_products, neon_dotprod_kernels},
+                               {has_baseline, plain_kernels}};
 
 // Whether two tables differ in types with codebooks only.
 bool are_alike(const Kernels& a, const Kernels& b) {
@@ -67,30 +80,33 @@ bool are_alike(const Kernels& a, const Kernels& b) {
 }  // namespace
 
 const Kernels* select_kernels(const char* name) {
-  for (const Source source : kSources) {
-    const Kernels* k = source();
-    if (can_run(k) && (name == nullptr || std::strcmp(name, k->name) == 0)) return k;
+  for (const Source& source : kSources) {
+    const Kernels* k = source.found();
+    if (k != nullptr && (name == nullptr || std::strcmp(name, k->name) == 0)) return k;
   }
   return nullptr;
 }
 
 const Kernels* narrower_kernels(const Kernels& k) {
   bool found = false;  // k may be a copy of a table
-  for (const Source source : kSources) {
-    const Kernels* other = source();
-    if (source == plain_kernels || other == nullptr) continue;
-    if (found && can_run(other) && !are_alike(*other, k)) return other;
+  for (const Source& source : kSources) {
+    const Kernels* other = source.found();
+    if (source.table == plain_kernels || other == nullptr) continue;
+    if (found && !are_alike(*other, k)) return other;
     found |= std::strcmp(other->name, k.name) == 0;
   }
   return nullptr;
 }
 
 InOrderProduct in_order_product(const Kernels& k, int type, int tokens) {
-  const Kernels *avx512 = avx512_kernels(), *avx2 = avx2_kernels();
+  const Kernels* avx512 = has_avx512() ? avx512_kernels() : nullptr;
+  const Kernels* avx2 = has_avx2() ? avx2_kernels() : nullptr;
   if (avx512 != nullptr && are_alike(k, *avx512)) return {"avx512_in_order", avx512_in_order(type, tokens)};
   if (avx2 != nullptr && are_alike(k, *avx2)) return {"avx2_in_order", avx2_in_order(type, tokens)};
   return {"", nullptr};
 }
+
+const BlockFloatKernels* block_float_kernels() { return has_avx512() ? avx512_block_float() : nullptr; }
 
 void merge_segments(const Kernels& k, Softmax& a, float* acc_a, const Softmax& b, const float* acc_b,
                     int dim) {
