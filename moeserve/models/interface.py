@@ -79,8 +79,11 @@ class LayerShape:
         return self.ffn.shared if isinstance(self.ffn, MoeShape) else self.ffn
 
     @property
-    def num_parts(self) -> int:  # outputs that are summed per token
-        return self.num_routes + (1 if self.unrouted_width else 0)
+    def num_parts(self) -> int:
+        """Outputs that are summed per token: with latent experts theirs alone, to whose sum the shared expert's output
+        does not belong."""
+        is_latent = self.moe is not None and self.moe.latent > 0
+        return self.num_routes + (1 if self.unrouted_width and not is_latent else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +124,15 @@ class ModelShape:
     orders: ColumnOrders | None = None  # of matrices that were quantised in act-order
 
     def __post_init__(self) -> None:
-        """Raises ValueError if no layer attends, or if latent attention or recurrent layers have several forms."""
+        """Raises ValueError if no layer attends, if latent attention or recurrent layers have several forms, or if
+        mixtures have experts of several input widths."""
         kinds = {type(layer.attention).__name__ for layer in self.layers if layer.attention is not None}
         if len(kinds) != 1 or (self.latent is not None and len(self.forms) > 1):
             raise ValueError(f"layers with attention of one kind expected, not {sorted(kinds)}")
         if len({layer.recurrence for layer in self.layers} - {None}) > 1:
             raise ValueError("recurrent layers of different forms")
+        if len({moe.latent for moe in self._mixtures}) > 1:
+            raise ValueError("experts of different input widths")
 
     @property
     def num_layers(self) -> int:
@@ -262,6 +268,16 @@ class ModelShape:
     @property
     def expert_width(self) -> int:
         return max((moe.width for moe in self._mixtures), default=0)
+
+    @property
+    def latent_expert_width(self) -> int:
+        """Width of latent experts' input and output; 0 if none are latent."""
+        return max((moe.latent for moe in self._mixtures), default=0)
+
+    @property
+    def experts_input_width(self) -> int:
+        """Width of the routed experts' input and output, which all mixtures have."""
+        return self.latent_expert_width or self.hidden_size
 
     @property
     def shared_width(self) -> int:

@@ -24,6 +24,7 @@ from moeserve.models.head_shortlist import most_panels
 from moeserve.models.indexer import BlockIndexerShape, IndexerShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.latent_expert_buffers import latent_expert_buffers
 from moeserve.models.layer_input_buffers import layer_input_buffers
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
@@ -174,16 +175,18 @@ def gpu_step_buffers(
         Buffer("route_weights", (rows, routes)),
         *activation_buffers("h", rows * top_k, model.expert_width, acts, quantised=small),
         # Outputs of the experts on this GPU: with few rows one sum per token, with many rows one part per route.
-        Buffer("parts", (rows, 1 if small else routes, hidden), wide),
-        Buffer("pool_sum", (rows, hidden)),  # sum of the RAM experts' outputs
+        Buffer("parts", (rows, 1 if small or model.latent_expert_width else routes, hidden), wide),
+        Buffer("pool_sum", (rows, hidden)),  # sum of the RAM experts' outputs; of latent experts, of all
     ]
     if rows in QUAD_ROWS and not float_weights:
-        buffers.append(Buffer("quads", (rows, hidden), floats))  # the experts' input in quad order
+        # The experts' input in quad order.
+        buffers.append(Buffer("quads", (rows, model.experts_input_width), floats))
     if rows in INTEGER_ROWS and not float_weights:
-        buffers += _integer_rows("integer_x", rows, hidden)
+        buffers += _integer_rows("integer_x", rows, model.experts_input_width)
         buffers += _integer_rows("integer_h", rows * top_k, model.expert_width)
     # Widths of dense products' inputs.
     inputs = [hidden, model.mixed_width, 0 if latent is None else latent.q_rank, model.layer_input_width]
+    inputs.append(model.latent_expert_width)
     if rows in DENSE_INTEGER_ROWS and not float_weights and any(map(has_whole_super_blocks, inputs[:2])):
         buffers += _integer_rows("integer_y", rows, max(inputs))
         buffers.append(Buffer("integer_partials", (partial_numbers(rows),)))
@@ -229,6 +232,7 @@ def gpu_step_buffers(
             model.ngrams, model.residual_width, hidden, rows, acts, wide, quantised=small
         )
     buffers += layer_input_buffers(model, rows, acts, wide, quantised=small)
+    buffers += latent_expert_buffers(model, rows, acts, wide, quantised=small)
     if model.unrouted_width:
         buffers += activation_buffers("unrouted_h", rows, model.unrouted_width, acts, quantised=small)
     if model.orders is not None:

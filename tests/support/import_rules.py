@@ -167,6 +167,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.compressed",
         "moeserve.models.interface",
     },
+    "moeserve.models.latent_expert_buffers": {"moeserve.models.buffers", "moeserve.models.interface"},
     "moeserve.models.layer_input_buffers": {"moeserve.models.buffers", "moeserve.models.interface"},
     "moeserve.models.residual_buffers": {"moeserve.models.buffers", "moeserve.models.residual"},
     "moeserve.models.cpu_step_buffers": {
@@ -186,6 +187,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.models.step_buffers": {
         "moeserve.models.buffers",
         "moeserve.models.compressed_buffers",
+        "moeserve.models.latent_expert_buffers",
         "moeserve.models.layer_input_buffers",
         "moeserve.models.residual_buffers",
         "moeserve.kernels.delta_net.heads",

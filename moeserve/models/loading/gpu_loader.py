@@ -262,6 +262,10 @@ class GpuLoader:
             else None,
             sandwich=self._sandwich(index),
             order=self._orders.of(self._source.tensors[expert_tensors(self._shape, index)[0]]),
+            latent=tuple(
+                self._linear(index, part, has_bias=False)[0]
+                for part in (n.LATENT_PARTS if shape.latent else ())
+            ),
         )
 
     def _sandwich(self, index: int) -> SandwichNorms | None:

@@ -279,11 +279,13 @@ class GpuMoe:
     expert_scale: Tensor | None = None  # [E]: factors of the chosen experts' weights
     sandwich: SandwichNorms | None = None  # None: the layer is not sandwiched
     order: Tensor | None = None  # int32 [E, hidden]: of each expert's gate and up, wherever it is
+    latent: tuple[MergedLinear, ...] = ()  # [latent, hidden] and [hidden, latent], if experts are latent
 
     @property
     def dense_bytes(self) -> int:
         """Bytes that every step reads."""
-        return self.router.nbytes + (0 if self.shared is None else self.shared.experts.nbytes)
+        of_shared = 0 if self.shared is None else self.shared.experts.nbytes
+        return self.router.nbytes + of_shared + sum(matrix.nbytes for matrix in self.latent)
 
 
 @dataclass(frozen=True, slots=True)

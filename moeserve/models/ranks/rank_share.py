@@ -127,6 +127,8 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
         return f"{shape.architecture} has layers that attend to an earlier one's keys, which are not divided"
     if shape.layer_input_width:
         return f"{shape.architecture} has {_LAYER_INPUTS}"
+    if shape.latent_expert_width:
+        return f"{shape.architecture} has latent experts, which are not divided"
     if found := cpu_only_features(shape):
         return f"{shape.architecture} has {found[0]}, which no GPU computes"
     for index, layer in enumerate(shape.layers):

@@ -27,15 +27,15 @@ from tests.conftest import OWN_FIXTURES, TINY_MODEL, family_models
 from tests.support.gemma_file import write_gemma
 from tests.support.model_header import qwen3moe, write_header
 
-CPU_ONLY = ("nemotronhlatent-f16",)
 NOT_DIVIDED = {"step35-q4_k_m": "gates", "mimo2-q4_k_m": "widths", "kimilinear-f16": "Kimi Delta Attention",
                "nemotronhmoe-f16": "Mamba-2", "granitehybrid-f16": "Mamba-2", "nemotronh-f16": "Mamba-2",
-               "lfm2moe-f16": "short convolutions", "bailing3-f16": "gates",
+               "nemotronhlatent-f16": "Mamba-2", "lfm2moe-f16": "short convolutions", "bailing3-f16": "gates",
                "gemma3-q4_k_m": "norms behind", "gemma2-f16": "norms behind", "olmo3-f16": "norms behind",
                "exaone4-f16": "norms behind", "glm4-f16": "norms behind", "gemma4e-f16": "norms behind",
                "nemotronnas-f16": "layers without", "museglimmer-f16": "norms behind"}  # fmt: skip
-WHOLE = (*CPU_ONLY, *NOT_DIVIDED)
-FILES = sorted({*OWN_FIXTURES.glob("tiny-*.gguf")} - {OWN_FIXTURES / f"tiny-{name}.gguf" for name in WHOLE})
+FILES = sorted(
+    {*OWN_FIXTURES.glob("tiny-*.gguf")} - {OWN_FIXTURES / f"tiny-{name}.gguf" for name in NOT_DIVIDED}
+)
 FAMILIES = ("gptoss", "glm4moe", "minimaxm2", "deepseek2", "qwen3", "qwen35moe")
 FILES += [model for family in FAMILIES for model in family_models(family)]
 UNDIVIDED = family_models("gemma4")  # its layers are not divided, but each GPU may have some of them
@@ -54,11 +54,11 @@ def matrix(source: ModelSource, name: str) -> np.ndarray[tuple[int, ...], np.dty
     return dequantize(tensor.type, data.reshape(-1, tensor.type.block_bytes)).reshape(tensor.shape)
 
 
-@pytest.mark.parametrize("name", CPU_ONLY)
-def test_what_only_the_cpu_computes_is_refused_by_name(name: str) -> None:
-    source = open_model(OWN_FIXTURES / f"tiny-{name}.gguf")
-    shape = read_shape(source)
+def test_what_only_the_cpu_computes_is_refused_by_name() -> None:
+    source = open_model(TINY_MODEL)
+    shape = replace(read_shape(source), centers_norms=True)
     found = cpu_only_features(shape)
+    assert found == ["LayerNorm in layers that are not parallel"]
     with pytest.raises(ModelError, match=re.escape(f"({', '.join(found)}): run the model with --device cpu")):
         check_gpu_features(source, shape)
     assert shape.architecture in why_undivided(shape, 2)
@@ -83,6 +83,14 @@ def test_layers_with_inputs_of_their_own_are_on_one_gpu() -> None:
     assert "attend to an earlier one's keys" in why_undivided(replace(shape, layers=bare), 2)
     own = tuple(replace(layer, mixer=shape.layers[0].mixer) for layer in bare)
     assert "inputs of their own" in why_undivided(replace(shape, layers=own), 2)
+
+
+def test_latent_experts_are_not_divided() -> None:
+    shape = read_shape(open_model(TINY_MODEL))
+    moe = shape.layers[0].moe
+    assert moe is not None
+    layers = tuple(replace(layer, ffn=replace(moe, latent=32)) for layer in shape.layers)
+    assert "latent experts" in why_undivided(replace(shape, layers=layers), 2)
 
 
 def test_a_stage_begins_with_a_layer_whose_keys_all_of_it_can_reach() -> None:

@@ -26,6 +26,7 @@ from moeserve.models.blocks.gpu.expert_run import ExpertRun, PendingSum, gated_p
 from moeserve.models.blocks.gpu.ffn_inputs import GpuFfnInputs
 from moeserve.models.blocks.gpu.ffn_outputs import FfnOutputs
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
+from moeserve.models.blocks.gpu.latent_experts import project_back, project_in
 from moeserve.models.blocks.gpu.layer_inputs import project_input
 from moeserve.models.blocks.gpu.linear import in_order
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters, LayerAdapters
@@ -141,6 +142,8 @@ class GpuFfnBlock:
         if shape.weighs_input:
             assert s.input_weights is not None
             weigh_input(s.router_input, weights, count, self.inputs.of_experts(index, s), s.input_weights)
+        if ffn.latent:
+            project_in(ffn, count, s)
         if local is None:
             assert ffn.experts is not None
             mine = None if adapters is None else adapters.experts(names.EXPERT_PARTS)
@@ -148,8 +151,18 @@ class GpuFfnBlock:
             self._run_experts(index, ffn.experts, ids, s, count, adapters=mine, gathered=gathered)
         else:
             self._share_experts(index, ffn, local, s, count)
+        if ffn.latent:
+            self._project_back(index, ffn, s, count)
         if ffn.shared is not None:
             self._add_unrouted(index, ffn.shared, s, count, adapters, names.SHARED_PARTS)
+
+    def _project_back(self, index: int, ffn: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
+        """Launches the product behind latent experts."""
+        assert s.latent_experts is not None
+        if not self.ram.computes(index):
+            s.latent_experts.sum.zero_()
+        out = self.outputs.routes(index, s).parts[:, 0] if s.is_small_batch else s.pool_sum
+        project_back(ffn, self.outputs.latent_parts(index, s), count, s, out)
 
     def add_and_norm(
         self,
@@ -221,7 +234,7 @@ class GpuFfnBlock:
         stream = self.ram.expert_stream if self.ram.streamed[index] else None
         routes, top_k = self.outputs.routes(index, s), self._shapes[index].num_routes
         ids = routes.expert_ids[:, :top_k]
-        pool_works = self.ram.pool_works and self.ram.is_shared(index)
+        pool_works = self.ram.computes(index)
         if pool_works:
             assert self.ram.handoff is not None
             left = None if stream is None else stream.left(index)
@@ -241,7 +254,7 @@ class GpuFfnBlock:
             self._run_experts(index, experts, streamed_ids, s, count, adds=adds, gathered=gathered)
         if pool_works:
             assert self.ram.handoff is not None
-            self.ram.handoff.collect(index, s.pool_sum)
+            self.ram.handoff.collect(index, s.pool_sum if s.latent_experts is None else s.latent_experts.sum)
 
     def _add_unrouted(
         self,
@@ -253,10 +266,9 @@ class GpuFfnBlock:
         names_of: Sequence[str],
     ) -> None:
         """Launches the feed-forward that all tokens pass, as one more route: the column after the router's."""
-        shape, routes = self._shapes[index], self.outputs.routes(index, s)
-        column = slice(shape.num_routes, shape.num_routes + 1)
+        shape = self._shapes[index]
         assert s.unrouted_blocks is not None
-        ids, weights = self.outputs.ids_here(index, routes)[:, column], routes.weights[:, column]
+        ids, weights = self.outputs.unrouted_route(index, s)
         shared_gate(s.router_input, w.gate, count, weights[:, 0], ids[:, 0])
         mine = None if adapters is None else adapters.experts(names_of)
         h, part = s.unrouted_h[shape.unrouted_width], self.outputs.unrouted_part(index, s)
@@ -264,9 +276,7 @@ class GpuFfnBlock:
             s.y, w.experts, self._hidden, shape.unrouted_width, ids, weights, h, s.unrouted_blocks, part,
             self._unrouted_gated(index), mine, None if w.order is None else in_order(s.y, w.order, count, s.dense),
         )  # fmt: skip
-        run.launch(
-            s, count, adds=self.outputs.has_routed_parts(index) and self.inputs.part_norms(index) is None
-        )
+        run.launch(s, count, adds=self.outputs.adds_unrouted(index))
 
     def _gathered(
         self, index: int, moe: GpuMoe, ids: Tensor, s: GpuWorkspace, count: Tensor
@@ -292,9 +302,10 @@ class GpuFfnBlock:
         """Launches the experts for routes with an id that is not negative. gathered: `_gathered`."""
         shape, routes = self._shapes[index].moe, self.outputs.routes(index, s)
         assert shape is not None
-        parts = routes.parts if s.is_small_batch else routes.parts[:, : shape.top_k]
+        outputs = routes.parts if s.latent_experts is None else s.latent_experts.parts
+        parts = outputs if s.is_small_batch else outputs[:, : shape.top_k]
         run = ExpertRun(
-            self.inputs.of_experts(index, s), experts, self._hidden, shape.width, local_expert_ids,
+            self.inputs.of_experts(index, s), experts, shape.latent or self._hidden, shape.width, local_expert_ids,
             routes.weights[:, : shape.top_k], s.h, s.blocks, parts, gated_product(shape, experts), adapters, gathered,
         )  # fmt: skip
         run.launch(s, count, adds=adds)

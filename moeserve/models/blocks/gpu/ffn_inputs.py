@@ -62,13 +62,17 @@ class GpuFfnInputs:
         """Returns the activations that the routed experts read."""
         if not self.has_own(index):
             return s.y
+        if s.latent_experts is not None:
+            return s.latent_experts.input
         assert s.experts_input is not None
         return s.experts_input
 
     def has_own(self, index: int) -> bool:
         """True if the routed experts read another input than the shared feed-forward."""
         moe = self._shapes[index].moe
-        return self.part_norms(index) is not None or (moe is not None and moe.weighs_input)
+        return self.part_norms(index) is not None or (
+            moe is not None and (moe.weighs_input or moe.latent > 0)
+        )
 
     def norm(self, index: int, weight: GpuInput, s: GpuWorkspace, count: Tensor) -> None:
         """Launches y = norm(x + the attention's output); with a residual of several streams, y = the feed-forward's

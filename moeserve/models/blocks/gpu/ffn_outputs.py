@@ -51,6 +51,8 @@ class FfnOutputs:
         """Returns the pending residual contributions of the layer's feed-forward."""
         routes, is_shared = self.routes(index, s), self._ram.is_shared(index)
         is_added = self._sums.sums_ffn(index)  # summed over the GPUs, this one's pool included
+        if self._is_latent(index):
+            return self._pending_latent(index, s)
         pool_sum = s.pool_sum if is_shared and self._ram.pool_works and not is_added else None
         if self._inputs.part_norms(index) is not None:
             return self._pending_experts(index, s, pool_sum)
@@ -60,6 +62,30 @@ class FfnOutputs:
         if s.is_small_batch:
             return PendingSum(parts, None, None, pool_sum)  # already summed, in one part
         return PendingSum(parts, routes.weights, self.ids_here(index, routes), pool_sum)
+
+    def latent_parts(self, index: int, s: GpuWorkspace) -> PendingSum:
+        """Returns the outputs of the latent experts on the GPU, as wide as their input."""
+        assert s.latent_experts is not None
+        if not self.has_routed_parts(index):
+            return PendingSum(None, None, None, None)
+        if s.is_small_batch:
+            return PendingSum(s.latent_experts.parts, None, None, None)
+        routes = self.routes(index, s)
+        return PendingSum(s.latent_experts.parts, routes.weights, self.ids_here(index, routes), None)
+
+    def _pending_latent(self, index: int, s: GpuWorkspace) -> PendingSum:
+        """Returns the product behind latent experts, and the shared expert's output: with few rows one part."""
+        assert s.latent_experts is not None
+        parts = self.routes(index, s).parts
+        if s.is_small_batch:
+            return PendingSum(parts, None, None, None)
+        if not self._shapes[index].unrouted_width:
+            return PendingSum(None, None, None, s.pool_sum)
+        return PendingSum(parts, s.latent_experts.shared_weights, s.latent_experts.shared_ids, s.pool_sum)
+
+    def _is_latent(self, index: int) -> bool:
+        moe = self._shapes[index].moe
+        return moe is not None and moe.latent > 0
 
     def _pending_experts(self, index: int, s: GpuWorkspace, pool_sum: Tensor | None) -> PendingSum:
         """Returns the pending outputs of the routed experts only."""
@@ -121,10 +147,26 @@ class FfnOutputs:
     def unrouted_part(self, index: int, s: GpuWorkspace) -> Tensor:
         """Returns [rows, 1, hidden]: the output buffer of the feed-forward that all tokens pass."""
         routes, at = self.routes(index, s), self._shapes[index].num_routes
+        if self._is_latent(index):
+            return routes.parts
         if not s.is_small_batch:
             return routes.parts[:, at : at + 1]
         # Added to the experts' sum; with a norm of its own, in s.output, which x already includes by then.
         return routes.parts if self._inputs.part_norms(index) is None else s.output
+
+    def unrouted_route(self, index: int, s: GpuWorkspace) -> tuple[Tensor, Tensor]:
+        """Returns the ids and weights of that feed-forward's route, [rows, 1] each."""
+        if self._is_latent(index):
+            assert s.latent_experts is not None
+            return s.latent_experts.shared_ids, s.latent_experts.shared_weights
+        routes, at = self.routes(index, s), self._shapes[index].num_routes
+        return self.ids_here(index, routes)[:, at : at + 1], routes.weights[:, at : at + 1]
+
+    def adds_unrouted(self, index: int) -> bool:
+        """Returns whether that feed-forward's output is added, with few rows, to what is in its buffer."""
+        if self._is_latent(index):
+            return True
+        return self.has_routed_parts(index) and self._inputs.part_norms(index) is None
 
     def has_routed_parts(self, index: int) -> bool:
         """Returns whether routed experts are here, or were streamed in this step."""

@@ -41,6 +41,10 @@ class RamShare:
         """Returns whether some experts of the layer are in RAM."""
         return self._num_in_ram[index] > 0
 
+    def computes(self, index: int) -> bool:
+        """Returns whether the pool takes part in the layer of the current step."""
+        return self.pool_works and self.is_shared(index)
+
     def streams(self, batch: GpuBatch) -> bool:
         """Returns whether the step streams experts from RAM to the GPU."""
         return any(self._to_stream(layer, batch) for layer in range(len(self._prefill)))

@@ -23,6 +23,7 @@ from moeserve.kernels.linear.large_batch import BLOCK, FEW_BLOCK, UnpackScratch
 from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.gpu.arena_views import activations, narrowed, spare, views_of
 from moeserve.models.blocks.gpu.compressed_workspace import compressed_workspace
+from moeserve.models.blocks.gpu.latent_experts_workspace import LatentExpertsWorkspace
 from moeserve.models.blocks.gpu.latent_workspace import IndexerWorkspace, LatentWorkspace
 from moeserve.models.blocks.gpu.layer_input_workspace import LayerInputWorkspace
 from moeserve.models.blocks.gpu.linear import dense_workspace, integer_rows
@@ -106,7 +107,8 @@ class Routes(NamedTuple):
     local_expert_ids: Tensor  # index among the experts on this GPU; negative: not there
     streamed_expert_ids: Tensor  # index among the streamed experts
     weights: Tensor  # float32 [rows, parts]
-    parts: Tensor  # [rows, parts, hidden]; for few rows [rows, 1, hidden], the sum
+    # [rows, parts, hidden]; for few rows [rows, 1, hidden], the sum; beside latent experts [rows, 1, hidden], the
+    parts: Tensor  # output of the feed-forward that all tokens pass
 
 
 class AttentionWorkspace(NamedTuple):
@@ -193,6 +195,7 @@ class GpuWorkspace:
         self.streams = None if shape.streams is None else streams_workspace(views, shape.streams)
         self.ngrams = NgramWorkspace(views) if shape.ngrams is not None else None
         self.layer_inputs = LayerInputWorkspace(views) if shape.layer_input_width else None
+        self.latent_experts = LatentExpertsWorkspace(views) if shape.latent_expert_width else None
         self.y = activations(views, "y")
         self.projected = views["projected"]
         self.q = views["q"].view(queries)  # sized for the widest form
@@ -225,7 +228,7 @@ class GpuWorkspace:
         self.h = activations(views, "h")
         # By number of parts that a layer sums per token.
         self.routes = {
-            parts: _routes(views, parts, self.is_small_batch)
+            parts: _routes(views, parts, is_sum=self.is_small_batch or self.latent_experts is not None)
             for parts in {layer.num_parts for layer in shape.layers}
         }
         self.pool_sum = views["pool_sum"]
@@ -372,8 +375,9 @@ def _unpacked_block(rows: int, top_k: int, experts: int) -> int | None:
     return BLOCK if unpacks_experts(rows, top_k, experts) else None
 
 
-def _routes(views: dict[str, Tensor], parts: int, is_small_batch: bool) -> Routes:
+def _routes(views: dict[str, Tensor], parts: int, *, is_sum: bool) -> Routes:
+    """is_sum: one part per row; otherwise one per route."""
     names = ("expert_ids", "local_expert_ids", "streamed_expert_ids", "route_weights")
     ids, local, streamed, weights = (narrowed(views[name], parts) for name in names)
     outputs = views["parts"]
-    return Routes(ids, local, streamed, weights, outputs if is_small_batch else narrowed(outputs, parts))
+    return Routes(ids, local, streamed, weights, outputs if is_sum else narrowed(outputs, parts))

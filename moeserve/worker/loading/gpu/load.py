@@ -351,7 +351,7 @@ def _handoff(experts: RamExperts, shape: ModelShape, max_tokens: int, device: to
         experts.stream,
         experts.layers,
         step_sizes(max_tokens)[-1],
-        shape.hidden_size,
+        shape.experts_input_width,
         shape.top_k,
         device,
         timeout_s=HANG_SECONDS,
