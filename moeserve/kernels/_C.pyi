@@ -411,7 +411,7 @@ class Stream:
         rate: Tensor,
         dt_bias: Tensor,
         skip: Tensor,
-        norm: Tensor,
+        norm: Tensor | None,
         eps: float,
         heads: DeltaHeads,
         states: Tensor,

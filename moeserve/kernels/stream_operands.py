@@ -163,7 +163,7 @@ class Mamba2Parameters:
     rate: torch.Tensor  # [num_heads]: -exp(A_log)
     dt_bias: torch.Tensor  # [num_heads]
     skip: torch.Tensor  # [num_heads]: D
-    norm: torch.Tensor  # [value_width]
+    norm: torch.Tensor | None  # [value_width]; None: not normalised
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from moeserve.models.column_orders import ColumnOrders
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
 from moeserve.models.indexer import BlockIndexerShape, ChoosesKeys, IndexerShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
+from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import Recurrence
 from moeserve.models.residual import NgramShape, ResidualStreams
 from moeserve.models.rope_scaling import RopeScaling
@@ -33,6 +34,8 @@ class LayerShape:
     has_factor: bool = False  # x is multiplied by a number after the layer
     is_parallel: bool = False  # the feed-forward reads the mixer's input, and has no norm of its own
     unread: tuple[str, ...] = ()  # tensors of the layer that a file may contain and that are not used
+    # Beside attention: reads the same input, and its output is added, too. Not in sandwiched layers.
+    beside: Mamba2Shape | None = None
 
     @property
     def attention(self) -> Attention | None:
@@ -51,8 +54,8 @@ class LayerShape:
 
     @property
     def recurrence(self) -> Recurrence | None:
-        """The layer's recurrence; None for a layer that is not recurrent."""
-        return self.mixer if isinstance(self.mixer, Recurrence) else None
+        """The layer's recurrence, alone or beside attention; None for a layer that is not recurrent."""
+        return self.mixer if isinstance(self.mixer, Recurrence) else self.beside
 
     @property
     def moe(self) -> MoeShape | None:

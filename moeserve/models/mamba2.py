@@ -16,6 +16,7 @@ class Mamba2Shape:
     # True: the file stores norm's weight as [groups, width of a group]; False: as one vector.
     norm_by_group: bool
     eps: float  # epsilon of the norm
+    has_norm: bool = True  # False: the gated output is not normalised
 
     @property
     def input_width(self) -> int:
@@ -40,13 +41,14 @@ class Mamba2Shape:
     def tensors(self, hidden: int) -> dict[str, tuple[int, ...]]:
         """Returns the tensors by name within a layer, with row-major shapes; without the input norm."""
         h = self.heads
-        return {
+        norm = (h.num_groups, h.group_width) if self.norm_by_group else (h.value_width,)
+        of_norm: dict[str, tuple[int, ...]] = {n.of_part(n.SSM_NORM): norm} if self.has_norm else {}
+        return of_norm | {
             n.of_part(n.SSM_IN): (h.row_width, hidden),
             n.of_part(n.SSM_CONV1D): (h.channels, h.conv_kernel),
             n.bias_of_part(n.SSM_CONV1D): (h.channels,),
             n.SSM_A: (h.num_heads, 1),
             n.SSM_D: (h.num_heads, 1),
             n.bias_of_part(n.SSM_DT): (h.num_heads,),
-            n.of_part(n.SSM_NORM): (h.num_groups, h.group_width) if self.norm_by_group else (h.value_width,),
             n.of_part(n.SSM_OUT): (hidden, h.value_width),
         }

@@ -27,6 +27,7 @@ from moeserve.models.ernie45moe.family import FAMILY as ERNIE45_MOE
 from moeserve.models.errors import ModelError
 from moeserve.models.exaone4.family import FAMILY as EXAONE4
 from moeserve.models.exaonemoe.family import FAMILY as EXAONE_MOE
+from moeserve.models.falconh1.family import FAMILY as FALCON_H1
 from moeserve.models.gemma2dense.family import FAMILY as GEMMA2
 from moeserve.models.gemma3dense.family import FAMILY as GEMMA3
 from moeserve.models.gemma4moe.family import FAMILY as GEMMA4
@@ -143,6 +144,7 @@ _families: dict[str, ModelFamily] = {
         DECI,
         MUSE_GLIMMER,
         MELLUM,
+        FALCON_H1,
     )
 }
 FAMILIES: Mapping[str, ModelFamily] = MappingProxyType(_families)  # by architecture

@@ -50,6 +50,8 @@ def dense_tensors(shape: ModelShape, layer: int) -> dict[str, tuple[int, ...]]:
         parts |= _attention_tensors(shape.hidden_size, of_layer.mixer)
     elif of_layer.mixer is not None:
         parts |= of_layer.mixer.tensors(shape.hidden_size)
+    if of_layer.beside is not None:
+        parts |= of_layer.beside.tensors(shape.hidden_size)
     if of_layer.is_sandwiched:
         parts |= _sandwich_tensors(shape.hidden_size, of_layer)
     if of_layer.has_factor:

@@ -143,6 +143,8 @@ def has_float_weights(tensors: Mapping[str, TensorInfo], shape: ModelShape) -> b
             parts.append(n.ATTN_OUTPUT)
         elif layer.mixer is not None:
             parts.append(layer.mixer.output_part)
+        if layer.beside is not None:
+            parts.append(layer.beside.output_part)
         if layer.ffn is not None:
             gate, _, down = layer.ffn.parts
             parts += [gate, down]

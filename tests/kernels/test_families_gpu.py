@@ -56,6 +56,8 @@ CASES = [
 ]
 # Feed-forwards first and one behind another, in layers of one block.
 CASES += [(OWN_FIXTURES / "tiny-nemotronh-f16.gguf", 20, name) for name in DENSE]
+# Mamba-2 beside attention.
+CASES += [(OWN_FIXTURES / "tiny-falconh1-f16.gguf", 20, name) for name in DENSE]
 # Norms behind blocks only; more tokens than the window has.
 CASES += [(OWN_FIXTURES / "tiny-olmo3-f16.gguf", 40, name) for name in DENSE]
 # Layers without attention, and one without a feed-forward either, which is the first on the GPU in one placement.

@@ -12,6 +12,7 @@ from moeserve.kernels.mamba2.heads import Mamba2Heads
 from moeserve.kernels.mamba2.reference import Mamba2State, Mamba2Weights, mamba2
 from moeserve.kernels.stream_operands import Activations, StateLayer, StateSequences
 from moeserve.models.loading.mamba2 import mamba2_parameters
+from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.sources.gguf import names as n
 from tests.kernels.operations import ISAS, stream_of
 from tests.kernels.recurrent_layer import (
@@ -29,14 +30,13 @@ ALONE = Mamba2Heads(num_heads=3, num_groups=1, head_dim=32, state_dim=32, conv_k
 each_form = pytest.mark.parametrize("heads", [GROUPED, ALONE], ids=["groups", "one group"])
 
 
-def weights_of(h: Mamba2Heads) -> Mamba2Weights:
+def weights_of(h: Mamba2Heads, *, has_norm: bool = True) -> Mamba2Weights:
     torch.manual_seed(99)
     rate = -torch.empty(h.num_heads).uniform_(-4.0, 1.5).exp()
     conv, conv_bias = torch.randn(h.conv_kernel, h.channels) * 0.5, torch.randn(h.channels) * 0.3
     skip = torch.randn(h.num_heads) * 0.3 + 1.0
-    return Mamba2Weights(
-        conv, conv_bias, rate, torch.randn(h.num_heads) - 1.0, skip, torch.rand(h.value_width) + 0.5
-    )
+    dt_bias, norm = torch.randn(h.num_heads) - 1.0, torch.rand(h.value_width) + 0.5
+    return Mamba2Weights(conv, conv_bias, rate, dt_bias, skip, norm if has_norm else None)
 
 
 def rows_of(h: Mamba2Heads, count: int, seed: int = 0) -> torch.Tensor:
@@ -44,13 +44,16 @@ def rows_of(h: Mamba2Heads, count: int, seed: int = 0) -> torch.Tensor:
 
 
 class Layer(RowsLayer[Mamba2Heads]):
-    def __init__(self, stream: CpuStream, heads: Mamba2Heads, slots: int = 4) -> None:
+    def __init__(
+        self, stream: CpuStream, heads: Mamba2Heads, slots: int = 4, *, has_norm: bool = True
+    ) -> None:
         super().__init__(stream, heads, slots)
         w = weights_of(heads)
         names = (n.SSM_A, n.bias_of_part(n.SSM_DT), n.SSM_D, n.of_part(n.SSM_NORM))
         file = {n.of_part(n.SSM_CONV1D): w.conv.t(), n.bias_of_part(n.SSM_CONV1D): w.conv_bias}
-        file |= dict(zip(names, w[2:], strict=True))
-        self.w = mamba2_parameters(heads, lambda name: file[name].contiguous(), as_attention=True)
+        file |= {name: tensor for name, tensor in zip(names, w[2:], strict=True) if tensor is not None}
+        shape = Mamba2Shape(heads, norm_by_group=False, eps=EPS, has_norm=has_norm)
+        self.w = mamba2_parameters(shape, lambda name: file[name].contiguous(), as_attention=True)
 
     def step(
         self, parts: Sequence[torch.Tensor], slots: Sequence[int], drafts: Sequence[int] | None = None
@@ -89,6 +92,15 @@ def test_against_float64(isa: str, heads: Mamba2Heads) -> None:
     assert torch.equal(layer.state_of(1).conv, state.conv.float())
     assert (layer.states[:, :BEFORE] == torch.tensor([0.0, 0.0, 0.0, 77.0])[:, None]).all()
     assert not layer.states[[0, 2]].any(), "wrote into another slot"
+
+
+@each_isa
+@each_form
+def test_an_output_that_is_not_normalised(isa: str, heads: Mamba2Heads) -> None:
+    layer, rows = Layer(stream_of(isa, 3), heads, has_norm=False), rows_of(heads, 30)
+    (out,) = layer.step([rows], [1])
+    expected, _ = mamba2(rows, weights_of(heads, has_norm=False), EPS, heads, Mamba2State.empty(heads))
+    assert nmse(out, expected) < 1e-11
 
 
 @each_isa

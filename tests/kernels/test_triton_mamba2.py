@@ -25,20 +25,21 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def weights_of(h: Mamba2Heads) -> Mamba2Weights:
+def weights_of(h: Mamba2Heads, *, has_norm: bool = True) -> Mamba2Weights:
     return Mamba2Weights(
         conv=normal(h.conv_kernel, h.channels, seed=6) * 0.5,
         conv_bias=normal(h.channels, seed=9) * 0.3,
         a=-(normal(h.num_heads, seed=5) - 1.0).exp(),
         dt_bias=normal(h.num_heads, seed=7),
         d=normal(h.num_heads, seed=10),
-        norm=normal(h.value_width, seed=8) * 0.1 + 1.0,
+        norm=normal(h.value_width, seed=8) * 0.1 + 1.0 if has_norm else None,
     )
 
 
 class Layer:
-    def __init__(self, heads: Mamba2Heads) -> None:
+    def __init__(self, heads: Mamba2Heads, *, has_norm: bool = True) -> None:
         self.heads = heads
+        self.w = weights_of(heads, has_norm=has_norm)
         self.states = torch.full((SLOTS, BEFORE + heads.state_values), 77.0, device=DEVICE)
         self.states[:, BEFORE:] = 0.0
 
@@ -57,7 +58,7 @@ class Layer:
         sequences = StepSequences(
             ints(first + empty), ints(counts + empty), ints(slots + empty), ints(of_row)
         )
-        w = Mamba2Weights(*(x.to(DEVICE) for x in weights_of(h)))
+        w = Mamba2Weights(*(None if x is None else x.to(DEVICE) for x in self.w))
         mixed, o = (torch.full((rows, width), 77.0, device=DEVICE) for width in (h.channels, h.value_width))
         x = Mamba2Tensors(others, mixed, w.a, w.dt_bias, w.d, self.states[:, BEFORE:], o)
         convolve(x, w.conv, w.conv_bias, h, sequences, counter(n))
@@ -84,7 +85,7 @@ class Layer:
 def check(layer: Layer, slot: int, tokens: torch.Tensor, out: torch.Tensor) -> None:
     """out, and the layer's state in `slot`, after these tokens."""
     h = layer.heads
-    expected, state = mamba2(tokens, weights_of(h), EPS, h, Mamba2State.empty(h))
+    expected, state = mamba2(tokens, layer.w, EPS, h, Mamba2State.empty(h))
     assert nmse(out, expected) < 1e-10
     assert nmse(layer.state(slot).heads, state.heads) < 1e-10
     assert torch.equal(layer.state(slot).conv, state.conv.float())
@@ -106,6 +107,11 @@ def test_sequences_of_several_lengths_over_steps(heads: Mamba2Heads) -> None:
         check(layer, slot, tokens[slot][: done[slot]], torch.cat(parts))
     assert not layer.states[1, BEFORE:].any(), "wrote into a free slot"
     assert (layer.states[:, :BEFORE] == 77.0).all()
+
+
+def test_an_output_that_is_not_normalised() -> None:
+    layer, tokens = Layer(GROUPED, has_norm=False), normal(5, GROUPED.row_width)
+    check(layer, 0, tokens, layer.step(tokens, [5], [0], 8))
 
 
 @pytest.mark.parametrize(

@@ -113,5 +113,17 @@ DENSE_FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "residual_multiplier": 0.5, "attention_multiplier": 0.0625, "position_embedding_type": "rope",
         },
     ),
+    "falcon_h1": (
+        "FalconH1Config",
+        "FalconH1ForCausalLM",
+        {
+            # Multipliers that change no type's precision.
+            "head_dim": 64, "intermediate_size": 192, "mamba_d_ssm": 192, "mamba_n_heads": 6, "mamba_d_head": 32,
+            "mamba_n_groups": 2, "mamba_d_state": 32, "mamba_chunk_size": 16, "embedding_multiplier": 3.0,
+            "lm_head_multiplier": 0.7, "key_multiplier": 0.5, "attention_in_multiplier": 2.0,
+            "attention_out_multiplier": 0.5, "ssm_in_multiplier": 0.5, "ssm_out_multiplier": 2.0,
+            "ssm_multipliers": [0.5, 2.0, 0.25, 2.0, 0.5], "mlp_multipliers": [2.0, 0.5], "pad_token_id": 0,
+        },
+    ),
     "ernie4_5": ("Ernie4_5Config", "Ernie4_5ForCausalLM", {"intermediate_size": 192, "head_dim": 64}),
 }  # fmt: skip

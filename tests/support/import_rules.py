@@ -93,6 +93,7 @@ ALLOWED: dict[str, set[str]] = {
         "moeserve.models.feed_forward",
         "moeserve.models.indexer",
         "moeserve.models.latent",
+        "moeserve.models.mamba2",
         "moeserve.models.recurrence",
         "moeserve.models.residual",
         "moeserve.models.rope_scaling",

@@ -81,6 +81,7 @@ READERS = {
     "moeserve.models.sources.huggingface.longrope",
     "moeserve.models.sources.huggingface.mamba2",
     "moeserve.models.sources.huggingface.mapping",
+    "moeserve.models.sources.huggingface.multipliers",
     "moeserve.models.sources.huggingface.next_token_names",
     "moeserve.models.sources.huggingface.proportional_rope",
     "moeserve.models.sources.huggingface.remade",

@@ -49,6 +49,7 @@ MODELS = {
     "nemotronh": ("tiny-nemotronhmoe-f16.gguf", "ngram"),
     "qwen3next": ("tiny-qwen3next-q4_k_m.gguf", "ngram"),
     "gemma4e": ("tiny-gemma4e-f16.gguf", "ngram"),
+    "falconh1": ("tiny-falconh1norm-f16.gguf", "ngram"),
     "granitehybrid": ("tiny-granitehybrid-f16.gguf", "ngram"),
     "lfm2moe": ("tiny-lfm2moe-f16.gguf", "ngram"),
     "step35": ("tiny-step35-q4_k_m.gguf", "ngram"),

@@ -25,6 +25,7 @@ from tests.support.worker_conversations import ANSWER, GREEDY, Answers, converse
     scope="module",
     params=[
         *("qwen3next-q4_k_m", "qwen35moe-q4_k_m", "kimilinear-f16", "nemotronhmoe-f16", "deepseek4"),
+        "falconh1-f16",
         pytest.param("glm5next", marks=pytest.mark.slow),
         pytest.param("bailing_hybrid", marks=pytest.mark.slow),
     ],

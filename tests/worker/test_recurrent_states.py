@@ -21,6 +21,7 @@ MODELS = [
     OWN_FIXTURES / "tiny-qwen3next-q4_k_m.gguf",
     OWN_FIXTURES / "tiny-kimilinear-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronhmoe-f16.gguf",
+    OWN_FIXTURES / "tiny-falconh1norm-f16.gguf",
     *family_models("qwen35moe")[-1:],
 ]
 PAGE = 48

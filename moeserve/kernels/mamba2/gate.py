@@ -18,9 +18,9 @@ def gated_norm_kernel(
     Z_STRIDE: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr, EPS: tl.constexpr, SIZE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (n, GROUPS). y = RMSNorm(o * silu(z)) * norm, the mean over each group, for the rows below count[0]. o [n,
-    GROUPS * DIM]; z, rows Z_STRIDE apart; norm float32 [GROUPS * DIM]. y, and codes with scales: [n, GROUPS * DIM],
-    each optional."""
+    """Grid (n, GROUPS). y = RMSNorm(o * silu(z)) * norm, the mean over each group, for the rows below count[0]; norm
+    None: y = o * silu(z). o [n, GROUPS * DIM]; z, rows Z_STRIDE apart; norm float32 [GROUPS * DIM]. y, and codes with
+    scales: [n, GROUPS * DIM], each optional."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -35,7 +35,8 @@ def gated_norm_kernel(
     x = tl.load(o + row * width + first + c, live, 0.0).to(tl.float32)
     gate = tl.load(z + row * Z_STRIDE + first + c, live, 0.0).to(tl.float32)
     x *= gate / (1.0 + tl.exp(-gate))
-    x *= tl.rsqrt(tl.sum(x * x, 0) / DIM + EPS) * tl.load(norm + first + c, live, 0.0)
+    if norm is not None:
+        x *= tl.rsqrt(tl.sum(x * x, 0) / DIM + EPS) * tl.load(norm + first + c, live, 0.0)
     if y is not None:
         tl.store(y + row * width + first + c, x.to(y.dtype.element_ty), live)
     if codes is not None:

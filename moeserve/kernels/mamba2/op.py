@@ -14,6 +14,9 @@ from moeserve.kernels.mamba2.heads import Mamba2Heads
 from moeserve.kernels.mamba2.scan import scan_kernel
 
 CONV_BLOCK = 256  # channels per program of the convolution
+CHUNK = 64  # tokens of a chunk
+# And of wide states, whose chunks of 64 tokens take 128 KiB of shared memory: more than consumers' GPUs have.
+WIDE_STATE, WIDE_CHUNK = 256, 32
 WIDE_GROUP = 2048  # columns of a norm's group from which on a program uses eight warps
 
 
@@ -60,6 +63,7 @@ def scan(x: Mamba2Tensors, heads: Mamba2Heads, sequences: StepSequences, *, by_c
         x.states, sequences.first, sequences.count, sequences.slot, x.out, x.rows.stride(0), x.states.stride(0),
         h.delta_values, h.num_heads, h.num_groups, h.head_dim, h.state_dim, h.conv_kernel,
         next_power_of_2(h.state_dim), COLUMNS, next_power_of_2(-(-h.channels // programs)), by_chunks,
+        WIDE_CHUNK if h.state_dim >= WIDE_STATE else CHUNK,
         "tf32x3" if x.mixed.dtype.itemsize == 4 else "tf32", pdl(),
         num_warps=4, launch_pdl=pdl(),
     )  # fmt: skip
@@ -68,7 +72,7 @@ def scan(x: Mamba2Tensors, heads: Mamba2Heads, sequences: StepSequences, *, by_c
 def gated_norm(
     o: Tensor,
     z: Tensor,
-    norm: Tensor,
+    norm: Tensor | None,
     eps: float,
     groups: int,
     count: Tensor,
@@ -76,7 +80,8 @@ def gated_norm(
     codes: Tensor | None,
     scales: Tensor | None,
 ) -> None:
-    """y[i] = RMSNorm(o[i] * silu(z[i])) * norm, normalised per group of heads, for i < count[0].
+    """y[i] = RMSNorm(o[i] * silu(z[i])) * norm, normalised per group of heads, for i < count[0]. norm None: not
+    normalised.
 
     o [n, width]; z of that shape, rows at any stride; norm float32 [width]; y and codes with scales: GpuActivations [n,
     width].

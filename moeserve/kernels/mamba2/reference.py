@@ -22,7 +22,7 @@ class Mamba2Weights(NamedTuple):
     a: Tensor  # [num_heads]: -exp(A_log)
     dt_bias: Tensor  # [num_heads]
     d: Tensor  # [num_heads]
-    norm: Tensor  # [value_width]
+    norm: Tensor | None  # [value_width]; None: the gated output is not normalised
 
 
 class Mamba2State(NamedTuple):
@@ -43,8 +43,8 @@ def mamba2(
     """Computes n further tokens of a sequence. rows: [n, row_width].
 
     With dt = softplus(dt + dt_bias): S = exp(dt * a) * S + B (dt * x)^T, y = S^T C + d * x, for each head. Returns
-    RMSNorm(y * silu(z)) * norm, normalised over the heads of a group, float64 [n, value_width], and the state after
-    these tokens.
+    RMSNorm(y * silu(z)) * norm, normalised over the heads of a group (y * silu(z) without a norm), float64 [n,
+    value_width], and the state after these tokens.
     """
     h = heads
     z, channels, dt = rows.double().split([h.value_width, h.channels, h.num_heads], dim=-1)
@@ -60,6 +60,8 @@ def mamba2(
         of_heads = decay * of_heads + b[t, :, :, None] * (dt[t, :, None] * x[t])[:, None, :]
         outputs.append(torch.einsum("hnp,hn->hp", of_heads, c[t]) + w.d.double()[:, None] * x[t])
     gated = torch.stack(outputs).flatten(1) * F.silu(z)
+    if w.norm is None:
+        return gated, Mamba2State(of_heads, conv)
     grouped = gated.unflatten(-1, (h.num_groups, h.group_width))
     normed = grouped * torch.rsqrt(grouped.square().mean(dim=-1, keepdim=True) + eps)
     return normed.flatten(1) * w.norm.double(), Mamba2State(of_heads, conv)

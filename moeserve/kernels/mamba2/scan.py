@@ -17,8 +17,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from moeserve.kernels.delta_net.recurrent import move_conv_state
 from moeserve.kernels.launch import kernel
 
-CHUNK = tl.constexpr(64)
-
 
 @triton.jit
 def softplus(x):
@@ -30,7 +28,8 @@ def scan_kernel(
     rows, mixed, rate, dt_bias, skip, states, seq_first, seq_count, seq_slot, out,
     STRIDE: tl.constexpr, SLOT: tl.constexpr, CONV: tl.constexpr, HEADS: tl.constexpr, GROUPS: tl.constexpr,
     HEAD_DIM: tl.constexpr, STATE_DIM: tl.constexpr, TAPS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-    SHARE: tl.constexpr, BY_CHUNKS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    SHARE: tl.constexpr, BY_CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (sequences, HEADS, HEAD_DIM / BLOCK). seq_first, seq_count, seq_slot int32: each sequence's first row,
     number of rows (0: padding) and state slot.
@@ -39,7 +38,8 @@ def scan_kernel(
     then a dt for each head. mixed [n, channels]: the convolution's output. rate, dt_bias, skip float32 [HEADS]. states
     float32, slots SLOT apart: [HEADS, STATE_DIM, HEAD_DIM], and [TAPS - 1, channels] at offset CONV. out [n, HEADS *
     HEAD_DIM]: C^T S + skip * x. SIZE: a power of two that holds STATE_DIM; SHARE: a power of two that holds a program's
-    part of the channels. BY_CHUNKS: in chunks; False: token by token.
+    part of the channels. BY_CHUNKS: in chunks of CHUNK
+    tokens, a power of two; False: token by token.
     """
     if PDL:
         gdc_launch_dependents()

@@ -136,6 +136,11 @@ def norm_in_place(x: Tensor, ones: Tensor, count: Tensor, eps: float) -> None:
     add_norm(x, None, None, None, None, None, count, ones, eps, x, None, None)
 
 
+def add_to(x: Tensor, parts: Tensor, count: Tensor) -> None:
+    """x[i] += sum_j parts[i, j] for i < count[0]. x float32 [n, cols]; parts [n, p, cols]."""
+    add_norm(x, parts, None, None, None, None, count, None, 0.0, x, None, None)
+
+
 def _behind(norms: SandwichNorms, eps: float) -> float:
     return eps if norms.behind_eps is None else norms.behind_eps
 

@@ -7,7 +7,7 @@ memory twice. In place, nothing is read on loading; pages are read at first use.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -20,7 +20,7 @@ from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_compressed import load_compressed_attention
 from moeserve.models.loading.cpu_indexer import load_block_indexer
 from moeserve.models.loading.cpu_latent import load_latent_attention
-from moeserve.models.loading.cpu_recurrent import load_recurrence
+from moeserve.models.loading.cpu_recurrent import load_mamba2, load_recurrence
 from moeserve.models.loading.cpu_residual import load_input, load_ngrams, load_norm, scaled
 from moeserve.models.loading.cpu_weights import (
     CpuAttention,
@@ -32,6 +32,7 @@ from moeserve.models.loading.cpu_weights import (
     CpuLayerInput,
     CpuLayerInputs,
     CpuLayerNorm,
+    CpuMamba2,
     CpuMixer,
     CpuMoe,
     CpuNextToken,
@@ -171,6 +172,7 @@ class CpuLoader:
         return CpuLayer(
             mixer,
             self._ffn(index),
+            self._beside(index, mixer),
             self._vector(n.of_layer(index, n.POST_FFW_NORM)) if shape.is_sandwiched else None,
             self._layer_input(index) if self._shape.layer_input_width else None,
             float(self._vector(n.of_layer(index, n.LAYER_OUTPUT_SCALE))) if shape.has_factor else 1.0,
@@ -203,9 +205,17 @@ class CpuLoader:
         if mixer is None:
             return None
         norm = self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index)
-        return load_recurrence(
-            mixer,
-            norm,
+        return load_recurrence(mixer, norm, *self._readers(index))
+
+    def _beside(self, index: int, mixer: CpuMixer | None) -> CpuMamba2 | None:
+        beside = self._shape.loaded_layers[index].beside
+        if beside is None or mixer is None:
+            return None
+        return load_mamba2(beside, mixer.norm, *self._readers(index))
+
+    def _readers(self, index: int) -> tuple[Callable[..., LinearGroup], Callable[[str], torch.Tensor]]:
+        """Returns the functions by which a recurrent layer is loaded."""
+        return (
             lambda *parts: self._group(index, *parts, has_bias=False),
             lambda name: self._vector(n.in_layer(index, name)),
         )

@@ -25,12 +25,22 @@ def load_recurrence(
     """Loads a layer. group: loads the matrices of these parts as one group. vector: takes a name within the layer,
     loads the float32 tensor. norm: the norm or stream mix before the layer."""
     if isinstance(shape, Mamba2Shape):
-        parameters = mamba2_parameters(shape.heads, vector, as_attention=True)
-        return CpuMamba2(norm, group(n.SSM_IN), parameters, group(n.SSM_OUT))
+        return load_mamba2(shape, norm, group, vector)
     if isinstance(shape, ShortConvShape):
         conv = vector(n.of_part(n.SHORT_CONV)).t().contiguous()
         return CpuShortConv(norm, group(n.SHORT_CONV_IN), conv, group(n.SHORT_CONV_OUT))
     return _delta_net(shape, norm, group, vector)
+
+
+def load_mamba2(
+    shape: Mamba2Shape,
+    norm: CpuInput,
+    group: Callable[..., LinearGroup],
+    vector: Callable[[str], torch.Tensor],
+) -> CpuMamba2:
+    """Loads a Mamba-2 layer; arguments as for `load_recurrence`."""
+    parameters = mamba2_parameters(shape, vector, as_attention=True)
+    return CpuMamba2(norm, group(n.SSM_IN), parameters, group(n.SSM_OUT))
 
 
 def _delta_net(

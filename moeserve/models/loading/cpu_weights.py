@@ -189,7 +189,7 @@ class CpuDeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class CpuMamba2:
-    norm: CpuInput
+    norm: CpuInput  # beside attention: attention's
     input: LinearGroup  # [row_width, hidden]
     parameters: Mamba2Parameters
     output: LinearGroup  # [hidden, value_width]
@@ -264,6 +264,7 @@ CpuMixer = CpuAttention | CpuLatentAttention | CpuCompressedAttention | CpuDelta
 class CpuLayer:
     mixer: CpuMixer | None
     ffn: CpuMoe | CpuDenseFfn | None
+    beside: CpuMamba2 | None = None  # the recurrence beside attention
     ffn_output_norm: Tensor | None = (
         None  # float32 [hidden]: norm of the feed-forward's output; None: not normalised
     )

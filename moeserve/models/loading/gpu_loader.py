@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import closing
 
 import numpy as np
@@ -24,34 +24,28 @@ from moeserve.models.loading.gpu_indexer import load_block_indexer, load_indexer
 from moeserve.models.loading.gpu_layer_inputs import load_layer_input, load_layer_inputs
 from moeserve.models.loading.gpu_merged import load_merged, with_biases
 from moeserve.models.loading.gpu_next_token import load_next_token
+from moeserve.models.loading.gpu_recurrent import load_mamba2, load_recurrence
 from moeserve.models.loading.gpu_residual import load_input, load_ngrams
 from moeserve.models.loading.gpu_sandwich import load_sandwich
 from moeserve.models.loading.gpu_weights import (
     GpuAttention,
-    GpuDeltaNet,
     GpuDenseFfn,
     GpuExperts,
     GpuInput,
     GpuLatentAttention,
     GpuLayer,
-    GpuMamba2,
     GpuMixer,
     GpuMoe,
     GpuSharedExpert,
-    GpuShortConv,
     GpuWeights,
     MergedLinear,
 )
 from moeserve.models.loading.head_order import bytes_in_halves, in_halves
-from moeserve.models.loading.mamba2 import mamba2_parameters
 from moeserve.models.loading.orders import SharedOrders
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import expert_map_of
 from moeserve.models.loading.rope_factors import rope_factors
 from moeserve.models.loading.upload import Upload
-from moeserve.models.mamba2 import Mamba2Shape
-from moeserve.models.recurrence import GatedDeltaNetShape
-from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.tensors import (
@@ -143,7 +137,17 @@ class GpuLoader:
         mixer, ffn = self._mixer(index), self._ffn(index, ids)
         norms = None if ffn is None else ffn.sandwich
         own = load_layer_input(self._shape, index, norms, self._vector, self._merged)
-        return GpuLayer(mixer, ffn, ngrams, own)
+        beside, of_beside = self._shape.loaded_layers[index].beside, None
+        if beside is not None and mixer is not None:
+            of_beside = load_mamba2(beside, mixer.norm, *self._readers(index))
+        return GpuLayer(mixer, ffn, ngrams, own, of_beside)
+
+    def _readers(self, index: int) -> tuple[Callable[..., list[MergedLinear]], Callable[[str], Tensor]]:
+        """Returns the functions by which a recurrent layer is loaded."""
+        return (
+            lambda *parts: self._linear(index, *parts, has_bias=False),
+            lambda name: self._vector(n.in_layer(index, name)),
+        )
 
     def _ffn(self, index: int, ids: Sequence[int]) -> GpuMoe | GpuDenseFfn | None:
         ffn = self._shape.loaded_layers[index].ffn
@@ -157,15 +161,13 @@ class GpuLoader:
             return self._attention(index, mixer)
         if isinstance(mixer, LatentAttentionShape):
             return self._latent_attention(index, mixer)
-        if isinstance(mixer, Mamba2Shape):
-            return self._mamba2(index, mixer)
-        if isinstance(mixer, ShortConvShape):
-            return self._short_conv(index)
         if isinstance(mixer, CompressedAttentionShape):
             of_input = self._mixer_input(index)
             of_layer = (mixer, index, of_input, self._vector, self._merged, self._by_group)
             return load_compressed_attention(*of_layer)
-        return None if mixer is None else self._delta_net(index, mixer)
+        return (
+            None if mixer is None else load_recurrence(mixer, self._mixer_input(index), *self._readers(index))
+        )
 
     def _latent_attention(self, index: int, shape: LatentAttentionShape) -> GpuLatentAttention:
         has_q_a, heads = shape.q_rank > 0, range(shape.num_heads)
@@ -192,36 +194,6 @@ class GpuLoader:
             for part, rows in shape.input_parts
         ]
         return with_biases(merged, biases)
-
-    def _delta_net(self, index: int, shape: GatedDeltaNetShape) -> GpuDeltaNet:
-        taps = shape.heads.conv_kernel
-        conv = torch.cat([self._vector(n.of_layer(index, part)).view(-1, taps) for part in shape.conv_parts])
-        return GpuDeltaNet(
-            norm=self._mixer_input(index),
-            inputs=self._linear(index, *(part for part, _ in shape.input_parts), has_bias=False),
-            gates=[self._linear(index, part, has_bias=False)[0] for part, _ in shape.gate_parts],
-            conv=conv.t().contiguous(),
-            rate=self._vector(n.in_layer(index, n.SSM_A)).view(-1) * (-1 if shape.has_positive_rate else 1),
-            dt_bias=self._vector(n.bias_of_layer(index, n.SSM_DT)),
-            output_norm=self._vector(n.of_layer(index, n.SSM_NORM)),
-            output=self._linear(index, shape.output_part, has_bias=False)[0],
-        )
-
-    def _mamba2(self, index: int, shape: Mamba2Shape) -> GpuMamba2:
-        return GpuMamba2(
-            norm=self._mixer_input(index),
-            input=self._linear(index, n.SSM_IN, has_bias=False)[0],
-            parameters=mamba2_parameters(shape.heads, lambda name: self._vector(n.in_layer(index, name))),
-            output=self._linear(index, n.SSM_OUT, has_bias=False)[0],
-        )
-
-    def _short_conv(self, index: int) -> GpuShortConv:
-        return GpuShortConv(
-            norm=self._mixer_input(index),
-            input=self._linear(index, n.SHORT_CONV_IN, has_bias=False)[0],
-            conv=self._vector(n.of_layer(index, n.SHORT_CONV)).t().contiguous(),
-            output=self._linear(index, n.SHORT_CONV_OUT, has_bias=False)[0],
-        )
 
     def _attention(self, index: int, shape: AttentionShape) -> GpuAttention:
         has_norm = shape.qk_norm in ("head", "full")

@@ -237,7 +237,7 @@ class GpuDeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class GpuMamba2:
-    norm: GpuInput
+    norm: GpuInput  # beside attention: attention's
     input: MergedLinear  # [row_width, hidden]
     parameters: Mamba2Parameters
     output: MergedLinear
@@ -309,6 +309,7 @@ class GpuLayer:
     ffn: GpuMoe | GpuDenseFfn | None
     ngrams: GpuNgrams | None = None  # n-gram embeddings that it adds to the residual before its blocks
     input: GpuLayerInput | None = None  # its own input, which it adds behind its blocks
+    beside: GpuMamba2 | None = None  # the recurrence beside attention
 
     @property
     def moe(self) -> GpuMoe | None:
@@ -321,9 +322,15 @@ class GpuLayer:
         return None if self.moe is None else self.moe.expert_map
 
     @property
+    def mixers(self) -> list[GpuMixer]:
+        """The mixer and what is beside it."""
+        return [each for each in (self.mixer, self.beside) if each is not None]
+
+    @property
     def dense_bytes(self) -> int:
         """Bytes that every step reads."""
-        of_mixer = 0 if self.mixer is None else self.mixer.nbytes + input_bytes(self.mixer.norm)
+        of_mixer = sum(mixer.nbytes for mixer in self.mixers)
+        of_mixer += 0 if self.mixer is None else input_bytes(self.mixer.norm)
         of_ffn = 0 if self.ffn is None else self.ffn.dense_bytes + input_bytes(self.ffn.norm)
         return of_mixer + of_ffn + sum(each.nbytes for each in (self.ngrams, self.input) if each is not None)
 
@@ -375,7 +382,7 @@ def plane_tensors(planes: Planes) -> list[Tensor]:
 
 def has_float_weights(weights: GpuWeights) -> bool:
     """Returns whether mixers or feed-forwards have float weights. (Routers always have.)"""
-    matrices = [layer.mixer.output.first for layer in weights.layers if layer.mixer is not None]
+    matrices = [mixer.output.first for layer in weights.layers for mixer in layer.mixers]
     experts = [layer.own_experts for layer in weights.layers if layer.own_experts is not None]
     matrices += [matrix for e in experts for matrix in (e.gate, e.down)]
     return not all(m.quantised for m in matrices)
@@ -387,7 +394,7 @@ def float_type(weights: GpuWeights, device: torch.device) -> torch.dtype:
     interpreter has no bfloat16."""
     if device.type != "cuda":
         return torch.float32
-    matrices = [layer.mixer.output.first for layer in weights.layers if layer.mixer is not None]
+    matrices = [mixer.output.first for layer in weights.layers for mixer in layer.mixers]
     matrices += [layer.moe.router.first for layer in weights.layers if layer.moe is not None]
     matrices += [layer.own_experts.gate for layer in weights.layers if layer.own_experts is not None]
     has_halves = any(m.type is F16 for m in matrices)

@@ -6,16 +6,17 @@ from collections.abc import Callable
 
 import torch
 
-from moeserve.kernels.mamba2.heads import Mamba2Heads
 from moeserve.kernels.stream_operands import Mamba2Parameters
+from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.sources.gguf import names as n
 
 
 def mamba2_parameters(
-    heads: Mamba2Heads, vector: Callable[[str], torch.Tensor], *, as_attention: bool = False
+    shape: Mamba2Shape, vector: Callable[[str], torch.Tensor], *, as_attention: bool = False
 ) -> Mamba2Parameters:
     """Returns a layer's parameters. vector: takes a name within the layer, returns the float32 tensor. as_attention:
     order the convolution's channels C, B, x, which correspond to q, k, v; False: x, B, C, as in the file."""
+    heads = shape.heads
     conv = vector(n.of_part(n.SSM_CONV1D)).view(heads.channels, heads.conv_kernel)
     conv_bias = vector(n.bias_of_part(n.SSM_CONV1D))
     if as_attention:
@@ -28,5 +29,5 @@ def mamba2_parameters(
         rate=vector(n.SSM_A).view(-1),
         dt_bias=vector(n.bias_of_part(n.SSM_DT)),
         skip=vector(n.SSM_D).view(-1),
-        norm=vector(n.of_part(n.SSM_NORM)).view(-1),
+        norm=vector(n.of_part(n.SSM_NORM)).view(-1) if shape.has_norm else None,
     )

@@ -71,7 +71,7 @@ GLM4 = Split(
 # Llama 3 splits likewise.
 LLAMA3 = replace(
     GLM4,
-    names=("llama-bpe", "llama-v3", "llama3", "falcon3", "pixtral", "midm-2.0", "lfm2"),
+    names=("llama-bpe", "llama-v3", "llama3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
     adds_bos=True,
 )
 SMAUG = replace(GLM4, names=("smaug-bpe", "dbrx"), ignores_merges=False)

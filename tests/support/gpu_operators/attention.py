@@ -246,8 +246,12 @@ def kimi_delta(n: int, kind: torch.dtype) -> None:
     delta.gated_norm(out, z, empty(128), 1e-6, empty(1, dtype=i32), y, codes, scales, sigmoid=True)
 
 
-def mamba_2(n: int, kind: torch.dtype, by_chunks: bool) -> None:
-    h, at = Mamba2Heads(64, 8, 64, 128, 4), empty(n, dtype=i32)
+NEMOTRON = Mamba2Heads(64, 8, 64, 128, 4)
+FALCON = Mamba2Heads(24, 1, 128, 256, 4)  # of 7B
+
+
+def mamba_2(n: int, kind: torch.dtype, by_chunks: bool, h: Mamba2Heads = NEMOTRON) -> None:
+    at = empty(n, dtype=i32)
     rows = empty(n, h.row_width, dtype=kind)
     mixed, out = (empty(n, width, dtype=kind) for width in (h.channels, h.value_width))
     a, states = empty(h.num_heads), empty(3, h.state_values)
@@ -256,8 +260,10 @@ def mamba_2(n: int, kind: torch.dtype, by_chunks: bool) -> None:
     mamba2.convolve(x, empty(4, h.channels), empty(h.channels), h, sequences, count)
     mamba2.scan(x, h, sequences, by_chunks=by_chunks)
     y, codes, scales = both(n, h.value_width, kind)
-    mamba2.gated_norm(out, rows[:, : h.value_width], empty(h.value_width), 1e-5, 8, count, y, codes, scales)
-    mamba2.gated_norm(out, rows[:, : h.value_width], empty(h.value_width), 1e-5, 1, count, y, codes, scales)
+    for groups in {h.num_groups, 1}:
+        norm = empty(h.value_width)
+        mamba2.gated_norm(out, rows[:, : h.value_width], norm, 1e-5, groups, count, y, codes, scales)
+    mamba2.gated_norm(out, rows[:, : h.value_width], None, 1e-5, h.num_groups, count, y, codes, scales)
 
 
 def short_convolution(n: int, kind: torch.dtype) -> None:

@@ -31,6 +31,7 @@ from moeserve.quantization.table import (
     ZERO_TYPES,
 )
 from tests.support.gpu_operators.attention import (
+    FALCON,
     attention,
     attention_of_fp8,
     attention_of_others,
@@ -157,6 +158,11 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "attention of other families": [partial(attention_of_others, 3), partial(attention_of_two_widths, 3)],
     "delta net, few": [partial(delta_net, 3, f32, False)],
     "Kimi delta": [partial(kimi_delta, 3, f32), partial(kimi_delta, 200, torch.bfloat16)],
+    "Mamba-2, wide states": [
+        partial(mamba_2, 3, f32, False, FALCON),
+        partial(mamba_2, 3, f32, True, FALCON),
+        partial(mamba_2, 200, torch.bfloat16, True, FALCON),
+    ],
     "Mamba-2": [partial(mamba_2, 3, f32, False), partial(mamba_2, 3, f32, True)],
     "Mamba-2, many": [
         partial(mamba_2, 200, torch.bfloat16, False),

@@ -29,6 +29,7 @@ FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
         ("tiny-qwen3moe-q4_k_m", "auto", None),
         ("tiny-qwen3next-q4_k_m", "ngram", None),
         ("tiny-nemotronhmoe-f16", "ngram", "Mamba-2 layers or short convolutions"),
+        ("tiny-falconh1-f16", "ngram", "Mamba-2 layers or short convolutions"),
     ],
 )
 def test_what_a_gpu_computes(model: str, method: str, refused: str | None) -> None:

@@ -213,8 +213,8 @@ void bind_engine(nb::module_& m) {
            "conv"_a, "rate"_a, "dt_bias"_a, "norm"_a, "eps"_a, "heads"_a, "states"_a, "first"_a, "row"_a,
            "count"_a, "slot"_a, "drafts"_a.none(), "kept"_a.none(), "pending"_a.none(), "n"_a, "out"_a)
       .def("mamba2", &Stream::mamba2, "projected"_a, "decays"_a, "conv"_a, "conv_bias"_a.none(), "rate"_a,
-           "dt_bias"_a, "skip"_a, "norm"_a, "eps"_a, "heads"_a, "states"_a, "first"_a, "row"_a, "count"_a,
-           "slot"_a, "drafts"_a.none(), "kept"_a.none(), "pending"_a.none(), "n"_a, "out"_a)
+           "dt_bias"_a, "skip"_a, "norm"_a.none(), "eps"_a, "heads"_a, "states"_a, "first"_a, "row"_a,
+           "count"_a, "slot"_a, "drafts"_a.none(), "kept"_a.none(), "pending"_a.none(), "n"_a, "out"_a)
       .def("short_conv", &Stream::short_conv, "projected"_a, "conv"_a, "states"_a, "first"_a, "row"_a,
            "count"_a, "slot"_a, "drafts"_a.none(), "kept"_a.none(), "pending"_a.none(), "n"_a, "out"_a)
       .def("commit_states", &Stream::commit_states, "heads"_a, "states"_a, "first"_a, "slot"_a, "kept"_a,

@@ -122,7 +122,7 @@ void Stream::mamba2(Tensor projected, Tensor decays, Tensor conv, Tensor conv_bi
   op.group_stride = heads.value_heads / heads.key_heads;
   op.conv_bias = optional_arg<float>(conv_bias, "conv_bias", heads.channels());
   op.skip = sized_arg<float>(skip, "skip", heads.value_heads);
-  op.norm = sized_arg<float>(norm, "norm", width);
+  op.norm = optional_arg<float>(norm, "norm", width);
   fill_sequences(op, row, count, slot, drafts, kept, pending, all.rows);
   pool_.submit(op);
 }

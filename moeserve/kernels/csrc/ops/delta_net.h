@@ -69,7 +69,7 @@ struct RecurrentOp {
   const float* conv_bias;  // [channels], or nullptr
   const float* rate;       // [value_heads]: -exp(A_log)
   const float* dt_bias;    // [value_heads], or [value_heads, key_dim]
-  const float* norm;       // [value_dim]; Mamba-2: [value_heads * value_dim]
+  const float* norm;       // [value_dim]; Mamba-2: [value_heads * value_dim], or nullptr
   float eps;
   float* states;  // this layer's part of slot 0
   int64_t slot_values;

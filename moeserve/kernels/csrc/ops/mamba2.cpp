@@ -15,8 +15,8 @@ void Mamba2Op::make_gates(int sequence, int head) const {
   }
 }
 
-void Mamba2Op::write_out(int64_t row, int group) const {
-  const int per_group = heads.value_heads / heads.key_heads, width = per_group * heads.value_dim;
+void Mamba2Op::write_out(int64_t row, int group, int groups) const {
+  const int per_group = heads.value_heads / groups, width = per_group * heads.value_dim;
   const int64_t first = int64_t{group} * width;
   float* o = out.f32 + row * out.cols + first;
   for (int i = 0; i < per_group; ++i) {
@@ -24,15 +24,15 @@ void Mamba2Op::write_out(int64_t row, int group) const {
     k->axpy(skip[group * per_group + i], part(2, row) + first + column, heads.value_dim, o + column);
   }
   k->silu_mul(z + row * z_stride + first, o, width, o);
-  k->rms_norm(o, norm + first, eps, width, o);
+  if (norm != nullptr) k->rms_norm(o, norm + first, eps, width, o);
   if (out.q8 != nullptr) k->quantize(o, width, out.codes(row) + first, out.metas(row) + first / 32);
 }
 
 void Mamba2Op::operator()(Team& team) const {
   convolve_and_step(team, [&](int sequence, int head) { make_gates(sequence, head); });
-  const int groups = heads.key_heads;
+  const int groups = norm == nullptr ? heads.value_heads : heads.key_heads;
   team.for_units(int64_t{n} * groups,
-                 [&](int64_t unit) { write_out(unit / groups, static_cast<int>(unit % groups)); });
+                 [&](int64_t unit) { write_out(unit / groups, static_cast<int>(unit % groups), groups); });
 }
 
 }  // namespace moeserve

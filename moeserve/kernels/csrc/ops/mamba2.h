@@ -7,7 +7,8 @@
 
 namespace moeserve {
 
-// o = C^T S + D x of every head; out = RMSNorm(o * silu(z)) * norm, normalised by groups of heads. b is dt: it becomes
+// o = C^T S + D x of every head; out = RMSNorm(o * silu(z)) * norm, normalised by groups of heads; without a norm
+// out = o * silu(z). b is dt: it becomes
 // softplus(dt + dt_bias), by which x is multiplied and, times the rate, the state decays.
 struct Mamba2Op : RecurrentOp {
   const float* z;  // [n, value_heads * value_dim], a row every z_stride numbers
@@ -17,7 +18,7 @@ struct Mamba2Op : RecurrentOp {
 
  private:
   void make_gates(int sequence, int head) const;
-  void write_out(int64_t row, int group) const;
+  void write_out(int64_t row, int group, int groups) const;
 };
 
 }  // namespace moeserve

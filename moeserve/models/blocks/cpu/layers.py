@@ -24,6 +24,7 @@ from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.latent import attend_latent, project_latent
 from moeserve.models.blocks.cpu.layer_inputs import add_input
 from moeserve.models.blocks.cpu.lora import CpuAdapters, LayerAdapters
+from moeserve.models.blocks.cpu.mamba2 import multiply_mamba2, recur_mamba2
 from moeserve.models.blocks.cpu.ngrams import add_ngrams
 from moeserve.models.blocks.cpu.recurrent import mix_recurrent, project_recurrent
 from moeserve.models.blocks.cpu.residual import add_block, block_output
@@ -35,7 +36,6 @@ from moeserve.models.feed_forward import DenseFfnShape, MoeShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuAttention, CpuDenseFfn, CpuLatentAttention, CpuWeights
-from moeserve.models.recurrence import Recurrence
 
 
 class CpuLayers:
@@ -115,6 +115,8 @@ class CpuLayers:
             project_compressed(stream, w, mixer, eps, n, space)
         elif mixer is not None and w is not None:
             project_recurrent(stream, mixer, w, eps, n, space)
+        if (beside := self.weights[index].beside) is not None:
+            multiply_mamba2(stream, beside, n, space)
 
     def mix_tokens(self, index: int, batch: CpuBatch) -> None:
         """Launches the token mixer after `project`."""
@@ -136,6 +138,9 @@ class CpuLayers:
         elif mixer is not None and w is not None:
             state, pending = self._states[index], self._pending.get(index)
             mix_recurrent(stream, mixer, w, eps, state, batch, space, pending)
+        beside, shape = self.weights[index].beside, self._shapes[index].beside
+        if beside is not None and shape is not None:
+            recur_mamba2(stream, beside, shape, self._states[index], batch, space, self._pending.get(index))
 
     def _adapters_of(self, index: int, rows: AdapterRows | None) -> LayerAdapters | None:
         return None if self._adapters is None else self._adapters.layer(index, rows)
@@ -204,8 +209,8 @@ class CpuLayers:
             if isinstance(mixer, CompressedAttentionShape):
                 w = self.weights[index].mixer
                 commit_compressed(self._stream, w, mixer, state, slot, first, accepted, pending)
-            elif isinstance(mixer, Recurrence):
-                self._stream.commit_states(mixer.heads, state, slot, first, accepted, pending)
+            elif (recurrence := self._shapes[index].recurrence) is not None:
+                self._stream.commit_states(recurrence.heads, state, slot, first, accepted, pending)
         ngrams = self._shape.ngrams
         if ngrams is not None and self._pending_ngrams is not None:
             state, kept = self._ngram_state(ngrams.layer), ngrams.kept_inputs

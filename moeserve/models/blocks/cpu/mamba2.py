@@ -15,8 +15,13 @@ from moeserve.models.mamba2 import Mamba2Shape
 
 def project_mamba2(stream: CpuStream, w: CpuMamba2, eps: float, n: int, space: CpuWorkspace) -> None:
     """Launches the product of norm(x)."""
-    assert space.mamba2 is not None
     read_residual(stream, w.norm, eps, n, space)
+    multiply_mamba2(stream, w, n, space)
+
+
+def multiply_mamba2(stream: CpuStream, w: CpuMamba2, n: int, space: CpuWorkspace) -> None:
+    """Launches the product of y, the norm of x."""
+    assert space.mamba2 is not None
     stream.linear(space.y, n, w.input, [space.mamba2.projected])
 
 

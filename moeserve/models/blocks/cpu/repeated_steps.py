@@ -35,7 +35,8 @@ def can_repeat(shape: ModelShape) -> bool:
         layer.mixer is None or isinstance(layer.mixer, AttentionShape | LatentAttentionShape)
         for layer in shape.layers
     )
-    return attending and shape.indexer is None and shape.ngrams is None and shape.streams is None
+    of_sequences = (shape.recurrence, shape.indexer, shape.ngrams, shape.streams)
+    return attending and all(each is None for each in of_sequences)
 
 
 class RepeatedSteps:

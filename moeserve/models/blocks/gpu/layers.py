@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.embed.op import add_deep
-from moeserve.kernels.norm.op import add_norm
+from moeserve.kernels.norm.op import add_norm, add_to
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.gpu.attention import GpuAttentionBlock
@@ -18,6 +18,7 @@ from moeserve.models.blocks.gpu.forms import GpuForm
 from moeserve.models.blocks.gpu.latent import GpuLatentAttentionBlock
 from moeserve.models.blocks.gpu.lora import GpuAdapters
 from moeserve.models.blocks.gpu.lora_products import LayerAdapters
+from moeserve.models.blocks.gpu.mamba2 import recur_mamba2
 from moeserve.models.blocks.gpu.ngrams import add_ngrams
 from moeserve.models.blocks.gpu.recurrent import mix_recurrent
 from moeserve.models.blocks.gpu.state_drafts import GpuStateDrafts
@@ -32,6 +33,7 @@ from moeserve.models.loading.gpu_weights import (
     GpuInput,
     GpuLatentAttention,
     GpuLayer,
+    GpuMamba2,
     GpuNgrams,
     GpuStreams,
     norm_weight,
@@ -118,6 +120,17 @@ class GpuLayers:
             records = None if self._state_drafts is None else self._state_drafts.of_layer(index)
             states = self._states[index]
             mix_recurrent(mixer, w, self._shape.rms_eps, states, batch.states, batch.count, s, records)
+        if layer.beside is not None:
+            self._mix_beside(index, layer.beside, batch, s)
+
+    def _mix_beside(self, index: int, w: GpuMamba2, batch: GpuBatch, s: GpuWorkspace) -> None:
+        """Launches x += s.output, which attention has written, then the recurrence beside attention. Reads s.y; writes
+        its output to s.output."""
+        shape = self._shape.layers[self._first_layer + index].beside
+        assert shape is not None
+        assert batch.states is not None
+        add_to(s.x, s.output, batch.count)
+        recur_mamba2(shape, w, self._states[index], batch.states, batch.count, s)
 
     def _kv_of(self, index: int, mixer: AttentionShape) -> KvLayer:
         """Returns the KV that a layer attends to: its own, or that of an earlier layer, which is on this GPU."""

@@ -29,6 +29,10 @@ def separated(tensors: Iterable[MappedTensor]) -> Iterator[MappedTensor]:
         if layer is not None and tensor.name == n.in_layer(layer, n.EXP_PROBS_B):
             yield replace(tensor, name=n.bias_of_layer(layer, n.EXP_PROBS_B))
             continue
+        # Files of Falcon-H1 have this name.
+        if layer is not None and tensor.name == n.in_layer(layer, n.FFN_NORM):
+            yield replace(tensor, name=n.of_layer(layer, n.FFN_NORM))
+            continue
         parts = () if layer is None else _MERGED.get(tensor.name.removeprefix(n.in_layer(layer, "")), ())
         if not parts or len(tensor.shape) < 2 or tensor.shape[1] % 2:
             yield tensor  # a tensor of any other form is refused later, with all unexpected tensors

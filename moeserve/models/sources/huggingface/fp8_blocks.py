@@ -124,6 +124,11 @@ def dequantized(tensor: StoredTensor) -> npt.NDArray[np.uint16]:
     """Returns scaled matrices as the bits of bfloat16, in their shape, rounded to nearest."""
     scales = _row_scales(tensor).repeat(tensor.block[1], axis=2)[:, :, : tensor.shape[-1]]
     values = e4m3_values(stored_numbers(tensor)) * scales.reshape(tensor.shape)
+    return bfloat16_bits(values)
+
+
+def bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Returns the values as the bits of bfloat16, rounded to nearest."""
     bits = values.view(np.uint32)
     rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16
     numbers: npt.NDArray[np.uint16] = rounded.astype(np.uint16)

@@ -15,7 +15,7 @@ from moeserve.quantization import QuantType
 from moeserve.quantization.reference import dequantize
 from moeserve.quantization.table import BF16, F32
 
-from .fp8_blocks import dequantized
+from .fp8_blocks import bfloat16_bits, dequantized
 from .safetensors_file import StoredTensor, stored_numbers
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -57,6 +57,20 @@ def values_made(
 ) -> MadeTensor:
     """Returns a tensor whose single values are selected by `choose`; integers with scales become float32."""
     return MadeTensor(shape, source.float_type, (source,), lambda: bytes_of(choose(numbers_of(source))))
+
+
+def scaled_rows(source: StoredTensor, factors: npt.NDArray[np.float32]) -> MadeTensor:
+    """Returns a matrix of the same type with each row multiplied by a factor, rounded to that type. factors: [rows, 1],
+    or [1, 1] for all rows."""
+    kind = source.float_type
+
+    def make() -> Bytes:
+        values = _floats(source) * factors
+        if kind is F32:
+            return bytes_of(values)
+        return bytes_of(bfloat16_bits(values) if kind is BF16 else values.astype(np.float16))
+
+    return MadeTensor(source.shape, kind, (source,), make)
 
 
 def find_tensor(path: Path, stored: dict[str, StoredTensor], name: str, dimensions: int) -> StoredTensor:
