@@ -3,6 +3,7 @@ report."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -32,6 +34,29 @@ def run(
         null = subprocess.DEVNULL
         return subprocess.run(command, stdin=null, capture_output=True, check=False, cwd=REPOSITORY, env=env)
     return subprocess.run(command, input=stdin, capture_output=True, check=False, cwd=REPOSITORY, env=env)
+
+
+def run_here(url: str, *arguments: str, stdin: bytes | None) -> subprocess.CompletedProcess[bytes]:
+    """The same in this process, which saves the start of another: 0.2 s of CPU time."""
+    command = ["run", "--url", url, *arguments]
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as piped:
+        piped.write(stdin or b"")
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+    with (
+        os.fdopen(reader) as pipe,
+        Path(os.devnull).open() as null,
+        mock.patch.dict(os.environ, clean_environment(), clear=True),
+        mock.patch.multiple(sys, stdin=null if stdin is None else pipe, stdout=out, stderr=err),
+    ):
+        try:
+            code = cli.main(command)
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        for stream in (out, err):
+            stream.flush()
+    written = [stream.detach().getvalue() for stream in (out, err)]
+    return subprocess.CompletedProcess(command, code, *written)
 
 
 def test_only_the_answer_is_written(server: HttpServer) -> None:
@@ -69,7 +94,7 @@ def test_all_else_goes_to_standard_error(server: HttpServer) -> None:
 )
 def test_the_question(server: HttpServer, arguments: list[str], piped: bytes | None, asked: str) -> None:
     server.answer = say("Yes.")
-    ran = run(server.url, *arguments, stdin=piped)
+    ran = run_here(server.url, *arguments, stdin=piped)
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"Yes.\n", b"")
     assert f"user\n{asked}<|im_end|>" in prompt_of(server)
 
@@ -98,7 +123,7 @@ def test_the_question(server: HttpServer, arguments: list[str], piped: bytes | N
 )
 def test_errors(server: HttpServer, arguments: list[str], piped: bytes | None, code: int, says: str) -> None:
     """sigoden/aichat#516: the exit code was 0."""
-    ran = run(server.url, *arguments, stdin=piped)
+    ran = run_here(server.url, *arguments, stdin=piped)
     last = ran.stderr.decode().splitlines()[-1]
     assert (ran.returncode, ran.stdout) == (code, b"")
     assert last.startswith("moeserve run: ")
