@@ -154,7 +154,7 @@ def _named_in(body: bytes) -> _Named:
     try:
         return msgspec.json.decode(body, type=_Named)
     except msgspec.ValidationError as error:
-        raise ApiError(400, f"the body is not as it must be: {error}", code="invalid_value") from error
+        raise ApiError(400, f"the body is invalid: {error}", code="invalid_value") from error
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from error
 

@@ -67,16 +67,19 @@ def pictures_from(args: argparse.Namespace) -> PictureShape | None:
     if args.dataset_name != WITH_PICTURES:
         for flag, value in (("base-items-per-request", count), ("image-size", size)):
             if value is not None:
-                raise ConfigError(f"--random-mm-{flag} has no effect without --dataset-name {WITH_PICTURES}")
+                raise ConfigError(
+                    f"--random-mm-{flag} has no effect without --dataset-name {WITH_PICTURES}; add that, or leave this "
+                    "out"
+                )
         return None
     if args.backend != "openai-chat":
         raise ConfigError(
             f"--dataset-name {WITH_PICTURES} needs --backend openai-chat: completions have no pictures"
         )
     if args.save_trace is not None:
-        raise ConfigError("--save-trace: a trace has no pictures")
+        raise ConfigError("--save-trace: a trace has no pictures; leave it out")
     if args.against_engine is not None:
-        raise ConfigError("--against-engine: the engine alone encodes no pictures")
+        raise ConfigError("--against-engine: the engine alone encodes no pictures; leave it out")
     return PictureShape(count or 1, *(size or DEFAULT_SIZE))
 
 

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     try:
         if args.text_prompts and args.backend == "openai-chat":
-            raise ConfigError("--text-prompts has no effect in chat, whose prompts are text")
+            raise ConfigError("--text-prompts has no effect in chat, whose prompts are text; leave it out")
         pictures = pictures_from(args)
         workload = workload_from(args)
         objectives = objectives_from(args)

@@ -101,9 +101,9 @@ def forecast_disk(
     trace_file: str | None,
     placement: Placement | None = None,
 ) -> CacheForecast:
-    """Returns the forecast of experts on disk. slots: RAM slots of each layer. pinned: experts that stay in RAM.
-    placement: on a GPU, where only the GPU's misses are looked up in RAM; None: without a GPU. Raises ConfigError as
-    `forecast_cache` does."""
+    """Returns the forecast of experts on disk. slots: RAM slots of each layer. pinned: experts that stay in
+    RAM. placement: that of a GPU engine, on which RAM is only asked for the GPU's misses; None: without a
+    GPU. Raises ConfigError as `forecast_cache` does."""
     stays = np.zeros((model.num_layers, model.num_experts), np.bool_)
     for layer, experts in enumerate(pinned):
         stays[layer, list(experts)] = True

@@ -231,7 +231,7 @@ def _gpu_memory(config: ServerConfig, args: argparse.Namespace) -> int | None:
     """Returns the bytes of GPU memory to plan for: the given number, else the free memory of this machine's GPU."""
     if args.gpu_memory is not None:
         if config.device == "cpu":
-            raise ConfigError("--gpu-memory contradicts --device cpu")
+            raise ConfigError("--gpu-memory contradicts --device cpu; leave one of them out")
         return int(args.gpu_memory * GIB)
     if choose_device(config.device) == "cpu":
         return None

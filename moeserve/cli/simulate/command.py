@@ -62,7 +62,7 @@ def _simulation(args: argparse.Namespace) -> Simulation:
             "--max-total-tokens is needed: the size of the KV pool, which the server logs when it is ready"
         )
     if args.dataset_name == WITH_PICTURES:
-        raise ConfigError(f"--dataset-name {WITH_PICTURES}: pictures are not simulated")
+        raise ConfigError(f"--dataset-name {WITH_PICTURES}: pictures are not simulated; choose another")
     step_time = _step_time(args)
     tiers: dict[Tier, TierModel] = {}
     if args.ram_tokens:
@@ -97,7 +97,7 @@ def _simulation(args: argparse.Namespace) -> Simulation:
 def _step_time(args: argparse.Namespace) -> StepTime:
     by_parameters = args.base_ms is not None or args.token_ms is not None
     if by_parameters and args.step_time is not None:
-        raise ConfigError("--base-ms and --token-ms have no effect beside --step-time")
+        raise ConfigError("--base-ms and --token-ms have no effect beside --step-time; leave them out")
     if by_parameters:
         base, token = (args.base_ms or 0.0) / 1e3, (args.token_ms or 0.0) / 1e3
         return StepTime("parameters", [0, 1], [base, base + token])

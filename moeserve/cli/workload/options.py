@@ -214,7 +214,7 @@ def workload_from(args: argparse.Namespace) -> Workload:
         others = ["dataset_name", "num_prompts", *given, "request_rate", "burstiness"]
         clash = [name for name in others if getattr(args, name) is not None]
         if clash:
-            raise ConfigError(f"--{clash[0].replace('_', '-')} has no effect beside --trace")
+            raise ConfigError(f"--{clash[0].replace('_', '-')} has no effect beside --trace; leave it out")
         workload = read_trace(args.trace, args.seed)
     else:
         workload = generate(_shape(args, given), _num_prompts(args), *_arrivals(args), args.seed)
@@ -233,24 +233,25 @@ def _shape(args: argparse.Namespace, given: dict[str, Any]) -> WorkloadShape:
     for name, needed in _NEEDS.items():
         if name in given and not getattr(shape, needed):
             raise ConfigError(
-                f"--{name.replace('_', '-')} has no effect without --{needed.replace('_', '-')}"
+                f"--{name.replace('_', '-')} has no effect without --{needed.replace('_', '-')}; add that, or leave "
+                "this out"
             )
     if "think_time" in given and shape.num_turns == 1:
-        raise ConfigError("--think-time has no effect without --num-turns")
+        raise ConfigError("--think-time has no effect without --num-turns; add that, or leave this out")
     return shape
 
 
 def _arrivals(args: argparse.Namespace) -> tuple[float, float]:
     rate = math.inf if args.request_rate is None else args.request_rate
     if args.burstiness is not None and math.isinf(rate):
-        raise ConfigError("--burstiness has no effect without --request-rate")
+        raise ConfigError("--burstiness has no effect without --request-rate; add that, or leave this out")
     return rate, 1.0 if args.burstiness is None else args.burstiness
 
 
 def objectives_from(args: argparse.Namespace) -> dict[str, float]:
     """Returns the latency objectives of the arguments. Raises ConfigError."""
     if args.save_detailed and args.save_result is None:
-        raise ConfigError("--save-detailed has no effect without --save-result")
+        raise ConfigError("--save-detailed has no effect without --save-result; add that, or leave this out")
     if args.plot is not None and args.plot.suffix != ".svg":
         raise ConfigError(f"--plot: {args.plot} must end in .svg")
     return parse_goodput(args.goodput)
