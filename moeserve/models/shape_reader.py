@@ -117,7 +117,7 @@ class ShapeReader:
         self.integer(suffix, value, value, default=value)
 
     def activation(self, *names: str) -> None:
-        """Raises ModelError if the file states an activation that has none of these names."""
+        """Checks the activation: raises ModelError if the file states one that has none of these names."""
         suffix = "hidden_activation"
         value = self._metadata.require_str(self._key(suffix), default=names[0])
         if value not in names:

@@ -59,7 +59,8 @@ class ByteRun:
 # One object a type, known by its identity.
 @dataclass(frozen=True, slots=True, eq=False)
 class Codebook:
-    """A row's codebook and where a block has what selects its entries."""
+    """The codebook of a type (of one row of the table): its entries, and where a block stores their indices,
+    signs and scales."""
 
     entries: int  # a power of two
     columns: int  # of an entry: 4 or 8

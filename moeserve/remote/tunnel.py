@@ -49,7 +49,7 @@ class Tunnel:
         self._channel.flush()
 
     def close(self) -> None:
-        """Closes the Unix socket, after sending its other end what has arrived for it."""
+        """Closes the Unix socket, after writing to it what has arrived from the other machine."""
         with suppress(OSError):
             self.local.settimeout(LAST_BYTES_S)
             self.local.sendall(self._to_local)

@@ -27,7 +27,8 @@ class SharedScrape(Generic[T]):
         self._rest_until = 0.0
 
     async def text(self) -> T:
-        """Returns the text. Raises what `render` raises."""
+        """Returns a text rendered after this call, which concurrent callers may share. Raises what `render`
+        raises."""
         asked = time.monotonic()
         async with self._one_by_one:
             if self._last is None or self._last[0] < asked:

@@ -17,7 +17,7 @@ OVERHEAD_BYTES: Final = 100  # bytes of an event in addition to its JSON
 
 
 class KeptEvents:
-    """Written by `EventMemory`. Any number of readers follow it."""
+    """The events of one background response. `EventMemory` writes them; any number of readers follow."""
 
     def __init__(self) -> None:
         self.size = 0  # bytes

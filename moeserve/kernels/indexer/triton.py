@@ -23,8 +23,9 @@ def rotate(value, partner, angles, cos, sin, d, ROTARY: tl.constexpr):
 
 @triton.jit
 def own_and_partner(d, ROTARY: tl.constexpr, IN_PAIRS: tl.constexpr):
-    """Returns of which number of a head number d is made by RoPE, and which one rotates with it. Pairs of neighbours
-    become halves."""
+    """Returns two indices for number d of a rotated head: the number of the head that RoPE puts there, and
+    the one that rotates with it. If the head rotates pairs of neighbours (IN_PAIRS), the result has them in
+    split halves."""
     half: tl.constexpr = ROTARY // 2
     if IN_PAIRS:
         own = tl.where(d < ROTARY, 2 * (d % half) + d // half, d)

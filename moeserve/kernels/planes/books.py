@@ -76,7 +76,7 @@ def _bytes(blocks: Tensor, run: ByteRun, count: int) -> Tensor:
 
 
 def pack_codes(book: Codebook, given: BookBytes) -> Tensor:
-    """Returns uint8 [rows, parts, k blocks, 16]."""
+    """Packs indices and signs into the planes' codes: uint8 [rows, parts, k blocks, 16]."""
     low = _by_k_block(given.low).unflatten(-1, (4, book.low_parts))  # [rows, k blocks, g, j, part]
     parts = [low.permute(0, 4, 1, 3, 2)]
     if given.word is not None:

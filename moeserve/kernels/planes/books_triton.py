@@ -118,7 +118,8 @@ def scale_number(words, top, j, g, F: tl.constexpr):
 
 @triton.jit
 def load_d(row, u, live, COLS: tl.constexpr, F: tl.constexpr):
-    """Loads the words with d of k blocks u. row: pointers to the rows' first scale words."""
+    """Loads the words that contain d, the scale of the super-block, for k blocks u. row: pointers to the
+    rows' first scale words."""
     at = row + F.words - 1
     if F.has_tail:
         first = tl.load(row + (COLS + 127) // 128 * F.words + u // 2, live, 0)

@@ -128,7 +128,7 @@ def _merge(fields: Tensor, bits: int) -> Tensor:
 
 
 def pack_scales(f: BlockLayout, u: Unpacked) -> Tensor:
-    """Returns int32 [n, k blocks, words]."""
+    """Packs scales into the planes' words: int32 [n, k blocks, words]."""
     n, groups = len(u.scales), K_BLOCK // f.scale_group
     if f.scale == Scale.ZERO:
         return _pack_zeros(f, u)

@@ -24,8 +24,9 @@ Ids = npt.NDArray[np.int64]
 
 
 class ExpertMaps:
-    """Owns the maps. The GPU computes experts with a slot, the pool all others. On the host one of an expert's two
-    entries is -1; on the device the pool's map keeps the indices of all experts in RAM, and slots take precedence."""
+    """Maps each layer's experts to GPU slots and to their places in RAM. The GPU computes experts with a
+    slot, the pool all others. On the host one of an expert's two entries is -1; on the device the pool's map
+    keeps the indices of all experts in RAM, and slots take precedence."""
 
     def __init__(
         self, weights: GpuWeights, experts: RamExperts, num_experts: int, device: torch.device

@@ -49,7 +49,8 @@ class SlotLayer:
 
     @property
     def is_quantised(self) -> bool:
-        """True if unpacking the matrices completes the expert."""
+        """True if unpacking the quantised matrices is all that an expert needs, because it has no biases or
+        float matrices to copy."""
         return self._biases is None and all(
             QUANT_TYPES[kind[0]].planes_form is not None for kind in self.kinds
         )

@@ -18,7 +18,8 @@ Int64s = npt.NDArray[np.int64]
 
 
 class TableRows:
-    """Owns the cache and its counts. Rows are in the file's type."""
+    """Reads rows of an embedding table from the model's file, and caches recent ones in RAM. Rows are in the
+    file's type."""
 
     def __init__(self, source: ModelSource, name: str) -> None:
         tensor = source.tensors[name]

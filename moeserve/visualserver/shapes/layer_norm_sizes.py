@@ -32,7 +32,7 @@ class LayerNormSizes(TowerSizes):
         return self.merge**2 * (2 * self.ffn + 7 * self.hidden)
 
     def layer_floats(self, *, is_block_float: bool) -> int:
-        """Returns the floats of RAM per patch in a layer on the CPU."""
+        """Returns how many float32 numbers of RAM a layer needs on the CPU for each patch."""
         perceptron = perceptron_floats(self.hidden, self.ffn, is_block_float=is_block_float)
         return max(axial_attention_floats(self.hidden), perceptron)
 

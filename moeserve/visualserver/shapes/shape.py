@@ -65,7 +65,7 @@ class TowerShape(Protocol):
         ...
 
     def patches(self, tokens: int) -> int:
-        """Returns the patches that are encoded together in a picture of `tokens` tokens."""
+        """Returns how many patches of a picture of `tokens` tokens are encoded together."""
         ...
 
     def patch_floats(self, *, is_block_float: bool) -> int:

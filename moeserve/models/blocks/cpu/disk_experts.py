@@ -24,7 +24,8 @@ MOST_GUESSED_TOKENS = 8
 
 
 class CpuDiskExperts:
-    """Owns the reading threads, and the guesses' buffers. The decoder asks it for each layer."""
+    """Reads missing experts from disk for the CPU engine's steps, when the decoder asks for a layer. Owns the
+    reading threads and the guesses' buffers."""
 
     def __init__(
         self,

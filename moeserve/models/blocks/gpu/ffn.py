@@ -50,7 +50,7 @@ from moeserve.models.sources.gguf import names
 
 
 class GpuFfnBlock:
-    """Owns `inputs`, `outputs`, `ram` and `expert_token_counts`."""
+    """The feed-forwards of all layers on a GPU. Owns `inputs`, `outputs`, `ram` and `expert_token_counts`."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from moeserve.models.loading.expert_stream import ExpertStream
 
 
 class RamShare:
-    """Owns the division of the current step's RAM experts between the pool and the GPU."""
+    """Divides the current step's RAM experts between the pool and the GPU."""
 
     def __init__(
         self,

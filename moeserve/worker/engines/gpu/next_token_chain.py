@@ -76,7 +76,7 @@ class NextTokenChain:
         self.place(self._block.chain.rows.token_ids, self._block.chain.count)
 
     def capture(self) -> None:
-        """Captures the graphs, in rows that are no request's."""
+        """Captures the graphs, with dummy rows."""
         self._clear()
         for size, of_shortlist in self._kinds():
             link = partial(self._block.link, size, of_shortlist=of_shortlist)
