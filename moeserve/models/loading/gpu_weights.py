@@ -169,9 +169,8 @@ class GpuAttention:
 
 @dataclass(frozen=True, slots=True)
 class GpuIndexer:
-    inputs: list[
-        MergedLinear
-    ]  # the rows of index keys, of the heads' weights, and of the gates of pooled keys
+    # The rows of index keys, of the heads' weights, and of the gates of pooled keys.
+    inputs: list[MergedLinear]
     q_b: MergedLinear  # [q_width, q_rank]
     k_norm: Tensor  # [dim], as is k_bias
     k_bias: Tensor
