@@ -15,7 +15,7 @@ from .tool_calls import ToolCallParser
 
 
 class AnswerParser(Protocol):
-    """Reads one answer."""
+    """Reads one answer, piece by piece, as events: reasoning, text and calls."""
 
     @property
     def is_thinking(self) -> bool:

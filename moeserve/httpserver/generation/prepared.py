@@ -25,7 +25,8 @@ class PreparedRequest:
     tally: UsageTally
 
     def stream(self) -> GenerationStream:
-        """Use it as `async with prepared.stream() as stream`."""
+        """Returns the context manager of the request's generations: entering it (`async with`) submits them,
+        leaving it aborts those that have not ended."""
         return GenerationStream(
             self.engine,
             self.requests,

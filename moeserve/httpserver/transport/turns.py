@@ -136,7 +136,7 @@ class Account:
 
 
 class Waiting(Protocol):
-    """A connection that has something to do."""
+    """A connection that may wait for a turn."""
 
     account: Account
 

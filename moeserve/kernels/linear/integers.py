@@ -34,7 +34,7 @@ class IntegerTile:
 
     @property
     def programs(self) -> int:
-        """Per multiprocessor."""
+        """Programs per multiprocessor."""
         return 2 // self.warpgroups
 
     @property
