@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -58,15 +59,23 @@ class GpuModel:
             )
         self.decoder = GpuDecoder(shape, weights, kv, table, 32, LENGTH, self.handoff, window_table=windows)
 
-    def logits(self, start: int, end: int, *, tiled: bool) -> torch.Tensor:
+    def logits(
+        self,
+        start: int,
+        end: int,
+        *,
+        tiled: bool,
+        tokens: Sequence[int] = TOKENS,
+        embedded: Sequence[tuple[int, torch.Tensor]] = (),
+    ) -> torch.Tensor:
         """Logits of the positions from `start` below `end`, in one step. tiled: as a prompt's; otherwise each position
-        attends by itself, a single one as new tokens do."""
+        attends by itself, a single one as new tokens do. embedded: see `GpuDecoder.place_embeddings`."""
         n = end - start
         size = next(size for size in self.decoder.sizes if size >= n)
         positions, padding = list(range(start, end)), [0] * (size - n)
         batch = GpuBatch(
             counter(n),
-            ints(TOKENS[start:end] + padding),
+            ints([*tokens[start:end], *padding]),
             ints(positions + padding),
             ints(positions + [-1] * len(padding)),
             ints([0] * n + [1] * len(padding)),
@@ -76,6 +85,7 @@ class GpuModel:
             window_slots=self._windows(positions, len(padding)),
         )
         self.decoder.begin(batch)
+        self.decoder.place_embeddings(size, embedded)
         self.decoder.forward(batch)
         logits = self.decoder.logits(size, ints(list(range(n)) + padding), counter(n))[:n].cpu().clone()
         self.decoder.check()

@@ -5,11 +5,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from tests.kernels.gpu_model import TOKENS, GpuModel  # isort: skip  (first: it sets up the interpreter)
+from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.embed.reference import EMBEDDED
+from moeserve.models.blocks.cpu.decoder import CpuDecoder
+from moeserve.models.blocks.cpu.workspace import CpuBatch
 from tests.conftest import OWN_FIXTURES
 from tests.kernels.model_engine import Engine
 from tests.kernels.operations import ISAS, stream_of
@@ -54,6 +59,34 @@ def test_inputs_of_layers_and_keys_of_earlier_ones() -> None:
     assert_near(gpu.logits(0, 9, tiled=True), expected[:9], 2e-6)
     assert_near(gpu.logits(9, 11, tiled=False), expected[9:11], 2e-6)
     assert_near(gpu.logits(11, 12, tiled=False), expected[11:], 2e-6)
+
+
+@pytest.mark.slow  # 10 seconds of CPU time
+def test_rows_of_embeddings_with_the_padding_tokens_inputs() -> None:
+    """Four rows of a picture in a prompt of a model like E2B."""
+    stream, model = stream_of(ISAS[-1]), OWN_FIXTURES / "tiny-gemma4e-f16.gguf"
+    gpu, cpu = GpuModel(model, []), Engine(stream, model).model
+    rows = torch.randn(4, gpu.shape.embedding_size, generator=torch.Generator().manual_seed(3))
+    tokens = [*TOKENS[:3], *[EMBEDDED] * 4, *TOKENS[7:9]]
+    expected = embedded_logits(stream, cpu, tokens, [(3, rows)])
+    found = gpu.logits(0, len(tokens), tiled=True, tokens=tokens, embedded=[(3, rows)])
+    assert_near(found, expected, 2e-6)
+
+
+def embedded_logits(
+    stream: CpuStream, model: CpuDecoder, tokens: list[int], embedded: list[tuple[int, torch.Tensor]]
+) -> torch.Tensor:
+    """float32 [len(tokens), vocab]: those of the CPU's decoder, in one step."""
+    n = len(tokens)
+    numbers = torch.arange(n, dtype=torch.int32)
+    table = numbers.numpy()[None].copy()
+    ids = torch.tensor([0 if token == EMBEDDED else token for token in tokens], dtype=torch.int32)
+    model.begin(ids, embedded=embedded)
+    model.plan_attention(*(np.array([value], np.int32) for value in (0, n, 0, 0)), table)
+    model.forward(CpuBatch(n=n, positions=numbers, kv_slots=numbers.clone()))
+    logits = model.logits(numbers)
+    stream.wait()
+    return logits.clone()
 
 
 @pytest.mark.slow  # a minute of CPU time
