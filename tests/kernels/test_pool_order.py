@@ -23,6 +23,7 @@ SCENARIOS = [
     "a_phase_ends_with_its_last_unit",
     "a_slot_is_kept_until_all_threads_have_left_it",
     "a_unit_is_claimed_once",
+    "a_turn_is_not_read_once_the_next_is_claimed",
     "threads_see_each_others_results",
 ]
 

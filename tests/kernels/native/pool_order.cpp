@@ -1,4 +1,4 @@
-// Shows what results alone do not: when the pool lets go of an operation, of its slot and of a phase. A thread is held
+// Shows what results alone do not: when the pool lets go of an operation, its slot, a phase and a turn. A thread is held
 // at a chosen place, and what must wait for it is watched meanwhile. `test_pool_order.py` builds this with
 // ThreadSanitizer, which also reports memory that two threads use without an order between them.
 //
@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "handoff/turn.h"
 #include "pool/pool.h"
 
 namespace {
@@ -68,7 +69,6 @@ struct Hold {
 constexpr int kUnits = 8;
 
 // --- wait() ---
-
 struct Held {
   Hold hold;
   std::unique_ptr<std::vector<int>> list = std::make_unique<std::vector<int>>(kUnits, 7);
@@ -120,8 +120,7 @@ void wait_is_for_all_threads() {
 }
 
 // --- the end of a phase ---
-
-enum class Division { kUnits, kPanels, kMatrices };
+enum class Division { kUnits, kPanels, kMatrices, kOnlyPhase };
 
 struct TwoPhases {
   Hold hold;
@@ -140,6 +139,10 @@ struct TwoPhasesOp {
     ++seen->done;
   }
   void operator()(Team& team) const {
+    if (division == Division::kOnlyPhase) {
+      team.last_phase();
+      return team.for_units(kUnits, [this](int64_t unit) { compute(unit); });
+    }
     if (division == Division::kUnits) team.for_units(kUnits, [this](int64_t unit) { compute(unit); });
     if (division == Division::kPanels) {
       team.for_panels(2, kUnits / 2, [this](int64_t o, int64_t panel) { compute(o * kUnits / 2 + panel); });
@@ -170,15 +173,6 @@ struct SmallOp {
   }
 };
 
-// Ends with the held unit's phase, so that a small operation follows.
-struct OnePhaseOp {
-  TwoPhases* seen;
-  void operator()(Team& team) const {
-    team.last_phase();
-    team.for_units(kUnits, [this](int64_t unit) { TwoPhasesOp{seen, Division::kUnits}.compute(unit); });
-  }
-};
-
 template <class Submit>
 void expect_not_early(const std::vector<int>& nodes, Submit&& submit, const char* what) {
   Pool pool(threads_of_nodes(nodes));
@@ -199,14 +193,13 @@ void a_phase_ends_with_its_last_unit() {
     expect_not_early({0, 0, 1, 1}, submit, "a phase began before another node's part of the one before");
   }
   const auto submit = [](Pool& pool, TwoPhases& seen) {
-    pool.submit(OnePhaseOp{&seen});
+    pool.submit(TwoPhasesOp{&seen, Division::kOnlyPhase});
     pool.submit(SmallOp{&seen});
   };
   expect_not_early({0, 0, 0}, submit, "a small operation was computed before the one before it");
 }
 
 // --- the ring of operations ---
-
 constexpr int kRing = 1024, kOperations = kRing + 76;
 
 struct Ring {
@@ -250,7 +243,6 @@ void a_slot_is_kept_until_all_threads_have_left_it() {
 }
 
 // --- claims ---
-
 struct Meeting {
   std::atomic<int> came{0}, turn{0}, claims{0};
   int result = 0;  // written by who has claimed
@@ -293,8 +285,24 @@ void a_unit_is_claimed_once() {
   expect(std::all_of(meetings.begin(), meetings.end(), is_once), "two threads claimed one unit");
 }
 
-// --- order in memory ---
+// --- the turns of a hand-off ---
+// A late thread must not compute with a turn whose place the next one is about to take.
+void a_turn_is_not_read_once_the_next_is_claimed() {
+  moeserve::Turns turns;
+  moeserve::Turn turn, read;
+  turn.has_work = 7;
+  expect(turns.claim(1) && !turns.claim(1), "a turn was not claimed once");
+  turns.publish(1, turn);
+  expect(turns.is_ready(1) && turns.read(1, &read) && read.has_work == 7,
+         "a turn was not read as it was published");
+  expect(turns.claim(2) && !turns.is_ready(2), "a turn was ready before it was published");
+  expect(!turns.read(1, &read), "a turn was read while the next one took its place");
+  turns.publish(2, turn);
+  expect(!turns.read(1, &read) && turns.read(2, &read), "another turn was read than the one asked for");
+  expect(turns.end(2) && !turns.end(2) && !turns.end(1), "a turn ended twice");
+}
 
+// --- order in memory ---
 constexpr int kWords = 48;
 using Row = std::vector<uint64_t>;
 
@@ -370,6 +378,7 @@ constexpr std::pair<const char*, void (*)()> kScenarios[] = {
     {"a_phase_ends_with_its_last_unit", a_phase_ends_with_its_last_unit},
     {"a_slot_is_kept_until_all_threads_have_left_it", a_slot_is_kept_until_all_threads_have_left_it},
     {"a_unit_is_claimed_once", a_unit_is_claimed_once},
+    {"a_turn_is_not_read_once_the_next_is_claimed", a_turn_is_not_read_once_the_next_is_claimed},
     {"threads_see_each_others_results", threads_see_each_others_results},
     {"none", [] {}},
     {"two_threads_without_order", two_threads_without_order},
