@@ -8,7 +8,9 @@ import torch
 from moeserve.kernels.attention.reference import Sequence
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.operation_queue import Recorded
+from moeserve.kernels.stream_operands import StateDrafts, StateSequences
 from moeserve.models.blocks.cpu.repeated_steps import MOST_ROWS
+from moeserve.models.blocks.cpu.workspace import CpuBatch
 from tests.conftest import OWN_FIXTURES
 from tests.kernels.model_engine import MAX_TOKENS, Engine
 from tests.kernels.operations import ISAS, stream_of
@@ -26,7 +28,15 @@ MODELS = (
     "gemma2-f16",
     "llama4-q4_k_m",
 )
-OTHERS = ("qwen3next-q4_k_m", "lfm2moe-f16", "kimilinear-f16")  # with recurrent states: nothing is repeated
+# With recurrent states; steps of more rows of one sequence are not repeated.
+RECURRENT = (
+    "qwen3next-q4_k_m",
+    "lfm2moe-f16",
+    "kimilinear-f16",
+    "granitehybrid-f16",
+    "nemotronhmoe-f16",
+    "falconh1-f16",
+)
 
 
 class Counting(CpuStream):
@@ -70,11 +80,27 @@ def test_the_same_bits(name: str) -> None:
     assert stream.repeats > 20  # two in each later step of up to MOST_ROWS rows
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_states_are_not_repeated(name: str) -> None:
-    stream = Counting(1, ISAS[-1])
-    in_steps(engine_of(name, stream, repeats_steps=True))
-    assert stream.repeats == 0
+@pytest.mark.parametrize("name", RECURRENT)
+def test_the_same_bits_and_states(name: str) -> None:
+    expected = in_steps(engine_of(name, stream_of(ISAS[-1]), repeats_steps=False))
+    stream = Counting(2, ISAS[-1])
+    found = in_steps(engine_of(name, stream, repeats_steps=True))
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert stream.repeats > 20
+
+
+def test_which_steps_with_states_are_repeated() -> None:
+    model = engine_of("lfm2moe-f16", stream_of(ISAS[-1]), repeats_steps=True).model
+    assert model._repeated is not None
+    two = torch.tensor([1, 0], dtype=torch.int32)
+    for states, is_taken in (
+        (StateSequences(torch.arange(2), torch.ones(2), two), True),
+        (StateSequences(torch.arange(2), torch.ones(2), two, StateDrafts(two, two)), False),
+        (StateSequences(torch.arange(2), torch.ones(2), torch.ones(2)), False),
+        (StateSequences(torch.zeros(1), two[:1] + 1, two[:1]), False),
+        (None, False),
+    ):
+        assert model._repeated.takes(CpuBatch(2, two, two, states)) is is_taken
 
 
 def test_a_buffer_that_grew_ends_the_records() -> None:

@@ -97,7 +97,7 @@ class CpuDecoder:
         self._repeated: RepeatedSteps | None = None
         if repeats_steps and disk is None and can_repeat(shape):
             vocab = len(weights.embedding.table)
-            self._repeated = RepeatedSteps(shape, stream, kv, self._forms, vocab)
+            self._repeated = RepeatedSteps(shape, stream, kv, states, self._forms, vocab)
         self._is_in_place = (
             False  # whether the last `begin` put its token ids where recorded operations read them
         )

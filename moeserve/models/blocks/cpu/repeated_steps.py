@@ -3,7 +3,8 @@
 A step launches some ten operations a layer, and each launch checks its operands: a step of a model that the caches
 hold waits for the host longer than for the pool. So the first step of each number of rows is recorded, with its token
 ids, positions and KV slots in buffers that stay in place. A later step writes these buffers and launches all the
-recorded operations with one call. Attention plans are built for each step, also in place.
+recorded operations with one call. Attention plans are built for each step, also in place. With recurrent states, only
+steps of one row for each sequence are repeated, in which the state slots alone differ.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.operation_queue import Recorded
-from moeserve.kernels.stream_operands import KvLayer
+from moeserve.kernels.stream_operands import KvLayer, StateLayer, StateSequences
 from moeserve.models.attention import AttentionShape
 from moeserve.models.blocks.cpu.forms import CpuForm
 from moeserve.models.blocks.cpu.workspace import CpuBatch
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
+from moeserve.models.recurrence import Recurrence
 
 # A record takes about 0.5 KB for each operation: 5 MB in all for 48 layers. With more rows, launches take a smaller
 # part of a step.
@@ -29,14 +31,11 @@ MOST_ROWS: Final = 16
 
 
 def can_repeat(shape: ModelShape) -> bool:
-    """Returns whether launches of a step depend only on its number of rows. Recurrent states, choices of keys, n-gram
-    embeddings and a residual of several streams take other operands in each step."""
-    attending = all(
-        layer.mixer is None or isinstance(layer.mixer, AttentionShape | LatentAttentionShape)
-        for layer in shape.layers
-    )
-    of_sequences = (shape.recurrence, shape.indexer, shape.ngrams, shape.streams)
-    return attending and all(each is None for each in of_sequences)
+    """Returns whether launches of a step depend only on its number of rows. Choices of keys, compressed attention,
+    n-gram embeddings and a residual of several streams take other operands in each step."""
+    kinds = AttentionShape | LatentAttentionShape | Recurrence
+    attending = all(layer.mixer is None or isinstance(layer.mixer, kinds) for layer in shape.layers)
+    return attending and shape.indexer is None and shape.ngrams is None and shape.streams is None
 
 
 class RepeatedSteps:
@@ -48,10 +47,11 @@ class RepeatedSteps:
         shape: ModelShape,
         stream: CpuStream,
         kv: Sequence[KvLayer],
+        states: Sequence[StateLayer],
         forms: Mapping[AttentionForm, CpuForm],
         vocab: int,
     ) -> None:
-        """shape: one that `can_repeat`. vocab: rows of the embedding."""
+        """shape: one that `can_repeat`. kv, states, forms: the decoder's. vocab: rows of the embedding."""
         self._stream = stream
         self._vocab = vocab
         self._num_positions = min(len(form.cos) for form in forms.values())
@@ -65,9 +65,14 @@ class RepeatedSteps:
         # Where windowed layers have slots of their own.
         self._num_full_slots = min(slots[False] or every)
         self._num_window_slots = min(slots[True] or every)
-        self._ids, self._positions, self._kv_slots, self._windows = (
-            torch.zeros(MOST_ROWS, dtype=torch.int32) for _ in range(4)
+        self._has_states = shape.recurrence is not None
+        self._num_states = min((len(layer.states) for layer in states), default=0)
+        self._ids, self._positions, self._kv_slots, self._windows, self._state_slots = (
+            torch.zeros(MOST_ROWS, dtype=torch.int32) for _ in range(5)
         )
+        # Of sequences of one row each.
+        self._rows = torch.arange(MOST_ROWS, dtype=torch.int32)
+        self._counts = torch.ones(MOST_ROWS, dtype=torch.int32)
         self._records: dict[Hashable, Recorded] = {}
 
     def tokens(self, token_ids: Tensor) -> Tensor:
@@ -79,6 +84,12 @@ class RepeatedSteps:
 
     def takes(self, batch: CpuBatch) -> bool:
         """Returns whether `batch` can be put into the buffers. Its tokens must have been."""
+        if self._has_states:
+            states = batch.states
+            if states is None or states.drafts is not None or len(states.slot) != batch.n:
+                return False
+            if len(set(states.slot.tolist())) != batch.n:
+                return False  # whose launch is refused
         return batch.first_positions is None and batch.positions.dim() == 1
 
     def batch(self, batch: CpuBatch) -> CpuBatch:
@@ -90,10 +101,15 @@ class RepeatedSteps:
         if windows is not None:
             stream.put_ids("KV slot", windows, self._windows, self._num_window_slots)
             windows = self._windows[:n]
+        states = None
+        if self._has_states and batch.states is not None:
+            stream.put_ids("state slot", batch.states.slot, self._state_slots, self._num_states)
+            states = StateSequences(self._rows[:n], self._counts[:n], self._state_slots[:n])
         return CpuBatch(
             n,
             self._positions[:n],
             self._kv_slots[:n],
+            states,
             window_slots=windows,
             has_window_plan=batch.has_window_plan,
         )
