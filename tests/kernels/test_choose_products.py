@@ -9,6 +9,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.kernels.cpu_stream import CpuStream
+from moeserve.kernels.phase_times import operation_names, phase_times, time_phases
 from moeserve.quantization import QUANT_TYPES
 from tests.kernels.expert_layer import HIDDEN, Layer, routing
 from tests.kernels.operations import ISAS, is_usable, load, run_linear, stream_of
@@ -47,6 +48,17 @@ def chosen() -> CpuStream:
     assert [c.form for c in choices if c.tokens == 8] == [TO_L2] * 2
     assert min(min(c.speeds) for c in choices) > 0
     return stream
+
+
+@needs_both
+def test_forms_that_cannot_be_chosen_are_measured_twice() -> None:
+    """No form gains a hundredfold: of one token four are measured, of more two, and each twice."""
+    stream = CpuStream(1, "avx512_vnni")
+    time_phases(stream.pool, 1000)
+    stream.choose_products([Type.Q4_K], MUCH, least_gain=100.0)
+    (times,) = phase_times(stream.pool)
+    names = operation_names(stream.pool)
+    assert [names[time["operation"]] for time in times].count("TimedProductsOp") == 2 * (4 + 4 * 2)
 
 
 @needs_both

@@ -21,6 +21,8 @@ constexpr int kTogether = 8;  // panels timed together: for a single one the clo
 // Passes per candidate, alternating; the fastest counts. Fewer than the most once kMostTime is over: a pass over a type
 // with codebooks takes a tenth of a second.
 constexpr int kMostRounds = 5, kLeastRounds = 2;
+// After kLeastRounds a form is measured no further if it is so many times slower than the best or than what would be used.
+constexpr double kClear = 1.15;
 constexpr std::chrono::seconds kMostTime{1};
 constexpr int64_t kLeastBytes = 64 << 20, kMostBytes = 256 << 20;
 
@@ -147,19 +149,49 @@ class Forms {
 constexpr int kMeasured = kFewTokens + 1;
 constexpr int tokens_of(int index) { return index < kFewTokens ? index + 1 : kManyTokens; }
 
+// Which of several forms more passes may choose.
+class Contest {
+ public:
+  explicit Contest(size_t forms) : least_(forms, 1e9), is_open_(forms, true) {}
+
+  bool is_open(size_t form) const { return is_open_[form]; }
+  void note(size_t form, double seconds) { least_[form] = std::min(least_[form], seconds); }
+  // How many times as fast as the first form each other one is.
+  std::vector<double> speeds() const {
+    std::vector<double> speeds;
+    for (size_t form = 1; form < least_.size(); ++form) speeds.push_back(least_[0] / least_[form]);
+    return speeds;
+  }
+  // Ends the forms that are clearly not the best, or not `least_gain` times as fast as the first. Returns whether passes
+  // are left to do.
+  bool narrow(double least_gain) {
+    const std::vector<double> now = speeds();
+    const double best = *std::max_element(now.begin(), now.end());
+    int open = 0;
+    for (size_t i = 0; i < now.size(); ++i) {
+      if (now[i] * kClear < std::max(best, least_gain)) is_open_[1 + i] = false;
+      open += is_open_[1 + i];
+    }
+    return open > 1 || (open == 1 && best < least_gain * kClear);
+  }
+
+ private:
+  std::vector<double> least_;  // seconds
+  std::vector<bool> is_open_;
+};
+
 // Returns how many times as fast as the first form each other one is.
 std::vector<double> gains(Pool& pool, const std::vector<Form>& forms, const Matrix& w,
-                          const ActivationRows& x, int n, Clock::time_point until) {
-  std::vector<double> least(forms.size(), 1e9);
+                          const ActivationRows& x, int n, double least_gain, Clock::time_point until) {
+  Contest contest(forms.size());
   for (int round = 0; round < kMostRounds && (round < kLeastRounds || Clock::now() < until); ++round) {
     for (size_t turn = 0; turn < forms.size(); ++turn) {  // forwards, backwards, ...
       const size_t which = round % 2 == 0 ? turn : forms.size() - 1 - turn;
-      least[which] = std::min(least[which], seconds_of(pool, forms[which].product, w, x, n));
+      if (contest.is_open(which)) contest.note(which, seconds_of(pool, forms[which].product, w, x, n));
     }
+    if (round + 1 >= kLeastRounds && !contest.narrow(least_gain)) break;
   }
-  std::vector<double> speeds;
-  for (size_t which = 1; which < forms.size(); ++which) speeds.push_back(least[0] / least[which]);
-  return speeds;
+  return contest.speeds();
 }
 
 // Random weights of one type, filled in at the first measurement.
@@ -221,7 +253,7 @@ std::vector<ProductSpeed> choose_products(Pool& pool, Kernels& table, const std:
       const std::vector<Form> forms = all.with(tokens_of(i));
       if (forms.size() == 1) break;
       const std::vector<double> now =
-          is_known ? found->second[i] : gains(pool, forms, w.filled(), x, tokens_of(i), until);
+          is_known ? found->second[i] : gains(pool, forms, w.filled(), x, tokens_of(i), least_gain, until);
       all.note(forms, now);
       const auto best = std::max_element(now.begin(), now.end());
       const Form& form = forms[*best >= least_gain ? 1 + (best - now.begin()) : 0];
