@@ -32,6 +32,7 @@ from moeserve.cli.several_models import check_single, several_models, wants_seve
 from moeserve.config import ServerConfig
 from moeserve.errors import ConfigError, UserError
 from moeserve.launcher.exit_codes import EXIT_USAGE
+from moeserve.processes.cpu_baseline import missing_instructions
 from moeserve.processes.runtime_paths import has_working_directory
 from moeserve.remote.options import check_server
 
@@ -45,6 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not has_working_directory():
         print("moeserve: error: the working directory has been deleted; start from another", file=sys.stderr)
+        return EXIT_USAGE
+    if lacking := missing_instructions():
+        print(
+            f"moeserve: error: this CPU has no {', '.join(lacking)}, for which NumPy and PyTorch are compiled; in a "
+            "virtual machine choose the CPU type host, else use another machine",
+            file=sys.stderr,
+        )
         return EXIT_USAGE
     name = "serve"
     if arguments and not arguments[0].startswith("-") and not _is_model(arguments[0]):

@@ -13,6 +13,7 @@ from moeserve.cli import main as cli
 from moeserve.config import GROUPS, ServerConfig, env_name
 from moeserve.config.option import option as declare_option
 from moeserve.errors import ConfigError
+from moeserve.processes.cpu_baseline import missing_instructions
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -36,6 +37,24 @@ def test_a_deleted_working_directory_is_named(
     folder.rmdir()
     assert cli.main(arguments) == 2
     assert "the working directory has been deleted; start from another" in capsys.readouterr().err
+
+
+KVM64 = "processor\t: 0\nflags\t\t: fpu sse sse2 ht syscall nx lm pni cx16 hypervisor\nbugs\t\t:\n"
+
+
+def test_a_cpu_that_the_libraries_do_not_run_on_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A virtual machine of the type kvm64: NumPy's import would end the process with SIGILL."""
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text(KVM64)
+    lacking = missing_instructions(cpuinfo, "x86_64")
+    assert lacking == ["popcnt", "ssse3", "sse4_1", "sse4_2"]
+    assert missing_instructions(cpuinfo, "aarch64") == []
+    assert missing_instructions(tmp_path / "none", "x86_64") == []
+    monkeypatch.setattr(cli, "missing_instructions", lambda: lacking)
+    assert cli.main(["doctor"]) == 2
+    assert "this CPU has no popcnt, ssse3, sse4_1, sse4_2, for which NumPy" in capsys.readouterr().err
 
 
 def test_a_variable_that_is_unset_is_no_command(capsys: pytest.CaptureFixture[str]) -> None:
