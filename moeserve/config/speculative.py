@@ -45,8 +45,8 @@ class SpeculativeConfig(ApiConfig):
     speculative_model: str | None = option(
         None,
         "Model",
-        "a small model with the same vocabulary, or the model's EAGLE-3 head, for speculative decoding (both on the "
-        "CPU): a .gguf file, a folder or a name on the hub, as for --model. Without --speculative-config it drafts "
+        "a small model with the same vocabulary (on the CPU alone), or the model's EAGLE-3 head, for speculative "
+        "decoding: a .gguf file, a folder or a name on the hub, as for --model. Without --speculative-config it drafts "
         f"{_DEFAULT_DRAFTS} tokens a step",
         metavar="MODEL",
     )

@@ -36,7 +36,7 @@ ADVICE: Final = (
 
 
 # Of an EAGLE-3 head that is named as the model.
-_BESIDE: Final = "name its model as --model, and this as --speculative-model (on the CPU)"
+_BESIDE: Final = "name its model as --model, and this as --speculative-model"
 
 
 def is_eagle3_folder(path: Path) -> bool:

@@ -95,15 +95,20 @@ def next_token_shape(model: ModelShape) -> ModelShape:
 def next_token_bytes(
     model: ModelShape, max_tokens: int, max_num_seqs: int, drafts: int, floats: GpuFloat
 ) -> int:
-    """Returns the bytes of a GPU's next-token block beside weights and KV: its step buffers, the states of a step's
-    rows and of the requests, the joined inputs, and the chains' rows."""
-    own, rows = next_token_shape(model), min(step_sizes(max_tokens)[-1], NEXT_TOKEN_ROWS)
+    """Returns the bytes of a GPU's next-token block beside weights and KV."""
+    return drafting_bytes(next_token_shape(model), max_tokens, max_num_seqs, drafts, floats)
+
+
+def drafting_bytes(own: ModelShape, max_tokens: int, max_num_seqs: int, drafts: int, floats: GpuFloat) -> int:
+    """Returns the bytes on a GPU of a layer that drafts, beside weights and KV: its step buffers, the states of a
+    step's rows and of the requests, the joined inputs, and the chains' rows. own: the layer as a model."""
+    rows = min(step_sizes(max_tokens)[-1], NEXT_TOKEN_ROWS)
     arenas = (gpu_arena_bytes(own, rows, floats, float_weights=of_floats) for of_floats in (False, True))
-    hidden, chain = model.hidden_size, min(step_sizes(max_num_seqs)[-1], CHAIN_ROWS)
+    hidden, chain = own.hidden_size, min(step_sizes(max_num_seqs)[-1], CHAIN_ROWS)
     states = step_sizes(max_tokens)[-1] + max_num_seqs + 1 + chain
-    inputs = sum(_activation_bytes(size, 2 * hidden, floats) for size in step_sizes(rows))
-    panels = most_panels(model.vocab_size)
-    chain_bytes = 4 * chain_numbers(chain, drafts, panels, chain_sections(model)) + 8 * chain * drafts
+    panels = most_panels(own.vocab_size)
+    chain_bytes = 4 * chain_numbers(chain, drafts, panels, chain_sections(own)) + 8 * chain * drafts
+    inputs = product_input_bytes(rows, 2 * hidden, floats)
     return max(arenas) + 4 * hidden * states + 8 * hidden * rows + inputs + chain_bytes
 
 
@@ -118,10 +123,14 @@ def chain_sections(model: ModelShape) -> int:
     return 0 if model.rope_sections is None else len(model.rope_sections)
 
 
-def _activation_bytes(rows: int, cols: int, floats: GpuFloat) -> int:
-    small = rows <= SMALL_BATCH_ROWS
-    acts = activation_buffers("", rows, cols, "float32" if small else floats, quantised=small)
-    return sum(buffer.nbytes for buffer in acts)
+def product_input_bytes(most_rows: int, cols: int, floats: GpuFloat) -> int:
+    """Returns the bytes of the inputs of a product, for each size of steps up to `most_rows` rows."""
+    total = 0
+    for rows in step_sizes(most_rows):
+        small = rows <= SMALL_BATCH_ROWS
+        acts = activation_buffers("", rows, cols, "float32" if small else floats, quantised=small)
+        total += sum(buffer.nbytes for buffer in acts)
+    return total
 
 
 def step_sizes(max_tokens: int) -> list[int]:

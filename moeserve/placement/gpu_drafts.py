@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from moeserve.config import ServerConfig, drafts_of, num_drafts
 from moeserve.errors import ConfigError
 from moeserve.models.interface import ModelShape
@@ -15,11 +17,6 @@ def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
     drafts = drafts_of(config)
     if drafts is None:
         return
-    if drafts.model is not None:
-        raise ConfigError(
-            "--speculative-model: a small model drafts on the CPU alone so far; leave it out and draft by look-up with "
-            '--speculative-config {"method": "ngram", "num_speculative_tokens": 4}, or say --device cpu'
-        )
     if shape.ngrams is not None:
         raise ConfigError(
             "--speculative-config: drafts of models with n-gram embeddings are computed on the CPU alone so far; leave "
@@ -37,9 +34,23 @@ def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
         )
 
 
-def check_drafts_placed(config: ServerConfig, shape: ModelShape, placement: Placement) -> None:
+def check_drafts_placed(
+    config: ServerConfig, shape: ModelShape, placement: Placement, taps: Sequence[int] = ()
+) -> None:
     """Raises ConfigError if recurrent layers, whose drafts the GPU records, or the embedding, which the model's own
-    block reads, are in RAM."""
+    block reads, are in RAM; or for an EAGLE-3 head that reads what this GPU does not have. taps: layers before which
+    the head reads the residual; none without one."""
+    if taps and placement.begins_in_ram:
+        raise ConfigError(
+            "--speculative-config: an EAGLE-3 head drafts where all layers and the embedding are on the GPU, and some "
+            'of them are in RAM: say {"method": "ngram", "num_speculative_tokens": 4}, or leave more GPU memory'
+        )
+    bare = [layer for layer in taps if layer < shape.num_layers and shape.layers[layer].mixer is None]
+    if bare:
+        raise ConfigError(
+            f"--speculative-config: this EAGLE-3 head reads the residual before layer {bare[0]}, which does not "
+            "attend; such a head drafts on the CPU alone so far: say --device cpu"
+        )
     if shape.next_token_layer is not None and placement.begins_in_ram:
         raise ConfigError(
             "--speculative-config: the model's own block drafts where all layers and the embedding are on the GPU, and "

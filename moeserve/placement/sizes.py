@@ -109,6 +109,11 @@ class ModelSizes:
         layers = (replace(layer, num_experts=n) for layer, n in zip(self.layers, counts, strict=True))
         return replace(self, layers=tuple(layers))
 
+    def with_kv_beside(self, token_bytes: int) -> ModelSizes:
+        """Returns the sizes with the KV of a head that drafts where the last layer's is."""
+        last = replace(self.layers[-1], kv=self.layers[-1].kv + token_bytes)
+        return replace(self, layers=(*self.layers[:-1], last))
+
     @property
     def num_experts(self) -> int:
         """Experts per layer, in layers that have experts."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +16,13 @@ from moeserve.kernels.activations import GpuActivations
 from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import KvLayout
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
-from moeserve.models.blocks.gpu.next_token import GpuNextTokenBlock
+from moeserve.models.blocks.gpu.drafting_block import GpuDraftingBlock
 from moeserve.models.blocks.gpu.workspace import GpuBatch
 from moeserve.models.gpu_features import gpu_shape
 from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.next_token import with_next_token_block
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_checked_shape
-from moeserve.router.core.policy.draft_length import DraftLength
-from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
 from moeserve.worker.engines.gpu.next_token_chain import ChainStart, NextTokenChain
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.loading.gpu.load import load_gpu_runner
@@ -31,8 +30,9 @@ from moeserve.worker.loading.start import Start
 from moeserve.worker.runner import Runner
 from tests.gpu.driver import small_config
 from tests.kernels.model_engine import distance
-from tests.support.foreseen_drafts import Foreseen, asked, whole_texts
+from tests.support.foreseen_drafts import asked, whole_texts
 from tests.support.next_token_folder import NextTokenFolder
+from tests.support.planted_drafts import Planted, always_draft
 from tests.support.served_answers import serve
 from tests.worker.next_token_rows import Drafting, model_of
 
@@ -62,7 +62,7 @@ class Trunk:
             max_drafts=DEPTHS,
         )
         assert self.decoder.next_token is not None
-        self.block: GpuNextTokenBlock = self.decoder.next_token
+        self.block: GpuDraftingBlock = self.decoder.next_token
         self.chain = NextTokenChain(self.block, DEV, REQUESTS)
         self.chain.capture()
         self.slots = np.arange(LENGTH, dtype=np.int32)[::-1].copy()  # any order
@@ -109,7 +109,7 @@ def test_logits_and_chains(name: str, wide_fixtures: Path, monkeypatch: pytest.M
     path = model_of(name, wide_fixtures)
     golden = json.loads((wide_fixtures / "next" / f"{path.stem}.golden.json").read_text())
     truth = np.load(wide_fixtures / "next" / f"{path.stem}.truth.npz", allow_pickle=False)["mtp_case0"]
-    monkeypatch.setattr("moeserve.models.blocks.gpu.next_token.NEXT_TOKEN_ROWS", REQUESTS)
+    monkeypatch.setattr("moeserve.models.blocks.gpu.drafting_block.NEXT_TOKEN_ROWS", REQUESTS)
     trunk, tokens = Trunk(path), golden["cases"][0]["tokens"][:5]
     states = trunk.read(tokens, 3)
     # the last token's row would follow this state, as a step keeps it
@@ -159,7 +159,9 @@ def test_behind_a_picture(tmp_path: Path) -> None:
     for first in range(0, length, REQUESTS):
         part = slice(first, first + REQUESTS)
 
-        def states_of_the_cpu(out: GpuActivations, _rows: torch.Tensor, part: slice = part) -> None:
+        def states_of_the_cpu(
+            _norm: Any, _count: Any, out: GpuActivations, *_: Any, part: slice = part
+        ) -> None:
             assert out.x is not None
             out.x.copy_(drafting.states[part])
 
@@ -197,51 +199,12 @@ def on_the_cpu(path: Path, text: list[int]) -> list[int]:
     return drafts
 
 
-class Planted:
-    """The block's drafts are noted, and others planted in their place, some of them right and some unlikely: on the
-    device, where the step that verifies them takes them from."""
-
-    def __init__(self, runner: Runner, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-        rows = runner._drafts
-        assert rows is not None
-        drafter = rows._drafter._second
-        assert isinstance(drafter, GpuNextTokenDrafter)
-        self._chain, self._tokens, self._length = drafter._chain, runner._sequences.tokens, rows.length
-        self._foreseen, self._launch = Foreseen(self._tokens, texts, 0.7), self._chain.launch
-        self._rng = np.random.default_rng(1)
-        self.noted: list[tuple[list[int], list[int]]] = []  # texts, and the drafts behind them
-        monkeypatch.setattr(self._chain, "launch", self.launch)
-
-    def launch(self, start: ChainStart) -> None:
-        self._launch(start)
-        drafts, _ = self._chain.found()
-        outputs, depths = self._chain._block.chain.outputs, len(drafts)
-        for at, (slot, most) in enumerate(zip(start.req_slots.tolist(), start.most.tolist(), strict=True)):
-            length = self._length[slot]
-            self.noted.append((self._tokens[slot, :length].tolist(), drafts[:most, at].tolist()))
-            planted = np.full(depths, 5, np.int32)
-            right = self._foreseen._draft(slot, length, most)
-            planted[: len(right)] = right
-            likely = self._rng.random(depths) < 0.8
-            outputs[0, :depths, at] = torch.from_numpy(planted).to(DEV).view(torch.float32)
-            outputs[1, :depths, at] = torch.from_numpy(np.where(likely, 0.9, 0.1).astype(np.float32)).to(DEV)
-        self._chain._found.copy_(outputs)
-
-
 def engine_of(path: Path, **options: object) -> Runner:
     config = small_config(
         path, threads=1, max_num_seqs=2, max_num_batched_tokens=8, max_model_len=32, max_total_tokens=64,
         speculative_config=f'{{"method": "mtp", "num_speculative_tokens": {DEPTHS}}}', **options,
     )  # fmt: skip
     return load_gpu_runner(config, open_model(path), lambda *_: None, DEV, Start())
-
-
-def always_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        DraftLength,
-        "choose",
-        lambda self, records, *_: ([DEPTHS] * len(records), float(DEPTHS * len(records))),
-    )
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "bailing3"])
@@ -253,15 +216,15 @@ def test_an_engine(name: str, wide_fixtures: Path, monkeypatch: pytest.MonkeyPat
     requests = asked(1, runner.ready().vocab_size, length=5, max_tokens=8, temperature=1.0)
     expected, _ = serve(runner, requests, 0, max_num_batched_tokens=8)
     planted = Planted(runner, whole_texts(requests, expected), monkeypatch)
-    always_draft(monkeypatch)
+    always_draft(monkeypatch, DEPTHS)
     placed: list[list[int]] = []
-    place = GpuNextTokenBlock.place_drafts
+    place = GpuDraftingBlock.place_drafts
 
-    def noted(self: GpuNextTokenBlock, ids: torch.Tensor, count: torch.Tensor) -> None:
+    def noted(self: GpuDraftingBlock, ids: torch.Tensor, count: torch.Tensor) -> None:
         place(self, ids, count)
         placed.append(ids[: int(count[0])].tolist())
 
-    monkeypatch.setattr(GpuNextTokenBlock, "place_drafts", noted)
+    monkeypatch.setattr(GpuDraftingBlock, "place_drafts", noted)
     found, report = serve(runner, requests, DEPTHS, max_num_batched_tokens=8)
     assert [answer.tokens for answer in found.values()] == [answer.tokens for answer in expected.values()]
     assert 0 < report.accepted_draft_tokens < report.draft_tokens

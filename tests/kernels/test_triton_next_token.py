@@ -113,6 +113,23 @@ def test_chain(vocab: int) -> None:
     assert chain.drafts[:, 3].tolist() == [0, 0]
 
 
+def test_tokens_with_other_numbers() -> None:
+    """The scores of some tokens alone, as EAGLE-3 heads have them."""
+    vocab, live = 640, 2
+    chain = ChainRows(
+        *(ints([0] * 4) for _ in range(4)),
+        ints([1] * 4),
+        *ints([[[0] * 4]] * 2),
+        torch.zeros(1, 4, device=DEV),
+    )
+    logits, token_of = normal(4, vocab), ints([3 * at + 2 for at in range(vocab)])
+    draft_of(logits, counter(live), Chosen(4, DEV), chain, token_of=token_of)
+    expected = [3 * at + 2 for at in logits[:live].argmax(dim=1).tolist()]
+    assert chain.drafts[0, :live].tolist() == chain.token_ids[:live].tolist() == expected
+    likely = logits[:live].softmax(dim=1).max(dim=1).values
+    torch.testing.assert_close(chain.probabilities[0, :live], likely)
+
+
 @pytest.mark.parametrize("cols", [256, 2048])
 def test_a_shortlist(cols: int) -> None:
     """The scored panels' logits and no others; the likeliest token by its number in the vocabulary."""

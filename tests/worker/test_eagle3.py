@@ -21,6 +21,7 @@ from moeserve.worker.loading import drafting
 from moeserve.worker.loading.cpu.load import build_cpu_runner
 from moeserve.worker.sequences import Int32s
 from tests.support.eagle3_head import Head
+from tests.support.eagle3_target import Target
 from tests.support.foreseen_drafts import asked, whole_texts
 from tests.support.hugging_face_model import write_family
 from tests.support.hugging_face_settings import SETTINGS
@@ -32,29 +33,6 @@ HIDDEN, VOCAB, TAPS, DRAFTS = SETTINGS["hidden_size"], SETTINGS["vocab_size"], [
 
 def speculative(head: Path, method: str = "eagle3") -> str:
     return json.dumps({"method": method, "model": str(head), "num_speculative_tokens": DRAFTS})
-
-
-class Target(NamedTuple):
-    path: Path
-    model: Any  # transformers'
-
-    def residuals(self, tokens: list[int]) -> list[torch.Tensor]:
-        """float32 [tokens, hidden] before each of TAPS."""
-        seen: list[torch.Tensor] = []
-        model = self.model.model
-        places = [*model.layers, model.norm]
-        hooks = [
-            places[tap].register_forward_pre_hook(
-                lambda _module, args, options: seen.append(args[0] if args else options["hidden_states"]),
-                with_kwargs=True,
-            )
-            for tap in TAPS
-        ]
-        with torch.no_grad():
-            self.model(torch.tensor([tokens]), use_cache=False)
-        for hook in hooks:
-            hook.remove()
-        return [each[0] for each in seen]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +108,7 @@ def test_scores_are_the_published_codes(
     assert report.draft_tokens > DRAFTS
     text = whole_texts(requests, found)[0]
     round_kv(target.model, monkeypatch)
-    states = head.states(target.residuals(text))
+    states = head.states(target.residuals(text, TAPS))
     table = target.model.model.embed_tokens.weight.detach()
     compared = 0
     for chain in filter(None, links.chains):

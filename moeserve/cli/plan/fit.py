@@ -85,9 +85,11 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
         model = gpu_drafting_shape(model, None if drafts is None else drafts.block_method)
         check_gpu_drafts(config, model)
         check_gpu_compressed(config, model)
-    small = open_draft_model(config, source, model, has_tensors=False)
+    small = open_draft_model(config, source, model, has_tensors=False, on_gpu=gpu is not None)
     layout = layout_of(config, model, None if small is None else small.layout)
     sizes = ModelSizes.of(source.tensors, layout)
+    if gpu is not None:
+        sizes = sizes.with_kv_beside(layout.beside_bytes)
     gpu_adapters = None if gpu is None else plan_gpu_adapters(config, model, GPU_FLOAT_BYTES)
     options = placement_options(config, model)
     usable = None if gpu is None else usable_gpu_bytes(config, gpu)
@@ -104,6 +106,7 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
             float_weights=has_float_weights(source.tensors, model),
             adapter_rank=0 if gpu_adapters is None else gpu_adapters.rank,
         )
+        reserved += 0 if small is None else small.gpu_bytes(config, model, most_rows)
     adapter_bytes = 0 if gpu_adapters is None else gpu_adapters.num_bytes
     room = None if gpu is None else Gpu(gpu - CUDA_CONTEXT_BYTES, reserved + adapter_bytes)
     routing = RoutingProbabilities(model, options.counts)
@@ -121,7 +124,7 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
         free = ram - processes_bytes(config, model, placement, in_a_step)
         in_file = has_experts_in_file(source, model)
         placement = place_in_tiers(config, sizes, model, options, room, free, in_file=in_file)
-        check_drafts_placed(config, model, placement)
+        check_drafts_placed(config, model, placement, () if small is None else small.taps)
         disk = fit_beneath_gpu(model, sizes, placement)
     if gpu is None:
         free = ram - processes_bytes(config, model, placement, in_a_step)

@@ -175,16 +175,16 @@ def predict(
     draft_model: DraftModel | None = None,
 ) -> Memory:
     """Predicts the memory. ram: bytes that the server may take. tower: the vision tower's memory. adapters,
-    gpu_adapters: the adapters' memory in RAM and on the GPU. draft_model: the small model, whose KV is part of
-    `layout`. The KV pool gets the size that `kv/capacity.py` computes; the placement says which part of it is on the
-    GPU."""
+    gpu_adapters: the adapters' memory in RAM and on the GPU. draft_model: the small model, or the head, whose KV is
+    part of `layout`; on a GPU, gpu_other has the rest. The KV pool gets the size that `kv/capacity.py` computes; the
+    placement says which part of it is on the GPU."""
     model = layout.shape
     wanted = config.max_model_len or model.context_length
     other = processes_bytes(config, model, placement, step_tokens)
     cpu_layers = placement.layers_in_ram
     images = 0 if config.mmproj is None else int(config.image_cache * GIB)
     small = 0
-    if draft_model is not None:
+    if draft_model is not None and not placement.uses_gpu:
         rows = max(step_tokens, config.max_num_seqs)
         small = draft_model.weight_bytes + draft_model.buffer_bytes(rows, config.max_num_seqs)
     used = other + small + placement.cpu_weight_bytes + adapters.reserved
@@ -226,7 +226,9 @@ def predict(
         ram_tier=_ram_tier(
             *(config, placement, gpu_kv, free - ram_kv),
             has_window_pool=pools.num_window_slots > 0 or len(slot_kinds(layout, 1, 1)) > 0,
-        ),
+        )
+        if draft_model is None
+        else 0,
         gpu_weights=placement.gpu_weight_bytes,
         gpu_kv=gpu_kv,
         gpu_states=slots * sizes.state_bytes(cpu_layers),

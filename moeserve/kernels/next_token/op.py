@@ -159,10 +159,16 @@ class ScoredPanels:
 
 
 def draft_of(
-    logits: Tensor, count: Tensor, chosen: Chosen, rows: ChainRows, scored: ScoredPanels | None = None
+    logits: Tensor,
+    count: Tensor,
+    chosen: Chosen,
+    rows: ChainRows,
+    scored: ScoredPanels | None = None,
+    token_of: Tensor | None = None,
 ) -> None:
     """Chooses each row's likeliest token as its next draft, and makes it the row's next input: for i < count[0].
-    logits float32 [n, vocab], whose first columns are those of `scored`; None: of the whole vocabulary."""
+    logits float32 [n, vocab], whose first columns are those of `scored`; None: of the whole vocabulary. token_of: int32
+    [vocab], the token whose score a column is; None: the column's number."""
     n, vocab = logits.shape
     most = vocab if scored is None else min(vocab, len(scored.panels) * PANEL_ROWS)
     span = -(-most // (PARTS * LOGITS_BLOCK)) * LOGITS_BLOCK
@@ -173,8 +179,8 @@ def draft_of(
     )  # fmt: skip
     advance_kernel(
         (n,), chosen.best, chosen.ids, chosen.sums, count, rows.depth, rows.most, rows.planned_slots, rows.token_ids,
-        rows.positions, rows.kv_slots, rows.drafts, rows.probabilities, rows.rotary, rows.planned_rotary, PARTS, PARTS,
-        rows.drafts.stride(0), 0 if rows.rotary is None else rows.rotary.shape[1], num_warps=1,
+        rows.positions, rows.kv_slots, rows.drafts, rows.probabilities, rows.rotary, rows.planned_rotary, token_of,
+        PARTS, PARTS, rows.drafts.stride(0), 0 if rows.rotary is None else rows.rotary.shape[1], num_warps=1,
     )  # fmt: skip
 
 

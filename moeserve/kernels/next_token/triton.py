@@ -141,7 +141,7 @@ def likeliest_kernel(
 @kernel
 def advance_kernel(
     best, ids, sums, count, depth, most, planned_slots, token_ids, positions, kv_slots, drafts, probabilities, rotary,
-    planned_rotary, PARTS: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, SECTIONS: tl.constexpr,
+    planned_rotary, token_of, PARTS: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, SECTIONS: tl.constexpr,
 ):  # fmt: skip
     """Grid (n). Writes each row's draft, and makes it the row's next input.
 
@@ -149,6 +149,7 @@ def advance_kernel(
     [n]: how many it may have; behind the last one, position and KV slot stay. planned_slots int32, drafts int32 and
     probabilities float32, rows STRIDE apart, by depth. token_ids, positions, kv_slots int32 [n]. rotary int32 [n,
     SECTIONS], planned_rotary [.., STRIDE, SECTIONS], by depth: RoPE positions; None: rows rotate by `positions`.
+    token_of int32: the tokens that `ids` stand for; None: themselves.
     """
     i = tl.program_id(0)
     if i >= tl.load(count):
@@ -159,6 +160,8 @@ def advance_kernel(
     top = tl.max(tops, 0)
     tokens = tl.load(ids + i * PARTS + p, there & (tops == top), 2147483647)
     token = tl.min(tokens, 0)
+    if token_of is not None:
+        token = tl.load(token_of + token)
     total = tl.sum(tl.where(there, tl.load(sums + i * PARTS + p, there, 0.0) * tl.exp(tops - top), 0.0), 0)
     before = tl.load(depth + i)
     tl.store(drafts + before * STRIDE + i, token)

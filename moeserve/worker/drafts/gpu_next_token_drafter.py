@@ -1,5 +1,5 @@
-"""Drafts by the model's own next-token block on a GPU: each step has stored the block's rows of its tokens, so that a
-chain of drafts begins with the token that was sampled last.
+"""Drafts by the model's own next-token block, or by an EAGLE-3 head, on a GPU: each step has stored the rows of its
+tokens, so that a chain of drafts begins with the token that was sampled last.
 
 If one request drafts alone, its step is launched right behind the chain, and the host learns the drafts with the step's
 tokens. With several requests it waits for the chain, as unlikely drafts between others' rows would cost time.
@@ -39,7 +39,7 @@ class GpuNextTokenDrafter:
         self._least = least_probability
         self._late = late
         self._rotary = rotary
-        self._shortlist = Shortlist(sequences.tokens, chain.vocab_size)
+        self._shortlist = Shortlist(sequences.tokens, chain.vocab_size, chain.frequent_tokens)
 
     def bind(self, slot: int, namespace: str) -> None:
         self._shortlist.bind(slot)

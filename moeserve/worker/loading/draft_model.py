@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from moeserve.config import ServerConfig, drafts_of
+from moeserve.config import ServerConfig, drafts_of, num_drafts
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
 from moeserve.models.draft_heads import is_eagle3_folder, refuse_block_alone, refuse_draft_head
 from moeserve.models.eagle3.folder import open_draft_head_folder
+from moeserve.models.eagle3.gpu_memory import gpu_head_bytes
 from moeserve.models.eagle3.shape import ARCHITECTURE, DraftHeadShape, input_bytes, read_draft_head
 from moeserve.models.interface import ModelShape
 from moeserve.models.open import open_dummy_model, open_metadata, open_model
@@ -18,6 +19,7 @@ from moeserve.models.sources.source import ModelSource
 from moeserve.placement import ModelSizes
 from moeserve.placement.engine_memory import cpu_logits_bytes, cpu_workspace_bytes
 from moeserve.placement.expert_ram import dense_bytes, expert_bytes
+from moeserve.placement.sizes import plane_bytes
 from moeserve.tokenizer.same_vocabulary import check_same_vocabulary
 
 
@@ -30,12 +32,34 @@ class DraftModel:
     layout: KvLayout
     head: DraftHeadShape | None = None  # None: a whole model
 
+    def gpu_bytes(
+        self, config: ServerConfig, model: ModelShape, max_tokens: int, *, on_cuda: bool = True
+    ) -> int:
+        """Returns the bytes of a head on a GPU beside its KV: weights and buffers. model: the one that it drafts for.
+        max_tokens: rows of a step. on_cuda: False for Triton's interpreter, which multiplies in float32."""
+        assert self.head is not None
+        buffers = gpu_head_bytes(
+            self.head,
+            model,
+            max_tokens=max_tokens,
+            max_model_len=config.max_model_len or model.context_length,
+            max_num_seqs=config.max_num_seqs,
+            drafts=num_drafts(config),
+            floats="bfloat16" if on_cuda else "float32",
+        )
+        return buffers + sum(plane_bytes(tensor) for tensor in self.source.tensors.values())
+
     @property
     def weight_bytes(self) -> int:
         if self.head is not None:
             return sum(tensor.nbytes for tensor in self.source.tensors.values())
         sizes = ModelSizes.of(self.source.tensors, self.layout)
         return dense_bytes(sizes) + expert_bytes(sizes)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers before which a head reads the model's residual."""
+        return () if self.head is None else self.head.taps
 
     def state_bytes(self, max_num_seqs: int) -> int:
         """Returns the bytes of its recurrent states: two for each request, one of them for drafts."""
@@ -50,32 +74,43 @@ class DraftModel:
 
 
 def open_draft_model(
-    config: ServerConfig, model: ModelSource, shape: ModelShape, *, has_tensors: bool = True
+    config: ServerConfig,
+    model: ModelSource,
+    shape: ModelShape,
+    *,
+    has_tensors: bool = True,
+    on_gpu: bool = False,
 ) -> DraftModel | None:
     """Opens the small model or the head; None if there is none. model, shape: of the one that it drafts for.
-    has_tensors: its weights will be read. Raises ModelError, also for another vocabulary, and ConfigError."""
+    has_tensors: its weights will be read. on_gpu: the model's engine is a GPU's. Raises ModelError, also for
+    another vocabulary, and ConfigError."""
     drafts = drafts_of(config)
     if drafts is None or drafts.model is None:
         return None
     path = Path(drafts.model)
     source: ModelSource
     if is_eagle3_folder(path):
-        return _head_of(config, open_draft_head_folder(path), shape)
+        return _head_of(config, open_draft_head_folder(path), shape, on_gpu=on_gpu)
     if not has_tensors:
         source = open_metadata(path)
     else:
         source = open_dummy_model(path) if config.load_format == "dummy" else open_model(path)
     if drafts.method == "eagle3" or source.architecture == ARCHITECTURE:
-        return _head_of(config, source, shape)
+        return _head_of(config, source, shape, on_gpu=on_gpu)
     refuse_draft_head(path, source.architecture)  # these files lack a vocabulary
     refuse_block_alone(source)
+    if on_gpu:
+        raise ConfigError(
+            "--speculative-model: a small model drafts on the CPU alone so far; leave it out and draft by look-up with "
+            '--speculative-config {"method": "ngram", "num_speculative_tokens": 4}, or say --device cpu'
+        )
     check_same_vocabulary(model, source)
     layout = layout_of(config, read_checked_shape(source))
     check_cpu_reads(layout)
     return DraftModel(source, layout.shape, layout)
 
 
-def _head_of(config: ServerConfig, source: ModelSource, model: ModelShape) -> DraftModel:
+def _head_of(config: ServerConfig, source: ModelSource, model: ModelShape, *, on_gpu: bool) -> DraftModel:
     head = read_draft_head(source, model)
     if config.load_format == "dummy":
         raise ConfigError(
@@ -85,6 +120,11 @@ def _head_of(config: ServerConfig, source: ModelSource, model: ModelShape) -> Dr
         raise ConfigError(
             "--kv-disk: an EAGLE-3 head's keys are not kept on disk; leave it out, or draft in another way"
         )
+    if config.kv_ram and on_gpu:
+        raise ConfigError(
+            "--kv-ram: an EAGLE-3 head's keys are not kept in RAM; leave it out, or draft in another way"
+        )
     layout = layout_of(config, head.own)
-    check_cpu_reads(layout)
+    if not on_gpu:
+        check_cpu_reads(layout)
     return DraftModel(source, layout.shape, layout, head)

@@ -13,7 +13,7 @@ DEPTHS = 3
 
 
 def drafts(n: int, kind: QuantType) -> None:
-    """Launches drafts from the whole vocabulary and from a shortlist."""
+    """Launches drafts from the whole vocabulary, from a shortlist, and of tokens with other numbers."""
     vocab, cols, count = 70_000, 2048, empty(1, dtype=i32)
     logits, column = empty(n, vocab), empty(n, dtype=i32)
     planned, of_chain = empty(DEPTHS, n, dtype=i32), empty(DEPTHS, n, dtype=i32)
@@ -24,4 +24,5 @@ def drafts(n: int, kind: QuantType) -> None:
     multiply_panels(GpuActivations(*both(n, cols)), head, scored.panels, scored.count, count, logits)
     draft_of(logits, count, chosen, chain)
     draft_of(logits, count, chosen, chain, scored)
+    draft_of(logits, count, chosen, chain, token_of=empty(vocab, dtype=i32))
     place_drafts(column, count, chain, empty(1))

@@ -18,6 +18,7 @@ from moeserve.models.registry import read_checked_shape
 from moeserve.models.residual import SinkhornConnections
 from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.placement import LayerPlacement, Placement
+from moeserve.worker.loading.draft_model import open_draft_model
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 
@@ -47,9 +48,24 @@ def test_what_a_gpu_computes(model: str, method: str, refused: str | None) -> No
 
 def test_a_small_model_drafts_on_the_cpu_alone() -> None:
     path = FIXTURES / "tiny-qwen3moe-q4_k_m.gguf"
-    config = ServerConfig(model=str(path), speculative_model=str(path))
+    config, source = ServerConfig(model=str(path), speculative_model=str(path)), open_metadata(path)
     with pytest.raises(ConfigError, match="a small model drafts on the CPU alone"):
-        check_gpu_drafts(config, read_checked_shape(open_metadata(path)))
+        open_draft_model(config, source, read_checked_shape(source), has_tensors=False, on_gpu=True)
+
+
+def test_where_a_head_drafts() -> None:
+    """An EAGLE-3 head reads the residual before layers that attend, all of them and the embedding on the GPU."""
+    path = FIXTURES / "tiny-qwen3moe-q4_k_m.gguf"
+    config, shape = ServerConfig(model=str(path)), read_checked_shape(open_metadata(path))
+    whole = Placement("cuda", (LayerPlacement("cuda", 8, tuple(range(8))),) * shape.num_layers, "cuda", 0, 0)
+    taps = (1, shape.num_layers)
+    check_drafts_placed(config, shape, whole, taps)
+    with pytest.raises(ConfigError, match="an EAGLE-3 head drafts where all layers and the embedding are"):
+        check_drafts_placed(config, shape, replace(whole, embedding="cpu"), taps)
+    layers = list(shape.layers)
+    layers[1] = replace(layers[1], mixer=None)
+    with pytest.raises(ConfigError, match="reads the residual before layer 1, which does not attend"):
+        check_drafts_placed(config, replace(shape, layers=tuple(layers)), whole, taps)
 
 
 def _windowed(layer: LayerShape) -> LayerShape:

@@ -64,11 +64,12 @@ class GpuAttentionBlock:
         batch: GpuBatch,
         s: GpuWorkspace,
         adapters: LayerAdapters | None,
+        joined: GpuActivations | None = None,
     ) -> None:
         """Launches a layer's attention. kv: of the layer whose keys it attends to. Reads s.y, the norm of x; writes the
-        block's output to s.output."""
+        block's output to s.output. joined: what q, k and v are products of instead, [rows, any]."""
         eps, count, form, of_form = self._eps, batch.count, self._forms[shape.form], s.forms[shape.form]
-        q, gate, k, v = _project(shape, w, count, s)
+        q, gate, k, v = _project(shape, w, count, s, joined)
         if adapters is not None:
             _add_adapters(adapters, shape, s.y, q, k, v)
         v_eps = eps if shape.has_v_norm else None
@@ -116,12 +117,18 @@ class GpuAttentionBlock:
             adapters.add(GpuActivations(a.x, None, None), (names.ATTN_OUTPUT,), [output])
 
     def store(
-        self, shape: AttentionShape, w: GpuAttention, kv: KvLayer, batch: GpuBatch, s: GpuWorkspace
+        self,
+        shape: AttentionShape,
+        w: GpuAttention,
+        kv: KvLayer,
+        batch: GpuBatch,
+        s: GpuWorkspace,
+        joined: GpuActivations | None = None,
     ) -> None:
         """Launches only what computes and stores a layer's keys and values, for rows that do not attend. Reads s.y,
-        the norm of x."""
+        the norm of x, or `joined`, see `attend`."""
         form, of_form = self._forms[shape.form], s.forms[shape.form]
-        q, _, k, v = _project(shape, w, batch.count, s)
+        q, _, k, v = _project(shape, w, batch.count, s, joined)
         assert k is not None
         rope_store(
             q, k, v, w.q_norm, w.k_norm, self._eps, form.cos, form.sin, batch.positions, batch.kv_slots, batch.count,
@@ -227,15 +234,15 @@ def _part_of(new: NewTokens, rows: slice) -> NewTokens:
 
 
 def _project(
-    shape: AttentionShape, w: GpuAttention, count: Tensor, s: GpuWorkspace
+    shape: AttentionShape, w: GpuAttention, count: Tensor, s: GpuWorkspace, joined: GpuActivations | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Launches the products of s.y. Returns q, its gate, k and v; without k and v for a layer that attends to another
-    one's."""
+    """Launches the products of s.y, or of `joined`. Returns q, its gate, k and v; without k and v for a layer that
+    attends to another one's."""
     gates = [shape.gate_width] if shape.gate_width else []
     keys = [] if shape.kv_from is not None else [shape.kv_width]
     values = [] if shape.kv_from is not None or shape.v_from_k else [shape.value_width]
     widths = [shape.q_width, *gates, *keys, *values]
-    q, *rest = multiply_all(w.qkv, widths, s.y, count, s.projected, s.dense)
+    q, *rest = multiply_all(w.qkv, widths, s.y if joined is None else joined, count, s.projected, s.dense)
     gate = rest.pop(0) if gates else None
     return (q, gate, rest[0], rest[-1]) if rest else (q, gate, None, None)
 

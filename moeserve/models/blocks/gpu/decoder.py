@@ -19,6 +19,7 @@ allocates on it, so a step can be captured in a CUDA graph.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,9 @@ from moeserve.kernels.linear.softcap import softcap
 from moeserve.kernels.norm.op import add_norm, norm_in_place
 from moeserve.kernels.stream_operands import KvLayer, StateLayer
 from moeserve.models.blocks.forget import forget_kv
+from moeserve.models.blocks.gpu.draft_head import PlacedDraftHead
+from moeserve.models.blocks.gpu.drafting_block import BlockSizes, GpuDraftingBlock
+from moeserve.models.blocks.gpu.drafting_layers import drafting_block
 from moeserve.models.blocks.gpu.ffn import GpuFfnBlock
 from moeserve.models.blocks.gpu.first_rows import as_planes, numbers, upload
 from moeserve.models.blocks.gpu.forced_routing import ForcedRouting
@@ -42,7 +46,6 @@ from moeserve.models.blocks.gpu.layer_kinds import distinct_layers
 from moeserve.models.blocks.gpu.layers import GpuLayers
 from moeserve.models.blocks.gpu.linear import NO_WORKSPACE, multiply
 from moeserve.models.blocks.gpu.lora import GpuAdapters
-from moeserve.models.blocks.gpu.next_token import GpuNextTokenBlock
 from moeserve.models.blocks.gpu.ngrams import Int32s, look_up
 from moeserve.models.blocks.gpu.residual import read_streams
 from moeserve.models.blocks.gpu.stage import WHOLE, Stage, StepPart
@@ -91,6 +94,7 @@ class GpuDecoder:
         max_state_drafts: int = 0,
         slots_ahead: Tensor | None = None,
         max_drafts: int = 0,
+        draft_head: PlacedDraftHead | None = None,
     ) -> None:
         """kv, states: one per layer of the weights; states is empty without recurrent layers. slot_table: int32
         [requests, length], the KV slot of each position of a request. handoff, expert_stream, prefill, num_in_ram:
@@ -100,8 +104,8 @@ class GpuDecoder:
         on this GPU. adapters: LoRA adapters that rows may use. window_table: slot_table of windowed layers; None:
         they use slot_table. stage: this GPU's pipeline stage, if other GPUs have the layers before or after.
         max_state_drafts: maximum drafts per step, for models with recurrent layers. slots_ahead, max_drafts: with
-        weights of a next-token block, which has the last of `kv`: at each position of a request the KV slot of the next
-        one, and the most drafts of a row."""
+        weights of a next-token block, which has the last of `kv`, or with a draft_head, an EAGLE-3 head that replaces
+        it: at each position of a request the KV slot of the next one, and the most drafts of a row."""
         self.shape = shape
         self.device = slot_table.device
         self.adapters = adapters
@@ -147,12 +151,13 @@ class GpuDecoder:
         self._state_drafts: GpuStateDrafts | None = None
         if max_state_drafts and states:
             self._state_drafts = GpuStateDrafts(shape, states, max_state_drafts)
-        self._layers = GpuLayers(
-            *(shape, weights.layers, kv, states, slot_table, window_table, forms),
-            *(self._ffn, layer_sums, adapters, self._state_drafts),
-        )
         self.sizes = step_sizes(max_tokens)
         floats = float_type(weights, self.device)
+        taps = None if draft_head is None else draft_head.taps(shape, self.sizes[-1], self.device)
+        self._layers = GpuLayers(
+            *(shape, weights.layers, kv, states, slot_table, window_table, forms),
+            *(self._ffn, layer_sums, adapters, self._state_drafts, taps),
+        )
         has_bfloat16 = any(layer.keys.dtype == torch.bfloat16 for layer in kv)
         queries = torch.bfloat16 if has_bfloat16 else torch.float16
         self._spaces = make_workspaces(
@@ -181,24 +186,11 @@ class GpuDecoder:
         self._head_products = {
             size: head_product(weights.output, size, floats, self.device) for size in self.head_sizes
         }
-        self.next_token: GpuNextTokenBlock | None = None
-        if weights.next_token is not None:
-            assert slots_ahead is not None
+        self.next_token: GpuDraftingBlock | None = None  # what drafts: the model's own block, or the head
+        if slots_ahead is not None:
             heads = {size: (self._heads[size], self._head_products[size]) for size in self.head_sizes}
-            self.next_token = GpuNextTokenBlock(
-                *(
-                    shape,
-                    weights,
-                    kv[-1],
-                    slots_ahead,
-                    forms,
-                    heads,
-                    floats,
-                    self.sizes[-1],
-                    max_drafts,
-                    queries,
-                )
-            )
+            sizes = BlockSizes(slots_ahead, self.sizes[-1], max_drafts, floats, queries)
+            self.next_token = drafting_block(shape, weights, kv, forms, heads, sizes, draft_head, taps)
 
     @property
     def expert_token_counts(self) -> Tensor:
@@ -302,9 +294,7 @@ class GpuDecoder:
         if isinstance(norm, GpuStreams):
             self._ffn.complete(last, s, batch.count)
         if self.next_token is not None:
-            self.next_token.take_step(
-                batch, lambda y, rows: self._ffn.add_and_norm(last, s, norm, batch.count, y, rows)
-            )
+            self.next_token.take_step(batch, partial(self._ffn.add_and_norm, last, s))
         if self.stage is not None:
             self._ffn.add_and_norm(last, s, norm, batch.count, s.y, None)  # only to complete x
             self.stage.end(part, s.x)

@@ -23,6 +23,7 @@ from moeserve.models.blocks.gpu.ngrams import add_ngrams
 from moeserve.models.blocks.gpu.recurrent import mix_recurrent
 from moeserve.models.blocks.gpu.state_drafts import GpuStateDrafts
 from moeserve.models.blocks.gpu.sums import GpuSums
+from moeserve.models.blocks.gpu.taps import ResidualTaps
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.interface import ModelShape
@@ -58,9 +59,10 @@ class GpuLayers:
         sums: GpuSums,
         adapters: GpuAdapters | None,
         state_drafts: GpuStateDrafts | None = None,
+        taps: ResidualTaps | None = None,
     ) -> None:
         """Arguments: see `GpuDecoder`. layers: the weights. ffn, sums: the decoder's. state_drafts: None if recurrent
-        layers have no drafts."""
+        layers have no drafts. taps: None if no head reads the residual; otherwise the layers there have mixers."""
         self._shape = shape
         self._layers = layers
         self._first_layer = shape.num_layers - len(layers)
@@ -76,6 +78,7 @@ class GpuLayers:
         self._sums = sums
         self._adapters = adapters
         self._state_drafts = state_drafts
+        self._taps = taps
 
     def forward(self, index: int, batch: GpuBatch, s: GpuWorkspace) -> None:
         """Launches one layer. It reads s.x plus the output that the previous layer has left to be added."""
@@ -87,6 +90,8 @@ class GpuLayers:
             self._take_over(index, layer, s, batch.count)
         else:
             self._add_and_norm(index, s, layer.mixer.norm, batch.count)
+            if self._taps is not None:  # x is complete now
+                self._taps.copy(self._first_layer + index, s.x)
             self._mix_tokens(index, layer, batch, s, adapters)
             self._sums.add_mixer(s)
         self._ffn.mix(index, s, batch, adapters)

@@ -1,4 +1,4 @@
-"""Chains of drafts by the next-token block: one upload, one CUDA graph a draft, no wait between them.
+"""Chains of drafts by the next-token block or an EAGLE-3 head: one upload, one CUDA graph a draft, no wait between.
 
 `draft` waits for the drafts. Between `launch` and `found` the host may launch the step that verifies them: `place` puts
 them there on the device, as the step's tokens.
@@ -14,7 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from moeserve.models.blocks.gpu.next_token import GpuNextTokenBlock
+from moeserve.kernels._C import PANEL_ROWS
+from moeserve.models.blocks.gpu.drafting_block import GpuDraftingBlock
 from moeserve.worker.engines.gpu.steps.cuda_graphs import CudaGraphs, Launches
 from moeserve.worker.engines.gpu.steps.pinned import pinned_copy
 from moeserve.worker.engines.gpu.steps.step_path import padded_size
@@ -38,7 +39,7 @@ class ChainStart(NamedTuple):
 class NextTokenChain:
     """Owns the graphs, by the number of rows and whether they read a shortlist. Single-threaded, as the engine is."""
 
-    def __init__(self, block: GpuNextTokenBlock, device: torch.device, most_requests: int) -> None:
+    def __init__(self, block: GpuDraftingBlock, device: torch.device, most_requests: int) -> None:
         self._block = block
         self._device = device
         self._most_requests = most_requests
@@ -63,8 +64,20 @@ class NextTokenChain:
         return self._block.chain.width
 
     @property
+    def has_sections(self) -> bool:
+        """True if rows rotate by several positions each, where pictures have them."""
+        return self._host.rotary.numel() > 0
+
+    @property
     def vocab_size(self) -> int:
+        """Tokens that are scored."""
         return self._block.vocab_size
+
+    @property
+    def frequent_tokens(self) -> int | None:
+        """Tokens that a shortlist always has: all, if they are numbered otherwise than the text's; None: the usual
+        part of the vocabulary."""
+        return -(-self.vocab_size // PANEL_ROWS) * PANEL_ROWS if self._block.has_ids else None
 
     # ---------------------------------------------------------------- before the first step
 

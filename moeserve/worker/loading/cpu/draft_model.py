@@ -29,11 +29,6 @@ class LoadedDraftModel:
     model: DraftModel
     weights: CpuWeights | CpuDraftHead
 
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers before which a head reads the model's residual."""
-        return () if self.model.head is None else self.model.head.taps
-
 
 def load_draft_model(
     stream: CpuStream, model: DraftModel, on_progress: OnProgress, target: ModelShape, *, in_place: bool

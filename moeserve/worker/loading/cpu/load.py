@@ -224,7 +224,7 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
         adapters=adapters,
         angles=loaded.angles,
         disk=disk,
-        taps=() if small is None or not has_drafts else small.taps,
+        taps=() if small is None or not has_drafts else small.model.taps,
         repeats_steps=True,
     )
     sampler = CpuSampler(config.max_num_seqs, shape.vocab_size, stream.pool, stream.isa)

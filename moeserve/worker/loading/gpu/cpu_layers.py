@@ -24,7 +24,8 @@ def kv_budgets(
     """Returns one budget per device, because a token's KV is where its layers are."""
     assert placement.kv_bytes is not None
     in_ram = placement.layers_in_ram
-    on_gpu = range(in_ram, len(layout.shape.loaded_layers))
+    # None: all, and a head that drafts, which is there only if all layers are
+    on_gpu = range(in_ram, len(layout.shape.loaded_layers)) if in_ram else None
     budgets = [KvMemoryBudget("GPU memory", placement.kv_bytes, on_gpu)]
     if in_ram:
         free = available_bytes() - placement.state_slots * layout.state_bytes(range(in_ram))

@@ -30,6 +30,7 @@ from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.processes.free_memory import available_bytes, limit_note
 from moeserve.worker.adapters.memory import GpuAdapterPlan
+from moeserve.worker.loading.draft_model import DraftModel
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +66,13 @@ def plan_placement(
     share: RankShare | None = None,
     adapters: GpuAdapterPlan | None = None,
     counts: Sequence[Sequence[int]] | None = None,
+    draft_head: DraftModel | None = None,
 ) -> Placement:
     """Returns the placement of the model. share: this GPU's, if there are several; `layout` and `source` are then
-    the share's. adapters: room is left for them. counts: with a share, [layers][experts] of the whole model. Raises
-    ConfigError, with what would fit, if the placement is impossible."""
-    shape, sizes = layout.shape, ModelSizes.of(source.tensors, layout)
+    the share's. adapters, draft_head: room is left for them. counts: with a share, [layers][experts] of the whole
+    model. Raises ConfigError, with what would fit, if the placement is impossible."""
+    shape = layout.shape
+    sizes = ModelSizes.of(source.tensors, layout).with_kv_beside(layout.beside_bytes)
     if share is not None:
         sizes = share_sizes(sizes, share)
     reserved = gpu_reserved_bytes(
@@ -84,6 +87,8 @@ def plan_placement(
     )
     if adapters is not None:
         reserved += adapters.num_bytes
+    if draft_head is not None:
+        reserved += draft_head.gpu_bytes(config, shape, max_tokens, on_cuda=device.type == "cuda")
     gpu = Gpu(free_bytes(device), reserved)
     if share is not None:
         return place_share(config, sizes, shape, gpu, share, counts, available_bytes())

@@ -19,6 +19,7 @@ from moeserve.kv.layout import KvLayout
 from moeserve.kv.states import StateCache
 from moeserve.messages.steps import WorkerReady
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.blocks.gpu.draft_head import PlacedDraftHead
 from moeserve.models.blocks.gpu.lora import GpuAdapterMatrices
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.progress import OnProgress
@@ -120,7 +121,9 @@ def _block_drafter(
         return None
     # If the host must know a step's tokens, it waits for the drafts.
     late_drafts = late if loaded.engine.runs_ahead else None
-    return lambda sequences: GpuNextTokenDrafter(sequences, chain, least, late_drafts, loaded.rotary)
+    # A head rotates by the tokens' numbers.
+    rotary = loaded.rotary if chain.has_sections else None
+    return lambda sequences: GpuNextTokenDrafter(sequences, chain, least, late_drafts, rotary)
 
 
 def gpu_constraints(
@@ -204,6 +207,7 @@ class _Buffers:
     tables: SlotTables
     kv: Sequence[KvLayer]
     states: Sequence[StateLayer]
+    draft_head: PlacedDraftHead | None
     state_slots: int
     cpu_stage: CpuStage | None
 
@@ -238,7 +242,19 @@ def _make_buffers(
         step_rows=step_sizes(plan.max_tokens)[-1],
     ).layers
     states = StateCache(layout, state_slots, on_gpu, device, zeroed=True).layers
-    return _Buffers(capacity, tables, kv, states, state_slots, cpu_stage)
+    head = _draft_head(plan, weights, capacity, device)
+    return _Buffers(capacity, tables, kv, states, head, state_slots, cpu_stage)
+
+
+def _draft_head(
+    plan: GpuLoadPlan, weights: LoadedWeights, capacity: KvCapacity, device: torch.device
+) -> PlacedDraftHead | None:
+    """Returns the EAGLE-3 head with its KV; None without one."""
+    small = plan.draft_model
+    if small is None or small.head is None or weights.draft_head is None:
+        return None
+    kv = KvCache(small.layout, capacity.num_slot_numbers, range(1), device, zeroed=True).layers[0]
+    return PlacedDraftHead(small.head, weights.draft_head, kv, capacity.max_model_len)
 
 
 def _make_engine(
@@ -275,6 +291,7 @@ def _make_engine(
         num_in_ram=[len(ids) for ids in weights.ram_ids] if by_rank else None,
         slots_ahead=buffers.tables.ahead,
         max_drafts=num_drafts(config),
+        draft_head=buffers.draft_head,
         max_state_drafts=gpu_state_drafts(plan.shape, config.max_num_seqs, num_drafts(config)),
     )
     return GpuEngine(
@@ -337,7 +354,8 @@ def _open_tiers(
 ) -> PageMover | None:
     """Opens the tiers behind the KV pool; None if there are none. Under Triton's interpreter there is no tier in RAM by
     default."""
-    if buffers.capacity.kinds:  # refused by `plan_load`
+    # Refused by `plan_load`; a tier does not keep the keys of a head that drafts.
+    if buffers.capacity.kinds or buffers.draft_head is not None:
         return None
     in_ram, has_window_pool = 0, buffers.capacity.num_window_slots > 0
     if config.kv_ram is not None or device.type == "cuda":

@@ -36,6 +36,7 @@ from moeserve.placement.options import heat_counts
 from moeserve.worker.adapters.memory import GpuAdapterPlan, plan_gpu_adapters, refuse_adapters
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.group.shares import Connections, connect
+from moeserve.worker.loading.draft_model import DraftModel, open_draft_model
 from moeserve.worker.loading.drafting import refuse_records_of_drafts
 from moeserve.worker.loading.gpu.device_memory import check_kv_numbers, plan_placement, step_tokens_on
 from moeserve.worker.loading.ready import log_skipped
@@ -58,6 +59,7 @@ class GpuLoadPlan:
     adapters: GpuAdapterPlan | None
     recorder: StepRecorder | None
     directory: DiskDirectory | None  # of the disk tier
+    draft_model: DraftModel | None  # an EAGLE-3 head; None: there is none
 
 
 def plan_load(
@@ -89,13 +91,14 @@ def plan_load(
     check_gpu_features(source, shape)
     refuse_records_of_drafts(config)
     check_gpu_drafts(config, shape)
+    small = open_draft_model(config, source, shape, on_gpu=True)
     check_gpu_compressed(config, shape)
     share, heat = None, heat_counts(config, shape)
     if ranks is not None:
         share = share_among(config, shape, source.tensors, ranks.rank, ranks.num_ranks, heat)
         source, shape = RankSource(source, share), share.shape
         ranks.barrier()
-    layout = layout_of(config, shape)
+    layout = layout_of(config, shape, None if small is None else small.layout)
     check_kv_numbers(layout, device)
     step_tokens = step_tokens_on(device, config, shape)
     if ranks is not None:
@@ -105,12 +108,12 @@ def plan_load(
     connections = Connections()
     if ranks is not None and share is not None:
         connections = connect(share, ranks, max_tokens, is_observed=recorder is not None)
-    placement = plan_placement(config, layout, source, max_tokens, device, share, adapters, heat)
-    check_drafts_placed(config, shape, placement)
+    placement = plan_placement(config, layout, source, max_tokens, device, share, adapters, heat, small)
+    check_drafts_placed(config, shape, placement, () if small is None else small.taps)
     if placement.layers_in_ram:
         check_cpu_reads(layout)
         refuse_tiers(config, "where the first layers are the CPU's")
     return GpuLoadPlan(
         source, shape, whole, share, layout, step_tokens, max_tokens, placement, connections, heat, adapters,
-        recorder, directory,
+        recorder, directory, small,
     )  # fmt: skip

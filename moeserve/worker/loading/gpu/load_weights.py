@@ -13,6 +13,7 @@ from moeserve.kernels.disk_experts import Reading
 from moeserve.models.loading.cpu_loader import CpuLoader
 from moeserve.models.loading.cpu_weights import CpuWeights
 from moeserve.models.loading.disk_slots import RamSlots
+from moeserve.models.loading.gpu_draft_head import GpuDraftHead, GpuDraftHeadLoader
 from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.loading.gpu_weights import GpuWeights, float_type
 from moeserve.models.loading.progress import OnProgress
@@ -83,6 +84,7 @@ class LoadedWeights:
     # RAM experts of each layer on the GPU, in storage order.
     ram_ids: Sequence[Sequence[int]]
     adapters: LoadedAdapters | None
+    draft_head: GpuDraftHead | None
     nbytes: int  # of all processes together
 
     @property
@@ -114,11 +116,15 @@ def load_weights(
         ram_bytes, nbytes = ranks.total(ram_bytes), ranks.total(nbytes)
     ram_ids = ram_expert_order(config, placement, plan.share, plan.heat)
     in_ram = _in_ram(config, plan, device, on_progress, ram_ids, ram_bytes, ranks)
+    head, small = None, plan.draft_model
+    if small is not None and small.head is not None:
+        head = GpuDraftHeadLoader(small.source, small.head, device, on_progress).load_head(plan.shape)
+        nbytes += small.weight_bytes
     adapters = load_gpu_adapters(
         config, plan.adapters, plan.shape, placement, float_type(on_gpu, device), device
     )
     _empty_cache(device)
-    return LoadedWeights(on_gpu, in_ram, ram_ids, adapters, nbytes)
+    return LoadedWeights(on_gpu, in_ram, ram_ids, adapters, head, nbytes)
 
 
 def _empty_cache(device: torch.device) -> None:

@@ -1,0 +1,34 @@
+"""Which layer drafts on a GPU: an EAGLE-3 head, the model's own next-token block, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from moeserve.kernels.stream_operands import KvLayer
+from moeserve.models.blocks.gpu.draft_head import GpuDraftHeadBlock, PlacedDraftHead
+from moeserve.models.blocks.gpu.drafting_block import BlockSizes, GpuDraftingBlock, Heads
+from moeserve.models.blocks.gpu.forms import GpuForm
+from moeserve.models.blocks.gpu.next_token import GpuNextTokenBlock
+from moeserve.models.blocks.gpu.taps import ResidualTaps
+from moeserve.models.interface import ModelShape
+from moeserve.models.latent import AttentionForm
+from moeserve.models.loading.gpu_weights import GpuWeights
+
+
+def drafting_block(
+    shape: ModelShape,
+    weights: GpuWeights,
+    kv: Sequence[KvLayer],
+    forms: Mapping[AttentionForm, GpuForm],
+    heads: Heads,
+    sizes: BlockSizes,
+    draft_head: PlacedDraftHead | None,
+    taps: ResidualTaps | None,
+) -> GpuDraftingBlock | None:
+    """Returns what drafts. Arguments: the decoder's. kv: the block's is the last. taps: with a draft_head."""
+    if draft_head is not None:
+        assert taps is not None
+        return GpuDraftHeadBlock(draft_head, shape, weights, heads, taps, sizes)
+    if weights.next_token is not None:
+        return GpuNextTokenBlock(shape, weights, kv[-1], forms, heads, sizes)
+    return None

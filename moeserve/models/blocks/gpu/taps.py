@@ -1,0 +1,38 @@
+"""Copies of a step's residual before some layers, which an EAGLE-3 head reads (models/eagle3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class ResidualTaps:
+    def __init__(
+        self,
+        layers: Sequence[int],
+        num_layers: int,
+        rows: int,
+        hidden: int,
+        floats: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """layers: before which the residual is copied, in the head's order; num_layers: behind the last. rows: of the
+        largest step. floats: dtype of the copies."""
+        self._columns = {layer: slice(at * hidden, (at + 1) * hidden) for at, layer in enumerate(layers)}
+        self._num_layers = num_layers
+        self.rows = torch.zeros(rows, len(layers) * hidden, dtype=floats, device=device)
+        # The residual behind the last layer, which only the head's norm adds up; None: it is not read.
+        self.last = torch.zeros(rows, hidden, device=device) if num_layers in self._columns else None
+
+    def copy(self, layer: int, x: Tensor) -> None:
+        """Launches the copy of x, float32 [n, hidden], if it is to be read: a step's residual before `layer`."""
+        columns = self._columns.get(layer)
+        if columns is not None:
+            self.rows[: len(x), columns].copy_(x)
+
+    def copy_last(self, n: int) -> None:
+        """Launches the copy of the first n rows of `last`."""
+        assert self.last is not None
+        self.copy(self._num_layers, self.last[:n])

@@ -1,0 +1,177 @@
+"""EAGLE-3 heads on a GPU: their scores and drafts beside the published modelling code's, and the model's texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
+from moeserve.kv.cache import KvCache
+from moeserve.kv.layout import KvLayout
+from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.blocks.gpu.draft_head import PlacedDraftHead
+from moeserve.models.blocks.gpu.workspace import GpuBatch
+from moeserve.models.eagle3.folder import open_draft_head_folder
+from moeserve.models.eagle3.shape import read_draft_head
+from moeserve.models.loading.gpu_draft_head import GpuDraftHeadLoader
+from moeserve.models.loading.gpu_loader import GpuLoader
+from moeserve.models.open import open_model
+from moeserve.models.registry import read_checked_shape
+from moeserve.worker.engines.gpu.next_token_chain import ChainStart, NextTokenChain
+from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
+from moeserve.worker.loading.gpu.load import load_gpu_runner
+from moeserve.worker.loading.start import Start
+from moeserve.worker.runner import Runner
+from tests.gpu.driver import small_config
+from tests.support.eagle3_head import Head
+from tests.support.eagle3_target import Target
+from tests.support.foreseen_drafts import asked, whole_texts
+from tests.support.hugging_face_model import read_model, write_model
+from tests.support.hugging_face_settings import SETTINGS
+from tests.support.planted_drafts import Planted, always_draft
+from tests.support.rounded_kv import round_kv
+from tests.support.served_answers import serve
+
+HIDDEN, VOCAB, DEPTHS = SETTINGS["hidden_size"], SETTINGS["vocab_size"], 2
+LENGTH, REQUESTS, ROWS = 32, 2, 16
+DEV = torch.device(DEVICE)
+HEADS: dict[str, tuple[list[int], dict[str, Any]]] = {
+    "maps": ([1, 2], {"scored": 512}),
+    "norms": ([0, 3], {"scored": 512, "norm_before_residual": True, "has_more_norms": True}),
+    "whole": ([1, 2, 3], {"has_embedding": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """A mixture of experts, whose routers are fused with the norms before them in steps of few rows."""
+    path = tmp_path_factory.mktemp("target") / "model"
+    write_model(path, torch.float32)
+    return Target(path, read_model(path))
+
+
+def engine_of(path: Path, head: Path, **options: object) -> Runner:
+    drafts = {"method": "eagle3", "model": str(head), "num_speculative_tokens": DEPTHS}
+    config = small_config(
+        path, threads=1, max_num_seqs=2, max_num_batched_tokens=16, max_model_len=32, max_total_tokens=64,
+        speculative_config=json.dumps(drafts), **options,
+    )  # fmt: skip
+    return load_gpu_runner(config, open_model(path), lambda *_: None, DEV, Start())
+
+
+class Driven:
+    """A model and its head on a GPU, driven by hand: a text in request slot 0."""
+
+    def __init__(self, path: Path, folder: Path) -> None:
+        source, head_source = open_model(path), open_draft_head_folder(folder)
+        shape = read_checked_shape(source)
+        ids = [range(layer.num_experts) for layer in shape.layers]
+        weights = GpuLoader(source, shape, DEV, lambda *_: None).load(ids)
+        head = read_draft_head(head_source, shape)
+        of_head = GpuDraftHeadLoader(head_source, head, DEV, lambda *_: None).load_head(shape)
+        own_kv = KvCache(KvLayout(head.own), LENGTH, range(1), DEV, zeroed=True).layers[0]
+        self.tables = SlotTables.empty(REQUESTS + 1, LENGTH, DEV, has_windows=False)
+        self.decoder = GpuDecoder(
+            shape,
+            weights,
+            KvCache(KvLayout(shape), LENGTH, range(shape.num_layers), DEV, zeroed=True).layers,
+            self.tables.slots,
+            ROWS,
+            LENGTH,
+            slots_ahead=self.tables.ahead,
+            max_drafts=DEPTHS,
+            draft_head=PlacedDraftHead(head, of_head, own_kv, LENGTH),
+        )
+        assert self.decoder.next_token is not None
+        self.block = self.decoder.next_token
+        self.chain = NextTokenChain(self.block, DEV, REQUESTS)
+        self.chain.capture()
+        self.slots = np.arange(LENGTH, dtype=np.int32)[::-1].copy()  # any order
+
+    def read(self, tokens: list[int], chunks: list[int]) -> None:
+        """Computes a text in chunks of so many rows."""
+        first = 0
+        for n in chunks:
+            part, size = np.arange(first, first + n, dtype=np.int32), 1 << (n - 1).bit_length()
+            columns = np.zeros((4, size), np.int32)
+            columns[:, :n] = np.array(tokens, np.int32)[part], part, self.slots[part], part * 0
+            columns[2, n:], columns[3, n:] = -1, REQUESTS
+            token_ids, positions, kv_slots, requests = ints(columns)
+            batch = GpuBatch(counter(n), token_ids, positions, kv_slots, requests, size, None)
+            self.decoder.begin(batch)
+            self.decoder.forward(batch)
+            first += n
+
+    def links(self, token: int, position: int) -> tuple[list[int], list[torch.Tensor]]:
+        """The drafts behind the last token of the text, and the scores of each: float32 [scored]."""
+        one, seen = np.zeros(1, np.int32), []
+        for depths in range(1, DEPTHS + 1):  # a chain's last scores alone are kept
+            planned = self.slots[position : position + depths, None]
+            start = ChainStart(np.array([token], np.int32), one + position - 1, one, one + depths, planned)
+            drafts, _ = self.chain.draft(start)
+            seen.append(self.block.logits(1)[0].cpu().clone())
+        return drafts[:, 0].tolist(), seen
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_scores_and_drafts(
+    name: str, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a prompt in chunks of few and of many rows, stored a few rows at a time."""
+    monkeypatch.setattr("moeserve.models.blocks.gpu.drafting_block.NEXT_TOKEN_ROWS", 8)
+    taps, options = HEADS[name]
+    head = Head(HIDDEN, VOCAB, taps, **options)
+    driven = Driven(target.path, head.write_folder(tmp_path / "head"))
+    text = [(37 * at * at + 11) % VOCAB for at in range(18)]
+    last = len(text) - 1  # its row is the chain's first
+    driven.read(text, [1, 3, 13])
+    round_kv(target.model, monkeypatch)
+    states = head.states(target.residuals(text, taps))
+    assert driven.block._kept.position[0] == last
+    drafts, seen = driven.links(text[last], last)
+    table = target.model.model.embed_tokens.weight.detach()
+    truth = head.chain(table, text, states[:last], DEPTHS)
+    likeliest = [int(scores.argmax()) for scores in truth]
+    assert drafts == (likeliest if head.ids is None else head.ids[likeliest].tolist())
+    for ours, theirs in zip(seen, truth, strict=True):
+        kl = torch.nn.functional.kl_div(
+            ours.log_softmax(0), theirs.log_softmax(0), log_target=True, reduction="sum"
+        )
+        assert abs(float(kl)) < 1e-5
+
+
+@pytest.mark.slow  # a minute each in the interpreter
+@pytest.mark.parametrize("name", HEADS)
+def test_drafts_and_texts(name: str, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a prompt in chunks of few and of many rows, stored a few rows at a time, and behind right, wrong and
+    unlikely drafts; and the text is the one without drafts."""
+    monkeypatch.setattr("moeserve.models.blocks.gpu.drafting_block.NEXT_TOKEN_ROWS", 8)
+    taps, options = HEADS[name]
+    head = Head(HIDDEN, VOCAB, taps, **options)
+    runner = engine_of(target.path, head.write_folder(tmp_path / "head"))
+    requests = asked(1, VOCAB, length=20, max_tokens=8, temperature=1.0)
+    limits: dict[str, Any] = {"max_num_batched_tokens": 16, "reuse_prefixes": False}
+    expected, _ = serve(runner, requests, 0, **limits)
+    planted = Planted(runner, whole_texts(requests, expected), monkeypatch)
+    always_draft(monkeypatch, DEPTHS)
+    found, report = serve(runner, requests, DEPTHS, **limits)
+    assert [answer.tokens for answer in found.values()] == [answer.tokens for answer in expected.values()]
+    assert 0 < report.accepted_draft_tokens < report.draft_tokens
+    text = whole_texts(requests, found)[0]
+    round_kv(target.model, monkeypatch)
+    states = head.states(target.residuals(text, taps))
+    table = target.model.model.embed_tokens.weight.detach()
+    assert len(planted.noted) > 2
+    for (before, drafts), logits in zip(planted.noted, planted.logits, strict=True):
+        assert before == text[: len(before)]
+        truth = head.chain(table, before, states[: len(before) - 1], len(drafts))
+        likeliest = [int(scores.argmax()) for scores in truth]
+        assert drafts == (likeliest if head.ids is None else head.ids[likeliest].tolist())
+        ours, theirs = logits.log_softmax(0), truth[-1].log_softmax(0)
+        kl = torch.nn.functional.kl_div(ours, theirs, log_target=True, reduction="sum")
+        assert abs(float(kl)) < 1e-5

@@ -1,0 +1,59 @@
+"""Drafts of a block on a GPU, replaced by others that a test foresees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from moeserve.router.core.policy.draft_length import DraftLength
+from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
+from moeserve.worker.drafts.made_drafter import FirstOf
+from moeserve.worker.engines.gpu.next_token_chain import ChainStart
+from moeserve.worker.runner import Runner
+from tests.support.foreseen_drafts import Foreseen
+
+
+class Planted:
+    """The block's drafts are noted, and others planted in their place, some of them right and some unlikely: on the
+    device, where the step that verifies them takes them from."""
+
+    def __init__(self, runner: Runner, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+        rows = runner._drafts
+        assert rows is not None
+        assert isinstance(rows._drafter, FirstOf)
+        drafter = rows._drafter._second
+        assert isinstance(drafter, GpuNextTokenDrafter)
+        self._chain, self._tokens, self._length = drafter._chain, runner._sequences.tokens, rows.length
+        self._foreseen, self._launch = Foreseen(self._tokens, texts, 0.7), self._chain.launch
+        self._rng = np.random.default_rng(1)
+        self.noted: list[tuple[list[int], list[int]]] = []  # texts, and the drafts behind them
+        self.logits: list[torch.Tensor] = []  # float32 [scored], of the last draft of a request that is alone
+        monkeypatch.setattr(self._chain, "launch", self.launch)
+
+    def launch(self, start: ChainStart) -> None:
+        self._launch(start)
+        drafts, _ = self._chain.found()
+        self.logits.append(self._chain._block.logits(1)[0].cpu().clone())
+        outputs, depths = self._chain._block.chain.outputs, len(drafts)
+        for at, (slot, most) in enumerate(zip(start.req_slots.tolist(), start.most.tolist(), strict=True)):
+            length = self._length[slot]
+            self.noted.append((self._tokens[slot, :length].tolist(), drafts[:most, at].tolist()))
+            planted = np.full(depths, 5, np.int32)
+            right = self._foreseen._draft(slot, length, most)
+            planted[: len(right)] = right
+            likely = self._rng.random(depths) < 0.8
+            outputs[0, :depths, at] = torch.from_numpy(planted).to(outputs.device).view(torch.float32)
+            outputs[1, :depths, at] = torch.from_numpy(np.where(likely, 0.9, 0.1).astype(np.float32)).to(
+                outputs.device
+            )
+        self._chain._found.copy_(outputs)
+
+
+def always_draft(monkeypatch: pytest.MonkeyPatch, depths: int) -> None:
+    """As many drafts as there may be, whatever they bring."""
+    monkeypatch.setattr(
+        DraftLength,
+        "choose",
+        lambda self, records, *_: ([depths] * len(records), float(depths * len(records))),
+    )
