@@ -220,8 +220,8 @@ class Runner:
                 rows, is_awaited=self._under_way is not None, keeps_block=plan.keeps_block
             )
             draft_ms, read_ms, unread = self._drafts.draft_ms, self._drafts.read_ms, self._drafts.unread_rows
-            # Without drafts, a step that is launched ahead need not wait for the tokens.
-            drafted = drafts if any(drafts) or not self.runs_ahead else None
+            # A step without drafts is sampled as where there are none: at less cost, and launched ahead on a GPU.
+            drafted = drafts if any(drafts) else None
         layout = StepLayout(rows, drafted)
         recorder = self._recorder
         record = None if recorder is None else recorder.start(layout, self._sequences, self._ready)
@@ -335,5 +335,9 @@ class Runner:
         verdicts = self._constraints.verdicts(slots)
         self._constraints.accept(slots, tokens, verdicts)
         self._sequences.append(slots, positions, tokens)
+        if self._drafts is not None and not self.runs_ahead:
+            is_token = tokens >= 0
+            is_token[[*verdicts.failed, *verdicts.late]] = False
+            self._drafts.grew(slots[is_token])
         step.sampled += entries(tokens, logprobs, verdicts.failed, verdicts.late)
         step.mask_ms |= {part.start + row: ms for row, ms in verdicts.mask_ms.items()}

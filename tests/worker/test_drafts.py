@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,19 @@ from moeserve.router.core.request import DraftRecord
 from moeserve.worker.constraints import guided_answer, slot_guides
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.forced_drafter import ForcedDrafter
+from moeserve.worker.drafts.run_sampler import SampledRuns
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.engine import SampledAtOnce
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.loading.cpu.load import CpuModel, build_cpu_runner
 from moeserve.worker.runner import Runner
-from moeserve.worker.sequences import Int32s, Sequences
+from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 from tests.support.deepseek4_model import new_model, write_model
 from tests.support.foreseen_drafts import ANSWER, Foreseen, asked, whole_texts
 from tests.support.gemma_file import WINDOW, write_gemma
 from tests.support.nightly import nightly_after
 from tests.support.served_answers import Told, load, lose_at, serve
+from tests.support.undrafted_rows import noted_without_drafts
 
 MOST = 4
 CROWDS = [(1, 0.7), (16, 0.0), (16, 0.7), (1, 0.0), (1, 1.5), (16, 1.5)]  # streams and their temperature
@@ -90,6 +93,25 @@ def test_same_bits(runner: Runner, plain: Runner, streams: int, temperature: flo
     assert report.steps < before.steps
 
 
+def test_steps_without_drafts(runner: Runner, plain: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are sampled as where there are none, which costs less, between steps that have some."""
+    requests = asked(1, runner.ready().vocab_size, temperature=0.7)
+    expected, _ = serve(plain, requests, 0)
+    foresee(runner, whole_texts(requests, expected), 0.5)
+    without, with_drafts, in_rounds = noted_without_drafts(runner, monkeypatch), [], runner._runs.sample
+
+    def noted(layout: StepLayout, drafted: Sequence[int], computed_s: float) -> SampledRuns:
+        with_drafts.append(max(drafted))
+        return in_rounds(layout, drafted, computed_s)
+
+    monkeypatch.setattr(runner._runs, "sample", noted)
+    found, report = serve(runner, requests, MOST)
+    assert found == expected
+    assert min(with_drafts) > 0
+    assert len(without) > 2
+    assert len(without) + len(with_drafts) + report.accepted_draft_tokens == ANSWER
+
+
 def test_tokens_sampled_at_once(runner: Runner, plain: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a GPU does, which is told how many of them count: as many as the text has."""
     requests = asked(4, runner.ready().vocab_size, logprobs=None)
@@ -104,9 +126,10 @@ def test_tokens_sampled_at_once(runner: Runner, plain: Runner, monkeypatch: pyte
         return SampledAtOnce(tokens, [None] * len(tokens), lambda _, counts: counted.extend(counts.tolist()))
 
     monkeypatch.setattr(runner.engine, "sample_at_once", at_once)
+    others = noted_without_drafts(runner, monkeypatch)
     found, report = serve(runner, requests, MOST)
     assert found == expected
-    assert sum(counted) == 4 * ANSWER
+    assert sum(counted) + sum(others) == 4 * ANSWER
     assert report.accepted_draft_tokens > ANSWER
 
 

@@ -46,8 +46,7 @@ class _Computed(NamedTuple):
 
     layout: StepLayout
     accepted: Int32s
-    tokens: Int32s  # of its rows
-    rotary: Int32s  # [3, n]: RoPE positions of the tokens before them
+    rotary: Int32s  # [n] or [3, n]: RoPE positions of the tokens before its rows
     rows: torch.Tensor  # hidden states before the output norm
 
 
@@ -162,11 +161,9 @@ class NextTokenDrafter:
     def _keep(self, layout: StepLayout, accepted: Int32s) -> None:
         if self._num_late + layout.n > self._most_late:
             self._store_late()
-        tokens = np.maximum(self._sequences.tokens[layout.sequence, layout.position], 0)
-        # Now, as a request's pictures are forgotten when its slot is another's.
+        # Now, as a request's pictures are forgotten when its slot is another's. Its tokens are there until `bind`.
         rotary = self._rotary.at(layout, layout.position - 1)
-        rotary = np.broadcast_to(rotary, (SECTIONS, layout.n))
-        self._late.append(_Computed(layout, accepted, tokens, rotary, self._block.model_rows(layout.n)))
+        self._late.append(_Computed(layout, accepted, rotary, self._block.model_rows(layout.n)))
         self._num_late += layout.n
         if self._num_late > self._most_late:
             self._store_late()
@@ -222,5 +219,6 @@ class NextTokenDrafter:
         # Skip rows that are stored already, and rejected drafts.
         chosen = np.flatnonzero((layout.position >= first) & (layout.position < end))
         positions = layout.position[chosen] - 1
-        rotary = step.rotary.T[chosen]
-        return step.tokens[chosen], positions, layout.kv_slots[chosen], before[chosen], rotary
+        tokens = np.maximum(self._sequences.tokens[layout.sequence[chosen], positions + 1], 0)
+        rotary = np.broadcast_to(step.rotary, (SECTIONS, layout.n)).T[chosen]
+        return tokens, positions, layout.kv_slots[chosen], before[chosen], rotary
