@@ -166,6 +166,19 @@ def test_codebooks_are_unpacked_where_larger_steps_have_the_memory() -> None:
     assert alone[16].books is None
 
 
+def test_more_experts_are_unpacked_at_once_where_larger_steps_have_the_memory() -> None:
+    spaces = make_workspaces(SHAPE, 8192, torch.float32, torch.device("cpu"), float_weights=False)
+    alone = make_workspaces(SHAPE, 4096, torch.float32, torch.device("cpu"), float_weights=False)
+    room, least = spaces[4096].unpacked, alone[4096].unpacked
+    assert room is not None
+    assert least is not None
+    assert room.floats.numel() > 2 * least.floats.numel()
+    arena = spaces[8192].x.untyped_storage()
+    assert room.floats.data_ptr() + room.floats.nbytes <= arena.data_ptr() + arena.nbytes()
+    distances = (x.data_ptr() + x.nbytes for x in vars(spaces[4096]).values() if isinstance(x, torch.Tensor))
+    assert max(distances) <= room.floats.data_ptr()
+
+
 def test_buffers_do_not_overlap() -> None:
     space = make_workspaces(SHAPE, 512, torch.float32, torch.device("cpu"), float_weights=False)[32]
     tensors = [value for value in vars(space).values() if isinstance(value, torch.Tensor)]

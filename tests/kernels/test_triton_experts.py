@@ -33,6 +33,22 @@ from tests.support.ggml_types import ggml_type
     [(1, 128, 8, 4), (40, 7, 3, 4), (150, 8, 8, 16), (9, 5, 1, 64), (2052, 16, 8, 128)],
 )
 def test_alignment(n: int, experts: int, top_k: int, block: int) -> None:
+    check_alignment(n, experts, top_k, block)
+
+
+@pytest.mark.parametrize(("n", "experts", "block"), [(1100, 16, 128), (1025, 130, 16)])
+def test_alignment_of_counted_routes(
+    n: int, experts: int, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer than in use; chunks whose counts are summed at once and later."""
+    monkeypatch.setattr(op, "COUNTED_ROUTES", 8192)
+    monkeypatch.setattr(op, "SUMMED", 8)
+    shape = op.counts_shape(n * 8, experts)
+    assert shape is not None
+    check_alignment(n, experts, 8, block, torch.full(shape, -7, dtype=torch.int32, device=DEVICE))
+
+
+def check_alignment(n: int, experts: int, top_k: int, block: int, counts: torch.Tensor | None = None) -> None:
     """Every live route in one block, its expert's, in order; nothing else anywhere."""
     live = max(1, n - 2)
     ids = random_ids(n, experts, top_k)
@@ -40,7 +56,7 @@ def test_alignment(n: int, experts: int, top_k: int, block: int) -> None:
     blocks = op.num_blocks(n, top_k, experts, block)
     expert = torch.full((blocks,), -7, dtype=torch.int32, device=DEVICE)
     routes = torch.full((blocks, block), -7, dtype=torch.int32, device=DEVICE)
-    op.align_routes(ids.to(DEVICE), counter(live), experts, expert, routes)
+    op.align_routes(ids.to(DEVICE), counter(live), experts, expert, routes, counts)
     flat = ids[:live].flatten()
     expected_experts, expected_routes = [], []
     for e in range(experts):

@@ -122,6 +122,33 @@ def test_a_router_of_many_tokens_keeps_the_precision_of_float32(rows: int, cols:
     assert nmse(got, reference(x, dequantize(p, 0).cpu())[:-1]) < 1e-12
 
 
+@pytest.mark.parametrize("rows", [24, 130])
+def test_a_router_of_thousands_of_tokens(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer than in use."""
+    monkeypatch.setattr("moeserve.kernels.linear.op.WIDE_TOKENS", 512)
+    p, x = planes_of(weights.Type.F32, rows, 96), activations("outlier channels", 530, 96)
+    out = torch.full((530, rows), GUARD, device=DEVICE)
+    bias = torch.randn(rows, generator=torch.Generator().manual_seed(0))
+    launched: list[object] = []
+    monkeypatch.setattr("moeserve.kernels.linear.op.run_gemm", lambda *args, **_: launched.append(args))
+    linear(
+        x.to(DEVICE),
+        None,
+        None,
+        counter(529),
+        tensors(p),
+        int(p.type),
+        None,
+        0,
+        96,
+        out,
+        bias=bias.to(DEVICE),
+    )
+    assert not launched
+    assert nmse(out[:-1].cpu(), reference(x, dequantize(p, 0).cpu(), bias)[:-1]) < 1e-12
+    assert (out[-1] == GUARD).all()
+
+
 def test_large_tiles() -> None:
     p = planes_of(weights.Type.Q6_K, 130, 512)
     x = activations("gaussian", 70, 512).half()

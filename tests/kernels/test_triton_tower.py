@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
-from moeserve.kernels.tower import op, reference
+from moeserve.kernels import launch
+from moeserve.kernels.tower import attention, op, reference
 from tests.kernels.triton_rows import normal
 from tests.kernels.weights import nmse
 
@@ -75,3 +76,16 @@ def test_add_product(n: int, cols: int) -> None:
         mine = x.clone().to(DEVICE)
         op.add_product(mine, product.to(DEVICE), None if other is None else other.to(DEVICE))
         assert nmse(mine.cpu(), reference.add_product(x, product, other)) < 1e-12
+
+
+def test_attention_by_warpgroups_is_for_many_patches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def takes(patches: int, dim: int, dtype: torch.dtype = HALF) -> bool:
+        return attention.takes(torch.empty(3, patches, 2, dim, dtype=dtype, device="meta"))
+
+    monkeypatch.setattr(launch, "WARPGROUPS", True)
+    assert takes(4096, 72)
+    assert takes(16192, 80, torch.bfloat16)
+    assert not takes(4095, 72)
+    assert not any((takes(4096, 64), takes(4096, 88), takes(4096, 72, torch.float32)))
+    monkeypatch.setattr(launch, "WARPGROUPS", False)
+    assert not takes(4096, 72)

@@ -56,32 +56,14 @@ def gate_bias(y, bias, expert, routes, live, column, COLUMNS: tl.constexpr, BY_R
     return y
 
 
-@kernel
-def float_gemm_kernel(
-    x, w, bias, up_bias, block_expert, block_routes, group, count, out,
+@triton.jit
+def multiply_block(
+    x, w, bias, up_bias, expert, block_routes, count, out, first, tile,
     ROWS: tl.constexpr, COLS: tl.constexpr, FORM: tl.constexpr, BY_ROUTE: tl.constexpr, X_TOP_K: tl.constexpr,
-    TOP_K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    TOP_K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = W x[i // X_TOP_K] + bias; with a FORM: gated(products of even rows, products of odd rows), with a
-    bias for each (BY_ROUTE: per route). Grid (tiles of ROWS, blocks of BM tokens or routes as in gemm_kernel).
-
-    w: [experts of the group, ROWS, COLS] of x's dtype; group: int32 [2], its first expert and the one after its
-    last; blocks of other experts are skipped. out has PARTS rows per token, the first TOP_K for its routes.
-    """
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    tile, block = tl.program_id(0), tl.program_id(1)
-    expert = tl.full([], 0, tl.int64)
-    if block_expert is not None:
-        expert = tl.load(block_expert + block).to(tl.int64)
-        first = tl.load(group)
-        if (expert < first) | (expert >= tl.load(group + 1)):
-            return
-        w += (expert - first) * ROWS * COLS
-    elif block * BM >= tl.load(count):
-        return
-    routes, live, rows = route_pointers(x, block_routes, count, block * BM + tl.arange(0, BM), COLS, X_TOP_K)
+    """Computes float_gemm_kernel's tile `tile` for BM tokens or routes, of which `first` is the first one's place."""
+    routes, live, rows = route_pointers(x, block_routes, count, first + tl.arange(0, BM), COLS, X_TOP_K)
     n = tile * BN + tl.arange(0, BN)
     y = multiply_rows(rows, w + tl.minimum(n, ROWS - 1) * COLS, COLS, BM, BN, BK)
     to = tl.where(live, part_rows(routes, TOP_K, PARTS), 0).to(tl.int64)[:, None]
@@ -98,3 +80,45 @@ def float_gemm_kernel(
         tl.store(
             out + to * ROWS + n[None, :], y.to(out.dtype.element_ty), live[:, None] & (n < ROWS)[None, :]
         )
+
+
+@kernel
+def float_gemm_kernel(
+    x, w, bias, up_bias, block_expert, block_routes, group, count, out,
+    ROWS: tl.constexpr, COLS: tl.constexpr, FORM: tl.constexpr, BY_ROUTE: tl.constexpr, X_TOP_K: tl.constexpr,
+    TOP_K: tl.constexpr, PARTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    HALVES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out[i] = W x[i // X_TOP_K] + bias; with a FORM: gated(products of even rows, products of odd rows), with a
+    bias for each (BY_ROUTE: per route). Grid (tiles of ROWS, blocks of BM tokens or routes as in gemm_kernel).
+
+    w: [experts of the group, ROWS, COLS] of x's dtype; group: int32 [2], its first expert and the one after its
+    last; blocks of other experts are skipped. out has PARTS rows per token, the first TOP_K for its routes.
+    HALVES: the tile of a block that is at most half full has half of the rows.
+    """
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    tile, block = tl.program_id(0), tl.program_id(1)
+    expert = tl.full([], 0, tl.int64)
+    is_full = True
+    if block_expert is not None:
+        expert = tl.load(block_expert + block).to(tl.int64)
+        first = tl.load(group)
+        if (expert < first) | (expert >= tl.load(group + 1)):
+            return
+        w += (expert - first) * ROWS * COLS
+        if HALVES:
+            is_full = tl.load(block_routes + block * BM + BM // 2) >= 0
+    elif block * BM >= tl.load(count):
+        return
+    if is_full:
+        multiply_block(
+            x, w, bias, up_bias, expert, block_routes, count, out, block * BM, tile,
+            ROWS, COLS, FORM, BY_ROUTE, X_TOP_K, TOP_K, PARTS, BM, BN, BK,
+        )  # fmt: skip
+    else:
+        multiply_block(
+            x, w, bias, up_bias, expert, block_routes, count, out, block * BM, tile,
+            ROWS, COLS, FORM, BY_ROUTE, X_TOP_K, TOP_K, PARTS, BM // 2, BN, BK,
+        )  # fmt: skip

@@ -20,6 +20,7 @@ from moeserve.quantization.codebook import Codebook
 GEMV_TOKENS = 8  # with more tokens, a dense product is faster on the tensor cores
 # A head's product has more rows, and then the tensor cores are faster from fewer tokens on.
 MANY_ROWS, MANY_ROWS_GEMV_TOKENS = 32_768, 4
+WIDE_TOKENS = 4096  # more of them take a router's product as those of unpacked weights
 NARROW_ROWS, NARROW_TOKENS = 256, 512  # up to here a router's few rows do not fill larger tiles
 
 
@@ -168,9 +169,8 @@ def pairs_tile(tokens: int) -> PairsTile:
 
 
 def narrow_tile(tokens: int) -> GemmTile:
-    """Returns the tile for a float matrix with few rows, such as a router's: larger tiles leave most of a GPU
-    without a program. 34 us for 513 to 1,024 tokens and 128 rows, where dense_tile's takes 84
-    (docs/results/gpu-kernels.md)."""
+    """Returns the tile for a float matrix with few rows, such as a router's: larger ones leave most of a GPU without a
+    program (docs/results/gpu-kernels.md)."""
     return GemmTile(32, 64, 2, 4, 2) if tokens <= 4096 else GemmTile(32, 128, 2, 8, 2)
 
 
@@ -201,10 +201,14 @@ def linear(
         tile = gemv_tile(weight, blocks=blocks, tokens=tokens, warps=4 if weight.rows > MANY_ROWS else 2)
         run_gemv(x, codes, scales, weight, other, count, out, tile=tile, blocks=blocks, bias=bias)
         return
+    from moeserve.kernels.linear import large_batch  # which imports this module
+
     assert x is not None
     is_narrow = weight.format is None and weight.rows <= NARROW_ROWS
     if is_narrow and n <= NARROW_TOKENS:
         run_narrow_gemm(x, weight, other, count, out, tile=pairs_tile(n), bias=bias)
+    elif is_narrow and n > WIDE_TOKENS and other is None and x.dtype == weight.codes.dtype == torch.float32:
+        large_batch.narrow_float_linear(x, weight, count, out, bias=bias)
     else:
         gemm_tile = narrow_tile(n) if is_narrow else dense_tile(n, weight.rows)
         run_gemm(x, weight, other, None, count, out, tile=gemm_tile, bias=bias)
@@ -367,33 +371,9 @@ def run_gated_gemm(
     run = gated_sliced_k_gemm_kernel if t.sliced_k else gated_gemm_kernel
     more = (max(1, t.warps // t.k_blocks), t.stages) if t.sliced_k else ()
     run(
-        (-(-gate.rows // t.bn), len(routing.expert)),
-        x,
-        gate.codes,
-        gate.scales,
-        gate.supers,
-        up.codes,
-        up.scales,
-        up.supers,
-        options.gate_bias,
-        options.up_bias,
-        routing.expert,
-        routing.routes,
-        out,
-        gate.rows,
-        gate.cols,
-        gate.format,
-        up.format,
-        options.form,
-        options.by_route,
-        top_k,
-        t.bm,
-        t.bn,
-        t.k_blocks,
-        *more,
-        pdl(),
-        num_warps=t.warps,
-        num_stages=t.stages,
-        maxnreg=t.registers,
-        launch_pdl=pdl(),
-    )
+        (-(-gate.rows // t.bn), len(routing.expert)), x,
+        gate.codes, gate.scales, gate.supers, up.codes, up.scales, up.supers, options.gate_bias, options.up_bias,
+        routing.expert, routing.routes, out, gate.rows, gate.cols, gate.format, up.format, options.form,
+        options.by_route, top_k, t.bm, t.bn, t.k_blocks, *more, pdl(),
+        num_warps=t.warps, num_stages=t.stages, maxnreg=t.registers, launch_pdl=pdl(),
+    )  # fmt: skip

@@ -36,7 +36,7 @@ class FusedLayers:
         del y, rest
         packed = op.split_heads(first, more, w.bias(qkv), turns, self._heads, w.dtype)
         del first, more  # half of the memory that a picture would take here
-        if attention.takes(packed.shape[-1], w.dtype):
+        if attention.takes(packed):
             mixed = attention.attention(packed)
         else:
             mixed = self._attention(*packed.transpose(1, 2))

@@ -143,7 +143,8 @@ class ExpertRun(NamedTuple):
             experts_down(h, *self._down, routing.expert, routing.routes, count, self.parts, bias=bias)
 
     def _align(self, routing: RouteBlocks, count: Tensor) -> None:
-        align_routes(self.ids, count, self.experts.gate.experts, routing.expert, routing.routes)
+        experts, counts = self.experts.gate.experts, self.blocks.counts
+        align_routes(self.ids, count, experts, routing.expert, routing.routes, counts)
 
     def _looks_up(self, s: GpuWorkspace) -> bool:
         """Returns whether the weights are unpacked before the products although the step is small, because they are

@@ -234,7 +234,8 @@ class GpuWorkspace:
         self.pool_sum = views["pool_sum"]
         self.adapter_shrunk = views.get("adapter_shrunk")
         self.adapter_gate_up = views.get("adapter_gate_up")
-        self.unpacked = UnpackScratch(views["unpacked"]) if "unpacked" in views else None
+        rest = spare(arena, buffers, floats)
+        self.unpacked = UnpackScratch(_larger(views["unpacked"], rest)) if "unpacked" in views else None
         self.dense = dense_workspace(views, self.unpacked, floats)
         self.blocks = BlockWorkspace(
             rows,
@@ -244,7 +245,7 @@ class GpuWorkspace:
             unpacked_block=_unpacked_block(rows, shape.top_k, shape.num_experts),
         )
         # For experts with codebooks, if the step's unused memory has room for enough of them.
-        self.books = self._books(shape, spare(arena, buffers, floats), experts_here)
+        self.books = self._books(shape, rest, experts_here)
         # For experts whose types have quad-order kernels; None: the steps are too small or too large for them.
         self.quads = (
             QuadWorkspace(rows, shape.top_k, experts_here, views["quads"])
@@ -282,6 +283,13 @@ class GpuWorkspace:
             return None
         blocks = BlockWorkspace(self.rows, shape.top_k, experts_here, spare.device, unpacked_block=FEW_BLOCK)
         return blocks, UnpackScratch(spare)
+
+
+def _larger(unpacked: Tensor, rest: Tensor) -> Tensor:
+    """Returns the memory for unpacked matrices, [n] floats: the step's buffer, or what only larger steps use if that is
+    more. The more experts are unpacked at once, the fewer times their products are launched (4,096 tokens of 128
+    experts: gate and up 0.84 ms at once, 1.10 in seven groups)."""
+    return rest if len(rest) > len(unpacked) else unpacked
 
 
 def make_workspaces(
