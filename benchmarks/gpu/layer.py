@@ -15,7 +15,8 @@ from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_down, experts_up
 from moeserve.kernels.experts.quads import QuadWorkspace, quad_order, quads_down, quads_up
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
-from moeserve.kernels.linear.op import GEMV_TOKENS, RouteBlocks, linear
+from moeserve.kernels.linear.op import GEMV_TOKENS, linear
+from moeserve.kernels.linear.operands import RouteBlocks
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.planes import Planes
 from moeserve.kernels.rope.op import rope_store

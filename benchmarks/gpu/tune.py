@@ -26,16 +26,8 @@ from moeserve.kernels.attention.new_tokens import NewTokens
 from moeserve.kernels.attention.workspace import DecodeWorkspace
 from moeserve.kernels.experts.op import align_routes, num_blocks
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
-from moeserve.kernels.linear.op import (
-    GemmTile,
-    GemvTile,
-    RouteBlocks,
-    gemv_tile,
-    run_gated_gemm,
-    run_gemm,
-    run_gemv,
-    weight_of,
-)
+from moeserve.kernels.linear.op import GemmTile, GemvTile, gemv_tile, run_gated_gemm, run_gemm, run_gemv
+from moeserve.kernels.linear.operands import RouteBlocks, weight_of
 from moeserve.quantization import QuantType
 
 Case = tuple[str, int, tuple[int, ...]]  # what, rows, tile

@@ -12,7 +12,7 @@ from benchmarks.gpu.shape import SHAPE, random_planes
 from moeserve.kernels.experts.integers import integers_down, integers_up
 from moeserve.kernels.experts.op import align_routes, num_blocks
 from moeserve.kernels.linear.integers import IntegerRows, IntegerTile, integer_order
-from moeserve.kernels.linear.op import RouteBlocks
+from moeserve.kernels.linear.operands import RouteBlocks
 
 Launch = Callable[[int], None]
 TILES: dict[int, list[tuple[int, ...]]] = {  # by rows

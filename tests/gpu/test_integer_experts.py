@@ -10,7 +10,7 @@ from moeserve.kernels.experts.integers import has_gated_integers, integer_method
 from moeserve.kernels.experts.op import align_routes, num_blocks
 from moeserve.kernels.experts.reference import activate
 from moeserve.kernels.linear.integers import IntegerRows, has_integers, integer_order
-from moeserve.kernels.linear.op import SILU, Gated, RouteBlocks
+from moeserve.kernels.linear.operands import SILU, Gated, RouteBlocks
 from moeserve.kernels.planes import dequantize
 from tests.kernels.plane_tensors import planes_of
 from tests.kernels.triton_device import counter

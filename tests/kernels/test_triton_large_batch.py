@@ -17,7 +17,8 @@ from moeserve.kernels.linear.large_batch import (
     large_batch_linear,
     unpack,
 )
-from moeserve.kernels.linear.op import Activation, Gated, RouteBlocks, weight_of
+from moeserve.kernels.linear.op import Activation
+from moeserve.kernels.linear.operands import Gated, RouteBlocks, weight_of
 from moeserve.kernels.linear.reference import linear
 from moeserve.kernels.planes import dequantize
 from tests.kernels.plane_tensors import GUARD, planes_of, tensors

@@ -8,7 +8,8 @@ import torch
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.embed.reference import EMBEDDED
-from moeserve.kernels.linear.op import GEMV_TOKENS, GemmTile, linear, run_gemm, weight_of
+from moeserve.kernels.linear.op import GEMV_TOKENS, GemmTile, linear, run_gemm
+from moeserve.kernels.linear.operands import weight_of
 from moeserve.kernels.linear.reference import linear as reference
 from moeserve.kernels.planes import Planes, dequantize
 from moeserve.kernels.quantize.reference import quantize, round_trip

@@ -10,7 +10,7 @@ import torch
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts import op as experts_op
-from moeserve.kernels.linear.op import RouteBlocks
+from moeserve.kernels.linear.operands import RouteBlocks
 from moeserve.kernels.lora import op
 from moeserve.kernels.lora.op import AdapterTable, Items
 from moeserve.kernels.lora.reference import Pair, add_adapters

@@ -8,7 +8,7 @@ import torch
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels._C import PANEL_ROWS
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.linear.op import weight_of
+from moeserve.kernels.linear.operands import weight_of
 from moeserve.kernels.linear.panel_gemv import multiply_panels
 from moeserve.kernels.linear.reference import linear as reference
 from moeserve.kernels.next_token.op import (

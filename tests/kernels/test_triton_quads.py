@@ -20,7 +20,7 @@ from moeserve.kernels.experts.quads import (
     takes_quads,
 )
 from moeserve.kernels.experts.reference import experts as reference
-from moeserve.kernels.linear.op import Gated, RouteBlocks
+from moeserve.kernels.linear.operands import Gated, RouteBlocks
 from moeserve.kernels.planes import dequantize, empty_planes
 from moeserve.models.blocks.gpu.head_product import HeadProduct, head_product
 from moeserve.models.loading.gpu_weights import MergedLinear

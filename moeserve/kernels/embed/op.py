@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moeserve.kernels.embed.triton import add_deep_kernel, embed_kernel, take_sampled_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl
-from moeserve.kernels.linear.op import weight_of
+from moeserve.kernels.linear.operands import weight_of
 from moeserve.kernels.planes.layout import k_blocks_of
 
 

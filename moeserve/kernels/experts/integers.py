@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moeserve.kernels.experts.op import num_blocks
 from moeserve.kernels.linear.integers import IntegerRows, IntegerTile, has_integers, launch
-from moeserve.kernels.linear.op import SILU, Gated, RouteBlocks
+from moeserve.kernels.linear.operands import SILU, Gated, RouteBlocks
 from moeserve.kernels.planes import Planes
 
 

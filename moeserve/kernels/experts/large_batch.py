@@ -15,7 +15,7 @@ from moeserve.kernels.linear.large_batch import (
     run_float_gemm,
     unpack,
 )
-from moeserve.kernels.linear.op import SILU, Gated, RouteBlocks, weight_of
+from moeserve.kernels.linear.operands import SILU, Gated, RouteBlocks, weight_of
 
 
 def large_batch_up(

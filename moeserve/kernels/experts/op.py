@@ -14,15 +14,8 @@ from torch import Tensor
 from moeserve.kernels.experts.align import align_kernel, count_kernel, place_kernel
 from moeserve.kernels.experts.shared_gate import shared_gate_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl, row_stride
-from moeserve.kernels.linear.op import (
-    SILU,
-    Gated,
-    GemmTile,
-    RouteBlocks,
-    run_gated_gemm,
-    run_gemm,
-    weight_of,
-)
+from moeserve.kernels.linear.op import GemmTile, run_gated_gemm, run_gemm
+from moeserve.kernels.linear.operands import SILU, Gated, RouteBlocks, weight_of
 
 
 @dataclass(frozen=True, slots=True)

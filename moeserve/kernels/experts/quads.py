@@ -15,7 +15,7 @@ from torch import Tensor
 
 from moeserve.kernels.experts.op import num_blocks
 from moeserve.kernels.launch import HOPPER_SHARED_MEMORY, pdl, shared_memory
-from moeserve.kernels.linear.op import SILU, Gated, RouteBlocks, Weight, weight_of
+from moeserve.kernels.linear.operands import SILU, Gated, RouteBlocks, Weight, weight_of
 from moeserve.kernels.linear.quad_gemm import gated_quad_gemm_kernel, quad_gemm_kernel
 from moeserve.kernels.linear.quad_order import quad_order_kernel
 from moeserve.kernels.planes import Planes

@@ -6,15 +6,8 @@ from torch import Tensor
 
 from moeserve.kernels.experts.gemv import down_kernel, up_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl, row_stride
-from moeserve.kernels.linear.op import (
-    SILU,
-    Gated,
-    GemvTile,
-    Weight,
-    float_columns,
-    floats_and_integers,
-    weight_of,
-)
+from moeserve.kernels.linear.op import GemvTile, float_columns, floats_and_integers
+from moeserve.kernels.linear.operands import SILU, Gated, Weight, weight_of
 from moeserve.kernels.planes.layout import K_BLOCK, QUANT_GROUP, k_blocks_of
 
 SOME = 4  # tokens; larger batches have other tiles

@@ -11,7 +11,8 @@ from moeserve.kernels.attention.workspace import DecodeWorkspace, splits_that_fi
 from moeserve.kernels.experts.op import method_for
 from moeserve.kernels.latent.triton import latent_store_kernel, norm_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl
-from moeserve.kernels.linear.op import RouteBlocks, run_gemm, weight_of
+from moeserve.kernels.linear.op import run_gemm
+from moeserve.kernels.linear.operands import RouteBlocks, weight_of
 
 # For decode: heads per program, which share a key's loads, and the tensor cores' tile.
 DECODE_HEADS, DECODE_KEYS, DECODE_WARPS = 16, 32, 4

@@ -20,7 +20,7 @@ from moeserve.kernels.linear.integer_pieces import (
     has_whole_super_blocks,
     pieces_by_columns,
 )
-from moeserve.kernels.linear.op import RouteBlocks
+from moeserve.kernels.linear.operands import RouteBlocks
 from moeserve.kernels.planes import Planes
 from moeserve.quantization import Scale
 from moeserve.quantization.quant_type import SUPER_BLOCK

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moeserve.kernels.launch import next_power_of_2, pdl, shared_memory
 from moeserve.kernels.linear.float_gemm import float_gemm_kernel
-from moeserve.kernels.linear.op import Gated, RouteBlocks, Weight
+from moeserve.kernels.linear.operands import Gated, RouteBlocks, Weight
 from moeserve.kernels.linear.unpack import unpack_kernel
 from moeserve.kernels.planes.layout import k_blocks_of
 

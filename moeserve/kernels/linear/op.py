@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from moeserve.kernels.gating import OAI_ALPHA, Activation, GatedForm, form_of
 from moeserve.kernels.launch import next_power_of_2, pdl
 from moeserve.kernels.linear.gemm import gated_gemm_kernel, gemm_kernel
 from moeserve.kernels.linear.gemv import gemv_kernel
+from moeserve.kernels.linear.large_batch import narrow_float_linear
 from moeserve.kernels.linear.narrow_gemm import narrow_gemm_kernel
+from moeserve.kernels.linear.operands import SILU, Gated, RouteBlocks, Weight, weight_of
 from moeserve.kernels.linear.sliced_k_gemm import gated_sliced_k_gemm_kernel, sliced_k_gemm_kernel
 from moeserve.kernels.planes.layout import K_BLOCK, k_blocks_of
-from moeserve.quantization import QUANT_TYPES, BlockLayout
-from moeserve.quantization.codebook import Codebook
+from moeserve.quantization import BlockLayout
 
 GEMV_TOKENS = 8  # with more tokens, a dense product is faster on the tensor cores
 # A head's product has more rows, and then the tensor cores are faster from fewer tokens on.
@@ -28,56 +28,6 @@ def gemv_tokens(rows: int) -> int:
     """Returns the most tokens for which a product with `rows` rows of a quantised matrix is a GEMV, with int8
     activations; with more tokens it takes float activations."""
     return GEMV_TOKENS if rows <= MANY_ROWS else MANY_ROWS_GEMV_TOKENS
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A matrix in planes, as kernel arguments."""
-
-    codes: Tensor  # int32 view; or floats
-    scales: Tensor
-    supers: Tensor
-    format: BlockLayout | Codebook | None
-    rows: int
-    cols: int
-
-
-def weight_of(planes: list[Tensor], kind: int, cols: int) -> Weight:
-    """Returns the kernel arguments. planes: codes, scales, supers of `Planes`. Raises ValueError for an expert (or
-    matrix) of 2 GiB or more."""
-    codes, scales, supers = planes
-    rows = codes.shape[1]
-    form = QUANT_TYPES[kind].planes_form
-    if rows * codes[0, 0].nbytes >= 1 << 31:
-        raise ValueError(f"a matrix of {rows} rows of {codes[0, 0].nbytes} bytes is too large: 2 GiB at most")
-    return Weight(codes if form is None else codes.view(torch.int32), scales, supers, form, rows, cols)
-
-
-@dataclass(frozen=True, slots=True)
-class RouteBlocks:
-    """The assignment of activation rows to experts: blocks of routes, as experts/align.py makes them."""
-
-    expert: Tensor  # int32 [blocks]
-    routes: Tensor  # int32 [blocks, block]
-
-
-@dataclass(frozen=True, slots=True)
-class Gated:
-    """The activation that joins the products of gate and up; see `activate` in experts/reference.py."""
-
-    activation: Activation = "silu"
-    gate_bias: Tensor | None = None  # float32 [experts, ff]
-    up_bias: Tensor | None = None
-    by_route: bool = False  # the biases are [routes, ff], floats: one per route
-    limit: float | None = None  # of the activation: kernels/gating.py
-    alpha: float = OAI_ALPHA
-
-    @property
-    def form(self) -> GatedForm:
-        return form_of(self.activation, self.limit, self.alpha)
-
-
-SILU = Gated()
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +151,12 @@ def linear(
         tile = gemv_tile(weight, blocks=blocks, tokens=tokens, warps=4 if weight.rows > MANY_ROWS else 2)
         run_gemv(x, codes, scales, weight, other, count, out, tile=tile, blocks=blocks, bias=bias)
         return
-    from moeserve.kernels.linear import large_batch  # which imports this module
-
     assert x is not None
     is_narrow = weight.format is None and weight.rows <= NARROW_ROWS
     if is_narrow and n <= NARROW_TOKENS:
         run_narrow_gemm(x, weight, other, count, out, tile=pairs_tile(n), bias=bias)
     elif is_narrow and n > WIDE_TOKENS and other is None and x.dtype == weight.codes.dtype == torch.float32:
-        large_batch.narrow_float_linear(x, weight, count, out, bias=bias)
+        narrow_float_linear(x, weight, count, out, bias=bias)
     else:
         gemm_tile = narrow_tile(n) if is_narrow else dense_tile(n, weight.rows)
         run_gemm(x, weight, other, None, count, out, tile=gemm_tile, bias=bias)

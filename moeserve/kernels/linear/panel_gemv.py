@@ -18,7 +18,8 @@ from moeserve.kernels._C import PANEL_ROWS
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.launch import kernel, next_power_of_2, pdl
 from moeserve.kernels.linear.gemv import multiply_rows
-from moeserve.kernels.linear.op import GemvTile, Weight, floats_and_integers, gemv_tile
+from moeserve.kernels.linear.op import GemvTile, floats_and_integers, gemv_tile
+from moeserve.kernels.linear.operands import Weight
 
 
 @kernel

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.launch import next_power_of_2, pdl, row_stride
-from moeserve.kernels.linear.op import RouteBlocks
+from moeserve.kernels.linear.operands import RouteBlocks
 from moeserve.kernels.lora.small_batch import expand_small_batch_kernel, shrink_small_batch_kernel
 from moeserve.kernels.lora.triton import expand_kernel, expand_sum_kernel, shrink_kernel
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moeserve.kernels.activations import GpuActivations
-from moeserve.kernels.linear.op import weight_of
+from moeserve.kernels.linear.operands import weight_of
 from moeserve.kernels.linear.panel_gemv import multiply_panels
 from moeserve.kernels.next_token.op import ChainRows, Chosen, ScoredPanels, draft_of, place_drafts
 from moeserve.quantization.quant_type import QuantType

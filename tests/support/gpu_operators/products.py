@@ -11,7 +11,7 @@ from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_do
 from moeserve.kernels.experts.quads import QuadWorkspace, quad_order, quads_down, quads_up
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.gating import Activation, form_of
-from moeserve.kernels.linear import join_gated, op
+from moeserve.kernels.linear import join_gated, op, operands
 from moeserve.kernels.linear.integer_pieces import partial_numbers
 from moeserve.kernels.linear.integers import DenseIntegers, IntegerRows, integer_order
 from moeserve.kernels.linear.large_batch import BLOCK, UnpackScratch, large_batch_linear
@@ -85,7 +85,7 @@ def experts(
     dtype = f32 if few else torch.bfloat16
     gate, half = weight(kind, experts, ff, hidden), empty(n * top_k, ff, dtype=dtype)
     of_gate, of_up, of_down = [empty(experts, size) if oai else None for size in (ff, ff, hidden)]
-    options = op.Gated("swiglu_oai" if oai else activation, of_gate, of_up)
+    options = operands.Gated("swiglu_oai" if oai else activation, of_gate, of_up)
     if few:
         h = both(n * top_k, ff, dtype)
         small_batch_up(
@@ -146,12 +146,12 @@ def adapters(n: int, dtype: torch.dtype) -> None:
     room, ids = BlockWorkspace(n, top_k, num, "meta"), empty(n, top_k + 1, dtype=i32)[:, :top_k]
     few = room.method.up is None
     gate, up = empty(n * top_k, ff, dtype=dtype), empty(n * top_k, ff, dtype=dtype)
-    blocks = op.RouteBlocks(room.expert, room.routes)
+    blocks = operands.RouteBlocks(room.expert, room.routes)
     items = lora.Items(slots, count, top_k, ids) if few else lora.Items(slots, count, top_k, blocks=blocks)
     lora.shrink(y, table(2, num, hidden), items, shrunk, x_top_k=top_k)
     biases = (empty(num, ff), empty(num, ff))
     lora.expand(shrunk, table(2, num, hidden), items, (gate, up), adds=False, biases=biases)
-    options = op.Gated("silu", gate, up, True)
+    options = operands.Gated("silu", gate, up, True)
     planes, h = weight(Q4, num, ff, hidden), both(n * top_k, ff, dtype)
     parts = empty(n, top_k + 1, hidden, dtype=dtype)
     if few:
@@ -186,7 +186,7 @@ def adapters(n: int, dtype: torch.dtype) -> None:
         planes,
         int(Q4),
         hidden,
-        op.RouteBlocks(wide.expert, wide.routes),
+        operands.RouteBlocks(wide.expert, wide.routes),
         top_k,
         h[0],
         scratch,
@@ -200,7 +200,7 @@ def quads(n: int, kind: QuantType, down: QuantType) -> None:
     hidden, ff, num, top_k, dtype = 512, 256, 128, 8, torch.bfloat16
     s, gate = QuadWorkspace(n, top_k, num, empty(n, hidden, dtype=dtype)), weight(kind, num, ff, hidden)
     count = empty(1, dtype=i32)
-    routing, h = op.RouteBlocks(s.expert, s.routes), empty(n * top_k, ff, dtype=dtype)
+    routing, h = operands.RouteBlocks(s.expert, s.routes), empty(n * top_k, ff, dtype=dtype)
     quad_order(empty(n, hidden, dtype=dtype), count, s.x)
     quads_up(s.x, gate, int(kind), gate, int(kind), hidden, routing, top_k, h, tile=s.method.up)
     quads_down(
@@ -241,7 +241,7 @@ def large_batch(n: int, kind: QuantType, down: QuantType, block: int = BLOCK) ->
     hidden, ff, num, top_k, dtype = 512, 256, 128, 8, torch.bfloat16
     scratch = UnpackScratch(empty(1 << 24, dtype=dtype))
     room, gate = BlockWorkspace(n, top_k, num, "meta", unpacked_block=block), weight(kind, num, ff, hidden)
-    x, routing = empty(n, hidden, dtype=dtype), op.RouteBlocks(room.expert, room.routes)
+    x, routing = empty(n, hidden, dtype=dtype), operands.RouteBlocks(room.expert, room.routes)
     h = empty(n * top_k, ff, dtype=dtype)
     large_batch_up(x, gate, int(kind), gate, int(kind), hidden, routing, top_k, h, scratch)
     large_batch_down(
@@ -253,7 +253,7 @@ def large_batch(n: int, kind: QuantType, down: QuantType, block: int = BLOCK) ->
         empty(n, top_k, hidden, dtype=dtype),
         scratch,
     )
-    w = op.weight_of(weight(kind, 1, ff, hidden), int(kind), hidden)
+    w = operands.weight_of(weight(kind, 1, ff, hidden), int(kind), hidden)
     large_batch_linear(x, w, None, empty(1, dtype=i32), empty(n, ff), scratch)
 
 

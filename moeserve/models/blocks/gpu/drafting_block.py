@@ -18,7 +18,8 @@ from torch import Tensor
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.embed.op import KvPlaces, embed
 from moeserve.kernels.latent.op import norm_rows
-from moeserve.kernels.linear.op import gemv_tokens, weight_of
+from moeserve.kernels.linear.op import gemv_tokens
+from moeserve.kernels.linear.operands import weight_of
 from moeserve.kernels.linear.panel_gemv import multiply_panels
 from moeserve.kernels.linear.softcap import softcap
 from moeserve.kernels.next_token.op import (

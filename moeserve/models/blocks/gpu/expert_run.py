@@ -14,7 +14,7 @@ from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_do
 from moeserve.kernels.experts.quads import quad_order, quads_down, quads_up, takes_quads
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.linear.integers import has_integers, integer_order
-from moeserve.kernels.linear.op import Gated, RouteBlocks
+from moeserve.kernels.linear.operands import Gated, RouteBlocks
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace
 from moeserve.models.feed_forward import MoeShape

@@ -17,7 +17,7 @@ from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.op import shared_gate
 from moeserve.kernels.experts.weigh_input import weigh_input
 from moeserve.kernels.handoff import ExpertHandoff
-from moeserve.kernels.linear.op import Gated
+from moeserve.kernels.linear.operands import Gated
 from moeserve.kernels.norm.op import add_norm, sandwich_sum
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.routing.op import route, select_streamed_routes

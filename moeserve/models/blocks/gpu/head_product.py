@@ -11,7 +11,8 @@ from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.quads import QuadTile, quad_order, quads_down, takes_quads
-from moeserve.kernels.linear.op import RouteBlocks, gemv_tokens
+from moeserve.kernels.linear.op import gemv_tokens
+from moeserve.kernels.linear.operands import RouteBlocks
 from moeserve.models.blocks.gpu.arena_views import views_of
 from moeserve.models.blocks.gpu.residual_workspace import StreamsWorkspace, streams_workspace
 from moeserve.models.blocks.gpu.workspace import FLOATS

@@ -12,7 +12,8 @@ from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.linear.gather_columns import gather_columns
 from moeserve.kernels.linear.integers import DenseIntegers, IntegerRows
 from moeserve.kernels.linear.large_batch import UnpackScratch, can_unpack, large_batch_linear
-from moeserve.kernels.linear.op import linear, weight_of
+from moeserve.kernels.linear.op import linear
+from moeserve.kernels.linear.operands import weight_of
 from moeserve.models.blocks.gpu.arena_views import activations, part_of
 from moeserve.models.loading.gpu_weights import MergedLinear, plane_tensors
 

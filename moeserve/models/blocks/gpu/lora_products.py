@@ -9,7 +9,7 @@ from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.experts.op import BlockWorkspace
-from moeserve.kernels.linear.op import Gated, RouteBlocks
+from moeserve.kernels.linear.operands import Gated, RouteBlocks
 from moeserve.kernels.lora.op import RANK_TILE, AdapterTable, Items, expand, expand_sum, shrink
 from moeserve.models.adapters.scope import AdapterScope, scope_of
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows, GpuAdapters
