@@ -15,6 +15,7 @@ from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import KvLayout
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
 from moeserve.models.blocks.gpu.draft_head import PlacedDraftHead
+from moeserve.models.blocks.gpu.taps import ResidualTaps
 from moeserve.models.blocks.gpu.workspace import GpuBatch
 from moeserve.models.eagle3.folder import open_draft_head_folder
 from moeserve.models.eagle3.shape import read_draft_head
@@ -175,3 +176,13 @@ def test_drafts_and_texts(name: str, target: Target, tmp_path: Path, monkeypatch
         ours, theirs = logits.log_softmax(0), truth[-1].log_softmax(0)
         kl = torch.nn.functional.kl_div(ours, theirs, log_target=True, reduction="sum")
         assert abs(float(kl)) < 1e-5
+
+
+def test_a_layer_may_be_read_twice() -> None:
+    """Default layers of a small model, and a file's, may repeat: the head has a column for each."""
+    taps = ResidualTaps(
+        [1, 1, 3], num_layers=4, rows=2, hidden=8, floats=torch.float32, device=torch.device("cpu")
+    )
+    for layer in range(4):
+        taps.copy(layer, torch.full((2, 8), layer + 1.0))
+    assert taps.rows.view(2, 3, 8)[..., 0].tolist() == [[2.0, 2.0, 4.0]] * 2

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from moeserve.cli.plan import command
 from moeserve.models.registry import read_shape
@@ -35,3 +36,16 @@ def test_a_head_that_drafts(
     assert (plain["ram_tier"] > 0, memory["ram_tier"], memory["ram_draft_model"]) == (True, 0, 0)
     refused = fails(capsys, *flags, "--kv-ram", "1", "--speculative-config", drafts)
     assert "--kv-ram: an EAGLE-3 head's keys are not kept in RAM" in refused
+    on_cpu = ["--model", str(tiny_model), "--device", "cpu", "--max-total-tokens", "4000"]
+    refused = fails(capsys, *on_cpu, "--kv-ram", "1", "--speculative-config", drafts)
+    assert "--kv-ram: there is no RAM tier on the CPU engine" in refused
+    beyond = Head(shape.hidden_size, shape.vocab_size, taps, scored=64)
+    beyond.ids = torch.arange(64) + shape.vocab_size - 63
+    drafts = json.dumps(
+        {
+            "method": "eagle3",
+            "model": str(beyond.write_gguf(tmp_path / "beyond.gguf")),
+            "num_speculative_tokens": 3,
+        }
+    )
+    assert "'d2t' does not map to the model's" in fails(capsys, *flags, "--speculative-config", drafts)

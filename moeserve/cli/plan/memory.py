@@ -227,8 +227,8 @@ def predict(
             *(config, placement, gpu_kv, free - ram_kv),
             has_window_pool=pools.num_window_slots > 0 or len(slot_kinds(layout, 1, 1)) > 0,
         )
-        if draft_model is None
-        else 0,
+        if draft_model is None or not placement.uses_gpu
+        else 0,  # beside a head
         gpu_weights=placement.gpu_weight_bytes,
         gpu_kv=gpu_kv,
         gpu_states=slots * sizes.state_bytes(cpu_layers),

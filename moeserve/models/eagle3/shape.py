@@ -162,7 +162,7 @@ def _taps(reader: ShapeReader, model: ModelShape) -> tuple[int, ...]:
     for suffix in _TAPS:
         if reader.has(suffix):
             return tuple(reader.integers(suffix, 0, model.num_layers, most=_MOST_TAPS))
-    if model.num_layers < 6:  # the three would not differ
+    if model.num_layers < 7:  # the three would not differ
         raise reader.error(_TAPS[0], "is missing")
     return 2, model.num_layers // 2, model.num_layers - 3
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from moeserve.kernels.planes import Planes
 from moeserve.models.eagle3.shape import (
-    IDS,
     INPUT_NORM,
     JOINED,
     STATE_NORM,
@@ -19,11 +18,9 @@ from moeserve.models.eagle3.shape import (
     read_ids,
 )
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.engine_types import check_gpu_types
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.loading.gpu_weights import GpuLayer, MergedLinear
-from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.rope_factors import rope_factors
 from moeserve.models.sources.gguf import names as n
@@ -56,19 +53,16 @@ class GpuDraftHeadLoader(GpuLoader):
         self._head = head
 
     def load_head(self, model: ModelShape) -> GpuDraftHead:
-        """Loads all weights. model: the one that it drafts for. Raises ModelError for a type without GPU kernels, or
-        ids that the model lacks, torch.OutOfMemoryError."""
+        """Loads all weights of a head that `check_gpu_reads` has passed. model: the one that it drafts for. Raises
+        torch.OutOfMemoryError."""
         head, source = self._head, self._source
-        names = list(draft_head_tensors(head, model))
-        check_gpu_types(source, names)
-        check_lanes(source, head.own, "GPU", {"attention.key_length": head.attention.head_dim})
-        self._total = sum(source.tensors[name].nbytes for name in names)
+        self._total = sum(source.tensors[name].nbytes for name in draft_head_tensors(head, model))
         with closing(self._upload):
             return self._load_head(model)
 
     def _load_head(self, model: ModelShape) -> GpuDraftHead:
         head, source = self._head, self._source
-        ids = torch.from_numpy(read_ids(source, model)).to(self._device) if IDS in source.tensors else None
+        ids = torch.from_numpy(read_ids(source, model)).to(self._device) if head.has_ids else None
         return GpuDraftHead(
             joined=MergedLinear(self._planes(JOINED)),
             joined_norm=self._vector(INPUT_NORM) if head.norm_before_fc else None,

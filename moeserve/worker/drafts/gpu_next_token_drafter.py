@@ -21,7 +21,7 @@ from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
 class GpuNextTokenDrafter:
-    """A `Drafter` that drafts with the model's own next-token block on a GPU."""
+    """A `Drafter` that drafts with a block on a GPU: the model's own next-token block or an EAGLE-3 head."""
 
     def __init__(
         self,

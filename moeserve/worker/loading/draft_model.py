@@ -11,8 +11,17 @@ from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
 from moeserve.models.draft_heads import is_eagle3_folder, refuse_block_alone, refuse_draft_head
 from moeserve.models.eagle3.folder import open_draft_head_folder
 from moeserve.models.eagle3.gpu_memory import gpu_head_bytes
-from moeserve.models.eagle3.shape import ARCHITECTURE, DraftHeadShape, input_bytes, read_draft_head
+from moeserve.models.eagle3.shape import (
+    ARCHITECTURE,
+    DraftHeadShape,
+    draft_head_tensors,
+    input_bytes,
+    read_draft_head,
+    read_ids,
+)
 from moeserve.models.interface import ModelShape
+from moeserve.models.loading.engine_types import check_gpu_types
+from moeserve.models.loading.lanes import check_lanes
 from moeserve.models.open import open_dummy_model, open_metadata, open_model
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.source import ModelSource
@@ -25,7 +34,7 @@ from moeserve.tokenizer.same_vocabulary import check_same_vocabulary
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """The small model or the head, which has all its weights in RAM."""
+    """The small model, which the CPU computes, or the head, whose weights are where the model's are."""
 
     source: ModelSource
     shape: ModelShape
@@ -125,6 +134,16 @@ def _head_of(config: ServerConfig, source: ModelSource, model: ModelShape, *, on
             "--kv-ram: an EAGLE-3 head's keys are not kept in RAM; leave it out, or draft in another way"
         )
     layout = layout_of(config, head.own)
-    if not on_gpu:
+    if on_gpu:
+        _check_gpu_reads(source, head, model)
+    else:
         check_cpu_reads(layout)
     return DraftModel(source, layout.shape, layout, head)
+
+
+def _check_gpu_reads(source: ModelSource, head: DraftHeadShape, model: ModelShape) -> None:
+    """Raises ModelError if the head has a type or a head size without GPU kernels, or ids that the model lacks."""
+    check_gpu_types(source, list(draft_head_tensors(head, model)))
+    check_lanes(source, head.own, "GPU", {"attention.key_length": head.attention.head_dim})
+    if head.has_ids:
+        read_ids(source, model)

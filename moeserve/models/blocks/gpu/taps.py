@@ -20,7 +20,9 @@ class ResidualTaps:
     ) -> None:
         """layers: before which the residual is copied, in the head's order; num_layers: behind the last. rows: of the
         largest step. floats: dtype of the copies."""
-        self._columns = {layer: slice(at * hidden, (at + 1) * hidden) for at, layer in enumerate(layers)}
+        self._columns: dict[int, list[slice]] = {}  # a layer may be read more than once
+        for at, layer in enumerate(layers):
+            self._columns.setdefault(layer, []).append(slice(at * hidden, (at + 1) * hidden))
         self._num_layers = num_layers
         self.rows = torch.zeros(rows, len(layers) * hidden, dtype=floats, device=device)
         # The residual behind the last layer, which only the head's norm adds up; None: it is not read.
@@ -28,8 +30,7 @@ class ResidualTaps:
 
     def copy(self, layer: int, x: Tensor) -> None:
         """Launches the copy of x, float32 [n, hidden], if it is to be read: a step's residual before `layer`."""
-        columns = self._columns.get(layer)
-        if columns is not None:
+        for columns in self._columns.get(layer, ()):
             self.rows[: len(x), columns].copy_(x)
 
     def copy_last(self, n: int) -> None:

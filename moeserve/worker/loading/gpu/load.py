@@ -114,7 +114,7 @@ def load_gpu_runner(
 def _block_drafter(
     loaded: LoadedGpuEngine, least: float, late: LateDrafts
 ) -> Callable[[Sequences], Drafter] | None:
-    """Returns the maker of the drafter of the model's own block; None if the block does not draft. least: the
+    """Returns the maker of the drafter of the model's own block or of its head; None if there is none. least: the
     probability that a draft needs. late: where the drafter notes drafts that a step need not wait for."""
     chain = loaded.engine.next_token_chain
     if chain is None:
