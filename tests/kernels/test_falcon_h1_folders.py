@@ -102,6 +102,8 @@ def test_settings_as_they_are_published(folder: Path) -> None:
         ({"key_multiplier": 0.0}, "'key_multiplier' is 0.0"),
         ({"mamba_proj_bias": True}, "'mamba_proj_bias' is True"),
         ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config of 'fp8'"),
+        (NORMED, "'mamba_rms_norm' is True, and Mamba-2 has no norms in the files"),
+        ({"mamba_d_state": 1 << 20, "mamba_n_groups": 1024, "ssm_multipliers": [2.0] * 5}, "ssm"),
     ],
     ids=str,
 )

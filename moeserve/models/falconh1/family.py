@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from moeserve.models.attention import AttentionShape
-from moeserve.models.falconh1.hugging_face import MAPPING
+from moeserve.models.errors import ModelError
+from moeserve.models.falconh1.hugging_face import MAPPING, NORMALIZED
 from moeserve.models.feed_forward import DenseFfnShape
 from moeserve.models.interface import LayerShape, ModelFamily, ModelShape
 from moeserve.models.recurrent_heads import mamba2_shape
@@ -22,6 +23,12 @@ def read_shape(source: ModelSource) -> ModelShape:
     """Reads the shape from the metadata. Raises ModelError. Mamba-2's output is normalised if the file has the norm."""
     reader = ShapeReader(source)
     has_norm = any(name.endswith(f".{n.of_part(n.SSM_NORM)}") for name in source.tensors)
+    if reader.flag(NORMALIZED, default=has_norm) != has_norm:
+        norms = "norms" if has_norm else "no norms"
+        raise ModelError(
+            source.path,
+            f"'mamba_rms_norm' is {not has_norm}, and Mamba-2 has {norms} in the files; download it again",
+        )
     layer = LayerShape(
         AttentionShape(*reader.heads()),
         DenseFfnShape(reader.dense_width()),

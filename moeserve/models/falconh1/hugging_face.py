@@ -27,6 +27,7 @@ _LEAST, _MOST = 1e-6, 1e6  # of a multiplier
 _PIECES: Final = 5  # of Mamba-2's rows: z, x, B, C and dt
 
 _UNDER: Final = "mamba."
+NORMALIZED: Final = "ssm.normalized"  # key of what config.json says, for a comparison with the tensors
 # Matrices that take over multipliers -> the settings whose product each takes over.
 SETTINGS: Final[Mapping[str, tuple[str, ...]]] = {
     n.ATTN_Q: ("attention_in_multiplier",),
@@ -74,6 +75,7 @@ def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
     return {
         "ssm.time_step_rank": heads,
         "ssm.inner_size": width,
+        NORMALIZED: bool(config.get("mamba_rms_norm", False)),
         "embedding_scale": number(path, config, "embedding_multiplier", _LEAST, _MOST, default=1.0),
         "logit_scale": number(path, config, "lm_head_multiplier", _LEAST, _MOST, default=1.0),
         **{key: value for each in multipliers for key, value in each.items()},

@@ -56,4 +56,7 @@ def _by_row(
     """Returns float32 [rows, 1], or [1, 1] of one factor. The check of the model finds a wrong number of rows."""
     if len(factors) == 1:
         return factors[:, None]
-    return factors.repeat([*rows, max(0, num_rows - int(rows.sum()))])[:num_rows, None]
+    ends = np.minimum(np.cumsum(rows.astype(float)), num_rows).astype(
+        np.int64
+    )  # config.json may state any number
+    return factors.repeat(np.diff(ends, prepend=0, append=num_rows))[:, None]
