@@ -7,7 +7,7 @@ CPU, float32 unless stated otherwise, and may have more than n rows.
 
 Each call checks its tensors before launching (in C++, csrc/bindings/stream.cpp: 30 ns per tensor). It raises
 ValueError, starting with the argument's name, for a wrong dtype, device, stride or size, and IndexError for a token
-id, row or KV slot out of range.
+id, row or KV slot out of range. `repeat` checks nothing anew: its tensors are those of the recorded calls.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ void bind_engine(nb::module_& m) {
       .def("wait", &Stream::wait, ReleaseGil())
       .def("begin_record", &Stream::begin_record, "record"_a)
       .def("end_record", &Stream::end_record, "record"_a)
-      .def("repeat", &Stream::repeat, "record"_a)
+      .def("repeat", &Stream::repeat, ReleaseGil(), "record"_a)
       .def("choose_products", &Stream::choose_products, ReleaseGil(), "types"_a, "weight_bytes"_a,
            "least_gain"_a, "known"_a)
       .def("pack", &Stream::pack, ReleaseGil(), "source"_a, "bytes"_a, "type"_a, "rows"_a, "cols"_a,

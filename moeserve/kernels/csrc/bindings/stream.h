@@ -1,6 +1,7 @@
 // The operations that Python queues on the pool. Every call checks its tensors' element type, contiguity, device and
 // sizes. If a check fails, it queues nothing and throws std::invalid_argument (ValueError), with a message that begins
-// with the argument's name in cpu_stream.py, or std::out_of_range (IndexError) for an id out of range.
+// with the argument's name in cpu_stream.py, or std::out_of_range (IndexError) for an id out of range. `repeat` checks
+// nothing anew: its tensors are those of the recorded calls, and `copy_ids` has checked the ids.
 #pragma once
 
 #include <nanobind/nanobind.h>
