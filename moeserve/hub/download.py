@@ -44,7 +44,7 @@ from moeserve.models.sources.huggingface.json_files import read_json
 from .cache import cache_space
 from .choice import choose
 from .errors import HubError
-from .explanations import explained, not_a_hub, not_here, why_unanswered
+from .explanations import address, explained, not_a_hub, not_here, why_unanswered
 from .names import HubName
 from .progress import DownloadProgress, Told
 
@@ -183,7 +183,7 @@ def _blob(name: HubName, commit: str, file: str) -> _Blob:
     url = hf_hub_url(name.repo, file, revision=commit)
     found = get_hf_file_metadata(url)
     if found.etag is None or found.size is None or not re.fullmatch(r"\w[\w.-]*", found.etag):
-        raise HubError(f"{name}: {constants.ENDPOINT} does not tell {file}'s hash and size; is it a hub?")
+        raise HubError(f"{name}: {address()} does not tell {file}'s hash and size; is it a hub?")
     return _Blob(file, url, _cache_folder(name) / "blobs" / found.etag, found.size)
 
 
@@ -230,7 +230,7 @@ def _check_hash(name: HubName, blob: _Blob) -> None:
     if found != told:
         blob.partial.unlink()
         raise HubError(
-            f"{name}: {blob.file} was damaged on the way: its hash is {found}, {constants.ENDPOINT} names {told}; "
+            f"{name}: {blob.file} was damaged on the way: its hash is {found}, {address()} names {told}; "
             "start again to download it anew"
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx2
-from huggingface_hub import constants
+from huggingface_hub import constants, get_token
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -32,7 +32,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 @contextmanager
 def explained(name: HubName) -> Iterator[None]:
     """Raises a HubError in the place of what the library raises."""
-    hub = constants.ENDPOINT
+    hub = address()
     try:
         yield
     except GatedRepoError as error:
@@ -47,10 +47,11 @@ def explained(name: HubName) -> Iterator[None]:
             "is private"
         ) from error
     except HfHubHTTPError as error:
-        host, status = _host(error.response), error.response.status_code
-        raise HubError(f"{name}: {host} answered with status {status}; {_remedy(error.response)}") from error
+        raise HubError(f"{name}: {_answer(error)}") from error
     except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-        raise not_here(name, f"only the cache is there: {why_unanswered(None)}") from error
+        cause = error.__cause__  # of a file that was asked for and is not in the cache
+        why = _answer(cause) if isinstance(cause, HfHubHTTPError) else why_unanswered(cause)
+        raise not_here(name, f"only the cache is there: {why}") from error
     except httpx2.TransportError as error:
         raise HubError(
             f"{name}: the connection to {hub} failed ({error}); what was downloaded is "
@@ -71,9 +72,20 @@ def explained(name: HubName) -> Iterator[None]:
         raise _disk_error(name, error) from error
 
 
-def _host(response: httpx2.Response) -> str:
-    """Returns the address of the host that answered: files may come from another one than the hub."""
-    return str(response.request.url.copy_with(raw_path=b"/")).rstrip("/")
+def address() -> str:
+    """Returns the hub's address, without a password in it."""
+    url = httpx2.URL(constants.ENDPOINT)
+    return f"{_host(url)}{url.path.rstrip('/')}" if url.userinfo else constants.ENDPOINT
+
+
+def _host(url: httpx2.URL) -> str:
+    return f"{url.scheme}://{url.netloc.decode()}"
+
+
+def _answer(error: HfHubHTTPError) -> str:
+    """Returns who answered what, and the remedy: files may come from another host than the hub."""
+    response = error.response
+    return f"{_host(response.request.url)} answered with status {response.status_code}; {_remedy(response)}"
 
 
 def _remedy(response: httpx2.Response) -> str:
@@ -81,9 +93,10 @@ def _remedy(response: httpx2.Response) -> str:
     if response.status_code == httpx2.codes.TOO_MANY_REQUESTS:
         wait = response.headers.get("Retry-After", "")
         after = f"after {wait} s" if wait.isdecimal() else "in a few minutes"
-        return f"too many requests came from here: try again {after}, or set HF_TOKEN, with which more are allowed"
+        more = "" if get_token() else ", or set HF_TOKEN, with which more are allowed"
+        return f"too many requests came from here: try again {after}{more}"
     if response.status_code in (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN):
-        at_hub = constants.ENDPOINT.startswith(_host(response))
+        at_hub = response.request.url.netloc == httpx2.URL(constants.ENDPOINT).netloc
         return "check HF_TOKEN" if at_hub else "the network's proxy or firewall has to allow that host"
     return "try again later"
 
@@ -95,7 +108,7 @@ def not_here(name: HubName, why: str) -> HubError:
 
 
 def not_a_hub(what: str) -> HubError:
-    return HubError(f"{what}: {constants.ENDPOINT} does not answer as a hub does; check HF_ENDPOINT")
+    return HubError(f"{what}: {address()} does not answer as a hub does; check HF_ENDPOINT")
 
 
 def why_unanswered(error: BaseException | None) -> str | None:
@@ -104,16 +117,16 @@ def why_unanswered(error: BaseException | None) -> str | None:
         status = error.response.status_code
         if status < 500 and status != httpx2.codes.TOO_MANY_REQUESTS:
             return None
-        return f"{_host(error.response)} answered with status {status}; {_remedy(error.response)}"
+        return _answer(error)
     if "CERTIFICATE_VERIFY_FAILED" in str(error):  # in many companies a proxy encrypts anew
         return (
-            f"the certificate of {constants.ENDPOINT} is not trusted ({error}); name the authority's file, perhaps "
+            f"the certificate of {address()} is not trusted ({error}); name the authority's file, perhaps "
             "your company's, in SSL_CERT_FILE"
         )
     if constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set; unset it"
     to_check = ["the network", "HF_ENDPOINT", *(name for name in _PROXIES if os.environ.get(name))]
-    return f"{constants.ENDPOINT} cannot be reached; check {', '.join(to_check[:-1])} and {to_check[-1]}"
+    return f"{address()} cannot be reached; check {', '.join(to_check[:-1])} and {to_check[-1]}"
 
 
 def _disk_error(name: HubName, error: Exception) -> HubError:

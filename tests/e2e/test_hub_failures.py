@@ -3,6 +3,7 @@ cannot resume. Each message names cause and remedy, and what is in the cache is 
 
 from __future__ import annotations
 
+import shutil
 import ssl
 import subprocess
 import time
@@ -15,6 +16,7 @@ from tests.support.hub_client import Client
 from tests.support.hub_server import Hub, running_hub
 
 REPO = "acme/tiny-GGUF"
+FOLDER = "acme/tiny"
 LARGE = 25 << 20
 MOUNT = 'mount -t tmpfs -o size=45m tmpfs "$1"; shift; exec "$@"'
 TOO_MANY = (429, {"Retry-After": "1"})
@@ -26,6 +28,10 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     folder.mkdir(parents=True)
     (folder / "tiny-Q8_0.gguf").write_bytes(b"GGUF" * 2000)
     (folder / "large-Q4_0.gguf").write_bytes(bytes(range(256)) * (LARGE // 256))
+    weights = tmp_path / "repositories" / FOLDER
+    weights.mkdir(parents=True)
+    (weights / "config.json").write_text("{}")
+    (weights / "model.safetensors").write_bytes(b"weights" * 200)
     with running_hub(tmp_path / "repositories") as running:
         yield running
 
@@ -55,6 +61,23 @@ def test_what_was_downloaded_is_served_while_the_hub_refuses(
     assert f"answered with status {failure[0]}" in other, "it was reached"
 
 
+def test_a_file_that_the_hub_refuses_after_its_listing(client: Client, hub: Hub) -> None:
+    hub.failing = {"resolve": TOO_MANY}
+    (error,) = client.ask(FOLDER)
+    assert f"{hub.url} answered with status 429" in error
+    assert "cannot be reached" not in error
+
+
+def test_a_password_of_the_hub_and_a_token_that_is_set(client: Client, hub: Hub) -> None:
+    hub.failing = {"api": TOO_MANY}
+    address = hub.url.replace("//", "//user:secret@")
+    process = client.start(f"{REPO}:Q8_0", HF_ENDPOINT=address, HF_TOKEN="hf_token")
+    out, err = process.communicate(timeout=120)
+    assert "answered with status 429" in out
+    assert "set HF_TOKEN" not in out
+    assert "secret" not in out + err
+
+
 def test_a_redirect_that_does_not_end_is_no_hub(client: Client, hub: Hub) -> None:
     hub.failing = {"api": (307, {"Location": f"/api/models/{REPO}"})}
     (error,) = client.ask(f"{REPO}:Q8_0")
@@ -70,6 +93,8 @@ def test_a_refusal_of_the_files_host_names_that_host(client: Client, hub: Hub) -
 
 
 def test_a_certificate_that_is_not_trusted_is_named(client: Client, hub: Hub, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     request = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
     name = ["-subj", "/CN=hub", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
@@ -97,9 +122,11 @@ def test_a_mirror_that_sends_the_whole_file_again(client: Client, hub: Hub) -> N
     hub.ignores_ranges = True
     hub.stall_after = 12 << 20
     cut_off = client.start(f"{REPO}:Q4_0")
-    wait_for_a_part(client.cache)
-    cut_off.kill()
-    cut_off.communicate()
+    try:
+        wait_for_a_part(client.cache)
+    finally:
+        cut_off.kill()
+        cut_off.communicate()
     hub.stall_after = None
     path, _ = client.fetch(f"{REPO}:Q4_0")
     assert path.read_bytes() == (hub.root / REPO / "large-Q4_0.gguf").read_bytes()
@@ -116,11 +143,15 @@ def test_a_disk_that_fills_up_while_downloading(client: Client, hub: Hub) -> Non
     hub.stall_after = 12 << 20
     process = client.start(f"{REPO}:Q4_0", before=[*alone, "sh", "-c", MOUNT, "sh", str(disk)])
     inside = Path(f"/proc/{process.pid}/root{client.cache}")
-    wait_for_a_part(inside)
-    with pytest.raises(OSError, match="No space left"):
-        (inside / "filler").write_bytes(bytes(45 << 20))
-    hub.stall_after = None
-    out, err = process.communicate(timeout=120)
+    try:
+        wait_for_a_part(inside)
+        with pytest.raises(OSError, match="No space left"):
+            (inside / "filler").write_bytes(bytes(45 << 20))
+        hub.stall_after = None
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
     assert (
         "No space left on device; what was downloaded is kept: make room and run the same command" in out
     ), err

@@ -17,7 +17,9 @@ FETCH = """
 import json, sys
 from moeserve.config import ServerConfig
 from moeserve.errors import UserError
+from moeserve.processes.logs import set_up_logging
 from moeserve.cli.command_line import resolve
+set_up_logging("moeserve", "info")
 for model in sys.argv[1:]:
     try:
         config = resolve(ServerConfig(model=model))

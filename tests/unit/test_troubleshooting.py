@@ -17,6 +17,7 @@ COMPOSED = {
     "the process for … ended at once (exit code …): its own lines say why",
     "the process for … did not start within … s and was stopped",
     "the working directory has been deleted; start from another",
+    "…: … answered with status …; …",
     "this CPU has no …, for which NumPy and PyTorch are compiled; in a virtual machine choose the CPU type host, else "
     "use another machine",
 }
