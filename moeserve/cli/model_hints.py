@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
@@ -35,15 +35,17 @@ def for_folder(folder: Path) -> str:
     """Returns a hint for a folder that holds no model: the folders in it that do, or how models of another program's
     folder are named."""
     if repository := _REPOSITORY.fullmatch(folder.name):
-        return f"; a repository of the Hub's cache is named {repository[1]}/{repository[2]}"
-    inside = [entry for entry in islice(_entries(folder), _MOST_ENTRIES) if entry.is_dir()]
+        name = f"{repository[1]}/{repository[2]}"
+        return f"; a repository of the Hub's cache is named {name}, with HF_HUB_CACHE={folder.parent}"
+    inside = [entry for entry in islice(_entries(folder), _MOST_ENTRIES) if os.path.isdir(entry)]
     if any(_REPOSITORY.fullmatch(entry.name) for entry in inside):
-        return "; it is a cache of the Hub: moeserve list prints the names of its models"
+        return f"; it is a cache of the Hub: moeserve list prints the names of its models, with HF_HUB_CACHE={folder}"
     if ollama_models.is_folder(folder):
         return "; Ollama's models are files in it: ollama show --modelfile NAME prints a model's, after FROM"
     models = [entry for entry in inside if _holds_model(entry)]
     if not models:  # as LM Studio's, by publisher and repository
-        models = [one for entry in inside for one in _entries(entry) if one.is_dir() and _holds_model(one)]
+        second = islice(chain.from_iterable(map(_entries, inside)), _MOST_ENTRIES)
+        models = [one for one in second if os.path.isdir(one) and _holds_model(one)]
     if not models:
         return ""
     return f"; did you mean {_either(str(entry) for entry in sorted(models)[:MAX_NAMED])}?"

@@ -21,7 +21,7 @@ def file_of(name: str) -> Path | None:
     base, _, tag = name.partition(":")
     for folder in (os.environ.get("OLLAMA_MODELS"), "~/.ollama/models", _SERVICE):
         if folder:
-            models = Path(folder).expanduser()
+            models = Path(os.path.expanduser(folder))  # unlike Path's, it does not fail without a home
             digest = _digest(models / "manifests/registry.ollama.ai/library" / base / (tag or "latest"))
             file = models / "blobs" / digest.replace(":", "-")
             if digest and os.path.exists(file):

@@ -142,8 +142,14 @@ def test_a_folder_of_several_models_is_refused_before_anything_starts(tmp_path: 
 @pytest.mark.parametrize(
     ("folder", "hint"),
     [
-        ("hub", "; it is a cache of the Hub: moeserve list prints the names of its models"),
-        ("hub/models--acme--tiny-GGUF", "; a repository of the Hub's cache is named acme/tiny-GGUF"),
+        (
+            "hub",
+            "; it is a cache of the Hub: moeserve list prints the names of its models, with HF_HUB_CACHE={}/hub",
+        ),
+        (
+            "hub/models--acme--tiny-GGUF",
+            "; a repository of the Hub's cache is named acme/tiny-GGUF, with HF_HUB_CACHE={}/hub",
+        ),
         (
             "hub/models--acme--tiny-GGUF/snapshots",
             "; did you mean {}/hub/models--acme--tiny-GGUF/snapshots/abc?",
