@@ -89,7 +89,7 @@ def row(beginning: str) -> str:
             f"{connection.MAX_FRAMING_BYTES // MIB} MiB in all; {connection.MAX_FIELDS} trailers ",
         ),
         (
-            "what comes behind a refusal",
+            "bytes after a refusal that did not wait for the body",
             f"{sliced_connection.LINGER_BYTES // MIB} MiB, {sliced_connection.LINGER_S:g} s ",
         ),
         ("the event loop's time for requests without a key", f"{turns.SHARE:.0%}, "),
