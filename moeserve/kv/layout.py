@@ -177,11 +177,11 @@ def _caps_scores(shape: ModelShape) -> bool:
 
 def check_cpu_reads(layout: KvLayout) -> None:
     """Raises ConfigError if only GPU attention can read the layout's dtype."""
-    if layout.dtype.scales != "none" and _caps_scores(layout.shape):
-        raise ConfigError(
-            "--kv-cache-dtype q8_0: only a GPU's attention reads it. On the CPU, scores that a model caps are computed "
-            "of 16 bits; say f16, or leave it out"
-        )
     if layout.dtype in _GPU_ONLY:
         name, reason = _GPU_ONLY[layout.dtype]
         raise ConfigError(f"--kv-cache-dtype {name}: only a GPU's attention reads it. On the CPU, {reason}")
+    if layout.dtype.scales != "none" and _caps_scores(layout.shape):
+        raise ConfigError(
+            "--kv-cache-dtype q8_0: this model caps its attention scores, and the CPU computes such attention only "
+            "over 16-bit keys and values; say f16, or leave it out"
+        )

@@ -47,7 +47,8 @@ def inverse_kernel(
     SIZE: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (chunks, VALUE_HEADS). chunks int32 [chunks, 2]: first row, rows (at most CHUNK). inverse [n,
-    VALUE_HEADS, CHUNK]: each row's row of (I + A)^-1. Other arguments as for `recurrent_kernel`."""
+    VALUE_HEADS, CHUNK]: for each token, its row of its chunk's (I + A)^-1. Other arguments as
+    for `recurrent_kernel`."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

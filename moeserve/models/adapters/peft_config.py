@@ -78,7 +78,8 @@ class PeftConfig:
 
 
 def read_peft_config(folder: Path) -> PeftConfig:
-    """Reads the file. Raises AdapterError, which names an unsupported setting."""
+    """Reads the adapter's configuration (CONFIG_FILE) in the folder. Raises AdapterError if it is invalid or has an
+    unsupported setting, which the error names."""
     path = folder / CONFIG_FILE
     try:
         found = read_json(path, MAX_BYTES)
