@@ -137,7 +137,7 @@ def test_a_disk_that_fills_up_while_downloading(client: Client, hub: Hub) -> Non
     """The room was there when the download began, and another program took it."""
     alone = ["unshare", "--user", "--mount", "--map-root-user"]
     if subprocess.run([*alone, "true"], capture_output=True).returncode:
-        pytest.skip("this system lets nobody mount a small disk")
+        pytest.skip("this system does not let its users mount a small disk")
     disk = client.cache.parent
     disk.mkdir()
     hub.stall_after = 12 << 20

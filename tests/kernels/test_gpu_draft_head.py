@@ -95,7 +95,7 @@ class Driven:
         self.slots = np.arange(LENGTH, dtype=np.int32)[::-1].copy()  # any order
 
     def read(self, tokens: list[int], chunks: list[int]) -> None:
-        """Computes a text in chunks of so many rows."""
+        """Computes a text in chunks of these lengths."""
         first = 0
         for n in chunks:
             part, size = np.arange(first, first + n, dtype=np.int32), 1 << (n - 1).bit_length()

@@ -60,7 +60,7 @@ SUMMED = 16  # programs whose counts are summed at once
 
 
 def counts_shape(routes: int, experts: int) -> tuple[int, int] | None:
-    """Returns the shape of the counts that `align_routes` needs for so many routes; None: it needs none."""
+    """Returns the shape of the counts that `align_routes` needs for `routes` routes; None: it needs none."""
     return None if routes < COUNTED_ROUTES else (-(-routes // COUNTED), 1 << experts.bit_length())
 
 

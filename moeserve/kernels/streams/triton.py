@@ -13,6 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.launch import kernel
 from moeserve.kernels.norm.parts import add_parts
+from moeserve.kernels.norm.triton import store_activations
 from moeserve.kernels.quantize.triton import store_quantized
 
 
@@ -85,10 +86,7 @@ def scaled_silu_kernel(
     live = c < COLS
     value = tl.load(x + row * STRIDE + c, live, 0.0) * FACTOR
     value = value / (1.0 + tl.exp(-value))
-    if y is not None:
-        tl.store(y + row * COLS + c, value.to(y.dtype.element_ty), live)
-    if codes is not None:
-        store_quantized(value, codes + row * COLS, scales + row * (COLS // 32), 0, COLS, SIZE)
+    store_activations(value, y, codes, scales, row, COLS, SIZE)
 
 
 @kernel

@@ -21,7 +21,7 @@ constexpr int kTogether = 8;  // panels timed together: for a single one the clo
 // Passes per candidate, alternating; the fastest counts. Fewer than the most once kMostTime is over: a pass over a type
 // with codebooks takes a tenth of a second.
 constexpr int kMostRounds = 5, kLeastRounds = 2;
-// After kLeastRounds a form is measured no further if it is so many times slower than the best or than what would be used.
+// After kLeastRounds a form is measured no further if it takes this many times as long as the best one, or as the one in use.
 constexpr double kClear = 1.15;
 constexpr std::chrono::seconds kMostTime{1};
 constexpr int64_t kLeastBytes = 64 << 20, kMostBytes = 256 << 20;
