@@ -17,7 +17,8 @@ from moeserve.kernels.experts.reference import activate
 from moeserve.kernels.experts.reference import experts as reference
 from moeserve.kernels.experts.reference import shared_gate as gate_reference
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up, up_tile
-from moeserve.kernels.linear.op import Activation, GemvTile
+from moeserve.kernels.gating import Activation
+from moeserve.kernels.linear.op import GemvTile
 from moeserve.kernels.linear.operands import Gated, weight_of
 from moeserve.kernels.norm.op import add_norm
 from moeserve.kernels.norm.reference import norm

@@ -9,6 +9,7 @@ from tests.kernels.triton_device import DEVICE, counter  # isort: skip  (first: 
 from moeserve.kernels.experts import op
 from moeserve.kernels.experts.large_batch import large_batch_down, large_batch_up
 from moeserve.kernels.experts.reference import experts as reference
+from moeserve.kernels.gating import Activation
 from moeserve.kernels.linear.large_batch import (
     BLOCK,
     FEW_BLOCK,
@@ -17,7 +18,6 @@ from moeserve.kernels.linear.large_batch import (
     large_batch_linear,
     unpack,
 )
-from moeserve.kernels.linear.op import Activation
 from moeserve.kernels.linear.operands import Gated, RouteBlocks, weight_of
 from moeserve.kernels.linear.reference import linear
 from moeserve.kernels.planes import dequantize

@@ -63,7 +63,7 @@ def test_what_the_cpu_does_not_read_is_refused_there(name: str, instead: str) ->
 def test_capped_scores_are_computed_of_16_bits_on_the_cpu() -> None:
     shape = with_mixer(dataclasses.replace(attention_of(QWEN3_30B_A3B), score_cap=50.0))
     check_cpu_reads(layout_of(ServerConfig(), shape))
-    with pytest.raises(ConfigError, match=r"--kv-cache-dtype q8_0: only a GPU's attention .* say f16"):
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype q8_0: this model caps .* say f16"):
         check_cpu_reads(layout_of(ServerConfig(kv_cache_dtype="q8_0"), shape))
 
 
