@@ -336,8 +336,6 @@ class Runner:
         self._constraints.accept(slots, tokens, verdicts)
         self._sequences.append(slots, positions, tokens)
         if self._drafts is not None and not self.runs_ahead:
-            is_token = tokens >= 0
-            is_token[[*verdicts.failed, *verdicts.late]] = False
-            self._drafts.grew(slots[is_token])
+            self._drafts.grew(slots[verdicts.kept(tokens)])
         step.sampled += entries(tokens, logprobs, verdicts.failed, verdicts.late)
         step.mask_ms |= {part.start + row: ms for row, ms in verdicts.mask_ms.items()}

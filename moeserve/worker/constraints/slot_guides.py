@@ -46,6 +46,12 @@ class Verdicts(NamedTuple):
     late: set[int]  # rows whose mask was not ready
     mask_ms: dict[int, float]  # CPU time of expensive masks
 
+    def kept(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Returns which rows have a token, bool [rows]: neither failed nor late. tokens: int32 [rows], -1 for none."""
+        found = tokens >= 0
+        found[[*self.failed, *self.late]] = False
+        return found
+
 
 class Constraints:
     """Owned by the worker's step loop. The helper thread writes an answer's mask; the step loop reads it once it is

@@ -196,8 +196,7 @@ class RunSampler:
             verdicts = self._constraints.verdicts(slots)
             for row, ms in verdicts.mask_ms.items():
                 found.mask_ms[before + int(active[row])] = ms
-            goes_on = tokens >= 0
-            goes_on[[*verdicts.failed, *verdicts.late]] = False
+            goes_on = verdicts.kept(tokens)
             if number == 0:
                 runs = entries(tokens, logprobs, verdicts.failed, verdicts.late)
             else:

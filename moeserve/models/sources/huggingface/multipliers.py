@@ -56,7 +56,6 @@ def _by_row(
     """Returns float32 [rows, 1], or [1, 1] of one factor. The check of the model finds a wrong number of rows."""
     if len(factors) == 1:
         return factors[:, None]
-    ends = np.minimum(np.cumsum(rows.astype(float)), num_rows).astype(
-        np.int64
-    )  # config.json may state any number
+    # config.json may state any number of rows.
+    ends = np.minimum(np.cumsum(rows.astype(float)), num_rows).astype(np.int64)
     return factors.repeat(np.diff(ends, prepend=0, append=num_rows))[:, None]
