@@ -16,14 +16,8 @@ from moeserve.kernels.planes.from_panels import panels_to_planes
 from moeserve.models.loading.expert_maps import GPU, RAM, ExpertMaps
 from moeserve.models.loading.expert_slots import ExpertSlots
 from moeserve.models.loading.expert_stream import ExpertStream
-from moeserve.models.loading.gpu_weights import (
-    GpuAttention,
-    GpuExperts,
-    GpuLayer,
-    GpuMoe,
-    GpuWeights,
-    MergedLinear,
-)
+from moeserve.models.loading.gpu_weights import GpuAttention, GpuExperts, GpuLayer, GpuMoe, GpuWeights
+from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.loading.pinned_panels import PinnedPanels, panel_bytes
 from moeserve.models.loading.ram_experts import RamExperts, expert_map_of
 from moeserve.placement.expert_cache.policy import DECAY

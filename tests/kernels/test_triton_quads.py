@@ -23,7 +23,7 @@ from moeserve.kernels.experts.reference import experts as reference
 from moeserve.kernels.linear.operands import Gated, RouteBlocks
 from moeserve.kernels.planes import dequantize, empty_planes
 from moeserve.models.blocks.gpu.head_product import HeadProduct, head_product
-from moeserve.models.loading.gpu_weights import MergedLinear
+from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.quantization import QUANT_TYPES
 from tests.kernels.plane_tensors import planes_of, tensors
 from tests.kernels.triton_experts import random_ids, widened

@@ -17,13 +17,12 @@ from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape, SharedExpert
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
+from moeserve.models.loading.cpu_attention import load_attention
 from moeserve.models.loading.cpu_compressed import load_compressed_attention
-from moeserve.models.loading.cpu_indexer import load_block_indexer
 from moeserve.models.loading.cpu_latent import load_latent_attention
 from moeserve.models.loading.cpu_recurrent import load_mamba2, load_recurrence
 from moeserve.models.loading.cpu_residual import load_input, load_ngrams, load_norm, scaled
 from moeserve.models.loading.cpu_weights import (
-    CpuAttention,
     CpuDenseFfn,
     CpuEmbedding,
     CpuHead,
@@ -195,7 +194,10 @@ class CpuLoader:
     def _mixer(self, index: int) -> CpuMixer | None:
         mixer = self._shape.loaded_layers[index].mixer
         if isinstance(mixer, AttentionShape):
-            return self._attention(index, mixer)
+            norm = self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index)
+            is_sandwiched = self._shape.loaded_layers[index].is_sandwiched
+            load = (self._vector, self._matrix, self._gated_q)
+            return load_attention(mixer, index, norm, *load, is_sandwiched=is_sandwiched)
         if isinstance(mixer, LatentAttentionShape):
             norm = self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index)
             return load_latent_attention(mixer, index, norm, self._vector, self._matrix)
@@ -227,36 +229,13 @@ class CpuLoader:
             return CpuDenseFfn(self._ffn_norm(index), expert)
         return None if ffn is None else self._moe(index, ffn)
 
-    def _attention(self, index: int, shape: AttentionShape) -> CpuAttention:
-        has_norm = shape.qk_norm in ("head", "full")
-        ones = torch.ones(shape.head_dim) if shape.qk_norm == "unweighted" else None
-        parts = (*shape.qkv_parts, n.ATTN_GATE) if shape.has_gate_matrix else shape.qkv_parts
-        return CpuAttention(
-            norm=self._input(n.HC_ATTN, n.of_layer(index, n.ATTN_NORM), index),
-            qkv=self._gated_qkv(index, shape)
-            if shape.is_gated
-            else self._group(index, *parts, has_bias=shape.qkv_bias),
-            q_norm=self._vector(n.of_layer(index, n.ATTN_Q_NORM)) if has_norm else ones,
-            k_norm=self._vector(n.of_layer(index, n.ATTN_K_NORM))
-            if has_norm and shape.kv_from is None
-            else ones,
-            output=self._group(index, n.ATTN_OUTPUT, has_bias=shape.output_bias),
-            sinks=self._vector(n.of_layer(index, n.ATTN_SINKS)) if shape.has_sinks else None,
-            v_norm=torch.ones(shape.v_dim) if shape.has_v_norm else None,
-            output_norm=self._vector(n.of_layer(index, n.POST_ATTENTION_NORM))
-            if self._shape.loaded_layers[index].is_sandwiched
-            else None,
-            indexer=load_block_indexer(shape.indexer, index, self._vector, self._matrix),
-        )
-
-    def _gated_qkv(self, index: int, shape: AttentionShape) -> LinearGroup:
-        """Loads the qkv group with q's rows and gates separated; packed, even if other matrices are used in place."""
-        name = n.of_layer(index, n.ATTN_Q)
+    def _gated_q(self, name: str, num_heads: int) -> tuple[Matrix, Matrix]:
+        """Loads a matrix of q and its gates as two, packed, even if other matrices are used in place."""
         tensor = self._source.tensors[name]
         rows, cols = tensor.shape
         q, gate = (
             self._stream.pack(
-                rows_of(self._source.data(name), shape.num_heads, part),
+                rows_of(self._source.data(name), num_heads, part),
                 int(tensor.type),
                 (rows // 2, cols),
                 self._orders.of(tensor),
@@ -264,16 +243,8 @@ class CpuLoader:
             for part in ("q", "gate")
         )
         self._finish(name)
-        k, v = (self._matrix(n.of_layer(index, part)) for part in (n.ATTN_K, n.ATTN_V))
         self._matrices += [q, gate]
-        matrices = [q, k, v, gate]
-        if not shape.qkv_bias:
-            return LinearGroup(matrices)
-        q_bias, k_bias, v_bias = (
-            self._vector(n.bias_of_layer(index, part)) for part in (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
-        )
-        of_q, of_gate = q_bias.view(shape.num_heads, 2, -1).unbind(1)
-        return LinearGroup(matrices, [of_q.reshape(-1), k_bias, v_bias, of_gate.reshape(-1)])
+        return q, gate
 
     def _moe(self, index: int, shape: MoeShape) -> CpuMoe:
         shared, latent = shape.shared, n.LATENT_PARTS if shape.latent else ()

@@ -12,8 +12,9 @@ from moeserve.kernels.planes import Planes
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.errors import ModelError
 from moeserve.models.feed_forward import MoeShape
+from moeserve.models.loading.gpu_inputs import GpuInput
 from moeserve.models.loading.gpu_residual import LoadMerged, Vector
-from moeserve.models.loading.gpu_weights import GpuCompressedAttention, GpuInput
+from moeserve.models.loading.gpu_weights import GpuCompressedAttention
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 

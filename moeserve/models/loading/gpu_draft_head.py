@@ -20,7 +20,8 @@ from moeserve.models.eagle3.shape import (
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gpu_loader import GpuLoader
-from moeserve.models.loading.gpu_weights import GpuLayer, MergedLinear
+from moeserve.models.loading.gpu_weights import GpuLayer
+from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.rope_factors import rope_factors
 from moeserve.models.sources.gguf import names as n

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from torch import Tensor
 
 from moeserve.models.indexer import BlockIndexerShape, IndexerShape
-from moeserve.models.loading.gpu_weights import GpuBlockIndexer, GpuIndexer, MergedLinear
+from moeserve.models.loading.gpu_weights import GpuBlockIndexer, GpuIndexer
+from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.sources.gguf import names as n
 
 

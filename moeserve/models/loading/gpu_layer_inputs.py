@@ -10,7 +10,8 @@ from torch import Tensor
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.planes import Planes
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.gpu_weights import GpuLayerInput, GpuLayerInputs, MergedLinear
+from moeserve.models.loading.gpu_weights import GpuLayerInput, GpuLayerInputs
+from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.sources.gguf import names as n
 
 Vector = Callable[[str], Tensor]  # loads a vector by its full name

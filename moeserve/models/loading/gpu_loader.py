@@ -21,6 +21,7 @@ from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gated_q import rows_of
 from moeserve.models.loading.gpu_compressed import load_by_token, load_compressed_attention
 from moeserve.models.loading.gpu_indexer import load_block_indexer, load_indexer
+from moeserve.models.loading.gpu_inputs import GpuInput
 from moeserve.models.loading.gpu_layer_inputs import load_layer_input, load_layer_inputs
 from moeserve.models.loading.gpu_merged import load_merged, with_biases
 from moeserve.models.loading.gpu_next_token import load_next_token
@@ -31,16 +32,15 @@ from moeserve.models.loading.gpu_weights import (
     GpuAttention,
     GpuDenseFfn,
     GpuExperts,
-    GpuInput,
     GpuLatentAttention,
     GpuLayer,
     GpuMixer,
     GpuMoe,
     GpuSharedExpert,
     GpuWeights,
-    MergedLinear,
 )
 from moeserve.models.loading.head_order import bytes_in_halves, in_halves
+from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.loading.orders import SharedOrders
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import expert_map_of

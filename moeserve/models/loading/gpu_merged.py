@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.planes import Planes
-from moeserve.models.loading.gpu_weights import MergedLinear
+from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.loading.orders import SharedOrders
 from moeserve.models.sources.source import ModelSource
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from moeserve.kernels.planes import Planes
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.gpu_weights import GpuLayer, GpuNextToken, MergedLinear
+from moeserve.models.loading.gpu_weights import GpuLayer, GpuNextToken
+from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.sources.gguf import names as n
 
 

@@ -10,14 +10,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from moeserve.models.loading.gpu_weights import (
-    GpuDeltaNet,
-    GpuInput,
-    GpuMamba2,
-    GpuShortConv,
-    MergedLinear,
-)
+from moeserve.models.loading.gpu_inputs import GpuInput
+from moeserve.models.loading.gpu_weights import GpuDeltaNet, GpuMamba2, GpuShortConv
 from moeserve.models.loading.mamba2 import mamba2_parameters
+from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape, Recurrence
 from moeserve.models.short_conv import ShortConvShape

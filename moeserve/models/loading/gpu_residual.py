@@ -10,14 +10,9 @@ from moeserve.kernels.codebooks import bring_codebook
 from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.streams.sinkhorn import SinkhornMix
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.gpu_weights import (
-    GpuInput,
-    GpuNgrams,
-    GpuSinkhornMix,
-    GpuStreamMean,
-    GpuStreamMix,
-    MergedLinear,
-)
+from moeserve.models.loading.gpu_inputs import GpuInput, GpuSinkhornMix, GpuStreamMean, GpuStreamMix
+from moeserve.models.loading.gpu_weights import GpuNgrams
+from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.loading.unnormed import Unnormed
 from moeserve.models.residual import SinkhornConnections

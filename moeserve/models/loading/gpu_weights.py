@@ -12,29 +12,10 @@ from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 from moeserve.kernels.planes import Planes
 from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.stream_operands import Mamba2Parameters
-from moeserve.kernels.streams.sinkhorn import SinkhornMix
+from moeserve.models.loading.gpu_inputs import GpuInput, input_bytes
+from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.loading.table_rows import TableRows
-from moeserve.models.loading.unnormed import Unnormed
 from moeserve.quantization.table import F16
-
-
-@dataclass(frozen=True, slots=True)
-class MergedLinear:
-    """The matrices of one launch: one, or two of different types whose outputs are concatenated."""
-
-    first: Planes
-    second: Planes | None = None
-    bias: Tensor | None = None  # float32 [rows]; None: nothing is added
-    # int32 [cols]: column j belongs to the input's column order[j]; None: to column j.
-    order: Tensor | None = None
-
-    @property
-    def rows(self) -> int:
-        return self.first.rows + (0 if self.second is None else self.second.rows)
-
-    @property
-    def nbytes(self) -> int:
-        return self.first.nbytes + (0 if self.second is None else self.second.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,57 +31,6 @@ class GpuExperts:
     @property
     def nbytes(self) -> int:
         return sum(m.nbytes for m in (self.up, self.down)) + (0 if self.gate is self.up else self.gate.nbytes)
-
-
-@dataclass(frozen=True, slots=True)
-class GpuStreamMix:
-    """The weights that compute a block's input from a residual of several streams: kernels/streams/reference.py."""
-
-    norm: Tensor  # [streams, hidden]
-    down: list[MergedLinear]  # the rows of down and, of a block, of inject, in that order
-    up: MergedLinear
-
-    @property
-    def nbytes(self) -> int:
-        return self.up.nbytes + sum(matrix.nbytes for matrix in self.down)
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSinkhornMix:
-    """The weights that compute a block's input from streams that are mixed behind it: kernels/streams/sinkhorn.py."""
-
-    product: MergedLinear  # with the normalised residual
-    mix: SinkhornMix
-    norm: Tensor  # [hidden], of the weighted sum
-
-    @property
-    def nbytes(self) -> int:
-        return self.product.nbytes
-
-
-@dataclass(frozen=True, slots=True)
-class GpuStreamMean:
-    """A head that reads the norm of the streams' mean."""
-
-    norm: Tensor  # [hidden]
-    nbytes: int = 0  # of matrices
-
-
-GpuStreams = (
-    GpuStreamMix | GpuSinkhornMix | GpuStreamMean
-)  # what a residual of several streams is read through
-GpuNorm = Tensor | Unnormed  # [hidden], of the residual; or the residual itself is read
-GpuInput = GpuNorm | GpuStreams  # what a block reads the residual through
-
-
-def norm_weight(w: GpuNorm) -> Tensor | None:
-    """Returns the weight for kernels that compute norms; None: they take the residual as it is."""
-    return None if isinstance(w, Unnormed) else w
-
-
-def input_bytes(w: GpuInput | None) -> int:
-    """Returns the bytes of the matrices through which a block reads the residual."""
-    return w.nbytes if isinstance(w, GpuStreams) else 0
 
 
 @dataclass(frozen=True, slots=True)

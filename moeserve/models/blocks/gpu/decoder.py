@@ -55,15 +55,8 @@ from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import FLOATS, GpuBatch, make_workspaces
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.expert_stream import ExpertStream
-from moeserve.models.loading.gpu_weights import (
-    GpuStreams,
-    GpuWeights,
-    float_type,
-    has_float_weights,
-    input_bytes,
-    norm_weight,
-    plane_tensors,
-)
+from moeserve.models.loading.gpu_inputs import GpuStreams, input_bytes, norm_weight
+from moeserve.models.loading.gpu_weights import GpuWeights, float_type, has_float_weights, plane_tensors
 from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.observer import LayerObserver
 from moeserve.models.step_buffers import GPU_LOGIT_ROWS, head_arena_bytes, step_sizes

@@ -14,7 +14,8 @@ from moeserve.kernels.linear.join_gated import gated_rows
 from moeserve.kernels.linear.op import gemv_tokens
 from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace
-from moeserve.models.loading.gpu_weights import GpuExperts, GpuSharedExpert, MergedLinear
+from moeserve.models.loading.gpu_weights import GpuExperts, GpuSharedExpert
+from moeserve.models.loading.merged_linear import MergedLinear
 
 
 def takes_dense_products(w: GpuExperts, s: GpuWorkspace) -> bool:

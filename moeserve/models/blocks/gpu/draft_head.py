@@ -31,7 +31,8 @@ from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace
 from moeserve.models.eagle3.shape import DraftHeadShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.gpu_draft_head import GpuDraftHead
-from moeserve.models.loading.gpu_weights import GpuAttention, GpuWeights, MergedLinear, has_float_weights
+from moeserve.models.loading.gpu_weights import GpuAttention, GpuWeights, has_float_weights
+from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.loading.unnormed import Unnormed
 from moeserve.models.step_buffers import CHAIN_ROWS, step_sizes
 

@@ -43,7 +43,9 @@ from moeserve.models.blocks.gpu.linear import multiply
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace, make_workspaces
 from moeserve.models.head_shortlist import most_panels
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.gpu_weights import GpuInput, MergedLinear, plane_tensors
+from moeserve.models.loading.gpu_inputs import GpuInput
+from moeserve.models.loading.gpu_weights import plane_tensors
+from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.step_buffers import (
     CHAIN_ROWS,
     NEXT_TOKEN_ROWS,

@@ -36,16 +36,8 @@ from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.expert_stream import ExpertStream
-from moeserve.models.loading.gpu_weights import (
-    GpuDenseFfn,
-    GpuExperts,
-    GpuInput,
-    GpuLayer,
-    GpuMoe,
-    GpuSharedExpert,
-    GpuStreams,
-    norm_weight,
-)
+from moeserve.models.loading.gpu_inputs import GpuInput, GpuStreams, norm_weight
+from moeserve.models.loading.gpu_weights import GpuDenseFfn, GpuExperts, GpuLayer, GpuMoe, GpuSharedExpert
 from moeserve.models.sources.gguf import names
 
 

@@ -16,7 +16,8 @@ from moeserve.models.blocks.gpu.residual import read_streams
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace
 from moeserve.models.interface import LayerShape
-from moeserve.models.loading.gpu_weights import GpuDenseFfn, GpuInput, GpuMoe, GpuStreams
+from moeserve.models.loading.gpu_inputs import GpuInput, GpuStreams
+from moeserve.models.loading.gpu_weights import GpuDenseFfn, GpuMoe
 
 
 class GpuFfnInputs:

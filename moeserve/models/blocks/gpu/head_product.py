@@ -17,7 +17,8 @@ from moeserve.models.blocks.gpu.arena_views import views_of
 from moeserve.models.blocks.gpu.residual_workspace import StreamsWorkspace, streams_workspace
 from moeserve.models.blocks.gpu.workspace import FLOATS
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.gpu_weights import MergedLinear, plane_tensors
+from moeserve.models.loading.gpu_weights import plane_tensors
+from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.step_buffers import head_stream_buffers
 
 LEAST_ROWS = 17  # linear's tiles are as fast for 16 rows (docs/results/gpu-kernels.md)

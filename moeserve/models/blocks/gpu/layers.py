@@ -28,16 +28,14 @@ from moeserve.models.blocks.gpu.workspace import GpuBatch, GpuWorkspace
 from moeserve.models.compressed import CompressedAttentionShape
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm, LatentAttentionShape
+from moeserve.models.loading.gpu_inputs import GpuInput, GpuStreams, norm_weight
 from moeserve.models.loading.gpu_weights import (
     GpuAttention,
     GpuCompressedAttention,
-    GpuInput,
     GpuLatentAttention,
     GpuLayer,
     GpuMamba2,
     GpuNgrams,
-    GpuStreams,
-    norm_weight,
 )
 from moeserve.models.observer import LayerObserver
 from moeserve.models.recurrence import Recurrence

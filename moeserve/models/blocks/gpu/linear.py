@@ -15,7 +15,8 @@ from moeserve.kernels.linear.large_batch import UnpackScratch, can_unpack, large
 from moeserve.kernels.linear.op import linear
 from moeserve.kernels.linear.operands import weight_of
 from moeserve.models.blocks.gpu.arena_views import activations, part_of
-from moeserve.models.loading.gpu_weights import MergedLinear, plane_tensors
+from moeserve.models.loading.gpu_weights import plane_tensors
+from moeserve.models.loading.merged_linear import MergedLinear
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from moeserve.models.blocks.gpu.residual_workspace import (
     SinkhornWorkspace,
     StreamsWorkspace,
 )
-from moeserve.models.loading.gpu_weights import GpuSinkhornMix, GpuStreamMean, GpuStreamMix, GpuStreams
+from moeserve.models.loading.gpu_inputs import GpuSinkhornMix, GpuStreamMean, GpuStreamMix, GpuStreams
 
 
 def add_block(x: Tensor, pending: PendingSum, space: StreamsWorkspace, count: Tensor) -> None:

@@ -1,0 +1,28 @@
+"""The matrices of one product on a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from moeserve.kernels.planes import Planes
+
+
+@dataclass(frozen=True, slots=True)
+class MergedLinear:
+    """The matrices of one launch: one, or two of different types whose outputs are concatenated."""
+
+    first: Planes
+    second: Planes | None = None
+    bias: Tensor | None = None  # float32 [rows]; None: nothing is added
+    # int32 [cols]: column j belongs to the input's column order[j]; None: to column j.
+    order: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        return self.first.rows + (0 if self.second is None else self.second.rows)
+
+    @property
+    def nbytes(self) -> int:
+        return self.first.nbytes + (0 if self.second is None else self.second.nbytes)
