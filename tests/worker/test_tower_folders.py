@@ -49,24 +49,24 @@ def test_qwen(qwen: Path) -> None:
     assert find_tower("auto", qwen) == find_tower(str(qwen), qwen) == str(qwen)
 
 
-def test_qwen35(tmp_path: Path) -> None:
-    """Without DeepStack, as Qwen3.5 and 3.6 are published, in BF16 and with their processor's file."""
-    from transformers import Qwen3_5MoeVisionConfig
-    from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeVisionModel
+@pytest.mark.parametrize(("model_type", "prefix"), [("qwen3_5_moe", "Qwen3_5Moe"), ("qwen4_exp", "Qwen4Exp")])
+def test_qwen35(model_type: str, prefix: str, tmp_path: Path) -> None:
+    """Without DeepStack, as Qwen3.5, 3.6 and 3.8 are published, in BF16 and with their processor's file."""
+    import transformers
 
     torch.manual_seed(3)
-    config = Qwen3_5MoeVisionConfig(
+    config = getattr(transformers, f"{prefix}VisionConfig")(
         depth=2, hidden_size=32, num_heads=2, intermediate_size=48, patch_size=4, spatial_merge_size=2,
         out_hidden_size=64, num_position_embeddings=36, initializer_range=0.15,
     )  # fmt: skip
-    model: torch.nn.Module = Qwen3_5MoeVisionModel(config)
+    model: torch.nn.Module = getattr(transformers, f"{prefix}VisionModel")(config)
     model.bfloat16().float().eval()
     save_file(
         {f"model.visual.{name}": each.bfloat16() for name, each in model.state_dict().items()},
         tmp_path / "model.safetensors",
     )
-    vision = config.to_dict() | {"model_type": "qwen3_5_moe", "deepstack_visual_indexes": []}
-    write_json(tmp_path / "config.json", {"model_type": "qwen3_5_moe", "vision_config": vision})
+    vision = config.to_dict() | {"model_type": model_type, "deepstack_visual_indexes": []}
+    write_json(tmp_path / "config.json", {"model_type": model_type, "vision_config": vision})
     processor = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": 4, "merge_size": 2}
     write_json(tmp_path / "preprocessor_config.json", processor)
     tower = make_tower(*open_tower(tmp_path))

@@ -24,6 +24,8 @@ from moeserve.models.shape_reader import ShapeReader
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
+from .hugging_face import MAPPING
+
 TOKEN_BITS = 63  # bits of a token id times a multiplier
 
 
@@ -35,7 +37,8 @@ def read_shape(source: ModelSource) -> ModelShape:
         count=reader.integer("hyper_connection.count", 2, 16),
         low_rank=reader.integer("hyper_connection.low_rank", 1, 1 << 16),
     )
-    shape = read_hybrid_shape(reader, is_tiled=True, merged_gates=False)
+    is_tiled = not reader.flag(n.SSM_GROUPED, default=False)
+    shape = read_hybrid_shape(reader, is_tiled=is_tiled, merged_gates=False)
     return replace(
         shape,
         layers=tuple(_layer(*each) for each in zip(shape.layers, _indexers(reader, shape), strict=True)),
@@ -114,4 +117,4 @@ def _numbers(
     return tuple(map(int, np.asarray(values)))
 
 
-FAMILY = ModelFamily(architecture="qwen4exp", read_shape=read_shape)
+FAMILY = ModelFamily(architecture="qwen4exp", read_shape=read_shape, hugging_face=MAPPING)

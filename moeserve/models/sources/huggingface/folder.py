@@ -70,6 +70,9 @@ class HuggingFaceFolder:
         # transformers writes a shared expert of width 0 as empty tensors.
         for name in [name for name, tensor in stored.items() if 0 in tensor.shape]:
             del stored[name]
+        if mapping.made_outside is not None:
+            for name, made in mapping.made_outside(path, metadata, stored):
+                self._add_made(name, made)
         self._add_made_of_layers(stored)
         if mapping.made_of_none is not None:
             for name, made in mapping.made_of_none(metadata):
@@ -100,6 +103,9 @@ class HuggingFaceFolder:
         self, name: str, rows: np.ndarray[Any, np.dtype[np.int64]]
     ) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """See ModelSource."""
+        made = self._made.get(name)
+        if made is not None and made.take is not None:
+            return made.take(rows)
         return np.take(self.data(name).reshape(self.tensors[name].shape[0], -1), rows, axis=0)
 
     def experts_in_file(self, name: str) -> None:
@@ -123,7 +129,8 @@ class HuggingFaceFolder:
         experts = self._count("expert_count", 4096)
         is_dense = self._dense_layers(layers) if experts else [True] * layers
         yield n.TOKEN_EMBD, [EMBEDDING]
-        yield n.OUTPUT_NORM, [_NORM]
+        if _NORM in stored or n.OUTPUT_NORM not in self._mapping.optional:
+            yield n.OUTPUT_NORM, [_NORM]
         if HEAD in stored:
             yield n.OUTPUT, [HEAD]
         for ours, theirs in self._mapping.outside.items():

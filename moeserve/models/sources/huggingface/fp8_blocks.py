@@ -8,6 +8,7 @@ instead if its columns, or its scales' blocks, are not multiples of 32, or if si
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from math import gcd
 from pathlib import Path
@@ -23,6 +24,7 @@ from moeserve.quantization.table import FP8_TYPES
 
 from .safetensors_file import EXPONENTS, FP8, PackedWeight, StoredTensor, stored_numbers
 
+_SHARD = re.compile(r".*\.shard_(0|[1-9]\d{0,5})\.weight")
 SCALE_SUFFIXES = ("_scale_inv", "_scale")
 _EXPONENT_BIAS = 127
 
@@ -30,12 +32,12 @@ _EXPONENT_BIAS = 127
 def with_scales(
     path: Path, stored: dict[str, StoredTensor], config: dict[str, Any]
 ) -> dict[str, StoredTensor]:
-    """Attaches the scales to each 8-bit matrix, and removes them as separate tensors. config: quantization_config.
-    Raises ModelError for blocks that do not fit."""
+    """Attaches the scales to each 8-bit matrix, and removes them as separate tensors; parts of a table are left to
+    sharded_table.py. config: quantization_config. Raises ModelError for blocks that do not fit."""
     block = _block_size(path, config)
     found = dict(stored)
     for name, tensor in stored.items():
-        if tensor.dtype != FP8:
+        if tensor.dtype != FP8 or is_shard(name):
             continue
         beside = name.removesuffix("weight") + "scale"
         names = (*(name + end for end in SCALE_SUFFIXES), beside)
@@ -47,6 +49,11 @@ def with_scales(
         whole = replace(tensor, scales=scales, block=_block(path, tensor, scales, block))
         found[name] = replace(whole, packed=_blocks_of(whole))
     return found
+
+
+def is_shard(name: str) -> bool:
+    """Returns whether this is the name of a part of a table that is stored in parts."""
+    return _SHARD.fullmatch(name) is not None
 
 
 def _blocks_of(tensor: StoredTensor) -> PackedWeight | None:
@@ -75,7 +82,7 @@ def _row_scales(tensor: StoredTensor) -> npt.NDArray[np.float32]:
     assert tensor.scales is not None
     rows, cols = tensor.shape[-2:]
     blocks = -(-rows // tensor.block[0]), -(-cols // tensor.block[1])
-    scales = _floats(tensor.scales).reshape(-1, *blocks)  # one matrix's, or one scale for all
+    scales = scale_values(tensor.scales).reshape(-1, *blocks)  # one matrix's, or one scale for all
     scales = np.broadcast_to(scales, (math.prod(tensor.shape[:-2]), *blocks))
     return scales.repeat(tensor.block[0], axis=1)[:, :rows]
 
@@ -135,7 +142,8 @@ def bfloat16_bits(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return numbers
 
 
-def _floats(scales: StoredTensor) -> npt.NDArray[np.float32]:
+def scale_values(scales: StoredTensor) -> npt.NDArray[np.float32]:
+    """Returns scales as float32, in their shape."""
     numbers = stored_numbers(scales)
     if scales.dtype == EXPONENTS:
         return np.ldexp(np.float32(1), numbers.astype(np.int32) - _EXPONENT_BIAS)

@@ -30,6 +30,8 @@ class MadeTensor:
     sources: tuple[StoredTensor, ...]
     make: Callable[[], Bytes]
     order: npt.NDArray[np.int32] | None = None  # as PackedWeight.order
+    # Of a table: reads only these rows, uint8 [n, bytes of a row]. None: rows are taken from what `make` returns.
+    take: Callable[[npt.NDArray[np.int64]], Bytes] | None = None
 
 
 def floats_made(

@@ -63,6 +63,11 @@ class HuggingFaceMapping:
     made: (
         Callable[[Path, str, Metadata, dict[str, StoredTensor]], Iterator[tuple[str, MadeTensor]]] | None
     ) = None
+    # Makes tensors outside the layers from stored ones, which it removes. Arguments: the folder, the metadata, and the
+    # stored tensors. Raises ModelError.
+    made_outside: (
+        Callable[[Path, Metadata, dict[str, StoredTensor]], Iterator[tuple[str, MadeTensor]]] | None
+    ) = None
     # Makes tensors outside the layers from the metadata.
     made_of_none: Callable[[Metadata], Iterator[tuple[str, MadeTensor]]] | None = None
     # GGUF names, within a layer or outside, of norms that are stored minus 1.

@@ -1,4 +1,4 @@
-"""Qwen3-VL, Qwen3.5 and Qwen3.6."""
+"""Qwen3-VL, Qwen3.5, Qwen3.6 and Qwen3.8."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def _derived(config: Config, vision: Config) -> dict[str, MetadataValue]:
 
 
 FAMILY: Final = TowerFamily(
-    name="Qwen3-VL, Qwen3.5, Qwen3.6",
-    model_types=("qwen3_vl", "qwen3_5"),
+    name="Qwen3-VL, Qwen3.5, Qwen3.6, Qwen3.8",
+    model_types=("qwen3_vl", "qwen3_5", "qwen4_exp"),
     projector="qwen3vl_merger",
     keys={
         "block_count": ("depth",),
