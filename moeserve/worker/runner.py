@@ -26,15 +26,13 @@ from moeserve.messages.steps import (
     StepResult,
     WorkerReady,
 )
-from moeserve.messages.table_rows import TableRowCounts
-from moeserve.models.loading.table_rows import TableRows
 from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.draft_rows import DraftRows
 from moeserve.worker.drafts.drafting import Drafting
 from moeserve.worker.drafts.forced_acceptance import ForcedAcceptance
 from moeserve.worker.drafts.run_sampler import RunSampler
-from moeserve.worker.engines.disk_experts import DiskExperts
+from moeserve.worker.engines.disk_reads import DiskReads
 from moeserve.worker.engines.engine import Engine
 from moeserve.worker.plans.launched_step import LaunchedStep
 from moeserve.worker.plans.plan_orders import PlanOrders
@@ -58,16 +56,14 @@ class Runner:
         pages: PageMover | None = None,
         adapters: ResidentAdapters[Any] | None = None,
         drafting: Drafting | None = None,
-        disk: DiskExperts | None = None,
-        table: TableRows | None = None,
+        disk: DiskReads | None = None,
     ) -> None:
         """pages: the tiers behind the KV pool; None: there are none. adapters: None if requests cannot use any.
-        drafting: None if rows have no drafts. disk: None if all experts are in memory. table: n-gram table, whose rows
-        stay in the model file."""
+        drafting: None if rows have no drafts. disk: None if all weights are in memory."""
         self.engine = engine
         self._ready = ready
-        if disk is not None:
-            self._ready = msgspec.structs.replace(ready, disk_wait_s=disk.longest_wait_s)
+        if disk is not None and disk.experts is not None:
+            self._ready = msgspec.structs.replace(ready, disk_wait_s=disk.experts.longest_wait_s)
         self._adapters = adapters
         numbers = None if adapters is None else adapters.numbers
         has_windows = ready.num_window_slots > 0
@@ -84,8 +80,7 @@ class Runner:
             self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder
         self._disk = disk
-        self._table = table
-        self._orders = PlanOrders(engine, pages, disk)
+        self._orders = PlanOrders(engine, pages, None if disk is None else disk.wrong)
         self._step_ended = time.perf_counter()
         self._under_way: LaunchedStep | None = None
         # Whether any plan `may_follow`.
@@ -196,8 +191,8 @@ class Runner:
             cache,
             times.draft_ms,
             times.draft_wait_ms,
-            None if disk is None else disk.counts,
-            None if self._table is None else TableRowCounts(*self._table.take_counts()),
+            None if disk is None else disk.experts,
+            None if disk is None else disk.table,
             {} if disk is None else disk.failed_rows,
             step.draft_read_ms,
             step.unread_rows,
@@ -263,10 +258,11 @@ class Runner:
         use = ExpertUse(
             layers, experts, self._ready.experts_per_token, tokens.tobytes(), on_gpu.tobytes(), cache
         )
-        if self._disk is None:
+        experts_on_disk = None if self._disk is None else self._disk.experts
+        if experts_on_disk is None:
             return use
-        on_disk = self._disk.on_disk(on_gpu).tobytes()
-        return msgspec.structs.replace(use, on_disk=on_disk, disk=self._disk.totals)
+        on_disk = experts_on_disk.on_disk(on_gpu).tobytes()
+        return msgspec.structs.replace(use, on_disk=on_disk, disk=experts_on_disk.totals)
 
     def adapters(self, wanted: AdaptersWanted) -> AdaptersReport:
         if self._adapters is not None:

@@ -75,7 +75,8 @@ def test_the_pool_looks_up_what_its_layers_add(path: Path) -> None:
     """The n-grams' layer is among those in RAM: the GPU's part needs none, and the counted table is the pool's."""
     runner = load(path, n_gpu_layers=2)
     assert engine_of(runner)._model.table is None
-    assert runner._table is not None
+    assert runner._disk is not None
+    assert runner._disk.table is not None
 
 
 def test_several_gpus_are_refused_by_name(path: Path) -> None:

@@ -2,19 +2,24 @@
 rows.
 
 Recently used rows are kept in RAM, in a direct-mapped cache: each row has one possible place, which it shares with
-other rows.
+other rows. If the file is written to while it is served, its rows are not read any more: tokens that need one fail.
 """
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from moeserve.models.residual import cached_table_bytes
+from moeserve.models.sources.experts_in_file import FileVersion
 from moeserve.models.sources.source import ModelSource
 
 Rows = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
+CHANGED = "a row of {name} could not be read from disk: the file was changed while it was served; restart the server"
 
 
 class TableRows:
@@ -34,10 +39,14 @@ class TableRows:
         self._rows = np.empty((places, self.row_bytes), np.uint8)
         self.hits = 0  # rows found in RAM since the last `take_counts`
         self.reads = 0  # rows read from the file since the last `take_counts`
+        self._files = [_OpenFile(path) for path in source.files_of(name)]
+        self._failed = np.zeros(0, np.int64)
 
-    def take(self, rows: Int64s) -> Rows:
-        """Returns these rows' bytes, uint8 [n, row_bytes], and caches them. Raises IndexError for a row outside the
+    def take(self, of_tokens: Int64s) -> Rows:
+        """Returns the bytes of the tokens' rows, uint8 [tokens * heads, row_bytes], and caches them; zeros for rows
+        that cannot be read, see `take_failures`. of_tokens: [tokens, heads]. Raises IndexError for a row outside the
         table, before anything is read."""
+        rows = of_tokens.reshape(-1)
         if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < self.count:
             raise IndexError(
                 f"rows {int(rows.min())} to {int(rows.max())} are outside the table of {self.count} rows"
@@ -50,11 +59,29 @@ class TableRows:
         if len(missing):
             # Ascending, so that the file is read in order.
             distinct, inverse = np.unique(missing, return_inverse=True)
-            read = self._source.rows(self._name, distinct)
-            self.reads += len(distinct)
-            found[is_missing] = read[inverse]
-            self._keep(distinct, read)
+            read = self._read(distinct)
+            if read is None:
+                found[is_missing] = 0
+                is_failed = is_missing.reshape(of_tokens.shape).any(axis=1)
+                self._failed = np.union1d(self._failed, np.flatnonzero(is_failed))
+            else:
+                found[is_missing] = read[inverse]
+                self._keep(distinct, read)
         return found
+
+    def take_failures(self) -> list[tuple[int, str]]:
+        """Returns the tokens of `take` since the last call that lacked a row, by number, each with the cause."""
+        failed, self._failed = self._failed, np.zeros(0, np.int64)
+        return [(token, CHANGED.format(name=self._name)) for token in failed.tolist()]
+
+    def _read(self, rows: Int64s) -> Rows | None:
+        """Reads rows from the file; returns None if it has changed. It is looked at before, because a mapped file that
+        has become shorter must not be touched, and after."""
+        if any(file.is_changed for file in self._files):
+            return None
+        read = self._source.rows(self._name, rows)
+        self.reads += len(rows)
+        return None if any(file.is_changed for file in self._files) else read
 
     def take_counts(self) -> tuple[int, int]:
         """Returns `hits` and `reads` since the last call."""
@@ -67,3 +94,18 @@ class TableRows:
         place, first = np.unique(rows % len(self._row_at), return_index=True)
         self._row_at[place] = rows[first]
         self._rows[place] = read[first]
+
+
+class _OpenFile:
+    """A file whose later changes are noticed, also after another has its name."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._version = FileVersion.of(self._fd)
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+    @property
+    def is_changed(self) -> bool:
+        return FileVersion.of(self._fd) != self._version

@@ -76,6 +76,10 @@ class RankSource:
         """See ModelSource. Only for tensors that every rank has whole."""
         return self._source.rows(self._share.name_in_model(name), rows)
 
+    def files_of(self, name: str) -> tuple[Path, ...]:
+        """See ModelSource."""
+        return self._source.files_of(self._share.name_in_model(name))
+
     def experts_in_file(self, name: str) -> None:
         """Returns None, because a rank's share of an expert is not contiguous in the file."""
 

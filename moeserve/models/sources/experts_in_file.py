@@ -16,9 +16,9 @@ class FileVersion(NamedTuple):
     changed_ns: int
 
     @classmethod
-    def of(cls, path: Path) -> FileVersion:
-        """Returns the version of the file at `path`. Raises OSError."""
-        found = os.stat(path)
+    def of(cls, file: Path | int) -> FileVersion:
+        """Returns the version of the file at a path, or of an open file's number. Raises OSError."""
+        found = os.stat(file)
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 

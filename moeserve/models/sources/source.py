@@ -71,6 +71,10 @@ class ModelSource(TensorSource, Protocol):
         """Returns a copy of some of the tensor's rows: uint8 [n, bytes of a row]. No others are read from the disk."""
         ...
 
+    def files_of(self, name: str) -> tuple[Path, ...]:
+        """Returns the files from which `rows` reads a tensor; empty if it makes them. KeyError if absent."""
+        ...
+
     def experts_in_file(self, name: str) -> ExpertsInFile | None:
         """Returns where the file has an expert tensor's bytes as `data` returns them; None if `data` makes them.
         KeyError if absent."""

@@ -9,35 +9,35 @@ import numpy as np
 
 from moeserve.messages.pages import PageReport
 from moeserve.messages.steps import StepPlan
-from moeserve.worker.engines.disk_experts import DiskExperts
 from moeserve.worker.engines.engine import Engine
+from moeserve.worker.engines.wrong_slots import WrongSlots
 from moeserve.worker.tiers.page_mover import PageMover
 
 
 class PlanOrders:
     """Owns `grammars`: texts of plans, by number, until a plan drops them."""
 
-    def __init__(self, engine: Engine, pages: PageMover | None, disk: DiskExperts | None) -> None:
-        """pages: the tiers behind the KV pool; None: there are none. disk: None if all experts are in memory."""
+    def __init__(self, engine: Engine, pages: PageMover | None, wrong: WrongSlots | None) -> None:
+        """pages: the tiers behind the KV pool; None: there are none. wrong: None if no weights are on disk."""
         self._engine = engine
         self._pages = pages
-        self._disk = disk
+        self._wrong = wrong
         self.grammars: dict[int, str] = {}
 
     def execute(self, plan: StepPlan) -> None:
         """Executes the plan's orders. Pages are written before states are copied, and loaded afterwards."""
         pages = self._pages if plan.pages is not None else None
         if pages is not None and plan.pages is not None:
-            pages.write(plan.pages, self._disk)
+            pages.write(plan.pages, self._wrong)
         if plan.state_copies:
             copies = np.frombuffer(plan.state_copies, np.int32).reshape(-1, 2)
             self._engine.copy_states(copies)
-            if self._disk is not None:
-                self._disk.states_copied(copies)
+            if self._wrong is not None:
+                self._wrong.states_copied(copies)
         if pages is not None and plan.pages is not None:
             pages.load(plan.pages)
-            if self._disk is not None:
-                self._disk.loaded(plan.pages)
+            if self._wrong is not None:
+                self._wrong.loaded(plan.pages)
         self.grammars |= plan.grammars
         for number in plan.dropped_grammars:
             del self.grammars[number]

@@ -27,7 +27,8 @@ def write_table(path: Path) -> Path:
 
 
 def ids(*rows: int) -> npt.NDArray[np.int64]:
-    return np.array(rows, np.int64)
+    """One row for each token."""
+    return np.array(rows, np.int64)[:, None]
 
 
 def numbers(found: npt.NDArray[np.uint8]) -> list[float]:
@@ -58,8 +59,8 @@ def test_rows_of_one_place_take_turns(table: TableRows) -> None:
 
 
 def test_many_rows_at_once(table: TableRows) -> None:
-    wanted = np.random.default_rng(0).integers(0, ROWS, 500)
-    assert numbers(table.take(wanted)) == wanted.tolist()
+    wanted = np.random.default_rng(0).integers(0, ROWS, (250, 2))
+    assert numbers(table.take(wanted)) == wanted.reshape(-1).tolist()
     assert table.hits + table.reads <= 500
 
 
@@ -68,6 +69,19 @@ def test_a_row_beside_the_table_is_refused(table: TableRows) -> None:
         with pytest.raises(IndexError, match="outside the table of 50 rows"):
             table.take(ids(1, row))
     assert table.reads == 0
+
+
+def test_tokens_that_lack_a_row_are_named_once(table: TableRows, tmp_path: Path) -> None:
+    table.take(ids(1, 2))
+    with (tmp_path / "m.gguf").open("r+b") as file:
+        file.write(b"G")
+    found = table.take(np.array([[1, 2], [2, 5], [1, 1], [6, 6]]))
+    assert numbers(found) == [1, 2, 2, 0, 1, 1, 0, 0]
+    failures = table.take_failures()
+    assert [token for token, _ in failures] == [1, 3]
+    assert all("the file was changed while it was served" in cause for _, cause in failures)
+    assert table.take_failures() == []
+    assert numbers(table.take(ids(5))) == [0]
 
 
 def test_a_dummy_table_has_random_rows_that_stay(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ Int32s = npt.NDArray[np.int32]
 def look_up(w: GpuNgrams, shape: NgramShape, tokens: Int32s, previous: Int32s, space: NgramWorkspace) -> None:
     """Reads the tokens' rows of the table, from RAM or the file, and launches their copy to the GPU. tokens, previous:
     see `NgramHashes.rows`."""
-    rows = w.table.take(shape.hashes.rows(tokens, previous).reshape(-1))
+    rows = w.table.take(shape.hashes.rows(tokens, previous))
     into = space.embedded[: len(tokens)]
     embedded = torch.empty(into.shape, pin_memory=into.is_cuda)
     _C.dequantize_row(w.table.ggml_type, rows.ctypes.data, embedded.numel(), embedded.data_ptr())

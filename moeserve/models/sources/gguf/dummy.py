@@ -76,6 +76,10 @@ class DummyFile(GGUFFile):
         first = rows * 1_000_003 % (len(pool) // 2 // block) * block
         return np.take(pool, (first[:, None] + np.arange(row_bytes)) % len(pool))
 
+    def files_of(self, name: str) -> tuple[Path, ...]:
+        """Returns no file: the weights are random."""
+        return ()
+
     def experts_in_file(self, name: str) -> None:
         """Returns None: no file has these weights."""
 

@@ -83,6 +83,9 @@ class GGUFFile:
             self._buffers[tensor.part].madvise(mmap.MADV_RANDOM, start, tensor.offset + tensor.nbytes - start)
         return np.take(self.data(name).reshape(tensor.shape[0], -1), rows, axis=0)
 
+    def files_of(self, name: str) -> tuple[Path, ...]:
+        return (self._paths[self.tensors[name].part],)
+
     def experts_in_file(self, name: str) -> ExpertsInFile | None:
         tensor = self.tensors[name]
         stride, half = _stored_bytes(tensor) // tensor.shape[0], tensor.half or 0

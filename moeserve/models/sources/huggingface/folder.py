@@ -108,6 +108,10 @@ class HuggingFaceFolder:
             return made.take(rows)
         return np.take(self.data(name).reshape(self.tensors[name].shape[0], -1), rows, axis=0)
 
+    def files_of(self, name: str) -> tuple[Path, ...]:
+        """See ModelSource."""
+        return tuple(sorted({file.path for part in self._parts[name] for file in part.parts}))
+
     def experts_in_file(self, name: str) -> None:
         """Returns None: a folder has each expert's matrices as tensors of their own."""
 

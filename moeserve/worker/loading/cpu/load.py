@@ -45,7 +45,7 @@ from moeserve.worker.drafts.drafter import Reading
 from moeserve.worker.drafts.next_token_drafter import DraftingBlock
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.cpu.sampler import CpuSampler
-from moeserve.worker.engines.disk_experts import DiskExperts
+from moeserve.worker.engines.disk_reads import DiskReads
 from moeserve.worker.engines.request_embeddings import RequestEmbeddings
 from moeserve.worker.loading.cpu.draft_model import (
     LoadedDraftModel,
@@ -280,8 +280,12 @@ def build_cpu_runner(loaded: CpuModel, spans: EmbeddingFiles | None = None) -> R
             reading=reading,
             rotary=None if embeddings is None else embeddings.rotary,
         ),
-        None if disk is None else DiskExperts(disk.native, capacity.num_slot_numbers, loaded.state_slots),
-        None if loaded.weights.ngrams is None else loaded.weights.ngrams.table,
+        DiskReads.of(
+            None if disk is None else disk.native,
+            None if loaded.weights.ngrams is None else loaded.weights.ngrams.table,
+            capacity.num_slot_numbers,
+            loaded.state_slots,
+        ),
     )
 
 

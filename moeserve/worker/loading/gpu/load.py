@@ -24,7 +24,6 @@ from moeserve.models.blocks.gpu.lora import GpuAdapterMatrices
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts
-from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.ranks.rank_share import RankShare
 from moeserve.models.sources.source import ModelSource
 from moeserve.models.step_buffers import gpu_state_drafts, step_sizes
@@ -35,7 +34,7 @@ from moeserve.worker.adapters.resident import ResidentAdapters
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.drafter import Drafter, LateDrafts
 from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
-from moeserve.worker.engines.disk_experts import DiskExperts
+from moeserve.worker.engines.disk_reads import DiskReads
 from moeserve.worker.engines.gpu.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.measure.kept import kept_measurements
@@ -72,9 +71,8 @@ class LoadedGpuEngine:
     pages: PageMover | None
     adapters: ResidentAdapters[GpuAdapterMatrices] | None
     share: RankShare | None = None  # None: this GPU has the whole model
-    table: TableRows | None = None  # of n-gram embeddings; None: the model has none
     most_drafts: int | None = None  # of a step; None: as many as the router grants
-    disk: DiskExperts | None = None  # None: all experts are in memory
+    disk: DiskReads | None = None  # None: all weights are in memory
     rotary: RotaryPositions | None = None  # RoPE positions of pictures; None: each token has its number
 
 
@@ -107,7 +105,6 @@ def load_gpu_runner(
             late=late,
         ),
         loaded.disk,
-        loaded.table,
     )
 
 
@@ -190,11 +187,11 @@ def load_gpu_engine(
     )
     resident = None if weights.adapters is None else weights.adapters.resident
     most = gpu_state_drafts(plan.shape, config.max_num_seqs, num_drafts(config)) or None
-    in_ram, disk = weights.in_ram, None
-    if in_ram is not None and in_ram.experts is not None and in_ram.experts.disk is not None:
-        disk = DiskExperts(in_ram.experts.disk, capacity.num_slot_numbers, buffers.state_slots)
+    in_ram = weights.in_ram
+    native = None if in_ram is None or in_ram.experts is None else in_ram.experts.disk
+    disk = DiskReads.of(native, weights.table, capacity.num_slot_numbers, buffers.state_slots)
     return LoadedGpuEngine(
-        *(engine, ready, plan.recorder, pages, resident, plan.share, weights.table, most, disk),
+        *(engine, ready, plan.recorder, pages, resident, plan.share, most, disk),
         None if embeddings is None else embeddings.rotary,
     )
 

@@ -1,0 +1,49 @@
+"""What a worker reads from disk while it serves: experts, and rows of a table of n-gram embeddings."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import NamedTuple
+
+from moeserve.kernels import _C
+from moeserve.messages.expert_disk import ExpertDiskCounts
+from moeserve.messages.table_rows import TableRowCounts
+from moeserve.models.loading.table_rows import TableRows
+from moeserve.worker.sequences import Sequences, StepLayout
+
+from .disk_experts import DiskExperts
+from .wrong_slots import WrongSlots
+
+
+class StepEnd(NamedTuple):
+    """What a step adds to its result."""
+
+    failed_rows: dict[int, str]
+    experts: ExpertDiskCounts | None  # since the step before; None: all experts are in memory
+    table: TableRowCounts | None  # since the step before; None: no table on disk
+
+
+class DiskReads(NamedTuple):
+    experts: DiskExperts | None  # None: all experts are in memory
+    table: TableRows | None  # None: the model has none, or another part of the worker reads it
+    wrong: WrongSlots
+
+    @classmethod
+    def of(
+        cls, native: _C.DiskExperts | None, table: TableRows | None, num_kv_slots: int, num_state_slots: int
+    ) -> DiskReads | None:
+        """Returns None if nothing is read from disk. native: experts on disk."""
+        if native is None and table is None:
+            return None
+        experts = None if native is None else DiskExperts(native)
+        return cls(experts, table, WrongSlots(num_kv_slots, num_state_slots))
+
+    def end_step(self, layout: StepLayout, sequences: Sequences) -> StepEnd:
+        """Returns the step's failed rows and counts. Call it when the whole step is computed."""
+        sources = (self.experts, self.table)
+        found = chain.from_iterable(source.take_failures() for source in sources if source is not None)
+        return StepEnd(
+            self.wrong.end_step(layout, sequences, found),
+            None if self.experts is None else self.experts.end_step(),
+            None if self.table is None else TableRowCounts(*self.table.take_counts()),
+        )
