@@ -179,6 +179,7 @@ class Server(uvicorn.Server):
             if self.service.text is not None:
                 await asyncio.to_thread(self.service.text.renderer.close)
             await asyncio.to_thread(self.service.grammars.close)
+            await asyncio.to_thread(self.service.pdfs.close)
         if self._failure is not None:
             raise self._failure
 

@@ -43,8 +43,10 @@ HTTPSERVER: dict[str, set[str]] = {
         "moeserve.messages",
         "moeserve.processes.tracing",
     },
+    "moeserve.httpserver.documents": {"moeserve.processes.sandbox"},
     "moeserve.httpserver.generation": FRAME
     | {
+        "moeserve.httpserver.documents",
         "moeserve.httpserver.transport",
         "moeserve.httpserver.observability",
         "moeserve.models.facts",

@@ -27,9 +27,9 @@ from moeserve.httpserver.generation.chat.chat_tools import (
     without_hosted,
 )
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint
+from moeserve.httpserver.generation.request.attachments import pdfs_in, pictures_in
 from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import INT32_MAX, MAX_MESSAGES, ModelName, StopString
-from moeserve.httpserver.generation.request.pictures import pictures_in
 from moeserve.httpserver.generation.request.sampling_fields import AnthropicSampling
 from moeserve.httpserver.generation.request.thinking import BUDGETS, ThinkingOptions
 from moeserve.httpserver.generation.request.tool_use import Tool, ToolUse
@@ -241,7 +241,8 @@ class CountTokensRequest(RequestModel):
             model=self.model,
             prompt=ChatPrompt(
                 messages=self.for_template(),
-                pictures=list(pictures_in(self.messages)),
+                pictures=pictures_in(self.messages),
+                pdfs=pdfs_in(self.messages),
                 tools=self.tool_use,
                 thinking=self.thinking_options,
                 add_generation_prompt=not self.is_begun,

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Literal, Protocol
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from moeserve.httpserver.generation.request.documents import Document, document_of_base64, in_tags
 from moeserve.httpserver.generation.request.pictures import (
     Picture,
     joined,
@@ -101,6 +102,25 @@ class ImageBlock(Block):
         return self.source.picture.mark
 
 
+class FileSource(RequestModel):
+    type: Literal["base64"]
+    media_type: Annotated[Label, Field(description="What the file says itself counts.")] = "application/pdf"
+    data: Annotated[str, Field(description="A PDF, whose text is read, or a text file.")]
+
+    @cached_property
+    def document(self) -> Document:
+        return document_of_base64(self.data)
+
+    @model_validator(mode="after")
+    def _is_read(self) -> FileSource:
+        _ = self.document  # refuses other files
+        return self
+
+    @property
+    def text(self) -> str:
+        return self.document.text
+
+
 class ContentSource(RequestModel):
     type: Literal["content"]
     content: Annotated[
@@ -115,10 +135,10 @@ class ContentSource(RequestModel):
 
 
 class DocumentBlock(Block):
-    """A document of texts and pictures; the model sees it between tags."""
+    """A document of texts and pictures, or a PDF, of which the text is read; the model sees it between tags."""
 
     type: Literal["document"]
-    source: Annotated[PlainTextSource | ContentSource, Field(discriminator="type")]
+    source: Annotated[PlainTextSource | FileSource | ContentSource, Field(discriminator="type")]
     title: Label | None = None
     context: Annotated[str | None, Field(description="What is to be known about the document.")] = None
     citations: Annotated[FreeDict | None, _UNCITED] = None
@@ -126,7 +146,7 @@ class DocumentBlock(Block):
     @property
     def text(self) -> str:
         about = {"title": self.title, "context": self.context}
-        return _tagged("document", about, self.source.text)
+        return in_tags("document", about, self.source.text)
 
 
 class SearchResultBlock(Block):
@@ -140,12 +160,7 @@ class SearchResultBlock(Block):
 
     @property
     def text(self) -> str:
-        return _tagged("search_result", {"source": self.source, "title": self.title}, text_of(self.content))
-
-
-def _tagged(tag: str, about: dict[str, str | None], text: str) -> str:
-    lines = [f"<{name}>{value}</{name}>" for name, value in about.items() if value]
-    return "\n".join([f"<{tag}>", *lines, text, f"</{tag}>"])
+        return in_tags("search_result", {"source": self.source, "title": self.title}, text_of(self.content))
 
 
 class ToolReferenceBlock(RequestModel):

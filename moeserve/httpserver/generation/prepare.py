@@ -5,6 +5,7 @@ from __future__ import annotations
 from moeserve.httpserver.generation.chat import chat_prompt
 from moeserve.httpserver.generation.chat.answer_form import AnswerForm, form_of
 from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.chat.pdf_texts import with_pdf_texts
 from moeserve.httpserver.generation.chat.picture_tokens import NO_CHAT, ChatTokens
 from moeserve.httpserver.generation.engine.request_deadline import request_deadline
 from moeserve.httpserver.generation.prepared import PreparedRequest
@@ -100,9 +101,11 @@ async def chat_token_ids(service: Service, asked: Asked) -> list[int]:
 async def _encode_chat(
     service: Service, text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt
 ) -> ChatTokens:
-    """Returns the tokens of a conversation. Raises ApiError; 504 if its pictures are not encoded in time."""
+    """Returns the tokens of a conversation. Raises ApiError; 504 if its pictures are not encoded and
+    its PDFs not read in time."""
     client = service.picture_client(asked)
     async with request_deadline(asked.caller.arrival, service.engine.request_timeout):
+        prompt = await with_pdf_texts(asked, prompt, service.pdfs)
         return await chat_prompt.encode(text, limit, asked, prompt, client)
 
 

@@ -11,6 +11,7 @@ from fastapi import Request
 
 from moeserve.config import ServerConfig
 from moeserve.grammar.checker import GrammarChecker
+from moeserve.httpserver.documents.pdf_reader import PdfReader
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.engine.engine_client import EngineClient
 from moeserve.httpserver.generation.engine.picture_client import PictureClient
@@ -48,6 +49,7 @@ class Service:
         self.request_builder = RequestBuilder(self.engine.next_id, self.config.seed)
         self.scrape = SharedScrape(lambda: self.metrics.render(self.engine.state.status))
         self.grammars = GrammarChecker(Path(self.config.model), serves_others=self.engine.serves_others)
+        self.pdfs = PdfReader()
 
     def ready(self, model: str | None) -> Served:
         """Returns the model and its limits. Raises ApiError: 404 for an unknown model, 503 if no request can be queued

@@ -8,8 +8,8 @@ from moeserve.httpserver.generation.chat.chat_messages import Messages
 from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.prepare import chat_token_ids
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
+from moeserve.httpserver.generation.request.attachments import pdfs_in, pictures_in
 from moeserve.httpserver.generation.request.caller import Caller, caller_of
-from moeserve.httpserver.generation.request.pictures import pictures_in
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.generation.resolve.token_ids import check_ids
 from moeserve.httpserver.generation.service import Service, service_of
@@ -40,8 +40,8 @@ async def tokenize(request: Request) -> Response:
     body = await read_body(request, TokenizeRequest)
     service, caller = service_of(request), caller_of(request)
     served = service.ready(body.model)
-    if body.messages is not None and any(pictures_in(body.messages)):
-        return await answer(request, _tokenized_with_pictures(body, body.messages, service, caller))
+    if body.messages is not None and (pictures_in(body.messages) or pdfs_in(body.messages)):
+        return await answer(request, _tokenized_with_files(body, body.messages, service, caller))
     return await answer(request, _tokenized(body, served.text, served.limit, caller.tenant))
 
 
@@ -103,15 +103,16 @@ async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int, tenant:
     return _response(body, text, limit, ids)
 
 
-async def _tokenized_with_pictures(
+async def _tokenized_with_files(
     body: TokenizeRequest, messages: Messages, service: Service, caller: Caller
 ) -> TokenizeResponse:
-    """Has the pictures encoded, which alone tells how many tokens they take."""
+    """Has the pictures encoded and the PDFs read, which alone tells how many tokens they take."""
     if body.add_special_tokens:
-        raise invalid("add_special_tokens", "cannot be combined with pictures")
+        raise invalid("add_special_tokens", "cannot be combined with pictures or PDFs")
     prompt = ChatPrompt(
         messages=[message.for_template() for message in messages],
-        pictures=list(pictures_in(messages)),
+        pictures=pictures_in(messages),
+        pdfs=pdfs_in(messages),
         tools=ToolUse(tuple(definition.tool() for definition in body.tools)),
         template_kwargs=body.chat_template_kwargs,
         add_generation_prompt=body.add_generation_prompt,

@@ -23,6 +23,7 @@ from moeserve.httpserver.generation.request.asked import (
     GrammarConstraint,
     PlainPrompts,
 )
+from moeserve.httpserver.generation.request.attachments import pictures_in
 from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
@@ -37,7 +38,6 @@ from moeserve.httpserver.generation.request.pictures import (
     joined,
     picture_of_base64,
     picture_of_url,
-    pictures_in,
 )
 from moeserve.httpserver.generation.request.sampling_fields import OllamaSampling
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions, thinking_options
@@ -223,8 +223,8 @@ class ChatBody(_Body):
 
     def asked(self, caller: Caller) -> Asked:
         messages = [message.for_template() for message in self.messages]
-        pictures = list(pictures_in(self.messages))
-        prompt = ChatPrompt(messages, pictures, self.tool_use, self.thinking)
+        pictures = pictures_in(self.messages)
+        prompt = ChatPrompt(messages, pictures, tools=self.tool_use, thinking=self.thinking)
         return replace(self.shared_asked(caller, prompt), prompt_param="messages")
 
 

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request, Response
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from moeserve.httpserver.generation.chat import chat_prompt
+from moeserve.httpserver.generation.chat.pdf_texts import with_pdf_texts
 from moeserve.httpserver.generation.request.caller import caller_of
 from moeserve.httpserver.generation.service import service_of
 from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
@@ -31,9 +32,11 @@ async def apply_template(request: Request) -> Response:
     """Renders the conversation of a chat request with the chat template."""
     caller = caller_of(request)
     body = await read_body(request, ChatCompletionRequest)
-    served = service_of(request).ready(body.model)
+    service = service_of(request)
+    served = service.ready(body.model)
     text, limit = served.text, served.limit
-    asked, prompt = body.asked(caller), body.chat_prompt()
+    asked = body.asked(caller)
+    prompt = await with_pdf_texts(asked, body.chat_prompt(), service.pdfs)
     pieces = await chat_prompt.render(text, limit, asked, prompt)
     applied: AppliedTemplate = {
         "prompt": "".join(pieces) if text.pictures is None else text.pictures.shown(pieces)

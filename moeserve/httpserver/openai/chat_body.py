@@ -22,9 +22,9 @@ from moeserve.httpserver.generation.chat.chat_tools import (
     tool_use,
 )
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
+from moeserve.httpserver.generation.request.attachments import pdfs_in, pictures_in
 from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import INT32_MAX, MAX_TOP_LOGPROBS
-from moeserve.httpserver.generation.request.pictures import pictures_in
 from moeserve.httpserver.generation.request.thinking import BUDGETS, Effort, ThinkingOptions, thinking_options
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.openai import other_servers
@@ -163,7 +163,8 @@ class ChatCompletionRequest(OpenAIRequest):
     def chat_prompt(self) -> ChatPrompt:
         return ChatPrompt(
             messages=[message.for_template() for message in self.messages],
-            pictures=list(pictures_in(self.messages)),
+            pictures=pictures_in(self.messages),
+            pdfs=pdfs_in(self.messages),
             tools=self.tool_use,
             thinking=self.thinking,
             template_kwargs=self.chat_template_kwargs,

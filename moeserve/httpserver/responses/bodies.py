@@ -18,6 +18,7 @@ from moeserve.grammar import spec as grammar
 from moeserve.httpserver.generation.chat.chat_messages import TemplateKwargs
 from moeserve.httpserver.generation.chat.chat_tools import MAX_TOOLS, ToolMode, tool_use
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint
+from moeserve.httpserver.generation.request.attachments import pdfs_in, pictures_in
 from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import (
     INT32_MAX,
@@ -30,7 +31,6 @@ from moeserve.httpserver.generation.request.fields import (
 )
 from moeserve.httpserver.generation.request.foreign_history import without_unknown_types
 from moeserve.httpserver.generation.request.grammar_fields import STRICT
-from moeserve.httpserver.generation.request.pictures import pictures_in
 from moeserve.httpserver.generation.request.sampling_fields import ResponsesSampling
 from moeserve.httpserver.generation.request.thinking import Effort, ThinkingOptions, thinking_options
 from moeserve.httpserver.generation.request.tool_use import ToolUse
@@ -237,7 +237,8 @@ class InputTokensRequest(RequestModel):
             model=self.model,
             prompt=ChatPrompt(
                 messages=messages_of(self.instructions, items, self.toolbox),
-                pictures=list(pictures_in(items)),
+                pictures=pictures_in(items),
+                pdfs=pdfs_in(items),
                 tools=self.tool_use,
                 thinking=self.thinking,
                 template_kwargs=self.chat_template_kwargs,

@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 from moeserve.chatformat.json_text import to_json
 from moeserve.httpserver.generation.chat.chat_tools import CallArgumentsText, arguments_for_template
 from moeserve.httpserver.generation.request.custom_tools import INPUT
+from moeserve.httpserver.generation.request.documents import Document, document_of_base64, in_tags
 from moeserve.httpserver.generation.request.foreign_history import types_of
 from moeserve.httpserver.generation.request.pictures import (
     Picture,
@@ -75,6 +76,30 @@ class InputImage(RequestModel):
         return self.picture.mark
 
 
+class InputFile(RequestModel):
+    """A PDF, of which the text is read, or a text file; the model sees it between tags."""
+
+    type: Literal["input_file"]
+    file_data: Annotated[str, Field(description="The file in base64, or as a data: URL.")]
+    filename: Label | None = None
+    file_id: Annotated[Any, unsupported("file_id (send file_data)")] = None
+    file_url: Annotated[Any, unsupported("file_url (send file_data)")] = None
+    detail: Annotated[Any, NO_EFFECT] = None
+
+    @cached_property
+    def document(self) -> Document:
+        return document_of_base64(self.file_data)
+
+    @model_validator(mode="after")
+    def _is_read(self) -> InputFile:
+        _ = self.document  # refuses other files
+        return self
+
+    @property
+    def text(self) -> str:
+        return in_tags("document", {"title": self.filename}, self.document.text)
+
+
 def _text_of(content: str | list[Any]) -> str:
     return content if isinstance(content, str) else joined(part.text for part in content)
 
@@ -83,7 +108,7 @@ def _to_parts(content: Any) -> Any:
     return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
 
 
-Part = Annotated[InputText | InputImage | OutputText, Field(discriminator="type")]
+Part = Annotated[InputText | InputImage | InputFile | OutputText, Field(discriminator="type")]
 Parts = Annotated[
     list[Part],
     BeforeValidator(_to_parts, json_schema_input_type=str | list[Part]),
@@ -155,7 +180,7 @@ def _to_output(given: Any) -> Any:
     return content if isinstance(content, str) else to_json(given)
 
 
-_OutputPart = Annotated[InputText | InputImage, Field(discriminator="type")]
+_OutputPart = Annotated[InputText | InputImage | InputFile, Field(discriminator="type")]
 _OutputParts = Annotated[list[_OutputPart], Field(max_length=MAX_PARTS)]
 Output = Annotated[str | _OutputParts, BeforeValidator(_to_output, json_schema_input_type=str | _OutputParts)]
 

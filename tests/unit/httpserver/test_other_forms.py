@@ -213,10 +213,10 @@ def test_documents_and_search_results_are_text(server: HttpServer) -> None:
     prompt = prompt_of(server)
     assert "<document>\n<title>Foxes</title>\nFoxes jump.\n</document>\n<document>\nCats sit." in prompt
     assert "<source>http://foxes</source>\n<title>Dogs</title>\nDogs lie.\n</search_result>" in prompt
-    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "x"}}
-    refused = messages(server, messages=[{"role": "user", "content": [pdf]}])
+    by_url = {"type": "document", "source": {"type": "url", "url": "https://foxes/a.pdf"}}
+    refused = messages(server, messages=[{"role": "user", "content": [by_url]}])
     assert refused.status_code == 400
-    assert "the type 'base64' is not supported" in refused.json()["error"]["message"]
+    assert "the type 'url' is not supported" in refused.json()["error"]["message"]
 
 
 def test_tools_that_a_search_finds_are_in_the_prompt(server: HttpServer) -> None:

@@ -143,15 +143,18 @@ def test_resources_and_files_that_are_no_pictures(seeing: HttpServer, visual: Vi
     assert seeing.post("/v1/chat/completions", chat(resource)).status_code == 200
     assert "A<|im_end|>" in seeing.tokenizer.decode(tokens_of(seeing.requests[0]), False)
     pdf = "data:application/pdf;base64,JVBERi0="
-    parts: tuple[dict[str, Any], ...] = (
-        {"type": "file", "file": {"filename": "a.pdf", "file_data": pdf}},
-        {"type": "file", "file": {"file_id": "file-1"}},
-        {"type": "resource", "resource": {"mimeType": "application/pdf", "blob": "JVBERi0="}},
+    parts: tuple[tuple[dict[str, Any], str], ...] = (
+        ({"type": "file", "file": {"filename": "a.pdf", "file_data": pdf}}, "the PDF is damaged"),
+        ({"type": "file", "file": {"file_id": "file-1"}}, "file.file_data"),
+        (
+            {"type": "resource", "resource": {"mimeType": "application/pdf", "blob": "JVBERi0="}},
+            "the PDF is damaged",
+        ),
     )
-    for part in parts:
+    for part, why in parts:
         answer = seeing.post("/v1/chat/completions", chat(part))
         assert answer.status_code == 400
-        assert "only texts, pictures and videos are" in answer.json()["error"]["message"]
+        assert why in answer.json()["error"]["message"]
     assert not visual.pictures
 
 

@@ -356,8 +356,8 @@ def test_the_message_about_a_part_or_a_length(client: httpx.Client) -> None:
 
     chat, sound = "/v1/chat/completions", {"type": "input_audio", "input_audio": {"data": "x"}}
     assert message(chat, messages=[{"role": "user", "content": [sound]}]) == (
-        "messages.0.content: a part of the type 'input_audio' is not supported, only texts, pictures and videos are: "
-        '{"type": "text", "text": "..."}'
+        "messages.0.content: a part of the type 'input_audio' is not supported, only texts, files, pictures and "
+        'videos are: {"type": "text", "text": "..."}'
     )
     assert message(chat, messages=[]) == "messages: must have at least 1 item, not 0"
     hi = [{"role": "user", "content": "Hi"}]

@@ -14,13 +14,14 @@ from moeserve.httpserver.generation.chat.chat_tools import (
     FunctionCall,
     ToolCallMessage,
 )
+from moeserve.httpserver.generation.request.data_urls import data_type
+from moeserve.httpserver.generation.request.documents import Document, document_of_base64, in_tags
 from moeserve.httpserver.generation.request.fields import MAX_MESSAGES
 from moeserve.httpserver.generation.request.foreign_parts import in_own_form
 from moeserve.httpserver.generation.request.pictures import (
     PIXEL_FIELDS,
     Picture,
     PicturedText,
-    data_type,
     joined,
     max_tokens_of,
     picture_of_url,
@@ -48,6 +49,7 @@ _VIDEO_PARTS: Final = {
     "video_url": VIDEO_FIELDS | {"video_url"},  # vLLM's
     "video": VIDEO_FIELDS | {"video", "url"},  # Qwen's and transformers'
 }
+MOST_NAME: Final = 512  # characters of a file's name
 _SIDES: Final = ("resized_height", "resized_width")
 _URL_FIELDS: Final = ("url", "data", "base64", "blob", "file_data")  # of an object with a picture
 # The fields of pictures by the part's type. `image` is the type of Qwen's and transformers' messages (`image`, `url`,
@@ -74,12 +76,23 @@ def _parts_to_text(content: Any, info: ValidationInfo) -> Any:
     if not isinstance(content, list):
         return content
     found = [part if isinstance(part, str) else _part(part, info) for part in content]
-    texts = [part if isinstance(part, str) else part.mark for part in found]
+    text = joined(_text_of(part) for part in found)
     pictures = tuple(part for part in found if isinstance(part, Picture))
-    return PicturedText(joined(texts), pictures) if pictures else joined(texts)
+    pdfs = tuple(part.pdf for part in found if isinstance(part, Document) and part.pdf is not None)
+    return PicturedText(text, pictures, pdfs) if pictures or pdfs else text
 
 
-def _part(part: Any, info: ValidationInfo) -> str | Picture:
+def _text_of(part: str | Picture | Document) -> str:
+    match part:
+        case Picture():
+            return part.mark
+        case Document():
+            return part.text
+        case _:
+            return part
+
+
+def _part(part: Any, info: ValidationInfo) -> str | Picture | Document:
     part = in_own_form(part) if isinstance(part, dict) else part
     kind = part.get("type", _untyped(part)) if isinstance(part, dict) else None
     given = {name for name, value in part.items() if value is not None} if isinstance(part, dict) else set()
@@ -93,16 +106,30 @@ def _part(part: Any, info: ValidationInfo) -> str | Picture:
         return video_of_part(part)
     if kind == "resource" and isinstance(part.get(kind), dict) and isinstance(part[kind].get("text"), str):
         return str(part[kind]["text"])
+    if kind == "file" and isinstance(file := part.get("file"), dict):
+        _check_fields("file", given - {"type", "file"} - IDLE_ANYWHERE, info)
+        return _document(file)
     field = _TEXT_PARTS.get(kind) if isinstance(kind, str) else None
     if field is None or not isinstance(part.get(field), str):
         raise PydanticCustomError(
             "content_part",
-            "a part of the type {kind} is not supported, only texts, pictures and videos are: {form}",
+            "a part of the type {kind} is not supported, only texts, files, pictures and videos are: {form}",
             {"form": '{"type": "text", "text": "..."}', "kind": repr(kind)[:80]},
         )
     _check_fields("text", given - {"type", field} - IDLE_ANYWHERE, info)
     text: str = part[field]
     return text
+
+
+def _document(file: dict[str, Any]) -> Document:
+    """Returns the document in OpenAI's object of a file. Raises PydanticCustomError."""
+    data, name = file.get("file_data"), file.get("filename")
+    if not isinstance(data, str):
+        message = "a file part needs its file in base64 as file.file_data: files are not fetched, nor taken by file_id"
+        raise PydanticCustomError("content_part", message)
+    title = name[:MOST_NAME] if isinstance(name, str) else None
+    found = document_of_base64(data)
+    return Document(in_tags("document", {"title": title}, found.text), found.pdf)
 
 
 def _reasoning_of(part: dict[str, Any]) -> str:
@@ -184,7 +211,7 @@ class Message(RequestModel):
         Any,
         AfterValidator(_parts_to_text),
         Field(
-            description="A string, or a list of parts: texts, strings, and pictures and videos as data: URLs."
+            description="A string, or a list of parts: texts, strings, files, and pictures and videos as data: URLs."
         ),
     ] = None
     images: Annotated[
@@ -237,13 +264,13 @@ class Message(RequestModel):
                 raise PydanticCustomError(
                     "content", "content is required for the role {role}", {"role": self.role}
                 )
-        elif isinstance(self.content, PicturedText):
+        elif isinstance(self.content, PicturedText) and self.content.pictures:
             # An assistant's are those of another model that draws, in a conversation that goes on here.
             if self.role not in ("user", "assistant", "tool", "function"):
                 raise PydanticCustomError(
                     "content", "messages of role {role} cannot contain pictures", {"role": self.role}
                 )
-        elif not isinstance(self.content, str):
+        elif not isinstance(self.content, str | PicturedText):
             raise PydanticCustomError("content", "content must be a string or a list of text parts")
         if self.role == "function" and not self.name:
             raise PydanticCustomError("name", "name is required for the role function")

@@ -8,6 +8,7 @@ from typing import Any
 
 from moeserve.grammar.spec import GrammarSpec
 from moeserve.httpserver.generation.request.caller import Caller
+from moeserve.httpserver.generation.request.documents import PdfFile
 from moeserve.httpserver.generation.request.pictures import Picture, PicturedText
 from moeserve.httpserver.generation.request.sampler_fields import DRY_BREAKERS
 from moeserve.httpserver.generation.request.thinking import ThinkingOptions
@@ -30,8 +31,9 @@ class GrammarConstraint:
 class ChatPrompt:
     """A conversation for the chat template."""
 
-    messages: Sequence[dict[str, Any]]  # marks in their texts stand for pictures
+    messages: Sequence[dict[str, Any]]  # marks in their texts stand for pictures and PDFs
     pictures: Sequence[Picture] = ()  # the pictures of all messages, in order
+    pdfs: Sequence[PdfFile] = ()  # likewise
     tools: ToolUse = field(default_factory=ToolUse)
     thinking: ThinkingOptions = field(default_factory=ThinkingOptions)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -1,43 +1,79 @@
-"""Pictures and videos in the forms of other APIs' parts, as the forms of `chat_messages.py`."""
+"""Files in the forms of other APIs' parts, as the forms of `chat_messages.py`."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from moeserve.httpserver.generation.request.pictures import data_type
+from moeserve.httpserver.generation.request.data_urls import data_type
 
 # Gemini's objects, which agents pass on unchanged, with or without a type.
 _INLINE: Final = ("inline_data", "inlineData")
 # Types of parts whose own fields say what they hold: LangChain's, the AI SDK's and Gemini's in LangChain.
 _FILES: Final = ("file", "media", "video")
 _MEDIA_TYPES: Final = ("mimeType", "mime_type", "media_type", "mediaType")
-_DATA: Final = ("data", "base64", "url")
+_DATA: Final = ("data", "base64", "blob", "url")
 _PICTURES: Final = ("image_url", "input_image", "image", "file")
+_NAMES: Final = ("filename", "file_name", "name", "title", "uri")
 _VIDEO_SETTINGS: Final = ("fps", "max_frames")
 
 
 def in_own_form(part: dict[str, Any]) -> dict[str, Any]:
-    """Returns a part as `image` or `video` if it has a picture or a video in another API's form, else the part."""
+    """Returns a part as `image`, `video` or `file` if it has a file in another API's form, else the part."""
     for name in _INLINE:
         if isinstance(inline := part.get(name), dict):
-            return _of_media(inline) or part
+            return _of_media(inline) or _of_document(inline)
     kind, image = part.get("type"), part.get("image")
     if kind is None and isinstance(image, dict) and isinstance(source := image.get("source"), dict):
         return {"type": "image", "data": source.get("bytes")}  # Amazon Bedrock's
+    if (document := _document_in(part)) is not None:
+        return document
     if kind == "input_video":
         return part | {"type": "video_url"}
     if kind in _FILES and (media := _of_media(part)) is not None:
         return media
+    if kind in ("file", "media") and _data_of(part) is not None:
+        return _of_document(part)
     if kind in _PICTURES and (url := _url_of(part)) is not None and _is_video(data_type(url)):
         return {"type": "video", "video": url}
     return part
+
+
+def _document_in(part: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the document in a part of another API's type; None if the part has none."""
+    match part:
+        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
+            return {"type": "text", "text": text}  # Anthropic's
+        case {"type": "document", "source": {} as source}:
+            return _of_document(source, part.get("title"))
+        case {"type": "input_file"}:
+            return {"type": "file", "file": part}  # the Responses API's
+        case {"type": "text-plain" | "file", "text": str(text)}:
+            return {"type": "text", "text": text}  # LangChain's
+        case {"type": "resource", "resource": {"blob": str()} as resource}:
+            return _of_media(resource) or _of_document(resource)  # MCP's
+    return None
+
+
+def _of_document(given: dict[str, Any], title: Any = None) -> dict[str, Any]:
+    """given: an object that has a file in base64. Returns it in OpenAI's form."""
+    data = _data_of(given)
+    if "url" in given and (data is None or data_type(data) is None):
+        data = None  # files are not fetched
+    # LangChain's parts have the name beside their content or in one of these objects.
+    around = [given, *(one for one in (given.get("extras"), given.get("metadata")) if isinstance(one, dict))]
+    name = title or next((one[name] for one in around for name in _NAMES if name in one), None)
+    return {"type": "file", "file": {"file_data": data, "filename": name}}
+
+
+def _data_of(given: dict[str, Any]) -> str | None:
+    return next((given[name] for name in _DATA if isinstance(given.get(name), str)), None)
 
 
 def _of_media(given: dict[str, Any]) -> dict[str, Any] | None:
     """given: an object that names its media type and has a file in base64 or a URL. None if it does not, or if the file
     is neither a picture nor a video."""
     named = next((given[name] for name in _MEDIA_TYPES if isinstance(given.get(name), str)), "")
-    data = next((given[name] for name in _DATA if isinstance(given.get(name), str)), None)
+    data = _data_of(given)
     if data is None:
         return None
     if named.lower().startswith("image/"):

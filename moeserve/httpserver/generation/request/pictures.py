@@ -7,19 +7,17 @@ not a mark, so it gets no picture.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
-from urllib.parse import unquote
 
-from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
+from moeserve.httpserver.generation.request.data_urls import base64_bytes, data_type
+from moeserve.httpserver.generation.request.documents import PdfFile
 from moeserve.messages.pictures import PixelBounds, VideoSettings
 
 MOST_URL: Final = 8192  # characters of a URL
@@ -31,15 +29,9 @@ PIXEL_FIELDS: Final = ("min_pixels", "max_pixels")  # beside a picture in Qwen's
 _MARK: Final = secrets.token_hex(16)  # begins every mark of this process
 _VIDEO_MARK: Final = f"{_MARK}v"
 _MARKS: Final = re.compile(f"({_MARK}[pv][0-9a-f]{{16}})")
-# Some clients leave "data:" out, and some put the prefix before a string that has it.
-_DATA_URL: Final = re.compile(
-    r"(?:\s*(?:data:)?([\w.+*/-]+)?(?:;\s*[\w.+-]+=[^;,]*)*;\s*base64,){1,2}", re.ASCII | re.IGNORECASE
-)
 # The beginnings of PNG, JPEG, GIF and WebP files in base64, in both alphabets: clients send base64 in a URL's place.
 _FILES: Final = ("iVBORw0KGgo", "/9j/", "_9j_", "R0lGOD", "UklGR")
 _TYPES: Final = {"picture": "image", "video": "video"}  # the first word of media types
-_SPACE: Final = re.compile(r"\s+")
-_URL_SAFE: Final = str.maketrans("-_", "+/")  # RFC 4648, section 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,10 +58,11 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class PicturedText:
-    """A message's text with marks for its pictures."""
+    """A message's text with marks for its pictures and PDFs."""
 
     text: str
-    pictures: tuple[Picture, ...]
+    pictures: tuple[Picture, ...] = ()
+    pdfs: tuple[PdfFile, ...] = ()
 
 
 def at_markers(text: str, pictures: Sequence[Picture]) -> PicturedText:
@@ -83,21 +76,6 @@ def at_markers(text: str, pictures: Sequence[Picture]) -> PicturedText:
         )
     marked = (part for picture, behind in zip(pictures, rest, strict=True) for part in (picture.mark, behind))
     return PicturedText("".join((first, *marked)), tuple(pictures))
-
-
-def pictures_in(value: Any) -> Iterator[Picture]:
-    """Yields the pictures in a body or a list of bodies, in their order."""
-    match value:
-        case Picture():
-            yield value
-        case PicturedText():
-            yield from value.pictures
-        case list():
-            for one in value:
-                yield from pictures_in(one)
-        case BaseModel():
-            for one in value.__dict__.values():
-                yield from pictures_in(one)
 
 
 def joined(texts: Iterable[str]) -> str:
@@ -125,30 +103,6 @@ def picture_of_base64(text: str, max_tokens: int | None = None, pixels: PixelBou
     return Picture(base64_bytes(text, "picture"), max_tokens, pixels=pixels)
 
 
-def base64_bytes(text: str, what: str) -> bytes:
-    """Decodes base64 in either alphabet, with or without padding, percent-encoded or broken into lines. Accepts a data:
-    URL too, which some clients send instead of bare base64. what: "picture" or "video", for messages. Raises
-    PydanticCustomError."""
-    if (found := _DATA_URL.match(text[:256])) is not None:
-        text = text[found.end() :]
-    if "%" in text:
-        text = unquote(text, "ascii", "replace")
-    text = _SPACE.sub("", text).translate(_URL_SAFE).rstrip("=")
-    try:
-        data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise PydanticCustomError("picture", "the {what} is no base64", {"what": what}) from error
-    if not data:
-        raise PydanticCustomError("picture", "the {what} is empty", {"what": what})
-    return data
-
-
-def data_type(url: str) -> str | None:
-    """Returns the media type of a data: URL, or "" if it names none; None for another URL."""
-    found = _DATA_URL.match(url[:256])
-    return None if found is None else (found[1] or "").lower()
-
-
 def checked_url(url: str, what: str) -> str:
     """Returns the URL unchanged. Raises PydanticCustomError for a malformed data: URL or a URL that is too long."""
     if url[:256].lstrip()[:5].lower() == "data:":
@@ -166,7 +120,7 @@ def picture_of_url(url: Any, max_tokens: int | None = None, pixels: PixelBounds 
     """Returns the picture of an http(s) URL, of a data: URL, or of bare base64. Raises PydanticCustomError."""
     if not isinstance(url, str):
         raise PydanticCustomError("picture", "the picture's URL must be a string")
-    if _DATA_URL.match(url[:256]) or url[:256].lstrip().startswith(_FILES):
+    if data_type(url) is not None or url[:256].lstrip().startswith(_FILES):
         return picture_of_base64(url, max_tokens, pixels)
     return Picture(b"", max_tokens, url=checked_url(url, "picture"), pixels=pixels)
 

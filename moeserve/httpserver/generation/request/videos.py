@@ -6,11 +6,10 @@ from typing import Any, Final
 
 from pydantic_core import PydanticCustomError
 
+from moeserve.httpserver.generation.request.data_urls import base64_bytes, data_type
 from moeserve.httpserver.generation.request.pictures import (
     Picture,
-    base64_bytes,
     checked_url,
-    data_type,
     picture_of_url,
 )
 from moeserve.messages.pictures import DEFAULT_FPS, MOST_FRAMES, VideoSettings

@@ -1,0 +1,91 @@
+"""PdfReader: has the text of PDFs read by a sandboxed process, one at a time, and keeps it for the next turns."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import suppress
+from hashlib import sha256
+from typing import Final
+
+from moeserve.httpserver.documents.pdf_protocol import MAX_PDF_BYTES, MAX_TEXT_BYTES, Refused, decode_reply
+from moeserve.processes.sandbox.parent import (
+    Sandbox,
+    SandboxDied,
+    SandboxLost,
+    SandboxTimeout,
+    SandboxUnavailable,
+)
+
+TIMEOUT_S: Final = 10.0  # seconds of CPU time for one PDF
+# Size of the cache of texts: a conversation sends its PDFs again with every turn.
+CACHE_BYTES: Final = 32 << 20
+
+
+class PdfError(ValueError):
+    """The PDF is at fault; the text is for the client."""
+
+
+class PdfReader:
+    """Owns one reading process, which starts with the first PDF. Tenants take turns."""
+
+    def __init__(self, timeout: float = TIMEOUT_S) -> None:
+        """timeout: seconds of CPU time for a PDF."""
+        self._sandbox = Sandbox(
+            "moeserve.httpserver.documents.pdf_process",
+            "PDFs",
+            timeout=timeout,
+            max_reply_bytes=2 * MAX_TEXT_BYTES,
+        )
+        self._texts: OrderedDict[bytes, str] = OrderedDict()  # by the SHA-256 of the file
+        self._text_bytes = 0
+
+    async def read(self, data: bytes, tenant: str = "") -> str:
+        """Returns the PDF's text. Raises PdfError, and SandboxUnavailable for failures that the PDF did not cause."""
+        key = sha256(data).digest()
+        if (text := self._texts.get(key)) is not None:
+            self._texts.move_to_end(key)
+            return text
+        if len(data) > MAX_PDF_BYTES:
+            raise PdfError(f"has {len(data)} bytes; {MAX_PDF_BYTES} at most are read")
+        text = await self._sandbox.run(lambda: self._ask(data), tenant)
+        self._keep(key, text)
+        return text
+
+    def close(self) -> None:
+        self._sandbox.close()
+
+    def _keep(self, key: bytes, text: str) -> None:
+        if key in self._texts:
+            return  # another request has sent it meanwhile
+        self._texts[key] = text
+        self._text_bytes += _size(text)
+        while self._text_bytes > CACHE_BYTES:
+            _, oldest = self._texts.popitem(last=False)
+            self._text_bytes -= _size(oldest)
+
+    def _ask(self, data: bytes) -> str:
+        try:
+            reply = decode_reply(self._reply(data))
+        except SandboxTimeout as error:
+            raise PdfError(f"takes too long to read: it {error}") from error
+        except (SandboxDied, ValueError) as error:
+            self._sandbox.stop()
+            raise PdfError("cannot be read: it is damaged or takes too much memory") from error
+        except SandboxLost as error:
+            raise SandboxUnavailable(f"the process for PDFs {error}") from error
+        if isinstance(reply, Refused):
+            raise PdfError(reply.message)
+        return reply.text
+
+    def _reply(self, data: bytes) -> bytes:
+        """Returns the process's reply. If the process is lost, asks a second one, because the first may have been
+        killed to free memory for another process."""
+        if self._sandbox.is_running:
+            with suppress(SandboxLost):
+                return self._sandbox.ask(data, "read it")
+        self._sandbox.start()
+        return self._sandbox.ask(data, "read it")
+
+
+def _size(text: str) -> int:
+    return len(text.encode())
