@@ -1,4 +1,4 @@
-"""Qwen3-Coder's and Qwen3.5's calls:
+"""Qwen3-Coder's calls, and Qwen3.5's to 3.8's:
 
     <tool_call>
     <function=name>
@@ -20,7 +20,12 @@ from .tag_heads import named_head
 from .tool_calls import CallTags
 from .value_end import TaggedSyntax
 
-TAGS: Final = CallTags("<tool_call>", "</tool_call>", bare="<function=", ends=("</parameter>", "</function>"))
+TAGS: Final = CallTags(
+    "<tool_call>",
+    "</tool_call>",
+    bare="<function=",
+    ends=("</parameter>", "</function>", "</function_invocation>"),
+)
 SYNTAX: Final = TaggedSyntax(
     name_open="<function",
     name_close=">",

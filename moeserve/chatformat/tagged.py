@@ -55,6 +55,7 @@ class TaggedBody(RecordingBody):
         self._is_guided = is_guided
         self._stage = _Stage.OPENING if syntax.name_open else _Stage.NAME
         self._name = ""
+        self._names_offered_tool = False  # otherwise the text is no call
         self._keys: list[str] = []
         self._key_is_string: bool | None = None  # the last key's tag says that its value is a string
         self._value = ValueReader(frozenset(), False)
@@ -91,7 +92,7 @@ class TaggedBody(RecordingBody):
         syntax = self._syntax
         match self._stage:
             case _Stage.OPENING:
-                return self._tag(char, {syntax.name_open: lambda: self._go(_Stage.NAME)})
+                return self._opening(char)
             case _Stage.NAME if syntax.name_close:
                 then_tags = (syntax.key_open, syntax.close)
                 return self._word(
@@ -114,6 +115,17 @@ class TaggedBody(RecordingBody):
                 return self._arguments(char, events)
 
     # ---- the parts of the format
+
+    def _opening(self, char: str) -> Status:
+        """Reads the name's opening tag. Models write a key's tag with the tool's name in its place."""
+        then: dict[str, Callable[[], Status]] = {self._syntax.name_open: lambda: self._go(_Stage.NAME)}
+        if not self._is_guided:
+            then[self._syntax.key_open] = self._misspelled_opening
+        return self._tag(char, then)
+
+    def _misspelled_opening(self) -> Status:
+        self._names_offered_tool = True
+        return self._go(_Stage.NAME)
 
     def _tag(self, char: str, then: Mapping[str, Callable[[], Status]]) -> Status:
         """Reads white space and one of the tags in `then`, which maps each tag to the stage after it."""
@@ -275,6 +287,8 @@ class TaggedBody(RecordingBody):
         if head is None:
             return self._broken("")
         self._name = offered_name(head.name, self._schemas)
+        if self._names_offered_tool and self._name not in self._schemas:
+            return self._broken("")
         self._held = ""
         return self._end(events) if head.is_empty else self._go(_Stage.BETWEEN)
 
