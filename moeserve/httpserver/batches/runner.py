@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from moeserve.httpserver.batches.batch_in_progress import BatchInProgress
+from moeserve.httpserver.batches.disk_wait import DiskWait
 from moeserve.httpserver.batches.input_lines import Line
 from moeserve.httpserver.batches.line_pace import LinePace
 from moeserve.httpserver.batches.line_request import Answered
@@ -88,6 +89,8 @@ class BatchRunner:
         self._turns: deque[str] = deque()  # owners, the next one first
         self._wake = asyncio.Event()
         self._swept_at = time.monotonic()
+        self._disk_wait = DiskWait()
+        self._folder_failure = ""  # why the last round failed; empty: it did not
         self._trying = asyncio.Lock()  # held by the line that may be the cause of a server's end
 
     async def run(self) -> None:
@@ -125,8 +128,13 @@ class BatchRunner:
                 self._swept_at = time.monotonic()
                 await self._store.sweep()
         except (ApiError, OSError) as error:
-            log.error("batches wait, because their folder failed: %s", error)
+            if str(error) != self._folder_failure:
+                self._folder_failure = str(error)
+                log.error("batches wait, because their folder failed: %s", error)
             return
+        if self._folder_failure:
+            self._folder_failure = ""
+            log.info("batches go on: their folder works again")
         left = sum(len(running.pending) + running.num_open for running in self._running.values())
         self._server.counts.batch_requests_left(left)
         while self._may_begin() and (found := self._next()) is not None:
@@ -199,19 +207,29 @@ class BatchRunner:
             raise
         finally:
             self._asking.discard(task)
-        while not await self._is_kept(running, outcome):
-            if self._is_stopping:
-                return  # the line has no result: the next server answers it again
-            await asyncio.sleep(DISK_WAIT_S)
-        self._server.counts.batch_request(outcome.kind)
+        if await self._keep(running, outcome):
+            self._server.counts.batch_request(outcome.kind)
 
-    async def _is_kept(self, running: BatchInProgress, outcome: Outcome) -> bool:
-        try:
-            await running.keep(outcome)
-        except OSError as error:
-            log.error("results of %s wait for the disk: %s", running.batch.id, error)
-            return False
-        return True
+    async def _keep(self, running: BatchInProgress, outcome: Outcome) -> bool:
+        """Stores a result, as soon as the disk takes it. Returns False if the server stops before that: the line then
+        has no result, and the next server answers it again."""
+        waits = False
+        while True:
+            try:
+                await running.keep(outcome)
+            except OSError as error:
+                if waits:
+                    self._disk_wait.again(error)
+                else:
+                    waits = True
+                    self._disk_wait.begin(error)
+            else:
+                if waits:
+                    self._disk_wait.end()
+                return True
+            if self._is_stopping:
+                return False
+            await asyncio.sleep(DISK_WAIT_S)
 
     async def _outcome(self, running: BatchInProgress, line: Line) -> Outcome:
         batch = running.batch
