@@ -38,7 +38,8 @@ from moeserve.errors import ConfigError, UserError
 
 PATHS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 CONNECT_TIMEOUT_S = 30.0
-DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 8000
 
 
 def main(arguments: list[str]) -> int:
@@ -79,6 +80,10 @@ def command_parser() -> argparse.ArgumentParser:
         "--base-url",
         metavar="URL",
         help="URL of the server, with or without /v1 (default: http://127.0.0.1:8000)",
+    )
+    server.add_argument("--host", help=f"host of the server, without --url (default: {DEFAULT_HOST})")
+    server.add_argument(
+        "--port", type=int, metavar="N", help=f"port of the server, without --url (default: {DEFAULT_PORT})"
     )
     server.add_argument(
         "--backend",
@@ -135,15 +140,25 @@ def _run(
 ) -> tuple[EngineRates | None, dict[str, Any], Run]:
     """Returns the engine's rates (None if not asked for) and the result of `_measure`. Raises UserError."""
     if args.against_engine is None:
-        args.url = args.url or DEFAULT_URL
+        args.url = _url_of(args)
         return None, *uvloop.run(_measure(args, workload, pictures))
-    if args.url is not None:
-        raise ConfigError(f"{FLAG} starts a server of its own: leave --url out")
+    if any(option is not None for option in (args.url, args.host, args.port)):
+        raise ConfigError(f"{FLAG} starts a server of its own: leave --url, --host and --port out")
     flags = split_flags(args.against_engine)
     args.ignore_eos = True
     rates = measure_engine(flags, workload, args.max_concurrency)
     with server_of(flags) as args.url:
         return rates, *uvloop.run(_measure(args, workload, pictures))
+
+
+def _url_of(args: argparse.Namespace) -> str:
+    """Returns the server's URL, from --url or from --host and --port. Raises ConfigError if both were given."""
+    if args.url is None:
+        host = args.host or DEFAULT_HOST
+        return f"http://{f'[{host}]' if ':' in host else host}:{args.port or DEFAULT_PORT}"
+    if args.host is not None or args.port is not None:
+        raise ConfigError("--url has the host and the port: leave --host and --port out")
+    return str(args.url)
 
 
 async def _measure(
