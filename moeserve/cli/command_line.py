@@ -32,7 +32,7 @@ from moeserve.config import (
 from moeserve.errors import ConfigError, FileError
 from moeserve.hub import name_of
 from moeserve.models.adapters.modules import parse_modules, resolve_directory, resolve_modules
-from moeserve.models.sources.first_bytes import LOOKED_AT, not_a_gguf
+from moeserve.models.sources.first_bytes import what_instead_of_gguf
 from moeserve.models.sources.model_files import is_tower_file, listed, models_of
 from moeserve.processes.cpus import pool_threads
 from moeserve.processes.tracing import traces_url
@@ -370,9 +370,7 @@ def _check_first_bytes(file: Path, source: str) -> None:
     """Raises ConfigError for a file that is no GGUF file. A FIFO is not opened; the reader of the model reports it."""
     if not file.is_file():
         return
-    with file.open("rb") as opened:
-        beginning = opened.read(LOOKED_AT)
-    if problem := not_a_gguf(beginning):
+    if problem := what_instead_of_gguf(file):
         raise FileError(f"{source}: {file}: this is not a GGUF file {problem}")
 
 

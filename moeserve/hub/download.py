@@ -39,6 +39,7 @@ from huggingface_hub.file_download import http_get, repo_folder_name
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, not in __all__
 
 from moeserve.models.registry import family_of_config
+from moeserve.models.sources.first_bytes import what_instead_of_gguf
 from moeserve.models.sources.huggingface.json_files import read_json
 
 from .cache import cache_space
@@ -211,6 +212,7 @@ def _fetch_blob(name: HubName, blob: _Blob, progress: DownloadProgress) -> None:
                 tqdm_class=cast(Any, progress.file),
             )
         _check_hash(name, blob)
+        _check_kind(name, blob)
         os.replace(blob.partial, blob.path)
 
 
@@ -233,6 +235,13 @@ def _check_hash(name: HubName, blob: _Blob) -> None:
             f"{name}: {blob.file} was damaged on the way: its hash is {found}, {address()} names {told}; "
             "start again to download it anew"
         )
+
+
+def _check_kind(name: HubName, blob: _Blob) -> None:
+    """Removes the content and raises HubError if it is a model by its name alone."""
+    if blob.file.endswith(".gguf") and (problem := what_instead_of_gguf(blob.partial)):
+        blob.partial.unlink()
+        raise HubError(f"{name}: {blob.file} on {address()} is not a GGUF file {problem}; it was not kept")
 
 
 def _cache_folder(name: HubName) -> Path:

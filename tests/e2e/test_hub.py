@@ -45,7 +45,8 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for name, size in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes((name.encode() * (size // len(name) + 1))[:size])
+        content = b"GGUF" + name.encode() * (size // len(name) + 1)
+        (root / name).write_bytes(content[:size])
     (root / "acme/real-GGUF").mkdir()
     (root / "acme/real-GGUF/tiny-Q4_K_M.gguf").symlink_to(TINY_MODEL)
     (root / "acme/dense/config.json").write_text('{"model_type": "mamba"}')

@@ -27,7 +27,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     folder = tmp_path / "repositories" / REPO
     folder.mkdir(parents=True)
     (folder / "tiny-Q8_0.gguf").write_bytes(b"GGUF" * 2000)
-    (folder / "large-Q4_0.gguf").write_bytes(bytes(range(256)) * (LARGE // 256))
+    (folder / "large-Q4_0.gguf").write_bytes(b"GGUF" * (LARGE // 4))
     weights = tmp_path / "repositories" / FOLDER
     weights.mkdir(parents=True)
     (weights / "config.json").write_text("{}")

@@ -26,8 +26,8 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code: 0 if the model is here now, 1 if it could not be downloaded, 2 if NAME is not a valid
-    name."""
+    """Returns the exit code: 0 if the model is here now, 1 if it could not be downloaded or is none, 2 if NAME is not a
+    valid name."""
     parser = command_parser()
     text = parser.parse_args(arguments).name
     try:
@@ -40,11 +40,14 @@ def main(arguments: list[str]) -> int:
         )
     from moeserve.cli.models.need import gpu_bytes, need_of
     from moeserve.hub.download import fetch
+    from moeserve.models.sources.first_bytes import what_instead_of_gguf
     from moeserve.processes.logs import set_up_logging
 
     set_up_logging("pull", "info")
     try:
         path = fetch(name)
+        if path.is_file() and (problem := what_instead_of_gguf(path)):  # downloaded by another program
+            raise UserError(f"{path} is not a GGUF file {problem}; moeserve rm {name} removes it")
     except UserError as error:
         print(f"moeserve pull: {error}", file=sys.stderr)
         return 1

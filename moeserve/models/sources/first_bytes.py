@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 MAGIC = b"GGUF"
 LOOKED_AT = 64  # number of bytes that identify a file's format
 
@@ -29,3 +31,9 @@ def not_a_gguf(beginning: bytes) -> str | None:
     if beginning[8:10] == b'{"' and not any(beginning[5:8]):  # a length of 64 bits, then JSON
         return "but one of safetensors: name the folder that it lies in, with its config.json"
     return f"as it begins with {beginning[:4]!r}, not {MAGIC!r}; download it again"
+
+
+def what_instead_of_gguf(file: Path) -> str | None:
+    """Returns what `not_a_gguf` says of the file. Raises OSError."""
+    with file.open("rb") as opened:
+        return not_a_gguf(opened.read(LOOKED_AT))

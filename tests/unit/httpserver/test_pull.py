@@ -26,7 +26,9 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hub") / REPO
     folder.mkdir(parents=True)
     for part in (1, 2):
-        (folder / f"tiny-Q4_K_M-0000{part}-of-00002.gguf").write_bytes(bytes([part]) * (SIZE // 2))
+        (folder / f"tiny-Q4_K_M-0000{part}-of-00002.gguf").write_bytes(
+            b"GGUF" + bytes([part]) * (SIZE // 2 - 4)
+        )
     shutil.copy(demonstration_model(), folder / "tiny-Q8_0.gguf")
     return folder.parents[1]
 

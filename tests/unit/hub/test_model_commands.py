@@ -32,7 +32,7 @@ def repositories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sub").mkdir(parents=True)
     shutil.copy(demonstration_model(), folder / "tiny-Q8_0.gguf")
     for part in (1, 2):
-        (folder / f"sub/tiny-Q4_K_M-0000{part}-of-00002.gguf").write_bytes(bytes([part]) * 150_000)
+        (folder / f"sub/tiny-Q4_K_M-0000{part}-of-00002.gguf").write_bytes(b"GGUF" + bytes([part]) * 149_996)
     return folder.parents[1]
 
 
@@ -160,6 +160,44 @@ def test_what_cannot_be(
         ended = int(end.code or 0)
     assert ended == code
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "but a Git LFS pointer"),
+        (b"<!DOCTYPE html>" * 100, "but a web page"),
+        (b"once upon a time", "as it begins with b'once'"),
+    ],
+)
+def test_a_file_that_is_a_model_by_its_name_alone_is_not_kept(
+    content: bytes, message: str, hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = hub.root / "acme/wrong-GGUF/wrong-Q8_0.gguf"
+    wrong.parent.mkdir(exist_ok=True)
+    wrong.write_bytes(content)
+    assert cli.main(["pull", "acme/wrong-GGUF"]) == 1
+    shown = capsys.readouterr()
+    assert f"wrong-Q8_0.gguf on {hub.url} is not a GGUF file {message}" in shown.err
+    assert shown.out == ""
+    assert listed(capsys) == {}
+    assert [path for path in (tmp_path / "cache").rglob("blobs/*") if path.is_file()] == []
+    wrong.unlink()
+    wrong.parent.rmdir()
+
+
+def test_such_a_file_of_another_program_is_told(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["pull", Q8]) == 0
+    (file,) = (tmp_path / "cache").rglob("snapshots/*/tiny-Q8_0.gguf")
+    file.write_bytes(b"<html>")
+    capsys.readouterr()
+    assert cli.main(["pull", Q8]) == 1
+    assert "is not a GGUF file but a web page" in (said := capsys.readouterr().err)
+    assert f"moeserve rm {Q8} removes it" in said
+    assert cli.main(["rm", "--yes", Q8]) == 0
+    assert listed(capsys) == {}
 
 
 def test_nothing_is_removed_where_no_terminal_can_be_asked_at(
