@@ -78,11 +78,19 @@ def place_share(
     return with_expert_cache(placement, sizes, config, ram // share.num_ranks)
 
 
+_OF_ONE_GPU = {
+    "--n-gpu-layers",
+    "--placement-rules",
+    "--unpacked-experts",
+}  # neither way of dividing has them
+
+
 def refuse_placement_flags(config: ServerConfig) -> None:
     """Raises ConfigError for placement flags that do not apply when several GPUs divide a model in this way."""
     flags: dict[str, object] = {
         "--n-gpu-layers": config.n_gpu_layers,
         "--placement-rules": config.placement_rules,
+        "--unpacked-experts": config.unpacked_experts,
         "--debug-dump": config.debug_dump if config.parallel == "layers" else None,
         "--record-routing-trace": config.record_routing_trace if config.parallel == "layers" else None,
     }
@@ -93,5 +101,5 @@ def refuse_placement_flags(config: ServerConfig) -> None:
         other = " --parallel " + ("tensor" if config.parallel == "layers" else "layers")
         raise ConfigError(
             f"{', '.join(given)}: not with several GPUs and --parallel {config.parallel}; leave it out, or use one GPU"
-            + (f", or{other}" if not {"--n-gpu-layers", "--placement-rules"}.intersection(given) else "")
+            + (f", or{other}" if not _OF_ONE_GPU.intersection(given) else "")
         )

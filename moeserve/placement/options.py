@@ -85,6 +85,7 @@ def share_options(
         num_gpu_experts=config.num_gpu_experts,
         gpu_memory_budget=None if budget is None else int(budget * GIB),
         n_gpu_layers=config.n_gpu_layers,
+        unpacked_experts=None if config.unpacked_experts is None else int(config.unpacked_experts * GIB),
         counts=counts,
         rules=None if rules is None else Rules.read(Path(rules)),
         max_total_tokens=config.max_total_tokens,

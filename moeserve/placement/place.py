@@ -10,6 +10,7 @@ GPU memory is assigned in this order:
 3. if RAM experts may be streamed to the GPU for long prompts, three buffers of one layer's RAM experts. If they would
    take more than half of the rest, nothing is streamed unless a rule asks for it;
 4. the experts that rules or --num-gpu-experts assign to the GPU;
+   Memory for --unpacked-experts is taken before them;
 5. KV: what --max-total-tokens asks for, else a quarter of the rest, or more if experts leave more;
 6. the other experts, hottest first, as many as fit, unless step 4 fixed the number.
 """
@@ -26,6 +27,7 @@ from moeserve.placement.dense import DensePlacement
 from moeserve.placement.placement import Device, LayerPlacement, Placement, Prefill
 from moeserve.placement.rules import Decision, Rules
 from moeserve.placement.sizes import ModelSizes
+from moeserve.placement.unpacked import with_unpacked
 
 # share for KV of the memory that the dense parts leave, as long as experts could use all of it
 KV_SHARE = 0.25
@@ -50,6 +52,7 @@ class PlacementOptions:
     num_gpu_experts: int | None = None  # per layer
     gpu_memory_budget: int | None = None  # bytes
     n_gpu_layers: int | None = None
+    unpacked_experts: int | None = None  # bytes of GPU memory for experts as 16-bit floats
     counts: Sequence[Sequence[int]] | None = None  # [layers][experts]: tokens routed to each
     rules: Rules | None = None
     max_total_tokens: int | None = None
@@ -65,6 +68,7 @@ class PlacementOptions:
             "--num-gpu-experts": self.num_gpu_experts,
             "--gpu-memory-budget": self.gpu_memory_budget,
             "--n-gpu-layers": self.n_gpu_layers,
+            "--unpacked-experts": self.unpacked_experts,
             "--expert-heat": self.counts,
             "--placement-rules": self.rules,
         }
@@ -77,7 +81,7 @@ def place(sizes: ModelSizes, options: PlacementOptions, gpu: Gpu | None) -> Plac
     if gpu is None:
         return _all_in_ram(sizes, options)
     _check_counts(sizes, options)
-    return _Planner(sizes, options, gpu).place()
+    return with_unpacked(_Planner(sizes, options, gpu).place(), sizes, options.unpacked_experts)
 
 
 def _all_in_ram(sizes: ModelSizes, options: PlacementOptions) -> Placement:
@@ -244,7 +248,7 @@ class _Planner:
 
     def _room_before_streaming(self, chosen: list[set[int]]) -> int:
         taken = self._gpu.reserved_bytes + self._dense.bytes_on("cuda") + self._expert_bytes(chosen)
-        return self._budget - taken - self._state_bytes
+        return self._budget - taken - self._state_bytes - self._unpacked_bytes
 
     def _stream_bytes(self, chosen: list[set[int]]) -> int:
         """Returns the size of the streaming buffers: the RAM experts of the layer that has most."""
@@ -270,6 +274,7 @@ class _Planner:
             f"{self._options.state_slots} slots of recurrent state": self._state_bytes,
             "dense weights": self._dense.bytes_on("cuda"),
             "experts": self._expert_bytes(chosen),
+            "unpacked experts": self._unpacked_bytes,
             "buffers for streamed experts": self._stream_bytes(chosen),
             "the least KV": self._least_kv_bytes,
         }
@@ -306,6 +311,11 @@ class _Planner:
                 break
             fitting = fitting if layer.needs_layer_before else count
         return fitting  # all layers with the embedding did not fit
+
+    @property
+    def _unpacked_bytes(self) -> int:
+        """Bytes that are kept for unpacked experts, before it is known which layers may have them."""
+        return min(self._options.unpacked_experts or 0, sum(layer.unpacked for layer in self._sizes.layers))
 
     @property
     def _state_bytes(self) -> int:

@@ -66,6 +66,8 @@ class Placement:
     # For each layer, how many of its RAM experts RAM holds at a time, beside a GPU; the others are read from disk when
     # they are used. None: RAM holds all.
     ram_slots: tuple[int, ...] | None = None
+    unpacked_layers: tuple[int, ...] = ()  # whose experts the GPU holds a second time, as 16-bit floats
+    unpacked_bytes: int = 0  # GPU memory of these
 
     @property
     def num_experts(self) -> int:

@@ -50,6 +50,7 @@ class LayerSizes:
     dense_tensors: tuple[str, ...] = ()  # tensor names, which placement rules match
     expert_tensors: tuple[str, ...] = ()  # of the routed experts
     needs_layer_before: bool = False  # on the same device; layer 0: the embedding
+    unpacked: int = 0  # bytes of all its experts as 16-bit floats; 0: some are not quantised
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class ModelSizes:
                 dense_tensors=dense,
                 expert_tensors=of_experts,
                 needs_layer_before=shape.needs_layer_before(index),
+                unpacked=unpacked_bytes([tensors[name] for name in of_experts]),
             )
 
         def embedding() -> Bytes:
@@ -155,6 +157,15 @@ def has_float_weights(tensors: Mapping[str, TensorInfo], shape: ModelShape) -> b
             parts += [gate, down]
         names += [n.of_layer(index, part) for part in parts]
     return any(not tensors[name].type.is_quantised for name in names)
+
+
+def unpacked_bytes(matrices: Sequence[TensorInfo]) -> int:
+    """Returns the bytes of a layer's experts as 16-bit floats, 0 if some are not quantised. matrices: gate, up and
+    down; without gates up and down, and up is unpacked twice."""
+    if not matrices or not all(tensor.type.is_quantised for tensor in matrices):
+        return 0
+    up, down = matrices[0], matrices[-1]
+    return 2 * (2 * math.prod(up.shape) + math.prod(down.shape))
 
 
 def plane_bytes(tensor: TensorInfo) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
 from moeserve.models.loading.floats import read_floats
 from moeserve.models.loading.gpu_loader import GpuLoader
-from moeserve.models.loading.gpu_weights import GpuLatentAttention
+from moeserve.models.loading.gpu_weights import GpuLatentAttention, GpuWeights
 from moeserve.models.loading.ram_experts import load_ram_experts
 from moeserve.models.open import open_dummy_model, open_folder
 from moeserve.models.registry import read_shape
@@ -23,6 +25,8 @@ from moeserve.placement import ModelSizes, Placement, PlacementOptions, place
 from moeserve.placement.place import Gpu
 from moeserve.placement.rules import Rules
 from moeserve.worker.loading.cpu.pool_start import open_stream
+from moeserve.worker.loading.gpu.load_plan import plan_load
+from moeserve.worker.loading.gpu.load_weights import load_weights
 from moeserve.worker.loading.gpu.moving_experts import pinned_panels
 from tests.gpu.driver import small_config
 from tests.support.hugging_face_model import write_family
@@ -72,6 +76,24 @@ def test_experts_that_cannot_be_streamed(header: Path, rules: str, caplog: pytes
     with caplog.at_level(logging.WARNING):
         assert pinned_panels(experts, placement, device) is None
     assert "several NUMA nodes" in caplog.text
+
+
+def test_unpacked_experts(header: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they hold: test_triton_large_batch.py."""
+    wanted: list[tuple[Collection[int], torch.dtype, int]] = []
+
+    def unpacked(
+        weights: GpuWeights, layers: Collection[int], floats: torch.dtype, *, first: int
+    ) -> GpuWeights:
+        wanted.append((layers, floats, first))
+        return replace(weights, layers=[])
+
+    monkeypatch.setattr("moeserve.worker.loading.gpu.load_weights.with_unpacked_experts", unpacked)
+    device = torch.device(DEVICE)
+    config = small_config(header, load_format="dummy", unpacked_experts=1.0)
+    plan = plan_load(config, open_dummy_model(header), device, None)
+    assert load_weights(config, plan, lambda *_: None, device, None).on_gpu.layers == []
+    assert wanted == [((0,), torch.bfloat16 if DEVICE == "cuda" else torch.float32, 0)]
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "deepseek_v2"])

@@ -125,6 +125,8 @@ def test_who_asks_for_too_many_gpus_is_told_what_would_do(gpus: int, parallel: s
         ("tensor", {"placement_rules": "rules.yaml"}, "--placement-rules"),
         ("tensor", {"gpu_prefill_token_threshold": 5}, "--gpu-prefill-token-threshold"),
         ("layers", {"debug_dump": "folder"}, "--debug-dump"),
+        ("tensor", {"unpacked_experts": 1.0}, "--unpacked-experts"),
+        ("layers", {"unpacked_experts": 1.0}, "--unpacked-experts"),
     ],
 )
 def test_flags_without_a_meaning_are_refused(parallel: str, flags: dict[str, object], named: str) -> None:

@@ -50,6 +50,7 @@ SHARED = (
     "parallel",
     "num_gpu_experts",
     "gpu_memory_budget",
+    "unpacked_experts",
     "expert_heat",
     "placement_rules",
     "n_gpu_layers",

@@ -59,6 +59,7 @@ class Memory:
     gpu_kv: int
     gpu_states: int
     gpu_stream: int  # buffers for streamed experts
+    gpu_unpacked: int  # experts as 16-bit floats
     gpu_adapters: int  # LoRA adapters, and memory kept free for more
     gpu_tower: int  # the vision tower, its context and a picture
     gpu_other: int
@@ -82,6 +83,7 @@ class Memory:
             + self.gpu_kv
             + self.gpu_states
             + self.gpu_stream
+            + self.gpu_unpacked
             + self.gpu_adapters
             + self.gpu_tower
             + self.gpu_other
@@ -233,6 +235,7 @@ def predict(
         gpu_kv=gpu_kv,
         gpu_states=slots * sizes.state_bytes(cpu_layers),
         gpu_stream=placement.stream_bytes,
+        gpu_unpacked=placement.unpacked_bytes,
         gpu_adapters=gpu_adapters,
         gpu_tower=tower.gpu,
         gpu_other=gpu_other,

@@ -12,6 +12,7 @@ from moeserve.cli.workload.options import real
 _PLACEMENT = (
     "num_gpu_experts",
     "gpu_memory_budget",
+    "unpacked_experts",
     "expert_heat",
     "placement_rules",
     "n_gpu_layers",

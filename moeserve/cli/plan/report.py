@@ -189,6 +189,7 @@ def _memory(plan: PlacementPlan) -> str:
             _row("GPU, KV", _gib(m.gpu_kv)),
             *([_row("GPU, recurrent states", _gib(m.gpu_states))] if m.gpu_states else []),
             _row("GPU, streamed experts", _gib(m.gpu_stream)),
+            *([_row("GPU, unpacked experts", _gib(m.gpu_unpacked))] if m.gpu_unpacked else []),
             *([_row("GPU, LoRA adapters", _gib(m.gpu_adapters))] if m.gpu_adapters else []),
             *([_row("GPU, vision tower", _gib(m.gpu_tower))] if m.gpu_tower else []),
             _row("GPU, buffers and CUDA", _gib(m.gpu_other)),

@@ -293,11 +293,13 @@ class HybridSpeed:
             return routes * expert.cuda / (self._gpu.read * c.route_read)
         touched = float(self._routing.touched(index, tokens)[list(experts)].sum())
         rows, routes = step_sizes(tokens)[-1], self._model.layers[index].num_routes
+        can_unpack = unpacks_experts(rows, routes, layer.num_experts)
+        is_kept = can_unpack and index in self._placement.unpacked_layers
         return self._product_seconds(
-            touched * expert.cuda,
+            0.0 if is_kept else touched * expert.cuda,
             share * self._expert_ops(step, index),
             tokens,
-            can_unpack=unpacks_experts(rows, routes, layer.num_experts),
+            can_unpack=can_unpack,
         )
 
     def _ram_experts_seconds(self, step: Step, index: int) -> float:

@@ -27,9 +27,13 @@ class GpuExperts:
     down: Planes  # [experts, hidden, width]
     # float32 [experts, width], [experts, width], [experts, hidden]: biases of the products. None: no biases.
     biases: tuple[Tensor, Tensor, Tensor] | None = None
+    # The same weights once more, as 16-bit floats: gate and up, whose rows take turns, [experts, 2 * width, hidden],
+    # and down. None: large steps unpack them each time.
+    unpacked: tuple[Tensor, Tensor] | None = None
 
     @property
     def nbytes(self) -> int:
+        """Bytes of the quantised weights."""
         return sum(m.nbytes for m in (self.up, self.down)) + (0 if self.gate is self.up else self.gate.nbytes)
 
 

@@ -102,8 +102,9 @@ class ExpertRun(NamedTuple):
             options = mine.gated(y, self.width, options)
         if scratch is not None:
             routing = RouteBlocks(b.expert, b.routes)
-            large_batch_up(x.x, *matrices, routing, x_top_k, h.x, scratch, options=options)
-            large_batch_down(h.x, *of_down, routing, self.parts, scratch, bias=bias)
+            kept_up, kept_down = self.experts.unpacked or (None, None)
+            large_batch_up(x.x, *matrices, routing, x_top_k, h.x, scratch, options=options, kept=kept_up)
+            large_batch_down(h.x, *of_down, routing, self.parts, scratch, bias=bias, kept=kept_down)
         else:
             experts_up(x.x, *matrices, b.expert, b.routes, x_top_k, h.x, options=options)
             experts_down(h.x, *of_down, b.expert, b.routes, count, self.parts, bias=bias)

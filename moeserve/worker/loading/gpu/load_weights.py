@@ -19,6 +19,7 @@ from moeserve.models.loading.gpu_weights import GpuWeights, float_type
 from moeserve.models.loading.progress import OnProgress
 from moeserve.models.loading.ram_experts import RamExperts, load_ram_experts
 from moeserve.models.loading.table_rows import TableRows
+from moeserve.models.loading.unpacked_experts import with_unpacked_experts
 from moeserve.placement.disk_tier import ram_pins
 from moeserve.placement.expert_cache.policy import DECAY
 from moeserve.placement.expert_ram import PIECE_BYTES, READERS
@@ -111,6 +112,8 @@ def load_weights(
         with_embedding=has_ends and not placement.begins_in_ram,
         with_head=has_ends,
     )
+    floats = float_type(on_gpu, device)
+    on_gpu = with_unpacked_experts(on_gpu, placement.unpacked_layers, floats, first=placement.layers_in_ram)
     ram_bytes, nbytes = placement.cpu_weight_bytes, placement.gpu_weight_bytes + placement.cpu_weight_bytes
     if ranks is not None:
         ram_bytes, nbytes = ranks.total(ram_bytes), ranks.total(nbytes)
@@ -120,9 +123,7 @@ def load_weights(
     if small is not None and small.head is not None:
         head = GpuDraftHeadLoader(small.source, small.head, device, on_progress).load_head(plan.shape)
         nbytes += small.weight_bytes
-    adapters = load_gpu_adapters(
-        config, plan.adapters, plan.shape, placement, float_type(on_gpu, device), device
-    )
+    adapters = load_gpu_adapters(config, plan.adapters, plan.shape, placement, floats, device)
     _empty_cache(device)
     return LoadedWeights(on_gpu, in_ram, ram_ids, adapters, head, nbytes)
 

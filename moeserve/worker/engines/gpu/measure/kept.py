@@ -125,7 +125,7 @@ def kept_measurements(
         shape,
         [(name, tensor.type, tensor.shape) for name, tensor in source.tensors.items()],
         (capacity.max_model_len, config.max_num_seqs, max_tokens, config.kv_cache_dtype),
-        (config.gpu_prefill_token_threshold, config.expert_cache),
+        (config.gpu_prefill_token_threshold, config.expert_cache, config.unpacked_experts),
         (config.placement_rules, config.lora_modules, config.lora_dir, config.speculative_config),
     )
     return KeptMeasurements(Path(triton.knobs.cache.dir) / FOLDER, key)

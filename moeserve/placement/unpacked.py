@@ -1,0 +1,39 @@
+"""Chooses the layers whose experts a GPU holds a second time, unpacked to 16-bit floats (--unpacked-experts)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from moeserve.config.units import GIB
+from moeserve.errors import ConfigError
+from moeserve.placement.placement import Placement
+from moeserve.placement.sizes import ModelSizes
+
+
+def with_unpacked(placement: Placement, sizes: ModelSizes, budget: int | None) -> Placement:
+    """Returns `placement` with the first layers that fit in `budget` bytes unpacked, of those with all experts, all
+    quantised, on the GPU; None: no layer. Raises ConfigError if there is no such layer or the budget holds none."""
+    if budget is None:
+        return placement
+    fitting, taken = [], 0
+    candidates = [
+        (index, size.unpacked)
+        for index, (layer, size) in enumerate(zip(placement.layers, sizes.layers, strict=True))
+        if size.unpacked and layer.dense == "cuda" and not layer.num_cpu_experts
+    ]
+    if not candidates:
+        raise ConfigError(
+            "--unpacked-experts: no layer has all its experts, quantised, on the GPU; leave it out, or choose a "
+            "smaller number"
+        )
+    for index, nbytes in candidates:
+        if taken + nbytes <= budget:
+            fitting.append(index)
+            taken += nbytes
+    if not fitting:
+        least = min(nbytes for _, nbytes in candidates)
+        raise ConfigError(
+            f"--unpacked-experts {budget / GIB:.2f}: the experts of one layer take {least / GIB:.2f} GiB as 16-bit "
+            "floats; leave it out, or choose a larger number"
+        )
+    return replace(placement, unpacked_layers=tuple(fitting), unpacked_bytes=taken)
