@@ -15,7 +15,7 @@ import triton.runtime.interpreter as interpreter
 _patch_tensor = interpreter._patch_lang_tensor
 
 
-def _patch_tensor_and_index(tensor: object, scope: object) -> None:
+def _patch_tensor_and_index(tensor: object, scope: Any) -> None:
     """Triton 3.6's interpreter makes int() of one-element arrays, which numpy refuses from 2.4 on."""
     _patch_tensor(tensor, scope)
     scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
@@ -30,7 +30,7 @@ _patched: set[frozenset[str]] = set()  # the languages that the kernel which run
 class _Launch:
     """The scope of a kernel's patches, as Triton restores it at the kernel's end."""
 
-    def __init__(self, scope: object) -> None:
+    def __init__(self, scope: Any) -> None:
         self._scope = scope
 
     def restore(self) -> None:
@@ -38,7 +38,7 @@ class _Launch:
         self._scope.restore()
 
 
-def _patch_once(fn: object) -> object:
+def _patch_once(fn: Any) -> object:
     """Triton patches its language at each call of a function within a kernel, tl.sum and the like too. Once in a kernel
     is enough for functions that see the same names of it."""
     names = frozenset(name for name in ("tl", "core", "language") if name in fn.__globals__)

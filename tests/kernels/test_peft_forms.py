@@ -146,9 +146,10 @@ def test_a_pissa_that_peft_has_made_plain(written: dict[str, Path], tmp_path: Pa
     base = read_model(folder)
     settings = PLAIN | {"target_modules": ["q_proj", "up_proj"], "init_lora_weights": "pissa"}
     model = write_adapter(first, base, 3, trained=False, **settings)
-    model.peft_config["default"].init_lora_weights = True
+    config: Any = model.peft_config["default"]
+    config.init_lora_weights = True
     model.save_pretrained(str(first))
-    model.peft_config["default"].init_lora_weights = "pissa"
+    config.init_lora_weights = "pissa"
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".lora_" in name:

@@ -10,6 +10,7 @@ from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets u
 from moeserve.kernels.attention.reference import Sequence
 from moeserve.kernels.attention.reference import attention as paged_attention
 from moeserve.kernels.operators.piecewise import op, reference
+from moeserve.kernels.operators.piecewise.forward import forward_kernel
 from tests.kernels.weights import nmse
 from tests.support.nightly import nightly_after
 
@@ -123,9 +124,9 @@ def test_another_length_is_no_other_kernel() -> None:
     (q1, k1, q2, k2, v), _ = inputs_of("chunk")
     q1, k1, q2, k2, v = (x.to(DEVICE) for x in (q1, k1, q2, k2, v))
     op.forward(q1, k1, q2, k2, v, 3, True)
-    kernels = len(op.forward_kernel._compiled)
+    kernels = len(forward_kernel._compiled)
     op.forward(q1[:, :, :16], k1, q2[:, :, :16], k2, v, 4, True)
-    assert len(op.forward_kernel._compiled) == kernels
+    assert len(forward_kernel._compiled) == kernels
 
 
 def test_refusals() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from moeserve.kernels.norm import reference as norm_reference
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.stream_operands import Activations
 from moeserve.kernels.streams import reference, sinkhorn
@@ -27,7 +28,7 @@ def test_stream_norm(isa: str, n: int, hidden: int) -> None:
         stream_of(isa).stream_norm(x, weight, EPS, n, out, chosen)
         stream_of(isa).wait()
         of = (x[:n] if chosen is None else x[chosen.long()]).view(n, STREAMS, hidden)
-        assert nmse(out.f32, reference.norm(of, weight, EPS).flatten(1)) < 1e-12
+        assert nmse(out.f32, norm_reference.norm(of, weight, EPS).flatten(1)) < 1e-12
         assert torch.equal(out.q8, quantize(out.f32).rows())
 
 
@@ -78,7 +79,7 @@ def test_streams_that_are_mixed(isa: str, n: int, hidden: int, iterations: int) 
     stream.read_streams(products, x, None, mix, norm, EPS, n, y, weights)
     stream.wait()
     added, mixed = sinkhorn.weights(products, STREAMS, mix)
-    assert nmse(y.f32, reference.norm(sinkhorn.read(products, of_streams, mix), norm, EPS)) < 1e-11
+    assert nmse(y.f32, norm_reference.norm(sinkhorn.read(products, of_streams, mix), norm, EPS)) < 1e-11
     assert torch.equal(y.q8, quantize(y.f32).rows())
     assert nmse(unguard(weights), torch.cat([added, mixed.flatten(1)], dim=1)) < 1e-11
     if iterations == 20:  # which end with the columns
@@ -111,7 +112,7 @@ def test_a_head_reads_some_rows_of_streams_that_are_mixed(isa: str) -> None:
     stream_of(isa).read_streams(products, x, rows, mix, norm, EPS, 2, y, None)
     stream_of(isa).wait()
     read = sinkhorn.read(products, x[rows.long()].view(2, STREAMS, 96), mix)
-    assert nmse(y.f32, reference.norm(read, norm, EPS)) < 1e-11
+    assert nmse(y.f32, norm_reference.norm(read, norm, EPS)) < 1e-11
 
 
 @each_isa
@@ -121,4 +122,4 @@ def test_a_head_reads_the_mean_of_some_rows_streams(isa: str) -> None:
     stream_of(isa).read_streams(None, x, rows, None, norm, EPS, 2, y, None)
     stream_of(isa).wait()
     mean = x[rows.long()].view(2, STREAMS, 96).double().mean(dim=1)
-    assert nmse(y.f32, reference.norm(mean, norm, EPS)) < 1e-11
+    assert nmse(y.f32, norm_reference.norm(mean, norm, EPS)) < 1e-11

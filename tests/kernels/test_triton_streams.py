@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
+from moeserve.kernels.norm import reference as norm_reference
 from moeserve.kernels.streams import reference
 from moeserve.kernels.streams.op import (
     StreamBlock,
@@ -53,7 +54,7 @@ def test_a_blocks_parts_are_added_to_the_streams_before_their_norm(hidden: int, 
     norm_streams(found, pending, None, counter(LIVE), on_device(weight), EPS, out)
     assert nmse(found[:LIVE].cpu(), expected[:LIVE].flatten(1)) < 1e-12
     assert torch.equal(found[LIVE:].cpu(), x[LIVE:]), "rows beyond the count changed"
-    check_norm(out.normed, reference.norm(expected[:LIVE], weight, EPS).flatten(1), LIVE)
+    check_norm(out.normed, norm_reference.norm(expected[:LIVE], weight, EPS).flatten(1), LIVE)
     alone = on_device(x.clone())
     add_to_streams(alone, pending, counter(LIVE))
     assert torch.equal(alone, found)
@@ -64,11 +65,13 @@ def test_chosen_rows_are_read_and_not_changed(hidden: int) -> None:
     x, weight = normal(ROWS, STREAMS * hidden), normal(STREAMS, hidden, seed=1).abs() + 0.5
     found, out, chosen = on_device(x.clone()), result(LIVE, hidden), torch.tensor([4, 0, 4])
     norm_streams(found, None, ints(chosen), counter(2), on_device(weight), EPS, out)
-    check_norm(out.normed, reference.norm(x[chosen[:2]].view(2, STREAMS, hidden), weight, EPS).flatten(1), 2)
+    check_norm(
+        out.normed, norm_reference.norm(x[chosen[:2]].view(2, STREAMS, hidden), weight, EPS).flatten(1), 2
+    )
     assert torch.equal(found.cpu(), x)
     gate, y = normal(LIVE, STREAMS * hidden, seed=2), guarded(LIVE, hidden)
     mix_streams(on_device(gate), found, ints(chosen), on_device(weight), out.inverse, counter(2), y)
-    normed = reference.norm(x[chosen[:2]].view(2, STREAMS, hidden), weight, EPS)
+    normed = norm_reference.norm(x[chosen[:2]].view(2, STREAMS, hidden), weight, EPS)
     check_norm(y, reference.mix(gate[:2].view(2, STREAMS, hidden), normed), 2)
 
 
