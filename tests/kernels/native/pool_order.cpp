@@ -243,46 +243,31 @@ void a_slot_is_kept_until_all_threads_have_left_it() {
 }
 
 // --- claims ---
-struct Meeting {
-  std::atomic<int> came{0}, turn{0}, claims{0};
-  int result = 0;  // written by who has claimed
-  int delay = 0;   // of the first thread, which leaves the meeting a moment before the second
-};
+// A claim flag that holds the first thread behind its look at the flag. Operations that write are the atomic's own.
+struct HeldFlag : std::atomic<uint64_t> {
+  Hold hold;
 
-// The threads that compute the one unit meet before its claim, and call it at about the same time.
-struct MeetingOp {
-  Meeting* meeting;
-  void operator()(Team& team) const {
-    team.for_claimed_units(1, [this](int64_t, Claim& claim) {
-      const int place = meeting->came++;
-      if (place < 2) meet(place);
-      if (!claim()) return;
-      ++meeting->claims;
-      ++meeting->result;
-    });
-  }
-  // Ten turns each, by a thread that is on a core: at the end both are.
-  void meet(int place) const {
-    for (int i = place; i < 20; i += 2) {
-      const auto is_on = [&] { return meeting->turn.load(std::memory_order_relaxed) >= i; };
-      for (int spins = 0; !is_on(); ++spins)
-        if (spins > 50'000) return;  // the other one has no core
-      meeting->turn.store(i + 1, std::memory_order_relaxed);
-    }
-    for (volatile int left = place == 0 ? meeting->delay : 0; left > 0;) left = left - 1;
+  uint64_t load(std::memory_order order) {
+    const uint64_t seen = std::atomic<uint64_t>::load(order);
+    if (hold.takes()) hold.hold();
+    return seen;
   }
 };
 
+// Both threads have seen the unit unclaimed; the one that is held must be refused.
 void a_unit_is_claimed_once() {
-  Pool pool(threads_of_nodes({0, 0}));
-  std::vector<Meeting> meetings(400);
-  for (size_t i = 0; i < meetings.size(); ++i) {
-    meetings[i].delay = static_cast<int>(i % 100);
-    pool.submit(MeetingOp{&meetings[i]});
-    pool.wait();
-  }
-  const auto is_once = [](const Meeting& m) { return m.claims == 1 && m.result == 1; };
-  expect(std::all_of(meetings.begin(), meetings.end(), is_once), "two threads claimed one unit");
+  constexpr uint64_t kPhase = 5;
+  HeldFlag flag;
+  bool held_claim = true;
+  std::thread held([&] { held_claim = moeserve::claim_unit(flag, kPhase); });
+  expect(comes([&] { return flag.hold.is_held.load(); }), "no thread looked at the flag before its claim");
+  expect(moeserve::claim_unit(flag, kPhase), "a unit that no thread has was not claimed");
+  flag.hold.may_go = true;
+  held.join();
+  expect(!held_claim, "two threads claimed one unit");
+  expect(!moeserve::claim_unit(flag, kPhase) && !moeserve::claim_unit(flag, kPhase - 1),
+         "a claimed unit was claimed again");
+  expect(moeserve::claim_unit(flag, kPhase + 1), "a unit was not claimed in the next phase");
 }
 
 // --- the turns of a hand-off ---

@@ -43,6 +43,14 @@ struct alignas(64) WorkRange {
   PhaseCount taken, done;
 };
 
+// True for one thread only: the first that claims a unit in this phase. flag: the latest phase in which the unit was
+// claimed, a std::atomic<uint64_t> (or what `pool_order.cpp` holds a thread in).
+template <class Flag>
+bool claim_unit(Flag& flag, uint64_t phase) {
+  uint64_t last = flag.load(std::memory_order_relaxed);
+  return last < phase && flag.compare_exchange_strong(last, phase, std::memory_order_acq_rel);
+}
+
 // Decides which thread may write the results of a unit that several threads may have computed: the first that asks. The
 // phase cannot end until that thread has written them; all others must write nothing.
 class Claim {
@@ -53,16 +61,12 @@ class Claim {
   bool operator()() {
     if (!asked_) {
       asked_ = true;
-      mine_ = flag_ == nullptr || take();
+      mine_ = flag_ == nullptr || claim_unit(*flag_, phase_);
     }
     return mine_;
   }
 
  private:
-  bool take() {
-    uint64_t last = flag_->load(std::memory_order_relaxed);
-    return last < phase_ && flag_->compare_exchange_strong(last, phase_, std::memory_order_acq_rel);
-  }
   std::atomic<uint64_t>* flag_;
   uint64_t phase_;
   bool asked_ = false, mine_ = false;
