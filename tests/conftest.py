@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from pytest_rerunfailures import StatusDB
 
 from moeserve.processes.imports_without_gc import imports_without_gc
@@ -34,6 +36,17 @@ settings.register_profile(
 )
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("same")
+
+# Hypothesis also draws the constants that it finds in the sources of the modules which happen to be imported: other
+# examples by the order of the tests, and seconds of parsing in each process. Only the nightly profile has them.
+_constants_of_sources, _no_constants = providers._get_local_constants, Constants()
+
+
+def _constants() -> Constants:
+    return _constants_of_sources() if settings.get_current_profile_name() == "random" else _no_constants
+
+
+providers._get_local_constants = _constants
 
 UNIT_TESTS = REPOSITORY / "tests" / "unit"
 OWN_FIXTURES = REPOSITORY / "tests" / "fixtures"
