@@ -204,6 +204,7 @@ class MeasuredWeights {
       weights_ = std::make_unique<Matrix>(type_, rows, kCols, 1, pool_.nodes(), nullptr);
       pool_.submit(FillOp{weights_.get()});
       pool_.wait();
+      weights_->use_huge_pages();  // as the model's weights are; in small pages other forms are the fastest
     }
     return *weights_;
   }

@@ -31,6 +31,20 @@ Matrix::~Matrix() {
   if (data_ != nullptr) munmap(data_, bytes);
 }
 
+void Matrix::use_huge_pages() const {
+  constexpr uintptr_t kHugePage = 2 << 20;
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack
+  if (!packed()) return;
+  const auto begin = reinterpret_cast<uintptr_t>(data_);
+  const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage,
+                  last = (begin + bytes) / kHugePage * kHugePage;
+  if (first >= last || madvise(reinterpret_cast<void*>(first), last - first, kCollapse) == 0) return;
+  for (uintptr_t page = first; page < last;
+       page += kHugePage) {  // the call stops at the first page that fails
+    madvise(reinterpret_cast<void*>(page), kHugePage, kCollapse);
+  }
+}
+
 void PackOp::operator()(Team& team) const {
   const size_t stride = row_bytes(out->type, out->cols);
   team.for_panels(out->experts, out->panels, [&](int64_t expert, int64_t panel) {

@@ -54,6 +54,7 @@ from moeserve.worker.loading.cpu.draft_model import (
     load_draft_model,
 )
 from moeserve.worker.loading.cpu.expert_ram import open_disk, plan_expert_slots
+from moeserve.worker.loading.cpu.huge_pages import use_huge_pages
 from moeserve.worker.loading.cpu.pool_start import check_ram, choose_products, open_stream
 from moeserve.worker.loading.draft_model import open_draft_model
 from moeserve.worker.loading.drafting import drafting_of, refuse_records_of_drafts
@@ -158,6 +159,7 @@ def load_cpu_model(config: ServerConfig, on_progress: OnProgress) -> CpuModel:
                 dense_bytes(sizes) + expert_ram, remedy="or read it from disk with --weight-layout file"
             )
         weights = CpuLoader(stream, source, shape, on_progress, in_place, slots and slots.counts).load()
+        use_huge_pages()
         of_adapters = adapter_memory(config, shape, checked, max(tokens, config.max_num_seqs))
         adapters = read_adapters(checked, of_adapters)
         free = available_bytes() - of_adapters.resident - of_adapters.later - slots_bytes

@@ -26,6 +26,7 @@ from moeserve.placement.expert_ram import PIECE_BYTES, READERS
 from moeserve.worker.adapters.gpu import LoadedAdapters, load_gpu_adapters
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.group.shares import gpu_experts
+from moeserve.worker.loading.cpu.huge_pages import use_huge_pages
 from moeserve.worker.loading.cpu.pool_start import check_ram, choose_products, open_stream
 from moeserve.worker.loading.gpu.load_plan import GpuLoadPlan
 from moeserve.worker.loading.gpu.ram_expert_order import ram_expert_order
@@ -72,6 +73,7 @@ def _in_ram(
         )
         if experts.disk is not None:
             lock_slots(experts.slots)
+    use_huge_pages()
     choose_products(stream, config, source)
     return InRam(stream, first, experts)
 
