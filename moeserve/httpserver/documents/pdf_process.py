@@ -40,9 +40,11 @@ def main() -> None:
 
 def read(data: bytes) -> Reply:
     """Returns the text of a PDF, in the order in which the file has it. A line `[page 2]` is above each page's text if
-    there are several pages."""
+    there are several pages; pages without text are left out."""
     try:
         document = PdfDocument(data)
+        if document.get_formtype() != pypdfium2.raw.FORMTYPE_NONE:
+            document.init_forms()
     except PdfiumError as error:
         return Refused(_explained(error))
     try:
@@ -62,9 +64,7 @@ def _read(document: PdfDocument) -> Reply:
     pages: list[str] = []
     size = 0
     for number in range(count):
-        page = document[number]
-        text = _cleaned(page.get_textpage().get_text_range(errors="replace"))
-        page.close()  # with its text
+        text = _text_of(document, number)
         size += len(text.encode())
         if size > MAX_TEXT_BYTES:
             return Refused(f"has more than {MAX_TEXT_BYTES >> 20} MiB of text")
@@ -75,7 +75,19 @@ def _read(document: PdfDocument) -> Reply:
         )
     if count == 1:
         return Read(pages[0])
-    return Read("\n\n".join(f"[page {number}]\n{text}" for number, text in enumerate(pages, 1)))
+    return Read("\n\n".join(f"[page {number}]\n{text}" for number, text in enumerate(pages, 1) if text))
+
+
+def _text_of(document: PdfDocument, number: int) -> str:
+    """Returns a page's text, with what its form's fields have been filled with."""
+    page = document[number]
+    if document.formenv is not None:
+        page.flatten()  # makes fields text; the page has to be loaded anew
+        page.close()
+        page = document[number]
+    text = page.get_textpage().get_text_range(errors="replace")
+    page.close()  # with its text
+    return _cleaned(text)
 
 
 def _cleaned(text: str) -> str:

@@ -105,6 +105,13 @@ def test_a_text_file(server: HttpServer, file: bytes, kind: str) -> None:
     assert f"<document>\n<title>notes.md</title>\n{TEXT}\n</document>" in prompt_of(server)
 
 
+def test_an_empty_text_file(server: HttpServer) -> None:
+    """Such as an `__init__.py` that an agent attaches."""
+    part = {"type": "file", "file": {"filename": "__init__.py", "file_data": url(b"", "text/plain")}}
+    assert chat(server, part).status_code == 200
+    assert "<title>__init__.py</title>\n\n</document>" in prompt_of(server)
+
+
 @pytest.mark.parametrize("kind", ["text-plain", "file"])
 def test_langchains_plain_text(server: HttpServer, kind: str) -> None:
     assert chat(server, {"type": kind, "text": TEXT, "mime_type": "text/plain"}).status_code == 200
@@ -177,9 +184,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"file_data": url(b"\xe9t\xe9", "text/plain")}, "neither a PDF nor text in UTF-8"),
     ({"file_data": url(b"a\0b")}, "it has zero bytes"),
     ({"file_data": "???"}, "the file is no base64"),
-    ({"file_data": ""}, "the file is empty"),
     ({"file_id": "file-1"}, "needs its file in base64 as file.file_data"),
-    ({"file_data": "https://example.org/a.pdf"}, "the file is no base64"),
+    ({"file_data": "https://example.org/a.pdf"}, "the file is an address, which is not fetched"),
     ({"file_data": url(write_pdf([""]))}, "the PDF has no text: its pages are pictures"),
     ({"file_data": url(b"%PDF-1.7\n" + bytes(100))}, "the PDF is damaged, or no PDF"),
     (

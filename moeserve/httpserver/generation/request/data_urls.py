@@ -18,7 +18,7 @@ _SPACE: Final = re.compile(r"\s+")
 _URL_SAFE: Final = str.maketrans("-_", "+/")  # RFC 4648, section 5
 
 
-def base64_bytes(text: str, what: str) -> bytes:
+def base64_bytes(text: str, what: str, *, may_be_empty: bool = False) -> bytes:
     """Decodes base64 in either alphabet, with or without padding, percent-encoded or broken into lines. Accepts a data:
     URL too, which some clients send instead of bare base64. what: such as "picture", for messages. Raises
     PydanticCustomError."""
@@ -31,7 +31,7 @@ def base64_bytes(text: str, what: str) -> bytes:
         data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except (binascii.Error, ValueError) as error:
         raise PydanticCustomError("picture", "the {what} is no base64", {"what": what}) from error
-    if not data:
+    if not data and not may_be_empty:
         raise PydanticCustomError("picture", "the {what} is empty", {"what": what})
     return data
 

@@ -18,6 +18,7 @@ from moeserve.httpserver.generation.request.data_urls import base64_bytes
 
 _MARK: Final = secrets.token_hex(16)  # begins every mark of this process
 MARKS: Final = re.compile(f"{_MARK}[0-9a-f]{{16}}")
+_ADDRESS: Final = re.compile("https?://", re.IGNORECASE)
 _PDF: Final = b"%PDF-"
 _HEADER_BYTES: Final = 1024  # in which readers look for a PDF's header (ISO 32000-1, Annex H, note 13)
 _ENCODINGS: Final = {
@@ -55,7 +56,11 @@ class Document:
 
 def document_of_base64(data: str) -> Document:
     """Reads a text file, or takes a PDF. data: base64, or a data: URL. Raises PydanticCustomError for other files."""
-    file = base64_bytes(data, "file")
+    if _ADDRESS.match(data):
+        raise PydanticCustomError(
+            "document", "the file is an address, which is not fetched; send the file in base64"
+        )
+    file = base64_bytes(data, "file", may_be_empty=True)
     if _PDF in file[:_HEADER_BYTES]:
         pdf = PdfFile(file)
         return Document(pdf.mark, pdf)

@@ -16,6 +16,19 @@ from tests.support.pdf_files import SONG, write_pdf
 BOOK = write_pdf([f"Page {number} tells of foxes." for number in range(5)])
 
 
+# A page with a text field. PDFium finds the objects of a file whose table is wrong.
+FIELD = (
+    b"9 0 obj <</Type/Annot/Subtype/Widget/FT/Tx/T(name)/V(Alice Fox)/Rect[50 700 300 720]/P 4 0 R/F 4"
+    b"/DA(/F 12 Tf 0 g)>> endobj\n"
+)
+FORM = (
+    write_pdf(["Foxes jump."])
+    .replace(b"xref\n0", FIELD + b"xref\n0")
+    .replace(b"/Type /Catalog", b"/Type /Catalog /AcroForm <</Fields [9 0 R] /DR <</Font <</F 3 0 R>>>>>>")
+    .replace(b"/Type /Page ", b"/Type /Page /Annots [9 0 R] ")
+)
+
+
 class Reading:
     """A PdfReader whose process is known."""
 
@@ -38,7 +51,12 @@ def reading() -> Iterator[Reading]:
 
 def test_lines_and_pages(reading: Reading) -> None:
     assert reading.read(write_pdf(["Foxes\njump."])) == "Foxes\njump."
-    assert reading.read(write_pdf(["a", "", "c"])) == "[page 1]\na\n\n[page 2]\n\n\n[page 3]\nc"
+    assert reading.read(write_pdf(["a", "", "c"])) == "[page 1]\na\n\n[page 3]\nc"
+
+
+def test_what_a_form_has_been_filled_with(reading: Reading) -> None:
+    """A field's value is no part of the page: pypdf and pdf.js leave it out of the text."""
+    assert reading.read(FORM) == "Foxes jump.\nAlice Fox"
 
 
 def test_a_font_of_which_the_file_has_no_table(reading: Reading) -> None:
