@@ -67,7 +67,8 @@ class ToolFormat:
         return tuple(word for word in dict.fromkeys(every) if word)
 
     def bare_calls(self, offered: Collection[str]) -> BareCalls | None:
-        """Returns a reader of calls of the offered tools that lack the tags; None if such calls are mistakable."""
+        """Returns a reader of calls without the tags, of the offered tools; None if other text could be mistaken for
+        such calls."""
         return BareCalls(offered, self.tags) if self.in_json and offered else None
 
     def parser(self, schemas: Schemas, guided: Literal["", "json", "own"] = "") -> ToolCallParser:

@@ -42,7 +42,7 @@ def takes_heads(dim: int) -> bool:
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
     """Attention in which each row sees all rows. q, k, v: float32 [heads, rows, dim]; scale: of q's products with k,
-    1 / sqrt(dim) if None. Returns float32 [rows, heads * dim]. Raises ValueError for heads that it does not take."""
+    1 / sqrt(dim) if None. Returns float32 [rows, heads * dim]. Raises ValueError unless `takes_heads(dim)`."""
     heads, rows, dim = q.shape
     out = torch.empty(rows, heads * dim)
     block_float_attention(

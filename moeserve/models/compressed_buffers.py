@@ -47,8 +47,8 @@ def compressed_buffers(
 ) -> list[Buffer]:
     """Returns the additional buffers of compressed attention, each as wide as the widest layer's; an empty list for
     other models. length: positions of the longest request. acts: dtype of activations; quantised: they are also int8.
-    wide: dtype between two products. floats: dtype that tensor cores multiply. most_scores: of index keys, that are
-    held at once."""
+    wide: dtype between two products. floats: dtype that tensor cores multiply. most_scores: the most scores of index
+    keys that are held at once."""
     layers = compressed_layers(model)
     if not layers:
         return []

@@ -91,8 +91,8 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The shape of a decoder: embedding, layers (a mixer and a feed-forward, each after an RMSNorm, behind one, or
-    both), and a head.
+    """The shape of a decoder: embedding, layers (a mixer and a feed-forward, each with an RMSNorm before it, after it,
+    or both), and a head.
 
     Latent attention and recurrence each have one form per model, and at least one layer attends. Properties of the
     whole model return the largest value of all layers, for which buffers are allocated; 0 if none has the feature."""
@@ -157,8 +157,8 @@ class ModelShape:
         return self.streams if layer < self.num_layers else None
 
     def needs_layer_before(self, index: int) -> bool:
-        """Returns whether the device of this layer must have what comes before it (layer 0: the embedding): the layer
-        uses what only that device has, or a later one does."""
+        """Returns whether this layer must be on the same device as the layer before it (layer 0: as the embedding),
+        because this layer or a later one uses values that only that device has."""
         later = (self.layers[at].kv_from for at in range(index, self.num_layers))
         shares_keys = any(source is not None and source < index for source in later)
         return self.layers[index].uses_earlier_choice or shares_keys or self.layer_input_width > 0

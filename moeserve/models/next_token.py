@@ -34,8 +34,8 @@ def drafting_shape(shape: ModelShape, source: ModelSource, method: str | None) -
 
 
 def next_token_fault(shape: ModelShape, source: ModelSource) -> ModelError | None:
-    """Returns what is wrong with the file's next-token block, such as a missing part. None: nothing, or the file has
-    none, or one of a family whose block cannot draft."""
+    """Returns what is wrong with the file's next-token block, such as a missing part. None if nothing is wrong, if the
+    file has no block, or if its family's block cannot draft."""
     if not _has_part(shape, source):
         return None
     try:

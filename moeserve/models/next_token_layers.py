@@ -1,5 +1,5 @@
-"""Next-token blocks whose layer is unlike the model's last attention layer: its attention and feed-forward are shaped
-like two different layers'."""
+"""Next-token blocks whose layer is unlike the model's last attention layer: its attention is shaped like one layer's,
+and its feed-forward like another's."""
 
 from __future__ import annotations
 

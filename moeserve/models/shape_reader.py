@@ -80,8 +80,8 @@ class ShapeReader:
         return self._limits(suffix)[: self.num_layers]
 
     def next_token_limit(self, suffix: str) -> float | None:
-        """Reads the limit of the first next-token layer: the key's entry behind those of the model's layers; None if
-        the key has no such entry."""
+        """Reads the limit of the first next-token layer: the key's entry after the entries of the model's layers; None
+        if the key has no such entry."""
         return next(iter(self._limits(suffix)[self.num_layers :]), None)
 
     def next_token_has_window(self) -> bool | None:

@@ -1,5 +1,5 @@
-"""The tools of Anthropic's that the client runs, and that a request names by type only, without a schema: shell, text
-editor, memory.
+"""Anthropic's tools that the client runs and that a request names by type only, without a schema: shell, text editor,
+memory.
 
 Models get functions only, so each tool becomes a function whose parameters are the fields of the tool's calls.
 

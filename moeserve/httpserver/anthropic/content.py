@@ -135,7 +135,7 @@ class ContentSource(RequestModel):
 
 
 class DocumentBlock(Block):
-    """A document of texts and pictures, or a PDF, of which the text is read; the model sees it between tags."""
+    """A document: texts and pictures, or a PDF whose text is read. The model sees it between tags."""
 
     type: Literal["document"]
     source: Annotated[PlainTextSource | FileSource | ContentSource, Field(discriminator="type")]

@@ -80,12 +80,12 @@ class BatchInProgress:
         return body
 
     def is_suspect(self, line: Line) -> bool:
-        """Returns whether a server has ended while it had the line."""
+        """Returns whether a server has ended while it was answering the line."""
         return line.custom_id in self.batch.losses
 
     async def add_loss(self, line: Line) -> int:
-        """Counts a server that has ended while it had the line, on the disk too: a later server of ours counts on.
-        Returns the line's count. Raises ApiError."""
+        """Counts a server that has ended while it was answering the line. The count is also on disk, so that the next
+        server continues it. Returns the count. Raises ApiError."""
         losses = self.batch.losses
         losses[line.custom_id] = losses.get(line.custom_id, 0) + 1
         self._has_unsaved_losses = True

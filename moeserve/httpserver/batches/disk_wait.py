@@ -23,7 +23,7 @@ class DiskWait:
         self.again(error)
 
     def again(self, error: OSError) -> None:
-        """Notes that a result still waits, because of `error`, which may be another than before."""
+        """Notes that a result still waits. `error`: the current cause, which may have changed."""
         if str(error) != self._cause:
             self._cause = str(error)
             log.error("results of batches wait until their folder can be written again: %s", error)

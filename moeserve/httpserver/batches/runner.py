@@ -5,8 +5,8 @@ Batches of different API keys take turns, line by line; batches of the same key 
 router each line is a background request, so other requests come first. A line is done when its result is on the disk;
 after a crash, the next server answers all other lines again.
 
-A line over which its model's server ends is tried MOST_LOSSES times. Those that were in flight beside it are tried
-again one after another, so that only the line that ends servers reaches that count.
+If a model's server ends while it answers lines, these lines are tried again one after another, each at most MOST_LOSSES
+times. So only a line that itself ends servers reaches that count.
 """
 
 from __future__ import annotations

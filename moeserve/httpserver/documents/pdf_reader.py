@@ -1,4 +1,4 @@
-"""PdfReader: has the text of PDFs read by a sandboxed process, one at a time, and keeps it for the next turns."""
+"""PdfReader: has a sandboxed process read PDFs, one at a time, and keeps their texts for later turns."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The HTTP headers that the operator has this server send to MCP servers (--mcp-headers-file): tokens, most often.
 
-They stand in a file, since the list of processes would show them. No answer, log line or error message has their
-values.
+They are in a file, because a flag's value is visible in the list of processes. No answer, log line or error message
+contains their values.
 """
 
 from __future__ import annotations

@@ -99,7 +99,8 @@ class ExpertCacheTotals(TypedDict):
 
 
 class ExpertDiskTotals(TypedDict):
-    """Totals of all steps since the start, of experts that no GPU had; a step counts each expert of a layer once."""
+    """Totals of all steps since the start, of experts that were not in GPU memory; a step counts each expert of a layer
+    once."""
 
     hits: int  # experts that a step used and found in RAM
     misses: int  # experts that a step used and had to wait for, as they were on disk

@@ -77,7 +77,7 @@ class InputImage(RequestModel):
 
 
 class InputFile(RequestModel):
-    """A PDF, of which the text is read, or a text file; the model sees it between tags."""
+    """A text file, or a PDF whose text is read. The model sees it between tags."""
 
     type: Literal["input_file"]
     file_data: Annotated[str, Field(description="The file in base64, or as a data: URL.")]

@@ -221,9 +221,9 @@ def _named_event(chunk: Mapping[str, Any]) -> bytes:
 def breaks_off(status: int) -> bool:
     """Returns whether JSON that has begun with status 200 and fails with `status` is sent without the body's end.
 
-    Libraries of clients raise an error for such a body and repeat the request, as they do for these statuses. A
-    complete body with status 200 they take for an answer, and fail where they look for its text. An error of the
-    request itself must not be repeated: its body is complete."""
+    Client libraries raise an error for such a body and repeat the request, as they do for these statuses. They would
+    take a complete body with status 200 for an answer, and fail when they look for its text. A request that is itself
+    at fault must not be repeated, so its error has a complete body."""
     return status >= 500
 
 

@@ -4,11 +4,11 @@ All connections and answers share one thread. In a turn, a slice of one connecti
 or a request begins; between turns the loop writes answers.
 
 A request without a key that does not reach the engine is unadmitted: a refusal, a probe, a web page. While answers are
-in progress, all unadmitted requests together get at most a share of the thread's time, of which all but probes get
-half. A part of that share is reserved for each need (`Need`), and connections with the same need share it equally
-(`_FairQueue`). So many connections with one need do not delay the other needs: heads, which may bring a key, are still
-parsed, and health probes are answered. A connection that always asks for turns waits for them, and the kernel stops its
-sender when the socket's buffers are full.
+in progress, all unadmitted requests together get at most SHARE of the thread's time, and those that are not probes at
+most half of that. A part of that share is reserved for each need (`Need`), and connections with the same need share it
+equally (`_FairQueue`). So many connections with one need do not delay the other needs: heads, which may bring a key,
+are still parsed, and health probes are answered. A connection that always asks for turns waits for them, and the kernel
+stops its sender when the socket's buffers are full.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Attention of rows to chosen blocks of keys, for decode rows, with a row's keys split over programs as in decode.py,
-and for the rows of prompts, without splits.
+"""Attention of rows to chosen blocks of keys. A decode row's keys are split over programs, as in decode.py; a prompt
+row's are not.
 
-A program processes the heads of one KV head of one row: rows that follow one another choose differently.
+A program processes the query heads of one KV head of a single row, because neighbouring rows choose different blocks.
 """
 
 # mypy: ignore-errors

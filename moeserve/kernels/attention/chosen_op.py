@@ -33,7 +33,7 @@ def attend_blocks(
 
     q [n, heads, dim], rotated and scaled, of the dtype that keys are read as; table int32 [requests, length]; req_slots
     int32 [n]; chosen int32 [n, 1 or KV heads, any], lasts int32 [n]: from `indexer.op.choose`. workspace: for at least
-    n rows; None: a row's keys are not split, as for many rows. out [n, heads * v_dim]. scale: as for
+    n rows; None: a row's keys are not split, which suits many rows. out [n, heads * v_dim]. scale: as for
     `decode_attention`.
     """
     (n, heads, dim), (_, choices, width), w = q.shape, chosen.shape, workspace

@@ -60,9 +60,9 @@ def cap_scores(scores, CAP: tl.constexpr):
 
 @triton.jit
 def attend(q, k, v, live, acc, largest, total, SCALE: tl.constexpr, CAP: tl.constexpr = 0.0):
-    """Attends one head group q [G, SIZE] to one more block of keys. Returns the running unnormalised sum [G,
-    V_SIZE], the largest score [G], and the weights [G, BLOCK] accumulated over all blocks, which are summed at the
-    end. Uses powers of two. CAP above 0: of scores, in powers of two as well."""
+    """Attends one head group q [G, SIZE] to one more block of keys. Returns the running unnormalised sum [G, V_SIZE],
+    the largest score [G], and the weights [G, BLOCK] accumulated over all blocks, which are summed at the end. Scores
+    are exponents of two. CAP above 0: the scores' cap, for exponents of two as well."""
     scores = tl.dot(q, tl.trans(k)) * SCALE
     if CAP > 0:
         scores = cap_scores(scores, CAP)

@@ -65,7 +65,8 @@ def blocks_of(tokens, BLOCK: gl.constexpr):
 
 @gluon.jit
 def load_slots(held, block, tokens, layout: gl.constexpr, BLOCK: gl.constexpr):
-    """Returns the slots of a block's tokens [BLOCK], and which of them there are. held: points to the first's."""
+    """Returns the slots of a block's tokens [BLOCK], and a mask of the tokens that exist. held: points to the first
+    token's slot."""
     token = block * BLOCK + gl.arange(0, BLOCK, layout=layout)
     live = token < tokens
     return gl.load(held + token, live, 0, cache_modifier=".cg"), live
@@ -116,8 +117,8 @@ def begin_heads(
     query, sinks, is_first, head, group: gl.constexpr, of_scores: gl.constexpr, DIM: gl.constexpr,
     BLOCK: gl.constexpr,
 ):  # fmt: skip
-    """Returns the largest scores [H], the weights [BLOCK, H] and the sums [DIM, H] before any key. The sinks of `group`
-    heads from `head` on count, where is_first, as a key without a value."""
+    """Returns the largest scores [H], the weights [BLOCK, H] and the sums [DIM, H] before any key. With is_first, the
+    sinks of `group` heads from `head` on count as a key without a value."""
     H: gl.constexpr = query.shape[0]
     per_head: gl.constexpr = gl.SliceLayout(0, of_scores)
     largest = gl.full([H], float("-inf"), gl.float32, layout=per_head)

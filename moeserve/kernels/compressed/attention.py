@@ -1,7 +1,7 @@
 """Attention to compressed entries and to the tokens of a window, in Triton: `reference.attend` and `rotate_back`.
 
-A program processes some heads of one row, for which it loads each key once: neighbouring rows choose entries
-differently.
+A program processes some heads of a single row, because neighbouring rows choose different entries. It loads each key
+once for all of these heads.
 """
 
 # mypy: ignore-errors
@@ -25,8 +25,8 @@ def compressed_attention_kernel(
     SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (n, blocks of G heads). Row i < count[0] attends to the entries of the complete blocks of RATIO tokens, in
-    the KV slots of the blocks' last tokens; with TOP to no more than that, the blocks chosen[i]; then to the last
-    WINDOW tokens, itself among them. RATIO 0: there are no entries. The output is rotated back.
+    the KV slots of the blocks' last tokens; with TOP to at most TOP of them, the blocks chosen[i]. It also attends to
+    the last WINDOW tokens, including its own. RATIO 0: there are no entries. The output is rotated back.
 
     q [n, HEADS, DIM], scaled, and keys [rows, DIM], of one dtype; sinks float32 [HEADS]; table int32 [requests,
     TABLE_STRIDE]; chosen int32 [n, WIDTH], from `indexer.op.choose`; out floats [n, HEADS, DIM]. SIZE: a power of two

@@ -2,8 +2,8 @@
 (https://huggingface.co/docs/transformers/model_doc/deepseek_v4).
 
 All heads attend to one vector per token, which is both its key and its value, within a window. Besides, each block of
-`ratio` tokens has an entry, a vector of the same kind. A row attends to the entries of all blocks up to its own token
-that are complete, or to those of them that an indexer chooses. Keys are rotated by their positions, an entry by the
+`ratio` tokens has an entry, a vector of the same kind. A row attends to the entries of all complete blocks up to its
+own token, or only to the ones among them that an indexer chooses. Keys are rotated by their positions, an entry by the
 first position of its block. Values are the same rotated vectors, so the output is rotated back by the row's position.
 """
 

@@ -1,7 +1,7 @@
 """Sorts routes by expert into blocks of one expert each, the input of the grouped products.
 
-Of few routes there is one program per expert, and every program counts all routes: no atomics, no second launch, a
-fixed order. Of many routes each is counted once, by count_kernel, and place_kernel finds its place.
+With few routes there is one program per expert, and every program counts all routes: no atomics, no second launch, a
+fixed order. With many routes count_kernel counts each once, and place_kernel finds its place.
 """
 
 # mypy: ignore-errors
@@ -74,8 +74,8 @@ def count_kernel(
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, STRIDE: tl.constexpr, CHUNK: tl.constexpr, E: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """counts int32 [chunks, E]: how many of each CHUNK routes are an expert's; column E - 1: of those without one. Grid
-    (chunks). Other arguments as for align_kernel."""
+    """counts int32 [chunks, E]: for each CHUNK routes, the number of routes to each expert; column E - 1: of routes
+    without an expert. Grid (chunks). Other arguments as for align_kernel."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

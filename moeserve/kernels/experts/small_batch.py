@@ -31,10 +31,10 @@ def _padded(k_blocks: int, at_once: int) -> int:
 
 
 def up_tile(gate: Weight, up: Weight, tokens: int) -> GemvTile:
-    """Returns the tile of gate and up. A program's rows are a multiple of 32, because its output may be quantised.
-    A thread has one K block of two rows of both matrices, or of more rows if there are few columns. Above SOME
-    tokens a thread processes two K blocks in turn: smaller programs hide one another's waits (8 tokens: 2 us per
-    layer, 16: 4). So it does with three rounds of 8 K blocks."""
+    """Returns the tile of gate and up. A program's rows are a multiple of 32, because its output may be quantised. A
+    thread has one K block of two rows of both matrices, or of more rows if there are few columns. Above SOME tokens a
+    thread processes two K blocks in turn: smaller programs hide one another's waits (8 tokens: 2 us per layer, 16: 4).
+    A thread does the same with three rounds of 8 K blocks."""
     if gate.format is None or up.format is None:
         weight = gate if gate.format is None else up
         return GemvTile(32, 1, float_columns(weight, 32), 4)

@@ -70,7 +70,8 @@ def count_keys(scores, first, end, low, BITS: tl.constexpr, CHUNK: tl.constexpr)
 
 @triton.jit
 def bound_of_sample(scores, end, TOP: tl.constexpr, SAMPLE: tl.constexpr, BITS: tl.constexpr):
-    """Returns a key that somewhat more than TOP of a row's keys reach, but for a sample that is far from the row.
+    """Returns a bound that somewhat more than TOP of a row's keys reach, unless the sample happens to differ much from
+    the row.
 
     The sample has one score of each of SAMPLE equal stretches, at a place in it that differs from stretch to stretch,
     as scores may repeat with the text. TOP keys have r in the sample on average, with a deviation of sqrt(r) at most.
@@ -226,9 +227,9 @@ def choose_kernel(
     keys. lasts int32 [n]: the index of a row's own key among the keys of these blocks.
 
     scores float32 [rows, CHOICES, STRIDE]: SCORES of the blocks before a row's tail, read if there are more than TOP.
-    BITS: those of SCORES. scratch: None, with up to SIZE scores; else the same memory as int64. Then there are behind a
-    choice's scores up to SIZE candidates in the order of positions, from `collect_kernel`, and from `count_kernel`
-    their number in each of PARTS parts and the least one.
+    BITS: those of SCORES. scratch: None with up to SIZE scores; else the same memory as int64. A choice's scores are
+    then followed by up to SIZE candidates in the order of positions, from `collect_kernel`, by their number in each of
+    PARTS parts, and by the least candidate, both from `count_kernel`.
     """
     if PDL:
         gdc_launch_dependents()

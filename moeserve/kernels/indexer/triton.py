@@ -13,8 +13,8 @@ from moeserve.kernels.launch import kernel
 
 @triton.jit
 def rotate(value, partner, angles, cos, sin, d, ROTARY: tl.constexpr):
-    """Returns the numbers d of a head after RoPE, of what `own_and_partner` names. angles: the position times
-    ROTARY / 2."""
+    """Returns the numbers d of a head after RoPE, from the two numbers that `own_and_partner` names. angles: the
+    position times ROTARY / 2."""
     half: tl.constexpr = ROTARY // 2
     turns = d < ROTARY
     c, s = tl.load(cos + angles + d % half, turns, 1.0), tl.load(sin + angles + d % half, turns, 0.0)

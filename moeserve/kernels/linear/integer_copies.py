@@ -36,7 +36,7 @@ def row_pointers(
     matrix, second, expert, first, layout: gl.constexpr, WORDS: gl.constexpr, ROWS: gl.constexpr
 ):  # fmt: skip
     """Returns pointers [64] to rows `first` on of an expert's matrix, WORDS apart; with a second matrix eight of the
-    first and eight of the second in turn. Rows beyond ROWS are the last."""
+    first and eight of the second in turn. Rows beyond ROWS point to the last row."""
     r = gl.arange(0, 64, layout=layout)
     at = matrix + expert * (ROWS * WORDS)
     if second is None:

@@ -3,7 +3,7 @@
 A weight is d * (scale * code) - dmin * min. d and dmin belong to its super-block of 256 columns, scale and min to its
 group of 32. scale * code is an integer that float16 holds exactly (integer_weights.py), so a super-block's products are
 multiplied by d once for all its columns, and mins are one product more, with the sums of the activations by group. A
-weight takes half of the instructions of sliced_k_gemm.py.
+weight takes half as many instructions as in sliced_k_gemm.py.
 
 One or two warpgroups multiply, each 64 rows of a matrix by the same tokens: weights from their registers, activations
 from shared memory, in the order of integer_order.py. Another warpgroup copies ahead of them (integer_copies.py).

@@ -40,8 +40,8 @@ def integer_order_kernel(
     x, count, out, sums, factors, COLS: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     """For rows i < count[0] * TOP_K of x [n, COLS]: out [n, COLS] float16 and factors [n] float32; sums float16 [n,
-    COLS / 16]: of each super-block's 8 groups the sums, then what rounding them left. Grid (n,); BLOCK: a power of two,
-    at least COLS."""
+    COLS / 16]: for each super-block the sums of its 8 groups, then the rounding errors of these sums. Grid (n,); BLOCK:
+    a power of two, at least COLS."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -17,8 +17,8 @@ def has_whole_super_blocks(cols: int) -> bool:
 
 
 def pieces_by_columns(rows: int, super_blocks: int, token_blocks: int) -> int:
-    """Returns among how many pieces each result's columns are divided: a power of two that leaves whole steps. The
-    matrix has `rows` rows of `super_blocks`."""
+    """Returns the number of pieces into which each result's columns are divided: a power of two that leaves whole
+    steps. The matrix has `rows` rows of `super_blocks`."""
     split, results = 1, -(-rows // PIECE_ROWS) * token_blocks
     while split < MOST_SPLITS and 2 * split * results <= MOST_PIECES:
         if super_blocks % (2 * split * SUPER_BLOCKS):

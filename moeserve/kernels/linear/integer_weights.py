@@ -88,8 +88,8 @@ def high_half(word):
 
 @gluon.jit
 def mins_twice(word, next_word, part):
-    """Returns float16 [rows, 16]: the eight mins of two words, for sums and for what rounding left of them. part
-    [1, 4]: 0 .. 3."""
+    """Returns float16 [rows, 16]: the eight mins of two words, once for the sums and once for the sums' rounding
+    errors. part [1, 4]: 0 .. 3."""
     rows: gl.constexpr = word.shape[0]
     selector = part * 2 + (part * 2 + 1) * 0x100
     even, odd = gl.inline_asm_elementwise(

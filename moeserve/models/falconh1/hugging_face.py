@@ -1,5 +1,5 @@
-"""Folders of Falcon-H1: the multipliers of activations, which the matrices before or behind them take over, as in GGUF
-files. The products are rounded to the stored type."""
+"""Folders of Falcon-H1. The multipliers of activations are multiplied into the matrices before or after them, as in
+GGUF files, and the results are rounded to the stored type."""
 
 from __future__ import annotations
 

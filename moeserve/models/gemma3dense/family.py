@@ -1,5 +1,5 @@
-"""Gemma 3 (https://arxiv.org/abs/2503.19786), of which five of six layers have a window and rotate by angles of their
-own, which are not stretched. Norms come before and behind each block."""
+"""Gemma 3 (https://arxiv.org/abs/2503.19786). Five of six layers have a window; they rotate by angles of their own,
+without RoPE scaling. Norms come before and behind each block."""
 
 from __future__ import annotations
 

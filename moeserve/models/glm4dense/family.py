@@ -35,7 +35,7 @@ BIASED: Final = {"glm4v_text": True, "glm_ocr_text": False}
 
 def read_shape(source: ModelSource) -> ModelShape:
     """Reads the shape from the metadata. Raises ModelError. The tensors of a GGUF say whether q, k and v have biases:
-    they have in the smaller model and in GLM-4.1V."""
+    they do in the smaller model and in GLM-4.1V."""
     reader = ShapeReader(source)
     num_heads, num_kv_heads, head_dim = reader.heads(rotates_whole=False)
     rotated = reader.rotated(head_dim)
@@ -55,8 +55,8 @@ def read_shape(source: ModelSource) -> ModelShape:
 
 
 def biases(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """Translates whether q, k and v have biases. Raises ModelError. With vision no setting says it, and the text of
-    GLM-4.1V has them, that of GLM-OCR has none."""
+    """Translates the setting that says whether q, k and v have biases. Raises ModelError. Models with vision lack this
+    setting: GLM-4.1V has biases, GLM-OCR has none."""
     kind = config.get("model_type")
     if kind in BIASED:
         return {n.HAS_QKV_BIAS: BIASED[kind]}

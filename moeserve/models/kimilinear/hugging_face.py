@@ -1,5 +1,5 @@
-"""Folders of Kimi-Linear, as they are published and as transformers writes them: the kinds of layers by two lists of
-numbers that begin at 1, or by names."""
+"""Folders of Kimi-Linear, as they are published and as transformers writes them. They state the kinds of layers in two
+lists of layer numbers, counted from 1, or by names."""
 
 from __future__ import annotations
 

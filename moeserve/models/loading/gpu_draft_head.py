@@ -54,7 +54,7 @@ class GpuDraftHeadLoader(GpuLoader):
         self._head = head
 
     def load_head(self, model: ModelShape) -> GpuDraftHead:
-        """Loads all weights of a head that the plan has checked. model: the one that it drafts for. Raises
+        """Loads all weights of a head that the plan has checked. model: the model that it drafts for. Raises
         torch.OutOfMemoryError."""
         head, source = self._head, self._source
         self._total = sum(source.tensors[name].nbytes for name in draft_head_tensors(head, model))

@@ -32,8 +32,8 @@ def load_layer_inputs(
 def load_layer_input(
     shape: ModelShape, index: int, norms: SandwichNorms | None, vector: Vector, merged: LoadMerged
 ) -> GpuLayerInput | None:
-    """Loads what adds layer `index`'s input to the residual; None for a model whose layers have none. norms: the
-    layer's, which is sandwiched."""
+    """Loads the weights that add layer `index`'s own input to the residual; None for a model whose layers have no such
+    inputs. norms: those of the layer, which is sandwiched."""
     if not shape.layer_input_width:
         return None
     assert norms is not None

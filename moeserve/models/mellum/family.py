@@ -1,5 +1,5 @@
-"""Mellum 2 (https://huggingface.co/JetBrains/Mellum2-12B-A2.5B-Base): as Qwen3-MoE, with windows in some layers, whose
-angles are of another base and are not stretched."""
+"""Mellum 2 (https://huggingface.co/JetBrains/Mellum2-12B-A2.5B-Base): as Qwen3-MoE, but some layers have a window, a
+RoPE base of their own, and no RoPE scaling."""
 
 from __future__ import annotations
 

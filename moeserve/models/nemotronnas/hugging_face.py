@@ -1,5 +1,5 @@
-"""Folders of Llama-Nemotron Super and Ultra: what each layer has is said by `block_configs`, of which the settings are
-those of NVIDIA's own code beside the weights."""
+"""Folders of Llama-Nemotron Super and Ultra: `block_configs` says which parts each layer has, in the settings of
+NVIDIA's code beside the weights."""
 
 from __future__ import annotations
 

@@ -37,8 +37,7 @@ class ThinkingTokens:
         return "possible"
 
     def message(self, is_open: bool, budget: int | None, call: Sequence[int] = ()) -> Thinking:
-        """call: the token that begins a call and so ends the reasoning, preceded by the token before it in the call's
-        tag if there is one; (): no call ends the reasoning."""
+        """call: the one or two tokens that begin a call and so end the reasoning; (): no call ends the reasoning."""
         call_token = call[-1] if call else None
         lead = call[0] if len(call) > 1 else None
         return Thinking(self.open, self.close, self.ending, is_open, budget, call_token, lead)

@@ -40,11 +40,12 @@ class ServedAdapters:
             self.received(AdapterAnswer(ticket, 503, f"the engine was restarted meanwhile: {cause}"))
 
     async def load(self, name: str, path: Path, *, replaces: bool) -> str:
-        """Loads an adapter, and returns once requests may name it: a sentence for the client. Raises ApiError."""
+        """Loads an adapter. Returns a sentence for the client once requests may name the adapter. Raises ApiError."""
         return await self._ask(LoadAdapter(self._next_ticket(), name, os.fspath(path), replaces))
 
     async def unload(self, name: str) -> str:
-        """Unloads an adapter, and returns once no request may name it: a sentence for the client. Raises ApiError."""
+        """Unloads an adapter. Returns a sentence for the client once no request may name the adapter. Raises
+        ApiError."""
         return await self._ask(UnloadAdapter(self._next_ticket(), name))
 
     async def _ask(self, order: LoadAdapter | UnloadAdapter) -> str:

@@ -48,7 +48,7 @@ class PdfFile:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a document says."""
+    """A document's text, or the mark that stands for it."""
 
     text: str  # a PDF's mark, if it is one
     pdf: PdfFile | None = None
@@ -68,7 +68,7 @@ def document_of_base64(data: str) -> Document:
 
 
 def in_tags(tag: str, about: dict[str, str | None], text: str) -> str:
-    """Returns the text between tags, below a line for each fact about it."""
+    """Returns the text between tags, after one line for each fact about it."""
     lines = [f"<{name}>{value}</{name}>" for name, value in about.items() if value]
     return "\n".join([f"<{tag}>", *lines, text, f"</{tag}>"])
 

@@ -1,4 +1,4 @@
-"""Files in the forms of other APIs' parts, as the forms of `chat_messages.py`."""
+"""Converts message parts with files from other APIs' forms to those of `chat_messages.py`."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ class GpuAttentionBlock:
         adapters: LayerAdapters | None,
         joined: GpuActivations | None = None,
     ) -> None:
-        """Launches a layer's attention. kv: of the layer whose keys it attends to. Reads s.y, the norm of x; writes the
-        block's output to s.output. joined: what q, k and v are products of instead, [rows, any]."""
+        """Launches a layer's attention. kv: the cache of the layer whose keys it attends to. Reads s.y, the norm of x;
+        writes the block's output to s.output. joined: the input of q, k and v in place of s.y, [rows, any]."""
         eps, count, form, of_form = self._eps, batch.count, self._forms[shape.form], s.forms[shape.form]
         q, gate, k, v = _project(shape, w, count, s, joined)
         if adapters is not None:
@@ -125,8 +125,8 @@ class GpuAttentionBlock:
         s: GpuWorkspace,
         joined: GpuActivations | None = None,
     ) -> None:
-        """Launches only what computes and stores a layer's keys and values, for rows that do not attend. Reads s.y,
-        the norm of x, or `joined`, see `attend`."""
+        """Launches only the computation and storing of a layer's keys and values, for rows that do not attend. Reads
+        s.y, the norm of x, or `joined`, see `attend`."""
         form, of_form = self._forms[shape.form], s.forms[shape.form]
         q, _, k, v = _project(shape, w, batch.count, s, joined)
         assert k is not None

@@ -53,7 +53,7 @@ class PlacedDraftHead:
 
 
 def head_floats(device: torch.device) -> torch.dtype:
-    """Returns the dtype that a head's products of many rows take: not float16, which the residuals of some models
+    """Returns the dtype of a head's products of many rows: not float16, whose range the residuals of some models
     exceed. Triton's interpreter has no bfloat16."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 

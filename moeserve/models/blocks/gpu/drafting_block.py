@@ -1,9 +1,9 @@
-"""What the layers that draft have in common on a GPU: the model's own next-token block and an EAGLE-3 head.
+"""The common part of the two kinds of layers that draft on a GPU: the model's own next-token block and an EAGLE-3 head.
 
 `take_step` is a part of each step: it computes the keys and values of the step's rows, whose tokens are all known, and
 keeps each request's last hidden state. `link` computes one draft of each row of a chain; its token is the row's next
-input, so that a chain needs no host. `place_drafts` hands the drafts to the step that verifies them. All launch only,
-so a CUDA graph can capture them.
+input, so that a chain needs nothing from the host. `place_drafts` hands the drafts to the step that verifies them.
+These methods only launch kernels, so a CUDA graph can capture them.
 """
 
 from __future__ import annotations

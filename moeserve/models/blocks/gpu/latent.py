@@ -85,8 +85,8 @@ class GpuLatentAttentionBlock:
         batch: GpuBatch,
         s: GpuWorkspace,
     ) -> Tensor | None:
-        """Launches a layer's queries and its latents, which it stores. Reads s.y, the norm of x. Returns the heads'
-        gates [rows, heads]; None if there are none."""
+        """Launches the computation of a layer's queries, and of its latents, which are stored in the KV cache. Reads
+        s.y, the norm of x. Returns the heads' gates [rows, heads]; None if there are none."""
         count, space, form = batch.count, s.latent, self._forms[shape.form]
         assert space is not None
         widths = [width for _, width in shape.input_parts]

@@ -24,8 +24,8 @@ def project_in(w: GpuMoe, count: Tensor, s: GpuWorkspace) -> None:
 
 
 def project_back(w: GpuMoe, experts: PendingSum, count: Tensor, s: GpuWorkspace, out: Tensor) -> None:
-    """Launches out = the product of the experts' sum. experts: the outputs of those on the GPU. Reads the sum of those
-    in RAM from the workspace's `sum`, which becomes that of all."""
+    """Launches out = back(the sum of all experts' outputs). experts: the outputs of the experts on the GPU. The
+    workspace's `sum` has the sum of the experts in RAM, and afterwards the sum of all."""
     space = s.latent_experts
     assert space is not None
     _, back = w.latent

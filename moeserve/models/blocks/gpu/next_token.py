@@ -1,5 +1,5 @@
-"""The model's next-token block on a GPU, which drafts: see models/next_token.py, and drafting_block.py for what an
-EAGLE-3 head does alike."""
+"""The model's next-token block on a GPU, which drafts: see models/next_token.py. drafting_block.py has the part that it
+shares with an EAGLE-3 head."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Multipliers of activations that a checkpoint states as numbers and a GGUF has as part of the weights: the matrices
-before or behind the activations take them over. The products are rounded to the stored type."""
+"""Multipliers of activations that a checkpoint states as numbers and a GGUF has as part of the weights: they are
+multiplied into the matrices before or after the activations, and the results are rounded to the stored type."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from .safetensors_file import StoredTensor
 def multiplier_keys(
     part: str, factors: Sequence[float], rows: Sequence[int] = ()
 ) -> dict[str, MetadataValue]:
-    """Returns the metadata, under keys that no GGUF has, by which `multiplied` knows a matrix's factors. rows: how many
-    rows each factor but the last is for, one after another; the last is for the others."""
+    """Returns the metadata, under keys that no GGUF has, by which `multiplied` knows a matrix's factors. rows: for each
+    factor but the last, the number of consecutive rows that it multiplies; the last one multiplies the remaining
+    rows."""
     return {
         f"multipliers.{part}": np.array(factors, np.float32),
         f"multipliers.{part}.rows": np.array(rows, np.int64),
