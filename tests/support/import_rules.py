@@ -286,6 +286,7 @@ ALLOWED: dict[str, set[str]] = {
     "moeserve.remote.host": FRAME | {"moeserve.launcher", "moeserve.remote"},
     "moeserve.hub": {
         "moeserve.errors",
+        "moeserve.models.sources.first_bytes",  # says what was downloaded instead of a GGUF file
         "moeserve.models.sources.huggingface",
         "moeserve.models.sources.model_files",
         "moeserve.models.registry",
