@@ -18,6 +18,7 @@ from moeserve.models.sources.gguf import Metadata, TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.model_files import is_model_file
+from moeserve.quantization.table import ZERO_TYPES
 
 from .column_order import stacked
 from .config_json import metadata_of, spelling
@@ -225,8 +226,8 @@ class HuggingFaceFolder:
             if (part.shape, part.type) != (first.shape, first.type):
                 raise ModelError(
                     self.path,
-                    f"tensor {their_name!r} is {part.dtype} {list(part.shape)}, {theirs[0]!r} is "
-                    f"{first.dtype} {list(first.shape)}; they are expected to be alike",
+                    f"tensor {their_name!r} is {_described(part)}, {theirs[0]!r} is {_described(first)}; they are "
+                    "expected to be alike",
                 )
         within_layer = name.split(".", 2)[-1]
         shape = first.shape
@@ -245,6 +246,15 @@ class HuggingFaceFolder:
         rows = stacked([None if p.packed is None else p.packed.rows for p in parts], shape)
         self.tensors[name] = TensorInfo(name, shape, kind, nbytes, order=order, row_order=rows)
         self._parts[name] = parts
+
+
+def _described(tensor: StoredTensor) -> str:
+    """Returns the tensor's dtype and shape for a message; of integers with scales the name of their blocks, which says
+    whether they have zero points: INT4_G32 has, Q4_0 has none."""
+    if tensor.packed is None:
+        return f"{tensor.dtype} {list(tensor.shape)}"
+    zeros = " with zero points" if tensor.type in ZERO_TYPES.values() else ""
+    return f"{tensor.type.name}{zeros} {list(tensor.shape)}"
 
 
 def is_hugging_face_folder(path: Path) -> bool:
