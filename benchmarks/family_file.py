@@ -3,12 +3,12 @@
 
     python -m benchmarks.family_file OUT.gguf --shape gpt-oss-20b|qwen3.6-35b-a3b|glm-4.5-air [--layers N] [--header]
     python -m benchmarks.family_file OUT.gguf --shape qwen3-30b-a3b|qwen3-235b-a22b [--layers N] [--weights]
-        [--experts TYPE] [--traced TOKENS]
+        [--experts TYPE[,TYPE]] [--traced TOKENS]
 
 With --header the first writes a header without tensors' bytes, for `--load-format dummy`; the second does, unless
---weights is given. --experts: all experts' matrices are of this type, IQ2_XXS for example. --traced: with weights whose
-routing has the locality of published traces, in a greedy answer of up to TOKENS tokens
-(`tests/support/traced_weights.py`).
+--weights is given. --experts: all experts' matrices are of this type, IQ2_XXS for example; with two types, gate and up
+are of the first and down of the second. --traced: with weights whose routing has the locality of published traces, in
+a greedy answer of up to TOKENS tokens (`tests/support/traced_weights.py`).
 
 Names, metadata and types are those of llama.cpp's converter and quantiser (MXFP4 with Q8_0 for gpt-oss, Q4_K_M for the
 others, with its fallbacks for rows that are no multiple of 256). The vocabulary is cut in proportion to the layers, so
@@ -317,11 +317,18 @@ def add_vocabulary(writer: GGUFWriter, size: int) -> None:
 
 
 def type_of(experts: str | None) -> Callable[[str, int], Type]:
-    """Q4_K_M's types, but for the experts' matrices where a type is named. KeyError for one that is not known."""
+    """Q4_K_M's types, but for the experts' matrices where a type is named, or one of gate and up and one of down.
+    KeyError for one that is not known."""
     if experts is None:
         return q4_k_m
-    kind = Type[experts]
-    return lambda name, layers: kind if name.endswith("_exps.weight") else q4_k_m(name, layers)
+    kinds = [Type[name] for name in experts.split(",")]
+
+    def kind_of(name: str, layers: int) -> Type:
+        if not name.endswith("_exps.weight"):
+            return q4_k_m(name, layers)
+        return kinds[-1] if name.endswith("down_exps.weight") else kinds[0]
+
+    return kind_of
 
 
 def write_traced(path: Path, shape: ModelShape) -> None:
@@ -345,7 +352,9 @@ def main() -> None:
     parser.add_argument(
         "--header", action="store_true", help="without weights; Qwen3: always, but for --weights"
     )
-    parser.add_argument("--experts", metavar="TYPE", help="Qwen3: of all experts' matrices")
+    parser.add_argument(
+        "--experts", metavar="TYPE", help="Qwen3: of all experts' matrices; A,B: of gate and up, and of down"
+    )
     parser.add_argument(
         "--traced", type=int, metavar="TOKENS", help="Qwen3: as many tokens and the routing of a trace"
     )
