@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import os
 import select
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from moeserve.processes.process_state import ProcessState, state_of
-from moeserve.processes.sandbox import patience
+from moeserve.processes.sandbox import parent, patience
 from moeserve.processes.sandbox.patience import Patience, Starved, Stopped, UsedUp
 from tests.support.waiting import within
 
@@ -49,6 +51,28 @@ def test_who_gets_no_time_is_starved_and_not_to_blame(children: list[subprocess.
     idle = began(children, "sleep", "60")
     with pytest.raises(Starved):
         wait_for(idle, 0.2, 1)
+
+
+def test_a_start_may_wait_for_the_processor_longer_than_it_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine with a load of 20, and under an emulator."""
+    waits = tmp_path / "waits_first.py"
+    waits.write_text(
+        "import socket, time\n"
+        "from moeserve.processes.sandbox.frames import send_frame\n"
+        "time.sleep(6)\n"
+        "send_frame(socket.socket(fileno=0), b'ready')\n"
+        "time.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr(parent, "START_SECONDS", 3.0)
+    sandbox = parent.Sandbox("waits_first", "a test", timeout=1, max_reply_bytes=100)
+    try:
+        sandbox.run_sync(sandbox.start)
+        assert sandbox.is_running
+    finally:
+        sandbox.close()
 
 
 @pytest.fixture

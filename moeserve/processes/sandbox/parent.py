@@ -25,10 +25,11 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-# Wall-clock limit of a request as a multiple of its CPU-time limit; a busy machine slows it down by up to this factor.
+# Wall-clock limit of a start or a request as a multiple of its CPU-time limit; a busy machine slows both down by up to
+# this factor.
 PATIENCE = 10
 LAST_LINES_S = 2.0  # wait for a process that closed its socket to report the cause and exit
-# time limit for the process to start, before it reads any input; generous for a cold disk or a busy machine
+# CPU-time limit for the process to start, before it reads any input; an emulated CPU takes half of it
 START_SECONDS = 60.0
 # The environment variables that the process gets: only what Python needs, as others could contain the API key.
 _PASSED_ENVIRONMENT = (
@@ -131,7 +132,7 @@ class Sandbox:
             )
         child = self._child = _Child(process, ours)
         try:
-            self._receive("start", Patience(process.pid, ours, START_SECONDS, START_SECONDS))
+            self._receive("start", Patience(process.pid, ours, START_SECONDS, PATIENCE * START_SECONDS))
         except (SandboxTimeout, SandboxLost) as error:
             how = str(error) or f"ended at once (exit code {child.process.returncode}): its own lines say why"
             raise self._unavailable(how) from error
