@@ -125,8 +125,19 @@ def stages() -> dict[str, list[tuple[str, str]]]:
     for name, rest in instructions():
         if name == "FROM":
             found[rest.partition(" AS ")[2]] = []
-        found[list(found)[-1]].append((name, rest))
+        if found:  # else it is an argument of all stages
+            found[list(found)[-1]].append((name, rest))
     return found
+
+
+def test_an_image_can_be_built_from_mirrors() -> None:
+    assert instructions()[0] == ("ARG", "PYTHON_IMAGE=python:3.12-slim-bookworm")
+    bases = [rest.split()[0] for name, rest in instructions() if name == "FROM"]
+    assert bases == ["$PYTHON_IMAGE", "$PYTHON_IMAGE", "runtime", "runtime"]
+    build = stages()["build"]
+    first_pip = next(number for number, (name, rest) in enumerate(build) if name == "RUN" and "pip" in rest)
+    arguments = [rest.partition("=")[0] for name, rest in build[:first_pip] if name == "ARG"]
+    assert arguments == ["TORCH_INDEX", "PIP_INDEX_URL"]
 
 
 def test_dockerfile_has_no_root_and_a_compiler_for_cuda_alone() -> None:
