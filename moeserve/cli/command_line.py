@@ -350,7 +350,7 @@ def _local(model: Path, source: str = MODEL_SOURCE) -> tuple[Path, str]:
     if not os.access(path, os.R_OK):
         raise FileError(f"{source}: {path} may not be read")
     if not path.is_dir():
-        _check_first_bytes(path, source)
+        _check_file(path, source)
         return path, _name_of(path)
     models, has_config = (
         models_of(file.name for file in path.glob("*.gguf")),
@@ -366,12 +366,15 @@ def _local(model: Path, source: str = MODEL_SOURCE) -> tuple[Path, str]:
     return path, _name_of(Path(models[0])) if models else path.name
 
 
-def _check_first_bytes(file: Path, source: str) -> None:
-    """Raises ConfigError for a file that is no GGUF file. A FIFO is not opened; the reader of the model reports it."""
+def _check_file(file: Path, source: str) -> None:
+    """Raises FileError for a file that is no GGUF file, or a part of one. A FIFO is not opened; the model's reader
+    reports it."""
     if not file.is_file():
         return
     if problem := what_instead_of_gguf(file):
         raise FileError(f"{source}: {file}: this is not a GGUF file {problem}")
+    if problem := model_hints.unfinished(file):
+        raise FileError(f"{source}: {file}: {problem}")
 
 
 def _name_of(file: Path) -> str:

@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 from moeserve.cli.certificate_flags import check_certificate
 from moeserve.cli.closed_output import with_output
 from moeserve.cli.command_line import (
-    demonstration_model,
     flag_name,
     options_parser,
     read_options,
@@ -34,6 +33,7 @@ from moeserve.errors import ConfigError, UserError
 from moeserve.launcher.exit_codes import EXIT_USAGE
 from moeserve.processes.cpu_baseline import missing_instructions
 from moeserve.processes.runtime_paths import has_working_directory
+from moeserve.processes.slow_file_systems import slow_file_system
 from moeserve.remote.options import check_server
 
 log = logging.getLogger(__name__)
@@ -107,10 +107,12 @@ def serve(arguments: list[str]) -> int:
     except UserError as error:
         log.error("%s", error)
         return EXIT_USAGE
-    if Path(config.model) == demonstration_model():
+    if not asked.model:
         log.info(
             "no --model was given: this is the small demonstration model, which can do a few things only"
         )
+    elif where := slow_file_system(Path(config.model)):
+        log.info("the model is on %s: if loading takes long, copy it to a disk of this machine", where)
     return launch(config)
 
 

@@ -18,7 +18,10 @@ _MOST_ENTRIES: Final = 10_000  # entries of a folder that are searched
 
 
 def for_missing(path: Path) -> str:
-    """Returns a hint for a path that does not exist: similar names beside it, else how models are named."""
+    """Returns a hint for a path that does not exist: where it leads as a link, similar names beside it, else how models
+    are named."""
+    if path.is_symlink():
+        return f"; it is a link to {os.readlink(path)}, which is not there"
     folder = next(one for one in path.parents if one.is_dir())
     wrong = path.relative_to(folder).parts[0]
     names = [entry.name for entry in islice(_entries(folder), _MOST_ENTRIES)]
@@ -29,6 +32,16 @@ def for_missing(path: Path) -> str:
             return f"; Ollama has a model of that name, which is the file {file}"
         return "; a model of the Hugging Face Hub is named as org/repo, org/repo:Q4_K_M or org/repo:file.gguf"
     return ""
+
+
+def unfinished(file: Path) -> str | None:
+    """Returns why the file is not the whole model, though it may have its size: aria2 gives it that before the bytes
+    come, and keeps a list of those that miss in a file beside it. None if no such file is there."""
+    control = file.with_name(file.name + ".aria2")
+    if not control.exists():
+        return None
+    said = f"its download is not finished, as {control.name} beside it says"
+    return f"{said}: finish it with aria2c -c, or delete that file"
 
 
 def for_folder(folder: Path) -> str:

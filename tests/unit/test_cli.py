@@ -224,6 +224,12 @@ def test_serve_may_be_named_or_left_out(
         caplog.clear()
     assert launched[0] == launched[1]
     assert launched[0].port == 1
+    model = command_line.demonstration_model()
+    assert cli.main([str(model)]) == 7
+    assert "no --model was given" not in caplog.text, "it was given by its path"
+    monkeypatch.setattr(cli, "slow_file_system", lambda path: f"a network drive, {path.name}")
+    assert cli.main([str(model)]) == 7
+    assert f"the model is on a network drive, {model.name}: if loading" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,26 @@ def test_what_is_no_model_is_told_before_anything_starts(
     assert f"{page}: this is not a GGUF file but a web page" in told
 
 
+def test_a_link_that_leads_nowhere_is_told(tmp_path: Path) -> None:
+    """Its own name was proposed, as the most similar one."""
+    (tmp_path / "model.gguf").symlink_to("/no/such/disk/model.gguf")
+    with pytest.raises(ConfigError) as error:
+        command_line.resolve(ServerConfig(model=str(tmp_path / "model.gguf")))
+    assert str(error.value).endswith(
+        "model.gguf; it is a link to /no/such/disk/model.gguf, which is not there"
+    )
+
+
+def test_a_download_of_aria2_that_goes_on_is_told(tmp_path: Path, tiny_model: Path) -> None:
+    """The file has its full size from the beginning: what is missing are zeros."""
+    model = tmp_path / "model.gguf"
+    model.symlink_to(tiny_model)
+    command_line.resolve(ServerConfig(model=str(model)))
+    (tmp_path / "model.gguf.aria2").touch()
+    with pytest.raises(ConfigError, match=r"as model\.gguf\.aria2 beside it says: finish it with aria2c -c"):
+        command_line.resolve(ServerConfig(model=str(model)))
+
+
 def closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the system says of a folder that may not be entered, to root as well."""
     stat = os.stat
