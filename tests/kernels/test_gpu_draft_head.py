@@ -41,10 +41,10 @@ from tests.support.served_answers import serve
 HIDDEN, VOCAB, DEPTHS = SETTINGS["hidden_size"], SETTINGS["vocab_size"], 2
 LENGTH, REQUESTS, ROWS = 32, 2, 16
 DEV = torch.device(DEVICE)
+# Each setting of a head is in one of them and not in the other: the interpreter takes 20 s of CPU for each.
 HEADS: dict[str, tuple[list[int], dict[str, Any]]] = {
-    "maps": ([1, 2], {"scored": 512}),
-    "norms": ([0, 3], {"scored": 512, "norm_before_residual": True, "has_more_norms": True}),
-    "whole": ([1, 2, 3], {"has_embedding": True}),
+    "maps": ([1, 2, 3], {"scored": 512, "has_embedding": True}),
+    "norms": ([0, 3], {"norm_before_residual": True, "has_more_norms": True}),
 }
 
 
@@ -128,9 +128,9 @@ def test_scores_and_drafts(
     taps, options = HEADS[name]
     head = Head(HIDDEN, VOCAB, taps, **options)
     driven = Driven(target.path, head.write_folder(tmp_path / "head"))
-    text = [(37 * at * at + 11) % VOCAB for at in range(18)]
+    text = [(37 * at * at + 11) % VOCAB for at in range(12)]
     last = len(text) - 1  # its row is the chain's first
-    driven.read(text, [1, 3, 13])
+    driven.read(text, [2, 9])
     round_kv(target.model, monkeypatch)
     states = head.states(target.residuals(text, taps))
     assert driven.block._kept.position[0] == last
