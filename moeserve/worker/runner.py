@@ -75,7 +75,8 @@ class Runner:
         if drafting is not None:
             drafter = drafting.drafter(self._sequences)
             notes = drafting.reading, drafting.most, drafting.late, drafting.keeping
-            self._drafts = DraftRows(self._sequences, drafter, *notes)
+            on_gpu = not engine.waits_for_logits
+            self._drafts = DraftRows(self._sequences, drafter, *notes, on_gpu=on_gpu)
             self._drafting_engine = drafting.engine
             self._runs = RunSampler(drafting.engine, self._sequences, constraints, self._drafts)
         self._recorder = recorder

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 from moeserve.messages.steps import CONTINUES, NewSeq, Row
 from moeserve.worker.drafts.drafter import Drafter, Keeping, LateDrafts, Reading, Wanted
+from moeserve.worker.drafts.spent_time import SpentTime
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
 
@@ -26,11 +25,14 @@ class DraftRows:
         most: int | None = None,
         late: LateDrafts | None = None,
         keeping: Keeping | None = None,
+        *,
+        on_gpu: bool = False,
     ) -> None:
         """reading: the drafter's record of the texts that it reads. most: the most drafts of a step; None: as many as
         the router grants. late: the drafter's notes of drafts that it is still computing; None: it never is. keeping:
-        its notes of what it spends without drafts; None: nothing."""
+        its notes of what it spends without drafts; None: nothing. on_gpu: a GPU may draft, for which the host waits."""
         self._sequences = sequences
+        self._on_gpu = on_gpu
         self._drafter = drafter
         self._reading = reading
         self._most = most
@@ -71,10 +73,11 @@ class DraftRows:
             self._drafter.catch_up()  # needed with or without drafts
         self._reading.ms, self._reading.unread = 0.0, set()
         self._late.slot, self._late.is_allowed = None, len(rows) == 1
-        began = time.perf_counter()
+        began = SpentTime.begin()
         drafts = self._drafter.draft(wanted)
         self.read_ms = self._reading.ms
-        self.draft_ms = (time.perf_counter() - began) * 1e3 - self.read_ms
+        spent_ms = began.wall_ms() if self._on_gpu else began.ms()
+        self.draft_ms = max(spent_ms - self.read_ms, 0.0)
         self.unread_rows = [at for at in continuing if rows[at].req_slot in self._reading.unread]
         for at, draft in zip(continuing, drafts, strict=True):
             placed[at], drafted[at] = self._place(rows[at], draft)

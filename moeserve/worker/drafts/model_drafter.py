@@ -17,7 +17,6 @@ Its state is not cached: it reads a cached prefix, too.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -32,6 +31,7 @@ from moeserve.models.cpu_step_buffers import CPU_LOGIT_ROWS
 from moeserve.worker.drafts.drafter import NO_DRAFT, Reading, Wanted
 from moeserve.worker.drafts.foretold import Foretell, guess
 from moeserve.worker.drafts.kv_tags import KvTags, Tags, first_tag, tags_of
+from moeserve.worker.drafts.spent_time import SpentTime
 from moeserve.worker.engines.cpu.engine import launch
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
@@ -135,7 +135,7 @@ class ModelDrafter:
     def _read(self, far: Sequence[Wanted], budget: int) -> None:
         """Computes all but the last tokens of these texts, at most `budget` tokens, beginning with the texts that lack
         the fewest."""
-        began = time.perf_counter()
+        began = SpentTime.begin()
         pieces: list[tuple[int, int]] = []
         for one in sorted(far, key=self._behind):
             count = min(self._behind(one) - 1, budget)
@@ -146,7 +146,7 @@ class ModelDrafter:
         self._stream.wait()
         for slot, count in pieces:
             self._advance(slot, count)
-        self._reading.ms += (time.perf_counter() - began) * 1e3
+        self._reading.ms += began.ms()
         self._reading.unread |= {one.slot for one in far if self._behind(one) > self._near}
 
     def _advance(self, slot: int, count: int) -> None:

@@ -17,7 +17,6 @@ before the first row is unknown and taken as zeros: one row of the block's atten
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -29,6 +28,7 @@ from moeserve.messages.prompt_embeddings import SECTIONS
 from moeserve.models.blocks.cpu.next_token import NextTokenRows, Predicted
 from moeserve.worker.drafts.drafter import NO_DRAFT, Keeping, Wanted
 from moeserve.worker.drafts.shortlist import Shortlist
+from moeserve.worker.drafts.spent_time import SpentTime
 from moeserve.worker.engines.rotary_positions import RotaryPositions
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
@@ -151,12 +151,12 @@ class NextTokenDrafter:
     def computed(self, layout: StepLayout, accepted: Int32s) -> None:
         # A step that samples nothing (a chunk of a prompt) may still run. This wait is not charged to the block.
         self._block.wait()
-        began = time.perf_counter()
+        began = SpentTime.begin()
         if self._keeping.is_on:
             self._keep(layout, accepted)
         else:
             self._leave(layout)
-        self._keeping.ms += (time.perf_counter() - began) * 1e3
+        self._keeping.ms += began.ms()
 
     def _keep(self, layout: StepLayout, accepted: Int32s) -> None:
         if self._num_late + layout.n > self._most_late:
@@ -176,9 +176,9 @@ class NextTokenDrafter:
 
     def catch_up(self) -> None:
         """Stores the rows of all steps so far."""
-        began = time.perf_counter()
+        began = SpentTime.begin()
         self._store_late()
-        self._keeping.ms += (time.perf_counter() - began) * 1e3
+        self._keeping.ms += began.ms()
 
     def _store_late(self) -> None:
         late, self._late, self._num_late = self._late, [], 0

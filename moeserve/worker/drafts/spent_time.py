@@ -1,0 +1,31 @@
+"""The time that drafting spends on the CPU, on a machine where other programs may run.
+
+Drafting takes tens of microseconds at a time. While it is paused for another program, wall time passes and no CPU time
+of this process; the process spends at least as much CPU time as wall time while it works, because at least one of its
+threads runs. So the lesser of the two is what drafting takes, and on a busy machine at most its CPU time.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+
+class SpentTime(NamedTuple):
+    """The time from `begin` on."""
+
+    wall: float  # seconds, by arbitrary clocks
+    cpu: float  # of all threads
+
+    @classmethod
+    def begin(cls) -> SpentTime:
+        return cls(time.perf_counter(), time.process_time())
+
+    def ms(self) -> float:
+        """Milliseconds of work since `begin`: wall time or the process's CPU time, whichever is less."""
+        wall, cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
+        return min(wall, cpu) * 1e3
+
+    def wall_ms(self) -> float:
+        """Milliseconds since `begin`, for work of a GPU: the host may sleep until it is done."""
+        return (time.perf_counter() - self.wall) * 1e3
