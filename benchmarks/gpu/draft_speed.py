@@ -66,13 +66,18 @@ def agree(runner: Runner, right: Callable[[], float], *, is_block: bool) -> None
         rows._drafter = AnyTokens()
     chosen_by, table, lengths = engine.sample_at_once, runner._sequences.tokens, rows.length
 
-    def sample_at_once(logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce | None:
-        found = chosen_by(logits, slots, ahead)
-        assert found is not None
-        rows.take_late()
-        drafts = table[slots, np.array([lengths[slot] for slot in slots.tolist()]) + ahead]
-        wrong = np.where(found.tokens == drafts, drafts ^ 1, found.tokens)
-        return found._replace(tokens=np.where(rng.random(len(slots)) < right(), drafts, wrong))
+    def sample_at_once(logits: Tensor, slots: Int32s, ahead: Int32s) -> Callable[[], SampledAtOnce] | None:
+        wait = chosen_by(logits, slots, ahead)
+        assert wait is not None
+
+        def replaced() -> SampledAtOnce:
+            found = wait()
+            rows.take_late()
+            drafts = table[slots, np.array([lengths[slot] for slot in slots.tolist()]) + ahead]
+            wrong = np.where(found.tokens == drafts, drafts ^ 1, found.tokens)
+            return found._replace(tokens=np.where(rng.random(len(slots)) < right(), drafts, wrong))
+
+        return replaced
 
     engine.sample_at_once = sample_at_once  # type: ignore[method-assign]
 

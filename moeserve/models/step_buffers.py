@@ -113,9 +113,10 @@ def drafting_bytes(own: ModelShape, max_tokens: int, max_num_seqs: int, drafts: 
 
 
 def chain_numbers(rows: int, depths: int, panels: int, sections: int) -> int:
-    """Returns how many int32s are uploaded for a chain of `depths` drafts: nine and the KV slots for each of `rows`
-    rows, their `sections` RoPE positions at first and at each depth, and a shortlist's panels. See `ChainColumns`."""
-    return rows * (9 + depths + sections * (1 + depths)) + panels
+    """Returns how many int32s are uploaded for a chain of `depths` drafts: for each of `rows` rows 13, the KV slots
+    of its drafts, the places of the tokens before it and the KV slots from there on; their `sections` RoPE positions at
+    first and at each depth; and a shortlist's panels. See `ChainColumns`."""
+    return rows * (13 + depths + (1 + depths) + 2 * depths + sections * (1 + depths)) + panels
 
 
 def chain_sections(model: ModelShape) -> int:

@@ -34,7 +34,7 @@ from moeserve.worker.drafts.forced_acceptance import ForcedAcceptance
 from moeserve.worker.drafts.run_sampler import RunSampler
 from moeserve.worker.engines.disk_reads import DiskReads
 from moeserve.worker.engines.engine import Engine
-from moeserve.worker.plans.launched_step import LaunchedStep
+from moeserve.worker.plans.launched_step import LaunchedStep, StepTimes
 from moeserve.worker.plans.plan_orders import PlanOrders
 from moeserve.worker.recording.step_recorder import StepRecorder
 from moeserve.worker.sequences import Sequences, StepLayout, entries, log_bound
@@ -144,13 +144,27 @@ class Runner:
     def advance(self, plan: StepPlan) -> StepResult:
         """Launches a plan's layers after the running step, and returns the running step's result. Call `launch_rest`
         next."""
-        step = None if self._needs_result(plan) else self._launch(plan)
-        result = self.finish()
-        if step is None:
-            self.engine.begin()
-            step = self._launch(plan)
-        self._under_way = step
-        return result
+        running, needs_result = self._under_way, self._needs_result(plan)
+        assert running is not None
+        following = None if needs_result else self._launch(plan)
+        has_drafts = needs_result and self._launch_drafts(plan)
+        times = self._end(running)
+        if following is None:
+            # Before the running step's result is made: a GPU waits.
+            if not has_drafts:
+                self.engine.begin()
+            following = self._launch(plan)
+        self._under_way = following
+        return self._result(running, times)
+
+    def _launch_drafts(self, plan: StepPlan) -> bool:
+        """Launches the plan's drafts behind the running step, if they can follow tokens that are not read. Returns
+        whether it did."""
+        step, drafts = self._under_way, self._drafts
+        if step is None or step.drafted is None or drafts is None:
+            return False
+        unread = self._runs.unread
+        return unread is not None and drafts.launch_behind(plan.rows, unread)
 
     def launch_rest(self) -> None:
         """Launches the running step's sampling, if it is not launched. May wait for masks that depend on the
@@ -162,6 +176,10 @@ class Runner:
         """Waits for the running step, and returns its result."""
         step = self._under_way
         assert step is not None
+        return self._result(step, self._end(step))
+
+    def _end(self, step: LaunchedStep) -> StepTimes:
+        """Waits for the running step and reads its tokens. Afterwards no step is running."""
         assert step.is_launched
         self._read(step)
         device_ms = self.engine.finish()
@@ -171,6 +189,10 @@ class Runner:
         late_ms = None if self._drafts is None else self._drafts.late_ms
         times = step.times(ended, self._step_ended, device_ms, late_ms)
         self._step_ended, self._under_way = ended, None
+        return times
+
+    def _result(self, step: LaunchedStep, times: StepTimes) -> StepResult:
+        """Returns the result of a step that has ended. The next one may be running."""
         if step.compiled:
             log.warning(
                 "step %d waited for %d kernels to be compiled or loaded, or CUDA graphs to be captured: %.0f ms",
@@ -289,11 +311,12 @@ class Runner:
         return found
 
     def _sample(self, step: LaunchedStep) -> None:
-        """Launches the sampling; with several groups of rows, all but the last are read."""
+        """Launches the sampling; with several groups of rows, all but the last are read. With drafts, tokens that
+        depend on each other are read as well."""
         layout = step.layout
         if step.drafted is not None:
             computed_s = time.perf_counter() - step.started if self.engine.waits_for_logits else math.inf
-            step.sampled, step.mask_ms = self._runs.sample(layout, step.drafted, computed_s)
+            self._runs.launch(layout, step.drafted, computed_s)
             self.engine.mark_end()
             step.compiled += self.engine.kernels_compiled
             step.is_launched = True
@@ -324,6 +347,9 @@ class Runner:
 
     def _read(self, step: LaunchedStep) -> None:
         """Reads the tokens being sampled, if any."""
+        if step.drafted is not None:
+            step.sampled, step.mask_ms = self._runs.read()
+            return
         if step.unread is None:
             return
         part, step.unread = step.unread, None

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
+from moeserve.kernels.next_token.op import SampledStep
 from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import KvLayout
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
@@ -34,13 +35,15 @@ from tests.support.eagle3_target import Target
 from tests.support.foreseen_drafts import asked, whole_texts
 from tests.support.hugging_face_model import read_model, write_model
 from tests.support.hugging_face_settings import SETTINGS
+from tests.support.launched_ahead import LaunchedAhead
 from tests.support.planted_drafts import Planted, always_draft
 from tests.support.rounded_kv import round_kv
-from tests.support.served_answers import serve
+from tests.support.served_answers import Told, serve
 
 HIDDEN, VOCAB, DEPTHS = SETTINGS["hidden_size"], SETTINGS["vocab_size"], 2
 LENGTH, REQUESTS, ROWS = 32, 2, 16
 DEV = torch.device(DEVICE)
+NO_STEP = SampledStep(*torch.zeros(3, 1, dtype=torch.int32, device=DEV))
 # Each setting of a head is in one of them and not in the other: the interpreter takes 20 s of CPU for each.
 HEADS: dict[str, tuple[list[int], dict[str, Any]]] = {
     "maps": ([1, 2, 3], {"scored": 512, "has_embedding": True}),
@@ -90,7 +93,7 @@ class Driven:
         )
         assert self.decoder.next_token is not None
         self.block = self.decoder.next_token
-        self.chain = NextTokenChain(self.block, DEV, REQUESTS)
+        self.chain = NextTokenChain(self.block, DEV, REQUESTS, lambda: NO_STEP)
         self.chain.capture()
         self.slots = np.arange(LENGTH, dtype=np.int32)[::-1].copy()  # any order
 
@@ -176,6 +179,40 @@ def test_drafts_and_texts(name: str, target: Target, tmp_path: Path, monkeypatch
         ours, theirs = logits.log_softmax(0), truth[-1].log_softmax(0)
         kl = torch.nn.functional.kl_div(ours, theirs, log_target=True, reduction="sum")
         assert abs(float(kl)) < 1e-5
+
+
+@pytest.mark.slow  # a minute each in the interpreter
+@pytest.mark.parametrize("streams", [1, 2])
+def test_chains_behind_unread_tokens(
+    streams: int, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains are launched while the host knows neither the tokens before them nor how many drafts are accepted: the
+    texts are those without drafts, and the drafts the head's behind these texts."""
+    head = Head(HIDDEN, VOCAB, [1, 2], scored=512)
+    runner = engine_of(target.path, head.write_folder(tmp_path / "head"))
+    requests = asked(streams, VOCAB, length=8, max_tokens=8, temperature=1.0, logprobs=None)
+    limits: dict[str, Any] = {"max_num_batched_tokens": 16, "reuse_prefixes": False}
+    expected, _ = serve(runner, requests, 0, **limits)
+    planted = Planted(runner, whole_texts(requests, expected), monkeypatch)
+    always_draft(monkeypatch, DEPTHS)
+    worker = LaunchedAhead(runner)
+
+    def during(world: Told, _: int) -> None:
+        worker.world = world
+
+    found, report = serve(worker, requests, DEPTHS, during, **limits)
+    assert [answer.tokens for answer in found.values()] == [answer.tokens for answer in expected.values()]
+    assert 0 < report.accepted_draft_tokens < report.draft_tokens
+    assert planted.num_behind > 1
+    texts = whole_texts(requests, found)
+    round_kv(target.model, monkeypatch)
+    table = target.model.model.embed_tokens.weight.detach()
+    assert head.ids is not None
+    for before, drafts in planted.noted:
+        text = next(text for text in texts if text[: len(before)] == before)
+        states = head.states(target.residuals(text, [1, 2]))
+        truth = head.chain(table, before, states[: len(before) - 1], len(drafts))
+        assert drafts == head.ids[[int(scores.argmax()) for scores in truth]].tolist()
 
 
 def test_a_layer_may_be_read_twice() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from tests.kernels.triton_device import DEVICE, counter, ints  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.next_token.op import SampledStep
 from moeserve.kv.cache import KvCache
 from moeserve.kv.layout import KvLayout
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
@@ -38,6 +39,7 @@ from tests.worker.next_token_rows import Drafting, model_of
 
 LENGTH, REQUESTS, DEPTHS = 16, 4, 2
 DEV = torch.device(DEVICE)
+NO_STEP = SampledStep(*torch.zeros(3, 1, dtype=torch.int32, device=DEV))
 
 
 class Trunk:
@@ -63,7 +65,7 @@ class Trunk:
         )
         assert self.decoder.next_token is not None
         self.block: GpuDraftingBlock = self.decoder.next_token
-        self.chain = NextTokenChain(self.block, DEV, REQUESTS)
+        self.chain = NextTokenChain(self.block, DEV, REQUESTS, lambda: NO_STEP)
         self.chain.capture()
         self.slots = np.arange(LENGTH, dtype=np.int32)[::-1].copy()  # any order
 
@@ -170,7 +172,7 @@ def test_behind_a_picture(tmp_path: Path) -> None:
         block.take_step(replace(batch, rotary_before=ints(before[:, part].T.copy())), states_of_the_cpu)
     block._kept.states[0] = drafting.states[length - 2].to(DEV)
     block._slots_ahead[0, : LENGTH - 1] = ints(slots[1:])
-    chain, one = NextTokenChain(block, DEV, REQUESTS), np.zeros(1, np.int32)
+    chain, one = NextTokenChain(block, DEV, REQUESTS, lambda: NO_STEP), np.zeros(1, np.int32)
     chain.capture()
     start = ChainStart(
         np.array(text[-1:], np.int32), one + length - 2, one, one + DEPTHS,

@@ -17,6 +17,8 @@ from moeserve.kernels.next_token.op import (
     Chosen,
     JoinNorms,
     KeptStates,
+    SampledRows,
+    SampledStep,
     ScoredPanels,
     StepStates,
     block_places,
@@ -26,8 +28,9 @@ from moeserve.kernels.next_token.op import (
     keep_rows,
     keep_step,
     place_drafts,
+    start_behind,
 )
-from moeserve.kernels.next_token.reference import joined_rows, states_before
+from moeserve.kernels.next_token.reference import accepted_drafts, joined_rows, states_before
 from moeserve.kernels.planes import dequantize
 from moeserve.kernels.quantize.reference import quantize, round_trip
 from tests.kernels.plane_tensors import GUARD, planes_of, tensors
@@ -169,3 +172,67 @@ def test_drafts_of_a_step() -> None:
     ids, count = ints([7, -1, 3, 3]), counter(2)  # one draft, and padding
     place_drafts(ids, count, chain, torch.tensor([0.5], device=DEV))
     assert (ids.tolist(), count.tolist()) == ([7, 50, 3, 3], [2])
+
+
+def test_a_chain_behind_sampled_tokens() -> None:
+    """Requests with three, two and no drafts, of which all, one and none are right; one whose last draft was left out
+    of the step; and one that cannot continue. With several RoPE positions a row."""
+    depths, hidden = 3, HIDDEN
+    step_ids = [1, 2, 3, 4, 1, 5, 5, 1, 1, 6, 7, 1, 8]  # each request's known token, then its drafts
+    firsts, drafted = [0, 4, 7, 8, 11], [3, 2, 0, 2, 1]
+    valid = {3: 1}  # drafts of this request that the step has
+    sampled = [[2, 3, 4, 5], [5, 6, 9], [3], [6, 7, 8], [-1, 4]]
+    tokens: list[int] = []
+    places = [[0] * 8 for _ in range(1 + depths)]
+    for number in range(1 + depths):
+        for at, found in enumerate(sampled):
+            if number < len(found):
+                places[number][at] = len(tokens)
+                tokens.append(found[number])
+    requests, positions = [6, 2, 4, 0, 3], [20, 30, 40, 50, 60]
+    for last, live in ((None, 5), (3, 4)):
+        accepted = []
+        for at, found in enumerate(sampled):
+            first = firsts[at] + 1
+            drafts = step_ids[first : first + drafted[at]][: valid.get(at) if last == at else None]
+            accepted.append(accepted_drafts(found, drafts))
+        if last is None:
+            assert accepted == [3, 1, 0, 2, 0]
+        else:
+            assert accepted == [3, 1, 0, 1, 0]
+        count = 13 if last is None else firsts[last] + 1 + valid[last]
+        states, kept = normal(16, hidden), KeptStates.empty(8, hidden, DEV)
+        zeros = [ints([0] * 8) for _ in range(5)]
+        chain = ChainRows(
+            *zeros, ints([[0] * 8] * depths), ints([[0] * 8] * depths), torch.zeros(depths, 8, device=DEV),
+            rotary=ints([[0] * 3] * 8), planned_rotary=ints([[[0] * 3] * 8] * depths),
+        )  # fmt: skip
+        slots = ints([[100 * at + number for at in range(8)] for number in range(2 * depths)])
+        pad = [0, 0, 0]
+        rows = SampledRows(
+            ints(firsts + pad), ints(drafted + pad), ints(positions + pad), ints([0, 0, 0, 5, 0, *pad]),
+            ints(places), slots,
+        )  # fmt: skip
+        begun = torch.full((8, hidden), GUARD, device=DEV)
+        step = SampledStep(ints(tokens), ints(step_ids), counter(count))
+        start_behind(step, rows, states, ints(requests + pad), counter(live), chain, begun, kept)
+        lasts = [max(found[number], 0) for found, number in zip(sampled, accepted, strict=True)][:live]
+        assert chain.token_ids.tolist() == lasts + [0] * (8 - live)
+        behind = [position + number for position, number in zip(positions, accepted, strict=True)][:live]
+        assert chain.positions[:live].tolist() == [position - 1 for position in behind]
+        for at in range(live):
+            expected = [100 * at + accepted[at] + depth for depth in range(depths)]
+            assert chain.planned_slots[:, at].tolist() == expected
+            assert int(chain.kv_slots[at]) == expected[0]
+            assert chain.planned_rotary is not None
+            shift = 5 if at == 3 else 0
+            rotated = [[behind[at] - 1 + shift + depth] * 3 for depth in range(depths)]
+            assert chain.planned_rotary[:, at].tolist() == rotated
+            assert chain.rotary is not None
+            assert chain.rotary[at].tolist() == rotated[0]
+            state = states[firsts[at] + accepted[at]]
+            assert torch.equal(begun[at], state)
+            assert torch.equal(kept.states[requests[at]], state)
+            assert int(kept.position[requests[at]]) == behind[at]
+        assert (begun[live:] == GUARD).all()
+        assert (kept.position == -1).sum() == 8 - live

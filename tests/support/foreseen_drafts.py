@@ -42,7 +42,11 @@ class Foreseen:
         pass
 
     def _draft(self, slot: int, length: int, most: int) -> Int32s:
-        so_far = self._tokens[slot, :length].tolist()
+        return self.behind(self._tokens[slot, :length].tolist(), most)
+
+    def behind(self, so_far: list[int], most: int) -> Int32s:
+        """Up to `most` drafts behind a text."""
+        length = len(so_far)
         text = next((text for text in self._answers if text[:length] == so_far), so_far)
         draft = text[length : length + self._rng.randint(0, most)]
         wrong = [token if self._rng.random() < self._right else 5 for token in draft]

@@ -9,7 +9,7 @@ import torch
 from moeserve.router.core.policy.draft_length import DraftLength
 from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
 from moeserve.worker.drafts.made_drafter import FirstOf
-from moeserve.worker.engines.gpu.next_token_chain import ChainStart
+from moeserve.worker.engines.gpu.next_token_chain import ChainStart, LaunchedChain
 from moeserve.worker.runner import Runner
 from tests.support.foreseen_drafts import Foreseen
 
@@ -25,29 +25,44 @@ class Planted:
         drafter = rows._drafter._second
         assert isinstance(drafter, GpuNextTokenDrafter)
         self._chain, self._tokens, self._length = drafter._chain, runner._sequences.tokens, rows.length
+        self._texts = texts
+        self.num_behind = 0  # chains behind tokens that the host did not know
         self._foreseen, self._launch = Foreseen(self._tokens, texts, 0.7), self._chain.launch
         self._rng = np.random.default_rng(1)
         self.noted: list[tuple[list[int], list[int]]] = []  # texts, and the drafts behind them
         self.logits: list[torch.Tensor] = []  # float32 [scored], of the last draft of a request that is alone
         monkeypatch.setattr(self._chain, "launch", self.launch)
 
-    def launch(self, start: ChainStart) -> None:
-        self._launch(start)
-        drafts, _ = self._chain.found()
+    def launch(self, start: ChainStart) -> LaunchedChain:
+        launched = self._launch(start)
+        drafts, _ = launched.found()
         self.logits.append(self._chain._block.logits(1)[0].cpu().clone())
         outputs, depths = self._chain._block.chain.outputs, len(drafts)
         for at, (slot, most) in enumerate(zip(start.req_slots.tolist(), start.most.tolist(), strict=True)):
-            length = self._length[slot]
-            self.noted.append((self._tokens[slot, :length].tolist(), drafts[:most, at].tolist()))
+            so_far = self._so_far(slot, at, most) if start.behind is not None else self._known(slot)
+            self.noted.append((so_far, drafts[:most, at].tolist()))
             planted = np.full(depths, 5, np.int32)
-            right = self._foreseen._draft(slot, length, most)
+            right = self._foreseen.behind(so_far, most)
             planted[: len(right)] = right
             likely = self._rng.random(depths) < 0.8
             outputs[0, :depths, at] = torch.from_numpy(planted).to(outputs.device).view(torch.float32)
             outputs[1, :depths, at] = torch.from_numpy(np.where(likely, 0.9, 0.1).astype(np.float32)).to(
                 outputs.device
             )
-        self._chain._found.copy_(outputs)
+        launched.room.found.copy_(outputs)
+        self.num_behind += start.behind is not None
+        return launched
+
+    def _known(self, slot: int) -> list[int]:
+        known: list[int] = self._tokens[slot, : self._length[slot]].tolist()
+        return known
+
+    def _so_far(self, slot: int, at: int, most: int) -> list[int]:
+        """The text before a chain of `most` drafts that began behind tokens the host does not know."""
+        known = self._known(slot)
+        text = next(text for text in self._texts if text[: len(known)] == known)
+        position = int(self._chain._block.chain.rows.positions[at]) - (most - 1)  # of the first draft's row
+        return text[: position + 2]
 
 
 def always_draft(monkeypatch: pytest.MonkeyPatch, depths: int) -> None:

@@ -64,7 +64,8 @@ def test_drafts_do_not_change_the_distribution(rank: int) -> None:
             rows.bind(NewSeq(slot, prompt.tobytes(), 1, b"", params))
             sampler.bind(slot, params, prompt, np.zeros(0, np.int32))
         sequences.tokens[:, 1 : DRAFTS + 1] = drafts
-        for sampled in runs.sample(layout, [DRAFTS] * SLOTS, 0.0).sampled:
+        runs.launch(layout, [DRAFTS] * SLOTS, 0.0)
+        for sampled in runs.read().sampled:
             assert sampled.accepted is not None
             run = [sampled.token_id, *sampled.accepted.token_ids]
             assert run[:-1] == drafts[: len(run) - 1].tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from moeserve.router.core.request import DraftRecord
 from moeserve.worker.constraints import guided_answer, slot_guides
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.forced_drafter import ForcedDrafter
-from moeserve.worker.drafts.run_sampler import SampledRuns
 from moeserve.worker.engines.cpu.engine import CpuEngine
 from moeserve.worker.engines.engine import SampledAtOnce
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
@@ -98,13 +97,13 @@ def test_steps_without_drafts(runner: Runner, plain: Runner, monkeypatch: pytest
     requests = asked(1, runner.ready().vocab_size, temperature=0.7)
     expected, _ = serve(plain, requests, 0)
     foresee(runner, whole_texts(requests, expected), 0.5)
-    without, with_drafts, in_rounds = noted_without_drafts(runner, monkeypatch), [], runner._runs.sample
+    without, with_drafts, in_rounds = noted_without_drafts(runner, monkeypatch), [], runner._runs.launch
 
-    def noted(layout: StepLayout, drafted: Sequence[int], computed_s: float) -> SampledRuns:
+    def noted(layout: StepLayout, drafted: Sequence[int], computed_s: float) -> None:
         with_drafts.append(max(drafted))
-        return in_rounds(layout, drafted, computed_s)
+        in_rounds(layout, drafted, computed_s)
 
-    monkeypatch.setattr(runner._runs, "sample", noted)
+    monkeypatch.setattr(runner._runs, "launch", noted)
     found, report = serve(runner, requests, MOST)
     assert found == expected
     assert min(with_drafts) > 0
@@ -119,11 +118,12 @@ def test_tokens_sampled_at_once(runner: Runner, plain: Runner, monkeypatch: pyte
     foresee(runner, whole_texts(requests, expected), 0.8)
     counted: list[int] = []
 
-    def at_once(logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce:
+    def at_once(logits: Tensor, slots: Int32s, ahead: Int32s) -> Callable[[], SampledAtOnce]:
         assert len(logits) == len(slots) == len(ahead)
         assert len({*zip(slots.tolist(), ahead.tolist(), strict=True)}) == len(slots)
         tokens = logits.argmax(dim=1).int().numpy()
-        return SampledAtOnce(tokens, [None] * len(tokens), lambda _, counts: counted.extend(counts.tolist()))
+        found = SampledAtOnce(tokens, [None] * len(tokens), lambda _, counts: counted.extend(counts.tolist()))
+        return lambda: found
 
     monkeypatch.setattr(runner.engine, "sample_at_once", at_once)
     others = noted_without_drafts(runner, monkeypatch)

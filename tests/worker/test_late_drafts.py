@@ -4,7 +4,7 @@ puts the drafts in the placeholders' places when a step is computed, and leaves 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,9 +127,10 @@ def test_tokens_sampled_at_once(runner: Runner, plain: Runner, monkeypatch: pyte
     late = Late(runner, whole_texts(requests, expected), monkeypatch)
     counted: list[int] = []
 
-    def at_once(logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce:
+    def at_once(logits: Tensor, slots: Int32s, ahead: Int32s) -> Callable[[], SampledAtOnce]:
         tokens = logits.argmax(dim=1).int().numpy()
-        return SampledAtOnce(tokens, [None] * len(tokens), lambda _, counts: counted.extend(counts.tolist()))
+        found = SampledAtOnce(tokens, [None] * len(tokens), lambda _, counts: counted.extend(counts.tolist()))
+        return lambda: found
 
     monkeypatch.setattr(runner.engine, "sample_at_once", at_once)
     others = noted_without_drafts(runner, monkeypatch)

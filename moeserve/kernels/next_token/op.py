@@ -18,6 +18,7 @@ from moeserve.kernels.next_token.triton import (
     likeliest_kernel,
     place_drafts_kernel,
     places_kernel,
+    start_behind_kernel,
 )
 
 PLACES_BLOCK: Final = 256
@@ -193,3 +194,50 @@ def place_drafts(ids: Tensor, count: Tensor, rows: ChainRows, least: Tensor) -> 
     place_drafts_kernel(
         (1,), ids, count, rows.drafts, rows.probabilities, least, next_power_of_2(1 + depths), num_warps=1
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SampledStep:
+    """A step whose tokens are sampled, perhaps unknown to the host."""
+
+    tokens: Tensor  # int32 [any]: the sampled ones
+    token_ids: Tensor  # int32 [n]: of its rows, the drafts among them
+    count: Tensor  # int32 [1]: valid rows
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """Where a step has sampled the tokens of the requests of a chain: int32 [n] each, but places and slots."""
+
+    rows: Tensor  # the request's first row that samples; drafts follow it
+    drafted: Tensor  # how many
+    positions: Tensor  # of the first token sampled
+    shifts: Tensor  # what is added to positions for RoPE, where `ChainRows.rotary` is
+    places: Tensor  # [1 + depths, n]: of each token among the step's sampled ones
+    slots: Tensor  # [2 * depths, n]: KV slots of the positions from `positions` on
+
+
+def start_behind(
+    step: SampledStep,
+    sampled: SampledRows,
+    states: Tensor,
+    req_slots: Tensor,
+    valid: Tensor,
+    rows: ChainRows,
+    chain_states: Tensor,
+    kept: KeptStates,
+) -> None:
+    """Launches the first rows of a chain behind tokens that the host need not know. The drafts of a request that agree
+    with the tokens sampled count as accepted; its chain begins with the token sampled behind them.
+
+    states float32 [any, hidden]: of the step's rows. Writes, for i < valid[0], token, position and KV slots of `rows`,
+    and the hidden state before the row, to chain_states float32 [n, hidden] and to `kept`. depths is
+    len(rows.planned_slots)."""
+    n, hidden = chain_states.shape
+    start_behind_kernel(
+        (n,), step.tokens, step.token_ids, step.count, states, sampled.places, sampled.rows, sampled.drafted,
+        sampled.positions, sampled.shifts, sampled.slots, req_slots, valid, rows.token_ids, rows.positions,
+        rows.kv_slots, rows.planned_slots, rows.rotary, rows.planned_rotary, chain_states, kept.states, kept.position,
+        len(rows.planned_slots), rows.planned_slots.stride(0), 0 if rows.rotary is None else rows.rotary.shape[1],
+        hidden, next_power_of_2(hidden), num_warps=4,
+    )  # fmt: skip

@@ -28,3 +28,12 @@ def states_before(
         elif position and kept_position[request] == position:
             found[i] = kept[request]
     return found
+
+
+def accepted_drafts(tokens: list[int], drafts: list[int]) -> int:
+    """How many of a request's drafts count: the longest prefix that agrees with the tokens sampled, of which there is
+    one more than drafts."""
+    for number, draft in enumerate(drafts):
+        if tokens[number] != draft:
+            return number
+    return len(drafts)

@@ -189,3 +189,51 @@ def place_drafts_kernel(ids, count, drafts, probabilities, least, BLOCK: tl.cons
     tl.store(ids + row, tl.load(drafts + place, is_late, 0), is_late)
     is_unlikely = is_late & (tl.load(probabilities + place, is_late, 1.0) < tl.load(least))
     tl.store(count, tl.minimum(n, tl.min(tl.where(is_unlikely, row, BLOCK), 0)))
+
+
+@kernel
+def start_behind_kernel(
+    tokens, ids, count, states, places, rows, drafted, positions, shifts, slots, req_slots, valid, token_ids,
+    row_positions, kv_slots, planned_slots, rotary, planned_rotary, chain_states, kept, kept_position,
+    DEPTHS: tl.constexpr, STRIDE: tl.constexpr, SECTIONS: tl.constexpr, COLS: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """Grid (n). Makes the first rows of a chain from the tokens that the step before it has sampled.
+
+    The step's rows have ids int32 [count[0]] and states float32 [.., COLS]. Request i, of the first valid[0], sampled a
+    token at row rows[i] and at each of the drafted[i] rows behind it, which are drafts: the j-th is
+    tokens[places[j, i]], of position positions[i] + j. Those that agree with the drafts count, and one more. The rest
+    is as `SampledRows`, `ChainRows` and `KeptStates` say. places, slots, planned_slots: rows STRIDE apart.
+    """
+    i = tl.program_id(0)
+    if i >= tl.load(valid):
+        return
+    first, n, most = tl.load(rows + i), tl.load(count), tl.load(drafted + i)
+    token = tl.load(tokens + tl.load(places + i))
+    accepted, agrees = 0, 1
+    for number in range(DEPTHS):
+        row = first + 1 + number
+        draft = tl.load(ids + row, (number < most) & (row < n), -1)
+        # tokens are not negative where a draft agrees
+        agrees = agrees * ((draft >= 0) & (token == draft)).to(tl.int32)
+        accepted += agrees
+        place = tl.load(places + (number + 1) * STRIDE + i, agrees > 0, 0)
+        token = tl.load(tokens + place, agrees > 0, token)
+    tl.store(token_ids + i, tl.maximum(token, 0))
+    position = tl.load(positions + i) + accepted
+    tl.store(row_positions + i, position - 1)
+    tl.store(kv_slots + i, tl.load(slots + accepted * STRIDE + i))
+    for depth in range(DEPTHS):
+        tl.store(planned_slots + depth * STRIDE + i, tl.load(slots + (accepted + depth) * STRIDE + i))
+    if rotary is not None:
+        rotated = position - 1 + tl.load(shifts + i)
+        for section in range(SECTIONS):
+            tl.store(rotary + i * SECTIONS + section, rotated)
+            for depth in range(DEPTHS):
+                planned = planned_rotary + (depth * STRIDE + i) * SECTIONS + section
+                tl.store(planned, rotated + depth)
+    c = tl.arange(0, SIZE)
+    request = tl.load(req_slots + i)
+    state = tl.load(states + (first + accepted).to(tl.int64) * COLS + c, c < COLS, 0.0)
+    tl.store(chain_states + i.to(tl.int64) * COLS + c, state, c < COLS)
+    tl.store(kept + request.to(tl.int64) * COLS + c, state, c < COLS)
+    tl.store(kept_position + request, position)

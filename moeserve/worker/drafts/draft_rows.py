@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from moeserve.messages.steps import CONTINUES, NewSeq, Row
-from moeserve.worker.drafts.drafter import Drafter, Keeping, LateDrafts, Reading, Wanted
+from moeserve.worker.drafts.drafter import Drafter, Keeping, LateDrafts, Reading, Unread, Wanted
 from moeserve.worker.drafts.spent_time import SpentTime
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
@@ -39,6 +41,7 @@ class DraftRows:
         self._late = LateDrafts() if late is None else late
         self._keeping = Keeping() if keeping is None else keeping
         self._num_late = 0  # placeholders
+        self._is_granted = False  # whether `launch_behind` has taken the KV slots of the next rows
         num_slots = len(sequences.num_prompt)
         self._granted = [0] * num_slots
         self.length = [0] * num_slots
@@ -64,7 +67,10 @@ class DraftRows:
         self._keeping.is_on = keeps_block
         continuing = [at for at, row in enumerate(rows) if row.start == CONTINUES]
         placed, drafted = list(rows), [0] * len(rows)
-        wanted = [self._grant(rows[at]) for at in continuing]
+        if not self._is_granted:
+            self._grant(rows[at] for at in continuing)
+        self._is_granted = False
+        wanted = [self._wanted(rows[at]) for at in continuing]
         if is_awaited:
             wanted = [Wanted(one.slot, one.length - 1, 0) for one in wanted]
         if self._most is not None:
@@ -82,6 +88,19 @@ class DraftRows:
         for at, draft in zip(continuing, drafts, strict=True):
             placed[at], drafted[at] = self._place(rows[at], draft)
         return placed, drafted
+
+    def launch_behind(self, rows: list[Row], unread: Unread) -> bool:
+        """Launches the drafts of the next step, which has these rows, while the tokens before them are being sampled.
+        Returns False if it does not. `place` comes next, when these tokens are known."""
+        if self._late.launch_behind is None:
+            return False
+        continuing = [row for row in rows if row.start == CONTINUES]
+        self._grant(continuing)
+        self._is_granted = True
+        wanted = [self._wanted(row) for row in continuing]
+        if self._most is not None:
+            wanted = _at_most(wanted, self._most)
+        return self._late.launch_behind(wanted, unread)
 
     def take_late(self) -> int | None:
         """Waits for the step's late drafts, if any, and writes them to the request's token table. Returns how many are
@@ -109,16 +128,21 @@ class DraftRows:
         """Updates the progress after a step was sampled. accepted: int32 [rows], accepted drafts per row."""
         self._drafter.computed(layout, accepted)
 
-    def _grant(self, row: Row) -> Wanted:
-        slot, sequences = row.req_slot, self._sequences
-        granted = self._granted[slot]
-        self._granted[slot] = end = granted + len(row.kv_slots) // 4
-        sequences.kv_slots[slot, granted:end] = np.frombuffer(row.kv_slots, np.int32)
-        if sequences.has_window_slots:
-            sequences.window_slots[slot, granted:end] = np.frombuffer(row.window_slots, np.int32)
+    def _grant(self, rows: Iterable[Row]) -> None:
+        """Writes the rows' KV slots to their requests' tables."""
+        sequences = self._sequences
+        for row in rows:
+            slot, granted = row.req_slot, self._granted[row.req_slot]
+            self._granted[slot] = end = granted + len(row.kv_slots) // 4
+            sequences.kv_slots[slot, granted:end] = np.frombuffer(row.kv_slots, np.int32)
+            if sequences.has_window_slots:
+                sequences.window_slots[slot, granted:end] = np.frombuffer(row.window_slots, np.int32)
+
+    def _wanted(self, row: Row) -> Wanted:
+        slot = row.req_slot
         length = self.length[slot]
         # An ended request may have one more row, which must not change its state: that becomes a snapshot.
-        has_ended = int(sequences.tokens[slot, length - 1]) in self.stop_ids[slot]
+        has_ended = int(self._sequences.tokens[slot, length - 1]) in self.stop_ids[slot]
         return Wanted(slot, length, 0 if has_ended else row.count - 1)
 
     def _place(self, row: Row, draft: Int32s) -> tuple[Row, int]:

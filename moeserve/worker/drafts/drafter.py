@@ -39,6 +39,16 @@ class Keeping:
     ms: float = 0.0
 
 
+class Unread(NamedTuple):
+    """The rows of a step whose tokens are being sampled, all at once. int32 [n] each, but places."""
+
+    slots: Int32s  # request slots
+    rows: Int32s  # of the step: each request's first row that samples; its drafts follow
+    positions: Int32s  # of the first token sampled
+    drafted: Int32s
+    places: Int32s  # [1 + most drafts, n]: of each token among the step's sampled ones
+
+
 @dataclass(slots=True)
 class LateDrafts:
     """Drafts that a GPU is still computing when the host launches the step that verifies them: their tokens are
@@ -48,6 +58,9 @@ class LateDrafts:
     slot: int | None = None  # request slot; None: no drafts are late
     read: Callable[[], Int32s] = lambda: NO_DRAFT  # waits for the drafts, and returns those that are verified
     ms: Callable[[], float] = lambda: 0.0  # that they took the GPU, after `read`
+    # Launches the drafts of the next step, of requests whose last tokens are being sampled: `Wanted.length` is without
+    # these. Returns False if it does not. The next `draft` takes these drafts. None: no drafter can do that.
+    launch_behind: Callable[[Sequence[Wanted], Unread], bool] | None = None
 
 
 class Drafter(Protocol):

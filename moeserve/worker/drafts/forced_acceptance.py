@@ -3,6 +3,8 @@ is right."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from torch import Tensor
 
@@ -31,11 +33,18 @@ class ForcedAcceptance:
     def logits_of(self, rows: Int32s) -> Tensor:
         return self._engine.logits_of(rows)
 
-    def sample_at_once(self, logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce | None:
-        found = self._engine.sample_at_once(logits, slots, ahead)
-        if found is None:
+    def sample_at_once(
+        self, logits: Tensor, slots: Int32s, ahead: Int32s
+    ) -> Callable[[], SampledAtOnce] | None:
+        wait = self._engine.sample_at_once(logits, slots, ahead)
+        if wait is None:
             return None
-        return found._replace(tokens=self._judged(found.tokens[: len(slots)], slots, ahead))
+
+        def judged() -> SampledAtOnce:
+            found = wait()
+            return found._replace(tokens=self._judged(found.tokens[: len(slots)], slots, ahead))
+
+        return judged
 
     def sample_from(
         self, logits: Tensor, slots: Int32s, masks: TokenMasks | None

@@ -3,21 +3,31 @@ tokens, so that a chain of drafts begins with the token that was sampled last.
 
 If one request drafts alone, its step is launched right behind the chain, and the host learns the drafts with the step's
 tokens. With several requests it waits for the chain, as unlikely drafts between others' rows would cost time.
+
+The chain is launched behind the step that still samples the tokens before it, if the next plan is there: the GPU drafts
+while the host reads these tokens and prepares the next step. Drafts of look-up, known only then, replace the chain's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from moeserve.messages.prompt_embeddings import SECTIONS
-from moeserve.worker.drafts.drafter import NO_DRAFT, LateDrafts, Wanted
+from moeserve.worker.drafts.drafter import NO_DRAFT, LateDrafts, Unread, Wanted
 from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY
 from moeserve.worker.drafts.shortlist import Shortlist
-from moeserve.worker.engines.gpu.next_token_chain import ChainStart, NextTokenChain
+from moeserve.worker.engines.gpu.next_token_chain import Behind, ChainStart, LaunchedChain, NextTokenChain
 from moeserve.worker.engines.rotary_positions import RotaryPositions
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
+
+
+class _Chain(NamedTuple):
+    start: ChainStart
+    launched: LaunchedChain
 
 
 class GpuNextTokenDrafter:
@@ -40,6 +50,9 @@ class GpuNextTokenDrafter:
         self._late = late
         self._rotary = rotary
         self._shortlist = Shortlist(sequences.tokens, chain.vocab_size, chain.frequent_tokens)
+        self._behind: _Chain | None = None  # launched for the next step
+        if late is not None:
+            late.launch_behind = self.launch_behind
 
     def bind(self, slot: int, namespace: str) -> None:
         self._shortlist.bind(slot)
@@ -51,41 +64,91 @@ class GpuNextTokenDrafter:
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         drafts = [NO_DRAFT for _ in wanted]
         active = [at for at, one in enumerate(wanted) if one.most > 0]
+        behind, self._behind = self._behind, None
         if self._late is not None and self._late.is_allowed and active:
-            drafts[active[0]] = self._launch(wanted[active[0]], self._late)
+            one = wanted[active[0]]
+            drafts[active[0]] = self._later(one, behind or self._launch([one]), self._late)
+            return drafts
+        if behind is not None:
+            found = dict(zip(behind.start.req_slots.tolist(), self._found(behind), strict=True))
+            for at in active:
+                drafts[at] = found.get(wanted[at].slot, NO_DRAFT)[: wanted[at].most]
             return drafts
         for first in range(0, len(active), self._chain.most_rows):
             part = active[first : first + self._chain.most_rows]
-            for at, draft in zip(part, self._chains([wanted[at] for at in part]), strict=True):
+            chain = self._launch([wanted[at] for at in part])
+            for at, draft in zip(part, self._found(chain), strict=True):
                 drafts[at] = draft
         return drafts
 
-    def _launch(self, one: Wanted, late: LateDrafts) -> Int32s:
-        """Launches a request's chain. Returns placeholders for its drafts."""
-        start = self._start([one])
-        self._chain.launch(start)
-        late.slot, late.read, late.ms = one.slot, lambda: self._found(start)[0], lambda: self._chain.ms
+    def launch_behind(self, wanted: Sequence[Wanted], unread: Unread) -> bool:
+        """See `LateDrafts`."""
+        active = [one for one in wanted if one.most > 0]
+        of_slot = {slot: at for at, slot in enumerate(unread.slots.tolist())}
+        rows = [of_slot[one.slot] for one in active if one.slot in of_slot]
+        if (
+            not 0 < len(active) == len(rows) <= self._chain.most_rows
+            or len(unread.places) > 1 + self._chain.depths
+        ):
+            return False
+        slots, length, most = np.array(active, np.int32).T.copy()
+        depths = int(unread.drafted[rows].max()) + int(most.max())
+        behind = Behind(
+            unread.rows[rows],
+            unread.drafted[rows],
+            unread.positions[rows],
+            np.zeros_like(slots) if self._rotary is None else self._shifts(self._rotary, slots, length - 1),
+            unread.places[:, rows],
+            self._kv_slots(slots, length, depths),
+        )
+        none = np.zeros_like(slots)
+        start = ChainStart(none, none, slots, most, none[None], *self._scored(slots, length), behind=behind)
+        self._behind = _Chain(start, self._chain.launch(start))
+        return True
+
+    def _later(self, one: Wanted, chain: _Chain, late: LateDrafts) -> Int32s:
+        """Returns placeholders for the drafts of a request whose chain is launched."""
+        late.slot, late.read, late.ms = one.slot, lambda: self._found(chain)[0], lambda: chain.launched.ms
         return -1 - self._chain.width * np.arange(one.most, dtype=np.int32)
 
-    def _chains(self, wanted: list[Wanted]) -> list[Int32s]:
+    def _launch(self, wanted: list[Wanted]) -> _Chain:
         start = self._start(wanted)
-        self._chain.launch(start)
-        return self._found(start)
+        return _Chain(start, self._chain.launch(start))
 
     def _start(self, wanted: list[Wanted]) -> ChainStart:
         slots, length, most = np.array(wanted, np.int32).T.copy()
-        sequences = self._sequences
-        places = length - 1 + np.arange(int(most.max()), dtype=np.int32)[:, None]
+        depths = int(most.max())
+        rotary = None
+        if self._rotary is not None:
+            places = length - 2 + np.arange(depths, dtype=np.int32)[:, None]
+            rotary = self._by_depth(self._rotary, slots, places)
+        return ChainStart(
+            *(self._sequences.tokens[slots, length - 1], length - 2, slots, most),
+            self._kv_slots(slots, length - 1, depths),
+            *self._scored(slots, length),
+            rotary,
+        )
+
+    def _kv_slots(self, slots: Int32s, first: Int32s, count: int) -> Int32s:
+        """Returns the KV slots of `count` positions of each request: int32 [count, n]."""
+        places = first + np.arange(count, dtype=np.int32)[:, None]
         # Behind a row's last draft its KV slots are not granted; the chain does not read them.
-        kv_slots = sequences.kv_slots[slots, np.minimum(places, sequences.kv_slots.shape[1] - 1)]
+        table = self._sequences.kv_slots
+        found: Int32s = table[slots, np.minimum(places, table.shape[1] - 1)]
+        return found
+
+    def _scored(self, slots: Int32s, length: Int32s) -> tuple[Int32s | None, npt.NDArray[np.float32]]:
+        """Returns the vocabulary's panels to score, and the least probability of each request's drafts."""
         panels = self._shortlist.panels(slots, length)
         # The coverage estimates the probability of the tokens that are not scored.
         shares = np.ones(len(slots), np.float32) if panels is None else self._shortlist.coverage[slots]
-        least = (self._least / shares).astype(np.float32)
-        return ChainStart(
-            *(sequences.tokens[slots, length - 1], length - 2, slots, most, kv_slots, panels, least),
-            None if self._rotary is None else self._by_depth(self._rotary, slots, places - 1),
-        )
+        return panels, (self._least / shares).astype(np.float32)
+
+    @staticmethod
+    def _shifts(rotary: RotaryPositions, slots: Int32s, indices: Int32s) -> Int32s:
+        """Returns by how much the RoPE positions of these tokens, which are of answers, exceed their numbers."""
+        shifts: Int32s = rotary.of_tokens(slots, indices) - indices
+        return shifts
 
     @staticmethod
     def _by_depth(rotary: RotaryPositions, slots: Int32s, indices: Int32s) -> Int32s:
@@ -93,9 +156,10 @@ class GpuNextTokenDrafter:
         of_depths = [rotary.of_tokens(slots, at) for at in indices]
         return np.stack([np.broadcast_to(found, (SECTIONS, len(slots))).T for found in of_depths])
 
-    def _found(self, start: ChainStart) -> list[Int32s]:
+    def _found(self, chain: _Chain) -> list[Int32s]:
         """Waits for a launched chain. Returns the drafts that are to be verified."""
-        tokens, probabilities = self._chain.found()
+        start = chain.start
+        tokens, probabilities = chain.launched.found()
         is_likely = probabilities >= start.least
         is_likely &= np.arange(len(tokens))[:, None] < start.most
         counts = np.where(is_likely.all(axis=0), len(tokens), is_likely.argmin(axis=0))
@@ -107,6 +171,11 @@ class GpuNextTokenDrafter:
         if layout.drafted is None or not layout.drafted.any():
             return
         has_drafts = layout.drafted > 0
+        if self._behind is not None:  # it has kept the states of its requests
+            kept = set(self._behind.start.req_slots.tolist())
+            has_drafts &= np.array([slot not in kept for slot in layout.req_slot.tolist()], np.bool_)
+            if not has_drafts.any():
+                return
         count = (layout.count - layout.drafted + accepted)[has_drafts]
         rows, ends = layout.offset[has_drafts] + count - 1, layout.start[has_drafts] + count
         self._chain.keep(layout.req_slot[has_drafts], rows, ends)

@@ -7,7 +7,7 @@ penalties, masks, budgets and seeds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import Accepted, Sampled
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.draft_rows import DraftRows
+from moeserve.worker.drafts.drafter import Unread
 from moeserve.worker.engines.engine import Engine, SampledAtOnce, TokenMasks
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout, entries
 
@@ -35,10 +36,12 @@ class DraftSampling(Protocol):
         next call."""
         ...
 
-    def sample_at_once(self, logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce | None:
-        """Samples a token for each row of `logits`, without masks, with a single wait for a GPU. ahead: number of
-        drafts of the same request before each row. Returns None if a token depends on the tokens before it, or if it
-        would save no time."""
+    def sample_at_once(
+        self, logits: Tensor, slots: Int32s, ahead: Int32s
+    ) -> Callable[[], SampledAtOnce] | None:
+        """Launches the sampling of a token for each row of `logits`, without masks. ahead: number of drafts of the
+        same request before each row. Returns what waits for the tokens, to be called before the next sampling; None
+        if a token depends on the tokens before it, or if it would save no time."""
         ...
 
     def sample_from(
@@ -48,8 +51,8 @@ class DraftSampling(Protocol):
         ...
 
     def commit_states(self, layout: StepLayout, accepted: Int32s) -> None:
-        """Applies the accepted drafts of each row to the recurrent states; without this call they stay as before the
-        drafts. accepted: int32 [rows]."""
+        """Applies the accepted drafts of each row to the recurrent states, before they are next read; without this
+        call they stay as before the drafts. accepted: int32 [rows]."""
         ...
 
 
@@ -72,6 +75,14 @@ class _Group(NamedTuple):
     depth: Int32s  # tokens that it may sample: 1 + drafts
 
 
+class _AtOnce(NamedTuple):
+    """A group whose sampling is launched."""
+
+    group: _Group
+    deep: list[Int32s]  # by number of drafts before a token: the group's rows that have such a token
+    wait: Callable[[], SampledAtOnce]
+
+
 class RunSampler:
     def __init__(
         self, engine: DraftSampling, sequences: Sequences, constraints: Constraints, rows: DraftRows
@@ -80,24 +91,45 @@ class RunSampler:
         self._sequences = sequences
         self._constraints = constraints
         self._rows = rows
+        self._layout: StepLayout | None = None  # of the step being sampled
+        self._found = SampledRuns([], {})  # of its groups so far
+        self._accepted: Int32s = np.zeros(0, np.int32)  # drafts of each row
+        self._at_once: _AtOnce | None = None  # its last group, if that is not read yet
 
     def force(self, engine: DraftSampling) -> None:
         """Makes all later tokens come from `engine`."""
         self._engine = engine
 
-    def sample(self, layout: StepLayout, drafted: Sequence[int], computed_s: float) -> SampledRuns:
-        """Samples the step's rows. drafted: drafts per row. computed_s: seconds for which the step computed before
-        its logits."""
-        found = SampledRuns([], {})
-        accepted = np.zeros(len(layout.rows), np.int32)
+    def launch(self, layout: StepLayout, drafted: Sequence[int], computed_s: float) -> None:
+        """Launches the sampling of the step's rows; reads what the last group does not need to have read. drafted:
+        drafts per row. computed_s: seconds for which the step computed before its logits."""
+        self._layout, self._found = layout, SampledRuns([], {})
+        self._accepted = np.zeros(len(layout.rows), np.int32)
         for group in self._groups(layout, drafted):
-            runs = self._sample_group(group, computed_s, found)
-            accepted[group.row] = [len(run.accepted.token_ids) if run.accepted else 0 for run in runs]
-            found.sampled.extend(runs)
+            self._read_group()
+            self._launch_group(group, computed_s)
+
+    def read(self) -> SampledRuns:
+        """Waits for what was launched, and returns it."""
+        layout, accepted = self._layout, self._accepted
+        assert layout is not None
+        self._read_group()
         if accepted.any():
             self._engine.commit_states(layout, accepted)
         self._rows.computed(layout, accepted)
-        return found
+        return self._found
+
+    @property
+    def unread(self) -> Unread | None:
+        """The launched step's rows, if none of their tokens is read and none depends on another; else None."""
+        if self._at_once is None or self._found.sampled:
+            return None
+        group, deep, _ = self._at_once
+        places, first = np.zeros((len(deep), len(group.row)), np.int32), 0
+        for number, members in enumerate(deep):
+            places[number, members] = np.arange(first, first + len(members))
+            first += len(members)
+        return Unread(group.slot, group.first, group.position, group.depth - 1, places)
 
     def _groups(self, layout: StepLayout, drafted: Sequence[int]) -> Iterator[_Group]:
         """Yields the groups of sampling rows, in order."""
@@ -115,18 +147,33 @@ class RunSampler:
         if len(rows):
             yield _Group(*(column[first:] for column in columns))
 
-    def _sample_group(self, group: _Group, computed_s: float, found: SampledRuns) -> list[Sampled]:
+    def _launch_group(self, group: _Group, computed_s: float) -> None:
         rounds = range(int(group.depth.max()))
         deep = [np.flatnonzero(group.depth > number).astype(np.int32) for number in rounds]
         logits = self._engine.logits_of(
             np.concatenate([group.first[members] + number for number, members in enumerate(deep)])
         )
         if self._constraints.are_free(group.slot):
-            at_once = self._engine.sample_at_once(logits, *_by_round(group, deep))
-            if at_once is not None:
-                return self._keep(self._with_late_drafts(group), deep, at_once)
+            wait = self._engine.sample_at_once(logits, *_by_round(group, deep))
+            if wait is not None:
+                self._at_once = _AtOnce(group, deep, wait)
+                return
         group = self._with_late_drafts(group)
-        return self._sample_rounds(group, deep[: int(group.depth.max())], logits, computed_s, found)
+        deep = deep[: int(group.depth.max())]
+        self._add(group, self._sample_rounds(group, deep, logits, computed_s, self._found))
+
+    def _read_group(self) -> None:
+        """Waits for the group that was launched last, if any."""
+        if self._at_once is None:
+            return
+        (group, deep, wait), self._at_once = self._at_once, None
+        found = wait()
+        group = self._with_late_drafts(group)
+        self._add(group, self._keep(group, deep, found))
+
+    def _add(self, group: _Group, runs: list[Sampled]) -> None:
+        self._accepted[group.row] = [len(run.accepted.token_ids) if run.accepted else 0 for run in runs]
+        self._found.sampled.extend(runs)
 
     def _with_late_drafts(self, group: _Group) -> _Group:
         """Waits for late drafts, which are of the step's only row. Returns the group without unlikely ones."""

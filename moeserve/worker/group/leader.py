@@ -45,7 +45,7 @@ from moeserve.worker.engines.engine import Engine
 from moeserve.worker.group.expert_use import rank_experts, together
 from moeserve.worker.group.line import receive_from_follower, send
 from moeserve.worker.group.ranks import RankGroup, set_environment
-from moeserve.worker.plans.launched_step import LaunchedStep
+from moeserve.worker.plans.launched_step import LaunchedStep, StepTimes
 from moeserve.worker.recording.step_recorder import StepRecorder
 from moeserve.worker.runner import Runner
 
@@ -223,15 +223,13 @@ class LeaderRunner(Runner):
         ranks = [rank_experts(self.engine, 0), *self.group.experts()]
         return together(ranks, self._ready.num_experts, self._ready.experts_per_token)
 
-    def finish(self) -> StepResult:
-        step = self._under_way
-        assert step is not None
-        result = super().finish()
+    def _end(self, step: LaunchedStep) -> StepTimes:
+        times = super()._end(step)
         # As stored in the token tables, which followers keep as well. A full context has no place for its last token.
         layout, tokens = step.layout, self._sequences.tokens
         inside = np.minimum(layout.sampled_positions, tokens.shape[1] - 1)
         self._sampled.append(tokens[layout.sampled_slots, inside].tobytes())
-        return result
+        return times
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         sampled, self._sampled = self._sampled, []

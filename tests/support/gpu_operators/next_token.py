@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from moeserve.kernels.activations import GpuActivations
 from moeserve.kernels.linear.operands import weight_of
 from moeserve.kernels.linear.panel_gemv import multiply_panels
-from moeserve.kernels.next_token.op import ChainRows, Chosen, ScoredPanels, draft_of, place_drafts
+from moeserve.kernels.next_token.op import (
+    ChainRows,
+    Chosen,
+    KeptStates,
+    SampledRows,
+    SampledStep,
+    ScoredPanels,
+    draft_of,
+    place_drafts,
+    start_behind,
+)
 from moeserve.quantization.quant_type import QuantType
 from tests.support.gpu_operators.tensors import both, empty, i32, weight
 
@@ -26,3 +38,9 @@ def drafts(n: int, kind: QuantType) -> None:
     draft_of(logits, count, chosen, chain, scored)
     draft_of(logits, count, chosen, chain, token_of=empty(vocab, dtype=i32))
     place_drafts(column, count, chain, empty(1))
+    rows = SampledRows(column, column, column, column, planned, planned)
+    step, states = SampledStep(column, column, count), empty(n, cols)
+    kept = KeptStates(states, column)
+    rotating = replace(chain, rotary=empty(n, 3, dtype=i32), planned_rotary=empty(DEPTHS, n, 3, dtype=i32))
+    for of_chain_rows in (chain, rotating):
+        start_behind(step, rows, states, column, count, of_chain_rows, states, kept)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from moeserve.kernels.next_token.op import ChainRows, ScoredPanels
+from moeserve.kernels.next_token.op import ChainRows, SampledRows, ScoredPanels
 from moeserve.models.step_buffers import chain_numbers
 
-NUMBERS = 9  # of `ChainColumns`, for each row
+NUMBERS = 13  # of `ChainColumns`, for each row
 ALIGN = 4  # int32s: kernels are compiled for aligned addresses
 
 
@@ -27,7 +27,14 @@ class ChainColumns:
     count: Tensor  # first value: valid rows
     num_panels: Tensor  # first value: of the shortlist
     least: Tensor  # first value, as float32: probability from which drafts are verified
+    # of a chain behind tokens that the host does not know, see `SampledRows`: int32 [width] each
+    rows: Tensor
+    drafted: Tensor
+    sampled_positions: Tensor
+    shifts: Tensor
     planned_slots: Tensor  # KV slots of the tokens' positions, by depth
+    places: Tensor  # of `SampledRows`: [1 + depths, width]
+    slots: Tensor  # of `SampledRows`: [2 * depths, width]
     # RoPE positions, [width, sections], and by depth, [depths, width, sections]; sections is 0 if rows have one each
     rotary: Tensor
     planned_rotary: Tensor
@@ -46,6 +53,7 @@ class ChainInputs:
         self.buffer = torch.zeros(numbers, dtype=torch.int32, device=device)
         c = self.columns(self.buffer)
         self.req_slots, self.count, self.least = c.req_slots, c.count[:1], c.least[:1].view(torch.float32)
+        self.sampled = SampledRows(c.rows, c.drafted, c.sampled_positions, c.shifts, c.places, c.slots)
         self.scored = ScoredPanels(c.panels, c.num_panels[:1])
         self.outputs = torch.zeros(2, depths, self.width, device=device)
         drafts = self.outputs[0].view(torch.int32)
@@ -71,16 +79,9 @@ class ChainInputs:
         numbers, first, by_depth = rows.tensor_split(
             [len(rows) - of_sections * (1 + self.depths), len(rows) - of_sections * self.depths]
         )
-        *of_rows, kv_slots = numbers.view(-1, self.width).tensor_split([*range(1, NUMBERS + 1)])
+        *of_rows, of_depths = numbers.view(-1, self.width).tensor_split([*range(1, NUMBERS + 1)])
+        kv_slots, places, slots = of_depths.tensor_split([self.depths, 2 * self.depths + 1])
         rotary = first.view(self.width, self._sections)
         planned_rotary = by_depth.view(self.depths, self.width, self._sections)
-        ids, positions, of_first, depth, most, req_slots, count, num_panels, least = (
-            row[0] for row in of_rows
-        )
-        return ChainColumns(
-            *(ids, positions, of_first, depth, most, req_slots, count, num_panels, least),
-            planned_slots=kv_slots,
-            rotary=rotary,
-            planned_rotary=planned_rotary,
-            panels=panels,
-        )
+        first_of = [row[0] for row in of_rows]
+        return ChainColumns(*[*first_of, kv_slots, places, slots, rotary, planned_rotary, panels])

@@ -27,6 +27,7 @@ from moeserve.kernels.next_token.op import (
     Chosen,
     JoinNorms,
     KeptStates,
+    SampledStep,
     StepStates,
     block_places,
     draft_of,
@@ -35,6 +36,7 @@ from moeserve.kernels.next_token.op import (
     keep_rows,
     keep_step,
     place_drafts,
+    start_behind,
 )
 from moeserve.kernels.planes import Planes
 from moeserve.models.blocks.gpu.chain_inputs import ALIGN, ChainInputs
@@ -187,6 +189,23 @@ class GpuDraftingBlock(ABC):
         """Launches the input states of the first link, for the uploaded `chain` with up to `size` rows. CUDA graphs
         do not include it."""
         torch.index_select(self._kept.states, 0, self.chain.req_slots[:size], out=self._chain_states[:size])
+
+    def begin_behind(self, size: int, step: SampledStep) -> None:
+        """Like `begin`, behind a step whose tokens the host need not know; completes the rows of the uploaded
+        `chain`, and keeps their requests' states."""
+        c = self.chain
+        start_behind(
+            *(
+                step,
+                c.sampled,
+                self._states,
+                c.req_slots,
+                c.count,
+                c.rows,
+                self._chain_states[:size],
+                self._kept,
+            )
+        )
 
     def takes_shortlist(self, size: int) -> bool:
         """Returns whether links of this size can score a part of the vocabulary."""

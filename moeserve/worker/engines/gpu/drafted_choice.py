@@ -3,6 +3,8 @@ else one position after another, and the host waits for each."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from torch import Tensor
 
@@ -28,6 +30,8 @@ class DraftedChoice:
         self._sampler = sampler
         self._choice = choice
         self._most_requests = most_requests
+        # Slots of the states that accepted drafts change, their first drafts and how many; None: none.
+        self._accepted: tuple[Int32s, Int32s, Int32s] | None = None
 
     def logits(self, size: int, rows: Int32s) -> Tensor:
         """Launches the head for these rows of the last step, which had this padded size. Returns float32 [len(rows),
@@ -42,19 +46,27 @@ class DraftedChoice:
         self._choice.launch(_aligned(logits, on_device, count), slots, masks)
         return self._choice.read()
 
-    def sample_at_once(self, logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce | None:
+    def sample_at_once(
+        self, logits: Tensor, slots: Int32s, ahead: Int32s
+    ) -> Callable[[], SampledAtOnce] | None:
         """Returns None if a request's sampling depends on its earlier tokens, as with penalties."""
         if self._sampler.depends_on_outputs(slots):
             return None
         count, on_device, number = self._bring(slots, ahead)
         self._choice.launch_ahead(_aligned(logits, on_device, count), slots, number)
-        return SampledAtOnce(*self._choice.read(), self._note)
+        return lambda: SampledAtOnce(*self._choice.read(), self._sampler.note_outputs)
 
     def commit_states(self, layout: StepLayout, slots: Int32s, accepted: Int32s) -> None:
-        """Launches the changes of recurrent states by accepted drafts. slots: state slot of each row."""
+        """Notes that accepted drafts change recurrent states, for `settle`. slots: state slot of each row."""
         assert layout.drafted is not None
         moved = accepted > 0
-        self._commit(slots[moved], first_drafts(layout.drafted)[moved], accepted[moved])
+        self._accepted = slots[moved], first_drafts(layout.drafted)[moved], accepted[moved]
+
+    def settle(self) -> None:
+        """Launches the changes of states that were noted. Call it before these are read or copied."""
+        if self._accepted is not None:
+            moved, self._accepted = self._accepted, None
+            self._commit(*moved)
 
     def _commit(self, slots: Int32s, first: Int32s, accepted: Int32s) -> None:
         # of one width, because the kernel is compiled for it
@@ -65,10 +77,6 @@ class DraftedChoice:
         """Launches the kernels that only steps with drafts need. Inside `compile_ahead`, where nothing is executed."""
         if self._model.has_state_drafts:
             self._commit(*np.zeros((3, 1), np.int32))
-
-    def _note(self, slots: Int32s, counts: Int32s) -> None:
-        _, on_device, added = self._bring(slots, counts)
-        self._sampler.note_outputs(on_device[: len(slots)].long(), added[: len(slots)])
 
     def _bring(self, *columns: Int32s, width: int = 0) -> Tensor:
         """Uploads columns: int32 [1 + columns, width or more]: their length, then the columns, each at an aligned

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.collectives.all_reduce import FromFirst
+from moeserve.kernels.next_token.op import SampledStep
 from moeserve.messages.expert_cache import ExpertCacheCounts
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import NewSeq
@@ -121,7 +122,9 @@ class GpuEngine:
             )
         # Drafts by the model's next-token block; None: it has none, or it must not draft.
         block = model.next_token
-        self.next_token_chain = None if block is None else NextTokenChain(block, model.device, max_num_seqs)
+        self.next_token_chain: NextTokenChain | None = None
+        if block is not None:
+            self.next_token_chain = NextTokenChain(block, model.device, max_num_seqs, self._sampled_step)
         self._launcher = StepLauncher(
             *(model, self._inputs, self._graphs, self.micro_batches, chunk_tiles),
             self._sampler.tokens,
@@ -152,6 +155,9 @@ class GpuEngine:
         self._num_sampled = 0
         self._state_slots: Int32s = np.zeros(0, np.int32)  # state slots of the step's rows
         self._rows: LogitRows | None = None
+
+    def _sampled_step(self) -> SampledStep:
+        return SampledStep(self._sampler.tokens, self._step.token_ids, self._step.num_rows)
 
     @property
     def description(self) -> str:
@@ -197,6 +203,7 @@ class GpuEngine:
         return self.warm_up.go_on(is_idle=is_idle)
 
     def copy_states(self, pairs: Int32s) -> None:
+        self._drafted.settle()
         self._model.copy_states([(int(source), int(target)) for source, target in pairs])
         if self._cpu_stage is not None:
             self._cpu_stage.copy_states(pairs)
@@ -216,6 +223,7 @@ class GpuEngine:
         self, layout: StepLayout, sequences: Sequences, *, has_new: bool, observer: LayerObserver | None
     ) -> None:
         """Launches the step. A decode step's CUDA graph includes the head."""
+        self._drafted.settle()
         embedded = None if self._embeddings is None else self._embeddings.of_step(layout)
         shape = StepShape(
             layout.count,
@@ -266,7 +274,9 @@ class GpuEngine:
             return self._graphs.logits[self._step.size][:n]
         return self._drafted.logits(self._step.size, rows)
 
-    def sample_at_once(self, logits: Tensor, slots: Int32s, ahead: Int32s) -> SampledAtOnce | None:
+    def sample_at_once(
+        self, logits: Tensor, slots: Int32s, ahead: Int32s
+    ) -> Callable[[], SampledAtOnce] | None:
         return self._drafted.sample_at_once(logits, slots, ahead)
 
     def sample_from(

@@ -1,11 +1,13 @@
 """Chains of drafts by the next-token block or an EAGLE-3 head: one upload, one CUDA graph a draft, no wait between.
 
 `draft` waits for the drafts. Between `launch` and `found` the host may launch the step that verifies them: `place` puts
-them there on the device, as the step's tokens.
+them there on the device, as the step's tokens. A chain may be launched behind a step whose tokens the host does not
+know yet (`Behind`): the device accepts that step's drafts and finds where the chain begins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -15,11 +17,25 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels._C import PANEL_ROWS
+from moeserve.kernels.next_token.op import SampledStep
+from moeserve.models.blocks.gpu.chain_inputs import ChainInputs
 from moeserve.models.blocks.gpu.drafting_block import GpuDraftingBlock
 from moeserve.worker.engines.gpu.steps.cuda_graphs import CudaGraphs, Launches
 from moeserve.worker.engines.gpu.steps.pinned import pinned_copy
 from moeserve.worker.engines.gpu.steps.step_path import padded_size
 from moeserve.worker.sequences import Int32s
+
+
+class Behind(NamedTuple):
+    """The rows before a chain in the step that is being sampled: see `SampledRows`. int32 [n] each, but places [1 +
+    depths of the step, n] and slots [depths of both, n]."""
+
+    rows: Int32s
+    drafted: Int32s
+    positions: Int32s
+    shifts: Int32s
+    places: Int32s
+    slots: Int32s
 
 
 class ChainStart(NamedTuple):
@@ -34,24 +50,64 @@ class ChainStart(NamedTuple):
     least: npt.NDArray[np.float32] | float = 0.0  # [n]: the probability from which drafts are verified
     # [depths, n, sections]: RoPE positions of the rows, by depth; None: `positions` and those behind
     rotary: Int32s | None = None
+    behind: Behind | None = None  # the device finds tokens, positions and KV slots; None: they are given
+
+
+class _Room:
+    """The host's side of a chain: its pinned inputs and outputs, and its beginning and end by the GPU's clock."""
+
+    def __init__(self, chain: ChainInputs, device: torch.device) -> None:
+        is_gpu = device.type == "cuda"
+        self.pinned = torch.zeros(chain.buffer.shape, dtype=torch.int32, pin_memory=is_gpu)
+        self.columns = chain.columns(self.pinned)
+        self.found = torch.zeros(chain.outputs.shape, pin_memory=is_gpu)
+        self.ends = [torch.cuda.Event(enable_timing=True) for _ in range(2 * is_gpu)]
+
+    def mark(self, end: int) -> None:
+        if self.ends:
+            self.ends[end].record()
+
+
+class LaunchedChain(NamedTuple):
+    """A chain whose drafts the host does not know; valid until the next but one is launched."""
+
+    room: _Room
+    depths: int
+    rows: int
+
+    def found(self) -> tuple[Int32s, npt.NDArray[np.float32]]:
+        """Waits for the chain. Returns tokens and their probabilities, [depths, n] each; those behind a row's `most`
+        are invalid."""
+        if self.room.ends:
+            self.room.ends[1].synchronize()
+        drafts, probabilities = self.room.found.numpy()[:, : self.depths, : self.rows]
+        return drafts.view(np.int32).copy(), probabilities.copy()
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds that the chain took the GPU, after `found`; 0: unknown."""
+        return float(self.room.ends[0].elapsed_time(self.room.ends[1])) if self.room.ends else 0.0
 
 
 class NextTokenChain:
     """Owns the graphs, by the number of rows and whether they read a shortlist. Single-threaded, as the engine is."""
 
-    def __init__(self, block: GpuDraftingBlock, device: torch.device, most_requests: int) -> None:
+    def __init__(
+        self,
+        block: GpuDraftingBlock,
+        device: torch.device,
+        most_requests: int,
+        sampled: Callable[[], SampledStep],
+    ) -> None:
+        """sampled: returns the engine's last step, for chains that begin behind it."""
         self._block = block
+        self._sampled = sampled
         self._device = device
         self._most_requests = most_requests
         self._graphs = CudaGraphs(device)
         self._links: dict[tuple[int, bool], Launches] = {}
-        chain = block.chain
-        is_gpu = device.type == "cuda"
-        self._pinned = torch.zeros(chain.buffer.shape, dtype=torch.int32, pin_memory=is_gpu)
-        self._host = chain.columns(self._pinned)
-        self._found = torch.zeros(chain.outputs.shape, pin_memory=is_gpu)
-        self._shape = 0, 0  # of the last launch: depths, rows
-        self._ends = [torch.cuda.Event(enable_timing=True) for _ in range(2 * is_gpu)]
+        # Two, because a chain may be launched before the drafts of the one before it are read.
+        self._rooms = [_Room(block.chain, device) for _ in range(2)]
 
     @property
     def most_rows(self) -> int:
@@ -64,9 +120,14 @@ class NextTokenChain:
         return self._block.chain.width
 
     @property
+    def depths(self) -> int:
+        """Most drafts of a request."""
+        return self._block.chain.depths
+
+    @property
     def has_sections(self) -> bool:
         """True if rows rotate by several positions each, where pictures have them."""
-        return self._host.rotary.numel() > 0
+        return self._block.chain.rows.rotary is not None
 
     @property
     def vocab_size(self) -> int:
@@ -86,6 +147,7 @@ class NextTokenChain:
         for size, of_shortlist in self._kinds():
             self._block.link(size, of_shortlist=of_shortlist)
         self.keep(*np.zeros((3, 1), np.int32))
+        self._block.begin_behind(1, self._sampled())
         self.place(self._block.chain.rows.token_ids, self._block.chain.count)
 
     def capture(self) -> None:
@@ -118,45 +180,29 @@ class NextTokenChain:
         self._block.keep_rows(pinned_copy(chosen, self._device), len(slots))
 
     def draft(self, start: ChainStart) -> tuple[Int32s, npt.NDArray[np.float32]]:
-        """Launches a chain and waits for its drafts: `launch`, then `found`."""
-        self.launch(start)
-        return self.found()
+        """Launches a chain and waits for its drafts."""
+        return self.launch(start).found()
 
-    def launch(self, start: ChainStart) -> None:
-        """Launches a chain. Before the next one call `found`."""
-        n, depths = len(start.token_ids), int(start.most.max())
-        size, host = padded_size(n, self._block.chain_sizes), self._host
-        self._pinned.zero_()
-        for column, values in (
-            (host.token_ids, start.token_ids),
-            (host.positions, start.positions),
-            (host.kv_slots, start.kv_slots[0]),
-            (host.most, start.most),
-            (host.req_slots, start.req_slots),
-        ):
-            column.numpy()[:n] = values
-        host.count[0] = n
-        host.least.view(torch.float32).numpy()[:n] = start.least
-        host.planned_slots.numpy()[:depths, :n] = start.kv_slots[:depths]
-        if host.rotary.numel():
-            rotary = start.rotary
-            if rotary is None:
-                rotary = (start.positions + np.arange(depths, dtype=np.int32)[:, None])[..., None]
-            host.rotary.numpy()[:n] = rotary[0]
-            host.planned_rotary.numpy()[:depths, :n] = rotary
+    def launch(self, start: ChainStart) -> LaunchedChain:
+        """Launches a chain. The one before it may be under way; the one before that has ended."""
+        self._rooms.reverse()
+        room, depths = self._rooms[0], int(start.most.max())
+        launched = LaunchedChain(room, depths, len(start.token_ids))
+        size = padded_size(launched.rows, self._block.chain_sizes)
         of_shortlist = start.panels is not None and self._block.takes_shortlist(size)
-        if of_shortlist and start.panels is not None:
-            host.num_panels[0] = len(start.panels)
-            host.panels.numpy()[: len(start.panels)] = start.panels
-        self._mark(0)
-        self._block.chain.buffer.copy_(self._pinned, non_blocking=True)
-        self._block.begin(size)
+        _fill(room, start, depths, with_panels=of_shortlist)
+        room.mark(0)
+        self._block.chain.buffer.copy_(room.pinned, non_blocking=True)
+        if start.behind is None:
+            self._block.begin(size)
+        else:
+            self._block.begin_behind(size, self._sampled())
         link = self._links[size, of_shortlist]
         for _ in range(depths):
             link()
-        self._found.copy_(self._block.chain.outputs, non_blocking=True)
-        self._mark(1)
-        self._shape = depths, n
+        room.found.copy_(self._block.chain.outputs, non_blocking=True)
+        room.mark(1)
+        return launched
 
     def place(self, ids: Tensor, count: Tensor) -> None:
         """Launches, in a step of one request, the replacement of placeholders by the last chain's drafts: -1 - i
@@ -164,20 +210,38 @@ class NextTokenChain:
         [1]."""
         self._block.place_drafts(ids, count)
 
-    def found(self) -> tuple[Int32s, npt.NDArray[np.float32]]:
-        """Waits for the launched chain. Returns tokens and their probabilities, [depths, n] each; those behind a row's
-        `most` are invalid."""
-        if self._ends:
-            self._ends[1].synchronize()
-        depths, n = self._shape
-        drafts, probabilities = self._found.numpy()[:, :depths, :n]
-        return drafts.view(np.int32).copy(), probabilities.copy()
 
-    @property
-    def ms(self) -> float:
-        """Milliseconds that the last chain took the GPU, after `found`; 0: unknown."""
-        return float(self._ends[0].elapsed_time(self._ends[1])) if self._ends else 0.0
-
-    def _mark(self, end: int) -> None:
-        if self._ends:
-            self._ends[end].record()
+def _fill(room: _Room, start: ChainStart, depths: int, *, with_panels: bool) -> None:
+    """Fills the pinned inputs of a chain."""
+    host, n, behind = room.columns, len(start.token_ids), start.behind
+    room.pinned.zero_()
+    columns = [(host.most, start.most), (host.req_slots, start.req_slots)]
+    if behind is None:
+        columns += [
+            (host.token_ids, start.token_ids),
+            (host.positions, start.positions),
+            (host.kv_slots, start.kv_slots[0]),
+        ]
+        host.planned_slots.numpy()[:depths, :n] = start.kv_slots[:depths]
+    else:
+        columns += [
+            (host.rows, behind.rows),
+            (host.drafted, behind.drafted),
+            (host.sampled_positions, behind.positions),
+            (host.shifts, behind.shifts),
+        ]
+        host.places.numpy()[: len(behind.places), :n] = behind.places
+        host.slots.numpy()[: len(behind.slots), :n] = behind.slots
+    for column, values in columns:
+        column.numpy()[:n] = values
+    host.count[0] = n
+    host.least.view(torch.float32).numpy()[:n] = start.least
+    if host.rotary.numel() and behind is None:
+        rotary = start.rotary
+        if rotary is None:
+            rotary = (start.positions + np.arange(depths, dtype=np.int32)[:, None])[..., None]
+        host.rotary.numpy()[:n] = rotary[0]
+        host.planned_rotary.numpy()[:depths, :n] = rotary
+    if with_panels and start.panels is not None:
+        host.num_panels[0] = len(start.panels)
+        host.panels.numpy()[: len(start.panels)] = start.panels

@@ -13,6 +13,7 @@ from torch import Tensor
 from moeserve.kernels.sampling.op import DeviceSamplerState, SamplingWorkspace, logprobs, sample
 from moeserve.messages.sampling import SamplingParams, TokenLogprob
 from moeserve.worker.engines.cpu.sampler import bind_arguments
+from moeserve.worker.engines.gpu.steps.pinned import pinned_copy
 
 MAX_TOP = 20  # top logprobs per token, at most
 
@@ -62,6 +63,7 @@ class GpuSampler:
         self._masks = torch.empty(rows, -(-vocab // 32), dtype=torch.int32, device=device)
         self._top = min(MAX_TOP, vocab)
         self._logprobs: list[int | None] = [None] * max_num_seqs
+        self._noted: list[tuple[Int32s, Int32s]] = []  # outputs that the device does not count yet
 
     @property
     def tokens(self) -> Tensor:
@@ -70,6 +72,7 @@ class GpuSampler:
 
     def bind(self, slot: int, params: SamplingParams, prompt_ids: Int32s, output_ids: Int32s) -> None:
         """Initialises a request slot. Raises ValueError for a token id out of range."""
+        self._count_noted()
         self._logprobs[slot] = params.logprobs
         arguments = bind_arguments(params, self._vocab, prompt_ids, output_ids)
         self._state.bind(slot, **arguments, max_tokens=params.max_tokens)
@@ -93,6 +96,7 @@ class GpuSampler:
         recorded as output. masks: bit masks of allowed tokens (int32 [any, words]) and each row's index into them
         (-1: any token).
         """
+        self._count_noted()
         state, workspace, n = self._state, self._workspace, len(logits)
         bitmask = None if masks is None else self._mask_rows(masks, n)
         has_chains = _any_of(slots, state.chains)
@@ -113,6 +117,7 @@ class GpuSampler:
     def sample_ahead(self, logits: Tensor, device_slots: Tensor, count: Tensor, ahead: Tensor) -> Tensor:
         """Like `sample`, for several rows of one slot: int32 [len(logits)]. ahead: int32 [len(logits)], rows of the
         same slot before each. Records no output; no slot may be one that `depends_on_outputs`."""
+        self._count_noted()
         state, w, tokens = self._state, self._workspace, self._tokens[: len(logits)]
         sample(
             logits, device_slots, count, state.params, state.bias_ids, state.bias_values, state.stop_ids, state.history,
@@ -120,9 +125,16 @@ class GpuSampler:
         )  # fmt: skip
         return tokens
 
-    def note_outputs(self, slots: Tensor, counts: Tensor) -> None:
-        """After `sample_ahead`: records counts[i] tokens as output of slots[i]. slots int64, counts int32 [n]."""
-        self._state.note_outputs(slots, counts)
+    def note_outputs(self, slots: Int32s, counts: Int32s) -> None:
+        """After `sample_ahead`: records counts[i] tokens as output of slots[i], all distinct. Launches nothing: the
+        next sampling does, when no GPU waits for the host."""
+        self._noted.append((slots, counts))
+
+    def _count_noted(self) -> None:
+        for noted in self._noted:
+            slots, counts = pinned_copy(np.stack(noted), self._tokens.device)
+            self._state.note_outputs(slots.long(), counts)
+        self._noted.clear()
 
     def launch_all_kernels(self, logits: Tensor, slots: Tensor, count: Tensor) -> None:
         """Inside `compile_ahead`: launches all kernels that sampling len(logits) rows may need."""

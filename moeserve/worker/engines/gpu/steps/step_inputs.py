@@ -111,6 +111,11 @@ class StepInputs:
         return self._device.token_ids
 
     @property
+    def num_rows(self) -> Tensor:
+        """On the device: int32 [1], the valid rows."""
+        return _number(self._device.num_rows, 0)
+
+    @property
     def max_tiles(self) -> int:
         return len(self._host.tiles)
 
@@ -235,7 +240,7 @@ class StepInputs:
         if self._copied is not None:
             self._copied.record()
         if self._awaits_tokens and place_drafts is not None:
-            place_drafts(self.token_ids, _number(self._device.num_rows, 0))
+            place_drafts(self.token_ids, self.num_rows)
         elif self._awaits_tokens:
             assert sampled is not None
             if from_first is not None:
