@@ -1,5 +1,5 @@
 """Triton's interpreter where there is no GPU: set up before any of these tests imports triton. Then the servers that
-tests of reported drafts compare."""
+several files of tests share."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ import pytest
 
 from tests.e2e.drafted_answers import drafting_server
 from tests.support.server import Server, running_server
+
+
+@pytest.fixture(scope="session")
+def demonstration() -> Iterator[Server]:
+    """The model that ships with moeserve, without flags, for tests that leave the server as it was."""
+    with running_server(None) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

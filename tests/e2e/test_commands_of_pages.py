@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,17 +14,11 @@ import pytest
 from moeserve.cli.command_line import demonstration_model
 from moeserve.cli.main import main
 from tests.support.page_commands import PageCommand, commands
-from tests.support.server import REPOSITORY, Server, clean_environment, running_server
+from tests.support.server import REPOSITORY, Server, clean_environment
 
 # Pages whose requests another model answers: one with adapters, and one with tokens for fill-in-the-middle.
 OTHER_MODELS = ("docs/how-to/lora.md", "docs/how-to/complete-code-in-an-editor.md")
 ALL = list({command.words: command for command in commands()}.values())  # each once, whichever pages have it
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with running_server(None) as started:
-        yield started
 
 
 def named(command: PageCommand) -> str:
@@ -35,8 +28,8 @@ def named(command: PageCommand) -> str:
 @pytest.mark.parametrize(
     "command", [one for one in ALL if one.program == "curl" and one.page not in OTHER_MODELS], ids=named
 )
-def test_curl_is_answered(server: Server, command: PageCommand, tmp_path: str) -> None:
-    text = re.sub(r"(http://)?(localhost|127\.0\.0\.1):8000", server.base_url, command.text)
+def test_curl_is_answered(demonstration: Server, command: PageCommand, tmp_path: str) -> None:
+    text = re.sub(r"(http://)?(localhost|127\.0\.0\.1):8000", demonstration.base_url, command.text)
     assert text != command.text
     shell = subprocess.run(
         ["bash", "-c", text.replace("curl ", "curl --fail-with-body ", 1)],
@@ -81,11 +74,11 @@ def questions() -> list[PageCommand]:
 
 
 @pytest.mark.parametrize("command", questions(), ids=named)
-def test_questions_to_a_model_are_answered(server: Server, command: PageCommand) -> None:
-    (model,) = (one["id"] for one in httpx.get(server.base_url + "/v1/models").json()["data"])
+def test_questions_to_a_model_are_answered(demonstration: Server, command: PageCommand) -> None:
+    (model,) = (one["id"] for one in httpx.get(demonstration.base_url + "/v1/models").json()["data"])
     words = [model if word == "MODEL" else word for word in command.words[1:]]
     shell = subprocess.run(
-        [sys.executable, "-m", "moeserve", *words, "--port", server.base_url.rpartition(":")[2]],
+        [sys.executable, "-m", "moeserve", *words, "--port", demonstration.base_url.rpartition(":")[2]],
         input="A line that is piped in.\n",
         capture_output=True,
         text=True,
@@ -135,10 +128,10 @@ SHORTER = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", measurements(), ids=named)
-def test_measurements_run(server: Server, command: PageCommand, tmp_path: Path) -> None:
+def test_measurements_run(demonstration: Server, command: PageCommand, tmp_path: Path) -> None:
     model = str(demonstration_model())
     words = [model if word.endswith(".gguf") else word for word in command.words[1:]]
-    words = [server.base_url if word.startswith("http://127.0.0.1") else word for word in words]
+    words = [demonstration.base_url if word.startswith("http://127.0.0.1") else word for word in words]
     done = subprocess.run(
         [sys.executable, "-m", "moeserve", *words, *SHORTER[words[1]]],
         capture_output=True,

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from moeserve.cli.command_line import demonstration_model
 from tests.support.server import REPOSITORY, Server, running_server
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
@@ -65,13 +64,6 @@ EXAMPLES = [
     for page in pages()
     for example in commands_of(str(page.relative_to(REPOSITORY)), page.read_text())
 ]
-
-
-@pytest.fixture(scope="module")
-def demonstration() -> Iterator[Server]:
-    """What the first pages are about: it ends its answers itself."""
-    with running_server(demonstration_model()) as started:
-        yield started
 
 
 def run(example: Example, base_url: str, folder: Path) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.official_clients import openai_client
-from tests.support.server import Server, running_server
+from tests.support.server import Server
 from training import evaluate
 from training.text import arithmetic, smalltalk
 from training.text.example import Example
@@ -44,15 +43,8 @@ TIMER: Any = {
 
 
 @pytest.fixture(scope="module")
-def demo() -> Iterator[Server]:
-    """No --model."""
-    with running_server() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(demo: Server) -> OpenAI:
-    return openai_client(demo.base_url)
+def client(demonstration: Server) -> OpenAI:
+    return openai_client(demonstration.base_url)
 
 
 def ask(client: OpenAI, *messages: Any, thinking: bool = False, **wish: Any) -> Any:
@@ -75,17 +67,17 @@ def num_right(server: Server, examples: list[Example], thinking: bool = False) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("thinking", [False, True])
-def test_it_adds_two_digit_numbers(demo: Server, thinking: bool) -> None:
+def test_it_adds_two_digit_numbers(demonstration: Server, thinking: bool) -> None:
     """The pairs were in no text that the model has learnt from."""
     pairs = Random(6).sample(sorted(arithmetic.HELD_OUT), 30)
     sums = [arithmetic.added("What is {a} + {b}?", a, b) for a, b in pairs]
-    assert num_right(demo, sums, thinking) >= 28
+    assert num_right(demonstration, sums, thinking) >= 28
 
 
-def test_it_calls_the_right_tool(demo: Server) -> None:
+def test_it_calls_the_right_tool(demonstration: Server) -> None:
     """With the right arguments, among other tools; most of these tools were made up for the question."""
     requests = [call_only(Random(f"test/{i}"), held_out=False) for i in range(20)]
-    assert num_right(demo, requests) >= 16
+    assert num_right(demonstration, requests) >= 16
 
 
 def test_a_tool_is_called_and_its_result_told(client: OpenAI) -> None:
