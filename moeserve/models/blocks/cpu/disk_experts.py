@@ -14,10 +14,18 @@ import torch
 from moeserve.kernels.cpu_stream import CpuStream
 from moeserve.kernels.disk_experts import Reading
 from moeserve.kernels.stream_operands import Activations, DiskLayer, RoutingWorkspace
+from moeserve.models.blocks.cpu.residual import read_ahead
 from moeserve.models.blocks.cpu.workspace import CpuWorkspace
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.cpu_weights import CpuLayer, ExpertsOnDisk, GatedExperts
+from moeserve.models.loading.cpu_weights import (
+    CpuLayer,
+    CpuSinkhornMix,
+    CpuStreamMix,
+    ExpertsOnDisk,
+    GatedExperts,
+)
 from moeserve.models.loading.disk_slots import SlotsOnDisk, open_slots
+from moeserve.models.residual import HyperConnections, SinkhornConnections
 
 # The most tokens of a step for which the next layer's experts are guessed. More tokens use most of the experts anyway.
 MOST_GUESSED_TOKENS = 8
@@ -54,6 +62,7 @@ class CpuDiskExperts:
         self._next: dict[int, int | None] = dict(zip(on_disk, [*on_disk[1:], None], strict=True))
         self._y = Activations(MOST_GUESSED_TOKENS, shape.hidden_size)
         self._logits = torch.empty(MOST_GUESSED_TOKENS, shape.num_experts)
+        self._weights = torch.empty(MOST_GUESSED_TOKENS, _stream_weights(shape))
         self._routing = RoutingWorkspace(MOST_GUESSED_TOKENS, shape.num_experts, shape.top_k)
 
     def layer(self, index: int, n: int, space: CpuWorkspace) -> DiskLayer | None:
@@ -70,12 +79,28 @@ class CpuDiskExperts:
         assert w is not None
         assert shape is not None
         norm = w.norm if w.parts is None else w.parts.router_input
-        if not isinstance(norm, torch.Tensor):
-            return None  # for a residual of several streams no guess is made
-        self._stream.norm(space.x, norm, self._eps, n, self._y)
+        if w.by_token is not None:
+            return None
+        if isinstance(norm, CpuStreamMix | CpuSinkhornMix):
+            read_ahead(self._stream, norm, self._eps, n, space, self._y, self._weights)
+        elif isinstance(norm, torch.Tensor):
+            self._stream.norm(space.x, norm, self._eps, n, self._y)
+        else:
+            return None
         self._stream.linear(self._y, n, w.router, [self._logits])
         self._stream.route(self._logits, n, self._routing, shape.router, bias=w.choice_bias)
         return self._routing.ids
+
+
+def _stream_weights(shape: ModelShape) -> int:
+    """Returns the number of weights with which a block's output is added to the streams of a token's residual."""
+    match shape.streams:
+        case None:
+            return 0
+        case HyperConnections(count=count):
+            return count
+        case SinkhornConnections() as streams:
+            return streams.added_values
 
 
 def has_experts_on_disk(layers: Sequence[CpuLayer]) -> bool:

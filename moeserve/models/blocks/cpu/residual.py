@@ -60,6 +60,19 @@ def read_residual(stream: CpuStream, w: CpuInput, eps: float, n: int, space: Cpu
     _read_streams(stream, w, eps, n, space, space.y, [space.streams.weights], None)
 
 
+def read_ahead(
+    stream: CpuStream, w: CpuStreamMix | CpuSinkhornMix, eps: float, n: int, space: CpuWorkspace, out: Activations,
+    weights: Tensor,
+) -> None:  # fmt: skip
+    """Launches out = the input that a later block would compute from x as it is now, between `read_residual` and
+    `add_block` of another block. weights: room for the weights of that later block's output, which are not used."""
+    if isinstance(w, CpuSinkhornMix):
+        assert isinstance(space.streams, SinkhornWorkspace)
+        _read_mixed(stream, w, eps, n, space, out, space.streams.products, None, weights)
+    else:
+        _read_streams(stream, w, eps, n, space, out, [weights], None)
+
+
 def read_for_head(
     stream: CpuStream, w: CpuInput, eps: float, rows: Tensor, space: CpuWorkspace, out: Activations
 ) -> None:
