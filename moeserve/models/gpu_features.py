@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from moeserve.errors import ConfigError
 from moeserve.models.attention import AttentionShape
 from moeserve.models.errors import ModelError
-from moeserve.models.indexer import BlockIndexerShape, IndexerShape
+from moeserve.models.indexer import IndexerShape
 from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -33,17 +32,6 @@ def gpu_shape(shape: ModelShape, max_model_len: int | None) -> ModelShape:
         return shape
     length = min(shape.context_length, indexer.rule.most_dense)
     return replace(shape, layers=tuple(map(_without_indexer, shape.layers)), context_length=length)
-
-
-def check_gpu_pictures(shape: ModelShape, mmproj: str | None) -> None:
-    """Raises ConfigError for a vision tower beside an indexer of blocks. The GPU rotates index keys by token number,
-    but the tokens of pictures have three positions. shape: from `gpu_shape`."""
-    indexer = shape.indexer
-    if mmproj is not None and isinstance(indexer, BlockIndexerShape) and shape.rope_sections is not None:
-        raise ConfigError(
-            f"--mmproj: on a GPU, {shape.architecture} cannot choose keys in prompts with pictures; set "
-            f"--max-model-len {indexer.rule.most_dense}, up to which it attends to all keys, or use --device cpu"
-        )
 
 
 def gpu_drafting_shape(shape: ModelShape, method: str | None) -> ModelShape:

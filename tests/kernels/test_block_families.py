@@ -12,12 +12,11 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Type
 
-from moeserve.errors import ConfigError
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.kv.cache_pages import CachePages, Move, kv_tensors
 from moeserve.kv.host_blocks import HostPage
 from moeserve.kv.layout import Q8_0, KvLayout
-from moeserve.models.gpu_features import check_gpu_pictures, gpu_shape
+from moeserve.models.gpu_features import gpu_shape
 from moeserve.models.registry import read_checked_shape
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.models.tensors import check_tensors, model_tensors
@@ -184,17 +183,6 @@ def test_a_gpu_chooses_blocks_only_for_requests_that_may_have_more(write: Write)
     assert shape.context_length == 3 * 16
     assert not any("indexer" in name for name in model_tensors(shape))
     assert KvLayout(shape).token_bytes() == 3 * 2 * 2 * 2 * 64
-
-
-def test_a_gpu_refuses_pictures_where_it_chooses_blocks(write: Write) -> None:
-    """Its index keys rotate by one position."""
-    whole = read_checked_shape(open_gguf(write("qwen4exp")))
-    most = 9 * 4 - 1
-    with pytest.raises(ConfigError, match=f"--mmproj: .* set --max-model-len {most}"):
-        check_gpu_pictures(whole, "auto")
-    check_gpu_pictures(whole, None)
-    check_gpu_pictures(gpu_shape(whole, most), "auto")
-    check_gpu_pictures(read_checked_shape(open_gguf(write("minimax-m3"))), "auto")
 
 
 @pytest.mark.parametrize("chunk", [200, 33, 1])

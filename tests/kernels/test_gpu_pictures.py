@@ -38,6 +38,8 @@ from tests.support.picture_fixture import (
     picture_cases,
 )
 from tests.support.picture_steps import asked, kl, logits, seq_of
+from tests.support.qwen4exp_model import new_model as new_qwen4exp
+from tests.support.qwen4exp_model import write_model as write_qwen4exp
 from tests.support.served_answers import Told, load, serve
 
 # Under the interpreter, whose steps take seconds, one picture.
@@ -169,6 +171,22 @@ def test_all_layers_see_a_span_whole(files: EmbeddingFiles, tmp_path: Path) -> N
     runner = gpu_runner(files, tmp_path / "model")
     assert runner.ready().whole_spans
     check_near(logits(runner, files, SEEN_BY_ALL, 64, whole=True), expected, ROWS_FROM_CPU)
+
+
+@SLOW
+@pytest.mark.parametrize(
+    "options", [{}, {"n_gpu_layers": 3}], ids=["all on the GPU", "the first layer in RAM"]
+)
+def test_blocks_of_keys_are_chosen_behind_a_picture(
+    files: EmbeddingFiles, tmp_path: Path, options: dict[str, object]
+) -> None:
+    """Qwen3.8-Flash-Next's, whose index keys rotate by three positions; the last ones choose 2 of 5 blocks."""
+    model = write_qwen4exp(new_qwen4exp(9, indexer_budget=8), tmp_path / "m.gguf", Type.F16)
+    case = case_of([(7 * at) % 600 for at in range(24)], 2, (4, 4), 128, rotates=True)
+    (expected,) = logits(build_cpu_runner(load(model), files), files, [case], 64)
+    (found,) = logits(gpu_runner(files, model, **options), files, [case], 64)
+    # Index keys that rotate by the tokens' numbers change other rows' choice: 0.2 to 2.0 of three rows behind it.
+    assert max(kl(right[None], ours[None]) for right, ours in zip(expected, found, strict=True)) < 1e-2
 
 
 @SLOW

@@ -11,6 +11,7 @@ from moeserve.kernels.choice_rule import ChoiceRule, stride_of_choice
 from moeserve.kernels.indexer import op
 from moeserve.kernels.indexer.blocks import attended_positions, block_keys, block_scores, normed_and_rotated
 from moeserve.kernels.indexer.reference import choose_keys, index_scores, index_store
+from moeserve.kernels.rope.op import SectionPositions
 
 GUARD = -7
 TOP, DIM = 24, 64
@@ -243,6 +244,40 @@ def test_index_keys_of_blocks(rule: ChoiceRule) -> None:
     ends = held if rule.local else held[rule.block - 1 :: rule.block]
     torch.testing.assert_close(ends, expected, rtol=2e-3, atol=1e-3)
     assert (pool[table[0].long()] == 5.0).all()
+
+
+def test_index_keys_behind_a_picture() -> None:
+    """Rows rotate by three positions, keys of blocks by those of the block's first token."""
+    heads, rotary, length, eps, rule = 2, 32, 22, 1e-6, ChoiceRule(3, 4)
+    g = torch.Generator().manual_seed(2)
+    q, keys = (
+        torch.randn(length, heads * DIM, generator=g),
+        torch.randn(length, DIM, generator=g).half().float(),
+    )
+    norm, angles = torch.rand(DIM, generator=g), torch.randn(length, rotary // 2, generator=g)
+    cos, sin = angles.cos().to(DEVICE), angles.sin().to(DEVICE)
+    positions = torch.arange(length)[:, None].tile(1, 3)
+    positions[5:14] = 5 + torch.stack([torch.zeros(9), torch.arange(9) // 3, torch.arange(9) % 3], 1).long()
+    height, width = 5, 5  # frequencies 1, 4, .. 13 and 2, 5, .. 14; time has the other six
+    section = torch.tensor([0, 1, 2] * 5 + [0])
+    of_rows = torch.stack([angles[positions[:, each], at] for at, each in enumerate(section.tolist())], 1)
+    table, pool = (
+        torch.arange(length).view(1, length).int(),
+        torch.full((length, 1, DIM), 5.0).half().to(DEVICE),
+    )
+    queries = torch.empty(length, heads, DIM).half().to(DEVICE)
+    op.block_index_store(
+        q.to(DEVICE), keys.to(DEVICE), norm.to(DEVICE), norm.to(DEVICE), eps, cos, sin, table.to(DEVICE),
+        ints([0] * length), ints(list(range(length))), ints(list(range(length))), counter(length), rule, queries, pool,
+        SectionPositions(positions.int().to(DEVICE), height, width),
+        positions[torch.arange(length) // 4 * 4].int().contiguous().to(DEVICE),
+    )  # fmt: skip
+    rotated = normed_and_rotated(q.view(length, heads, DIM), norm, eps, of_rows.cos(), of_rows.sin())
+    torch.testing.assert_close(queries.cpu().double(), rotated, rtol=2e-3, atol=1e-3)
+    expected = block_keys(keys, norm, eps, of_rows.cos(), of_rows.sin(), rule)
+    torch.testing.assert_close(pool[3::4, 0].cpu().double(), expected, rtol=2e-3, atol=1e-3)
+    flat = block_keys(keys, norm, eps, angles.cos(), angles.sin(), rule)
+    assert (flat - expected).abs().max() > 0.1
 
 
 def test_rows_are_scored_together_in_whole_groups() -> None:

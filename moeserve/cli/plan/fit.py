@@ -20,7 +20,7 @@ from moeserve.config import ServerConfig, drafts_of
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import layout_of
-from moeserve.models.gpu_features import check_gpu_pictures, gpu_drafting_shape, gpu_shape
+from moeserve.models.gpu_features import gpu_drafting_shape, gpu_shape
 from moeserve.models.interface import ModelShape
 from moeserve.models.next_token import drafting_shape
 from moeserve.models.open import open_metadata
@@ -78,7 +78,6 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     model = read_checked_shape(source)
     if gpu is not None:
         model = gpu_shape(model, config.max_model_len)
-        check_gpu_pictures(model, config.mmproj)
     if drafts is not None:
         model = drafting_shape(model, source, drafts.block_method)
     if gpu is not None:

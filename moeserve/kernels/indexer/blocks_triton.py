@@ -10,30 +10,50 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from moeserve.kernels.indexer.triton import own_and_partner, request_of_rows, rotate
 from moeserve.kernels.launch import kernel
+from moeserve.kernels.rope.triton import section_positions
 
 
 @triton.jit
 def normed_and_rotated(
-    x, partner, norm, position, cos, sin, d, other, DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr
+    x, partner, norm, angles, cos, sin, d, other, DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr
 ):
-    """Returns the numbers d of a head, RMS-normalised and rotated as halves. partner: its numbers `other`."""
+    """Returns the numbers d of a head, RMS-normalised and rotated as halves. partner: its numbers `other`. angles: see
+    `row_angles`."""
     live = d < DIM
     shrink = tl.rsqrt(tl.sum(x * x, 0) / DIM + EPS)
     value = x * shrink * tl.load(norm + d, live, 0.0)
     partner *= shrink * tl.load(norm + other, live, 0.0)
-    return rotate(value, partner, position.to(tl.int64) * (ROTARY // 2), cos, sin, d, ROTARY)
+    return rotate(value, partner, angles, cos, sin, d, ROTARY)
+
+
+@triton.jit
+def row_angles(
+    position, rotary, i, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TIME: tl.constexpr, ROTARY: tl.constexpr,
+    SIZE: tl.constexpr,
+):  # fmt: skip
+    """Returns the first angle of the position, or [SIZE]: of each number's. rotary: int32 [n, 3], of which row i has
+    what the numbers rotate by (see `section_positions`); None: position."""
+    if rotary is None:
+        by = position.to(tl.int64)
+    else:
+        by = tl.reshape(
+            section_positions(rotary + i.to(tl.int64) * 3, HEIGHT, WIDTH, TIME, ROTARY, SIZE), [SIZE]
+        )
+    return by * (ROTARY // 2)
 
 
 @kernel
 def block_index_kernel(
-    q, keys, q_norm, k_norm, cos, sin, positions, slots, count, queries, index_keys,
+    q, keys, q_norm, k_norm, cos, sin, positions, rotary, slots, count, queries, index_keys,
     Q_STRIDE: tl.constexpr, K_STRIDE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
-    EPS: tl.constexpr, OF_TOKENS: tl.constexpr, SIZE: tl.constexpr, PDL: tl.constexpr,
+    EPS: tl.constexpr, OF_TOKENS: tl.constexpr, SIZE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    TIME: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (n, HEADS + 1): programs (i, 0 .. HEADS - 1) normalise and rotate the heads of row i, (i, HEADS) stores its
     index key: OF_TOKENS: normalised and rotated; else as it is, for `complete_blocks_kernel`. Rows < count[0].
 
-    q_norm, k_norm float32 [DIM]; other arguments as for `index_store_kernel`.
+    q_norm, k_norm float32 [DIM]; rotary, HEIGHT, WIDTH, TIME: see `row_angles`; other arguments as for
+    `index_store_kernel`.
     """
     if PDL:
         gdc_launch_dependents()
@@ -41,14 +61,15 @@ def block_index_kernel(
     i, part = tl.program_id(0), tl.program_id(1)
     if i >= tl.load(count):
         return
-    row, d, position = i.to(tl.int64), tl.arange(0, SIZE), tl.load(positions + i)
+    row, d = i.to(tl.int64), tl.arange(0, SIZE)
+    angles = row_angles(tl.load(positions + i), rotary, i, HEIGHT, WIDTH, TIME, ROTARY, SIZE)
     live = d < DIM
     _, other = own_and_partner(d, ROTARY, False)
     if part < HEADS:
         head = q + row * Q_STRIDE + part * DIM
         x = tl.load(head + d, live, 0.0).to(tl.float32)
         partner = tl.load(head + other, live, 0.0).to(tl.float32)
-        x = normed_and_rotated(x, partner, q_norm, position, cos, sin, d, other, DIM, ROTARY, EPS)
+        x = normed_and_rotated(x, partner, q_norm, angles, cos, sin, d, other, DIM, ROTARY, EPS)
         tl.store(queries + (row * HEADS + part) * DIM + d, x.to(queries.dtype.element_ty), live)
     else:
         slot = tl.load(slots + i).to(tl.int64)
@@ -57,18 +78,19 @@ def block_index_kernel(
             x = tl.load(key + d, live, 0.0).to(tl.float32)
             if OF_TOKENS:
                 partner = tl.load(key + other, live, 0.0).to(tl.float32)
-                x = normed_and_rotated(x, partner, k_norm, position, cos, sin, d, other, DIM, ROTARY, EPS)
+                x = normed_and_rotated(x, partner, k_norm, angles, cos, sin, d, other, DIM, ROTARY, EPS)
             tl.store(index_keys + slot * DIM + d, x.to(index_keys.dtype.element_ty), live)
 
 
 @kernel
 def complete_blocks_kernel(
-    table, req_slots, k_norm, cos, sin, positions, slots, count, index_keys,
+    table, req_slots, k_norm, cos, sin, positions, firsts, slots, count, index_keys,
     TABLE_STRIDE: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, EPS: tl.constexpr, BLOCK: tl.constexpr,
-    SIZE: tl.constexpr, PDL: tl.constexpr,
+    SIZE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TIME: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (n). Rows < count[0] whose token is the last of a block of BLOCK store the block's index key in their slot:
-    the mean of the keys in the slots of the block's tokens, normalised, and rotated by the block's first position."""
+    the mean of the keys in the slots of the block's tokens, normalised, and rotated by the block's first position.
+    firsts: the three positions of each row's block's first token, see `row_angles`; None: the block's first number."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -88,7 +110,8 @@ def complete_blocks_kernel(
         x += tl.load(key + d, live, 0.0).to(tl.float32)
         partner += tl.load(key + other, live, 0.0).to(tl.float32)
     x, partner = x / BLOCK, partner / BLOCK
-    x = normed_and_rotated(x, partner, k_norm, first, cos, sin, d, other, DIM, ROTARY, EPS)
+    angles = row_angles(first, firsts, i, HEIGHT, WIDTH, TIME, ROTARY, SIZE)
+    x = normed_and_rotated(x, partner, k_norm, angles, cos, sin, d, other, DIM, ROTARY, EPS)
     tl.debug_barrier()  # all threads have read the token's own key
     tl.store(index_keys + slot * DIM + d, x.to(index_keys.dtype.element_ty), live)
 

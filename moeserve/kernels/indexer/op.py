@@ -23,7 +23,7 @@ from moeserve.kernels.indexer.choice import choose_kernel, collect_kernel, count
 from moeserve.kernels.indexer.pools_triton import complete_pools_kernel, pool_store_kernel
 from moeserve.kernels.indexer.triton import index_scores_kernel, index_store_kernel
 from moeserve.kernels.launch import next_power_of_2, pdl
-from moeserve.kernels.rope.op import rotary_dim
+from moeserve.kernels.rope.op import SectionPositions, rotary_dim
 
 HEADS_TOGETHER = 64  # index heads of a row that are multiplied with keys together, at most
 SHARING_ROWS = 16  # rows of a prompt that share a program's index keys
@@ -80,24 +80,30 @@ def block_index_store(
     rule: ChoiceRule,
     queries: Tensor,
     index_keys: Tensor,
+    sections: SectionPositions | None = None,
+    firsts: Tensor | None = None,
 ) -> None:
     """Writes the normalised and rotated index queries, and stores index keys, of each token or of each block that the
     rows complete, for i < count[0]: blocks.py. Keys of blocks that are not complete are stored unchanged, for a later
     call.
 
-    q_norm, k_norm float32 [dim]; table int32 [requests, length], which has the rows' slots; req_slots int32 [n]. Other
-    arguments as for `index_store`.
+    q_norm, k_norm float32 [dim]; table int32 [requests, length], which has the rows' slots; req_slots int32 [n].
+    sections: what rows rotate by, instead of positions; with them, firsts, int32 [n, 3]: the same of the first token of
+    each row's block. Other arguments as for `index_store`.
     """
     (n, heads, dim), rotary = queries.shape, rotary_dim(cos, queries.shape[2])
     size = next_power_of_2(dim)
+    widths = (0, 0, 0) if sections is None else (sections.height, sections.width, sections.time)
+    by = None if sections is None else sections.positions
     block_index_kernel(
-        (n, heads + 1), q, keys, q_norm, k_norm, cos, sin, positions, slots, count, queries, index_keys, q.stride(0),
-        keys.stride(0), heads, dim, rotary, eps, rule.local > 0, size, pdl(), num_warps=4, launch_pdl=pdl(),
+        (n, heads + 1), q, keys, q_norm, k_norm, cos, sin, positions, by, slots, count, queries, index_keys,
+        q.stride(0), keys.stride(0), heads, dim, rotary, eps, rule.local > 0, size, *widths, pdl(), num_warps=4,
+        launch_pdl=pdl(),
     )  # fmt: skip
     if not rule.local:
         complete_blocks_kernel(
-            (n,), table, req_slots, k_norm, cos, sin, positions, slots, count, index_keys, table.stride(0), dim, rotary,
-            eps, rule.block, size, pdl(), num_warps=4, launch_pdl=pdl(),
+            (n,), table, req_slots, k_norm, cos, sin, positions, firsts, slots, count, index_keys, table.stride(0), dim,
+            rotary, eps, rule.block, size, *widths, pdl(), num_warps=4, launch_pdl=pdl(),
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from moeserve.kernels.attention.chosen_op import attend_blocks
 from moeserve.kernels.attention.new_tokens import NewTokens
 from moeserve.kernels.attention.op import decode_attention, prefill_attention
 from moeserve.kernels.delta_net.op import sigmoid_gate
-from moeserve.kernels.rope.op import SectionPositions, rope_store
+from moeserve.kernels.rope.op import rope_store
 from moeserve.kernels.stream_operands import KvLayer
 from moeserve.models.adapters.products import QKV_PARTS
 from moeserve.models.attention import AttentionShape
@@ -77,7 +77,7 @@ class GpuAttentionBlock:
         if shape.window and self._window_table is not None:
             assert batch.window_slots is not None
             table, slots = self._window_table, batch.window_slots
-        sections = _sections(form, batch)
+        sections = form.sections_of(batch.rotary_positions)
         stores_within = batch.rows_independent and shape.qk_norm != "full" and shape.indexer is None
         if stores_within and k is not None and v is not None:
             new = NewTokens(
@@ -133,7 +133,7 @@ class GpuAttentionBlock:
         rope_store(
             q, k, v, w.q_norm, w.k_norm, self._eps, form.cos, form.sin, batch.positions, batch.kv_slots, batch.count,
             of_form.q, kv.keys, kv.values, kv.key_scales, kv.value_scales, self._eps if shape.has_v_norm else None,
-            norm_after=shape.norm_after, v_scale=shape.v_scale, sections=_sections(form, batch),
+            norm_after=shape.norm_after, v_scale=shape.v_scale, sections=form.sections_of(batch.rotary_positions),
         )  # fmt: skip
 
     def _attend(
@@ -214,14 +214,6 @@ class GpuAttentionBlock:
                 of_form.q[part], kv, table, batch.req_slots[part], space.chosen[part], space.lasts[part], batch.count,
                 shape.indexer.rule.block, of_form.decode if is_split else None, _rows_of(a, part), scale=shape.scale,
             )  # fmt: skip
-
-
-def _sections(form: GpuForm, batch: GpuBatch) -> SectionPositions | None:
-    """Returns the rows' three positions; None in a model whose rows have one."""
-    if form.sections is None:
-        return None
-    assert batch.rotary_positions is not None
-    return SectionPositions(batch.rotary_positions, *form.sections)
 
 
 def _rows_of(x: GpuActivations, rows: slice) -> GpuActivations:

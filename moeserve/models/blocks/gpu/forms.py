@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from moeserve.kernels.rope.op import SectionPositions
 from moeserve.models.blocks.rope import rope_tables
 from moeserve.models.interface import ModelShape
 from moeserve.models.latent import AttentionForm
@@ -19,6 +20,14 @@ class GpuForm:
     sin: Tensor
     # height, width and time of `SectionPositions`, where rows rotate by three positions; None: by one.
     sections: tuple[int, int, int] | None
+
+    def sections_of(self, rotary_positions: Tensor | None) -> SectionPositions | None:
+        """Returns what rows with these three positions, int32 [n, 3], rotate by; None in a model whose rows have
+        one."""
+        if self.sections is None:
+            return None
+        assert rotary_positions is not None
+        return SectionPositions(rotary_positions, *self.sections)
 
 
 def forms_of(

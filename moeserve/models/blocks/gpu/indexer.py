@@ -81,7 +81,7 @@ def choose_blocks(
     q, keys = multiply_all(w.inputs, [shape.q_width, shape.dim], s.y, count, space.projected, s.dense)
     block_index_store(
         q, keys, w.q_norm, w.k_norm, eps, form.cos, form.sin, table, batch.req_slots, batch.positions, batch.kv_slots,
-        count, rule, space.queries, kv.index_keys,
+        count, rule, space.queries, kv.index_keys, form.sections_of(batch.rotary_positions), batch.rotary_firsts,
     )  # fmt: skip
     together = rows_together(space.scores, s.rows, shape.choices * stride_of_choice(table.stride(0), rule))
     for first in range(0, s.rows, together):

@@ -93,6 +93,8 @@ class GpuBatch:
     rotary_before: Tensor | None = (
         None  # int32 [size, 3]: rotary_positions of each row's previous token, for a next-token block
     )
+    # int32 [size, 3]: rotary_positions of the first token of each row's block of keys, for an indexer of blocks
+    rotary_firsts: Tensor | None = None
     # int32 [size]: in windowed layers, how many positions each row sees; None: up to its own. Rows of tiles see ahead
     # only if some row of the step does, `sees_ahead`.
     ends: Tensor | None = None

@@ -14,7 +14,6 @@ from moeserve.kv.disk.directory import DiskDirectory
 from moeserve.kv.layout import KvLayout, check_cpu_reads, layout_of
 from moeserve.models.gpu_features import (
     check_gpu_features,
-    check_gpu_pictures,
     gpu_drafting_shape,
     gpu_shape,
 )
@@ -76,7 +75,6 @@ def plan_load(
         refuse_adapters(config)
     directory = claim_directory(config)
     shape, drafts = gpu_shape(read_checked_shape(source), config.max_model_len), drafts_of(config)
-    check_gpu_pictures(shape, config.mmproj)
     if drafts is not None:
         shape = gpu_drafting_shape(drafting_shape(shape, source, drafts.block_method), drafts.block_method)
     whole = shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from moeserve.models.blocks.gpu.decoder import GpuDecoder
+from moeserve.models.indexer import BlockIndexerShape
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.engines.gpu.steps.step_inputs import StepInputs
 
@@ -27,5 +28,8 @@ def inputs_maker(
         has_windows=tables.windows is not None,
         has_sections=model.shape.rope_sections is not None,
         has_block=model.next_token is not None,
+        index_block=model.shape.indexer.rule.block
+        if isinstance(model.shape.indexer, BlockIndexerShape)
+        else 0,
         sees_ahead=model.shape.spans_see_ahead,
     )

@@ -47,6 +47,7 @@ class ColumnSizes:
     adapter_rows: int = 0
     section_rows: int = 0  # rows, if they have three RoPE positions
     block_rows: int = 0  # the same, if a next-token block has rows of its own
+    first_rows: int = 0  # the same, if an indexer chooses blocks of keys
     ahead_rows: int = 0  # rows, if the rows of an embedding span see the whole span
     tiles: int = 0
     mixed_calls: int = MIXED_CALLS
@@ -87,6 +88,8 @@ class StepColumns(Generic[View]):
     rotary_positions: Annotated[View, Column("section_rows", of=3, padding=0)]
     # of the tokens before them: a next-token block's rows
     rotary_before: Annotated[View, Column("block_rows", of=3, padding=0)]
+    # of the first tokens of their blocks of keys, for an indexer of blocks
+    rotary_firsts: Annotated[View, Column("first_rows", of=3, padding=0)]
     ends: Annotated[View, Column("ahead_rows", padding=0)]  # number of positions that each row sees
     tiles: Annotated[View, Column("tiles", of=4)]  # tiles of a graph with prompts: attention.op.prefill_tiles
 

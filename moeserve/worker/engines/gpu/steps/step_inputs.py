@@ -53,14 +53,16 @@ class StepInputs:
         has_windows: bool = False,
         has_sections: bool = False,
         has_block: bool = False,
+        index_block: int = 0,
         sees_ahead: bool = False,
         max_tiles: int = 0,
     ) -> None:
         """num_kv_slots: size of the smallest KV pool. max_tiles: tiles of a CUDA graph with prompts of this size.
         has_state_drafts: recurrent layers record drafts.
         has_adapters: rows may use adapters. has_windows: windowed layers have separate KV slots. has_sections: rows
-        have three RoPE positions. has_block: a next-token block reads the rows. sees_ahead: rows of an embedding
-        span see later rows of the span."""
+        have three RoPE positions. has_block: a next-token block reads the rows. index_block: tokens of a block of keys,
+        from which an indexer chooses; 0: none does. sees_ahead: rows of an embedding span see later rows of the
+        span."""
         self.size = size
         self._head_rows = min(head_rows, size)
         self._dummy_slot = dummy_slot
@@ -69,6 +71,7 @@ class StepInputs:
         self._has_states, self._has_adapters, self._has_windows = has_states, has_adapters, has_windows
         self._has_sections, self._sees_ahead = has_sections, sees_ahead
         self._has_block_sections = has_sections and has_block
+        self._index_block = index_block if has_sections else 0
         self._has_state_drafts = has_state_drafts
         layout = ColumnLayout(
             ColumnSizes(
@@ -82,6 +85,7 @@ class StepInputs:
                 adapter_rows=size * has_adapters,
                 section_rows=size * has_sections,
                 block_rows=size * self._has_block_sections,
+                first_rows=size * bool(self._index_block),
                 ahead_rows=size * sees_ahead,
                 tiles=max_tiles,
             )
@@ -94,7 +98,17 @@ class StepInputs:
         self._copied = torch.cuda.Event() if is_gpu else None
         self._row_columns = [
             column
-            for width in ("rows", "window_rows", "adapter_rows", "section_rows", "block_rows", "ahead_rows")
+            for width in (
+                *(
+                    "rows",
+                    "window_rows",
+                    "adapter_rows",
+                    "section_rows",
+                    "block_rows",
+                    "first_rows",
+                    "ahead_rows",
+                ),
+            )
             for column in padded_columns(self._host, width, dummy_slot)
         ]
         self._state_columns = list(padded_columns(self._host, "states", dummy_slot))
@@ -151,6 +165,9 @@ class StepInputs:
             before = embedded.before_positions
             before = layout.position - 1 if before is None else before
             c.rotary_before[:n] = np.maximum(_by_section(before), 0)
+        if self._index_block:
+            firsts = embedded.first_positions
+            c.rotary_firsts[:n] = _by_section(self._first_of(layout.position) if firsts is None else firsts)
         if self._sees_ahead:
             c.ends[:n] = layout.position + 1 if embedded.ends is None else embedded.ends
         for values, padding in self._row_columns:
@@ -158,6 +175,11 @@ class StepInputs:
         if self._has_states:
             slots = sequences.state_slots[layout.req_slot]
             self._fill_sequences(layout.offset, layout.count, slots, layout.drafted)
+
+    def _first_of(self, positions: Int32s) -> Int32s:
+        """Returns the number of the first token of each position's block of keys."""
+        firsts: Int32s = positions // self._index_block * self._index_block
+        return firsts
 
     def clear(self) -> None:
         """Fills the buffer with padding only, for a step that is only captured."""
@@ -186,6 +208,8 @@ class StepInputs:
             c.rotary_positions[:] = c.positions[:, None]
         if self._has_block_sections:
             c.rotary_before[:] = np.maximum(c.positions[:, None] - 1, 0)
+        if self._index_block:
+            c.rotary_firsts[:] = self._first_of(c.positions)[:, None]
         if self._sees_ahead:
             c.ends[:] = c.positions + 1
         if self._has_states:
@@ -269,6 +293,7 @@ class StepInputs:
             window_slots=c.window_slots if self._has_windows else None,
             rotary_positions=c.rotary_positions if self._has_sections else None,
             rotary_before=c.rotary_before if self._has_block_sections else None,
+            rotary_firsts=c.rotary_firsts if self._index_block else None,
             ends=c.ends if self._sees_ahead else None,
             sees_ahead=path.sees_ahead,
         )
