@@ -37,6 +37,17 @@ def test_as_near_to_transformers_as_llama_cpp(seed: int, kind: Type, isa: str, t
     assert kl.median() <= BOUNDS[kind]
 
 
+def test_rows_of_640_columns(tmp_path: Path) -> None:
+    """The published widths of experts and n-grams, in a type that their rows divide into: no K-quant's."""
+    widths = {"moe_intermediate_size": 640, "shared_expert_intermediate_size": 640, "ple_embed_dim": 640}
+    model = new_model(8, **widths)
+    engine = Engine(stream_of(ISAS[-1]), write_model(model, tmp_path / "m.gguf", Type.Q5_0))
+    tokens = text(8)
+    kl, agrees = distance(logits(model, tokens), engine.logits(tokens))
+    print(f"median KL {kl.median():.2e}, top-1 {agrees.double().mean():.1%}")
+    assert kl.median() <= BOUNDS[Type.Q5_1]
+
+
 def test_chunks_and_threads_do_not_change_a_bit(tmp_path: Path) -> None:
     path = write_model(new_model(8), tmp_path / "m.gguf", Type.Q8_0)
     engine, other = Engine(stream_of(ISAS[-1]), path), Engine(stream_of(ISAS[-1], 3), path)
