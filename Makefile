@@ -18,7 +18,8 @@
 #   make check-commits [COMMITS=main..HEAD]                       the messages of commits
 #   make wheel                                                    a wheel for this Python (from 3.12 on, for later ones too) in dist/
 #   make wheel-arm [ARM_PYTHON=python3.12]                        a wheel for AArch64 in dist/, cross-compiled on x86-64 (15 min)
-#   make test-wheel-arm [WHEEL_ARM=FILE]                          that wheel's extension computes the same under QEMU: as root
+#   make test-wheel-arm [WHEEL_ARM=FILE]                          that wheel's extension computes the same under QEMU: with sudo
+#   make test-serve-arm [WHEEL_ARM=FILE]                          a server of that wheel answers a chat under QEMU as one here does (30 min)
 #   make wheels                                                   wheels for all Pythons and old systems, tried: needs Docker
 #   make test-wheel [WHEEL_PYTHONS="python3.11 python3.12"]       the wheel in empty environments, without a compiler
 #   make test-wheel-system WHEEL=FILE [SUITE=forky]               a wheel in a bare Debian (Python 3.14), filled from PyPI: as root
@@ -47,7 +48,7 @@ CSRC := $(wildcard $(foreach folder,* */*,$(addprefix moeserve/kernels/csrc/$(fo
 NATIVE_TESTS := $(wildcard tests/kernels/native/*.cpp tests/kernels/native/*.h)
 BUILD_INPUTS := pyproject.toml moeserve/__init__.py CMakeLists.txt $(CSRC)
 
-.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-arm test-wheel test-wheel-system test-images fuzz fuzz-models schemas soak lint check-commits wheel wheel-arm test-wheel-arm wheels release browser format docs site site-version sbom clean
+.PHONY: serve test test-unit coverage test-all test-gpu test-clients test-replicas test-bfcl test-real test-arm test-wheel test-wheel-system test-images fuzz fuzz-models schemas soak lint check-commits wheel wheel-arm test-wheel-arm test-serve-arm wheels release browser format docs site site-version sbom clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.installed
@@ -180,6 +181,11 @@ wheel-arm:
 
 test-wheel-arm: $(VENV)/.installed
 	scripts/try_arm_wheel.sh "$(or $(WHEEL_ARM),$(firstword $(wildcard dist/*_aarch64.whl)))"
+
+# scripts/prepare_arm_server.sh says which PyTorch is taken.
+test-serve-arm: $(VENV)/.installed-test
+	scripts/prepare_arm_server.sh "$(or $(WHEEL_ARM),$(firstword $(wildcard dist/*_aarch64.whl)))"
+	MOESERVE_ARM_PYTHON="$(abspath build/arm-system/python)" $(BIN)/python -m pytest tests/wheel/test_arm_server.py -s
 
 # pyproject.toml says for what, and how each is tried.
 wheels:

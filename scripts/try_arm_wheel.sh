@@ -1,22 +1,12 @@
 #!/usr/bin/env bash
 # try_arm_wheel.sh WHEEL [FOLDER]: the extension in a wheel for AArch64 computes the same under QEMU, with Debian's Python and numpy for
-# arm64, as this checkout's does here (tests/wheel/extension_bits.py). Debian's packages stay in FOLDER (default: build/arm-system,
-# 400 MB). Needs debootstrap, and root for it.
+# arm64, as this checkout's does here (tests/wheel/extension_bits.py). Debian's packages stay in FOLDER (default: build/arm-system).
 set -euo pipefail
 
 here=$(realpath "$(dirname "$0")/..")
 wheel=$(realpath "$1")
 root=$(realpath -m "${2:-$here/build/arm-system}")
-"$here/scripts/install_arm_tools.sh"
-
-# The second stage of debootstrap would run programs for Arm, which this kernel need not know how to start.
-if [ ! -e "$root/unpacked" ]; then
-  rm -rf "${root:?}/debian" && mkdir -p "$root"
-  debootstrap --arch=arm64 --foreign --variant=minbase --include=python3-minimal,python3-numpy trixie "$root/debian" \
-    http://deb.debian.org/debian /usr/share/debootstrap/scripts/sid > "$root/debootstrap.log"
-  for package in "$root"/debian/var/cache/apt/archives/*.deb; do dpkg-deb --extract "$package" "$root/debian"; done
-  touch "$root/unpacked"
-fi
+"$here/scripts/unpack_arm_system.sh" "$root"
 
 rm -rf "${root:?}/wheel"
 python3 -m zipfile --extract "$wheel" "$root/wheel"

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,14 @@ _URL = re.compile(r"http://[\w.\[\]:]+:\d+")
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+)(?:\{[^}]*\})? (?P<value>\S+)$", re.MULTILINE)
 
 
-def command(model: Path | None, *flags: str, checkout: Path = REPOSITORY) -> list[str]:
-    """The command line of a server; no model means the one that ships with moeserve."""
+def command(
+    model: Path | None, *flags: str, checkout: Path = REPOSITORY, program: Sequence[str] | None = None
+) -> list[str]:
+    """The command line of a server; no model means the one that ships with moeserve. program: the words before the
+    flags; by default this Python and the checkout's launch.py."""
     chosen = [] if model is None else ["--model", str(model)]
-    return [sys.executable, str(checkout / "launch.py"), *common_flags(), *chosen, *flags]
+    started = [sys.executable, str(checkout / "launch.py")] if program is None else program
+    return [*started, *common_flags(), *chosen, *flags]
 
 
 def common_flags() -> list[str]:
@@ -59,7 +63,7 @@ class Server:
     """`python launch.py` on a free port, ready when the constructor returns.
 
     Raises RuntimeError with the server's log if it ends, or is not ready within `ready_timeout` seconds (default:
-    READY_S, on a GPU READY_ON_GPU_S). `checkout`: the repository whose code runs.
+    READY_S, on a GPU READY_ON_GPU_S). `checkout`: the repository whose code runs. `program`: see `command`.
     """
 
     def __init__(
@@ -69,10 +73,11 @@ class Server:
         ready_timeout: float | None = None,
         checkout: Path = REPOSITORY,
         cwd: Path | None = None,
+        program: Sequence[str] | None = None,
     ) -> None:
         self._log_file = tempfile.NamedTemporaryFile("w+", suffix=".log", prefix="moeserve-")  # noqa: SIM115
         self.process = subprocess.Popen(
-            command(model, "--port", "0", *flags, checkout=checkout),
+            command(model, "--port", "0", *flags, checkout=checkout, program=program),
             stdin=subprocess.DEVNULL,
             stdout=self._log_file,
             stderr=subprocess.STDOUT,

@@ -85,6 +85,8 @@ def test_what_ci_checks() -> None:
         "make test-all",
         "make test-gpu",
         "make test-arm",
+        "make test-wheel-arm",
+        "make test-serve-arm",
         "make test-wheel",
         "make check-commits",
         "make release",
