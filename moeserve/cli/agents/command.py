@@ -8,13 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
+from urllib.parse import urlsplit
 
 from moeserve.cli.agents.agents import AGENTS, Endpoint, Start
 from moeserve.cli.background_server import SERVER_OPTIONS, server_for
 from moeserve.cli.command_line import add_shared_options, read_options
 from moeserve.errors import UserError
 
+_PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 _NOT_INSTALLED: Final = 127  # as a shell returns
 
 
@@ -49,10 +53,23 @@ def main(arguments: list[str]) -> int:
         with server_for(config, given) as (url, model, _):
             key = next(iter(config.api_key), None)
             endpoint = Endpoint(url, model.name, model.context_length, key)
-            return run(agent.start(program, endpoint, arguments[at + 1 :]))
+            start = agent.start(program, endpoint, arguments[at + 1 :])
+            return run(replace(start, environment=past_proxies(os.environ, url) | start.environment))
     except UserError as error:
         print(f"moeserve launch: {error}", file=sys.stderr)
         return 1
+
+
+def past_proxies(environment: Mapping[str, str], url: str) -> dict[str, str]:
+    """Returns the variables by which a client asks the server at `url` itself, where proxies are set that it would ask
+    otherwise; empty if there are none, or the server is on another machine."""
+    host = urlsplit(url).hostname or ""
+    is_here = host in ("localhost", "::1") or host.startswith("127.")
+    if not is_here or not any(environment.get(name) for name in _PROXIES):
+        return {}
+    excepted = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    joined = ",".join(filter(None, (excepted, host)))
+    return {"NO_PROXY": joined, "no_proxy": joined}
 
 
 def run(start: Start) -> int:

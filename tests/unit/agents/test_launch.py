@@ -24,7 +24,7 @@ PAGE = (REPOSITORY / "docs/how-to/connect-an-agent.md").read_text()
 SERVER = Endpoint("http://localhost:8000", "qwen3-30b-a3b", 65536)
 SAYS = """
 import json, os, sys
-keep = ("ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_MODEL", "ANTHROPIC_API_KEY")
+keep = ("ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_MODEL", "ANTHROPIC_API_KEY", "NO_PROXY")
 print(json.dumps([sys.argv[1:], {name: os.environ[name] for name in keep if name in os.environ}]))
 sys.exit(7)
 """
@@ -102,6 +102,9 @@ def test_an_agent_gets_its_arguments_and_its_exit_code_is_ours(
     served = [ServedModel("qwen3", 4096)]
     monkeypatch.setattr(background_server, "models_at", lambda url, key, **_: served)
     monkeypatch.setattr(background_server, "_health", lambda url: {"status": "ok"})
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
     arguments = ["launch", "claude", "--port", "1234", "--api-key", "sk-1", "--", "-p", "Go.", "--help"]
     assert cli.main(arguments) == 7
     given, environment = json.loads(capfd.readouterr().out)
@@ -110,7 +113,26 @@ def test_an_agent_gets_its_arguments_and_its_exit_code_is_ours(
         "ANTHROPIC_BASE_URL": "http://127.0.0.1:1234",
         "ANTHROPIC_AUTH_TOKEN": "sk-1",
         "ANTHROPIC_MODEL": "qwen3",
+        "NO_PROXY": "127.0.0.1",
     }
+
+
+@pytest.mark.parametrize(
+    ("environment", "url", "excepted"),
+    [
+        ({"http_proxy": "http://proxy:3128"}, "http://127.0.0.1:8000", "127.0.0.1"),
+        ({"ALL_PROXY": "socks5://proxy", "NO_PROXY": ".corp"}, "http://localhost:8000", ".corp,localhost"),
+        ({"HTTPS_PROXY": "http://proxy:3128"}, "http://[::1]:8000", "::1"),
+        ({"http_proxy": ""}, "http://127.0.0.1:8000", None),
+        ({"http_proxy": "http://proxy:3128"}, "http://gpu.corp:8000", None),
+    ],
+)
+def test_a_server_here_is_not_asked_by_a_proxy(
+    environment: dict[str, str], url: str, excepted: str | None
+) -> None:
+    """Where HTTP_PROXY is set and NO_PROXY is not, clients of other servers here got the proxy's error page."""
+    said = command.past_proxies(environment, url)
+    assert said == ({} if excepted is None else {"NO_PROXY": excepted, "no_proxy": excepted})
 
 
 def test_an_agent_that_is_not_installed(
