@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "arch/in_order.h"
+#include "ops/measuring_time.h"
 #include "ops/ops.h"
 
 namespace moeserve {
@@ -18,12 +19,11 @@ namespace {
 
 constexpr int64_t kCols = 2048;  // a common hidden size
 constexpr int kTogether = 8;  // panels timed together: for a single one the clock call would weigh too much
-// Passes per candidate, alternating; the fastest counts. Fewer than the most once kMostTime is over: a pass over a type
-// with codebooks takes a tenth of a second.
+// Passes per candidate, alternating; the fastest counts. Fewer than the most once MeasuringTime is over: a pass over a
+// type with codebooks takes a tenth of a second.
 constexpr int kMostRounds = 5, kLeastRounds = 2;
 // After kLeastRounds a form is measured no further if it takes this many times as long as the best one, or as the one in use.
 constexpr double kClear = 1.15;
-constexpr std::chrono::seconds kMostTime{1};
 constexpr int64_t kLeastBytes = 64 << 20, kMostBytes = 256 << 20;
 
 // Twice the last level cache, so that each pass reads from memory.
@@ -100,7 +100,7 @@ double seconds_of(Pool& pool, const Product& product, const Matrix& w, const Act
   return seconds;
 }
 
-using Clock = std::chrono::steady_clock;
+using Clock = MeasuringTime::Clock;
 
 // A form of a type's product with some number of tokens.
 struct Form {
@@ -182,12 +182,15 @@ class Contest {
 
 // Returns how many times as fast as the first form each other one is.
 std::vector<double> gains(Pool& pool, const std::vector<Form>& forms, const Matrix& w,
-                          const ActivationRows& x, int n, double least_gain, Clock::time_point until) {
+                          const ActivationRows& x, int n, double least_gain, MeasuringTime& time) {
   Contest contest(forms.size());
-  for (int round = 0; round < kMostRounds && (round < kLeastRounds || Clock::now() < until); ++round) {
+  for (int round = 0; round < kMostRounds && (round < kLeastRounds || !time.is_over(Clock::now())); ++round) {
     for (size_t turn = 0; turn < forms.size(); ++turn) {  // forwards, backwards, ...
       const size_t which = round % 2 == 0 ? turn : forms.size() - 1 - turn;
-      if (contest.is_open(which)) contest.note(which, seconds_of(pool, forms[which].product, w, x, n));
+      if (!contest.is_open(which)) continue;
+      const double seconds = seconds_of(pool, forms[which].product, w, x, n);
+      contest.note(which, seconds);
+      time.spend(seconds);
     }
     if (round + 1 >= kLeastRounds && !contest.narrow(least_gain)) break;
   }
@@ -237,7 +240,7 @@ bool suffices(const std::vector<std::vector<double>>& known, Forms forms) {
 
 std::vector<ProductSpeed> choose_products(Pool& pool, Kernels& table, const std::vector<int>& types,
                                           int64_t weight_bytes, double least_gain, const KnownSpeeds& known) {
-  const Clock::time_point until = Clock::now() + kMostTime;
+  MeasuringTime time(pool.threads(), Clock::now());
   std::vector<ProductSpeed> speeds;
   const bool is_plain =
       std::strcmp(table.name, plain_kernels()->name) == 0;  // computes for longer than it reads
@@ -248,13 +251,13 @@ std::vector<ProductSpeed> choose_products(Pool& pool, Kernels& table, const std:
     const auto found = known.find(type);
     Forms all(table, type, least_gain);
     const bool is_known = found != known.end() && suffices(found->second, all);
-    if (!is_known && Clock::now() > until) continue;
+    if (!is_known && time.is_over(Clock::now())) continue;
     MeasuredWeights w(pool, type);
     for (int i = 0; i < kMeasured; ++i) {
       const std::vector<Form> forms = all.with(tokens_of(i));
       if (forms.size() == 1) break;
       const std::vector<double> now =
-          is_known ? found->second[i] : gains(pool, forms, w.filled(), x, tokens_of(i), least_gain, until);
+          is_known ? found->second[i] : gains(pool, forms, w.filled(), x, tokens_of(i), least_gain, time);
       all.note(forms, now);
       const auto best = std::max_element(now.begin(), now.end());
       const Form& form = forms[*best >= least_gain ? 1 + (best - now.begin()) : 0];

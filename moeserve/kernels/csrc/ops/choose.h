@@ -31,7 +31,7 @@ using KnownSpeeds = std::map<int, std::vector<std::vector<double>>>;
 // Measures products of up to kFewTokens and of kManyTokens tokens with packed panels of `types`, on all threads of the
 // pool, with weights read from memory. Sets table.chosen to the fastest form where it is at least `least_gain` times as
 // fast. Does nothing if there is no other form or the caches hold the weights. Only integer types are measured, and only
-// those reached within a second. Types whose `known` speeds suffice for the choice are not measured again. Returns the
+// those reached in time (MeasuringTime). Types whose `known` speeds suffice for the choice are not measured again. Returns the
 // speeds that decided. From the first number of tokens with which no other product is fast enough, products are compared
 // only by where they prefetch into; types with codebooks, which compute for longer than they read, end there.
 std::vector<ProductSpeed> choose_products(Pool& pool, Kernels& table, const std::vector<int>& types,
