@@ -81,9 +81,9 @@ class EngineConfig(SpeculativeConfig):
     unpacked_experts: float | None = option(
         None,
         "GPU",
-        "GPU memory that holds experts a second time, as 16-bit floats, for as many layers as fit. Steps with "
-        "thousands of prompt tokens then do not unpack these layers' weights, so prompts are read faster; the KV cache "
-        "gets less memory (default: none)",
+        "GPU memory that holds experts a second time, as 16-bit floats, for as many layers as fit. Steps of more than "
+        "512 tokens then do not unpack these layers' weights, so prompts are read faster; the KV cache gets less "
+        "memory (default: none)",
         low=0.01,
         high=1e6,
         metavar="GIB",

@@ -52,3 +52,10 @@ def test_distance_from_the_truth(golden: Path, placement: str, monkeypatch: pyte
         pytest.skip("experts of floats")
     driver = Driver(load_runner(config, lambda *_: None))
     check_distance(driver, fixture, 512, f"UNPACKED {fixture.name}, {placement}")
+
+
+def test_smaller_steps_use_kept_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moeserve.models.blocks.gpu.workspace.KEPT_ROWS", range(65, 4097))
+    fixture = Fixture.load(OWN_FIXTURES / "tiny-qwen3moe-q4_k_m.golden.json")
+    config = small_config(OWN_FIXTURES / f"{fixture.name}.gguf", device="cuda", unpacked_experts=1.0)
+    check_distance(Driver(load_runner(config, lambda *_: None)), fixture, 512, f"KEPT {fixture.name}")

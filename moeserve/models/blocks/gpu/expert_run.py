@@ -86,14 +86,17 @@ class ExpertRun(NamedTuple):
             return
         assert x.x is not None
         assert h.x is not None
-        if self._takes_integers(s):
+        kept = self._kept_blocks(s)
+        if kept is None and self._takes_integers(s):
             self._launch_integers(s, count, bias)
             return
-        if self._takes_quads(s):
+        if kept is None and self._takes_quads(s):
             self._launch_quads(s, count)
             return
         scratch = s.unpacked if b.is_unpacked else None
-        if self._looks_up(s):
+        if kept is not None:
+            b, scratch = kept, s.unpacked
+        elif self._looks_up(s):
             assert s.books is not None
             b, scratch = s.books
         self._align(RouteBlocks(b.expert, b.routes), count)
@@ -110,6 +113,13 @@ class ExpertRun(NamedTuple):
             experts_down(h.x, *of_down, b.expert, b.routes, count, self.parts, bias=bias)
         if mine is not None:
             mine.add_down(h, self.parts)
+
+    def _kept_blocks(self, s: GpuWorkspace) -> BlockWorkspace | None:
+        """Returns the blocks for experts that are kept unpacked; None: they are not, or the step is too small."""
+        is_routed = self.blocks is s.blocks  # `s.kept_blocks` has blocks for all experts
+        if self.experts.unpacked is None or not is_routed or s.unpacked is None:
+            return None
+        return self.blocks if self.blocks.is_unpacked else s.kept_blocks
 
     def _takes_integers(self, s: GpuWorkspace) -> bool:
         """Returns whether gate and up have weights as integers."""

@@ -36,6 +36,7 @@ from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.step_buffers import (
+    KEPT_ROWS,
     SMALL_BATCH_ROWS,
     gpu_arena_bytes,
     gpu_step_buffers,
@@ -245,6 +246,13 @@ class GpuWorkspace:
             experts_here,
             device,
             unpacked_block=_unpacked_block(rows, shape.top_k, shape.num_experts),
+        )
+        # For experts that are kept unpacked, where none are unpacked in a step. None: the step is too small.
+        takes_kept = rows in KEPT_ROWS and not self.blocks.is_unpacked and shape.num_experts
+        self.kept_blocks = (
+            BlockWorkspace(rows, shape.top_k, experts_here, device, unpacked_block=BLOCK)
+            if takes_kept
+            else None
         )
         # For experts with codebooks, if the step's unused memory has room for enough of them.
         self.books = self._books(shape, rest, experts_here)
