@@ -473,6 +473,18 @@ class Stream:
         weights: Tensor | None,
     ) -> None: ...
     def add_streams(self, block: Tensor, weights: Tensor, n: int, x: Tensor) -> None: ...
+    def attend_streams(
+        self,
+        x: Tensor,
+        rows: Tensor | None,
+        score: Tensor,
+        norm: Tensor,
+        eps: float,
+        num: int,
+        n: int,
+        y: Activations,
+    ) -> None: ...
+    def put_stream(self, block: Tensor, stream: int, add: bool, n: int, x: Tensor) -> None: ...
     def ngram_gate(
         self,
         x: Tensor,

@@ -1,8 +1,8 @@
 """`CpuStream`'s operations on a residual of several streams (hyper-connections), and on n-gram embeddings, which are
 added to it.
 
-A row contains `streams` vectors of `hidden` numbers, one after another. streams/reference.py, streams/sinkhorn.py and
-ngrams/reference.py specify the results. The rules for operands are `CpuStream`'s.
+A row contains `streams` vectors of `hidden` numbers, one after another. streams/reference.py, streams/sinkhorn.py,
+streams/attended.py and ngrams/reference.py specify the results. The rules for operands are `CpuStream`'s.
 """
 
 from __future__ import annotations
@@ -93,6 +93,28 @@ class ResidualOperations(OperationQueue):
         """Mixes x's streams and adds block [n, hidden] to each, with `read_streams`'s weights."""
         self._native.add_streams(block, weights, n, x)
         self._held.append((block, weights, x))
+
+    def attend_streams(
+        self,
+        x: torch.Tensor,
+        rows: torch.Tensor | None,
+        score: torch.Tensor,
+        norm: torch.Tensor,
+        eps: float,
+        num: int,
+        n: int,
+        y: Activations,
+    ) -> None:
+        """y[i] = RMSNorm(the sum of x[rows[i]]'s first `num` streams, weighted as streams/attended.py specifies) *
+        norm, quantised too where y has room. rows: int32 [n] or None (all); score, norm: float32 [hidden]."""
+        self._native.attend_streams(x, rows, score, norm, eps, num, n, y.native)
+        self._held.append((x, rows, score, norm, y))
+
+    def put_stream(self, block: torch.Tensor, stream: int, n: int, x: torch.Tensor, *, add: bool) -> None:
+        """x[t, stream] = block[t], or with `add` x[t, stream] += block[t]. block: [n, hidden]; x: [n, streams *
+        hidden]."""
+        self._native.put_stream(block, stream, add, n, x)
+        self._held.append((block, x))
 
     def ngram_gate(
         self,

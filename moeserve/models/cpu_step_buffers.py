@@ -10,7 +10,7 @@ from moeserve.models.interface import ModelShape
 from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import Recurrence
-from moeserve.models.residual import NgramShape, ResidualStreams, SinkhornConnections
+from moeserve.models.residual import AttentionResiduals, NgramShape, ResidualStreams, SinkhornConnections
 from moeserve.models.short_conv import ShortConvShape
 
 CPU_LOGIT_ROWS = 64  # rows of logits per head call on the CPU: 39 MB with a vocabulary of 151,936
@@ -71,6 +71,8 @@ def _cpu_latent_experts(model: ModelShape, rows: int) -> list[Buffer]:
 
 
 def _cpu_stream_buffers(shape: ResidualStreams, width: int, hidden: int, rows: int) -> list[Buffer]:
+    if isinstance(shape, AttentionResiduals):
+        return [Buffer("block_output", (rows, hidden))]
     if isinstance(shape, SinkhornConnections):
         return [
             *_pair("normed_streams", rows, width),
@@ -147,6 +149,7 @@ def _cpu_latent_buffers(shape: LatentAttentionShape, rows: int) -> list[Buffer]:
         Buffer("latent_q", (rows, shape.q_rows)),
         Buffer("latent", (rows, shape.head_dim)),
         Buffer("latent_gate", (rows, shape.gate_width)),
+        Buffer("latent_values", (rows, shape.output_width if shape.gate == "element" else 0)),
         Buffer("queries", (rows, shape.q_width)),
         *(buffer for pair in pairs for buffer in pair),
     ]

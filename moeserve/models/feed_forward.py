@@ -18,6 +18,7 @@ class SharedExpert:
     parts: tuple[str, str, str] = n.SHARED_PARTS  # GGUF names of its gate, up and down matrices
     activation: Activation = "silu"
     limit: float | None = None  # clamp of the activation: kernels/gating.py
+    alpha: float = OAI_ALPHA  # as MoeShape.alpha
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class MoeShape:
     by_token: bool = False  # a table has each token id's experts; the router only weighs them
     activation: Activation = "silu"  # of the routed experts
     limit: float | None = None  # clamp of that activation: kernels/gating.py
-    alpha: float = OAI_ALPHA  # of "swiglu_oai"
+    alpha: float = OAI_ALPHA  # of "swiglu_oai" and "situ"
     expert_bias: bool = False  # the routed experts' three products have biases
     expert_scale: bool = False  # a chosen expert's weight is multiplied by a factor of the expert
     weighs_input: bool = False  # routing weights multiply the experts' input instead of their output
@@ -42,6 +43,8 @@ class MoeShape:
     parts_normed: bool = False  # experts and router, whose norm's weight is divided by sqrt(hidden)
     parts: tuple[str, str, str] = n.EXPERT_PARTS  # GGUF names of gate (or up again), up and down
     latent: int = 0  # width of the experts' input and output, to and from which matrices project; 0: `hidden`
+    latent_parts: tuple[str, str] = n.LATENT_PARTS  # GGUF names of these matrices
+    latent_norm: str = ""  # GGUF name of a norm of the latent experts' sum; "": none
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,4 +54,5 @@ class DenseFfnShape:
     width: int
     activation: Activation = "silu"
     limit: float | None = None  # clamp of the activation: kernels/gating.py
+    alpha: float = OAI_ALPHA  # as MoeShape.alpha
     parts: tuple[str, str, str] = n.FFN_PARTS  # as MoeShape.parts

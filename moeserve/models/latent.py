@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from moeserve.models.indexer import ChoosesKeys, IndexerShape
 from moeserve.models.sources.gguf import names as n
 
+LatentGate = Literal["none", "head", "element"]
 HEADS_TOGETHER = 8  # heads of one token that a CPU thread processes together, at most
 
 
@@ -50,9 +52,8 @@ class LatentAttentionShape(ChoosesKeys):
     output_bias: bool = False
     has_positions: bool = True  # False: no positional encoding
     indexer: IndexerShape | None = None  # chooses the keys that queries attend to; None: they attend to all
-    has_head_gate: bool = (
-        False  # each head's output is multiplied by the sigmoid of a product of the layer's input
-    )
+    # Each head's output, or each of its numbers, is multiplied by the sigmoid of a product of the layer's input.
+    gate: LatentGate = "none"
 
     @property
     def num_kv_heads(self) -> int:
@@ -76,7 +77,7 @@ class LatentAttentionShape(ChoosesKeys):
     @property
     def gate_width(self) -> int:
         """Gates per token."""
-        return self.num_heads if self.has_head_gate else 0
+        return {"none": 0, "head": self.num_heads, "element": self.output_width}[self.gate]
 
     @property
     def q_width(self) -> int:
@@ -117,7 +118,7 @@ class LatentAttentionShape(ChoosesKeys):
     def input_parts(self) -> tuple[tuple[str, int], ...]:
         """Names and rows of the matrices over the layer's input: q or compressed q, the latent's, then the gates'."""
         q = (n.ATTN_Q_A, self.q_rank) if self.q_rank else (n.ATTN_Q, self.q_rows)
-        gate = ((n.ATTN_GATE, self.gate_width),) if self.has_head_gate else ()
+        gate = ((n.ATTN_GATE, self.gate_width),) if self.gate != "none" else ()
         return q, (n.ATTN_KV_A_MQA, self.head_dim), *gate
 
     @property

@@ -20,6 +20,7 @@ class GatedDeltaNetShape:
     # Kimi Delta Attention: rank of the two-step products for decays and output gates. 0: both come from the layer's
     # input.
     gate_rank: int = 0
+    has_full_gate: bool = False  # Kimi: with a rank, the decays' alone; output gates take one product
     has_positive_rate: bool = False  # in the file, `ssm_a` is exp(A_log); else -exp(A_log)
 
     @property
@@ -30,7 +31,8 @@ class GatedDeltaNetShape:
         if h.is_kimi:
             qkv = ((n.ATTN_Q, h.key_width), (n.ATTN_K, h.key_width), (n.ATTN_V, h.value_width))
             a, z = self.gate_rank or h.decays, self.gate_rank or h.value_width
-            return *qkv, (n.SSM_BETA, h.value_heads), (n.SSM_F_A, a), (n.SSM_G_A, z)
+            of_z = (n.SSM_G, h.value_width) if self.has_full_gate else (n.SSM_G_A, z)
+            return *qkv, (n.SSM_BETA, h.value_heads), (n.SSM_F_A, a), of_z
         parts = ((n.ATTN_QKV, h.channels), (n.ATTN_GATE, h.value_width))
         if self.merged_gates:
             return *parts, (n.SSM_BA, 2 * h.value_heads)
@@ -44,7 +46,10 @@ class GatedDeltaNetShape:
     @property
     def gate_parts(self) -> tuple[tuple[str, int], ...]:
         """Names and rows of the second-step matrices of a and z (Kimi)."""
-        return ((n.SSM_F_B, self.heads.decays), (n.SSM_G_B, self.heads.value_width)) if self.gate_rank else ()
+        if not self.gate_rank:
+            return ()
+        of_a, of_z = (n.SSM_F_B, self.heads.decays), (n.SSM_G_B, self.heads.value_width)
+        return (of_a,) if self.has_full_gate else (of_a, of_z)
 
     @property
     def conv_parts(self) -> tuple[str, ...]:

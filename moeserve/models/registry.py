@@ -44,6 +44,7 @@ from moeserve.models.hunyuanmoe.family import FAMILY as HUNYUAN_MOE
 from moeserve.models.hyv3.family import FAMILY as HY_V3
 from moeserve.models.interface import ModelFamily, ModelShape
 from moeserve.models.kimilinear.family import FAMILY as KIMI_LINEAR
+from moeserve.models.kimilinear.k3 import FAMILY as KIMI_K3
 from moeserve.models.laguna.family import FAMILY as LAGUNA
 from moeserve.models.lfm2moe.dense import FAMILY as LFM2
 from moeserve.models.lfm2moe.family import FAMILY as LFM2_MOE
@@ -114,6 +115,7 @@ _families: dict[str, ModelFamily] = {
         AFMOE,
         MINIMAX_M3,
         KIMI_LINEAR,
+        KIMI_K3,
         QWEN4_EXP,
         NEMOTRON_H_MOE,
         NEMOTRON_H,
@@ -216,7 +218,7 @@ def _family_of_text(
     inner = inner_model_type(config)
     if inner is None and len(families) == 1:
         return families[0]
-    readable = {name: each for each in families for name in each[1].text_types}
+    readable = {name: each for each in families for name in each[1].types_within}
     if inner not in readable:
         raise ModelError(
             path,

@@ -1,8 +1,9 @@
-"""The shape of a residual of several streams, and of the n-gram embeddings that one of its layers adds to it."""
+"""The shapes of residuals of several streams, and of the n-gram embeddings that one of its layers adds to it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from moeserve.kernels.ngrams.hashing import NgramHashes
 from moeserve.models.sources.gguf import names as n
@@ -68,7 +69,42 @@ class SinkhornConnections:
         }
 
 
-ResidualStreams = HyperConnections | SinkhornConnections
+class StreamReading(NamedTuple):
+    """How one block reads attention residuals, and where its output goes."""
+
+    num: int  # the first streams are read
+    into: int  # the stream that the output is added to: the last that the next block reads
+    begins: bool  # the output replaces that stream
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionResiduals:
+    """A residual that begins anew with the mixer's output of every `block_size`-th layer. Stream 0 is the embedding,
+    and stream i the sum of the outputs of the i-th group of layers. A block reads a weighted sum of all streams so far:
+    kernels/streams/attended.py. Blocks and the head keep their norms."""
+
+    num_layers: int
+    block_size: int  # layers
+
+    @property
+    def count(self) -> int:
+        return 1 + -(-self.num_layers // self.block_size)
+
+    def reading(self, block: str, layer: int | None) -> StreamReading:
+        """block: n.HC_ATTN, say. layer: its layer; None: the head, whose `into` has no meaning."""
+        if layer is None:
+            return StreamReading(self.count, 0, False)
+        into = 1 + layer // self.block_size
+        begins = block == n.HC_ATTN and layer % self.block_size == 0
+        return StreamReading(into if begins else into + 1, into, begins)
+
+    def tensors(self, hidden: int, block: str, *, injects: bool = True) -> dict[str, tuple[int, ...]]:
+        """Returns the tensors of one block, without its norm: see `HyperConnections.tensors`."""
+        del injects
+        return {n.of_part(n.RES_SCORES[block]): (hidden,)}
+
+
+ResidualStreams = HyperConnections | SinkhornConnections | AttentionResiduals
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from moeserve.models.buffers import Buffer, activation_buffers
-from moeserve.models.residual import NgramShape, ResidualStreams, SinkhornConnections
+from moeserve.models.residual import AttentionResiduals, NgramShape, ResidualStreams, SinkhornConnections
 
 
 def stream_buffers(
@@ -11,6 +11,8 @@ def stream_buffers(
 ) -> list[Buffer]:
     """Returns the buffers of one block that reads a residual of several streams. acts: dtype of activations; quantised:
     they are also int8. wide: dtype between two products."""
+    if isinstance(streams, AttentionResiduals):
+        return []
     width = streams.count * hidden
     if isinstance(streams, SinkhornConnections):
         return [

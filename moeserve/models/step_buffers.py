@@ -273,7 +273,8 @@ def _delta_net_buffers(delta_net: GatedDeltaNetShape, rows: int, wide: GpuFloat)
     if heads.is_kimi:
         widths["delta_qkv"] = heads.channels
     if heads.is_kimi and delta_net.gate_rank:
-        widths |= {"delta_a": heads.decays, "delta_z": heads.value_width}
+        names = ("delta_a",) if delta_net.has_full_gate else ("delta_a", "delta_z")
+        widths |= dict(zip(names, (width for _, width in delta_net.gate_parts), strict=True))
     of_chunks = (
         ("delta_inverse", *(["delta_scores"] if heads.is_kimi else [])) if rows > SMALL_BATCH_ROWS else ()
     )

@@ -7,7 +7,7 @@ from moeserve.models.errors import ModelError
 from moeserve.models.feed_forward import DenseFfnShape, MoeShape
 from moeserve.models.interface import LayerShape, ModelShape
 from moeserve.models.latent import AttentionForm
-from moeserve.models.residual import SinkhornConnections
+from moeserve.models.residual import HyperConnections
 from moeserve.models.sources.gguf import TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
@@ -75,7 +75,7 @@ def _input_tensors(shape: ModelShape, layer: int, block: str, norm: str) -> dict
     if streams is None:
         return of_norm
     of_streams = streams.tensors(shape.hidden_size, block)
-    return of_streams | (of_norm if isinstance(streams, SinkhornConnections) else {})
+    return of_streams | ({} if isinstance(streams, HyperConnections) else of_norm)
 
 
 def head_inputs(shape: ModelShape) -> dict[str, tuple[int, ...]]:
@@ -84,7 +84,7 @@ def head_inputs(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     if shape.streams is None:
         return of_norm
     of_streams = shape.streams.tensors(shape.hidden_size, n.OUTPUT_HC, injects=False)
-    return of_streams | (of_norm if isinstance(shape.streams, SinkhornConnections) else {})
+    return of_streams | ({} if isinstance(shape.streams, HyperConnections) else of_norm)
 
 
 def unloaded_tensors(shape: ModelShape) -> frozenset[str]:
@@ -134,8 +134,11 @@ def _router_tensors(hidden: int, vocab: int, moe: MoeShape) -> dict[str, tuple[i
     """Returns the tensors of the router and of the shared expert."""
     parts: dict[str, tuple[int, ...]] = {n.of_part(n.FFN_GATE_INP): (moe.num_experts, hidden)}
     if moe.latent:
-        parts[n.of_part(n.FFN_LATENT_DOWN)] = (moe.latent, hidden)
-        parts[n.of_part(n.FFN_LATENT_UP)] = (hidden, moe.latent)
+        into, back = moe.latent_parts
+        parts[n.of_part(into)] = (moe.latent, hidden)
+        parts[n.of_part(back)] = (hidden, moe.latent)
+    if moe.latent_norm:
+        parts[n.of_part(moe.latent_norm)] = (moe.latent,)
     if moe.router_bias:
         parts[n.bias_of_part(n.FFN_GATE_INP)] = (moe.num_experts,)
     if moe.choice_bias:

@@ -27,7 +27,7 @@ BYTE: Final = 6
 TURN_ENDS: Final = (
     *("<|im_end|>", "<|return|>", "<|call|>", "<|user|>", "<|observation|>", "<turn|>", "<|tool_response>"),
     *("<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "[e~[", "<|flush|>", "<|calls|>", "<end_of_utterance>"),
-    "<|END_OF_TURN_TOKEN|>",
+    *("<|END_OF_TURN_TOKEN|>", "<|end_of_msg|>"),
 )
 # Ends of a text: they end an answer unless generation_config.json names others.
 TEXT_ENDS: Final = (

@@ -33,6 +33,8 @@ HIDDEN, WIDTH, LIVE = 32, 32, 3
         ("clamped_silu", 0.0, 0.0),
         ("gelu", None, 0.0),
         ("swiglu_oai", 0.5, 1.3),
+        ("situ", 0.5, 0.4),
+        ("situ", None, 0.4),
     ],
 )
 def test_dense_products_are_a_mixture_of_one_expert(form: tuple[Activation, float | None, float]) -> None:

@@ -36,6 +36,8 @@ def biases(num: int = EXPERTS, hidden: int = HIDDEN, ff: int = FF) -> dict[str, 
 OPTIONS: list[dict[str, Any]] = [
     {"activation": "gelu"},
     {"activation": "swiglu_oai", "limit": 1.5, "alpha": 1.3},
+    {"activation": "situ", "limit": 25.0, "alpha": 4.0},
+    {"activation": "situ", "alpha": 4.0},
     {"limit": 0.5},
     {"activation": "clamped_silu", "limit": 0.5},
     {"weighs_input": True},
@@ -48,7 +50,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @each_vector_isa
 @pytest.mark.parametrize("kinds", KINDS, ids=lambda kinds: "-".join(kind.name for kind in kinds))
-@pytest.mark.parametrize("options", nightly_after(6, OPTIONS), ids=lambda o: "+".join(o))
+@pytest.mark.parametrize("options", nightly_after(8, OPTIONS), ids=lambda o: "+".join(o))
 @pytest.mark.parametrize("n", nightly_after(1, [9, 300]))
 def test_against_the_reference(
     kinds: tuple[Type, Type, Type], options: dict[str, Any], n: int, isa: str
@@ -78,6 +80,23 @@ def test_the_activation_clamps(isa: str) -> None:
     assert broken.isnan().all()
 
 
+@each_isa
+@pytest.mark.parametrize("limit", [25.0, None])
+def test_the_two_hyperbolic_tangents(isa: str, limit: float | None) -> None:
+    """Over the whole range, and near 0, where the difference of two numbers near 1 would lose digits."""
+    unit = Weights(Type.F32, torch.eye(64).numpy().view("uint8")[None], 64)
+    eye = Layer(unit, unit, unit)
+    y = torch.cat([torch.linspace(-150, 150, 64 * 20), torch.linspace(-1e-2, 1e-2, 64 * 20)]).view(40, 64)
+    ids, ones = torch.zeros(40, 1, dtype=torch.int32), torch.ones(40, 1)
+    options: dict[str, Any] = {"activation": "situ", "alpha": 4.0, "limit": limit}
+    out = eye.run(stream_of(isa), y, ids, ones, **options)
+    # exp's argument of up to 150 is known to 1e-5; below -87 exp gives 0, and so does the sigmoid.
+    expected = activate(y.double(), y.double(), **options)
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-33)
+    broken = eye.run(stream_of(isa), torch.full((1, 64), float("nan")), ids[:1], ones[:1], **options)
+    assert broken.isnan().all()
+
+
 def test_limits_and_weights_that_do_not_fit_are_refused() -> None:
     layer, y = Layer.random(Type.F32, Type.F32, Type.F32), activations("gaussian", 2, HIDDEN)
     for options in (
@@ -85,9 +104,13 @@ def test_limits_and_weights_that_do_not_fit_are_refused() -> None:
         {"activation": "swiglu_oai", "limit": 0.0},
         {"limit": float("nan")},
         {"limit": -1.0},
+        {"activation": "situ", "limit": -1.0},
     ):
         with pytest.raises(ValueError, match=r"^limit"):
             layer.run(stream_of("plain"), y, *routing(2), **options)
+    for alpha in (0.0, float("nan")):
+        with pytest.raises(ValueError, match=r"^alpha"):
+            layer.run(stream_of("plain"), y, *routing(2), activation="situ", alpha=alpha)
     with pytest.raises(ValueError, match=r"^weighs_input"):
         layer.run(stream_of("plain"), y, *routing(2), weighs_input=True, **biases())
 

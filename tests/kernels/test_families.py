@@ -29,6 +29,7 @@ OWN = [
     ),
     OWN_FIXTURES / "tiny-gemma4e-f16.gguf",
     OWN_FIXTURES / "tiny-kimilinear-f16.gguf",
+    OWN_FIXTURES / "tiny-kimik3-f16.gguf",
     OWN_FIXTURES / "tiny-bailing3-f16.gguf",
     OWN_FIXTURES / "tiny-nemotronhmoe-f16.gguf",
     OWN_FIXTURES / "tiny-granitehybrid-f16.gguf",

@@ -51,6 +51,7 @@ CASES = [
             "granitehybrid-f16",
         ),
         "lfm2moe-f16",
+        "kimik3-f16",
     )
     for name in MIXTURE
 ]

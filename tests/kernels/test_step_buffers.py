@@ -75,7 +75,7 @@ def test_the_workspaces_of_gates_with_one_matrix_each() -> None:
     layers = (
         replace(layer, mixer=replace(layer.mixer, gate_rank=0))
         if isinstance(layer.mixer, GatedDeltaNetShape)
-        else replace(layer, mixer=replace(layer.mixer, has_head_gate=True))
+        else replace(layer, mixer=replace(layer.mixer, gate="head"))
         for layer in shape.layers
         if isinstance(layer.mixer, GatedDeltaNetShape | LatentAttentionShape)
     )

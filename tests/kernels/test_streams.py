@@ -8,7 +8,7 @@ import torch
 from moeserve.kernels.norm import reference as norm_reference
 from moeserve.kernels.quantize.reference import quantize
 from moeserve.kernels.stream_operands import Activations
-from moeserve.kernels.streams import reference, sinkhorn
+from moeserve.kernels.streams import attended, reference, sinkhorn
 from tests.kernels.operations import ISAS, guarded, stream_of, unguard
 from tests.kernels.weights import nmse
 
@@ -123,3 +123,52 @@ def test_a_head_reads_the_mean_of_some_rows_streams(isa: str) -> None:
     stream_of(isa).wait()
     mean = x[rows.long()].view(2, STREAMS, 96).double().mean(dim=1)
     assert nmse(y.f32, norm_reference.norm(mean, norm, EPS)) < 1e-11
+
+
+@each_isa
+@each_size
+def test_a_block_attends_to_the_first_streams(isa: str, n: int, hidden: int) -> None:
+    """Streams of other sizes than 1, because their norm decides; what later streams hold does not count."""
+    x, rows = 3 * torch.randn(n + 2, STREAMS * hidden), torch.arange(n, 0, -1, dtype=torch.int32)
+    x[:, 3 * hidden :] = torch.nan
+    score, norm = 3 * torch.randn(hidden) / hidden**0.5, torch.rand(hidden) + 0.5
+    for chosen in (None, rows):
+        for num in (1, 3):
+            y = Activations(n, hidden)
+            stream_of(isa).attend_streams(x, chosen, score, norm, EPS, num, n, y)
+            stream_of(isa).wait()
+            of = (x[:n] if chosen is None else x[chosen.long()]).view(n, STREAMS, hidden)[:, :num]
+            expected = norm_reference.norm(attended.read(of, score, EPS), norm, EPS)
+            assert nmse(y.f32, expected) < 1e-11
+            assert torch.equal(y.q8, quantize(y.f32).rows())
+
+
+def test_streams_are_weighed_by_their_directions() -> None:
+    """A stream twice as long has the same weight, and counts twice as much."""
+    x, score = torch.randn(5, STREAMS, 96), torch.randn(96)
+    longer = x * torch.tensor([1.0, 2.0, 0.5, 8.0])[:, None]
+    assert torch.allclose(attended.weights(x, score, 0.0), attended.weights(longer, score, 0.0))
+    assert torch.equal(attended.weights(x[:, :1], score, 0.0), torch.ones(5, 1, dtype=torch.float64))
+
+
+@each_isa
+@each_size
+@pytest.mark.parametrize("add", [True, False])
+def test_a_blocks_output_goes_to_one_stream(isa: str, n: int, hidden: int, add: bool) -> None:
+    block, x = torch.randn(n, hidden), torch.randn(n, STREAMS * hidden)
+    found, expected = guarded(n, STREAMS * hidden), x.clone().view(n, STREAMS, hidden)
+    found[:n] = x
+    stream_of(isa).put_stream(block, 2, n, found, add=add)
+    stream_of(isa).wait()
+    expected[:, 2] = expected[:, 2] + block if add else block
+    assert torch.equal(unguard(found), expected.flatten(1))
+
+
+def test_streams_that_do_not_exist_are_refused() -> None:
+    x, vector, y = torch.zeros(1, STREAMS * 32), torch.zeros(32), Activations(1, 32)
+    for num in (0, STREAMS + 1):
+        with pytest.raises(ValueError, match=r"^num"):
+            stream_of("plain").attend_streams(x, None, vector, vector, EPS, num, 1, y)
+    for index in (-1, STREAMS):
+        with pytest.raises(ValueError, match=r"^stream"):
+            stream_of("plain").put_stream(torch.zeros(1, 32), index, 1, x, add=True)

@@ -1,6 +1,7 @@
 """The specification of a layer's routed experts.
 
 Gated SiLU: Shazeer 2020, https://arxiv.org/abs/2002.05202; swiglu_oai: gpt-oss, https://arxiv.org/abs/2508.10925;
+situ: Kimi-K3, https://arxiv.org/abs/2607.24653;
 the limits of silu and the weighting of inputs follow transformers (https://github.com/huggingface/transformers).
 """
 
@@ -23,8 +24,9 @@ def activate(
 ) -> Tensor:
     """Returns the input of down. silu: silu(gate) * up; with a limit: min(silu(gate), limit) * clamp(up, -limit,
     limit). clamped_silu: the same, but silu(min(gate, limit)). gelu: gelu(gate) * up, with GELU's tanh form.
-    swiglu_oai: (up + 1) * gate * sigmoid(alpha * gate), with gate at most the limit and up clamped to +-limit. limit:
-    see `limit_of`."""
+    swiglu_oai: (up + 1) * gate * sigmoid(alpha * gate), with gate at most the limit and up clamped to +-limit. situ:
+    alpha * tanh(gate / alpha) * sigmoid(gate) * u, with u = limit * tanh(up / limit), or without a limit up. limit: see
+    `limit_of`."""
     if activation == "relu":
         return gate.relu() * up
     if activation == "gelu":
@@ -34,8 +36,13 @@ def activate(
         return silu(gate).clamp(max=bound) * up.clamp(-bound, bound)
     if activation == "clamped_silu":
         return silu(gate.clamp(max=bound)) * up.clamp(-bound, bound)
+    if activation == "situ":
+        bounded = up if bound == torch.inf else bound * torch.tanh(up / bound)
+        return alpha * torch.tanh(gate / alpha) * torch.sigmoid(gate) * bounded
     if activation != "swiglu_oai":
-        raise ValueError(f"activation: none of silu, clamped_silu, gelu, swiglu_oai, relu but {activation!r}")
+        raise ValueError(
+            f"activation: none of silu, clamped_silu, gelu, swiglu_oai, relu, situ but {activation!r}"
+        )
     gate, up = gate.clamp(max=bound), up.clamp(-bound, bound)
     return (up + 1) * gate * torch.sigmoid(alpha * gate)
 

@@ -53,6 +53,24 @@ def swiglu_oai(gate, up, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
 
 
 @triton.jit
+def tanh(x):
+    """tanh(x); NaN stays NaN. 1 - 2 / (1 + exp(2 x)) would lose digits near 0, where the Taylor series up to x^9 is
+    exact to 1e-8."""
+    square = x * x
+    near = x * (1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315 + square * (62 / 2835)))))
+    return tl.where(tl.abs(x) > 0.25, 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x)), near)
+
+
+@triton.jit
+def situ_mul(gate, up, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
+    """ALPHA * tanh(gate / ALPHA) * sigmoid(gate) * LIMIT * tanh(up / LIMIT), or without a limit * up (Kimi-K3,
+    https://arxiv.org/abs/2607.24653)."""
+    if LIMIT > 0:
+        up = LIMIT * tanh(up / LIMIT)
+    return ALPHA * tanh(gate / ALPHA) / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
 def gated(gate, up, FORM: tl.constexpr):
     """gate, up: float32 tiles. FORM: a GatedForm. The specification is `activate` of ../experts/reference.py."""
     if FORM.activation == "silu":
@@ -69,6 +87,8 @@ def gated(gate, up, FORM: tl.constexpr):
         out = relu_mul(gate, up)
     elif FORM.activation == "gelu":
         out = gelu_mul(gate, up)
+    elif FORM.activation == "situ":
+        out = situ_mul(gate, up, FORM.limit, FORM.alpha)
     else:
         tl.static_assert(FORM.activation == "swiglu_oai")
         out = swiglu_oai(gate, up, FORM.limit, FORM.alpha)

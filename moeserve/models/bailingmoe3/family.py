@@ -30,7 +30,7 @@ def read_shape(source: ModelSource) -> ModelShape:
         raise reader.error("attention.head_count_kv", "has no attention layer, which is not supported")
     num_heads = reader.integer("attention.head_count", 1, 1024)
     delta_net = _delta_net(reader, num_heads)
-    attention = replace(latent_attention(reader, num_heads), has_head_gate=True)
+    attention = replace(latent_attention(reader, num_heads), gate="head")
     layers = (
         LayerShape(delta_net if is_recurrent else attention, ffn)
         for is_recurrent, ffn in zip(recurrent, clamped(reader, reader.sigmoid_mixtures()), strict=True)

@@ -25,10 +25,8 @@ def read_shape(source: ModelSource) -> ModelShape:
     matrix. Layers without KV heads are recurrent. No key states that expert weights are normalised; a RoPE base is
     not needed."""
     reader = ShapeReader(source)
-    recurrent = [heads == 0 for heads in reader.layer_integers("attention.head_count_kv", 0, 1024)]
-    if all(recurrent):
-        raise reader.error("attention.head_count_kv", "has no attention layer, which is not supported")
-    _check_up_projections(source, recurrent.index(False))
+    recurrent = recurrent_layers(reader)
+    check_up_projections(source, recurrent.index(False))
     num_heads = reader.integer("attention.head_count", 1, 1024)
     delta_net = _delta_net(reader, num_heads)
     # Keys have further dimensions next to the latent vector, as in other models, but here these are not rotated.
@@ -41,7 +39,16 @@ def read_shape(source: ModelSource) -> ModelShape:
     return reader.model(tuple(layers), rope_theta=10000.0)
 
 
-def _check_up_projections(source: ModelSource, layer: int) -> None:
+def recurrent_layers(reader: ShapeReader) -> list[bool]:
+    """Reads which layers are recurrent: those without KV heads. Raises ModelError if none attends."""
+    recurrent = [heads == 0 for heads in reader.layer_integers("attention.head_count_kv", 0, 1024)]
+    if all(recurrent):
+        raise reader.error("attention.head_count_kv", "has no attention layer, which is not supported")
+    return recurrent
+
+
+def check_up_projections(source: ModelSource, layer: int) -> None:
+    """Raises ModelError if layer `layer`, which attends, has its up-projections as one matrix."""
     if (name := n.of_layer(layer, n.ATTN_KV_B)) in source.tensors:
         raise ModelError(
             source.path,

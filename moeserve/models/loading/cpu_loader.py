@@ -247,7 +247,7 @@ class CpuLoader:
         return q, gate
 
     def _moe(self, index: int, shape: MoeShape) -> CpuMoe:
-        shared, latent = shape.shared, n.LATENT_PARTS if shape.latent else ()
+        shared, latent = shape.shared, shape.latent_parts if shape.latent else ()
         return CpuMoe(
             norm=self._ffn_norm(index),
             router=self._group(index, n.FFN_GATE_INP, has_bias=shape.router_bias),
@@ -260,6 +260,7 @@ class CpuLoader:
             else None,
             parts=self._parts(index) if shape.parts_normed else None,
             latent=[self._group(index, part, has_bias=False) for part in latent],
+            latent_norm=self._vector(n.of_layer(index, shape.latent_norm)) if shape.latent_norm else None,
         )
 
     def _parts(self, index: int) -> CpuParts:

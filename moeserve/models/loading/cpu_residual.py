@@ -12,6 +12,7 @@ from moeserve.kernels.residual_operations import NgramNorms
 from moeserve.kernels.streams.sinkhorn import SinkhornMix
 from moeserve.models.interface import ModelShape
 from moeserve.models.loading.cpu_weights import (
+    CpuAttendedStreams,
     CpuInput,
     CpuLayerNorm,
     CpuNgrams,
@@ -22,7 +23,7 @@ from moeserve.models.loading.cpu_weights import (
 )
 from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.loading.unnormed import Unnormed
-from moeserve.models.residual import SinkhornConnections
+from moeserve.models.residual import AttentionResiduals, SinkhornConnections
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
@@ -45,6 +46,10 @@ def load_input(
         return n.of_part(f"{block}_{part}") if index is None else n.of_layer(index, f"{block}_{part}")
 
     down = ("down",) if index is None else ("down", "inject")  # the head injects nothing
+    if isinstance(streams, AttentionResiduals):
+        part = n.RES_SCORES[block]
+        score = vector(n.of_part(part) if index is None else n.of_layer(index, part))
+        return CpuAttendedStreams(score, vector(norm), streams.reading(block, index))
     if isinstance(streams, SinkhornConnections):
         if index is None and not streams.weighs_head:
             return CpuStreamMean(vector(norm))

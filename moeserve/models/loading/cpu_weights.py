@@ -16,6 +16,7 @@ from moeserve.kernels.stream_operands import DeltaParameters, Mamba2Parameters
 from moeserve.kernels.streams.sinkhorn import SinkhornMix
 from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.loading.unnormed import Unnormed
+from moeserve.models.residual import StreamReading
 from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.source import ModelSource
 
@@ -62,9 +63,18 @@ class CpuStreamMean:
     norm: Tensor  # float32 [hidden]
 
 
+@dataclass(frozen=True, slots=True)
+class CpuAttendedStreams:
+    """The weights through which a block attends to the residual's streams: kernels/streams/attended.py."""
+
+    score: Tensor  # float32 [hidden]
+    norm: Tensor  # float32 [hidden]: of the sum
+    reading: StreamReading
+
+
 CpuNorm = Tensor | CpuLayerNorm  # an RMS norm's weight, float32 [hidden], or a LayerNorm
-# What computes a block's input from the residual: a norm or none, or a mix of the streams, or their mean.
-CpuInput = CpuNorm | Unnormed | CpuStreamMix | CpuSinkhornMix | CpuStreamMean
+# What computes a block's input from the residual: a norm or none, or a mix of the streams, their mean, or attention.
+CpuInput = CpuNorm | Unnormed | CpuStreamMix | CpuSinkhornMix | CpuStreamMean | CpuAttendedStreams
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +259,9 @@ class CpuMoe:
     # set if parts have separate norms; `norm` is then only the shared expert's input norm
     parts: CpuParts | None = None
     latent: Sequence[LinearGroup] = ()  # [latent, hidden] and [hidden, latent], if experts are latent
+    latent_norm: Tensor | None = (
+        None  # float32 [latent]: norm of the latent experts' sum; None: not normalised
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from moeserve.kernels.streams.attended_op import StreamAttention
 from moeserve.kernels.streams.sinkhorn import SinkhornMix
 from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.loading.unnormed import Unnormed
@@ -45,8 +46,16 @@ class GpuStreamMean:
     nbytes: int = 0  # of matrices
 
 
+@dataclass(frozen=True, slots=True)
+class GpuAttendedStreams:
+    """What a block attends to the residual's streams with."""
+
+    attention: StreamAttention
+    nbytes: int = 0  # of matrices
+
+
 GpuStreams = (
-    GpuStreamMix | GpuSinkhornMix | GpuStreamMean
+    GpuStreamMix | GpuSinkhornMix | GpuStreamMean | GpuAttendedStreams
 )  # what a residual of several streams is read through
 GpuNorm = Tensor | Unnormed  # [hidden], of the residual; or the residual itself is read
 GpuInput = GpuNorm | GpuStreams  # what a block reads the residual through

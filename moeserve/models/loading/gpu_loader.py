@@ -236,8 +236,9 @@ class GpuLoader:
             order=self._orders.of(self._source.tensors[expert_tensors(self._shape, index)[0]]),
             latent=tuple(
                 self._linear(index, part, has_bias=False)[0]
-                for part in (n.LATENT_PARTS if shape.latent else ())
+                for part in (shape.latent_parts if shape.latent else ())
             ),
+            latent_norm=self._vector(n.of_layer(index, shape.latent_norm)) if shape.latent_norm else None,
         )
 
     def _sandwich(self, index: int) -> SandwichNorms | None:

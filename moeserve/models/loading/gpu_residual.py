@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from moeserve.kernels.codebooks import bring_codebook
 from moeserve.kernels.residual_operations import NgramNorms
+from moeserve.kernels.streams.attended_op import StreamAttention
 from moeserve.kernels.streams.sinkhorn import SinkhornMix
 from moeserve.models.interface import ModelShape
-from moeserve.models.loading.gpu_inputs import GpuInput, GpuSinkhornMix, GpuStreamMean, GpuStreamMix
+from moeserve.models.loading.gpu_inputs import (
+    GpuAttendedStreams,
+    GpuInput,
+    GpuSinkhornMix,
+    GpuStreamMean,
+    GpuStreamMix,
+)
 from moeserve.models.loading.gpu_weights import GpuNgrams
 from moeserve.models.loading.merged_linear import MergedLinear
 from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.loading.unnormed import Unnormed
-from moeserve.models.residual import SinkhornConnections
+from moeserve.models.residual import AttentionResiduals, SinkhornConnections
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.source import ModelSource
 
@@ -36,6 +44,11 @@ def load_input(
     def name(part: str) -> str:
         return n.of_part(f"{block}_{part}") if index is None else n.of_layer(index, f"{block}_{part}")
 
+    if isinstance(shape.streams, AttentionResiduals):
+        part = n.RES_SCORES[block]
+        score = vector(n.of_part(part) if index is None else n.of_layer(index, part))
+        reading = torch.tensor(shape.streams.reading(block, index), dtype=torch.int32, device=score.device)
+        return GpuAttendedStreams(StreamAttention(score, vector(norm), reading))
     if isinstance(shape.streams, SinkhornConnections):
         connections = shape.streams
         if index is None and not connections.weighs_head:

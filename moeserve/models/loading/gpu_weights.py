@@ -213,6 +213,7 @@ class GpuMoe:
     sandwich: SandwichNorms | None = None  # None: the layer is not sandwiched
     order: Tensor | None = None  # int32 [E, hidden]: of each expert's gate and up, wherever it is
     latent: tuple[MergedLinear, ...] = ()  # [latent, hidden] and [hidden, latent], if experts are latent
+    latent_norm: Tensor | None = None  # [latent]: norm of the latent experts' sum; None: not normalised
 
     @property
     def dense_bytes(self) -> int:

@@ -110,7 +110,7 @@ def why_undivided(shape: ModelShape, num_ranks: int) -> str:
     if any(layer.is_parallel for layer in shape.layers):
         return f"{shape.architecture} has attention and feed-forward beside each other, which are not divided"
     gated = (layer.mixer for layer in shape.layers if isinstance(layer.mixer, AttentionShape))
-    if any(mixer.has_gate_matrix for mixer in gated) or (shape.latent and shape.latent.has_head_gate):
+    if any(mixer.has_gate_matrix for mixer in gated) or (shape.latent and shape.latent.gate != "none"):
         return f"{shape.architecture} has gates of attention's output, whose matrix is not divided"
     if any(
         isinstance(layer.mixer, AttentionShape) and layer.mixer.v_dim != layer.mixer.head_dim

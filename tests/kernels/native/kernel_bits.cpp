@@ -104,6 +104,7 @@ void print_rowwise(const Kernels& k) {
     two("clamped_silu_mul", [&](In a, In b, float* o) { k.clamped_silu_mul(a, b, n, 7.0f, 5.0f, o); });
     two("swiglu_oai", [&](In a, In b, float* o) { k.swiglu_oai(a, b, n, 7.0f, 1.702f, o); });
     two("gelu_mul", [&](In a, In b, float* o) { k.gelu_mul(a, b, n, o); });
+    two("situ_mul", [&](In a, In b, float* o) { k.situ_mul(a, b, n, 4.0f, 25.0f, o); });
     two("relu_mul", [&](In a, In b, float* o) { k.relu_mul(a, b, n, o); });
     two("dot", [&](In a, In b, float* o) { o[0] = k.dot(a, b, n); });
     two("dot_four", [&](In a, In b, float* o) { k.dot_four(a, 0, b, n, o); });

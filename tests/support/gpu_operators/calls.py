@@ -73,7 +73,12 @@ from tests.support.gpu_operators.rows import (
     sandwiched,
     tower,
 )
-from tests.support.gpu_operators.streams import hyper_connections, mixed_streams, ngram_embeddings
+from tests.support.gpu_operators.streams import (
+    attended_streams,
+    hyper_connections,
+    mixed_streams,
+    ngram_embeddings,
+)
 from tests.support.gpu_operators.tensors import IQ4, Q4, Q6, f32
 
 INT4 = ZERO_TYPES[4, 32, StoredScales.BF16_ZERO]
@@ -175,6 +180,10 @@ CALLS: dict[str, list[Callable[[], None]]] = {
     "hyper-connections and n-grams": [
         *(partial(each, 3, f32) for each in (hyper_connections, ngram_embeddings)),
         *(partial(each, 200, torch.bfloat16) for each in (hyper_connections, ngram_embeddings)),
+    ],
+    "streams that are attended to": [
+        partial(attended_streams, 3, f32),
+        partial(attended_streams, 200, torch.bfloat16),
     ],
     "streams that are mixed": [partial(mixed_streams, 3, f32), partial(mixed_streams, 200, torch.bfloat16)],
     "inputs of layers": [partial(layer_inputs, 3, f32), partial(layer_inputs, 200, torch.bfloat16)],

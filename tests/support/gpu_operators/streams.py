@@ -9,6 +9,7 @@ from moeserve.kernels.delta_net.op import StepSequences
 from moeserve.kernels.embed.op import embed
 from moeserve.kernels.ngrams.op import NgramTensors, add_ngrams
 from moeserve.kernels.residual_operations import NgramNorms
+from moeserve.kernels.streams.attended_op import PlacedBlock, StreamAttention, add_block, attend_streams
 from moeserve.kernels.streams.op import (
     StreamBlock,
     StreamNorm,
@@ -59,6 +60,27 @@ def mixed_streams(n: int, kind: torch.dtype) -> None:
     mix = SinkhornMix(empty(values), empty(3), 1e-6, 20)
     read_mixed(empty(n, values), x, None, mix, empty(hidden), 1e-6, count, y, empty(n, hidden), weights)
     read_mixed(empty(n, STREAMS), x, at, mix, empty(hidden), 1e-6, count, y, None, None)
+
+
+def attended_streams(n: int, kind: torch.dtype) -> None:
+    """Kimi-K3's nine streams."""
+    count, at, hidden, of_reading = (
+        empty(1, dtype=i32),
+        empty(n, dtype=i32),
+        MIXED_HIDDEN,
+        empty(3, dtype=i32),
+    )
+    x, y = empty(n, 9 * hidden), GpuActivations(*both(n, hidden, kind))
+    w = StreamAttention(empty(hidden), empty(hidden), of_reading)
+    parts, shares, ids = empty(n, PARTS, hidden, dtype=kind), empty(n, PARTS), empty(n, PARTS, dtype=i32)
+    for block in (
+        PlacedBlock(parts, shares, ids, empty(n, hidden), of_reading),
+        PlacedBlock(empty(n, 1, hidden, dtype=kind), None, None, None, of_reading),
+    ):
+        attend_streams(x, block, None, w, count, 1e-5, y, empty(n, hidden))
+        add_block(x, block, count)
+    for rows in (None, at):
+        attend_streams(x, None, rows, w, count, 1e-5, y, None)
 
 
 def ngram_embeddings(n: int, kind: torch.dtype) -> None:

@@ -30,7 +30,7 @@ from tests.support.model_header import qwen3moe, write_header
 NOT_DIVIDED = {"step35-q4_k_m": "gates", "mimo2-q4_k_m": "widths", "kimilinear-f16": "Kimi Delta Attention",
                "nemotronhmoe-f16": "Mamba-2", "granitehybrid-f16": "Mamba-2", "nemotronh-f16": "Mamba-2",
                "nemotronhlatent-f16": "Mamba-2", "falconh1-f16": "Mamba-2", "falconh1norm-f16": "Mamba-2",
-               "lfm2moe-f16": "short convolutions", "bailing3-f16": "gates",
+               "lfm2moe-f16": "short convolutions", "bailing3-f16": "gates", "kimik3-f16": "gates",
                "gemma3-q4_k_m": "norms behind", "gemma2-f16": "norms behind", "olmo3-f16": "norms behind",
                "exaone4-f16": "norms behind", "glm4-f16": "norms behind", "gemma4e-f16": "norms behind",
                "nemotronnas-f16": "layers without", "museglimmer-f16": "norms behind"}  # fmt: skip

@@ -128,6 +128,9 @@ struct Kernels {
   // out[i] = gelu(gate[i]) * up[i], with the tanh approximation of GELU; n % 16 == 0.
   void (*gelu_mul)(const float* gate, const float* up, int n, float* out);
   void (*relu_mul)(const float* gate, const float* up, int n, float* out);
+  // out[i] = beta * tanh(gate[i] / beta) * sigmoid(gate[i]) * u, with u = most * tanh(up[i] / most); most 0: u = up[i].
+  // n % 16 == 0.
+  void (*situ_mul)(const float* gate, const float* up, int n, float beta, float most, float* out);
   // x[i] = cap * tanh(x[i] / cap), n % 16 == 0.
   void (*softcap)(float cap, int n, float* x);
   // x *= sigmoid(gate), n % 16 == 0.

@@ -55,6 +55,7 @@ constexpr Kernels make_table() {
   k.swiglu_oai = swiglu_oai;
   k.gelu_mul = gelu_mul;
   k.relu_mul = relu_mul;
+  k.situ_mul = situ_mul;
   k.softcap = softcap;
   k.sigmoid_mul = sigmoid_mul;
   k.conv_silu = conv_silu;

@@ -228,6 +228,9 @@ void bind_engine(nb::module_& m) {
            "base"_a.none(), "scale"_a.none(), "eps"_a, "iterations"_a, "norm"_a, "norm_eps"_a, "n"_a, "y"_a,
            "weights"_a.none())
       .def("add_streams", &Stream::add_streams)
+      .def("attend_streams", &Stream::attend_streams, "x"_a, "rows"_a.none(), "score"_a, "norm"_a, "eps"_a,
+           "num"_a, "n"_a, "y"_a)
+      .def("put_stream", &Stream::put_stream)
       .def("ngram_gate", &Stream::ngram_gate)
       .def("ngram_conv", &Stream::ngram_conv, "inputs"_a, "factors"_a, "value"_a, "conv"_a, "dilation"_a,
            "states"_a, "first"_a, "row"_a, "count"_a, "slot"_a, "drafts"_a.none(), "kept"_a.none(),

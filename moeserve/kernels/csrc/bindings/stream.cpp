@@ -71,18 +71,22 @@ Activation activation_named(const std::string& name) {
   if (name == "swiglu_oai") return Activation::kSwigluOai;
   if (name == "gelu") return Activation::kGelu;
   if (name == "relu") return Activation::kRelu;
-  reject("activation", "none of silu, clamped_silu, swiglu_oai, gelu, relu but '" + name + "'");
+  if (name == "situ") return Activation::kSitu;
+  reject("activation", "none of silu, clamped_silu, swiglu_oai, gelu, relu, situ but '" + name + "'");
 }
 
 void check_options(const ExpertOptions& options) {
   if (options.weighs_input && (options.gate_bias != nullptr || options.up_bias != nullptr)) {
     reject("weighs_input", "biases of gate and up would be weighed too");
   }
+  if (options.activation == Activation::kSitu && !(options.alpha > 0)) {
+    reject("alpha", "a number above 0 wanted for situ");
+  }
   if (options.activation == Activation::kSwigluOai ? options.limit > 0 : options.limit >= 0) {
     const bool limits = options.activation != Activation::kGelu && options.activation != Activation::kRelu;
     if (options.limit == 0 || limits) return;
   }
-  reject("limit", "a number above 0 wanted for swiglu_oai, 0 or more for silu, 0 for gelu and relu");
+  reject("limit", "a number above 0 wanted for swiglu_oai, 0 or more for silu and situ, 0 for gelu and relu");
 }
 
 Activations make_activations(nb::handle f32, nb::handle q8, int64_t cols) {

@@ -162,6 +162,9 @@ class Stream {
   void read_streams(Tensor products, Tensor x, Tensor rows, Tensor base, Tensor scale, float eps,
                     int iterations, Tensor norm, float norm_eps, int n, const Activations& y, Tensor weights);
   void add_streams(Tensor block, Tensor weights, int n, Tensor x);
+  void attend_streams(Tensor x, Tensor rows, Tensor score, Tensor norm, float eps, int num, int n,
+                      const Activations& y);
+  void put_stream(Tensor block, int stream, bool add, int n, Tensor x);
   void ngram_gate(Tensor x, Tensor key, Tensor value, Tensor query_norm, Tensor key_norm, Tensor conv_norm,
                   float eps, int n, Tensor factors);
   void ngram_conv(Tensor inputs, Tensor factors, Tensor value, Tensor conv, int dilation, Tensor states,

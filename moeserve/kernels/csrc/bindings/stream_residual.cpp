@@ -1,4 +1,5 @@
 // Stream's operations on a residual of several streams and on n-gram embeddings: argument checks.
+#include "ops/attended_streams.h"
 #include "ops/sinkhorn.h"
 #include "ops/streams.h"
 #include "state_checks.h"
@@ -102,6 +103,38 @@ void Stream::add_streams(Tensor block, Tensor weights, int n, Tensor x) {
   pool_.submit(AddStreamsOp{&kernels_, rows_arg<float>(block, "block", n, hidden),
                             rows_arg<float>(weights, "weights", n, streams * (1 + streams)), n, streams,
                             static_cast<int>(hidden), rows_arg<float>(x, "x", n, streams * hidden)});
+}
+
+void Stream::attend_streams(Tensor x, Tensor rows, Tensor score, Tensor norm, float eps, int num, int n,
+                            const Activations& y) {
+  const TensorArg of_x = tensor_arg(x, "x", Element::kFloat32);
+  AttendStreamsOp op{};
+  op.k = &kernels_;
+  op.streams = streams_of(of_x.cols, y.cols, "y");
+  if (num < 1 || num > std::min(op.streams, kMostAttended))
+    reject("num", "1 to the number of streams wanted");
+  check_activations(y, "y", n, y.cols, false);
+  op.x = rows_arg<float>(x, "x", rows.is_none() ? n : 0, of_x.cols);
+  if (!rows.is_none()) {
+    op.rows = rows_arg<int32_t>(rows, "rows", n, 1);
+    check_ids("row", op.rows, n, of_x.rows);
+  }
+  op.score = sized_arg<float>(score, "score", y.cols);
+  op.norm = sized_arg<float>(norm, "norm", y.cols);
+  op.eps = eps;
+  op.n = n;
+  op.num = num;
+  op.y = y;
+  pool_.submit(op);
+}
+
+void Stream::put_stream(Tensor block, int stream, bool add, int n, Tensor x) {
+  const int64_t hidden = columns(block, "block");
+  const int streams = streams_of(columns(x, "x"), hidden, "block");
+  if (stream < 0 || stream >= streams) reject("stream", "one of x's streams wanted");
+  pool_.submit(PutStreamOp{&kernels_, rows_arg<float>(block, "block", n, hidden), n, streams,
+                           static_cast<int>(hidden), stream, add,
+                           rows_arg<float>(x, "x", n, streams * hidden)});
 }
 
 void Stream::ngram_gate(Tensor x, Tensor key, Tensor value, Tensor query_norm, Tensor key_norm,

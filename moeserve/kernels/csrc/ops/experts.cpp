@@ -162,6 +162,7 @@ void ExpertsOp::activate(float* g, const float* u, int n) const {
     return k->swiglu_oai(g, u, n, options.limit, options.alpha, g);
   if (options.activation == Activation::kGelu) return k->gelu_mul(g, u, n, g);
   if (options.activation == Activation::kRelu) return k->relu_mul(g, u, n, g);
+  if (options.activation == Activation::kSitu) return k->situ_mul(g, u, n, options.alpha, options.limit, g);
   // SiLU is negative only for negative gates, so SiLU(min(gate, limit)) = min(SiLU(gate), SiLU(limit)).
   const float limit = options.limit;
   const float most_silu =

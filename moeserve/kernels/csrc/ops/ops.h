@@ -270,13 +270,13 @@ struct SharedGateOp {
   void operator()(Team& team) const;
 };
 
-enum class Activation : int { kSilu, kClampedSilu, kSwigluOai, kGelu, kRelu };
+enum class Activation : int { kSilu, kClampedSilu, kSwigluOai, kGelu, kRelu, kSitu };
 
 // Options of a layer's experts.
 struct ExpertOptions {
   Activation activation = Activation::kSilu;
   float limit = 0.0f;                // clamp of gates and ups, see experts/reference.py; 0: none
-  float alpha = 0.0f;                // for kSwigluOai
+  float alpha = 0.0f;                // for kSwigluOai and kSitu
   bool weighs_input = false;         // a route's weight multiplies the expert's input, not its output
   const float* gate_bias = nullptr;  // [experts, ff]; or nullptr
   const float* up_bias = nullptr;

@@ -4,17 +4,12 @@
 #include <cmath>
 #include <cstring>
 
+#include "softmax.h"
+
 namespace moeserve {
 namespace {
 
 float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
-
-void softmax(float* x, int n) {
-  const float most = *std::max_element(x, x + n);
-  float sum = 0.0f;
-  for (int i = 0; i < n; ++i) sum += x[i] = std::exp(x[i] - most);
-  for (int i = 0; i < n; ++i) x[i] /= sum;
-}
 
 // Divides `n` numbers, `stride` apart, by their sum.
 void normalise(float* x, int n, int stride, float eps) {

@@ -1,8 +1,8 @@
 """x += output(norm(delta_rule(conv(qkv))) * silu(z)), with qkv, z, b and a projected from norm(x); queued on the
 pool's stream.
 
-Some models' output gate is sigmoid(z), among them Kimi Delta Attention, which may compute a and z by two products each,
-through low-rank vectors f and g.
+Some models' output gate is sigmoid(z), among them Kimi Delta Attention, which may compute a, or a and z, by two
+products each, through low-rank vectors f and g.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def recur(
     a: Tensor | None
     if shape.heads.is_kimi:
         q, k, v, b = delta.inputs[:4]
-        qkv, (a, z) = (q, k, v), delta.gates or delta.inputs[4:]
+        qkv, (a, z) = (q, k, v), [*delta.gates, *delta.inputs[4 + len(delta.gates) :]]
     else:
         qkv, z, b = delta.inputs[:3]
         a = None if shape.merged_gates else delta.inputs[3]

@@ -25,7 +25,7 @@ from moeserve.models.loading.cpu_weights import (
     GatedExperts,
 )
 from moeserve.models.loading.disk_slots import SlotsOnDisk, open_slots
-from moeserve.models.residual import HyperConnections, SinkhornConnections
+from moeserve.models.residual import AttentionResiduals, HyperConnections, SinkhornConnections
 
 # The most tokens of a step for which the next layer's experts are guessed. More tokens use most of the experts anyway.
 MOST_GUESSED_TOKENS = 8
@@ -95,7 +95,7 @@ class CpuDiskExperts:
 def _stream_weights(shape: ModelShape) -> int:
     """Returns the number of weights with which a block's output is added to the streams of a token's residual."""
     match shape.streams:
-        case None:
+        case None | AttentionResiduals():
             return 0
         case HyperConnections(count=count):
             return count

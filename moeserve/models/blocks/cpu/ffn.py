@@ -54,7 +54,10 @@ def mix(
         stream.gelu_gate(None, product, 0, n, y)
         counts = expert_token_counts
         run_experts(stream, w, shape, n, space, counts, adapters, product, add=False, disk=on_disk, y=y)
-        stream.gelu_gate(None, product, 0, n, y)
+        if w.latent_norm is None:
+            stream.gelu_gate(None, product, 0, n, y)
+        else:
+            stream.norm(product, w.latent_norm, eps, n, y)
         stream.linear(y, n, from_experts, [out], add=add)
     if w.shared is not None:
         assert shape.shared is not None
@@ -124,6 +127,6 @@ def run_unrouted(
     stream.shared_gate(space.y, n, w.gate, routing)
     stream.experts(
         e.gate, e.up, e.down, space.y, n, routing, h, None, out,
-        activation=shape.activation, limit=shape.limit, add=add,
+        activation=shape.activation, limit=shape.limit, alpha=shape.alpha, add=add,
         lora=None if adapters is None else adapters.experts(parts),
     )  # fmt: skip

@@ -6,7 +6,7 @@ cached = [norm(latent) | rotated key]                        one vector for all 
 x += output(v_b(softmax(query . cached) . latents))          v_b: of each head
 
 Some models multiply each head's output by sigmoid(gate(y)). The sums of latents are multiplied instead, which is the
-same because v_b is linear.
+same because v_b is linear. In others each number of the outputs has a gate.
 """
 
 from __future__ import annotations
@@ -85,6 +85,12 @@ def attend_latent(
         q, weights = space.indexer.q, space.indexer.weights
         stream.choose_keys(plan, q, weights, kv, shape.indexer.num_heads)
     stream.linear_by_head(s.nope, n, w.k_b, s.queries)
-    stream.attention(plan, s.queries.f32, kv, s.attended, form.heads, gate=s.gate)
-    stream.linear_by_head(s.attended, n, w.v_b, form.attended)
+    of_heads = s.gate if s.values is None else None
+    stream.attention(plan, s.queries.f32, kv, s.attended, form.heads, gate=of_heads)
+    if s.values is None:
+        stream.linear_by_head(s.attended, n, w.v_b, form.attended)
+    else:
+        assert s.gate is not None
+        stream.linear_by_head(s.attended, n, w.v_b, s.values)
+        stream.mix_streams(s.gate, s.values, n, form.attended)  # one stream: values * sigmoid(gate)
     add_product(stream, form.attended, n, w.output, space)

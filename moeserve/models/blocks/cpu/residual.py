@@ -1,9 +1,10 @@
 """Blocks read the residual x and add to it with these launches on the pool's stream: y = norm(x), or x
 itself, and x += block(y).
 
-There are two forms of several streams (hyper-connections). A block reads a gated mean of the streams, and its output is
-added to each stream with a weight that depends on the token (kernels/streams/reference.py). Or a block reads a weighted
-sum of the streams, and the streams are mixed after the block (kernels/streams/sinkhorn.py).
+There are three forms of several streams. Of hyper-connections, a block reads a gated mean of the streams, and its
+output is added to each stream with a weight that depends on the token (kernels/streams/reference.py). Or a block reads
+a weighted sum of the streams, and the streams are mixed after the block (kernels/streams/sinkhorn.py). With attention
+residuals, a block attends to the streams, and its output is added to one of them (kernels/streams/attended.py).
 """
 
 from __future__ import annotations
@@ -12,8 +13,14 @@ from torch import Tensor
 
 from moeserve.kernels.cpu_stream import CpuStream, LinearGroup
 from moeserve.kernels.stream_operands import Activations
-from moeserve.models.blocks.cpu.workspace import CpuWorkspace, SinkhornWorkspace, StreamsWorkspace
+from moeserve.models.blocks.cpu.workspace import (
+    AttendedWorkspace,
+    CpuWorkspace,
+    SinkhornWorkspace,
+    StreamsWorkspace,
+)
 from moeserve.models.loading.cpu_weights import (
+    CpuAttendedStreams,
     CpuEmbedding,
     CpuInput,
     CpuLayerNorm,
@@ -55,6 +62,11 @@ def read_residual(stream: CpuStream, w: CpuInput, eps: float, n: int, space: Cpu
         assert isinstance(s, SinkhornWorkspace)
         _read_mixed(stream, w, eps, n, space, space.y, s.products, None, s.weights)
         return
+    if isinstance(w, CpuAttendedStreams):
+        assert isinstance(space.streams, AttendedWorkspace)
+        space.streams.reading = w.reading
+        stream.attend_streams(space.x, None, w.score, w.norm, eps, w.reading.num, n, space.y)
+        return
     assert isinstance(space.streams, StreamsWorkspace)
     assert isinstance(w, CpuStreamMix)
     _read_streams(stream, w, eps, n, space, space.y, [space.streams.weights], None)
@@ -84,6 +96,9 @@ def read_for_head(
         s = space.streams
         assert isinstance(s, SinkhornWorkspace)
         _read_mixed(stream, w, eps, len(rows), space, out, s.head_products, rows, None)
+        return
+    if isinstance(w, CpuAttendedStreams):
+        stream.attend_streams(space.x, rows, w.score, w.norm, eps, w.reading.num, len(rows), out)
         return
     assert isinstance(w, CpuStreamMix)
     _read_streams(stream, w, eps, len(rows), space, out, [], rows)
@@ -160,7 +175,10 @@ def add_product(stream: CpuStream, a: Activations, n: int, matrix: LinearGroup, 
 
 def add_block(stream: CpuStream, n: int, space: CpuWorkspace) -> None:
     """Launches the rest of the addition of a block's output to x."""
-    if isinstance(space.streams, StreamsWorkspace):
+    if isinstance(space.streams, AttendedWorkspace):
+        reading = space.streams.reading
+        stream.put_stream(space.streams.block, reading.into, n, space.x, add=not reading.begins)
+    elif isinstance(space.streams, StreamsWorkspace):
         stream.inject(space.streams.block, space.streams.weights, n, space.x)
     elif space.streams is not None:
         stream.add_streams(space.streams.block, space.streams.weights, n, space.x)

@@ -14,8 +14,9 @@ from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
-from moeserve.models.residual import HyperConnections, NgramShape, SinkhornConnections
+from moeserve.models.residual import AttentionResiduals, HyperConnections, NgramShape, SinkhornConnections
 from moeserve.models.short_conv import ShortConvShape
+from moeserve.models.sources.gguf import names as n
 
 
 class CpuBatch:
@@ -88,6 +89,16 @@ class StreamsWorkspace:
         self.block = torch.empty(tokens, hidden)  # output of a block
 
 
+class AttendedWorkspace:
+    """Additional buffers of attention residuals, for one block at a time. Owns `reading`, by which the block that last
+    read the streams adds its output."""
+
+    def __init__(self, shape: AttentionResiduals, hidden: int, tokens: int) -> None:
+        self.count = shape.count
+        self.block = torch.empty(tokens, hidden)  # output of a block
+        self.reading = shape.reading(n.OUTPUT_HC, None)
+
+
 class NgramWorkspace:
     """Additional buffers of n-gram embeddings."""
 
@@ -147,7 +158,9 @@ class LatentWorkspace:
         self.q_a_normed = Activations(tokens, shape.q_rank) if shape.q_rank else None
         self.q = torch.empty(tokens, shape.q_rows)
         self.latent = torch.empty(tokens, shape.head_dim)
-        self.gate = torch.empty(tokens, shape.gate_width) if shape.has_head_gate else None
+        self.gate = torch.empty(tokens, shape.gate_width) if shape.gate_width else None
+        # Outputs of all heads, if each number of them has a gate
+        self.values = Activations(tokens, shape.output_width, q8=False) if shape.gate == "element" else None
         self.nope = Activations(rows, shape.nope_dim)  # non-rotary part of q, by head
         self.queries = Activations(tokens, shape.q_width, q8=False)
         self.attended = Activations(rows, shape.rank)  # by head
@@ -287,9 +300,13 @@ class CpuWorkspace:
         return one
 
 
-def _streams(shape: ModelShape, tokens: int) -> StreamsWorkspace | SinkhornWorkspace | None:
+def _streams(
+    shape: ModelShape, tokens: int
+) -> StreamsWorkspace | SinkhornWorkspace | AttendedWorkspace | None:
     if shape.streams is None:
         return None
+    if isinstance(shape.streams, AttentionResiduals):
+        return AttendedWorkspace(shape.streams, shape.hidden_size, tokens)
     if isinstance(shape.streams, SinkhornConnections):
         return SinkhornWorkspace(shape.streams, shape.hidden_size, tokens)
     return StreamsWorkspace(shape.streams, shape.hidden_size, tokens)

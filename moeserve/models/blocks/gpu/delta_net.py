@@ -93,11 +93,13 @@ def _project_kimi(
     if space.second is None:
         a, z = gates
         return space.qkv, z, Gates(b, a, 1)
-    x = space.second.low_rank
-    for source, matrix, out in zip(gates, w.gates, (space.second.a, space.second.z), strict=True):
+    x, outputs = space.second.low_rank, [space.second.a]
+    if space.second.z is not None:
+        outputs.append(space.second.z)
+    for source, matrix, out in zip(gates, w.gates, outputs, strict=False):
         norm_rows(source, None, 0.0, count, x.x, x.codes, x.scales)
         multiply(matrix, x, count, out, s.dense)
-    return space.qkv, space.second.z, Gates(b, space.second.a, 1)
+    return space.qkv, outputs[1] if len(outputs) > 1 else gates[1], Gates(b, space.second.a, 1)
 
 
 def first_of(sequences: StepSequences, count: int) -> StepSequences:

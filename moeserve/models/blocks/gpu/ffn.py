@@ -154,7 +154,7 @@ class GpuFfnBlock:
         if not self.ram.computes(index):
             s.latent_experts.sum.zero_()
         out = self.outputs.routes(index, s).parts[:, 0] if s.is_small_batch else s.pool_sum
-        project_back(ffn, self.outputs.latent_parts(index, s), count, s, out)
+        project_back(ffn, self.outputs.latent_parts(index, s), count, s, out, self._eps)
 
     def add_and_norm(
         self,
@@ -215,7 +215,7 @@ class GpuFfnBlock:
     def _unrouted_gated(self, index: int) -> Gated:
         unrouted = self._shapes[index].unrouted
         assert unrouted is not None
-        return Gated(unrouted.activation, limit=unrouted.limit)
+        return Gated(unrouted.activation, limit=unrouted.limit, alpha=unrouted.alpha)
 
     def _share_experts(
         self, index: int, moe: GpuMoe, local_expert_ids: Tensor, s: GpuWorkspace, count: Tensor

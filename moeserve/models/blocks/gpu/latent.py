@@ -86,7 +86,7 @@ class GpuLatentAttentionBlock:
         s: GpuWorkspace,
     ) -> Tensor | None:
         """Launches the computation of a layer's queries, and of its latents, which are stored in the KV cache. Reads
-        s.y, the norm of x. Returns the heads' gates [rows, heads]; None if there are none."""
+        s.y, the norm of x. Returns the gates [rows, gate_width]; None if there are none."""
         count, space, form = batch.count, s.latent, self._forms[shape.form]
         assert space is not None
         widths = [width for _, width in shape.input_parts]

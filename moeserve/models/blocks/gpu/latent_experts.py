@@ -23,12 +23,15 @@ def project_in(w: GpuMoe, count: Tensor, s: GpuWorkspace) -> None:
     norm_rows(space.product, None, 0.0, count, a.x, a.codes, a.scales)  # without a norm a copy, quantised
 
 
-def project_back(w: GpuMoe, experts: PendingSum, count: Tensor, s: GpuWorkspace, out: Tensor) -> None:
-    """Launches out = back(the sum of all experts' outputs). experts: the outputs of the experts on the GPU. The
-    workspace's `sum` has the sum of the experts in RAM, and afterwards the sum of all."""
+def project_back(
+    w: GpuMoe, experts: PendingSum, count: Tensor, s: GpuWorkspace, out: Tensor, eps: float
+) -> None:
+    """Launches out = back(the sum of all experts' outputs), or of the norm of the sum, which has this epsilon. experts:
+    the outputs of the experts on the GPU. The workspace's `sum` has the sum of the experts in RAM, and afterwards the
+    sum of all."""
     space = s.latent_experts
     assert space is not None
     _, back = w.latent
     a = space.input
-    add_norm(space.sum, *experts, None, count, None, 0.0, a.x, a.codes, a.scales)
+    add_norm(space.sum, *experts, None, count, w.latent_norm, eps, a.x, a.codes, a.scales)
     multiply(back, a, count, out, s.dense)

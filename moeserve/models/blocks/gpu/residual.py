@@ -9,22 +9,33 @@ from __future__ import annotations
 from torch import Tensor
 
 from moeserve.kernels.activations import GpuActivations
+from moeserve.kernels.streams import attended_op
+from moeserve.kernels.streams.attended_op import PlacedBlock
 from moeserve.kernels.streams.op import StreamBlock, add_to_streams, mix_streams, norm_streams, scaled_silu
 from moeserve.kernels.streams.sinkhorn_op import MixedBlock, norm_mixed, read_mixed
 from moeserve.models.blocks.gpu.expert_run import PendingSum
 from moeserve.models.blocks.gpu.linear import DenseWorkspace, multiply, multiply_all
 from moeserve.models.blocks.gpu.residual_workspace import (
+    AttendedWorkspace,
     GatedStreamsWorkspace,
     SinkhornWorkspace,
     StreamsWorkspace,
 )
-from moeserve.models.loading.gpu_inputs import GpuSinkhornMix, GpuStreamMean, GpuStreamMix, GpuStreams
+from moeserve.models.loading.gpu_inputs import (
+    GpuAttendedStreams,
+    GpuSinkhornMix,
+    GpuStreamMean,
+    GpuStreamMix,
+    GpuStreams,
+)
 
 
 def add_block(x: Tensor, pending: PendingSum, space: StreamsWorkspace, count: Tensor) -> None:
     """Launches x += the output of the block that last read the streams. Call it only if no later block reads the
     streams; otherwise that block's reading adds the output."""
-    if isinstance(space, SinkhornWorkspace):
+    if isinstance(space, AttendedWorkspace):
+        attended_op.add_block(x, _placed_block(pending, space), count)
+    elif isinstance(space, SinkhornWorkspace):
         norm_mixed(x, MixedBlock(*pending, space.weights), None, space.count, count, 0.0, None)
     else:
         add_to_streams(x, _gated_block(pending, space), count)
@@ -48,12 +59,22 @@ def read_streams(
     if isinstance(w, GpuStreamMean):
         assert pending is None  # the head reads streams that are complete
         read_mixed(None, x, rows, None, w.norm, eps, count, y, exact, None)
+    elif isinstance(w, GpuAttendedStreams):
+        assert isinstance(space, AttendedWorkspace)
+        block = None if pending is None else _placed_block(pending, space)
+        attended_op.attend_streams(x, block, rows, w.attention, count, eps, y, exact)
+        space.place = w.attention.reading
     elif isinstance(w, GpuSinkhornMix):
         assert isinstance(space, SinkhornWorkspace)
         _read_mixed(w, eps, x, pending, rows, count, space, y, exact, dense)
     else:
         assert isinstance(space, GatedStreamsWorkspace)
         _read_gated(w, eps, x, pending, rows, count, space, y, exact, dense)
+
+
+def _placed_block(pending: PendingSum, space: AttendedWorkspace) -> PlacedBlock:
+    assert space.place is not None
+    return PlacedBlock(*pending, space.place)
 
 
 def _gated_block(pending: PendingSum, space: GatedStreamsWorkspace) -> StreamBlock:

@@ -6,7 +6,12 @@ from torch import Tensor
 
 from moeserve.kernels.streams.op import StreamNorm
 from moeserve.models.blocks.gpu.arena_views import activations
-from moeserve.models.residual import HyperConnections, ResidualStreams, SinkhornConnections
+from moeserve.models.residual import (
+    AttentionResiduals,
+    HyperConnections,
+    ResidualStreams,
+    SinkhornConnections,
+)
 
 
 class SinkhornWorkspace:
@@ -18,6 +23,14 @@ class SinkhornWorkspace:
         self.products = views["stream_products"]  # float32 [rows * mix_values]
         # float32 [rows, added_values]: of the current block's output, and the mix behind it
         self.weights = views["stream_weights"]
+
+
+class AttendedWorkspace:
+    """The state of attention residuals (`AttentionResiduals`), which need no buffers. Owns `place`, by which the
+    current block's output is added to a stream."""
+
+    def __init__(self) -> None:
+        self.place: Tensor | None = None  # int32 [3], a `StreamReading`; None: no block has read yet
 
 
 class GatedStreamsWorkspace:
@@ -34,10 +47,12 @@ class GatedStreamsWorkspace:
         self.inject: Tensor | None = None
 
 
-StreamsWorkspace = GatedStreamsWorkspace | SinkhornWorkspace
+StreamsWorkspace = GatedStreamsWorkspace | SinkhornWorkspace | AttendedWorkspace
 
 
 def streams_workspace(views: dict[str, Tensor], shape: ResidualStreams) -> StreamsWorkspace:
+    if isinstance(shape, AttentionResiduals):
+        return AttendedWorkspace()
     if isinstance(shape, SinkhornConnections):
         return SinkhornWorkspace(views, shape)
     return GatedStreamsWorkspace(views, shape)

@@ -128,7 +128,7 @@ class GateProducts(NamedTuple):
 
     low_rank: GpuActivations  # low-rank input of a, then of z
     a: Tensor  # [rows, decays]
-    z: Tensor  # [rows, value_width]
+    z: Tensor | None  # [rows, value_width]; None: z has one product
 
 
 class KimiDeltaWorkspace(NamedTuple):
@@ -150,7 +150,7 @@ class DeltaWorkspace:
             second = None
             if shape.gate_rank:
                 second = GateProducts(
-                    activations(views, "delta_low_rank"), views["delta_a"], views["delta_z"]
+                    activations(views, "delta_low_rank"), views["delta_a"], views.get("delta_z")
                 )
             self.kimi = KimiDeltaWorkspace(views["delta_qkv"], second)
         self.out = activations(views, "attended", shape.heads.value_width)

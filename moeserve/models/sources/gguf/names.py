@@ -78,6 +78,7 @@ SHORT_CONV_OUT = "shortconv.out_proj"
 SSM_CONVS = ("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v")
 SSM_F_A = "ssm_f_a"
 SSM_F_B = "ssm_f_b"
+SSM_G = "ssm_g"  # of Kimi-K3, in the place of the next two
 SSM_G_A = "ssm_g_a"
 SSM_G_B = "ssm_g_b"
 FFN_NORM = "ffn_norm"
@@ -100,6 +101,8 @@ LAYER_INPUT_NORM = "post_norm"
 HC_ATTN = "hc_attn"
 HC_FFN = "hc_ffn"
 OUTPUT_HC = "output_hc"  # before the head, without inject
+# Of attention residuals, by block: the weight of the streams' norm times that of their scores' product.
+RES_SCORES = {HC_ATTN: "attn_res_score", HC_FFN: "ffn_res_score", OUTPUT_HC: "output_res_score"}
 # Of n-gram embeddings, whose table is LAYER_INPUT_EMBD.
 PLE_KEY = "ple_key"
 PLE_VALUE = "ple_value"
@@ -164,6 +167,10 @@ FFN_GATE_UP_EXPS = "ffn_gate_up_exps"  # both in one tensor: merged_experts.py
 FFN_LATENT_DOWN = "ffn_latent_down"  # to the experts' input, and from their output
 FFN_LATENT_UP = "ffn_latent_up"
 LATENT_PARTS = (FFN_LATENT_DOWN, FFN_LATENT_UP)
+FFN_ROUTED_DOWN = "ffn_routed_down"  # the same in Kimi-K3, and a norm between the experts and the second
+FFN_ROUTED_UP = "ffn_routed_up"
+ROUTED_PARTS = (FFN_ROUTED_DOWN, FFN_ROUTED_UP)
+FFN_ROUTED_NORM = "ffn_routed_norm"
 FFN_GATE_SHEXP = "ffn_gate_shexp"  # the shared expert's
 FFN_UP_SHEXP = "ffn_up_shexp"
 FFN_DOWN_SHEXP = "ffn_down_shexp"

@@ -44,6 +44,17 @@ def floats_made(
     return MadeTensor(shape, F32, (source,), lambda: bytes_of(compute(_floats(source)).reshape(shape)))
 
 
+def product_made(first: StoredTensor, second: StoredTensor) -> MadeTensor:
+    """Returns the float32 product, number by number, of two tensors with as many numbers; of the first one's shape."""
+    for each in (first, second):
+        each.float_type  # noqa: B018  (raises ModelError for a tensor that is not of floats)
+
+    def make() -> Bytes:
+        return bytes_of(_floats(first).reshape(-1) * _floats(second).reshape(-1))
+
+    return MadeTensor(first.shape, F32, (first, second), make)
+
+
 def rows_made(
     source: StoredTensor, shape: tuple[int, ...], choose: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 ) -> MadeTensor:

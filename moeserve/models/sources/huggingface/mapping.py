@@ -99,6 +99,8 @@ class HuggingFaceMapping:
     # model_type of a config.json whose text_config has this one's: wrapped_text.py.
     wrapped_in: str | None = None
     other_wrappers: tuple[str, ...] = ()  # further such model types
+    # Within these, further model types of the text_config, which mean another family elsewhere.
+    inner_model_types: tuple[str, ...] = ()
     rope_theta: float | None = None  # default, if config.json has none
     tied_by_default: bool = False  # tie_word_embeddings, if config.json does not state it
     flattened: frozenset[str] = frozenset()  # GGUF names of vectors that are [1, n] in checkpoints
@@ -112,6 +114,11 @@ class HuggingFaceMapping:
     def wrappers(self) -> tuple[str, ...]:
         """The values of models around the text model."""
         return *(() if self.wrapped_in is None else (self.wrapped_in,)), *self.other_wrappers
+
+    @property
+    def types_within(self) -> tuple[str, ...]:
+        """The `model_type`s of the family's text models inside a multimodal model."""
+        return *self.text_types, *self.inner_model_types
 
     @property
     def text_types(self) -> tuple[str, ...]:

@@ -14,12 +14,13 @@ from moeserve.models.errors import ModelError
 from moeserve.models.sources.gguf import Metadata
 from moeserve.models.sources.gguf import names as n
 
-from .made_tensor import MadeTensor, floats_made, rows_made
+from .made_tensor import MadeTensor, find_tensor, floats_made, product_made, rows_made
 from .safetensors_file import StoredTensor
 
 Shape = tuple[int, ...]
 Floats = npt.NDArray[np.float32]
 Made = Callable[[Path, str, Metadata, dict[str, StoredTensor]], Iterator[tuple[str, MadeTensor]]]
+MadeOutside = Callable[[Path, Metadata, dict[str, StoredTensor]], Iterator[tuple[str, MadeTensor]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,32 @@ def named_by_kind(theirs: str, mark: str, with_mark: str, without: str) -> Made:
         yield from of_layer(path, prefix, metadata, stored)
 
     return made
+
+
+def multiplied(rules: Mapping[str, tuple[str, str]]) -> Made:
+    """Returns a function that yields the float32 product, number by number, of a norm's weight and of a matrix of one
+    row. rules: GGUF's name -> the checkpoint's names of the two, after the prefix."""
+
+    def made(
+        path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
+    ) -> Iterator[tuple[str, MadeTensor]]:
+        del metadata
+        for ours, theirs in rules.items():
+            norm, row = (prefix + name for name in theirs)
+            if norm not in stored and row not in stored:
+                continue
+            both = find_tensor(path, stored, norm, 1), find_tensor(path, stored, row, 2)
+            if both[1].shape != (1, *both[0].shape):
+                raise ModelError(path, f"tensors {norm!r} and {row!r} do not fit one another")
+            del stored[norm], stored[row]
+            yield ours, product_made(*both)
+
+    return made
+
+
+def outside(made: Made) -> MadeOutside:
+    """Returns a function for `HuggingFaceMapping.made_outside` that yields `made`'s tensors without a prefix."""
+    return lambda path, metadata, stored: made(path, "", metadata, stored)
 
 
 def together(*each: Made) -> Made:

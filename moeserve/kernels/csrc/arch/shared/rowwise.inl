@@ -116,6 +116,19 @@ void swiglu_oai(const float* gate, const float* up, int n, float most, float alp
   }
 }
 
+// Kimi-K3's gated activation: beta * tanh(g / beta) * sigmoid(g) * u', u' = most * tanh(u / most), or u if most is 0.
+void situ_mul(const float* gate, const float* up, int n, float beta, float most, float* out) {
+  const VF scale = set_f(beta), inverse = set_f(1.0f / beta), one = set_f(1.0f);
+  const VF up_scale = set_f(most), up_inverse = set_f(most > 0 ? 1.0f / most : 0.0f);
+  for (int i = 0; i < n; i += 16) {
+    const VF g = load_f(gate + i);
+    VF u = load_f(up + i);
+    if (most > 0) u = mul(up_scale, tanh_f(mul(u, up_inverse)));
+    const VF bounded = mul(scale, tanh_f(mul(g, inverse)));
+    store_f(out + i, mul(div(bounded, add(one, exp_f(sub(zero_f(), g)))), u));
+  }
+}
+
 float dot(const float* a, const float* b, int n) {
   VF sum = zero_f();
   for (int i = 0; i < n; i += 16) sum = fma(load_f(a + i), load_f(b + i), sum);
