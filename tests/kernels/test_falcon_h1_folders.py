@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from moeserve.models.errors import ModelError
 from moeserve.models.open import open_folder
@@ -43,6 +44,19 @@ def test_it_is_what_transformers_computes(
     model = write_family(tmp_path, "falcon_h1", torch.float32, **changes)
     truth = transformers_logits(model.from_pretrained(tmp_path, dtype=torch.float32), monkeypatch)
     assert nmse(Engine(stream_of(ISAS[0], threads=1), tmp_path).logits(TOKENS), truth) < 1e-7
+
+
+def test_a_product_that_float16_cannot_hold_is_refused(tmp_path: Path) -> None:
+    write_family(tmp_path, "falcon_h1", torch.float16, **PUBLISHED)
+    name = "model.layers.1.mamba.in_proj.weight"
+    file = next(file for file in tmp_path.glob("*.safetensors") if name in load_file(file))
+    tensors = load_file(file)
+    tensors[name][0, 0] = 65504.0  # its row's factor is 1.25 * 0.35
+    save_file(tensors, file)
+    assert np.isfinite(open_folder(tmp_path).data("blk.1.ssm_in.weight").view(np.float16)).all()
+    edit_config(tmp_path, ssm_in_multiplier=4.0)
+    with pytest.raises(ModelError, match=f"tensor '{name}' times its multiplier exceeds float16's range"):
+        open_folder(tmp_path).data("blk.1.ssm_in.weight")
 
 
 def test_products_are_rounded_to_the_stored_type(tmp_path: Path) -> None:

@@ -72,16 +72,25 @@ def values_made(
     return MadeTensor(shape, source.float_type, (source,), lambda: bytes_of(choose(numbers_of(source))))
 
 
-def scaled_rows(source: StoredTensor, factors: npt.NDArray[np.float32]) -> MadeTensor:
-    """Returns a matrix of the same type with each row multiplied by a factor, rounded to that type. factors: [rows, 1],
-    or [1, 1] for all rows."""
+def scaled_rows(path: Path, source: StoredTensor, factors: npt.NDArray[np.float32]) -> MadeTensor:
+    """Returns a matrix of the same type with each row multiplied by a factor in float32, rounded to that type. factors:
+    [rows, 1], or [1, 1] for all rows. Reading it raises ModelError if float16 cannot hold a product."""
     kind = source.float_type
 
     def make() -> Bytes:
         values = _floats(source) * factors
         if kind is F32:
             return bytes_of(values)
-        return bytes_of(bfloat16_bits(values) if kind is BF16 else values.astype(np.float16))
+        if kind is BF16:
+            return bytes_of(bfloat16_bits(values))
+        with np.errstate(over="ignore"):
+            halves = values.astype(np.float16)
+        if np.isinf(halves).any():
+            raise ModelError(
+                path,
+                f"tensor {source.name!r} times its multiplier exceeds float16's range; convert the folder to bfloat16",
+            )
+        return bytes_of(halves)
 
     return MadeTensor(source.shape, kind, (source,), make)
 

@@ -37,7 +37,6 @@ def multiplied(names: Mapping[str, str]) -> Made:
     def made(
         path: Path, prefix: str, metadata: Metadata, stored: dict[str, StoredTensor]
     ) -> Iterator[tuple[str, MadeTensor]]:
-        del path
         architecture = metadata.require_str("general.architecture")
         for part, theirs in names.items():
             tensor = stored.get(prefix + theirs)
@@ -46,7 +45,7 @@ def multiplied(names: Mapping[str, str]) -> Made:
             assert isinstance(rows, np.ndarray)
             if tensor is not None and len(tensor.shape) == 2 and (factors != 1.0).any():
                 of_rows = _by_row(factors, rows, tensor.shape[0])
-                yield n.of_part(part), scaled_rows(stored.pop(tensor.name), of_rows)
+                yield n.of_part(part), scaled_rows(path, stored.pop(tensor.name), of_rows)
 
     return made
 
