@@ -20,7 +20,7 @@ from moeserve.worker.adapters.cpu import cpu_adapters
 from moeserve.worker.adapters.memory import open_adapters
 from moeserve.worker.loading.cpu import load as cpu_loading
 from moeserve.worker.loading.cpu.load import load_cpu_model
-from tests.conftest import TINY_MODEL
+from tests.conftest import OWN_FIXTURES, TINY_MODEL
 from tests.support.peft_files import GATE, SHAPE, pair, write
 
 
@@ -39,6 +39,12 @@ def test_measured_here(capsys: pytest.CaptureFixture[str], tiny_model: Path) -> 
     assert all(rate > 0 for rate in shown["speed"]["decode"].values())
     given = run(capsys, "--model", str(tiny_model), "--cpu-bandwidth", "7", "--cpu-gops", "8")
     assert (given["rates"]["cpu"]["read"], given["rates"]["cpu"]["dense_ops"]) == (7e9, 8e9)
+
+
+@pytest.mark.parametrize("name", ["kimik3", "nemotronhlatent"])
+def test_experts_narrower_than_the_model_are_measured(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    shown = run(capsys, "--model", str(OWN_FIXTURES / f"tiny-{name}-f16.gguf"), "--device", "cpu")
+    assert 1e6 < shown["rates"]["cpu"]["expert_ops"] < 1e15
 
 
 def test_what_is_planned_for_adapters_is_what_they_take(

@@ -169,23 +169,24 @@ def _expert_rate(stream: CpuStream, gguf: ModelSource, model: ModelShape) -> flo
     top_k = min(max(1, model.top_k), experts)
     parts = [gguf.tensors[name] for name in _expert_names(model)]
     gate, up, down = (_zeros(stream, t.type, (experts, *t.shape[-2:])) for t in parts)
-    width = parts[0].shape[-2]  # width in the first such layer; others may be wider
+    # Widths in the first such layer; others may be wider. Latent experts' input is narrower than the model.
+    width, outer = parts[0].shape[-2:]
     tokens = max(1, TOKENS * experts // all_experts)  # as many per expert as in a step
-    y, h = Activations(tokens, model.hidden_size), Activations(tokens * top_k, width)
+    y, h = Activations(tokens, outer), Activations(tokens * top_k, width)
     _clear(y)
     workspace = RoutingWorkspace(tokens, experts, top_k)
     workspace.ids[:] = (torch.arange(tokens)[:, None] + torch.arange(top_k)) % experts
     workspace.weights.fill_(1 / top_k)
     expert_token_counts, out = (
         torch.zeros(2, experts, dtype=torch.int64),
-        torch.zeros(tokens, model.hidden_size),
+        torch.zeros(tokens, outer),
     )
 
     def compute() -> None:
         stream.experts(gate, up, down, y, tokens, workspace, h, expert_token_counts, out)
         stream.wait()
 
-    return 6.0 * tokens * top_k * model.hidden_size * width / _seconds(compute)
+    return 6.0 * tokens * top_k * outer * width / _seconds(compute)
 
 
 def _operation_seconds(stream: CpuStream) -> float:
