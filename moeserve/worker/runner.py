@@ -161,9 +161,9 @@ class Runner:
         """Launches the plan's drafts behind the running step, if they can follow tokens that are not read. Returns
         whether it did."""
         step, drafts = self._under_way, self._drafts
-        if step is None or step.drafted is None or drafts is None:
+        if step is None or drafts is None:
             return False
-        unread = self._runs.unread
+        unread = self._runs.unread if step.drafted is not None else step.unread_tokens
         return unread is not None and drafts.launch_behind(plan.rows, unread)
 
     def launch_rest(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ from moeserve.models.loading.gpu_draft_head import GpuDraftHeadLoader
 from moeserve.models.loading.gpu_loader import GpuLoader
 from moeserve.models.open import open_model
 from moeserve.models.registry import read_checked_shape
+from moeserve.router.core.policy.draft_length import DraftLength
+from moeserve.router.core.request import DraftRecord
 from moeserve.worker.engines.gpu.next_token_chain import ChainStart, NextTokenChain
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.loading.gpu.load import load_gpu_runner
@@ -182,19 +186,26 @@ def test_drafts_and_texts(name: str, target: Target, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow  # a minute each in the interpreter
-@pytest.mark.parametrize("streams", [1, 2])
+@pytest.mark.parametrize(("streams", "every"), [(1, 1), (2, 1), (1, 2)])
 def test_chains_behind_unread_tokens(
-    streams: int, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    streams: int, every: int, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chains are launched while the host knows neither the tokens before them nor how many drafts are accepted: the
-    texts are those without drafts, and the drafts the head's behind these texts."""
+    texts are those without drafts, and the drafts the head's behind these texts. Also where only each other step has
+    drafts."""
     head = Head(HIDDEN, VOCAB, [1, 2], scored=512)
     runner = engine_of(target.path, head.write_folder(tmp_path / "head"))
     requests = asked(streams, VOCAB, length=8, max_tokens=8, temperature=1.0, logprobs=None)
     limits: dict[str, Any] = {"max_num_batched_tokens": 16, "reuse_prefixes": False}
     expected, _ = serve(runner, requests, 0, **limits)
     planted = Planted(runner, whole_texts(requests, expected), monkeypatch)
-    always_draft(monkeypatch, DEPTHS)
+    number = itertools.count()
+
+    def choose(self: DraftLength, records: Sequence[DraftRecord], *_: Any) -> tuple[list[int], float]:
+        depths = DEPTHS if next(number) % every == 0 else 0
+        return [depths] * len(records), float(depths * len(records))
+
+    monkeypatch.setattr(DraftLength, "choose", choose)
     worker = LaunchedAhead(runner)
 
     def during(world: Told, _: int) -> None:

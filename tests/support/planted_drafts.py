@@ -39,7 +39,10 @@ class Planted:
         self.logits.append(self._chain._block.logits(1)[0].cpu().clone())
         outputs, depths = self._chain._block.chain.outputs, len(drafts)
         for at, (slot, most) in enumerate(zip(start.req_slots.tolist(), start.most.tolist(), strict=True)):
-            so_far = self._so_far(slot, at, most) if start.behind is not None else self._known(slot)
+            behind, known = start.behind, self._length[slot]
+            so_far = self._tokens[slot, :known].tolist()
+            if behind is not None:  # tokens from the first sampled one on are not known
+                so_far = self._so_far(so_far[: int(behind.positions[at])], at, most)
             self.noted.append((so_far, drafts[:most, at].tolist()))
             planted = np.full(depths, 5, np.int32)
             right = self._foreseen.behind(so_far, most)
@@ -53,13 +56,8 @@ class Planted:
         self.num_behind += start.behind is not None
         return launched
 
-    def _known(self, slot: int) -> list[int]:
-        known: list[int] = self._tokens[slot, : self._length[slot]].tolist()
-        return known
-
-    def _so_far(self, slot: int, at: int, most: int) -> list[int]:
+    def _so_far(self, known: list[int], at: int, most: int) -> list[int]:
         """The text before a chain of `most` drafts that began behind tokens the host does not know."""
-        known = self._known(slot)
         text = next(text for text in self._texts if text[: len(known)] == known)
         position = int(self._chain._block.chain.rows.positions[at]) - (most - 1)  # of the first draft's row
         return text[: position + 2]

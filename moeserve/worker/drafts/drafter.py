@@ -58,8 +58,8 @@ class LateDrafts:
     slot: int | None = None  # request slot; None: no drafts are late
     read: Callable[[], Int32s] = lambda: NO_DRAFT  # waits for the drafts, and returns those that are verified
     ms: Callable[[], float] = lambda: 0.0  # that they took the GPU, after `read`
-    # Launches the drafts of the next step, of requests whose last tokens are being sampled: `Wanted.length` is without
-    # these. Returns False if it does not. The next `draft` takes these drafts. None: no drafter can do that.
+    # Launches the drafts of the next step, of requests whose last tokens are being sampled; `Wanted.length` does not
+    # say where these begin. Returns False if it does not. The next `draft` takes these drafts. None: no drafter can.
     launch_behind: Callable[[Sequence[Wanted], Unread], bool] | None = None
 
 

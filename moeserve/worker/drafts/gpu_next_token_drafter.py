@@ -91,18 +91,19 @@ class GpuNextTokenDrafter:
             or len(unread.places) > 1 + self._chain.depths
         ):
             return False
-        slots, length, most = np.array(active, np.int32).T.copy()
+        slots, _, most = np.array(active, np.int32).T.copy()
+        first = unread.positions[rows]
         depths = int(unread.drafted[rows].max()) + int(most.max())
         behind = Behind(
             unread.rows[rows],
             unread.drafted[rows],
-            unread.positions[rows],
-            np.zeros_like(slots) if self._rotary is None else self._shifts(self._rotary, slots, length - 1),
+            first,
+            np.zeros_like(slots) if self._rotary is None else self._shifts(self._rotary, slots, first - 1),
             unread.places[:, rows],
-            self._kv_slots(slots, length, depths),
+            self._kv_slots(slots, first, depths),
         )
         none = np.zeros_like(slots)
-        start = ChainStart(none, none, slots, most, none[None], *self._scored(slots, length), behind=behind)
+        start = ChainStart(none, none, slots, most, none[None], *self._scored(slots, first), behind=behind)
         self._behind = _Chain(start, self._chain.launch(start))
         return True
 
