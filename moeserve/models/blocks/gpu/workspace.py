@@ -28,6 +28,7 @@ from moeserve.models.blocks.gpu.latent_workspace import IndexerWorkspace, Latent
 from moeserve.models.blocks.gpu.layer_input_workspace import LayerInputWorkspace
 from moeserve.models.blocks.gpu.linear import dense_workspace, integer_rows
 from moeserve.models.blocks.gpu.lora import GpuAdapterRows
+from moeserve.models.blocks.gpu.recurrent_workspace import DeltaWorkspace, Mamba2Workspace
 from moeserve.models.blocks.gpu.residual_workspace import NgramWorkspace, streams_workspace
 from moeserve.models.buffers import GpuFloat
 from moeserve.models.interface import ModelShape
@@ -121,47 +122,6 @@ class AttentionWorkspace(NamedTuple):
     attended: GpuActivations
     decode: DecodeWorkspace
     mixed_decode: DecodeWorkspace  # in steps with prompts
-
-
-class GateProducts(NamedTuple):
-    """Buffers of the second products of Kimi Delta Attention's decays and output gates."""
-
-    low_rank: GpuActivations  # low-rank input of a, then of z
-    a: Tensor  # [rows, decays]
-    z: Tensor | None  # [rows, value_width]; None: z has one product
-
-
-class KimiDeltaWorkspace(NamedTuple):
-    """Additional buffers of Kimi Delta Attention."""
-
-    qkv: Tensor  # [rows, channels]
-    second: GateProducts | None  # None: a and z have one product each
-
-
-class DeltaWorkspace:
-    """Additional buffers of recurrent layers."""
-
-    def __init__(self, views: dict[str, Tensor], shape: GatedDeltaNetShape) -> None:
-        self.mixed = views["delta_mixed"]
-        # Of steps that process prompts in chunks; the second only in Kimi Delta Attention.
-        self.inverse, self.scores = views.get("delta_inverse"), views.get("delta_scores")
-        self.kimi = None
-        if shape.heads.is_kimi:
-            second = None
-            if shape.gate_rank:
-                second = GateProducts(
-                    activations(views, "delta_low_rank"), views["delta_a"], views.get("delta_z")
-                )
-            self.kimi = KimiDeltaWorkspace(views["delta_qkv"], second)
-        self.out = activations(views, "attended", shape.heads.value_width)
-
-
-class Mamba2Workspace:
-    """Additional buffers of Mamba-2 layers."""
-
-    def __init__(self, views: dict[str, Tensor], shape: Mamba2Shape) -> None:
-        self.mixed = views["mamba2_mixed"]
-        self.out = activations(views, "attended", shape.heads.value_width)
 
 
 class GpuWorkspace:
