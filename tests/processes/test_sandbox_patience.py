@@ -75,6 +75,20 @@ def test_a_start_may_wait_for_the_processor_longer_than_it_computes(
         sandbox.close()
 
 
+def test_a_start_that_uses_no_processor_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its modules are on a network disk that hangs."""
+    (tmp_path / "hangs.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setattr(parent, "START_IDLE_SECONDS", 1.0)
+    sandbox = parent.Sandbox("hangs", "a test", timeout=1, max_reply_bytes=100)
+    try:
+        with pytest.raises(parent.SandboxUnavailable, match="got no processor time"):
+            sandbox.run_sync(sandbox.start)
+        assert not sandbox.is_running
+    finally:
+        sandbox.close()
+
+
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> dict[int, Callable[[], object]]:
     """What happens after a look, by its number; each is added when it has been."""

@@ -73,14 +73,10 @@ def row(beginning: str) -> str:
             f"{batch_store.MAX_OPEN_BATCHES_PER_OWNER}; {batch_store.MAX_FILES_PER_OWNER:,} ",
         ),
         ("pixels of a picture", f"{decode_protocol.MOST_PIXELS:,}; {decode_protocol.MOST_VIDEO_PIXELS:,} "),
-        (
-            "bytes of a PDF",
-            f"{pdf_protocol.MAX_PDF_BYTES // MIB} MiB; {pdf_protocol.MAX_PAGES:,}; "
-            f"{pdf_protocol.MAX_TEXT_BYTES // MIB} MiB ",
-        ),
+        ("pages of a PDF", f"{pdf_protocol.MAX_PAGES:,}; {pdf_protocol.MAX_TEXT_BYTES // MIB} MiB "),
         ("CPU seconds for a PDF", f"{pdf_reader.TIMEOUT_S:g} s "),
         ("memory for a PDF", f"{pdf_process.MEMORY_BYTES // MIB:,} MiB "),
-        ("PDFs of a conversation", f"{pdf_texts.MOST_PDFS} "),
+        ("PDFs of a conversation", f"{pdf_texts.MOST_PDFS}; "),
         ("texts that are kept", f"{pdf_reader.CACHE_BYTES // MIB} MiB "),
         ("its longer side", f"{picture_size.MOST_ASPECT} times its shorter side "),
         ("seconds of CPU time", f"{picture_decoder.TIMEOUT_S:g} s; {video_decoder.VIDEO_TIMEOUT_S:g} s "),

@@ -104,7 +104,9 @@ class ImageBlock(Block):
 
 class FileSource(RequestModel):
     type: Literal["base64"]
-    media_type: Annotated[Label, Field(description="What the file says itself counts.")] = "application/pdf"
+    media_type: Annotated[Label, Field(description="Has no effect: the file's own bytes decide.")] = (
+        "application/pdf"
+    )
     data: Annotated[str, Field(description="A PDF, whose text is read, or a text file.")]
 
     @cached_property

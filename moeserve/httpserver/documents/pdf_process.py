@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from contextlib import suppress
 from typing import Final
 
 import pypdfium2
@@ -50,7 +51,7 @@ def read(data: bytes) -> Reply:
     try:
         return _read(document)
     except MemoryError:
-        return Refused("takes too much memory to read")
+        raise  # the process ends: what PDFium has allocated may not come back
     except Exception as error:  # noqa: BLE001  damaged files raise anything
         return Refused(f"cannot be read: {str(error) or type(error).__name__}"[:MOST_MESSAGE])
     finally:
@@ -82,7 +83,8 @@ def _text_of(document: PdfDocument, number: int) -> str:
     """Returns a page's text, with what its form's fields have been filled with."""
     page = document[number]
     if document.formenv is not None:
-        page.flatten()  # makes fields text; the page has to be loaded anew
+        with suppress(PdfiumError):
+            page.flatten()  # makes fields text; the page has to be loaded anew
         page.close()
         page = document[number]
     text = page.get_textpage().get_text_range(errors="replace")
@@ -91,8 +93,8 @@ def _text_of(document: PdfDocument, number: int) -> str:
 
 
 def _cleaned(text: str) -> str:
-    """Returns the text with line feeds alone. PDFium joins words that are hyphenated at
-    a line's end, with U+FFFE in the place of the hyphen."""
+    """Returns the text with line feeds only. PDFium joins words that are hyphenated at a line's end, with U+FFFE in the
+    place of the hyphen."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").replace("\ufffe", "").replace("\0", "")
     return lines.strip()
 

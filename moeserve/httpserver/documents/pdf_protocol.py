@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-MAX_PDF_BYTES: Final = 32 << 20
+MAX_PDF_BYTES: Final = 32 << 20  # more than a body can hold
 MAX_TEXT_BYTES: Final = 8 << 20  # of UTF-8
 MAX_PAGES: Final = 2000
 MOST_MESSAGE: Final = 300  # characters

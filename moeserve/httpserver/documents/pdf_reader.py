@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from contextlib import suppress
 from hashlib import sha256
+from sys import getsizeof
 from typing import Final
 
-from moeserve.httpserver.documents.pdf_protocol import MAX_PDF_BYTES, MAX_TEXT_BYTES, Refused, decode_reply
+from moeserve.httpserver.documents.pdf_protocol import MAX_TEXT_BYTES, Refused, decode_reply
 from moeserve.processes.sandbox.parent import (
     Sandbox,
     SandboxDied,
@@ -16,9 +17,10 @@ from moeserve.processes.sandbox.parent import (
     SandboxUnavailable,
 )
 
-TIMEOUT_S: Final = 10.0  # seconds of CPU time for one PDF
+TIMEOUT_S: Final = 5.0  # seconds of CPU time for one PDF
 # Size of the cache of texts: a conversation sends its PDFs again with every turn.
 CACHE_BYTES: Final = 32 << 20
+_ENTRY_BYTES: Final = 256  # of an entry without its text
 
 
 class PdfError(ValueError):
@@ -36,17 +38,16 @@ class PdfReader:
             timeout=timeout,
             max_reply_bytes=2 * MAX_TEXT_BYTES,
         )
-        self._texts: OrderedDict[bytes, str] = OrderedDict()  # by the SHA-256 of the file
+        # By tenant and the SHA-256 of the file: how fast an answer is tells nothing about other tenants' files.
+        self._texts: OrderedDict[tuple[str, bytes], str] = OrderedDict()
         self._text_bytes = 0
 
     async def read(self, data: bytes, tenant: str = "") -> str:
         """Returns the PDF's text. Raises PdfError, and SandboxUnavailable for failures that the PDF did not cause."""
-        key = sha256(data).digest()
+        key = tenant, sha256(data).digest()
         if (text := self._texts.get(key)) is not None:
             self._texts.move_to_end(key)
             return text
-        if len(data) > MAX_PDF_BYTES:
-            raise PdfError(f"has {len(data)} bytes; {MAX_PDF_BYTES} at most are read")
         text = await self._sandbox.run(lambda: self._ask(data), tenant)
         self._keep(key, text)
         return text
@@ -54,7 +55,7 @@ class PdfReader:
     def close(self) -> None:
         self._sandbox.close()
 
-    def _keep(self, key: bytes, text: str) -> None:
+    def _keep(self, key: tuple[str, bytes], text: str) -> None:
         if key in self._texts:
             return  # another request has sent it meanwhile
         self._texts[key] = text
@@ -88,4 +89,4 @@ class PdfReader:
 
 
 def _size(text: str) -> int:
-    return len(text.encode())
+    return getsizeof(text) + _ENTRY_BYTES

@@ -105,7 +105,7 @@ async def _encode_chat(
     its PDFs not read in time."""
     client = service.picture_client(asked)
     async with request_deadline(asked.caller.arrival, service.engine.request_timeout):
-        prompt = await with_pdf_texts(asked, prompt, service.pdfs)
+        prompt = await with_pdf_texts(text, limit, asked, prompt, service.pdfs)
         return await chat_prompt.encode(text, limit, asked, prompt, client)
 
 

@@ -8,6 +8,7 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 
 from moeserve.httpserver.generation.chat import chat_prompt
 from moeserve.httpserver.generation.chat.pdf_texts import with_pdf_texts
+from moeserve.httpserver.generation.engine.request_deadline import request_deadline
 from moeserve.httpserver.generation.request.caller import caller_of
 from moeserve.httpserver.generation.service import service_of
 from moeserve.httpserver.openai.chat_body import ChatCompletionRequest
@@ -36,7 +37,8 @@ async def apply_template(request: Request) -> Response:
     served = service.ready(body.model)
     text, limit = served.text, served.limit
     asked = body.asked(caller)
-    prompt = await with_pdf_texts(asked, body.chat_prompt(), service.pdfs)
+    async with request_deadline(caller.arrival, service.engine.request_timeout):
+        prompt = await with_pdf_texts(text, limit, asked, body.chat_prompt(), service.pdfs)
     pieces = await chat_prompt.render(text, limit, asked, prompt)
     applied: AppliedTemplate = {
         "prompt": "".join(pieces) if text.pictures is None else text.pictures.shown(pieces)

@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 from moeserve.chatformat.json_text import to_json
 from moeserve.httpserver.generation.chat.chat_tools import CallArgumentsText, arguments_for_template
 from moeserve.httpserver.generation.request.custom_tools import INPUT
-from moeserve.httpserver.generation.request.documents import Document, document_of_base64, in_tags
+from moeserve.httpserver.generation.request.documents import Document, document_of_base64, titled
 from moeserve.httpserver.generation.request.foreign_history import types_of
 from moeserve.httpserver.generation.request.pictures import (
     Picture,
@@ -81,7 +81,7 @@ class InputFile(RequestModel):
 
     type: Literal["input_file"]
     file_data: Annotated[str, Field(description="The file in base64, or as a data: URL.")]
-    filename: Label | None = None
+    filename: str | None = None
     file_id: Annotated[Any, unsupported("file_id (send file_data)")] = None
     file_url: Annotated[Any, unsupported("file_url (send file_data)")] = None
     detail: Annotated[Any, NO_EFFECT] = None
@@ -97,7 +97,7 @@ class InputFile(RequestModel):
 
     @property
     def text(self) -> str:
-        return in_tags("document", {"title": self.filename}, self.document.text)
+        return titled(self.filename, self.document).text
 
 
 def _text_of(content: str | list[Any]) -> str:

@@ -31,6 +31,9 @@ PATIENCE = 10
 LAST_LINES_S = 2.0  # wait for a process that closed its socket to report the cause and exit
 # CPU-time limit for the process to start, before it reads any input; an emulated CPU takes half of it
 START_SECONDS = 60.0
+START_IDLE_SECONDS = (
+    60.0  # without any CPU time: the process waits for a disk or a lock, not for the processor
+)
 # The environment variables that the process gets: only what Python needs, as others could contain the API key.
 _PASSED_ENVIRONMENT = (
     "PATH",
@@ -132,7 +135,8 @@ class Sandbox:
             )
         child = self._child = _Child(process, ours)
         try:
-            self._receive("start", Patience(process.pid, ours, START_SECONDS, PATIENCE * START_SECONDS))
+            limits = (START_SECONDS, PATIENCE * START_SECONDS, START_IDLE_SECONDS)
+            self._receive("start", Patience(process.pid, ours, *limits))
         except (SandboxTimeout, SandboxLost) as error:
             how = str(error) or f"ended at once (exit code {child.process.returncode}): its own lines say why"
             raise self._unavailable(how) from error

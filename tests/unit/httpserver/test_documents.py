@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from moeserve.httpserver.generation.request import documents
 from tests.support.http_harness import NAME, HttpServer, tokens_of
 from tests.support.pdf_files import LOCKED, write_pdf
 from tests.support.scripted_answers import prompt_of
@@ -74,6 +75,14 @@ PARTS: dict[str, dict[str, Any]] = {
         "title": "a.pdf",
     },
     "the Responses API's": {"type": "input_file", "filename": "a.pdf", "file_data": url(PDF)},
+    "a URL that is null": {
+        "type": "file",
+        "mediaType": "application/pdf",
+        "data": encoded(PDF),
+        "url": None,
+        "filename": None,
+        "name": "a.pdf",
+    },
     "MCP's": {
         "type": "resource",
         "resource": {"uri": "a.pdf", "mimeType": "application/pdf", "blob": encoded(PDF)},
@@ -114,14 +123,21 @@ def test_an_empty_text_file(server: HttpServer) -> None:
 
 @pytest.mark.parametrize("kind", ["text-plain", "file"])
 def test_langchains_plain_text(server: HttpServer, kind: str) -> None:
-    assert chat(server, {"type": kind, "text": TEXT, "mime_type": "text/plain"}).status_code == 200
-    assert TEXT in prompt_of(server)
+    part = {"type": kind, "text": TEXT, "mime_type": "text/plain", "metadata": {"filename": "a.txt"}}
+    assert chat(server, part).status_code == 200
+    assert f"<document>\n<title>a.txt</title>\n{TEXT}\n</document>" in prompt_of(server)
 
 
-@pytest.mark.parametrize("role", ["system", "tool"])
-def test_other_roles_have_documents(server: HttpServer, role: str) -> None:
-    assert chat(server, PARTS["OpenAI's"], role=role).status_code == 200
+def test_a_tools_message_has_documents(server: HttpServer) -> None:
+    assert chat(server, PARTS["OpenAI's"], role="tool").status_code == 200
     assert IN_PDF in prompt_of(server)
+
+
+def test_a_system_message_has_no_pdf(server: HttpServer) -> None:
+    """Its text is trusted: control tokens in it are tokens."""
+    refused = chat(server, PARTS["OpenAI's"], role="system")
+    assert refused.status_code == 400
+    assert "messages of role system cannot contain pictures and PDFs" in refused.json()["error"]["message"]
 
 
 def test_anthropics_document_and_result(server: HttpServer) -> None:
@@ -167,12 +183,35 @@ def test_the_rendered_prompt_and_its_tokens_have_the_text(server: HttpServer) ->
     assert counted == len(tokens_of(server.requests[-1]))
 
 
-def test_control_tokens_of_a_pdf_stay_in_its_document(server: HttpServer) -> None:
-    """What looks like a mark in a PDF is text."""
-    assert (
-        chat(server, {"type": "file", "file": {"file_data": url(write_pdf(["0" * 48]))}}).status_code == 200
-    )
-    assert "<document>\n" + "0" * 48 in prompt_of(server)
+def test_a_mark_in_a_pdf_is_text(server: HttpServer) -> None:
+    """What stands in a message for another PDF's text, if a PDF could spell it."""
+    mark = documents._MARK + "0" * 16
+    part = {"type": "file", "file": {"file_data": url(write_pdf([mark]))}}
+    assert chat(server, part, PARTS["OpenAI's"]).status_code == 200
+    assert f"<document>\n{mark}\n</document>" in prompt_of(server)
+
+
+def test_texts_that_cannot_fit_are_refused_before_they_are_joined(server: HttpServer) -> None:
+    """A body of 32 small files could otherwise make 256 MiB of text."""
+    part = {"type": "file", "file": {"file_data": url(write_pdf(["Foxes jump. " * 4000]))}}
+    answer = chat(server, *[part] * 32)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    assert "characters cannot fit" in answer.json()["error"]["message"]
+
+
+def test_a_program_that_reads_pdfs_is_a_text(server: HttpServer) -> None:
+    text = 'HEADER = b"%PDF-"'
+    part = {"type": "file", "file": {"filename": "a.py", "file_data": url(text.encode())}}
+    assert chat(server, part).status_code == 200
+    assert f"<title>a.py</title>\n{text}\n</document>" in prompt_of(server)
+
+
+def test_a_pdf_behind_other_bytes(server: HttpServer) -> None:
+    """As mail programs write them."""
+    part = {"type": "file", "file": {"file_data": url(b"\xff\xfe mail\r\n" + PDF)}}
+    assert chat(server, part).status_code == 200
+    assert IN_PDF in prompt_of(server)
 
 
 REFUSED: list[tuple[Any, str]] = [
@@ -207,7 +246,7 @@ def test_a_file_by_url_is_not_fetched(server: HttpServer) -> None:
     part = {"type": "file", "mediaType": "application/pdf", "url": "https://example.org/a.pdf"}
     answer = chat(server, part)
     assert answer.status_code == 400
-    assert "files are not fetched" in answer.json()["error"]["message"]
+    assert "is an address, which is not fetched" in answer.json()["error"]["message"]
 
 
 def test_of_several_pdfs_the_bad_one_is_named(server: HttpServer) -> None:

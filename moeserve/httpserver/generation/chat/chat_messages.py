@@ -15,7 +15,7 @@ from moeserve.httpserver.generation.chat.chat_tools import (
     ToolCallMessage,
 )
 from moeserve.httpserver.generation.request.data_urls import data_type
-from moeserve.httpserver.generation.request.documents import Document, document_of_base64, in_tags
+from moeserve.httpserver.generation.request.documents import Document, document_of_base64, titled
 from moeserve.httpserver.generation.request.fields import MAX_MESSAGES
 from moeserve.httpserver.generation.request.foreign_parts import in_own_form
 from moeserve.httpserver.generation.request.pictures import (
@@ -49,7 +49,6 @@ _VIDEO_PARTS: Final = {
     "video_url": VIDEO_FIELDS | {"video_url"},  # vLLM's
     "video": VIDEO_FIELDS | {"video", "url"},  # Qwen's and transformers'
 }
-MOST_NAME: Final = 512  # characters of a file's name
 _SIDES: Final = ("resized_height", "resized_width")
 _URL_FIELDS: Final = ("url", "data", "base64", "blob", "file_data")  # of an object with a picture
 # The fields of pictures by the part's type. `image` is the type of Qwen's and transformers' messages (`image`, `url`,
@@ -127,9 +126,7 @@ def _document(file: dict[str, Any]) -> Document:
     if not isinstance(data, str):
         message = "a file part needs its file in base64 as file.file_data: files are not fetched, nor taken by file_id"
         raise PydanticCustomError("content_part", message)
-    title = name[:MOST_NAME] if isinstance(name, str) else None
-    found = document_of_base64(data)
-    return Document(in_tags("document", {"title": title}, found.text), found.pdf)
+    return titled(name, document_of_base64(data))
 
 
 def _reasoning_of(part: dict[str, Any]) -> str:
@@ -264,13 +261,13 @@ class Message(RequestModel):
                 raise PydanticCustomError(
                     "content", "content is required for the role {role}", {"role": self.role}
                 )
-        elif isinstance(self.content, PicturedText) and self.content.pictures:
+        elif isinstance(self.content, PicturedText):
             # An assistant's are those of another model that draws, in a conversation that goes on here.
             if self.role not in ("user", "assistant", "tool", "function"):
                 raise PydanticCustomError(
-                    "content", "messages of role {role} cannot contain pictures", {"role": self.role}
+                    "content", "messages of role {role} cannot contain pictures and PDFs", {"role": self.role}
                 )
-        elif not isinstance(self.content, str | PicturedText):
+        elif not isinstance(self.content, str):
             raise PydanticCustomError("content", "content must be a string or a list of text parts")
         if self.role == "function" and not self.name:
             raise PydanticCustomError("name", "name is required for the role function")

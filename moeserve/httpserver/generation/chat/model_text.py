@@ -80,9 +80,13 @@ class ModelText:
 
     def check_length(self, text: str, limit: int, param: str) -> None:
         """Raises ApiError 400 for a text that cannot fit into `limit` tokens."""
-        if len(text) > limit * self.longest_token:
+        self.check_size(len(text), limit, param)
+
+    def check_size(self, characters: int, limit: int, param: str) -> None:
+        """Raises ApiError 400 for so many characters that they cannot fit into `limit` tokens."""
+        if characters > limit * self.longest_token:
             message = (
-                f"{param}: {len(text)} characters cannot fit into this model's maximum context length of "
+                f"{param}: {characters} characters cannot fit into this model's maximum context length of "
                 f"{limit} tokens, of at most {self.longest_token} characters each"
             )
             raise ApiError(
@@ -92,7 +96,7 @@ class ModelText:
                 code="context_length_exceeded",
                 refusal=Refusal.TOO_LONG,
                 overflow=Overflow(
-                    -(-len(text) // self.longest_token), limit
+                    -(-characters // self.longest_token), limit
                 ),  # a lower bound on the text's tokens
             )
 

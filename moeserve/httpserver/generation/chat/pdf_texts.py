@@ -7,16 +7,19 @@ from dataclasses import replace
 from typing import Any, Final
 
 from moeserve.httpserver.documents.pdf_reader import PdfError, PdfReader
+from moeserve.httpserver.generation.chat.model_text import ModelText
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
 from moeserve.httpserver.generation.request.documents import MARKS
 from moeserve.httpserver.transport.errors import invalid
 
-MOST_PDFS: Final = 100  # of a conversation
+MOST_PDFS: Final = 32  # of a conversation
 
 
-async def with_pdf_texts(asked: Asked, prompt: ChatPrompt, reader: PdfReader) -> ChatPrompt:
-    """Returns the conversation with the texts of its PDFs. Raises ApiError 400 for a PDF that cannot be read, and
-    SandboxUnavailable."""
+async def with_pdf_texts(
+    text: ModelText, limit: int, asked: Asked, prompt: ChatPrompt, reader: PdfReader
+) -> ChatPrompt:
+    """Returns the conversation with the texts of its PDFs. Raises ApiError 400 for a PDF that cannot be read and for
+    texts that cannot fit into `limit` tokens, and SandboxUnavailable."""
     if not prompt.pdfs:
         return prompt
     if len(prompt.pdfs) > MOST_PDFS:
@@ -28,6 +31,7 @@ async def with_pdf_texts(asked: Asked, prompt: ChatPrompt, reader: PdfReader) ->
         except PdfError as error:
             which = "the PDF" if len(prompt.pdfs) == 1 else f"PDF {number} of {len(prompt.pdfs)}"
             raise invalid(asked.prompt_param, f"{which} {error}") from error
+        text.check_size(sum(map(len, texts.values())), limit, asked.prompt_param)
     return replace(prompt, messages=[_filled(message, texts) for message in prompt.messages], pdfs=())
 
 

@@ -10,7 +10,7 @@ import codecs
 import re
 import secrets
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from pydantic_core import PydanticCustomError
 
@@ -21,6 +21,8 @@ MARKS: Final = re.compile(f"{_MARK}[0-9a-f]{{16}}")
 _ADDRESS: Final = re.compile("https?://", re.IGNORECASE)
 _PDF: Final = b"%PDF-"
 _HEADER_BYTES: Final = 1024  # in which readers look for a PDF's header (ISO 32000-1, Annex H, note 13)
+_BEFORE_HEADER: Final = codecs.BOM_UTF8 + b" \t\r\n\0"
+MOST_NAME: Final = 512  # characters of a file's name
 _ENCODINGS: Final = {
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF16_LE: "utf-16",
@@ -61,7 +63,7 @@ def document_of_base64(data: str) -> Document:
             "document", "the file is an address, which is not fetched; send the file in base64"
         )
     file = base64_bytes(data, "file", may_be_empty=True)
-    if _PDF in file[:_HEADER_BYTES]:
+    if _is_pdf(file):
         pdf = PdfFile(file)
         return Document(pdf.mark, pdf)
     return Document(_decoded(file))
@@ -71,6 +73,28 @@ def in_tags(tag: str, about: dict[str, str | None], text: str) -> str:
     """Returns the text between tags, after one line for each fact about it."""
     lines = [f"<{name}>{value}</{name}>" for name, value in about.items() if value]
     return "\n".join([f"<{tag}>", *lines, text, f"</{tag}>"])
+
+
+def titled(name: Any, document: Document) -> Document:
+    """Returns a document between tags, with the name of its file above the text. A name that is not a string is left
+    out."""
+    title = name[:MOST_NAME] if isinstance(name, str) else None
+    return Document(in_tags("document", {"title": title}, document.text), document.pdf)
+
+
+def _is_pdf(file: bytes) -> bool:
+    """A text that mentions a PDF's header, such as a program that reads PDFs, is a text."""
+    if file[:_HEADER_BYTES].lstrip(_BEFORE_HEADER).startswith(_PDF):
+        return True
+    return _PDF in file[:_HEADER_BYTES] and not _is_utf8(file)
+
+
+def _is_utf8(file: bytes) -> bool:
+    try:
+        file.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _decoded(file: bytes) -> str:

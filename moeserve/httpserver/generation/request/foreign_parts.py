@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from moeserve.httpserver.generation.request.data_urls import data_type
+from moeserve.httpserver.generation.request.documents import in_tags
 
 # Gemini's objects, which agents pass on unchanged, with or without a type.
 _INLINE: Final = ("inline_data", "inlineData")
@@ -42,13 +43,17 @@ def _document_in(part: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the document in a part of another API's type; None if the part has none."""
     match part:
         case {"type": "document", "source": {"type": "text", "data": str(text)}}:
-            return {"type": "text", "text": text}  # Anthropic's
+            about = {name: part[name] for name in ("title", "context") if isinstance(part.get(name), str)}
+            return {"type": "text", "text": in_tags("document", about, text)}  # Anthropic's
         case {"type": "document", "source": {} as source}:
             return _of_document(source, part.get("title"))
         case {"type": "input_file"}:
             return {"type": "file", "file": part}  # the Responses API's
         case {"type": "text-plain" | "file", "text": str(text)}:
-            return {"type": "text", "text": text}  # LangChain's
+            return {
+                "type": "text",
+                "text": in_tags("document", {"title": _name_of(part)}, text),
+            }  # LangChain's
         case {"type": "resource", "resource": {"blob": str()} as resource}:
             return _of_media(resource) or _of_document(resource)  # MCP's
     return None
@@ -56,13 +61,13 @@ def _document_in(part: dict[str, Any]) -> dict[str, Any] | None:
 
 def _of_document(given: dict[str, Any], title: Any = None) -> dict[str, Any]:
     """given: an object that has a file in base64. Returns it in OpenAI's form."""
-    data = _data_of(given)
-    if "url" in given and (data is None or data_type(data) is None):
-        data = None  # files are not fetched
-    # LangChain's parts have the name beside their content or in one of these objects.
+    return {"type": "file", "file": {"file_data": _data_of(given), "filename": title or _name_of(given)}}
+
+
+def _name_of(given: dict[str, Any]) -> str | None:
+    """LangChain's parts have the name beside their content or in one of two objects."""
     around = [given, *(one for one in (given.get("extras"), given.get("metadata")) if isinstance(one, dict))]
-    name = title or next((one[name] for one in around for name in _NAMES if name in one), None)
-    return {"type": "file", "file": {"file_data": data, "filename": name}}
+    return next((one[name] for one in around for name in _NAMES if isinstance(one.get(name), str)), None)
 
 
 def _data_of(given: dict[str, Any]) -> str | None:

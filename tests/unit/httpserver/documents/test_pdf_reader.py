@@ -94,7 +94,9 @@ def test_a_pdf_that_takes_too_long() -> None:
         reader.close()
 
 
-def test_texts_are_kept_up_to_a_size(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_are_kept_for_their_tenant_up_to_a_size(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next turn of a conversation does not wait for the process."""
     monkeypatch.setattr(pdf_reader, "CACHE_BYTES", 3000)
     files = [write_pdf(["x" * 1000 + str(number)]) for number in range(4)]
@@ -104,8 +106,24 @@ def test_texts_are_kept_up_to_a_size(reading: Reading, monkeypatch: pytest.Monke
     try:
         assert reading.read(files[3]).endswith("3")
         assert reading.read(files[2]).endswith("2")
-        monkeypatch.setattr(pdf_reader, "MAX_PDF_BYTES", 10)
-        with pytest.raises(PdfError, match="bytes; 10 at most"):
-            reading.read(files[0])  # was put out
     finally:
         reading.process.resume()
+    asked: list[bytes] = []
+
+    def ask(data: bytes) -> str:
+        asked.append(data)
+        return "read again"
+
+    monkeypatch.setattr(reading.reader, "_ask", ask)
+    assert reading.read(files[0]) == "read again"  # was put out
+    assert asyncio.run(reading.reader.read(files[3], "another")) == "read again"
+    assert asked == [files[0], files[3]]
+
+
+def test_characters_beyond_16_bits(reading: Reading) -> None:
+    """Formulas have such letters. The font's table says that its A is one."""
+    table = b"1 begincodespacerange <00> <FF> endcodespacerange 1 beginbfchar <41> <D835DC65> endbfchar"
+    stream = b"9 0 obj\n<< /Length %d >>\nstream\n%b\nendstream\nendobj\n" % (len(table), table)
+    font = "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica /ToUnicode 9 0 R >>"
+    file = write_pdf(["A is x."], font=font).replace(b"xref\n0", stream + b"xref\n0")
+    assert reading.read(file) == "\N{MATHEMATICAL ITALIC SMALL X} is x."
