@@ -104,7 +104,8 @@ def decode_attention(
     ends: Tensor | None = None,
     score_cap: float = 0.0,
 ) -> None:
-    """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1].
+    """Row i < count[0] attends to the slots table[req_slots[i], : positions[i] + 1]. count[0] may be at most n: the
+    kernel of shares.py takes the rows from the count, and has counters for those of `room`.
 
     q [n, heads * dim], rotated and scaled, in the dtype that keys are read as; keys [slots, kv_heads, dim], values
     [slots, kv_heads, v_dim], either without scales or int8 with float16 key_scales, value_scales [slots, kv_heads,

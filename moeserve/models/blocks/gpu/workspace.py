@@ -84,8 +84,8 @@ class GpuBatch:
     rows_independent: bool = False  # no row attends to another row's token of this step
     streamed: float = 0.0  # fraction of the RAM experts that is streamed to the GPU
     states: GpuStateRows | None = None  # None without recurrent layers
-    # In a CUDA graph with prompts: int32 [1] for each MIXED_DECODE_ROWS of the first rows, how many of them are
-    # decode rows; None: all of num_decode.
+    # With tiles: int32 [1] for each MIXED_DECODE_ROWS of the first rows, how many of them are decode rows. `count`
+    # includes the prompts' rows, for which decode attention has no room.
     decode_counts: tuple[Tensor, ...] | None = None
     adapters: GpuAdapterRows | None = None  # None: no row uses one
     window_slots: Tensor | None = (

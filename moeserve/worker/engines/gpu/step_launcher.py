@@ -111,6 +111,8 @@ class StepLauncher:
     ) -> None:
         inputs = self._inputs[path.size]
         inputs.fill(layout, sequences, embedded)
+        if path.has_tiles:
+            inputs.fill_decode_rows(path.num_decode)
         self._copy(inputs, layout, sequences, embedded)
         tiles = tiles_on(self._model.device, self._tiles(path, layout)) if path.has_tiles else None
         batch = inputs.batch(path, tiles)

@@ -129,6 +129,8 @@ class MicroBatches:
         return launch
 
     def _launch(self, inputs: StepInputs, path: StepPath, tiles: list[Int32s] | None, part: StepPart) -> None:
+        if path.has_tiles:
+            inputs.fill_decode_rows(path.num_decode)
         inputs.copy()
         batch = inputs.batch(path, None if tiles is None else tiles_on(self._model.device, tiles))
         self._model.begin(batch)

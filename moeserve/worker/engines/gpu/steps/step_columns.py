@@ -50,7 +50,7 @@ class ColumnSizes:
     first_rows: int = 0  # the same, if an indexer chooses blocks of keys
     ahead_rows: int = 0  # rows, if the rows of an embedding span see the whole span
     tiles: int = 0
-    mixed_calls: int = MIXED_CALLS
+    mixed_calls: int = 1  # calls of decode attention beside prompts
     one: int = 1
 
 

@@ -4,7 +4,6 @@ Placeholders for tokens that are still being sampled are filled in on the device
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -78,6 +77,7 @@ class StepInputs:
                 rows=size,
                 sampled=size + self._head_rows,
                 head_calls=-(-size // self._head_rows),
+                mixed_calls=-(-size // MIXED_DECODE_ROWS),
                 states=self._max_sequences * has_states,
                 state_drafts=self._max_sequences * has_state_drafts,
                 state_rows=size * has_states,
@@ -118,6 +118,9 @@ class StepInputs:
         self._head_counts = [
             _number(self._device.head_rows, call) for call in range(-(-size // self._head_rows))
         ]
+        self._decode_counts = tuple(
+            _number(self._device.mixed_rows, call) for call in range(len(self._host.mixed_rows))
+        )
 
     @property
     def token_ids(self) -> Tensor:
@@ -217,12 +220,16 @@ class StepInputs:
             count = np.full(sequences, n if is_prompt else 1, np.int32)
             self._fill_sequences(np.arange(sequences, dtype=np.int32), count, np.zeros(sequences, np.int32))
 
-    def fill_prompts(self, num_decode: int, tiles: Int32s) -> None:
-        """After `fill`, for a CUDA graph with prompts: the first num_decode rows use decode attention, the others
-        the tiles."""
+    def fill_decode_rows(self, num_decode: int) -> None:
+        """After `fill`, for a step with tiles: the first num_decode rows use decode attention, the others the tiles."""
         c = self._host
         firsts = MIXED_DECODE_ROWS * np.arange(len(c.mixed_rows), dtype=np.int32)
         c.mixed_rows[:, 0] = np.clip(num_decode - firsts, 0, MIXED_DECODE_ROWS)
+
+    def fill_prompts(self, num_decode: int, tiles: Int32s) -> None:
+        """After `fill`, for a CUDA graph with prompts: `fill_decode_rows`, and the tiles."""
+        self.fill_decode_rows(num_decode)
+        c = self._host
         c.tiles[: len(tiles)] = tiles
         c.tiles[len(tiles) :] = 0
 
@@ -272,8 +279,8 @@ class StepInputs:
             take_sampled(self.token_ids, sampled)
 
     def batch(self, path: StepPath, tiles: tuple[Tensor, ...] | None = None) -> GpuBatch:
-        """Returns the step's rows for the model; see GpuBatch. tiles: those of a path with tiles; None: recurrent
-        layers process each sequence token by token."""
+        """Returns the step's rows for the model; see GpuBatch. tiles: those of a path with tiles, after
+        `fill_decode_rows` and `copy`; None: recurrent layers process each sequence token by token."""
         c = self._device
         states = None
         if self._has_states:
@@ -289,6 +296,7 @@ class StepInputs:
             path.is_independent,
             path.streamed,
             states,
+            decode_counts=None if tiles is None else self._decode_counts,
             adapters=GpuAdapterRows(c.adapter_slots, path.scope) if path.scope else None,
             window_slots=c.window_slots if self._has_windows else None,
             rotary_positions=c.rotary_positions if self._has_sections else None,
@@ -304,8 +312,7 @@ class StepInputs:
         c = self._device
         if not path.has_tiles:
             return self.batch(path)
-        counts = tuple(_number(c.mixed_rows, call) for call in range(len(c.mixed_rows)))
-        return replace(self.batch(path, (c.tiles,)), decode_counts=counts)
+        return self.batch(path, (c.tiles,))
 
     def head(self, call: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the inputs of one call of the head, padded to `size`: rows, request slots, and count [1]."""
