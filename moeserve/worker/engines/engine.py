@@ -70,6 +70,11 @@ class Engine(Protocol):
         """Marks the start of a step while none is in progress."""
         ...
 
+    def settle_states(self) -> None:
+        """Launches what is still to change the recurrent states that the steps so far leave. Before states are read or
+        overwritten by others than `copy_states` and `forward`."""
+        ...
+
     def copy_states(self, pairs: Int32s) -> None:
         """Copies recurrent states, before anything else of a step, for each (source, target) pair in order; source
         -1 zeroes the target. pairs: int32 [n, 2], slots."""

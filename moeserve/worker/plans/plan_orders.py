@@ -25,8 +25,12 @@ class PlanOrders:
         self.grammars: dict[int, str] = {}
 
     def execute(self, plan: StepPlan) -> None:
-        """Executes the plan's orders. Pages are written before states are copied, and loaded afterwards."""
+        """Executes the plan's orders. Pages are written before states are copied, and loaded afterwards. States are
+        settled before they are written or their slots are loaded; a plan with rows settles them later if it does
+        neither, because a GPU waits for its drafts."""
         pages = self._pages if plan.pages is not None else None
+        if pages is not None or not plan.rows:
+            self._engine.settle_states()
         if pages is not None and plan.pages is not None:
             pages.write(plan.pages, self._wrong)
         if plan.state_copies:

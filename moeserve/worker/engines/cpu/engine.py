@@ -137,6 +137,9 @@ class CpuEngine:
     def warm_on(self, *, is_idle: bool) -> bool:
         return False
 
+    def settle_states(self) -> None:
+        """Does nothing: `commit_states` changes the states."""
+
     def copy_states(self, pairs: Int32s) -> None:
         self._model.copy_states(torch.from_numpy(pairs.copy()))
 

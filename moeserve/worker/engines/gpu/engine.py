@@ -202,6 +202,9 @@ class GpuEngine:
     def warm_on(self, *, is_idle: bool) -> bool:
         return self.warm_up.go_on(is_idle=is_idle)
 
+    def settle_states(self) -> None:
+        self._drafted.settle()
+
     def copy_states(self, pairs: Int32s) -> None:
         self._drafted.settle()
         self._model.copy_states([(int(source), int(target)) for source, target in pairs])
