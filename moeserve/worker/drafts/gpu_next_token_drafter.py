@@ -98,7 +98,7 @@ class GpuNextTokenDrafter:
             unread.rows[rows],
             unread.drafted[rows],
             first,
-            np.zeros_like(slots) if self._rotary is None else self._shifts(self._rotary, slots, first - 1),
+            np.zeros_like(slots) if self._rotary is None else self._shifts(self._rotary, slots, first),
             unread.places[:, rows],
             self._kv_slots(slots, first, depths),
         )
@@ -147,7 +147,8 @@ class GpuNextTokenDrafter:
 
     @staticmethod
     def _shifts(rotary: RotaryPositions, slots: Int32s, indices: Int32s) -> Int32s:
-        """Returns by how much the RoPE positions of these tokens, which are of answers, exceed their numbers."""
+        """Returns by how much the RoPE positions of these tokens, which are sampled, exceed their numbers: int32 [n].
+        No picture has a sampled token, whereas the one before it may be a picture's, with three positions."""
         shifts: Int32s = rotary.of_tokens(slots, indices) - indices
         return shifts
 
