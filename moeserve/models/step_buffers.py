@@ -61,6 +61,7 @@ INTEGER_ROWS = range(9, 1025)
 MOST_STATE_DRAFTS = 64
 NEXT_TOKEN_ROWS = 512  # rows whose keys and values the next-token block computes together
 CHAIN_ROWS = 64  # requests for which it drafts together
+CHAIN_NUMBERS = 13  # uploaded once for each row of a chain, the first columns of `ChainColumns`
 # Scores of index keys that a GPU holds at once, 128 MiB: longer prompts choose keys for some of their rows at a time.
 # Room for LEAST_SCORED_ROWS rows at least.
 GPU_INDEX_SCORES = 1 << 25
@@ -116,10 +117,10 @@ def drafting_bytes(own: ModelShape, max_tokens: int, max_num_seqs: int, drafts: 
 
 
 def chain_numbers(rows: int, depths: int, panels: int, sections: int) -> int:
-    """Returns how many int32s are uploaded for a chain of `depths` drafts: for each of `rows` rows 13, the KV slots
-    of its drafts, the places of the tokens before it and the KV slots from there on; their `sections` RoPE positions at
-    first and at each depth; and a shortlist's panels. See `ChainColumns`."""
-    return rows * (13 + depths + (1 + depths) + 2 * depths + sections * (1 + depths)) + panels
+    """Returns how many int32s are uploaded for a chain of `depths` drafts: for each of `rows` rows CHAIN_NUMBERS, the
+    KV slots of its drafts, the places of the tokens before it and the KV slots from there on; their `sections` RoPE
+    positions at first and at each depth; and a shortlist's panels. See `ChainColumns`."""
+    return rows * (CHAIN_NUMBERS + depths + (1 + depths) + 2 * depths + sections * (1 + depths)) + panels
 
 
 def chain_sections(model: ModelShape) -> int:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from moeserve.kernels.next_token.op import ChainRows, SampledRows, ScoredPanels
-from moeserve.models.step_buffers import chain_numbers
+from moeserve.models.step_buffers import CHAIN_NUMBERS, chain_numbers
 
-NUMBERS = 13  # of `ChainColumns`, for each row
 ALIGN = 4  # int32s: kernels are compiled for aligned addresses
 
 
@@ -58,16 +57,14 @@ class ChainInputs:
         self.outputs = torch.zeros(2, depths, self.width, device=device)
         drafts = self.outputs[0].view(torch.int32)
         self.rows = ChainRows(
-            *(
-                c.token_ids,
-                c.positions,
-                c.kv_slots,
-                c.depth,
-                c.most,
-                c.planned_slots,
-                drafts,
-                self.outputs[1],
-            ),
+            c.token_ids,
+            c.positions,
+            c.kv_slots,
+            c.depth,
+            c.most,
+            c.planned_slots,
+            drafts,
+            self.outputs[1],
             rotary=c.rotary if sections else None,
             planned_rotary=c.planned_rotary if sections else None,
         )
@@ -79,7 +76,7 @@ class ChainInputs:
         numbers, first, by_depth = rows.tensor_split(
             [len(rows) - of_sections * (1 + self.depths), len(rows) - of_sections * self.depths]
         )
-        *of_rows, of_depths = numbers.view(-1, self.width).tensor_split([*range(1, NUMBERS + 1)])
+        *of_rows, of_depths = numbers.view(-1, self.width).tensor_split([*range(1, CHAIN_NUMBERS + 1)])
         kv_slots, places, slots = of_depths.tensor_split([self.depths, 2 * self.depths + 1])
         rotary = first.view(self.width, self._sections)
         planned_rotary = by_depth.view(self.depths, self.width, self._sections)

@@ -194,18 +194,8 @@ class GpuDraftingBlock(ABC):
         """Like `begin`, behind a step whose tokens the host need not know; completes the rows of the uploaded
         `chain`, and keeps their requests' states."""
         c = self.chain
-        start_behind(
-            *(
-                step,
-                c.sampled,
-                self._states,
-                c.req_slots,
-                c.count,
-                c.rows,
-                self._chain_states[:size],
-                self._kept,
-            )
-        )
+        states = self._chain_states[:size]
+        start_behind(step, c.sampled, self._states, c.req_slots, c.count, c.rows, states, self._kept)
 
     def takes_shortlist(self, size: int) -> bool:
         """Returns whether links of this size can score a part of the vocabulary."""

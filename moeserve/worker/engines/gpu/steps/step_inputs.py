@@ -29,6 +29,9 @@ from moeserve.worker.sequences import Int32s, Sequences, StepLayout, first_draft
 
 PlaceDrafts = Callable[[Tensor, Tensor], None]
 
+# Widths of `ColumnSizes` that count a step's rows.
+ROW_WIDTHS = ("rows", "window_rows", "adapter_rows", "section_rows", "block_rows", "first_rows", "ahead_rows")
+
 
 class StepInputs:
     """Inputs of steps of up to `size` rows, padded to `size`; a call of the head samples at most `head_rows` rows.
@@ -97,19 +100,7 @@ class StepInputs:
         self._device: StepColumns[Tensor] = layout.views(self._buffer)
         self._copied = torch.cuda.Event() if is_gpu else None
         self._row_columns = [
-            column
-            for width in (
-                *(
-                    "rows",
-                    "window_rows",
-                    "adapter_rows",
-                    "section_rows",
-                    "block_rows",
-                    "first_rows",
-                    "ahead_rows",
-                ),
-            )
-            for column in padded_columns(self._host, width, dummy_slot)
+            column for width in ROW_WIDTHS for column in padded_columns(self._host, width, dummy_slot)
         ]
         self._state_columns = list(padded_columns(self._host, "states", dummy_slot))
         self._draft_columns = list(padded_columns(self._host, "state_drafts", dummy_slot))
