@@ -1,8 +1,9 @@
 """The time that drafting spends on the CPU, on a machine where other programs may run.
 
-Drafting takes tens of microseconds at a time. While it is paused for another program, wall time passes and no CPU time
-of this process; the process spends at least as much CPU time as wall time while it works, because at least one of its
-threads runs. So the lesser of the two is what drafting takes, and on a busy machine at most its CPU time.
+Drafting takes tens of microseconds at a time. While the whole process is paused for other programs, wall time passes
+and no CPU time of this process; the process spends at least as much CPU time as wall time while it works, because at
+least one of its threads runs. So the lesser of the two leaves out pauses of the whole process. CPU time is that of all
+threads: a pause of one of them is still counted while others compute.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class SpentTime(NamedTuple):
         return cls(time.perf_counter(), time.process_time())
 
     def ms(self) -> float:
-        """Milliseconds of work since `begin`: wall time or the process's CPU time, whichever is less."""
+        """Milliseconds since `begin` without pauses of the whole process: wall time or the process's CPU time,
+        whichever is less."""
         wall, cpu = time.perf_counter() - self.wall, time.process_time() - self.cpu
         return min(wall, cpu) * 1e3
 
