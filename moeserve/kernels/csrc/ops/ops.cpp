@@ -33,7 +33,9 @@ Matrix::~Matrix() {
 
 void Matrix::use_huge_pages() const {
   constexpr uintptr_t kHugePage = 2 << 20;
-  constexpr int kCollapse = 25;  // MADV_COLLAPSE, which older headers lack
+  // MADV_COLLAPSE, which older headers lack. A model's weights are moved in worker/loading/cpu/huge_pages.py, with
+  // limits of time and failures.
+  constexpr int kCollapse = 25;
   if (!packed()) return;
   const auto begin = reinterpret_cast<uintptr_t>(data_);
   const uintptr_t first = (begin + kHugePage - 1) / kHugePage * kHugePage,

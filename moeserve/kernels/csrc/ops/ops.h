@@ -50,8 +50,8 @@ class Matrix {
     return data_ + (experts * first + expert * count + p - first) * panel_bytes;
   }
   const uint8_t* begin() const { return packed() ? data_ : file_rows_; }
-  // Moves packed panels that have been written into huge pages, where the kernel had none then. An older kernel (before
-  // Linux 6.1), or one without free huge pages, leaves them where they are.
+  // Moves packed panels that have been written into huge pages, where the kernel had none then: for weights that are
+  // measured with. An older kernel (before Linux 6.1), or one without free huge pages, leaves them where they are.
   void use_huge_pages() const;
 
  private:
