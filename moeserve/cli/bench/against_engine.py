@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any, Final
 
 from moeserve.cli.bench.engine import SHARED
 from moeserve.cli.command_line import flag_name, options_parser, read_options
+from moeserve.cli.running_server import ANSWER_S, opener_of
 from moeserve.cli.workload.report import TableRow
 from moeserve.cli.workload.trace import Workload
 from moeserve.config import env_name
@@ -34,6 +34,7 @@ FLAG: Final = "--against-engine"
 MOESERVE: Final = (sys.executable, "-P", "-m", "moeserve")
 # The most decode steps that are timed; further steps of an answer count as equally long.
 LONGEST_DECODE: Final = 128
+READY_S: Final = 3600.0  # for a start; it ends earlier where the server does
 STOP_S: Final = 60.0
 
 
@@ -92,7 +93,7 @@ def measure_engine(flags: Sequence[str], workload: Workload, concurrency: int | 
 @contextmanager
 def server_of(flags: Sequence[str]) -> Iterator[str]:
     """Starts a server with these flags, yields its URL once it is ready, and stops it at the end. Its log goes to this
-    process's stderr. Raises ConfigError if it ends before it is ready."""
+    process's stderr. Raises ConfigError if it ends before it is ready, or is not ready within READY_S."""
     port = _free_port()
     process = subprocess.Popen(
         [*MOESERVE, *flags, "--port", str(port)],
@@ -100,11 +101,15 @@ def server_of(flags: Sequence[str]) -> Iterator[str]:
         env={env_name("log_level"): "warning"}
         | python_environment(),  # without log lines of requests, which would hide the progress bar
     )
-    url = f"http://127.0.0.1:{port}"
+    url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + READY_S
     try:
         while not _is_ready(url):
             if process.poll() is not None:
                 raise ConfigError(f"{FLAG}: the server ended with exit code {process.returncode}")
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{FLAG}: the server was not ready at {url} within {READY_S / 60:g} minutes"
+                )
             time.sleep(0.1)
         yield url
     finally:
@@ -113,6 +118,7 @@ def server_of(flags: Sequence[str]) -> Iterator[str]:
             process.wait(STOP_S)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
 
 
 def split_flags(text: str) -> list[str]:
@@ -139,7 +145,7 @@ def _free_port() -> int:
 
 def _is_ready(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+        with opener_of(url).open(f"{url}/health", timeout=ANSWER_S) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, TimeoutError, ConnectionError):
         return False

@@ -29,6 +29,7 @@ from moeserve.cli.workload.options import (
     add_judgement_options,
     add_workload_options,
     objectives_from,
+    whole,
     workload_from,
 )
 from moeserve.cli.workload.plot import write_plot
@@ -81,9 +82,14 @@ def command_parser() -> argparse.ArgumentParser:
         metavar="URL",
         help="URL of the server, with or without /v1 (default: http://127.0.0.1:8000)",
     )
-    server.add_argument("--host", help=f"host of the server, without --url (default: {DEFAULT_HOST})")
     server.add_argument(
-        "--port", type=int, metavar="N", help=f"port of the server, without --url (default: {DEFAULT_PORT})"
+        "--host", type=_not_empty, help=f"host of the server, without --url (default: {DEFAULT_HOST})"
+    )
+    server.add_argument(
+        "--port",
+        type=whole(1, 65535),
+        metavar="N",
+        help=f"port of the server, without --url (default: {DEFAULT_PORT})",
     )
     server.add_argument(
         "--backend",
@@ -125,6 +131,12 @@ def command_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _not_empty(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
+
+
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = orjson.loads(text)
@@ -154,8 +166,9 @@ def _run(
 def _url_of(args: argparse.Namespace) -> str:
     """Returns the server's URL, from --url or from --host and --port. Raises ConfigError if both were given."""
     if args.url is None:
-        host = args.host or DEFAULT_HOST
-        return f"http://{f'[{host}]' if ':' in host else host}:{args.port or DEFAULT_PORT}"
+        host = DEFAULT_HOST if args.host is None else args.host
+        port = DEFAULT_PORT if args.port is None else args.port
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
     if args.host is not None or args.port is not None:
         raise ConfigError("--url has the host and the port: leave --host and --port out")
     return str(args.url)
