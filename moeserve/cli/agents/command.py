@@ -62,13 +62,16 @@ def main(arguments: list[str]) -> int:
 
 def past_proxies(environment: Mapping[str, str], url: str) -> dict[str, str]:
     """Returns the variables by which a client asks the server at `url` itself, where proxies are set that it would ask
-    otherwise; empty if there are none, or the server is on another machine."""
+    otherwise; empty if there are none, they are switched off by `*`, or the server is on another machine."""
     host = urlsplit(url).hostname or ""
     is_here = host in ("localhost", "::1") or host.startswith("127.")
     if not is_here or not any(environment.get(name) for name in _PROXIES):
         return {}
-    excepted = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
-    joined = ",".join(filter(None, (excepted, host)))
+    given = [environment.get(name, "") for name in ("no_proxy", "NO_PROXY")]
+    if any(text.strip() == "*" for text in given):  # in a list, clients do not take it for all hosts
+        return {}
+    excepted = [name.strip() for text in given for name in text.split(",")]
+    joined = ",".join(dict.fromkeys(filter(None, (*excepted, host))))
     return {"NO_PROXY": joined, "no_proxy": joined}
 
 

@@ -123,6 +123,22 @@ def test_an_agent_gets_its_arguments_and_its_exit_code_is_ours(
         ({"http_proxy": "http://proxy:3128"}, "http://127.0.0.1:8000", "127.0.0.1"),
         ({"ALL_PROXY": "socks5://proxy", "NO_PROXY": ".corp"}, "http://localhost:8000", ".corp,localhost"),
         ({"HTTPS_PROXY": "http://proxy:3128"}, "http://[::1]:8000", "::1"),
+        ({"http_proxy": "http://proxy:3128", "NO_PROXY": "*"}, "http://127.0.0.1:8000", None),
+        (
+            {"http_proxy": "http://proxy:3128", "no_proxy": "*", "NO_PROXY": ".corp"},
+            "http://127.0.0.1:8000",
+            None,
+        ),
+        (
+            {"http_proxy": "http://proxy:3128", "no_proxy": ".corp, ::1", "NO_PROXY": "::1,.lan,"},
+            "http://127.0.0.1:8000",
+            ".corp,::1,.lan,127.0.0.1",
+        ),
+        (
+            {"http_proxy": "http://proxy:3128", "no_proxy": "127.0.0.1,.corp"},
+            "http://127.0.0.1:8000",
+            "127.0.0.1,.corp",
+        ),
         ({"http_proxy": ""}, "http://127.0.0.1:8000", None),
         ({"http_proxy": "http://proxy:3128"}, "http://gpu.corp:8000", None),
     ],
