@@ -363,6 +363,8 @@ def _local(model: Path, source: str = MODEL_SOURCE) -> tuple[Path, str]:
         raise FileError(
             f"{source}: {path}: the folder holds {len(models)} models; name one of them: {listed(models)}"
         )
+    if models and not has_config:
+        _check_file(path / models[0], source)
     return path, _name_of(Path(models[0])) if models else path.name
 
 

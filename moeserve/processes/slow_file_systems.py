@@ -11,10 +11,11 @@ from typing import Final
 _ROOT: Final = Path("/")
 _SHARED: Final = "a drive of Windows under WSL, or a folder that a virtual machine shares"
 _NETWORK: Final = "a network drive"
+_BUCKET: Final = "a bucket of an object store"
 _SLOW: Final = {
-    "9p": _SHARED,
-    "drvfs": _SHARED,
+    **dict.fromkeys(("9p", "drvfs", "virtiofs", "vboxsf", "fuse.vmhgfs-fuse"), _SHARED),
     **dict.fromkeys(("nfs", "nfs4", "cifs", "smb3", "fuse.sshfs", "fuse.rclone"), _NETWORK),
+    **dict.fromkeys(("fuse.s3fs", "fuse.gcsfuse"), _BUCKET),
 }
 
 

@@ -89,6 +89,19 @@ def test_a_download_of_aria2_that_goes_on_is_told(tmp_path: Path, tiny_model: Pa
         command_line.resolve(ServerConfig(model=str(model)))
 
 
+def test_a_part_that_aria2_still_loads_is_told(tmp_path: Path, tiny_model: Path) -> None:
+    """A split set is one model, whether its first file is named or its folder."""
+    for part in (1, 2, 3):
+        (tmp_path / f"model-0000{part}-of-00003.gguf").symlink_to(tiny_model)
+    named = [tmp_path / "model-00001-of-00003.gguf", tmp_path]
+    for model in named:
+        command_line.resolve(ServerConfig(model=str(model)))
+    (tmp_path / "model-00003-of-00003.gguf.aria2").touch()
+    for model in named:
+        with pytest.raises(ConfigError, match=r"as model-00003-of-00003\.gguf\.aria2 beside it says"):
+            command_line.resolve(ServerConfig(model=str(model)))
+
+
 def closed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the system says of a folder that may not be entered, to root as well."""
     stat = os.stat

@@ -8,12 +8,18 @@ import pytest
 
 from moeserve.processes.slow_file_systems import slow_file_system
 
+SHARED = "a drive of Windows under WSL, or a folder that a virtual machine shares"
 MOUNTS = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 30 22 0:31 / /mnt/c rw,noatime - 9p C:\134 rw,aname=drvfs;path=C:\;uid=1000
 31 30 0:32 / /mnt/c/linux rw - ext4 /dev/sdb rw
 32 22 0:33 / /srv/my\040models rw shared:5 master:2 - nfs4 server:/models rw
 33 22 0:34 / /twice rw - nfs server:/a rw
 34 33 0:35 / /twice rw - tmpfs tmpfs rw
+35 22 0:36 / /mnt/virtio rw,relatime - virtiofs models rw
+36 22 0:37 / /media/sf_models rw - vboxsf models rw
+37 22 0:38 / /mnt/hgfs rw - fuse.vmhgfs-fuse vmhgfs-fuse rw
+38 22 0:39 / /mnt/s3 rw - fuse.s3fs s3fs rw
+39 22 0:40 / /mnt/gcs rw - fuse.gcsfuse models rw
 """
 
 
@@ -30,8 +36,13 @@ def root(tmp_path: Path) -> Path:
         ("/home/me/model.gguf", None),
         (
             "/mnt/c/Users/me/model.gguf",
-            "a drive of Windows under WSL, or a folder that a virtual machine shares (9p)",
+            f"{SHARED} (9p)",
         ),
+        ("/mnt/virtio/model.gguf", f"{SHARED} (virtiofs)"),
+        ("/media/sf_models/model.gguf", f"{SHARED} (vboxsf)"),
+        ("/mnt/hgfs/model.gguf", f"{SHARED} (fuse.vmhgfs-fuse)"),
+        ("/mnt/s3/model.gguf", "a bucket of an object store (fuse.s3fs)"),
+        ("/mnt/gcs/model.gguf", "a bucket of an object store (fuse.gcsfuse)"),
         ("/mnt/cdrom/model.gguf", None),
         ("/mnt/c/linux/model.gguf", None),
         ("/srv/my models/model.gguf", "a network drive (nfs4)"),
