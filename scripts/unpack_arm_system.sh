@@ -5,7 +5,8 @@ set -euo pipefail
 
 root=$(realpath -m "$1")
 "$(dirname "$0")/install_arm_tools.sh"
-if [ -e "$root/unpacked" ]; then exit 0; fi
+unpacked=$root/unpacked-with-cpuinfo # a new name for each change of what is in the folder
+if [ -e "$unpacked" ]; then exit 0; fi
 
 as_root=()
 if [ "$(id -u)" != 0 ]; then as_root=(sudo --non-interactive); fi
@@ -27,4 +28,4 @@ for ((core = 0; core < $(nproc --all); core++)); do
   printf 'processor\t: %d\nBogoMIPS\t: 100.00\nFeatures\t: fp asimd aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc dcpop asimddp i8mm bf16\n' "$core"
   printf 'CPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: 0xd40\nCPU revision\t: 1\n\n'
 done > "$root/debian/proc/cpuinfo"
-touch "$root/unpacked"
+touch "$unpacked"

@@ -53,7 +53,10 @@ def test_a_chat_has_the_text_and_log_probabilities_of_x86_64() -> None:
         ready_timeout=START_S,
         program=(ARM_PYTHON, "-P", "-m", "moeserve"),
     )
-    assert "neon_i8mm" in arm.log
-    found = choice(arm)
+    try:
+        assert "neon_i8mm" in arm.log
+        found = choice(arm)
+    finally:
+        arm.kill()
     assert "42" in expected["message"]["content"]
     assert found == expected
