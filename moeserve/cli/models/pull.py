@@ -26,8 +26,8 @@ def command_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str]) -> int:
-    """Returns the exit code: 0 if the model is here now, 1 if it could not be downloaded or is none, 2 if NAME is not a
-    valid name."""
+    """Returns the exit code: 0 if the model is here now, 1 if it could not be downloaded or is no model, 2 if NAME
+    is not a valid name."""
     parser = command_parser()
     text = parser.parse_args(arguments).name
     try:

@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 
 class DiskWait:
-    """The results of all batches. Owned by the event loop's thread."""
+    """Counts those results of all batches that wait. Owned by the event loop's thread."""
 
     def __init__(self) -> None:
         self._cause = ""  # the last one that the log named; empty: no result waits

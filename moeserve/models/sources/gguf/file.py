@@ -178,8 +178,8 @@ def _check_split(paths: list[Path], headers: list[Header]) -> None:
             raise GGUFError(
                 path,
                 f"its metadata makes it part {number + 1} of {count}, its name part {index + 1} of "
-                f"{len(paths)}; give the files of the split set the names they were published under; they are not "
-                "joined by cat, but served as they are",
+                f"{len(paths)}; give the files of the split set the names they were published under, do not join "
+                "them, and name the first part as the model",
             )
     total = sum(len(header.tensors) for header in headers)
     announced = headers[0].metadata.require_int("split.tensors.count", 0, 1 << 31, default=total)
