@@ -20,6 +20,7 @@ from tests.support.picture_fixture import (
     gemma_picture_cases,
 )
 from tests.support.server import Server, clean_environment, command, common_flags, running_server
+from tests.support.waiting import free_port
 
 MODEL = GEMMA_MODEL.stem
 BEFORE, BEHIND = "Look at this: ", " What does the keeper see?"
@@ -123,7 +124,7 @@ def test_what_says_that_it_sees(server: Server) -> None:
 )
 def test_what_ends_the_start(flags: tuple[str, ...], words: str) -> None:
     done = subprocess.run(
-        [*command(GEMMA_MODEL, *flags, "--max-total-tokens", "512"), *common_flags()],
+        [*command(GEMMA_MODEL, *flags, "--max-total-tokens", "512", "--port", str(free_port())), *common_flags()],
         env=clean_environment(), capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode != 0
