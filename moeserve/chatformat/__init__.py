@@ -17,6 +17,7 @@
     guided.py       the form of calls that a grammar enforces
     formats.py      the table of formats, and the format that a chat template asks for
     harmony.py      gpt-oss's answers as a whole: messages in channels
+    kimi_k3.py      Kimi-K3's answers as a whole: sections, with section_tags.py and section_call.py
 
 Texts are read character by character, so the result does not depend on how a text is cut into pieces, and the time is
 linear in its length. Nothing here depends on HTTP or tokens.

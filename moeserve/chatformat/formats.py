@@ -1,5 +1,5 @@
-"""The table of the tool-call formats. gpt-oss's is not in it, because that format covers whole answers
-(`harmony.py`)."""
+"""The table of the tool-call formats. gpt-oss's and Kimi-K3's are not in it, because they cover whole answers
+(`harmony.py`, `kimi_k3.py`)."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from . import (
     mistral,
     python_calls,
     qwen3_coder,
+    section_tags,
     seed,
 )
 from .bare_calls import BareCalls
@@ -293,3 +294,8 @@ def tool_format(template: str) -> ToolFormat | None:
 def is_harmony(template: str) -> bool:
     """Returns whether a chat template is gpt-oss's: reasoning and calls are messages in channels."""
     return harmony.CHANNEL in template and harmony.MESSAGE in template
+
+
+def has_sections(template: str) -> bool:
+    """Returns whether a chat template is Kimi-K3's: reasoning, text and calls are sections between tags."""
+    return all(word in template for word in section_tags.WORDS)

@@ -158,6 +158,7 @@ class ApiConfig(SeveralModelsConfig):
             "hy_v3_preview",
             "lfm2",
             "harmony",
+            "kimi_k3",
             "none",
         ),
     )
@@ -167,7 +168,7 @@ class ApiConfig(SeveralModelsConfig):
         "how the model marks its reasoning (qwen3: <think> and </think>; hunyuan, ernie: the same, with the answer in "
         "<answer> or <response>; hy_v3: <think:opensource>; minimax_m3: <mm:think>; mistral: [THINK] and "
         "[/THINK]; gemma4: <|channel>thought and <channel|>; cohere: <|START_THINKING|>; seed_oss: <seed:think>; "
-        "harmony: gpt-oss's channels); auto: recognised from its chat template",
+        "harmony: gpt-oss's channels; kimi_k3: Kimi-K3's sections); auto: recognised from its chat template",
         choices=(
             "auto",
             "qwen3",
@@ -180,6 +181,7 @@ class ApiConfig(SeveralModelsConfig):
             "cohere",
             "seed_oss",
             "harmony",
+            "kimi_k3",
             "none",
         ),
     )

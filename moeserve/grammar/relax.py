@@ -16,7 +16,17 @@ from typing import Any, Final
 import msgspec
 
 from .json_schema.keywords import REFUSED, subschemas
-from .spec import Channels, GrammarSpec, GrammarTool, JsonOrToolCalls, JsonSchema, TaggedArgument, WithCalls
+from .spec import (
+    Channels,
+    GrammarSpec,
+    GrammarTool,
+    JsonOrToolCalls,
+    JsonSchema,
+    Sections,
+    TaggedArgument,
+    WholeAnswer,
+    WithCalls,
+)
 
 # Look-around and back references, which Rust's `regex` crate does not have.
 _UNSUPPORTED: Final = re.compile(r"\(\?(<?[=!]|P=)|\\[1-9]|\\k[<{]")
@@ -27,7 +37,7 @@ def relaxed(spec: GrammarSpec, strict: Set[str], *, answer: bool = False) -> Gra
     """Returns the spec with all tools' schemas relaxed except those named in `strict`, and with `answer` the answer's
     schema, too; None if nothing is left to relax."""
     found: GrammarSpec = _with_lenient_answer(spec) if answer else spec
-    if isinstance(found, WithCalls | Channels) and not all(tool.name in strict for tool in found.tools):
+    if isinstance(found, WithCalls | WholeAnswer) and not all(tool.name in strict for tool in found.tools):
         found = msgspec.structs.replace(found, tools=_relaxed(found.tools, strict))
     return None if found is spec else found
 
@@ -36,7 +46,7 @@ def _with_lenient_answer(spec: GrammarSpec) -> GrammarSpec:
     match spec:
         case JsonSchema(schema=schema) | JsonOrToolCalls(schema=schema):
             return msgspec.structs.replace(spec, schema=_expressible(schema))
-        case Channels(answer=JsonSchema(schema=schema)):
+        case Channels(answer=JsonSchema(schema=schema)) | Sections(answer=JsonSchema(schema=schema)):
             return msgspec.structs.replace(spec, answer=JsonSchema(_expressible(schema)))
     return spec
 

@@ -126,6 +126,20 @@ class Channels(msgspec.Struct, frozen=True, tag=True):
     max_reasoning: int | None = None  # most tokens of reasoning, 0: none
 
 
+class Sections(msgspec.Struct, frozen=True, tag=True):
+    """An answer of Kimi-K3: reasoning, a response whose form is `answer`, and calls of these tools. A tool without
+    `arguments` has them in one JSON object, unless its schema allows any object."""
+
+    tokens: dict[str, int]  # the format's control tokens, by text
+    begun: str = ""  # the section that the prompt has begun, "think" or "response"; "": none
+    answer: AnswerSpec | None = None  # None: any text
+    tools: list[GrammarTool] = []
+    must_call: bool = False
+    parallel: bool = True
+    max_reasoning: int | None = None  # most tokens of reasoning, 0: none
+
+
 WithCalls = ToolCalls | TextWithToolCalls | JsonOrToolCalls
-GrammarSpec = AnswerSpec | WithCalls | Channels
+WholeAnswer = Channels | Sections
+GrammarSpec = AnswerSpec | WithCalls | WholeAnswer
 ANY_OBJECT: Final = JsonSchema('{"type": "object"}')

@@ -12,7 +12,9 @@ import llguidance
 from .errors import GrammarError
 from .json_schema.enforced import MAX_BOUNDED, enforced
 from .lark_text import literal, pieces
+from .sections import SectionRules
 from .spec import (
+    AnswerSpec,
     CallForm,
     Channels,
     Choice,
@@ -22,6 +24,7 @@ from .spec import (
     JsonOrToolCalls,
     JsonSchema,
     Regex,
+    Sections,
     TextWithToolCalls,
     ToolCalls,
 )
@@ -54,6 +57,9 @@ def to_grammar(spec: GrammarSpec) -> str:
             return f"start: answer | calls\n{answer}{_calls(form, parallel)}{_tools(tools, form)}"
         case Channels():
             return _channels(spec)
+        case Sections():
+            answer_rule = None if spec.answer is None else "@answer"
+            return _with_answer(SectionRules(spec, answer_rule).lines(), spec.answer)
 
 
 def _calls(form: CallForm, parallel: bool) -> str:
@@ -109,11 +115,16 @@ def _channels(spec: Channels) -> str:
         recipient = literal(f"commentary to=functions.{tool.name}")
         lines.append(f"tool_{i}: {channel} {recipient} {json_follows} {message} {arguments[i]}")
     lines += rules
+    return _with_answer(lines, spec.answer)
+
+
+def _with_answer(lines: Sequence[str], answer: AnswerSpec | None) -> str:
+    """Returns the grammar of these rules, with the grammar `@answer` of a client's answer beside them."""
     grammars = [{"lark_grammar": "\n".join(lines)}]
-    if spec.answer is not None:
-        text = to_grammar(spec.answer)
-        answer = json.loads(text)["grammars"][0] if text.startswith("{") else {"lark_grammar": text}
-        grammars.append(answer | {"name": "answer"})
+    if answer is not None:
+        text = to_grammar(answer)
+        own = json.loads(text)["grammars"][0] if text.startswith("{") else {"lark_grammar": text}
+        grammars.append(own | {"name": "answer"})
     return json.dumps({"grammars": grammars})
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from moeserve.chatformat import dsml, harmony
+from moeserve.chatformat import dsml, harmony, section_tags
 from moeserve.chatformat.formats import TOOL_FORMATS
 from moeserve.chatformat.reasoning import REASONING_TAGS
 
@@ -67,7 +67,7 @@ _TOOLS: Final = frozenset(
     for word in ("<tool_response>", "</tool_response>", *tools.words)
     if word.startswith("<")
 )
-_CONTROLS: Final = (*TURN_ENDS, *TEXT_ENDS, *_OTHER_CONTROLS, *harmony.WORDS)
+_CONTROLS: Final = (*TURN_ENDS, *TEXT_ENDS, *_OTHER_CONTROLS, *harmony.WORDS, *section_tags.WORDS)
 _KINDS: Final[Mapping[bytes, int]] = {tag.encode(): USER_DEFINED for tag in (*_THINKING, dsml.MARK)} | {
     **dict.fromkeys(_TOOLS, USER_DEFINED),
     **{token.encode(): CONTROL for token in _CONTROLS},

@@ -6,10 +6,12 @@ from typing import Any
 
 from moeserve.chatformat.formats import TOOL_FORMATS
 from moeserve.chatformat.harmony import HarmonyParser
+from moeserve.chatformat.kimi_k3 import KimiK3Parser
 from moeserve.chatformat.output import AnswerParser, OutputParser
 from moeserve.chatformat.reasoning import QWEN3, REASONING_TAGS, ReasoningParser, ReasoningTags
 from tests.support.chat_events import Make
 from tests.support.family_templates import rendered, rendered_in_channels
+from tests.support.kimi_k3_template import rendered_in_sections
 
 SCHEMAS: dict[str, Any] = {
     "search": {
@@ -38,12 +40,16 @@ def make_for(name: str, schemas: dict[str, Any] = SCHEMAS, is_open: bool = False
     def make() -> AnswerParser:
         if name == "harmony":
             return HarmonyParser("<|start|>assistant", reads_calls=True)
+        if name == "kimi_k3":
+            return KimiK3Parser("", reads_calls=True, schemas=schemas)
         return OutputParser(ReasoningParser(is_open, tags_of(name)), TOOL_FORMATS[name].parser(schemas))
 
     return make
 
 
 def answer_in(name: str, thought: str, content: str, calls: list[tuple[str, Any]]) -> str:
+    if name == "kimi_k3":
+        return rendered_in_sections(thought, content, calls)
     if name != "harmony":
         tags = tags_of(name)
         return (f"{tags.open}\n{thought}{tags.ending}" if thought else "") + rendered(name, content, calls)

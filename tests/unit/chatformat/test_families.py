@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moeserve.chatformat.events import CallArguments, CallBroken, CallEnd, CallStart, Reasoning, Text
-from moeserve.chatformat.formats import TOOL_FORMATS, is_harmony, tool_format
+from moeserve.chatformat.formats import TOOL_FORMATS, has_sections, is_harmony, tool_format
 from moeserve.chatformat.harmony import HarmonyParser
 from moeserve.chatformat.output import OutputParser
 from moeserve.config import ServerConfig
 from tests.support.chat_events import Answer, events_of
 from tests.support.chat_families import REASONING, answer_in, make_for
 from tests.support.family_templates import HARMONY, TEMPLATES, kept
+from tests.support.kimi_k3_template import KIMI_K3
 from tests.support.nightly import nightly_after
 
 CALLS: list[tuple[str, Any]] = [
@@ -34,7 +35,7 @@ CALLS: list[tuple[str, Any]] = [
     ("no.arguments-at_all", {}),
     ("search", {"query": ""}),
 ]
-NAMES = [*TEMPLATES, "harmony"]
+NAMES = [*TEMPLATES, "harmony", "kimi_k3"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -72,9 +73,12 @@ def test_an_answer_without_calls_is_what_it_says(name: str) -> None:
 def test_the_table_knows_each_family_by_its_template() -> None:
     assert {name: tool_format(template) for name, template in TEMPLATES.items()} == dict(TOOL_FORMATS)
     assert is_harmony(HARMONY)
-    assert not any(map(is_harmony, TEMPLATES.values()))
+    assert has_sections(KIMI_K3)
+    assert not any(map(is_harmony, (*TEMPLATES.values(), KIMI_K3)))
+    assert not any(map(has_sections, (*TEMPLATES.values(), HARMONY)))
+    assert tool_format(KIMI_K3) is None
     (flag,) = (one for one in ServerConfig.__dataclass_fields__.values() if one.name == "tool_call_parser")
-    assert set(flag.metadata["choices"]) == {"auto", "none", "harmony", *TOOL_FORMATS}
+    assert set(flag.metadata["choices"]) == {"auto", "none", "harmony", "kimi_k3", *TOOL_FORMATS}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

@@ -16,6 +16,7 @@ from moeserve.httpserver.generation.chat.answer_reading import AnswerReading
 from moeserve.httpserver.generation.chat.channels import channel_grammar
 from moeserve.httpserver.generation.chat.chat_formats import ChatFormats
 from moeserve.httpserver.generation.chat.model_text import ModelText
+from moeserve.httpserver.generation.chat.sections import section_grammar
 from moeserve.httpserver.generation.chat.tagged_arguments import with_tagged_arguments
 from moeserve.httpserver.generation.chat.thinking_tokens import ThinkingState
 from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt, GrammarConstraint
@@ -53,6 +54,11 @@ def form_of(
             constraint = channel_grammar(prompt, _combined(tools, given), formats.channels)
         reading = AnswerReading(prompt, formats, asked.stop_token_ids, constraint, begun=begun)
         return AnswerForm(constraint, shown_tokens=tuple(formats.channels.tokens.values()), reading=reading)
+    if formats.sections is not None:
+        begun = formats.sections.prompt_end(text.tokenizer, ids)
+        constraint = section_grammar(prompt, _combined(tools, given), formats.sections, begun)
+        reading = AnswerReading(prompt, formats, asked.stop_token_ids, constraint, begun=begun)
+        return AnswerForm(constraint, shown_tokens=tuple(formats.sections.tokens.values()), reading=reading)
     state: ThinkingState = "closed"
     if formats.thinking is not None:
         state = formats.thinking.state(ids, text.tokenizer.vocabulary.special)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from moeserve.chatformat.harmony import HarmonyParser
+from moeserve.chatformat.kimi_k3 import KimiK3Parser
 from moeserve.chatformat.output import AnswerParser, OutputParser
 from moeserve.chatformat.reasoning import ReasoningParser
 from moeserve.grammar import spec as grammar
@@ -22,7 +23,7 @@ class AnswerReading:
     constraint: GrammarConstraint | None = None
     calls_end_reasoning: bool = False  # a call that the grammar enforces ends the reasoning
     thinking: ThinkingState = "closed"  # the state at the prompt's end
-    begun: str = ""  # gpt-oss only: text of a message that the prompt has begun
+    begun: str = ""  # gpt-oss's message or Kimi-K3's section that the prompt has begun
 
     def reader(self) -> AnswerReader:
         return AnswerReader(
@@ -38,18 +39,22 @@ class AnswerReading:
             separates = formats.channels.separates_reasoning and self.prompt.separate_reasoning
             names = {tool.name for tool in tools.callable}
             return HarmonyParser(self.begun, tools.may_call, separates, names)
+        if formats.sections is not None:
+            separates = formats.sections.separates_reasoning and self.prompt.separate_reasoning
+            offered = {tool.name: tool.parameters for tool in tools.callable}
+            return KimiK3Parser(self.begun, tools.may_call, separates, offered)
         reasoning = None
         if formats.thinking is not None and self.thinking != "closed" and self.prompt.separate_reasoning:
             reasoning = ReasoningParser(self.thinking == "open", formats.thinking.tags)
         if not tools.may_call or formats.tools is None:
             return OutputParser(reasoning, None)
         schemas = {tool.name: tool.parameters for tool in tools.tools}
-        offered = {tool.name for tool in tools.callable}
+        names = {tool.name for tool in tools.callable}
         if self.constraint is None:
-            parser, bare = formats.tools.parser(schemas), formats.tools.bare_calls(offered)
-            return OutputParser(reasoning, parser, offered, bare=bare)
+            parser, bare = formats.tools.parser(schemas), formats.tools.bare_calls(names)
+            return OutputParser(reasoning, parser, names, bare=bare)
         spec = self.constraint.spec
         in_tags = isinstance(spec, grammar.WithCalls) and spec.form.tags is not None
         calls = formats.tools.parser(schemas, "own" if in_tags else "json")
-        named = offered if self.calls_end_reasoning else ()
+        named = names if self.calls_end_reasoning else ()
         return OutputParser(reasoning, calls, named, calls_end_reasoning=True)

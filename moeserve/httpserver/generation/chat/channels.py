@@ -35,7 +35,7 @@ def channel_grammar(
     """Returns the grammar of the answer's messages. It enforces `combined` and the bound on reasoning, and excludes
     calls if none are allowed. Returns None if every message is allowed."""
     tools, thinking = prompt.tools, prompt.thinking
-    bound = _bound(thinking)
+    bound = bound_of(thinking)
     if combined is None:
         is_silent = bool(tools.tools) and not tools.may_call
         if bound is None and not is_silent:
@@ -61,7 +61,7 @@ def channel_grammar(
     return replace(combined, spec=whole)
 
 
-def _bound(thinking: ThinkingOptions) -> int | None:
+def bound_of(thinking: ThinkingOptions) -> int | None:
     """Returns the most reasoning tokens; None: no bound. Efforts other than "none" set no bound: the template tells the
     model about them."""
     return thinking.budget if thinking.effort in (None, "none") else None

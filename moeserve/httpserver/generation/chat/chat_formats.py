@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Final
 
-from moeserve.chatformat import harmony
-from moeserve.chatformat.formats import TOOL_FORMATS, ToolFormat, is_harmony, tool_format
+from moeserve.chatformat import harmony, section_tags
+from moeserve.chatformat.formats import TOOL_FORMATS, ToolFormat, has_sections, is_harmony, tool_format
 from moeserve.chatformat.guided import GuidedCalls
 from moeserve.chatformat.reasoning import REASONING_TAGS, reasoning_tags
 from moeserve.config import ServerConfig
@@ -17,6 +17,7 @@ from moeserve.errors import ConfigError
 from moeserve.grammar.spec import ArgumentTags, CallForm, Piece
 from moeserve.httpserver.generation.chat import template_input
 from moeserve.httpserver.generation.chat.channels import Channels
+from moeserve.httpserver.generation.chat.sections import Sections
 from moeserve.httpserver.generation.chat.template_efforts import TemplateEfforts, efforts_of
 from moeserve.httpserver.generation.chat.template_probe import fails_without_description, shapes_of
 from moeserve.httpserver.generation.chat.template_shape import Conversation, Shapes, TemplateShape
@@ -26,7 +27,9 @@ from moeserve.tokenizer.text_tokenizer import TextTokenizer
 
 log = logging.getLogger(__name__)
 
-HARMONY: Final = "harmony"  # the value of the flags for gpt-oss's format
+# The values of the flags for formats of whole answers.
+HARMONY: Final = "harmony"
+KIMI_K3: Final = "kimi_k3"
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,9 @@ class ChatFormats:
         int, ...
     ] = ()  # `tool_open` after the token before it in the tag; (): not one or two tokens
     call_end: int | None = None  # ends one call; None if that takes several tokens
-    channels: Channels | None = None  # gpt-oss's format, which replaces all the others
+    # gpt-oss's format or Kimi-K3's, which replace all the others.
+    channels: Channels | None = None
+    sections: Sections | None = None
     shapes: Shapes = field(default_factory=Shapes)  # the template's shapes
     needs_descriptions: bool = False  # the template fails on a tool without a description
     efforts: TemplateEfforts = field(
@@ -52,11 +57,15 @@ class ChatFormats:
 
     @property
     def calls_tools(self) -> bool:
-        return self.tools is not None or (self.channels is not None and self.channels.reads_calls)
+        return self.tools is not None or (self._whole is not None and self._whole.reads_calls)
 
     @property
     def thinks(self) -> bool:
-        return self.thinking is not None or (self.channels is not None and self.channels.separates_reasoning)
+        return self.thinking is not None or (self._whole is not None and self._whole.separates_reasoning)
+
+    @property
+    def _whole(self) -> Channels | Sections | None:
+        return self.sections if self.channels is None else self.channels
 
     @property
     def end_tags(self) -> dict[int, str]:
@@ -67,8 +76,9 @@ class ChatFormats:
 
     def names(self) -> tuple[str, str]:
         """Returns the names of the formats of tool calls and of reasoning, as values of the flags."""
-        if self.channels is not None:
-            return HARMONY if self.calls_tools else "none", HARMONY if self.thinks else "none"
+        if self._whole is not None:
+            name = KIMI_K3 if self.channels is None else HARMONY
+            return name if self.calls_tools else "none", name if self.thinks else "none"
         return "none" if self.tools is None else self.tools.name, (
             "none" if self.thinking is None else self.thinking.tags.name
         )
@@ -125,9 +135,14 @@ class ChatFormats:
 def formats_of(config: ServerConfig, tokenizer: TextTokenizer, *templates: str) -> ChatFormats:
     """Returns the formats in which the model writes tool calls and reasoning. templates: the model's chat templates,
     the one for tools first. Raises ConfigError for a flag that does not fit the model's vocabulary."""
-    channels = _channels(config, tokenizer, templates)
-    if channels is not None:
-        return ChatFormats(channels=channels, control_tokens=channels.tokens)
+    in_channels = _whole_format(config, tokenizer, HARMONY, harmony.WORDS, any(map(is_harmony, templates)))
+    if in_channels is not None:
+        return ChatFormats(channels=Channels(*in_channels), control_tokens=in_channels[0])
+    in_sections = _whole_format(
+        config, tokenizer, KIMI_K3, section_tags.WORDS, any(map(has_sections, templates))
+    )
+    if in_sections is not None:
+        return ChatFormats(sections=Sections(*in_sections), control_tokens=in_sections[0])
     flag = config.tool_call_parser
     found = filter(None, map(tool_format, templates))
     tools = next(found, None) if flag == "auto" else TOOL_FORMATS.get(flag)
@@ -153,19 +168,23 @@ def formats_of(config: ServerConfig, tokenizer: TextTokenizer, *templates: str) 
     )
 
 
-def _channels(config: ServerConfig, tokenizer: TextTokenizer, templates: Sequence[str]) -> Channels | None:
+def _whole_format(
+    config: ServerConfig, tokenizer: TextTokenizer, name: str, words: Sequence[str], is_templates: bool
+) -> tuple[dict[str, int], bool, bool] | None:
+    """Returns the control tokens of a format of whole answers by text, and whether it covers calls and reasoning; None
+    if the model does not have the format. is_templates: the chat template asks for it. Raises ConfigError."""
     tool_flag, reasoning_flag = config.tool_call_parser, config.reasoning_parser
-    is_named = HARMONY in (tool_flag, reasoning_flag)
-    if not is_named and not ("auto" in (tool_flag, reasoning_flag) and any(map(is_harmony, templates))):
+    is_named = name in (tool_flag, reasoning_flag)
+    if not is_named and not ("auto" in (tool_flag, reasoning_flag) and is_templates):
         return None
-    tokens = {word: ids[0] for word in harmony.WORDS if len(ids := tokenizer.encode(word)) == 1}
-    if len(tokens) < len(harmony.WORDS):
+    tokens = {word: ids[0] for word in words if len(ids := tokenizer.encode(word)) == 1}
+    if len(tokens) < len(words):
         if not is_named:
             return None
-        missing = ", ".join(word for word in harmony.WORDS if word not in tokens)
-        flag = "--tool-call-parser" if tool_flag == HARMONY else "--reasoning-parser"
-        raise ConfigError(f"{flag} {HARMONY}: the model's vocabulary has no tokens {missing}")
-    return Channels(tokens, tool_flag in ("auto", HARMONY), reasoning_flag in ("auto", HARMONY))
+        missing = ", ".join(word for word in words if word not in tokens)
+        flag = "--tool-call-parser" if tool_flag == name else "--reasoning-parser"
+        raise ConfigError(f"{flag} {name}: the model's vocabulary has no tokens {missing}")
+    return tokens, tool_flag in ("auto", name), reasoning_flag in ("auto", name)
 
 
 def _call_form(guided: GuidedCalls, control: Mapping[str, int]) -> CallForm:

@@ -99,12 +99,14 @@ def _template_kwargs(prompt: ChatPrompt, formats: ChatFormats) -> dict[str, Any]
     has_channels = formats.channels is not None
     effort = template_effort(prompt.thinking) if has_channels else formats.efforts.word(prompt.thinking)
     if effort is not None:
-        kwargs = {VARIABLE: effort} | kwargs
+        kwargs = {VARIABLE if has_channels else formats.efforts.variable: effort} | kwargs
     if has_channels:
         return kwargs
     if prompt.thinking.is_enabled is not None:
         kwargs |= dict.fromkeys(SWITCHES, prompt.thinking.is_enabled)
     is_enabled = kwargs.get(SWITCHES[0])
+    if formats.sections is not None and isinstance(is_enabled, bool):
+        kwargs = {SWITCHES[1]: is_enabled} | kwargs
     if formats.thinking is not None and isinstance(is_enabled, bool):
         tags = formats.thinking.tags
         own: dict[str, Any] = {

@@ -12,6 +12,7 @@ from moeserve.httpserver.generation.request.thinking import BUDGETS, ThinkingOpt
 from moeserve.tokenizer.errors import TemplateError, TemplateTimeout
 
 VARIABLE: Final = "reasoning_effort"
+_VARIABLES: Final = (VARIABLE, "thinking_effort")  # the second is Kimi-K3's
 # Template variables that switch reasoning; the second is DeepSeek's.
 SWITCHES: Final = ("enable_thinking", "thinking")
 _OFF: Final = ("none", "no_think")  # words for no reasoning; the second is Hunyuan 3's
@@ -23,11 +24,12 @@ Render = Callable[[Mapping[str, Any]], str]
 
 @dataclass(frozen=True, slots=True)
 class TemplateEfforts:
-    """The words that the template accepts as `reasoning_effort`. With neither `off` nor `levels`, the template does not
-    read `reasoning_effort`."""
+    """The words that the template accepts as `variable`. With neither `off` nor `levels`, the template does not read
+    it."""
 
     off: str | None = None  # the word for no reasoning; None: there is none
     levels: tuple[str, ...] = ()  # the others, least first
+    variable: str = VARIABLE
 
     def word(self, options: ThinkingOptions) -> str | None:
         """Returns the template's word for the effort that the client asks for: the same effort if the template has it,
@@ -54,11 +56,12 @@ def efforts_of(source: str, render: Render) -> TemplateEfforts:
     Templates treat an unknown word as one of theirs. So a word counts as known if the template accepts it, and either
     renders it differently from a made-up word or contains it in quotes.
     """
-    if VARIABLE not in source:
+    variable = next((name for name in _VARIABLES if name in source), None)
+    if variable is None:
         return TemplateEfforts()
     try:
-        unknown = _rendered(render, f"effort{secrets.token_hex(8)}")
-        shown = {word: _rendered(render, word) for word in (*_OFF, *_LEVELS)}
+        unknown = _rendered(render, variable, f"effort{secrets.token_hex(8)}")
+        shown = {word: _rendered(render, variable, word) for word in (*_OFF, *_LEVELS)}
     except TemplateTimeout:
         return TemplateEfforts()
     if len({unknown, *shown.values()}) == 1:  # refused or ignored, whatever it is
@@ -71,14 +74,15 @@ def efforts_of(source: str, render: Render) -> TemplateEfforts:
     return TemplateEfforts(
         next((word for word in _OFF if word in known), None),
         tuple(word for word in known if word in _LEVELS),
+        variable,
     )
 
 
-def _rendered(render: Render, word: str) -> str | None:
+def _rendered(render: Render, variable: str, word: str) -> str | None:
     """Returns None if the template refuses the word. Reasoning is on, without which some templates ignore the word.
     Raises TemplateTimeout."""
     try:
-        return render(dict.fromkeys(SWITCHES, True) | {VARIABLE: word})
+        return render(dict.fromkeys(SWITCHES, True) | {variable: word})
     except TemplateTimeout:
         raise
     except TemplateError:
