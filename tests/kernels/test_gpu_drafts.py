@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.launch import first_launches
+from moeserve.messages.pages import PAGE_KEY_BYTES, PageOrders, StateCopy
 from moeserve.messages.sampling import SamplingParams
 from moeserve.messages.schema import GenerateRequest
 from moeserve.messages.steps import CONTINUES, Row, StepPlan
@@ -89,9 +91,25 @@ class Given:
         pass
 
 
+def through_ram(runner: Runner, slot: int, by: int) -> None:
+    """Writes a state to the RAM tier by the plan behind its last step, and replaces it by what is there. by: a state
+    slot that is free."""
+    key = bytes(PAGE_KEY_BYTES)
+    orders = {"stored": PageOrders(state_writes=[StateCopy(key, slot)])}
+    orders["loaded"] = PageOrders(state_loads=[StateCopy(key, by)])
+    for news, order in orders.items():
+        result = runner.step(StepPlan(0, [], [], pages=order))
+        until = time.monotonic() + 10.0
+        while result.pages is None or key not in getattr(result.pages.ram, news):
+            assert time.monotonic() < until
+            result = runner.step(StepPlan(0, [], []))
+    runner.step(StepPlan(0, [], [], np.array([by, slot], np.int32).tobytes()))
+
+
 def test_recurrent_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The states move by accepted drafts alone: a right draft and a wrong one, then a token that tells. With two layers
-    and no more rows than needed, as the interpreter takes seconds for each."""
+    """The states move by accepted drafts alone: a right draft and a wrong one, then a token that tells, from a state
+    that was in the RAM tier meanwhile. With two layers and no more rows than needed, as the interpreter takes seconds
+    for each."""
     path = two_layers(RECURRENT, tmp_path / "two.gguf")
     source = open_model(path)
     assert isinstance(source.tensors, dict)
@@ -99,7 +117,7 @@ def test_recurrent_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         del source.tensors[name]
     config = small_config(
         path, threads=1, max_num_seqs=2, max_num_batched_tokens=4, max_model_len=16, max_total_tokens=64,
-        speculative_config=NGRAM, state_snapshot_budget=0.0,
+        speculative_config=NGRAM, state_snapshot_budget=0.0, kv_ram=0.01,
     )  # fmt: skip
     runner = load_gpu_runner(config, source, lambda *_: None, torch.device(DEVICE), Start())
     rows = runner._drafts
@@ -116,6 +134,7 @@ def test_recurrent_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     found = drafted.step([], [Row(1, CONTINUES, 3, granted, True)]).sampled[0]
     assert found.accepted is not None
     assert (found.token_id, found.accepted.token_ids) == (answer[1], answer[2:3])
+    through_ram(runner, 1, by=0)
     last = drafted.step([], [Row(1, CONTINUES, 1, b"", True)]).sampled[0]
     true = expected[3].sampled[0].logprob
     assert last.logprob is not None
