@@ -51,9 +51,9 @@ UNPACK_ROUTES = 192  # average routes per expert from which unpacking its weight
 # Steps of this number of rows multiply experts by warpgroup instructions, if the matrices' types allow it
 # (kernels/experts/quads.py; docs/results/gpu-kernels.md). Steps of 4,096 are faster too, but less accurate.
 QUAD_ROWS = range(129, 2049)
-# Steps of this number of rows, if they do not unpack experts, use those that are kept unpacked
-# (docs/results/gpu-engine.md).
-KEPT_ROWS = range(513, 4097)
+# Steps of more rows than this use experts that are kept unpacked, also where too few routes per expert would not pay
+# for unpacking them in the step (docs/results/gpu-engine.md).
+KEPT_ROWS = 512
 # Steps of this number of rows multiply experts with weights as integers in float16, if the matrices' types allow it
 # (kernels/experts/integers.py; docs/results/gpu-kernels.md).
 INTEGER_ROWS = range(9, 1025)

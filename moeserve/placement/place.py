@@ -3,14 +3,14 @@ clock.
 
 GPU memory is assigned in this order:
 
-1. the engine's needs besides weights and KV (`Gpu.reserved_bytes`), and the slots of recurrent state;
+1. the engine's needs besides weights and KV (`Gpu.reserved_bytes`), the slots of recurrent state, and
+   --unpacked-experts, at most what all layers' experts take as 16-bit floats;
 2. the dense parts: embedding, head, and each layer's attention, norms and router. --n-gpu-layers N takes the last N
    layers. Without it, if the dense parts and some KV do not fit, first the embedding and then the first layers stay in
    RAM;
 3. if RAM experts may be streamed to the GPU for long prompts, three buffers of one layer's RAM experts. If they would
    take more than half of the rest, nothing is streamed unless a rule asks for it;
 4. the experts that rules or --num-gpu-experts assign to the GPU;
-   Memory for --unpacked-experts is taken before them;
 5. KV: what --max-total-tokens asks for, else a quarter of the rest, or more if experts leave more;
 6. the other experts, hottest first, as many as fit, unless step 4 fixed the number.
 """

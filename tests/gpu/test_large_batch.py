@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from moeserve.kernels.experts.large_batch import large_batch_down
 from moeserve.kv.layout import KvLayout
 from moeserve.models import step_buffers
 from moeserve.models.open import open_model
@@ -25,7 +26,7 @@ if not torch.cuda.is_available():  # before each of a thousand cases is collecte
 PLACEMENTS: dict[str, dict[str, Any]] = {
     "all on the GPU": {},
     "half of the experts in RAM": {"num_gpu_experts": 4, "gpu_prefill_token_threshold": 1},
-    "experts unpacked at the start": {"unpacked_experts": 1.0},
+    "experts unpacked at the start": {"unpacked_experts": 1.0, "max_num_batched_tokens": 1024},
 }
 
 
@@ -55,7 +56,17 @@ def test_distance_from_the_truth(golden: Path, placement: str, monkeypatch: pyte
 
 
 def test_smaller_steps_use_kept_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moeserve.models.blocks.gpu.workspace.KEPT_ROWS", range(65, 4097))
+    monkeypatch.setattr("moeserve.models.blocks.gpu.workspace.KEPT_ROWS", 64)
+    of_kept: list[int] = []  # rows of the products
+
+    def counted(h: torch.Tensor, *operands: Any, **options: Any) -> None:
+        if options["kept"] is not None:
+            of_kept.append(len(h))
+        large_batch_down(h, *operands, **options)
+
+    monkeypatch.setattr("moeserve.models.blocks.gpu.expert_run.large_batch_down", counted)
     fixture = Fixture.load(OWN_FIXTURES / "tiny-qwen3moe-q4_k_m.golden.json")
-    config = small_config(OWN_FIXTURES / f"{fixture.name}.gguf", device="cuda", unpacked_experts=1.0)
+    options = PLACEMENTS["experts unpacked at the start"]
+    config = small_config(OWN_FIXTURES / f"{fixture.name}.gguf", device="cuda", **options)
     check_distance(Driver(load_runner(config, lambda *_: None)), fixture, 512, f"KEPT {fixture.name}")
+    assert of_kept

@@ -90,10 +90,15 @@ def test_unpacked_experts(header: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr("moeserve.worker.loading.gpu.load_weights.with_unpacked_experts", unpacked)
     device = torch.device(DEVICE)
-    config = small_config(header, load_format="dummy", unpacked_experts=1.0)
+    config = small_config(header, load_format="dummy", unpacked_experts=1.0, max_num_batched_tokens=1024)
     plan = plan_load(config, open_dummy_model(header), device, None)
     assert load_weights(config, plan, lambda *_: None, device, None).on_gpu.layers == []
     assert wanted == [((0,), torch.bfloat16 if DEVICE == "cuda" else torch.float32, 0)]
+    short = small_config(header, load_format="dummy", unpacked_experts=1.0, max_num_batched_tokens=512)
+    with pytest.raises(
+        ConfigError, match=r"^--unpacked-experts: only steps of more than 512 tokens use them"
+    ):
+        plan_load(short, open_dummy_model(header), device, None)
 
 
 @pytest.mark.parametrize("model_type", ["deepseek_v3", "deepseek_v2"])

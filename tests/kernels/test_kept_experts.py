@@ -10,14 +10,16 @@ import torch
 
 from tests.kernels.triton_device import DEVICE  # isort: skip  (first: it sets up the interpreter)
 from moeserve.kernels.experts.op import BlockWorkspace
+from moeserve.kernels.linear.large_batch import UnpackScratch
 from moeserve.models.blocks.gpu.expert_run import ExpertRun
+from moeserve.models.blocks.gpu.workspace import make_workspaces
 from moeserve.models.loading.gpu_weights import GpuExperts
 from tests.kernels.plane_tensors import planes_of
 from tests.kernels.weights import Type
+from tests.support.model_header import qwen3moe
 
 PLAIN = BlockWorkspace(16, 2, 4, DEVICE)
-UNPACKED = BlockWorkspace(16, 2, 4, DEVICE, unpacked_block=128)
-KEPT = BlockWorkspace(16, 2, 4, DEVICE, unpacked_block=128)
+KEPT = BlockWorkspace(16, 2, 4, DEVICE, unpacked_block=128), UnpackScratch(torch.empty(0, device=DEVICE))
 SHARED = BlockWorkspace(16, 1, 1, DEVICE)
 
 
@@ -29,19 +31,25 @@ def run(blocks: BlockWorkspace, *, kept: bool) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "of_step", "kept", "expected"),
-    [
-        (PLAIN, PLAIN, True, KEPT),
-        (UNPACKED, UNPACKED, True, UNPACKED),
-        (PLAIN, PLAIN, False, None),
-        (SHARED, PLAIN, True, None),
-    ],
-    ids=["a smaller step", "a step that unpacks", "not kept", "a shared expert"],
+    ("blocks", "kept", "expected"),
+    [(PLAIN, True, KEPT), (PLAIN, False, None), (SHARED, True, None)],
+    ids=["kept", "not kept", "a shared expert"],
 )
-def test_blocks(
-    blocks: BlockWorkspace, of_step: BlockWorkspace, kept: bool, expected: BlockWorkspace | None
-) -> None:
-    step: Any = SimpleNamespace(blocks=of_step, kept_blocks=KEPT, unpacked=object())
-    assert run(blocks, kept=kept)._kept_blocks(step) is expected
-    step.unpacked = None  # no memory for the numbers of the first and last expert
-    assert run(blocks, kept=kept)._kept_blocks(step) is None
+def test_blocks(blocks: BlockWorkspace, kept: bool, expected: object) -> None:
+    step: Any = SimpleNamespace(blocks=PLAIN, kept=KEPT)
+    assert run(blocks, kept=kept)._kept(step) is expected
+    step.kept = None  # a small step
+    assert run(blocks, kept=kept)._kept(step) is None
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (512, 10), (128, 1)])
+def test_all_steps_of_more_than_512_rows_use_them(experts: int, top_k: int) -> None:
+    """Those too whose experts have too few routes to be unpacked in the step, and those with attention of floats."""
+    sizes = {"hidden_size": 64, "num_layers": 1, "num_heads": 2, "num_kv_heads": 1, "head_dim": 32}
+    shape = qwen3moe(**sizes, num_experts=experts, top_k=top_k, expert_width=96, vocab_size=300)
+    for float_weights in (False, True):
+        meta = torch.device("meta")
+        spaces = make_workspaces(shape, 16384, torch.float32, meta, float_weights=float_weights)
+        assert [rows for rows, space in spaces.items() if space.kept] == [1024, 2048, 4096, 8192, 16384]
+        kept = [space.kept for space in spaces.values() if space.kept]
+        assert all(blocks.is_unpacked for blocks, _ in kept)

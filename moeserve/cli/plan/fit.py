@@ -40,6 +40,7 @@ from moeserve.placement.options import (
 from moeserve.placement.sizes import has_float_weights
 from moeserve.placement.step_tokens import step_tokens
 from moeserve.placement.tower_room import budget_beside_tower
+from moeserve.placement.unpacked import check_unpacked
 from moeserve.worker.adapters.memory import (
     AdapterMemory,
     adapter_memory,
@@ -96,6 +97,7 @@ def fit_model(config: ServerConfig, gpu: int | None, ram: int, note: str = "") -
     most_rows = max(in_a_step, config.max_num_seqs)
     reserved = 0
     if usable is not None:
+        check_unpacked(config, in_a_step)
         reserved = gpu_reserved_bytes(
             config,
             model,

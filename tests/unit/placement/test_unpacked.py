@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from moeserve.config import ServerConfig
 from moeserve.config.units import MIB
 from moeserve.errors import ConfigError
 from moeserve.kv.layout import KvLayout
 from moeserve.models.open import open_dummy_model
 from moeserve.models.registry import read_shape
 from moeserve.placement import ModelSizes, PlacementOptions, place
+from moeserve.placement.unpacked import check_unpacked
 from tests.conftest import TINY_MODEL
 from tests.support.placement_world import gpu, model
 
@@ -88,6 +90,16 @@ def test_what_cannot_be_met_is_an_error(options: PlacementOptions, message: str)
 def test_the_cpu_engine_refuses_it() -> None:
     with pytest.raises(ConfigError, match=r"^--unpacked-experts: there is nothing to place"):
         place(sizes(), PlacementOptions(unpacked_experts=OF_LAYER), None)
+
+
+def test_steps_that_would_not_use_them() -> None:
+    config = ServerConfig(model="m", unpacked_experts=1.0)
+    with pytest.raises(
+        ConfigError, match=r"^--unpacked-experts: .* --max-num-batched-tokens is 512; leave it"
+    ):
+        check_unpacked(config, 512)
+    check_unpacked(config, 513)
+    check_unpacked(replace(config, unpacked_experts=None), 512)
 
 
 def test_the_bytes_of_a_layer() -> None:

@@ -95,7 +95,8 @@ def test_large_steps_unpack_weights_and_are_faster(tmp_path: Path) -> None:
     kept = place(files, PlacementOptions(unpacked_experts=60 << 30), Gpu(130 << 30, 2 << 30))
     faster = HybridSpeed(shape, files, RoutingProbabilities(shape), kept, RATES, rates)
     assert 1.1 < faster.prefill(8192, 8192) / speed.prefill(8192, 8192) < 1.25
-    assert faster.prefill(1024, 8192) == speed.prefill(1024, 8192)
+    assert faster.prefill(1024, 8192) > speed.prefill(1024, 8192)
+    assert faster.prefill(512, 8192) == speed.prefill(512, 8192)
 
 
 def test_more_experts_on_the_gpu_are_faster_and_heat_makes_the_difference() -> None:

@@ -14,6 +14,7 @@ from moeserve.kernels.experts.op import BlockWorkspace, align_routes, experts_do
 from moeserve.kernels.experts.quads import quad_order, quads_down, quads_up, takes_quads
 from moeserve.kernels.experts.small_batch import small_batch_down, small_batch_up
 from moeserve.kernels.linear.integers import has_integers, integer_order
+from moeserve.kernels.linear.large_batch import UnpackScratch
 from moeserve.kernels.linear.operands import Gated, RouteBlocks
 from moeserve.models.blocks.gpu.lora_products import ExpertAdapters
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace
@@ -86,7 +87,7 @@ class ExpertRun(NamedTuple):
             return
         assert x.x is not None
         assert h.x is not None
-        kept = self._kept_blocks(s)
+        kept = self._kept(s)
         if kept is None and self._takes_integers(s):
             self._launch_integers(s, count, bias)
             return
@@ -95,7 +96,7 @@ class ExpertRun(NamedTuple):
             return
         scratch = s.unpacked if b.is_unpacked else None
         if kept is not None:
-            b, scratch = kept, s.unpacked
+            b, scratch = kept
         elif self._looks_up(s):
             assert s.books is not None
             b, scratch = s.books
@@ -114,12 +115,11 @@ class ExpertRun(NamedTuple):
         if mine is not None:
             mine.add_down(h, self.parts)
 
-    def _kept_blocks(self, s: GpuWorkspace) -> BlockWorkspace | None:
-        """Returns the blocks for experts that are kept unpacked; None: they are not, or the step is too small."""
-        is_routed = self.blocks is s.blocks  # `s.kept_blocks` has blocks for all experts
-        if self.experts.unpacked is None or not is_routed or s.unpacked is None:
-            return None
-        return self.blocks if self.blocks.is_unpacked else s.kept_blocks
+    def _kept(self, s: GpuWorkspace) -> tuple[BlockWorkspace, UnpackScratch] | None:
+        """Returns the blocks and the scratch for experts that are kept unpacked; None: they are not, or the step is
+        too small."""
+        is_routed = self.blocks is s.blocks  # `s.kept` has blocks for all experts
+        return s.kept if is_routed and self.experts.unpacked is not None else None
 
     def _takes_integers(self, s: GpuWorkspace) -> bool:
         """Returns whether gate and up have weights as integers."""

@@ -207,13 +207,8 @@ class GpuWorkspace:
             device,
             unpacked_block=_unpacked_block(rows, shape.top_k, shape.num_experts),
         )
-        # For experts that are kept unpacked, where none are unpacked in a step. None: the step is too small.
-        takes_kept = rows in KEPT_ROWS and not self.blocks.is_unpacked and shape.num_experts
-        self.kept_blocks = (
-            BlockWorkspace(rows, shape.top_k, experts_here, device, unpacked_block=BLOCK)
-            if takes_kept
-            else None
-        )
+        # For experts that are kept unpacked; None: the step is too small.
+        self.kept = self._kept(shape, experts_here) if rows > KEPT_ROWS and shape.num_experts else None
         # For experts with codebooks, if the step's unused memory has room for enough of them.
         self.books = self._books(shape, rest, experts_here)
         # For experts whose types have quad-order kernels; None: the steps are too small or too large for them.
@@ -241,6 +236,13 @@ class GpuWorkspace:
         self.unrouted_blocks = (
             BlockWorkspace(rows, 1, 1, device, unpacked_block=_unpacked_block(rows, 1, 1)) if widths else None
         )
+
+    def _kept(self, shape: ModelShape, experts_here: int) -> tuple[BlockWorkspace, UnpackScratch]:
+        """Returns blocks, and a scratch for the numbers of the first and last expert: the step's, if it has them."""
+        device, blocks = self.x.device, self.blocks
+        if not blocks.is_unpacked:
+            blocks = BlockWorkspace(self.rows, shape.top_k, experts_here, device, unpacked_block=BLOCK)
+        return blocks, self.unpacked or UnpackScratch(torch.empty(0, device=device))
 
     def _books(
         self, shape: ModelShape, spare: Tensor, experts_here: int

@@ -32,6 +32,7 @@ from moeserve.placement.gpu_compressed import check_gpu_compressed
 from moeserve.placement.gpu_drafts import check_drafts_placed, check_gpu_drafts
 from moeserve.placement.group import share_among
 from moeserve.placement.options import heat_counts
+from moeserve.placement.unpacked import check_unpacked
 from moeserve.worker.adapters.memory import GpuAdapterPlan, plan_gpu_adapters, refuse_adapters
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.group.shares import Connections, connect
@@ -101,6 +102,7 @@ def plan_load(
     step_tokens = step_tokens_on(device, config, shape)
     if ranks is not None:
         step_tokens = ranks.least(step_tokens)
+    check_unpacked(config, step_tokens)
     max_tokens = max(step_tokens, config.max_num_seqs)
     recorder = open_recorder(config, shape, max_tokens)
     connections = Connections()
