@@ -77,14 +77,14 @@ def _kv_heads(path: Path, config: Mapping[str, Any], linear: Mapping[str, Any]) 
         return [int(layer > 0 and layer % PERIOD == 0) for layer in range(layers)]
     both = [attending, recurrent]
     numbers = [number for each in both if isinstance(each, list) for number in each]
-    if not all(isinstance(number, int) for number in numbers) or sorted(numbers) != list(
-        range(1, layers + 1)
-    ):
+    is_whole = all(isinstance(number, int) for number in numbers) and sorted(numbers) == [
+        layer + 1 for layer in range(layers)
+    ]
+    if not is_whole or not isinstance(attending, list):
         raise ModelError(
             path,
             f"'full_attn_layers' and 'kda_layers' are {both!r:.120}; each of the layers 1 to {layers} is expected once",
         )
-    assert isinstance(attending, list)
     return [int(layer + 1 in attending) for layer in range(layers)]
 
 

@@ -49,12 +49,10 @@ def _feed_forwards(reader: ShapeReader, source: ModelSource) -> list[MoeShape | 
         "limit": reader.number("activation.situ_linear_beta", 0.0, 1e6, default=0.0) or None,
     }
     latent = reader.integer("expert_latent_length", 0, 1 << 16, default=0)
-    layers = range(reader.num_layers)
-    has_norm = any(n.of_layer(layer, n.FFN_ROUTED_NORM) in source.tensors for layer in layers)
     of_experts: dict[str, Any] = {
         "latent": latent,
         "latent_parts": n.ROUTED_PARTS,
-        "latent_norm": n.FFN_ROUTED_NORM if latent and has_norm else "",
+        "latent_norm": n.FFN_ROUTED_NORM if latent and _has_latent_norm(reader, source) else "",
     }
     return [
         replace(ffn, **activation)
@@ -67,6 +65,21 @@ def _feed_forwards(reader: ShapeReader, source: ModelSource) -> list[MoeShape | 
         )
         for ffn in reader.sigmoid_mixtures()
     ]
+
+
+def _has_latent_norm(reader: ShapeReader, source: ModelSource) -> bool:
+    """Returns whether the sum of experts between two matrices is normalised, which the tensors show. Raises ModelError
+    if the setting, where there is one, says otherwise."""
+    names = (n.of_layer(layer, n.FFN_ROUTED_NORM) for layer in range(reader.num_layers))
+    found = next((name for name in names if name in source.tensors), None)
+    if reader.flag(n.LATENT_NORMED, default=found is not None) == (found is not None):
+        return found is not None
+    raise reader.error(
+        n.LATENT_NORMED,
+        f"is true, but there is no tensor {n.FFN_ROUTED_NORM!r}; download the whole repository"
+        if found is None
+        else f"is false, but there is a tensor {found!r}; download the whole repository",
+    )
 
 
 def _residuals(reader: ShapeReader) -> AttentionResiduals | None:

@@ -81,6 +81,7 @@ _PLAIN: Final = kimi_linear.MAPPING
 MAPPING: Final = replace(
     _PLAIN,
     model_type="kimi_k3",
+    keys={**_PLAIN.keys, n.LATENT_NORMED: ("latent_moe_use_norm",)},
     wrapped_in="kimi_k3",
     inner_model_types=("kimi_linear",),
     fixed={

@@ -1,10 +1,11 @@
 """Blocks read the residual x and add to it with these launches on the pool's stream: y = norm(x), or x
 itself, and x += block(y).
 
-There are three forms of several streams. Of hyper-connections, a block reads a gated mean of the streams, and its
-output is added to each stream with a weight that depends on the token (kernels/streams/reference.py). Or a block reads
-a weighted sum of the streams, and the streams are mixed after the block (kernels/streams/sinkhorn.py). With attention
-residuals, a block attends to the streams, and its output is added to one of them (kernels/streams/attended.py).
+There are three forms of several streams. With hyper-connections, a block reads a gated mean of the streams, and its
+output is added to each stream with a weight that depends on the token (kernels/streams/reference.py). With
+Sinkhorn's connections, it reads a weighted sum of the streams, which are mixed after the block
+(kernels/streams/sinkhorn.py). With attention residuals, it attends to the streams, and its output is added to one of
+them (kernels/streams/attended.py).
 """
 
 from __future__ import annotations
@@ -177,6 +178,7 @@ def add_block(stream: CpuStream, n: int, space: CpuWorkspace) -> None:
     """Launches the rest of the addition of a block's output to x."""
     if isinstance(space.streams, AttendedWorkspace):
         reading = space.streams.reading
+        assert reading is not None
         stream.put_stream(space.streams.block, reading.into, n, space.x, add=not reading.begins)
     elif isinstance(space.streams, StreamsWorkspace):
         stream.inject(space.streams.block, space.streams.weights, n, space.x)

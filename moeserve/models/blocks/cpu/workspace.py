@@ -14,9 +14,14 @@ from moeserve.models.latent import LatentAttentionShape
 from moeserve.models.loading.cpu_weights import CpuWeights, GatedExperts
 from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
-from moeserve.models.residual import AttentionResiduals, HyperConnections, NgramShape, SinkhornConnections
+from moeserve.models.residual import (
+    AttentionResiduals,
+    HyperConnections,
+    NgramShape,
+    SinkhornConnections,
+    StreamReading,
+)
 from moeserve.models.short_conv import ShortConvShape
-from moeserve.models.sources.gguf import names as n
 
 
 class CpuBatch:
@@ -96,7 +101,7 @@ class AttendedWorkspace:
     def __init__(self, shape: AttentionResiduals, hidden: int, tokens: int) -> None:
         self.count = shape.count
         self.block = torch.empty(tokens, hidden)  # output of a block
-        self.reading = shape.reading(n.OUTPUT_HC, None)
+        self.reading: StreamReading | None = None  # None: no block has read yet
 
 
 class NgramWorkspace:

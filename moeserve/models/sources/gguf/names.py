@@ -97,13 +97,13 @@ LAYER_INPUT_PROJ_NORM = "per_layer_proj_norm.weight"
 LAYER_INPUT_GATE = "inp_gate"
 LAYER_INPUT_PROJ = "proj"
 LAYER_INPUT_NORM = "post_norm"
-# Of a residual of several streams, by block: norm, down, up, and what its output is added with (inject).
+# Hyper-connections have four tensors for each block: norm, down, up, and the weights of the block's output (inject).
 HC_ATTN = "hc_attn"
 HC_FFN = "hc_ffn"
 OUTPUT_HC = "output_hc"  # before the head, without inject
-# Of attention residuals, by block: the weight of the streams' norm times that of their scores' product.
+# Attention residuals have one for each block: the weight of the streams' norm times that of their scores' product.
 RES_SCORES = {HC_ATTN: "attn_res_score", HC_FFN: "ffn_res_score", OUTPUT_HC: "output_res_score"}
-# Of n-gram embeddings, whose table is LAYER_INPUT_EMBD.
+# N-gram embeddings have these, and their table is LAYER_INPUT_EMBD.
 PLE_KEY = "ple_key"
 PLE_VALUE = "ple_value"
 PLE_NORM_QUERY = "ple_norm_query"
@@ -171,6 +171,7 @@ FFN_ROUTED_DOWN = "ffn_routed_down"  # the same in Kimi-K3, and a norm between t
 FFN_ROUTED_UP = "ffn_routed_up"
 ROUTED_PARTS = (FFN_ROUTED_DOWN, FFN_ROUTED_UP)
 FFN_ROUTED_NORM = "ffn_routed_norm"
+LATENT_NORMED = "expert_latent_norm"  # a setting of folders, not of GGUF files: FFN_ROUTED_NORM is there
 FFN_GATE_SHEXP = "ffn_gate_shexp"  # the shared expert's
 FFN_UP_SHEXP = "ffn_up_shexp"
 FFN_DOWN_SHEXP = "ffn_down_shexp"

@@ -32,6 +32,7 @@ DEFAULTED = frozenset(
         "leading_dense_block_count",
         "expert_shared_count",
         "attention.q_lora_rank",
+        n.LATENT_NORMED,
     }
 )
 
