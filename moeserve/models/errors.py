@@ -25,6 +25,11 @@ class ModelError(UserError, ValueError):
         self.path = path
 
 
+def replaced_error(path: Path) -> ModelError:
+    """Returns the error for a file that is not the one, or not the version of it, that was mapped."""
+    return ModelError(path, "was replaced or changed since it was loaded; restart the server")
+
+
 def _quotable(text: str) -> str:
     """Returns text without control characters, shortened in the middle if too long (the end has the remedy). Names
     inside are shortened likewise, so that a hostile one cannot hide the rest."""

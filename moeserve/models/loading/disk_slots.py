@@ -8,10 +8,10 @@ from typing import NamedTuple
 from moeserve.kernels import _C
 from moeserve.kernels.cpu_stream import CpuStream, Matrix
 from moeserve.kernels.disk_experts import DiskExpertLayer, DiskPart, Reading, open_disk_experts
-from moeserve.models.errors import ModelError
+from moeserve.models.errors import ModelError, replaced_error
 from moeserve.models.loading.cpu_weights import ExpertsOnDisk
-from moeserve.models.sources.experts_in_file import FileVersion
 from moeserve.models.sources.gguf import names as n
+from moeserve.models.sources.regular_file import FileVersion
 from moeserve.models.sources.source import ModelSource
 
 
@@ -55,7 +55,7 @@ def open_slots(stream: CpuStream, layers: Sequence[SlotsOnDisk | None], reading:
         native = open_disk_experts(stream, [layer and layer.native for layer in layers], reading)
         for path, version in files.items():
             if FileVersion.of(path) != version:
-                raise ModelError(path, "was replaced or changed since it was loaded; restart the server")
+                raise replaced_error(path)
     except OSError as error:
         raise ModelError(path, f"its experts cannot be read: {error}") from error
     return native

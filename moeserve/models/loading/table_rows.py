@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from moeserve.models.errors import ModelError, replaced_error
 from moeserve.models.residual import cached_table_bytes
-from moeserve.models.sources.experts_in_file import FileVersion
+from moeserve.models.sources.regular_file import FileVersion
 from moeserve.models.sources.source import ModelSource
 
 Rows = npt.NDArray[np.uint8]
@@ -27,6 +28,7 @@ class TableRows:
     file's type."""
 
     def __init__(self, source: ModelSource, name: str) -> None:
+        """Raises ModelError for a file that cannot be opened, or that was replaced since it was mapped."""
         tensor = source.tensors[name]
         self._source, self._name = source, name
         self.ggml_type = int(tensor.type)
@@ -39,7 +41,7 @@ class TableRows:
         self._rows = np.empty((places, self.row_bytes), np.uint8)
         self.hits = 0  # rows found in RAM since the last `take_counts`
         self.reads = 0  # rows read from the file since the last `take_counts`
-        self._files = [_OpenFile(path) for path in source.files_of(name)]
+        self._files = [_OpenFile(path, version) for path, version in source.files_of(name).items()]
         self._failed = np.zeros(0, np.int64)
 
     def take(self, of_tokens: Int64s) -> Rows:
@@ -99,12 +101,22 @@ class TableRows:
 class _OpenFile:
     """A file whose later changes are noticed, also after another has its name."""
 
-    def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._version = FileVersion.of(self._fd)
+    def __init__(self, path: Path, version: FileVersion) -> None:
+        """version: of the file that is mapped. Raises ModelError if the path cannot be opened or has another file or
+        version now."""
+        self._fd = -1  # not open
+        self._version = version
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            is_changed = self.is_changed
+        except OSError as error:
+            raise ModelError(path, f"its rows cannot be read: {error.strerror or error}") from error
+        if is_changed:
+            raise replaced_error(path)
 
     def __del__(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
     @property
     def is_changed(self) -> bool:

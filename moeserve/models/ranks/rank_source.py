@@ -12,6 +12,7 @@ import numpy as np
 
 from moeserve.models.ranks.rank_share import RankShare, TensorSlice
 from moeserve.models.sources.gguf import Metadata, TensorInfo
+from moeserve.models.sources.regular_file import FileVersion
 from moeserve.models.sources.source import ModelSource
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -76,7 +77,7 @@ class RankSource:
         """See ModelSource. Only for tensors that every rank has whole."""
         return self._source.rows(self._share.name_in_model(name), rows)
 
-    def files_of(self, name: str) -> tuple[Path, ...]:
+    def files_of(self, name: str) -> Mapping[Path, FileVersion]:
         """See ModelSource."""
         return self._source.files_of(self._share.name_in_model(name))
 

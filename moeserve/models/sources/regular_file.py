@@ -1,4 +1,4 @@
-"""Maps files, as untrusted input."""
+"""Maps files, as untrusted input, and tells their versions apart."""
 
 from __future__ import annotations
 
@@ -6,15 +6,37 @@ import mmap
 import os
 import stat
 from pathlib import Path
+from typing import NamedTuple
+
+
+class FileVersion(NamedTuple):
+    """Distinguishes a file from a later file of the same path."""
+
+    device: int
+    inode: int
+    num_bytes: int
+    changed_ns: int
+
+    @classmethod
+    def of(cls, file: Path | int) -> FileVersion:
+        """Returns the version of the file at a path, or of an open file's number. Raises OSError."""
+        found = os.stat(file)
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def map_file(path: Path) -> mmap.mmap:
     """Maps a whole file, read-only and shared. Raises OSError, with the reason in `strerror` or its text, for a file
     that cannot be opened, is empty, or is no regular file."""
+    return map_version(path)[0]
+
+
+def map_version(path: Path) -> tuple[mmap.mmap, FileVersion]:
+    """Maps a file as `map_file` does; also returns the version of the file that is mapped."""
     with open(path, "rb", opener=_open_regular) as file:
-        if os.fstat(file.fileno()).st_size == 0:
+        version = FileVersion.of(file.fileno())
+        if version.num_bytes == 0:
             raise OSError("the file is empty; download it again")
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), version
 
 
 def _open_regular(path: str, flags: int) -> int:

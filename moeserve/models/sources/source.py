@@ -14,6 +14,7 @@ import numpy as np
 
 from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.gguf import Metadata, TensorInfo
+from moeserve.models.sources.regular_file import FileVersion
 
 
 class TensorSource(Protocol):
@@ -71,8 +72,9 @@ class ModelSource(TensorSource, Protocol):
         """Returns a copy of some of the tensor's rows: uint8 [n, bytes of a row]. No others are read from the disk."""
         ...
 
-    def files_of(self, name: str) -> tuple[Path, ...]:
-        """Returns the files from which `rows` reads a tensor; empty if it makes them. KeyError if absent."""
+    def files_of(self, name: str) -> Mapping[Path, FileVersion]:
+        """Returns the files from which `rows` reads a tensor, as they were when they were mapped; empty if it makes the
+        rows. KeyError if absent."""
         ...
 
     def experts_in_file(self, name: str) -> ExpertsInFile | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
 from moeserve.models import residual
+from moeserve.models.errors import ModelError
 from moeserve.models.loading.table_rows import TableRows
 from moeserve.models.sources.gguf import open_gguf
 from moeserve.models.sources.gguf.dummy import open_dummy
@@ -82,6 +86,33 @@ def test_tokens_that_lack_a_row_are_named_once(table: TableRows, tmp_path: Path)
     assert all("the file was changed while it was served" in cause for _, cause in failures)
     assert table.take_failures() == []
     assert numbers(table.take(ids(5))) == [0]
+
+
+def test_a_file_that_changes_between_its_mapping_and_the_table(tmp_path: Path) -> None:
+    """Minutes pass between the two, if a model's other weights are large."""
+    path = write_table(tmp_path / "m.gguf")
+    changed = open_gguf(path)
+    with path.open("r+b") as file:
+        file.write(b"G")
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(ModelError, match=r"m\.gguf: was replaced or changed since it was loaded"):
+        TableRows(changed, "table")
+    TableRows(open_gguf(path), "table")
+    renamed = open_gguf(path)
+    write_table(tmp_path / "other.gguf").rename(path)
+    with pytest.raises(ModelError, match="was replaced or changed since it was loaded"):
+        TableRows(renamed, "table")
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored: list[object] = []  # errors while a half-made object is destroyed
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    source = open_gguf(write_table(tmp_path / "m.gguf"))
+    (tmp_path / "m.gguf").unlink()
+    with pytest.raises(ModelError, match=r"m\.gguf: its rows cannot be read: No such file or directory"):
+        TableRows(source, "table")
+    gc.collect()
+    assert not ignored
 
 
 def test_a_dummy_table_has_random_rows_that_stay(tmp_path: Path) -> None:

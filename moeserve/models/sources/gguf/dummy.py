@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from moeserve.models.sources.regular_file import FileVersion
 from moeserve.quantization import QuantType, StoredScales
 from moeserve.quantization.codebook import Codebook
 from moeserve.quantization.quant_type import FLOAT32_BYTES
@@ -76,9 +77,9 @@ class DummyFile(GGUFFile):
         first = rows * 1_000_003 % (len(pool) // 2 // block) * block
         return np.take(pool, (first[:, None] + np.arange(row_bytes)) % len(pool))
 
-    def files_of(self, name: str) -> tuple[Path, ...]:
+    def files_of(self, name: str) -> dict[Path, FileVersion]:
         """Returns no file: the weights are random."""
-        return ()
+        return {}
 
     def experts_in_file(self, name: str) -> None:
         """Returns None: no file has these weights."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from moeserve.models.sources.experts_in_file import ExpertsInFile, FileVersion
+from moeserve.models.sources.experts_in_file import ExpertsInFile
 from moeserve.models.sources.model_files import SPLIT_NAME, listed, models_of
-from moeserve.models.sources.regular_file import map_file
+from moeserve.models.sources.regular_file import FileVersion, map_version
 
 from .errors import GGUFError
 from .fused_ffn import gate_and_up
@@ -28,13 +28,18 @@ class GGUFFile:
     any array from `data`.
     """
 
-    def __init__(self, paths: list[Path], buffers: list[mmap.mmap], headers: list[Header]) -> None:
+    def __init__(
+        self,
+        paths: list[Path],
+        buffers: list[mmap.mmap],
+        versions: list[FileVersion],
+        headers: list[Header],
+    ) -> None:
         self.path = paths[0]  # the only file, or the first of the split set
         self.metadata: Metadata = headers[0].metadata
         self.tensors: dict[str, MappedTensor] = {}
         self.file_bytes = sum(len(buffer) for buffer in buffers)
-        self._buffers, self._paths = buffers, paths
-        self._versions = [FileVersion.of(path) for path in paths]
+        self._buffers, self._paths, self._versions = buffers, paths, versions
         self._sparsely_read: set[str] = set()
         for path, header in zip(paths, headers, strict=True):
             for tensor in _presented(header.tensors, self.metadata):
@@ -83,8 +88,10 @@ class GGUFFile:
             self._buffers[tensor.part].madvise(mmap.MADV_RANDOM, start, tensor.offset + tensor.nbytes - start)
         return np.take(self.data(name).reshape(tensor.shape[0], -1), rows, axis=0)
 
-    def files_of(self, name: str) -> tuple[Path, ...]:
-        return (self._paths[self.tensors[name].part],)
+    def files_of(self, name: str) -> dict[Path, FileVersion]:
+        """See ModelSource."""
+        part = self.tensors[name].part
+        return {self._paths[part]: self._versions[part]}
 
     def experts_in_file(self, name: str) -> ExpertsInFile | None:
         tensor = self.tensors[name]
@@ -113,13 +120,14 @@ def open_gguf(path: Path, *, has_tensors: bool = True) -> GGUFFile:
     if path.is_dir():
         path = _only_model_in(path)
     paths = split_set(path)
-    buffers = [_map(part) for part in paths]
+    mapped = [_map(part) for part in paths]
+    buffers, versions = [buffer for buffer, _ in mapped], [version for _, version in mapped]
     headers = [
         read_header(part, buffer, i, has_tensors=has_tensors)
         for i, (part, buffer) in enumerate(zip(paths, buffers, strict=True))
     ]
     _check_split(paths, headers)
-    return GGUFFile(paths, buffers, headers)
+    return GGUFFile(paths, buffers, versions, headers)
 
 
 def _presented(tensors: Iterable[MappedTensor], metadata: Metadata) -> Iterator[MappedTensor]:
@@ -132,9 +140,9 @@ def _stored_bytes(tensor: MappedTensor) -> int:
     return tensor.nbytes if tensor.half is None else 2 * tensor.nbytes
 
 
-def _map(path: Path) -> mmap.mmap:
+def _map(path: Path) -> tuple[mmap.mmap, FileVersion]:
     try:
-        return map_file(path)
+        return map_version(path)
     except OSError as error:
         raise GGUFError(path, f"cannot be opened: {error.strerror or error}") from error
 

@@ -18,6 +18,7 @@ from moeserve.models.sources.gguf import Metadata, TensorInfo
 from moeserve.models.sources.gguf import names as n
 from moeserve.models.sources.gguf.metadata import MetadataValue
 from moeserve.models.sources.model_files import is_model_file
+from moeserve.models.sources.regular_file import FileVersion
 from moeserve.quantization.table import ZERO_TYPES
 
 from .column_order import stacked
@@ -109,9 +110,9 @@ class HuggingFaceFolder:
             return made.take(rows)
         return np.take(self.data(name).reshape(self.tensors[name].shape[0], -1), rows, axis=0)
 
-    def files_of(self, name: str) -> tuple[Path, ...]:
+    def files_of(self, name: str) -> dict[Path, FileVersion]:
         """See ModelSource."""
-        return tuple(sorted({file.path for part in self._parts[name] for file in part.parts}))
+        return {file.path: file.version for part in self._parts[name] for file in part.parts}
 
     def experts_in_file(self, name: str) -> None:
         """Returns None: a folder has each expert's matrices as tensors of their own."""

@@ -150,5 +150,6 @@ def _matrix(prefix: str, weight: StoredTensor, shape: tuple[int, int], packed: P
         weight.start,
         weight.end,
         weight.buffer,
+        weight.version,
         packed=packed,
     )

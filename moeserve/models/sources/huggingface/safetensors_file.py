@@ -16,7 +16,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from moeserve.models.errors import ModelError
-from moeserve.models.sources.regular_file import map_file
+from moeserve.models.sources.regular_file import FileVersion, map_version
 from moeserve.quantization import QUANT_TYPES, QuantType
 from moeserve.quantization.table import BF16, F32
 
@@ -58,6 +58,7 @@ class StoredTensor:
     start: int
     end: int
     buffer: mmap.mmap
+    version: FileVersion  # of the mapped file
     scales: StoredTensor | None = None  # of an 8-bit float matrix, per `block` of rows and columns
     block: tuple[int, int] = (0, 0)
     packed: PackedWeight | None = None  # then `shape` is the matrix's, and start .. end are its codes' bytes
@@ -109,7 +110,7 @@ def read_tensors(path: Path, most_header_bytes: int | None = None) -> tuple[int,
     offsets, so the header is parsed once more, from the mapped bytes.
     """
     try:
-        buffer = map_file(path)
+        buffer, version = map_version(path)
         (length,) = _LENGTH.unpack_from(buffer)
         if most_header_bytes is not None and length > most_header_bytes:
             raise ModelError(
@@ -129,10 +130,13 @@ def read_tensors(path: Path, most_header_bytes: int | None = None) -> tuple[int,
     except OSError as error:
         raise ModelError(path, f"cannot be opened: {error.strerror or error}") from error
     base = _LENGTH.size + length
-    return len(buffer), {name: _stored(path, name, entry, buffer, base) for name, entry in entries.items()}
+    tensors = {name: _stored(path, name, entry, buffer, version, base) for name, entry in entries.items()}
+    return len(buffer), tensors
 
 
-def _stored(path: Path, name: str, entry: _Entry, buffer: mmap.mmap, base: int) -> StoredTensor:
+def _stored(
+    path: Path, name: str, entry: _Entry, buffer: mmap.mmap, version: FileVersion, base: int
+) -> StoredTensor:
     start, end = (base + offset for offset in entry.data_offsets)
     nbytes = end - start  # for a type unknown here
     if entry.dtype in ITEM_BYTES:
@@ -141,7 +145,7 @@ def _stored(path: Path, name: str, entry: _Entry, buffer: mmap.mmap, base: int) 
         raise ModelError(
             path, f"tensor {name!r} has offsets that do not match its shape; the file has changed"
         )
-    return StoredTensor(path, name, tuple(entry.shape), entry.dtype, start, end, buffer)
+    return StoredTensor(path, name, tuple(entry.shape), entry.dtype, start, end, buffer, version)
 
 
 def stored_numbers(tensor: StoredTensor) -> npt.NDArray[Any]:

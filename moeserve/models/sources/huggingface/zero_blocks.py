@@ -63,9 +63,8 @@ def integer_matrix(
         return _blocks(kind, shape, bits, replace(read(), is_bfloat16=scales.dtype == "BF16"))
 
     packed = PackedWeight(kind, made, sources, order)
-    return StoredTensor(
-        first.path, name, shape, first.dtype, first.start, first.end, first.buffer, packed=packed
-    )
+    place = (first.start, first.end, first.buffer, first.version)
+    return StoredTensor(first.path, name, shape, first.dtype, *place, packed=packed)
 
 
 def _kind_of(first: StoredTensor, cols: int, bits: int, scales: StoredTensor, groups: int) -> QuantType:
