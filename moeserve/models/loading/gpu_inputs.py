@@ -1,4 +1,4 @@
-"""The weights through which blocks on a GPU read the residual: a norm, or what joins several streams."""
+"""The weights by which blocks on a GPU read the residual: a norm's, or those that join several streams."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ class GpuStreamMean:
 
 @dataclass(frozen=True, slots=True)
 class GpuAttendedStreams:
-    """What a block attends to the residual's streams with."""
+    """The weights by which a block attends to the residual's streams."""
 
     attention: StreamAttention
     nbytes: int = 0  # of matrices
 
 
-GpuStreams = (
-    GpuStreamMix | GpuSinkhornMix | GpuStreamMean | GpuAttendedStreams
-)  # what a residual of several streams is read through
-GpuNorm = Tensor | Unnormed  # [hidden], of the residual; or the residual itself is read
-GpuInput = GpuNorm | GpuStreams  # what a block reads the residual through
+# The weights by which a block reads a residual of several streams.
+GpuStreams = GpuStreamMix | GpuSinkhornMix | GpuStreamMean | GpuAttendedStreams
+# The weight [hidden] of the residual's norm; Unnormed: a block reads the residual itself.
+GpuNorm = Tensor | Unnormed
+GpuInput = GpuNorm | GpuStreams  # the weights by which a block reads any residual
 
 
 def norm_weight(w: GpuNorm) -> Tensor | None:

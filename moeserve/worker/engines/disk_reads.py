@@ -1,4 +1,5 @@
-"""What a worker reads from disk while it serves: experts, and rows of a table of n-gram embeddings."""
+"""Gathers the failures and counts of a worker's reads from disk: of experts, and of rows of a table of n-gram
+embeddings."""
 
 from __future__ import annotations
 

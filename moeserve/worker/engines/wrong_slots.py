@@ -1,4 +1,4 @@
-"""Which KV slots and states are wrong, because rows lacked weights that could not be read from disk.
+"""Remembers the KV slots and states that are wrong because rows lacked weights that could not be read from disk.
 
 A row that lacked weights has written wrong KV, and its request fails. The router may already have shared these KV
 slots with other requests, as a prefix; their rows read the slots in the same step, or in the next one, which is already

@@ -30,7 +30,7 @@ class MadeTensor:
     sources: tuple[StoredTensor, ...]
     make: Callable[[], Bytes]
     order: npt.NDArray[np.int32] | None = None  # as PackedWeight.order
-    # Of a table: reads only these rows, uint8 [n, bytes of a row]. None: rows are taken from what `make` returns.
+    # Reads only these rows of a table, uint8 [n, bytes of a row]. None: rows are taken from the result of `make`.
     take: Callable[[npt.NDArray[np.int64]], Bytes] | None = None
 
 
