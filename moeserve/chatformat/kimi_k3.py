@@ -61,7 +61,7 @@ class KimiK3Parser:
         self._num_calls = 0
         self._held = ""  # the beginning of a possible control token
         self._tag = ""  # a tag that has begun
-        self._space = ""  # white space between sections
+        self._space: list[str] = []  # white space between sections
         self._is_new = True  # no part of this section has been shown
         self._shown: set[type[Text | Reasoning]] = set()
         self.push(prompt_end)
@@ -189,7 +189,7 @@ class KimiK3Parser:
 
     def _go(self, stage: _Stage) -> bool:
         self._stage = stage
-        self._space = ""
+        self._space = []
         self._is_new = True
         return True
 
@@ -212,9 +212,9 @@ class KimiK3Parser:
                 self._end_call(self._call, _Stage.BETWEEN, events)
             if self._stage in (_Stage.BETWEEN, _Stage.TOOLS):
                 if char.isspace():
-                    self._space += char
+                    self._space.append(char)
                     continue
-                char = self._space + char
+                char = "".join(self._space) + char
                 self._go(_Stage.RESPONSE)
                 self._is_new = False
             self._show(char, events)

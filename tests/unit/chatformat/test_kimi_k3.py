@@ -3,6 +3,7 @@ sglang#34604, sglang#37581, vllm#50627, vllm#51399, vllm#53246, vllm#57353, smg#
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from moeserve.chatformat.kimi_k3 import KimiK3Parser
 from moeserve.chatformat.output import joined
 from tests.support.chat_events import Answer
 from tests.support.kimi_k3_template import rendered_in_sections
+from tests.support.linear_time import assert_linear
 
 SCHEMAS: Final[dict[str, Any]] = {
     "f": {
@@ -240,3 +242,23 @@ def test_any_text_is_read_the_same_however_it_is_cut(
     assert ends == sum(isinstance(event, CallStart) for event in found)
     shown = [getattr(event, "text", getattr(event, "rest", " ")) for event in found]
     assert "".join(shown).count("text") == text.count("text")
+
+
+@pytest.mark.parametrize("unit", ["x", " ", "<", "<|open|>", "<|open|>call ", "<|close|>", "<|sep|>", CALL])
+@pytest.mark.slow
+def test_time_is_linear(unit: str) -> None:
+    value = '[tools][call tool="f"][argument key="a"]'
+    for beginning in ("", "[tools]", '[tools][call tool="f"]', value, '[tools][call tool="f"]{"a": "'):
+        assert_linear(lambda: parser(""), tags(beginning), tags(unit))
+
+
+@pytest.mark.slow
+def test_long_white_space_between_sections_takes_linear_time() -> None:
+    """Quadratic time shows only at such lengths."""
+
+    def seconds(count: int) -> float:
+        start = time.thread_time()
+        assert parser("").push(" " * count) == []
+        return time.thread_time() - start
+
+    assert any(seconds(800_000) < 20 * seconds(100_000) for _ in range(2))
