@@ -98,8 +98,8 @@ class ApiConfig(SeveralModelsConfig):
         None,
         "Network",
         "maximum number of open requests per API key; further ones get a 503 (default: --max-num-seqs + "
-        "--max-num-queued-reqs). The server accepts 256 connections more than this number, so that other keys can "
-        "always connect",
+        "--max-num-queued-reqs). The server accepts --max-num-seqs + --max-num-queued-reqs + 256 connections in all: a "
+        "smaller number here leaves room for other keys",
         low=1,
         high=1 << 20,
     )

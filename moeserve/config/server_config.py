@@ -61,7 +61,7 @@ class ServerConfig(EngineConfig):
     image_min_tokens: int | None = option(
         None,
         "Model",
-        "enlarge pictures to at least N tokens (default: 8; not for Gemma 4)",
+        "enlarge pictures of fewer than N tokens (default: 8). Gemma 3 and 4, Kimi and Llama 4 refuse this flag",
         low=1,
         high=16384,
         metavar="N",
@@ -233,8 +233,8 @@ class ServerConfig(EngineConfig):
         "Capacity",
         "share of the KV memory for a separate pool for sliding-window layers, such as every other layer of gpt-oss; "
         "0: one pool for all layers (default: the share that gives the separate pool a third of the other pool's "
-        "tokens. One pool if two would hold no more tokens, with several GPUs, with --kv-ram or --kv-disk, and with "
-        "first layers on the CPU)",
+        "tokens. There is one pool with several GPUs, --kv-ram, --kv-disk, first layers on the CPU or recurrent "
+        "layers, and where two pools would hold no more tokens)",
         low=0,
         high=0.9,
         metavar="SHARE",

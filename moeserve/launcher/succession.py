@@ -68,7 +68,7 @@ class NextServer:
 
 
 class Succession:
-    """The servers that follow the launcher's own. Single-threaded."""
+    """The servers that `moeserve reload` starts after the launcher's own. Single-threaded."""
 
     def __init__(self, directory: Path, listeners: Listeners, systemd: Systemd, poller: zmq.Poller) -> None:
         """Opens a socket in `directory`, on which the next servers and `moeserve reload` send messages."""

@@ -165,7 +165,9 @@ def test_names_of_files_in_any_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", End)
-@pytest.mark.parametrize(("huge", "level"), [(1.0, logging.INFO), (0.8, logging.WARNING)])
+@pytest.mark.parametrize(
+    ("huge", "level"), [(1.0, logging.INFO), (0.8, logging.INFO), (0.7, logging.WARNING)]
+)
 def test_log(huge: float, level: int, end: End, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     huge_pages._tell(GIB, int(huge * GIB), end)

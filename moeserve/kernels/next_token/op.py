@@ -136,13 +136,13 @@ class Chosen:
 @dataclass(frozen=True, slots=True)
 class ChainRows:
     """Rows of a chain of drafts: int32 [n] each, except planned_slots and drafts, int32 [depths, n], and
-    probabilities, float32."""
+    probabilities, float32 [depths, n]."""
 
     token_ids: Tensor
     positions: Tensor
     kv_slots: Tensor
     depth: Tensor  # drafts so far
-    most: Tensor  # of the row
+    most: Tensor  # drafts of the row at most
     planned_slots: Tensor  # KV slots of the block's rows, by depth
     drafts: Tensor
     probabilities: Tensor

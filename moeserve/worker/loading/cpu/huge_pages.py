@@ -111,7 +111,7 @@ def _tell(resident: int, huge: int, end: End) -> None:
     """Logs the bytes of weights, and how many of them are in huge pages. end: why it is not all of them."""
     if resident < _LEAST_LOGGED:
         return
-    if huge >= _WARNED_SHARE * resident:
+    if huge >= _WARNED_SHARE * resident or resident - huge < _LEAST_LOGGED:
         log.info("%.2f of %.2f GiB of weights are in huge pages", huge / GIB, resident / GIB)
         return
     log.warning(
