@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -101,7 +100,7 @@ class GrammarChecker:
         """If the checking process is lost, asks a second one: the first may have been killed for another reason than
         this spec."""
         try:
-            reply = decode_reply(self._reply(frame))
+            reply = decode_reply(self._sandbox.ask_or_ask_another(frame, "compile"))
         except SandboxTimeout as error:
             raise GrammarError(f"is too complex: it {error}") from error
         except (SandboxDied, ValueError) as error:
@@ -114,14 +113,6 @@ class GrammarChecker:
                 raise GrammarError(message)
             case Accepted(grammar=grammar):
                 return grammar
-
-    def _reply(self, frame: bytes) -> bytes:
-        """Sends a request and returns the reply. Raises SandboxTimeout, SandboxLost, SandboxUnavailable."""
-        if self._sandbox.is_running:
-            with suppress(SandboxLost):
-                return self._sandbox.ask(frame, "compile")
-        self._sandbox.start()  # reopens the model's file
-        return self._sandbox.ask(frame, "compile")
 
     def _remember(self, frame: bytes, passed: _Passed) -> None:
         if frame in self._passed:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final, TypeVar
 
 from moeserve.processes.sandbox.parent import (
@@ -49,7 +48,7 @@ class MediaDecoder:
 
     def _ask(self, frame: bytes, decode_reply: Callable[[bytes], T | Refused]) -> T:
         try:
-            reply = decode_reply(self._reply(frame))
+            reply = decode_reply(self._sandbox.ask_or_ask_another(frame, "decode it"))
         except SandboxTimeout as error:
             raise PictureError(f"takes too long to decode: it {error}") from error
         except (SandboxDied, ValueError) as error:
@@ -60,12 +59,3 @@ class MediaDecoder:
         if isinstance(reply, Refused):
             raise PictureError(reply.message)
         return reply
-
-    def _reply(self, frame: bytes) -> bytes:
-        """Returns the process's reply. If the process is lost, asks a second one, because the first may have been
-        killed to free memory for another process."""
-        if self._sandbox.is_running:
-            with suppress(SandboxLost):
-                return self._sandbox.ask(frame, "decode it")
-        self._sandbox.start()
-        return self._sandbox.ask(frame, "decode it")

@@ -37,8 +37,8 @@ def mixed(name: str, layers: int) -> Type:
 
 
 def served(path: Path, layers: int) -> tuple[int, int, int]:
-    """Writes a model of so many layers and answers with it. Returns bytes: of the file, of weights in RAM as planned,
-    of all processes of its server."""
+    """Writes a model with this number of layers and answers with it. Returns bytes: of the file, of weights
+    in RAM as planned, of all processes of its server."""
     write_header(path, qwen3moe(512, num_layers=layers, num_heads=8, expert_width=512), mixed)
     write_weights(path)
     command = [

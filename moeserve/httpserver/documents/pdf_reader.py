@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import suppress
 from hashlib import sha256
 from sys import getsizeof
 from typing import Final
@@ -66,7 +65,7 @@ class PdfReader:
 
     def _ask(self, data: bytes) -> str:
         try:
-            reply = decode_reply(self._reply(data))
+            reply = decode_reply(self._sandbox.ask_or_ask_another(data, "read it"))
         except SandboxTimeout as error:
             raise PdfError(f"takes too long to read: it {error}") from error
         except (SandboxDied, ValueError) as error:
@@ -77,15 +76,6 @@ class PdfReader:
         if isinstance(reply, Refused):
             raise PdfError(reply.message)
         return reply.text
-
-    def _reply(self, data: bytes) -> bytes:
-        """Returns the process's reply. If the process is lost, asks a second one, because the first may have been
-        killed to free memory for another process."""
-        if self._sandbox.is_running:
-            with suppress(SandboxLost):
-                return self._sandbox.ask(data, "read it")
-        self._sandbox.start()
-        return self._sandbox.ask(data, "read it")
 
 
 def _size(text: str) -> int:

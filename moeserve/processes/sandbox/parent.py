@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -140,6 +141,15 @@ class Sandbox:
         except (SandboxTimeout, SandboxLost) as error:
             how = str(error) or f"ended at once (exit code {child.process.returncode}): its own lines say why"
             raise self._unavailable(how) from error
+
+    def ask_or_ask_another(self, frame: bytes, stage: str) -> bytes:
+        """Like `ask`, but starts the process if none runs. If the process is lost, asks a second one, because the first
+        may have been killed to free memory for another process."""
+        if self.is_running:
+            with suppress(SandboxLost):
+                return self.ask(frame, stage)
+        self.start()
+        return self.ask(frame, stage)
 
     def ask(self, frame: bytes, stage: str) -> bytes:
         """Sends one frame and returns the answer. `stage` names the work in SandboxTimeout. Raises SandboxTimeout,

@@ -1,5 +1,6 @@
-"""Kimi-K3's answers: whole, cut anywhere, and as models write them. Reports of such answers: sglang#32567,
-sglang#34604, sglang#37581, vllm#50627, vllm#51399, vllm#53246, vllm#57353, smg#1983, senpi#465, xgrammar#806."""
+"""Tests of the parser of Kimi-K3's answers: whole, cut anywhere, and malformed. Public reports of malformed ones:
+sglang#32567, sglang#34604, sglang#37581, vllm#50627, vllm#51399, vllm#53246, vllm#57353, smg#1983, senpi#465,
+xgrammar#806."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class ModelText:
         self.check_size(len(text), limit, param)
 
     def check_size(self, characters: int, limit: int, param: str) -> None:
-        """Raises ApiError 400 for so many characters that they cannot fit into `limit` tokens."""
+        """Raises ApiError 400 if this number of characters cannot fit into `limit` tokens."""
         if characters > limit * self.longest_token:
             message = (
                 f"{param}: {characters} characters cannot fit into this model's maximum context length of "
