@@ -21,8 +21,8 @@ class DensePlacement:
     the GPU can be moved to RAM later."""
 
     def __init__(self, sizes: ModelSizes, n_gpu_layers: int | None, rules: Rules | None) -> None:
-        """Raises ConfigError, which quotes the rule, for a placement that would need more than one transfer to the
-        GPU."""
+        """Raises ConfigError, which quotes the rule, if a step would have to go from the CPU to the GPU more than
+        once."""
         self._sizes = sizes
         self._rules = rules
         self._may_move = n_gpu_layers is None
@@ -50,9 +50,10 @@ class DensePlacement:
         return sum(size.on(device) for size, where in parts if where == device)
 
     def move_next(self, held: Container[int]) -> bool:
-        """Moves the next part of the model to RAM: first the embedding (which is not slower there), then layer by
-        layer, each with the layers that need it. Returns False if a flag, a rule or `held` (layers that must stay)
-        forbids it, or if no layer would be left."""
+        """Moves the next part of the model from the GPU to RAM: first the embedding (not slower in RAM), then one
+        layer after another, each together with the layers that use its keys. held: layers that must stay on the GPU.
+        Returns False, and moves nothing, if a flag, a rule or `held` forbids the move, or if no layer would be left on
+        the GPU."""
         if not self._may_move:
             return False
         if self.embedding == "cuda":
@@ -79,12 +80,12 @@ class DensePlacement:
         starts = (at for at in reversed(range(first)) if not self._sizes.layers[at].needs_layer_before)
         if (start := next(starts, None)) is None:
             raise ConfigError(
-                f"layer {first} has an input that is made where the embedding is, so that all layers must be on the "
-                f"GPU or all in RAM: use --n-gpu-layers {len(self.layers)}, or --device cpu"
+                f"layer {first} reads an input that is computed with the embedding, on the same device. So either all "
+                f"layers must be on the GPU or all in RAM: use --n-gpu-layers {len(self.layers)}, or --device cpu"
             )
         raise ConfigError(
-            f"layer {first} attends to keys of layer {start}, or to those that it chooses, so both must be on the GPU "
-            f"or both in RAM: use --n-gpu-layers {len(self.layers) - start}"
+            f"layer {first} uses keys of layer {start}, or its choice of keys, so both layers must be on the GPU or "
+            f"both in RAM: use --n-gpu-layers {len(self.layers) - start}"
         )
 
     def _decide_layer(self, index: int) -> Decision | None:

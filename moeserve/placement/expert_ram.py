@@ -31,15 +31,17 @@ def dense_bytes(sizes: ModelSizes) -> int:
 
 
 def expert_bytes(sizes: ModelSizes) -> int:
+    """Returns the bytes in RAM of all routed experts."""
     return sum(layer.num_experts * layer.expert.cpu for layer in sizes.layers)
 
 
 def expert_ram_bytes(config: ServerConfig, sizes: ModelSizes, layout: KvLayout, free: int) -> int | None:
-    """Returns the RAM for routed experts; None if all of them fit into `free` bytes beside the other weights.
+    """Returns the bytes of RAM that routed experts may take; None if RAM holds all experts, or too few of them.
 
-    With --expert-ram: its value; None if that is enough for all experts. Otherwise: `free` less the other weights, a
-    margin, and KV for the requests that may run at once, for which at most an eighth of the rest is kept; None if the
-    result does not hold one token's experts.
+    free: bytes that the model may take. With --expert-ram the result is its value, or None if all experts fit into it.
+    Without --expert-ram the result is None if all weights fit into `free`. Otherwise it is `free` minus the dense
+    weights, a margin, and KV for the requests that may run at once (at most an eighth of `free` minus the dense
+    weights); it is None if that cannot hold the experts of one token.
     """
     everything, dense = expert_bytes(sizes), dense_bytes(sizes)
     if config.expert_ram is not None:

@@ -225,7 +225,7 @@ def sharing() -> ModelSizes:
 
 @pytest.mark.parametrize(("on_gpu", "other"), [(1, 2), (3, 5), (4, 5)])
 def test_layers_that_share_a_choice_of_keys_are_on_one_device(on_gpu: int, other: int) -> None:
-    with pytest.raises(ConfigError, match=f"so both must be on the GPU or both in RAM: .* {other}$"):
+    with pytest.raises(ConfigError, match=f"so both layers must be on the GPU or both in RAM: .* {other}$"):
         place(sharing(), PlacementOptions(n_gpu_layers=on_gpu), gpu(EVERYTHING))
     assert place(sharing(), PlacementOptions(n_gpu_layers=other), gpu(EVERYTHING)).layers_in_ram == 5 - other
     moved = {
