@@ -158,8 +158,8 @@ class StepCost:
 
     def fixed_ms(self, rows: int) -> float:
         """Returns the part of a chunk's cost that does not depend on its size, in milliseconds, in a step with `rows`
-        decode rows. It is the time to read the experts that the decode rows do not use, plus the fixed cost of a prompt;
-        if rows is 0, also the constant cost of a step."""
+        decode rows. It is the time to read the experts that the decode rows do not use, plus the fixed cost of a
+        prompt; if rows is 0, also the constant cost of a step."""
         beyond = self._costs[EXPERTS] * (1.0 / self._share - self._experts(rows)) + self._costs[HAS_PROMPT]
         return beyond if rows else beyond + self._costs[0]
 
