@@ -15,7 +15,8 @@ class ApiConfig(SeveralModelsConfig):
     host: str = option(
         "127.0.0.1",
         "Network",
-        "address to listen on; 0.0.0.0 accepts other machines over IPv4, :: over IPv6 too",
+        "address to listen on. 127.0.0.1 accepts only programs on this machine; 0.0.0.0 other machines too, over "
+        "IPv4; :: also over IPv6",
     )
     allowed_host: tuple[str, ...] = option(
         (),
@@ -80,7 +81,8 @@ class ApiConfig(SeveralModelsConfig):
     kv_events_block_size: int = option(
         64,
         "Network",
-        "tokens per block in KV events and in vllm:cache_config_info; use the same for all servers of a gateway",
+        "number of tokens per block in KV events and in the metric vllm:cache_config_info; use the same number for "
+        "all servers of a gateway",
         low=1,
         high=65536,
     )
@@ -92,23 +94,27 @@ class ApiConfig(SeveralModelsConfig):
         metavar="KEY",
     )
     api_key_file: str | None = option(
-        None, "Network", "file of further API keys, one per line: a name and a key", metavar="PATH"
+        None,
+        "Network",
+        "file of API keys, in addition to --api-key, one per line: a name and a key. Each key gets "
+        "an equal share of a busy server",
+        metavar="PATH",
     )
     max_requests_per_key: int | None = option(
         None,
         "Network",
-        "maximum number of open requests per API key; further ones get a 503 (default: --max-num-seqs + "
-        "--max-num-queued-reqs). The server accepts --max-num-seqs + --max-num-queued-reqs + 256 connections in all: a "
-        "smaller number here leaves room for other keys",
+        "maximum number of open requests per API key; further ones get a 503. A smaller number leaves room for other "
+        "keys, because the server accepts only --max-num-seqs + --max-num-queued-reqs + 256 connections in all "
+        "(default: --max-num-seqs + --max-num-queued-reqs)",
         low=1,
         high=1 << 20,
     )
     max_idle_connections_per_address: int | None = option(
         None,
         "Network",
-        "maximum number of idle connections per client address (IPv6: per /64 network); beyond it the longest-idle "
-        "one is closed (default: --max-num-seqs + --max-num-queued-reqs + 128). The limit for all addresses together "
-        "is 128 higher",
+        "maximum number of idle connections per client address (IPv6: per /64 network); if there are more, the one "
+        "that has been idle for longest is closed (default: --max-num-seqs + --max-num-queued-reqs + 128). All "
+        "addresses together may have 128 more",
         low=1,
         high=1 << 20,
     )
@@ -118,8 +124,8 @@ class ApiConfig(SeveralModelsConfig):
     generation_config: str = option(
         "none",
         "Chat",
-        "default sampling parameters. none: each API's own; auto: the ones that the model recommends, in "
-        "generation_config.json or in the GGUF file",
+        "default sampling parameters. none: those of each API's specification; auto: those that the model "
+        "recommends, in generation_config.json or in the GGUF file",
         choices=("none", "auto"),
     )
     override_generation_config: str | None = option(
@@ -202,8 +208,8 @@ class ApiConfig(SeveralModelsConfig):
     mcp_servers: tuple[str, ...] = option(
         (),
         "Chat",
-        "let the chat page use the tools of these MCP servers (streamable HTTP). The page asks the user before each "
-        "call, and this server makes it. More pairs may follow, or repeat the flag (default: none)",
+        "let the chat page use the tools of these MCP servers (streamable HTTP): the page asks the user before each "
+        "call, and moeserve makes the call. More pairs may follow, or repeat the flag (default: none)",
         metavar="NAME=URL",
         several=True,
     )
@@ -217,7 +223,8 @@ class ApiConfig(SeveralModelsConfig):
     data_dir: str | None = option(
         None,
         "Chat",
-        "folder for stored responses, which then survive a restart (default: in memory only)",
+        "folder for the responses that the Responses API stores, which then survive a restart (default: in memory "
+        "only)",
         metavar="PATH",
     )
     batch_dir: str | None = option(
@@ -230,8 +237,8 @@ class ApiConfig(SeveralModelsConfig):
     batch_dir_gib: float = option(
         20.0,
         "Batches",
-        "maximum size of the files and results in --batch-dir; with n API keys that store files, each may use 1 / (n "
-        "+ 1) of it",
+        "maximum size of the files and results in --batch-dir together; if n API keys store files, each may use 1 / "
+        "(n + 1) of it",
         low=0.001,
         high=1e6,
         metavar="GIB",

@@ -17,17 +17,17 @@ class EngineConfig(SpeculativeConfig):
     threads: int | None = option(
         None,
         "CPU engine",
-        "number of compute threads (default: the physical cores available; one less with a GPU on 8 or more cores, "
-        "for the thread that drives the GPU)",
+        "number of compute threads (default: one per physical core that is available; one less with a GPU on 8 or "
+        "more cores, which leaves a core to the thread that drives the GPU)",
         low=1,
         high=1024,
     )
     isa: str = option(
         "auto",
         "CPU engine",
-        "instruction set of the CPU kernels. auto: the best that this CPU supports; for steps of few tokens, the "
-        "fastest by a measurement at the first start, which is kept for later ones; measure: as auto, but measure "
-        "again; the others force one, for comparisons",
+        "instruction set of the CPU kernels. auto: the best that this CPU supports; for steps of few tokens, the one "
+        "that was fastest in a measurement at the first start, which is stored; measure: as auto, but measure again; "
+        "the others use one instruction set for everything, for comparisons",
         choices=(*MEASURED, "plain", "avx2", "avx512_vnni", "avx512_vbmi", "neon_dotprod", "neon_i8mm"),
     )
     weight_layout: str = option(
@@ -40,8 +40,9 @@ class EngineConfig(SpeculativeConfig):
     expert_ram: float | None = option(
         None,
         "CPU engine",
-        "RAM for routed experts; the other experts are read from the GGUF file whenever a token is routed to them "
-        "(default: all experts in RAM; if they do not fit, as many as fit beside other weights and a small KV pool)",
+        "RAM for routed experts. Experts that do not fit are read from the GGUF file whenever a token is routed to "
+        "them, which is slower (default: all experts; if they do not fit, as many as fit beside the other weights "
+        "and a small KV pool)",
         low=0.001,
         high=1e6,
         metavar="GIB",
@@ -49,23 +50,23 @@ class EngineConfig(SpeculativeConfig):
     numa_nodes: int | None = option(
         None,
         "CPU engine",
-        "number of NUMA nodes to divide weights and threads among (default: the machine's; larger numbers make "
-        "logical nodes, for tests)",
+        "number of NUMA nodes among which weights and threads are divided (default: the machine's nodes; a larger "
+        "number divides further, for tests)",
         low=1,
         high=1024,
     )
     cpu_binding: str = option(
         "auto",
         "CPU engine",
-        "how compute threads are bound. cores: each to a core of its own; nodes: each to the cores of its NUMA node; "
-        "none: not bound; auto: cores if there are enough, else nodes",
+        "CPU cores on which each compute thread may run. cores: one core of its own; nodes: the cores of its NUMA "
+        "node; none: all cores; auto: cores if there are as many cores as threads, else nodes",
         choices=("auto", "cores", "nodes", "none"),
     )
     num_gpu_experts: int | None = option(
         None,
         "GPU",
-        "experts of each layer to place in GPU memory: the most used in --expert-heat, else the first N by id "
-        "(default: as many as fit)",
+        "number of experts of each layer to place in GPU memory: those most used by --expert-heat, else the first N "
+        "by id (default: as many as fit)",
         low=0,
         high=4096,
     )
@@ -91,15 +92,15 @@ class EngineConfig(SpeculativeConfig):
     expert_heat: str | None = option(
         None,
         "GPU",
-        "file with the usage count of each expert, as exported by /v1/experts/heat: the most used experts go to the "
-        "GPU first",
+        "file with the number of times that each expert was used, as /v1/experts/heat exports it: the most used "
+        "experts are placed on the GPU first",
         metavar="PATH",
     )
     placement_rules: str | None = option(
         None,
         "GPU",
-        "YAML file of rules that place tensors by name; tensors without a matching rule follow the other flags. On "
-        "the CPU engine, rules choose the experts that stay in RAM when others are on disk",
+        "YAML file of rules that place tensors on the GPU or in RAM by name; tensors without a matching rule follow "
+        "the other flags. On the CPU engine, rules choose the experts that stay in RAM when others are on disk",
         metavar="PATH",
     )
     n_gpu_layers: int | None = option(
@@ -113,15 +114,17 @@ class EngineConfig(SpeculativeConfig):
     expert_cache: str = option(
         "auto",
         "GPU",
-        "keep in GPU memory the experts that the current texts use, in place of unused ones. auto: if not all experts "
-        "fit on the GPU and RAM has room for all of them; off: experts stay where they are placed",
+        "whether experts move between RAM and GPU memory while the server runs. auto: if not all experts fit on the "
+        "GPU and RAM has room for all, the experts that the current texts use replace unused ones on the GPU; off: "
+        "experts stay where they were placed, and the same steps give the same bits",
         choices=("auto", "off"),
     )
     gpu_prefill_token_threshold: int | None = option(
         None,
         "GPU",
-        "steps with N or more prompt tokens stream the RAM experts to the GPU; steps with fewer compute them on the "
-        "CPU (default: GPU and CPU share these experts, in shares measured at the start)",
+        "number of prompt tokens in a step from which the experts in RAM are copied to the GPU for the step and "
+        "computed there; in smaller steps the CPU computes them (default: both compute a share, by speeds measured "
+        "at the start)",
         low=1,
         high=1 << 20,
     )

@@ -69,7 +69,8 @@ class ServerConfig(EngineConfig):
     image_max_tokens: int | None = option(
         None,
         "Model",
-        "shrink pictures to at most N tokens (default: 4096; Gemma 4: 280)",
+        "shrink pictures to at most N tokens; fewer are read faster, but show less detail (default: 4096; Gemma 4: "
+        "280)",
         low=4,
         high=16384,
         metavar="N",
@@ -77,7 +78,7 @@ class ServerConfig(EngineConfig):
     video_max_tokens: int = option(
         4096,
         "Model",
-        "shrink videos to at most N tokens, all frames together (Qwen's own: 12288)",
+        "shrink videos to at most N tokens, all frames together (Qwen recommends 12288)",
         low=4,
         high=16384,
         metavar="N",
@@ -85,8 +86,8 @@ class ServerConfig(EngineConfig):
     image_cache: float = option(
         0.5,
         "Model",
-        "memory for embeddings of recent pictures, because each turn of a conversation sends its pictures again; 0: "
-        "none",
+        "memory for embeddings of recent pictures, so that a picture that a conversation sends again with each turn "
+        "is not encoded again; 0: none",
         low=0,
         high=1e6,
         metavar="GIB",
@@ -95,7 +96,8 @@ class ServerConfig(EngineConfig):
         0.1,
         "Model",
         "share of the device's time for encoding pictures while answers are generated: with 0.1, answers run at 0.9 "
-        "of their speed. The share grows for a picture that would take over a minute. 1: encode pictures at once",
+        "of their speed. The share grows for a picture that would take over a minute otherwise. 1: encode pictures "
+        "at once, while answers wait",
         low=0.01,
         high=1,
         metavar="SHARE",
@@ -103,8 +105,8 @@ class ServerConfig(EngineConfig):
     allowed_media_domains: tuple[str, ...] = option(
         (),
         "Model",
-        "let requests name pictures by URL, and fetch them from these hosts; more may follow, or repeat the flag "
-        "(default: none)",
+        "hosts from which the server may fetch pictures that requests name by URL; more may follow, or repeat the "
+        "flag (default: none; such requests are refused)",
         metavar="HOST",
         several=True,
     )
@@ -133,7 +135,7 @@ class ServerConfig(EngineConfig):
     lora_memory: float | None = option(
         None,
         "Model",
-        "memory reserved for adapters of --lora-dir (default: 1)",
+        "memory reserved for adapters that --lora-dir loads (default: 1)",
         low=0.001,
         high=1e6,
         metavar="GIB",
@@ -145,39 +147,53 @@ class ServerConfig(EngineConfig):
         "them by DELETE to /api/delete",
         choices=("off", "allow"),
     )
-    max_num_seqs: int = option(64, "Capacity", "maximum number of requests in one step", low=1, high=4096)
+    max_num_seqs: int = option(
+        64,
+        "Capacity",
+        "maximum number of requests that are computed together; further ones "
+        "wait. More raise throughput; each needs room in the KV pool",
+        low=1,
+        high=4096,
+    )
     max_total_tokens: int | None = option(
         None,
         "Capacity",
-        "size of the KV pool, in tokens (default: what fits in free memory, at most --max-num-seqs x --max-model-len)",
+        "size of the KV pool: the tokens that all running requests and the prefix cache may hold together (default: "
+        "what fits into free memory, at most --max-num-seqs x --max-model-len)",
         low=64,
         high=1 << 28,
     )
     max_num_batched_tokens: int | None = option(
         None,
         "Capacity",
-        "maximum tokens in one step, decode and prefill together (default: on a CPU 512, or 2048 if experts are "
-        "on disk; on a GPU 16384, or 8192 in steps with decode. Numbers above 512 are halved until the step's buffers "
-        "take at most 3% of the GPU memory, or 5% of the RAM for experts)",
+        "maximum tokens in one step, decode and prefill together. More read prompts faster, but answers wait longer "
+        "for a step (default: on a CPU 512, or 2048 if experts are on disk; on a GPU 16384, or 8192 in steps with "
+        "decode; less if the step's buffers would take over 3% of the GPU memory, or over 5% of the RAM for experts "
+        "on disk)",
         low=1,
         high=65536,
     )
     max_num_queued_reqs: int = option(
-        2048, "Capacity", "maximum number of waiting requests; further ones get a 503", low=1, high=1 << 20
+        2048,
+        "Capacity",
+        "maximum number of waiting requests; further ones get a 503. Lower it to refuse requests "
+        "rather than let them wait long",
+        low=1,
+        high=1 << 20,
     )
     max_num_queued_tokens: int = option(
         1 << 20,
         "Capacity",
-        "maximum tokens of waiting prompts; further requests get a 503",
+        "maximum tokens of all waiting prompts together; further requests get a 503",
         low=1,
         high=1 << 30,
     )
     max_itl_ms: float | None = option(
         None,
         "Capacity",
-        "target for the 99th percentile of inter-token latency: while answers are generated, prefill chunks are "
-        "shortened so that a step takes at most this many milliseconds (default: no limit; chunks are as large as is "
-        "efficient)",
+        "target for the time between two tokens of an answer, in milliseconds (99th percentile). While answers are "
+        "generated, steps read fewer prompt tokens, so that each step takes at most this long; prompts are then read "
+        "more slowly (default: no limit)",
         low=1,
         high=3.6e6,
         metavar="MS",
@@ -185,10 +201,10 @@ class ServerConfig(EngineConfig):
     prefill_share: float | None = option(
         None,
         "Capacity",
-        "share of the time for prefill while answers are generated: with 0.4, answers run at 0.6 of their speed. If "
-        "more prompts wait than answers run, the share is larger. 1: prefill first, in the largest steps, for the best "
-        "throughput, but answers wait (default: 0.4; 0.5 if prompts stream experts from RAM to a GPU; 1 if all experts "
-        "are on a GPU)",
+        "share of the time for reading prompts while answers are generated: with 0.4, answers run at 0.6 of their "
+        "speed. The share is larger while more prompts wait than answers run. 1: read prompts first, in the largest "
+        "steps, for the best throughput; answers wait meanwhile (default: 0.4; 0.5 if prompts stream experts from "
+        "RAM to a GPU; 1 if all experts are on a GPU)",
         low=0.01,
         high=1,
         metavar="SHARE",
@@ -196,8 +212,8 @@ class ServerConfig(EngineConfig):
     prefix_cache: str = option(
         "auto",
         "Capacity",
-        "who shares cached prompts and answers: shared: all clients; per-key: clients with the same API key; off: no "
-        "prefix cache; auto: per-key if there are API keys, else shared",
+        "which clients may reuse one another's cached prompts and answers. shared: all clients; per-key: clients "
+        "with the same API key; off: no prefix cache; auto: per-key if there are API keys, else shared",
         choices=("auto", "shared", "per-key", "off"),
     )
     kv_cache_dtype: str = option(
@@ -211,9 +227,10 @@ class ServerConfig(EngineConfig):
     kv_ram: float | None = option(
         None,
         "Capacity",
-        "RAM for prefixes that were evicted from a GPU's KV pool; they are copied back when a prompt begins with them; "
-        "0: none (default: a quarter of the RAM that is free after loading, at most 4 times the KV pool; none if that "
-        "is less than the pool, or if windowed layers have a separate pool)",
+        "RAM that holds a copy of the prefixes in a GPU's KV pool; when a prompt begins with a prefix that the pool "
+        "has evicted, it is copied back instead of computed. 0: none (default: a quarter of the RAM that is free "
+        "after loading, at most 4 times the KV pool; none if that would be less than the pool, or if sliding-window "
+        "layers have a pool of their own)",
         low=0,
         high=1e6,
         metavar="GIB",
@@ -221,8 +238,9 @@ class ServerConfig(EngineConfig):
     kv_disk: str | None = option(
         None,
         "Capacity",
-        "folder for the prefix cache's tier on disk: prefixes are read back from it, also after a restart. For one "
-        "server at a time. The texts of prompts and answers can be reconstructed from it",
+        "folder in which the prefix cache keeps KV of prompts and answers on disk, to read it back when a prompt "
+        "begins with the same text, also after a restart. For one server at a time. The texts can be reconstructed "
+        "from these files",
         metavar="PATH",
     )
     kv_disk_gib: float | None = option(
@@ -231,10 +249,10 @@ class ServerConfig(EngineConfig):
     kv_window_ratio: float | None = option(
         None,
         "Capacity",
-        "share of the KV memory for a separate pool for sliding-window layers, such as every other layer of gpt-oss; "
-        "0: one pool for all layers (default: the share that gives the separate pool a third of the other pool's "
-        "tokens. There is one pool with several GPUs, --kv-ram, --kv-disk, first layers on the CPU or recurrent "
-        "layers, and where two pools would hold no more tokens)",
+        "share of the KV memory for a separate pool for sliding-window layers (every other layer of gpt-oss, say), "
+        "which need only the last tokens; more requests then fit into the same memory. 0: one pool for all layers "
+        "(default: so that the separate pool holds a third as many tokens as the other one; 0 if two pools would not "
+        "hold more tokens, and with several GPUs, --kv-ram, --kv-disk, first layers on the CPU or recurrent layers)",
         low=0,
         high=0.9,
         metavar="SHARE",
@@ -242,9 +260,9 @@ class ServerConfig(EngineConfig):
     state_snapshot_budget: float | None = option(
         None,
         "Capacity",
-        "memory for snapshots of recurrent state, which the prefix cache needs to continue conversations on recurrent "
-        "models (default: an eighth of the memory left by the weights and the running requests' states, at most 4 "
-        "x --max-num-seqs snapshots)",
+        "memory for snapshots of recurrent state, from which a recurrent model continues a conversation instead of "
+        "reading it again (default: an eighth of the memory that weights and the states of running requests leave "
+        "free, at most 4 x --max-num-seqs snapshots)",
         low=0,
         high=1e6,
         metavar="GIB",
@@ -258,7 +276,8 @@ class ServerConfig(EngineConfig):
     gpus: str = option(
         "1",
         "Device",
-        "divide the model among the first N NVIDIA GPUs, or among the GPUs with the listed numbers, such as 0,2",
+        "divide the model among the first N NVIDIA GPUs, or among the GPUs with the listed numbers, such as 0,2; 1: "
+        "one GPU",
         metavar="N",
     )
     parallel: str = option(
@@ -292,14 +311,16 @@ class ServerConfig(EngineConfig):
     seed: int | None = option(
         None,
         "Server",
-        "seed for the requests that set none, to make a run reproducible",
+        "random seed for requests that set no seed of their own, so that the same requests get the same samples "
+        "again (default: random)",
         low=0,
         high=(1 << 63) - 1,
     )
     log_level: str = option(
         "info",
         "Server",
-        "how much to log. info: one line per request; debug: also a line from each process that handles the request",
+        "least severe messages to log. warning: only what needs attention; info: also one line per request; debug: "
+        "also a line from each process that handles the request",
         choices=("debug", "info", "warning", "error"),
     )
     log_format: str = option(
@@ -360,23 +381,23 @@ class ServerConfig(EngineConfig):
         None,
         "Server",
         "restart the engine if a step takes longer than this many seconds (default: 30 plus 20 times the step's "
-        "expected time; 600 until a first step has been measured; with experts on disk 30 more, and the time to read "
-        "all of them at 20 MB/s)",
+        "expected time, or 600 until a first step has been measured; with experts on disk additionally 30 plus the "
+        "time to read all of them at 20 MB/s)",
         low=0.1,
         high=86400,
     )
     max_engine_crashes: int = option(
         3,
         "Server",
-        "stop the server after this many crashes of its processes within a minute",
+        "stop the server, with exit code 3, after this many crashes of its processes within a minute",
         low=1,
         high=1000,
     )
     max_process_memory: float | None = option(
         None,
         "Server",
-        "maximum memory that httpserver, the router and the detokenizer may each add to what they use once ready; a "
-        "request that needs more fails instead of exhausting the machine (default: no limit)",
+        "maximum memory that each of httpserver, the router and the detokenizer may use beyond what it uses when the "
+        "server is ready; a request that needs more fails instead of exhausting the machine (default: no limit)",
         low=0.05,
         high=1e6,
         metavar="GIB",
@@ -390,5 +411,9 @@ class ServerConfig(EngineConfig):
         high=3600,
     )
     shutdown_timeout: float = option(
-        30.0, "Server", "seconds for running requests to finish after SIGTERM", low=0, high=86400
+        30.0,
+        "Server",
+        "seconds that running requests may take to finish after SIGTERM; then they are ended",
+        low=0,
+        high=86400,
     )

@@ -14,8 +14,8 @@ class SeveralModelsConfig:
     models_file: str | None = option(
         None,
         "Several models",
-        "YAML or JSON file that lists the models to serve: a list of mappings with the keys model, pin (true: load it "
-        "at the start and keep it loaded), and any flag that is for one model, without its dashes",
+        "YAML or JSON file that lists the models to serve. Each entry has the key model; pin (true: load it at the "
+        "start and never unload it) if needed; and the flags for this model alone, without their dashes",
         metavar="PATH",
     )
     models_memory: float | None = option(
@@ -30,8 +30,8 @@ class SeveralModelsConfig:
     model_idle_timeout: float | None = option(
         None,
         "Several models",
-        "unload a model that has had no request for this many seconds; Ollama's keep_alive in a request overrides it "
-        "(default: never)",
+        "unload a model that has had no request for this many seconds, so that its memory is free; Ollama's "
+        "keep_alive in a request overrides it (default: never)",
         low=0,
         high=1e9,
     )

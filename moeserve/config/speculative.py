@@ -34,12 +34,13 @@ class SpeculativeConfig(ApiConfig):
     speculative_config: str | None = option(
         None,
         "Model",
-        'speculative decoding, in vLLM\'s JSON form: {"method": "mtp", "num_speculative_tokens": 3} drafts up to 3 '
-        "tokens a step; the next step verifies them, so that answers stay the same. Methods: mtp: the model's own "
-        'next-token block drafts; draft_model: the small model in "model" drafts (see --speculative-model); eagle3: '
-        'the EAGLE-3 head in "model" drafts; ngram: drafts are copied from an earlier place in the text that ends in '
-        'the same "prompt_lookup_min" to "prompt_lookup_max" tokens (default: 3 to 16); auto: ngram, and where it '
-        "finds nothing the small model, the head or the block, if there is one (default: no drafts)",
+        "speculative decoding: cheap drafts of the next tokens, which the next step verifies, so that answers come "
+        'faster and stay the same. In vLLM\'s JSON form: {"method": "mtp", "num_speculative_tokens": 3} drafts '
+        "up to 3 tokens a step. Methods: mtp: the model's own next-token block drafts; draft_model: the small model "
+        'in "model" drafts (see --speculative-model); eagle3: the EAGLE-3 head in "model" drafts; ngram: drafts are '
+        'copied from an earlier place in the text that ends in the same "prompt_lookup_min" to "prompt_lookup_max" '
+        "tokens (default: 3 to 16); auto: ngram, and where the text has no such place, the small model, the head or "
+        "the block, if there is one (default: no drafts)",
         metavar="JSON",
     )
     speculative_model: str | None = option(
