@@ -220,7 +220,7 @@ class StepResult(msgspec.Struct, frozen=True, tag=True):
     # Part of compute_ms in which a drafting model read texts before it could draft.
     draft_read_ms: float = 0.0
     # Indices of the plan's rows that got no drafts because the drafting model has not read their texts to the end.
-    unread_rows: list[int] = []
+    lagging_rows: list[int] = []
     draft_keep_ms: float = 0.0  # part of compute_ms in which a next-token block computed the step's tokens
 
 

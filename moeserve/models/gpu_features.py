@@ -50,11 +50,11 @@ def _without_indexer(layer: LayerShape) -> LayerShape:
     if attention is None or attention.indexer is None:
         return layer
     if isinstance(attention, AttentionShape):
-        return replace(layer, mixer=replace(attention, indexer=None), unread=n.BLOCK_INDEXER)
+        return replace(layer, mixer=replace(attention, indexer=None), unused=n.BLOCK_INDEXER)
     of_pools = (n.of_part(n.INDEX_POOLS.gate), n.of_part(n.INDEX_POOLS.bias))
     is_pooled = isinstance(attention.indexer, IndexerShape) and attention.indexer.is_pooled
-    unread = (*n.INDEXER, *(of_pools if is_pooled else ()))
-    return replace(layer, mixer=replace(attention, indexer=None), unread=unread)
+    unused = (*n.INDEXER, *(of_pools if is_pooled else ()))
+    return replace(layer, mixer=replace(attention, indexer=None), unused=unused)
 
 
 def cpu_only_features(shape: ModelShape) -> list[str]:

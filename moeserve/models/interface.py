@@ -33,7 +33,7 @@ class LayerShape:
     has_input_norms: bool = True
     has_factor: bool = False  # x is multiplied by a number after the layer
     is_parallel: bool = False  # the feed-forward reads the mixer's input, and has no norm of its own
-    unread: tuple[str, ...] = ()  # tensors of the layer that a file may contain and that are not used
+    unused: tuple[str, ...] = ()  # tensors of the layer that a file may contain and that are not used
     # Beside attention: reads the same input, and its output is added, too. Not in sandwiched layers.
     beside: Mamba2Shape | None = None
 
@@ -112,7 +112,7 @@ class ModelShape:
     drafts_before_norm: bool = False  # that block reads states before the last norm, its own as well
     embedding_scale: float = 1.0
     norms_embeddings: bool = False  # embeddings are RMS-normalised, without weights
-    behind_eps: float | None = None  # of norms behind blocks; None: rms_eps
+    post_norm_eps: float | None = None  # of norms behind blocks; None: rms_eps
     logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: unchanged
     logit_scale: float = 1.0  # multiplies logits; merged into the last norm's weight on loading
     rope_sections: tuple[int, int, int] | None = None  # RoPE frequencies: time, height, width
@@ -142,9 +142,9 @@ class ModelShape:
         return len(self.layers)
 
     @property
-    def eps_behind(self) -> float:
+    def eps_of_post_norms(self) -> float:
         """The epsilon of norms behind blocks."""
-        return self.rms_eps if self.behind_eps is None else self.behind_eps
+        return self.rms_eps if self.post_norm_eps is None else self.post_norm_eps
 
     @property
     def num_streams(self) -> int:

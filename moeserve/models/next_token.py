@@ -90,4 +90,4 @@ def _with_own_indexer(layer: LayerShape) -> LayerShape:
         return layer
     if mixer.indexer.is_pooled:
         return replace(layer, mixer=replace(mixer, indexer=None))
-    return replace(layer, mixer=replace(mixer, indexer=replace(mixer.indexer, keys_from=None)), unread=())
+    return replace(layer, mixer=replace(mixer, indexer=replace(mixer.indexer, keys_from=None)), unused=())

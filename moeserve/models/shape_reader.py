@@ -325,7 +325,7 @@ class ShapeReader:
         if vocab_size is None:
             vocab_size = len(self._metadata.require_strings("tokenizer.ggml.tokens"))
             self.only("vocab_size", vocab_size)
-        self._refuse_unread(layers)
+        self._refuse_overlooked(layers)
         return ModelShape(
             architecture=self._source.architecture,
             hidden_size=self.hidden_size,
@@ -374,7 +374,7 @@ class ShapeReader:
             self._metadata, self._source.architecture, self._context_length, yarn_truncates=yarn_truncates
         )
 
-    def _refuse_unread(self, layers: tuple[LayerShape, ...]) -> None:
+    def _refuse_overlooked(self, layers: tuple[LayerShape, ...]) -> None:
         """Raises ModelError for a setting that changes the computation but that the family's code did not read."""
         prefix, read = f"{self._source.architecture}.", frozenset(self._asked)
         given = {

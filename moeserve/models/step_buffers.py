@@ -42,8 +42,8 @@ SMALL_BATCH_ROWS = 8
 # the exact result, where llama.cpp is at 3.6e-5: docs/results/accuracy.md).
 FLOAT32_ROWS = 64
 # Steps of more rows than this unpack attention's quantised matrices to floats, each before its product
-# (kernels/linear/large_batch). Steps of more than UNPACK_ROWS rows unpack all matrices, several experts at a time. The
-# memory for unpacked experts grows with the rows, like the other buffers. Measured in docs/results/gpu-kernels.md.
+# (kernels/linear/large_batch). Steps of more than UNPACK_ROWS rows unpack all matrices, several experts at a time: the
+# scratch grows with the rows, like the other buffers. Measured in docs/results/gpu-kernels.md.
 UNPACK_DENSE_ROWS = 64
 UNPACK_ROWS = 1024
 UNPACK_BYTES_OF_ROW = 32 << 10
@@ -51,9 +51,9 @@ UNPACK_ROUTES = 192  # average routes per expert from which unpacking its weight
 # Steps of this number of rows multiply experts by warpgroup instructions, if the matrices' types allow it
 # (kernels/experts/quads.py; docs/results/gpu-kernels.md). Steps of 4,096 are faster too, but less accurate.
 QUAD_ROWS = range(129, 2049)
-# Steps of more rows than this use experts that are kept unpacked, also where too few routes per expert would not pay
-# for unpacking them in the step (docs/results/gpu-engine.md).
-KEPT_ROWS = 512
+# Steps of more rows than this use the unpacked experts (--unpacked-experts), also where too few routes per expert would
+# not pay for unpacking them in the step (docs/results/gpu-engine.md).
+UNPACKED_EXPERTS_ROWS = 512
 # Steps of this number of rows multiply experts with weights as integers in float16, if the matrices' types allow it
 # (kernels/experts/integers.py; docs/results/gpu-kernels.md).
 INTEGER_ROWS = range(9, 1025)
@@ -222,9 +222,9 @@ def gpu_step_buffers(
             buffers += activation_buffers("delta_low_rank", rows, recurrence.gate_rank, acts, quantised=small)
     if rows > UNPACK_ROWS:
         room = rows * UNPACK_BYTES_OF_ROW // BYTES[floats]
-        buffers.append(Buffer("unpacked", (_unpacked_numbers(model, projected, room),), floats))
+        buffers.append(Buffer("unpack_scratch", (_scratch_numbers(model, projected, room),), floats))
     elif rows > UNPACK_DENSE_ROWS and not float_weights:
-        buffers.append(Buffer("unpacked", (_dense_numbers(model, projected),), floats))
+        buffers.append(Buffer("unpack_scratch", (_dense_numbers(model, projected),), floats))
     if latent is not None:
         buffers += _latent_buffers(latent, rows, wide, floats)
         if latent.q_rank:
@@ -365,7 +365,7 @@ def _dense_numbers(model: ModelShape, projected: int) -> int:
     return dense if latent is None else max(dense, latent.q_rows * latent.q_rank)
 
 
-def _unpacked_numbers(model: ModelShape, projected: int, room: int) -> int:
+def _scratch_numbers(model: ModelShape, projected: int, room: int) -> int:
     """Returns the number of weights in the buffer of unpacked matrices: `room`, at most all experts of a layer, and at
     least attention's largest matrix and one expert's gate and up. projected: as in `_dense_numbers`."""
     hidden = model.hidden_size

@@ -210,23 +210,23 @@ def _num_factors(shape: ModelShape, form: AttentionForm) -> int:
     return dimensions // 2
 
 
-def unread_tensors(shape: ModelShape) -> frozenset[str]:
+def unused_tensors(shape: ModelShape) -> frozenset[str]:
     """Returns tensors that a file may contain and that are not used: k and v of layers that use an earlier layer's,
     and the indexer if contexts never exceed the number of keys that it chooses."""
     return frozenset(
-        n.in_layer(index, name) for index, layer in enumerate(shape.layers) for name in _unread_by(layer)
+        n.in_layer(index, name) for index, layer in enumerate(shape.layers) for name in _unused_by(layer)
     )
 
 
-def _unread_by(layer: LayerShape) -> tuple[str, ...]:
+def _unused_by(layer: LayerShape) -> tuple[str, ...]:
     if isinstance(layer.mixer, AttentionShape) and layer.mixer.kv_from is not None:
-        return *layer.unread, *(n.of_part(part) for part in (n.ATTN_K, n.ATTN_V, n.ATTN_K_NORM))
-    return layer.unread
+        return *layer.unused, *(n.of_part(part) for part in (n.ATTN_K, n.ATTN_V, n.ATTN_K_NORM))
+    return layer.unused
 
 
 def check_tensors(shape: ModelShape, source: ModelSource) -> None:
     """Checks that exactly the expected tensors exist, with the expected shapes. Raises ModelError."""
-    expected, unread = model_tensors(shape), unread_tensors(shape)
+    expected, unused = model_tensors(shape), unused_tensors(shape)
     for name, dimensions in expected.items():
         tensor = source.tensors.get(name)
         if tensor is None:
@@ -238,7 +238,7 @@ def check_tensors(shape: ModelShape, source: ModelSource) -> None:
     skipped = range(shape.num_layers, shape.num_layers + shape.num_skipped_layers)
     for name in source.tensors:
         # Ignoring a tensor, a bias for example, would silently change every answer.
-        if name not in expected and name not in unread and n.layer_of(name) not in skipped:
+        if name not in expected and name not in unused and n.layer_of(name) not in skipped:
             raise ModelError(
                 source.path, f"tensor {name!r} has no place in architecture {shape.architecture!r}"
             )

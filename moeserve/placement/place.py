@@ -32,7 +32,7 @@ from moeserve.placement.unpacked import with_unpacked
 # share for KV of the memory that the dense parts leave, as long as experts could use all of it
 KV_SHARE = 0.25
 MIN_KV_TOKENS = 64
-# buffers of experts being copied to the GPU, in the CPU's format; a third buffer holds them unpacked
+# buffers of experts being copied to the GPU, in the CPU's format; a third buffer holds them as planes
 COPIES = 2
 
 

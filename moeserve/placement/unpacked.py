@@ -7,16 +7,17 @@ from dataclasses import replace
 from moeserve.config import ServerConfig
 from moeserve.config.units import GIB
 from moeserve.errors import ConfigError
-from moeserve.models.step_buffers import KEPT_ROWS
+from moeserve.models.step_buffers import UNPACKED_EXPERTS_ROWS
 from moeserve.placement.placement import Placement
 from moeserve.placement.sizes import ModelSizes
 
 
 def check_unpacked(config: ServerConfig, step_tokens: int) -> None:
     """Raises ConfigError if experts are to be kept unpacked, but no step of up to `step_tokens` tokens uses them."""
-    if config.unpacked_experts is not None and step_tokens <= KEPT_ROWS:
+    if config.unpacked_experts is not None and step_tokens <= UNPACKED_EXPERTS_ROWS:
         raise ConfigError(
-            f"--unpacked-experts: only steps of more than {KEPT_ROWS} tokens use them, and --max-num-batched-tokens is "
+            f"--unpacked-experts: only steps of more than {UNPACKED_EXPERTS_ROWS} tokens use "
+            f"them, and --max-num-batched-tokens is "
             f"{step_tokens}; leave it out, or choose a larger --max-num-batched-tokens"
         )
 

@@ -158,13 +158,13 @@ class Runner:
         return self._result(running, times)
 
     def _launch_drafts(self, plan: StepPlan) -> bool:
-        """Launches the plan's drafts behind the running step, if they can follow tokens that are not read. Returns
+        """Launches the plan's drafts after the running step, if they can follow tokens that are not read. Returns
         whether it did."""
         step, drafts = self._under_way, self._drafts
         if step is None or drafts is None:
             return False
-        unread = self._runs.unread if step.drafted is not None else step.unread_tokens
-        return unread is not None and drafts.launch_behind(plan.rows, unread)
+        pending = self._runs.pending_tokens if step.drafted is not None else step.pending_tokens
+        return pending is not None and drafts.launch_ahead(plan.rows, pending)
 
     def launch_rest(self) -> None:
         """Launches the running step's sampling, if it is not launched. May wait for masks that depend on the
@@ -218,7 +218,7 @@ class Runner:
             None if disk is None else disk.table,
             {} if disk is None else disk.failed_rows,
             step.draft_read_ms,
-            step.unread_rows,
+            step.lagging_rows,
             0.0 if self._drafts is None else self._drafts.take_keep_ms(),
         )
 
@@ -232,12 +232,16 @@ class Runner:
         if plan.forks:
             self.engine.fork(*self._sequences.fork(plan.forks))
         rows, drafted, draft_ms, read_ms = plan.rows, None, 0.0, 0.0
-        unread: list[int] = []
+        lagging: list[int] = []
         if self._drafts is not None:
             rows, drafts = self._drafts.place(
                 rows, is_awaited=self._under_way is not None, keeps_block=plan.keeps_block
             )
-            draft_ms, read_ms, unread = self._drafts.draft_ms, self._drafts.read_ms, self._drafts.unread_rows
+            draft_ms, read_ms, lagging = (
+                self._drafts.draft_ms,
+                self._drafts.read_ms,
+                self._drafts.lagging_rows,
+            )
             # A step without drafts is sampled as where there are none: at less cost, and launched ahead on a GPU.
             drafted = drafts if any(drafts) else None
         layout = StepLayout(rows, drafted)
@@ -250,7 +254,7 @@ class Runner:
             drafted=drafted,
             draft_ms=draft_ms,
             draft_read_ms=read_ms,
-            unread_rows=unread,
+            lagging_rows=lagging,
             launched=time.perf_counter(),
         )
 
@@ -334,7 +338,7 @@ class Runner:
             masks = self._constraints.masks_for(slots, computed_s)
             step.mask_wait_s += time.perf_counter() - asked
             self.engine.sample(slots, masks)
-            step.unread = part
+            step.pending = part
             if self.runs_ahead:
                 self._sequences.expect(slots, positions)
                 if self._drafts is not None:
@@ -350,9 +354,9 @@ class Runner:
         if step.drafted is not None:
             step.sampled, step.mask_ms = self._runs.read()
             return
-        if step.unread is None:
+        if step.pending is None:
             return
-        part, step.unread = step.unread, None
+        part, step.pending = step.pending, None
         slots, positions = step.layout.sampled_slots[part], step.layout.sampled_positions[part]
         tokens, logprobs = self.engine.sampled()
         verdicts = self._constraints.verdicts(slots)

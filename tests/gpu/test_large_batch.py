@@ -56,7 +56,7 @@ def test_distance_from_the_truth(golden: Path, placement: str, monkeypatch: pyte
 
 
 def test_smaller_steps_use_kept_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moeserve.models.blocks.gpu.workspace.KEPT_ROWS", 64)
+    monkeypatch.setattr("moeserve.models.blocks.gpu.workspace.UNPACKED_EXPERTS_ROWS", 64)
     of_kept: list[int] = []  # rows of the products
 
     def counted(h: torch.Tensor, *operands: Any, **options: Any) -> None:

@@ -149,19 +149,19 @@ def assert_planned(shape: ModelShape, max_tokens: int, *, float_weights: bool) -
 def test_steps_of_some_rows_unpack_attention_alone() -> None:
     for float_weights in (False, True):
         spaces = make_workspaces(SHAPE, 128, torch.float32, torch.device("cpu"), float_weights=float_weights)
-        assert spaces[64].unpacked is None
-        scratch = spaces[128].unpacked
+        assert spaces[64].unpack_scratch is None
+        scratch = spaces[128].unpack_scratch
         assert (scratch is None) == float_weights
         if scratch is not None:
             assert scratch.fits(SHAPE.q_rows + 2 * SHAPE.kv_width, SHAPE.hidden_size)
-        assert not spaces[128].blocks.is_unpacked
+        assert not spaces[128].blocks.is_large_batch
 
 
 def test_codebooks_are_unpacked_where_larger_steps_have_the_memory() -> None:
     spaces = make_workspaces(SHAPE, 4096, torch.float32, torch.device("cpu"), float_weights=False)
     some = {rows for rows, space in spaces.items() if space.books is not None}
     assert some == {16, 32, 64, 128, 256, 512, 1024}
-    assert spaces[4096].blocks.is_unpacked
+    assert spaces[4096].blocks.is_large_batch
     alone = make_workspaces(SHAPE, 16, torch.float32, torch.device("cpu"), float_weights=False)
     assert alone[16].books is None
 
@@ -169,7 +169,7 @@ def test_codebooks_are_unpacked_where_larger_steps_have_the_memory() -> None:
 def test_more_experts_are_unpacked_at_once_where_larger_steps_have_the_memory() -> None:
     spaces = make_workspaces(SHAPE, 8192, torch.float32, torch.device("cpu"), float_weights=False)
     alone = make_workspaces(SHAPE, 4096, torch.float32, torch.device("cpu"), float_weights=False)
-    room, least = spaces[4096].unpacked, alone[4096].unpacked
+    room, least = spaces[4096].unpack_scratch, alone[4096].unpack_scratch
     assert room is not None
     assert least is not None
     assert room.floats.numel() > 2 * least.floats.numel()

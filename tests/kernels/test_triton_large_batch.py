@@ -85,11 +85,11 @@ def layer(
     block: int = BLOCK,
     hidden: int = 96,
     ff: int = 64,
-    kept: bool = False,
+    unpacked: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Three experts of which two are chosen, one of those elsewhere; the last row is not live. Parts are columns of a
-    wider tensor. room: experts whose down fits into the scratch, half as many as for gate and up. kept: all experts are
-    unpacked before."""
+    wider tensor. room: experts whose down fits into the scratch, half as many as for gate and up. unpacked: as with
+    --unpacked-experts."""
     num, top_k, live = 3, 2, n - 1
     gate, up = planes_of(kinds[0], num, ff, hidden), planes_of(kinds[1], num, ff, hidden)
     down = planes_of(kinds[2], num, hidden, ff)
@@ -110,15 +110,15 @@ def layer(
     parts = widened(torch.zeros(n, top_k, hidden))
     matrices = (tensors(gate), int(gate.type), tensors(up), int(up.type), hidden)
     options = Gated(activation, of_gate, of_up)
-    kept_up, kept_down = None, None
-    if kept:
+    unpacked_up, unpacked_down = None, None
+    if unpacked:
         floats = unpack_experts(GpuExperts(gate, up, down), torch.float32).unpacked
         assert floats is not None
-        kept_up, kept_down = floats
+        unpacked_up, unpacked_down = floats
         scratch = scratch_of(5, torch.float32)  # no room for a single expert
-    large_batch_up(x.to(DEVICE), *matrices, routing, top_k, h, scratch, options=options, kept=kept_up)
+    large_batch_up(x.to(DEVICE), *matrices, routing, top_k, h, scratch, options=options, unpacked=unpacked_up)
     large_batch_down(
-        h, tensors(down), int(down.type), ff, routing, parts, scratch, bias=of_down, kept=kept_down
+        h, tensors(down), int(down.type), ff, routing, parts, scratch, bias=of_down, unpacked=unpacked_down
     )
     assert (parts._base[:, top_k:] == 77).all()  # type: ignore[index]
     weights, there = torch.rand(n, top_k, generator=g), (ids >= 0)
@@ -139,7 +139,7 @@ def test_experts_a_few_at_a_time(room: int) -> None:
 
 def test_experts_unpacked_before_give_the_same_bits() -> None:
     kinds = (Type.Q8_0, Type.Q8_0, Type.Q8_0)
-    got, expected = layer(kinds, 5, 6, "silu", biased=False, block=FEW_BLOCK, hidden=64, ff=32, kept=True)
+    got, expected = layer(kinds, 5, 6, "silu", biased=False, block=FEW_BLOCK, hidden=64, ff=32, unpacked=True)
     assert nmse(got, expected) < 1e-8
     each_time, _ = layer(kinds, 5, 6, "silu", biased=False, block=FEW_BLOCK, hidden=64, ff=32)
     assert torch.equal(got, each_time)

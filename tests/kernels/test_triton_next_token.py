@@ -28,7 +28,7 @@ from moeserve.kernels.next_token.op import (
     keep_rows,
     keep_step,
     place_drafts,
-    start_behind,
+    start_after_step,
 )
 from moeserve.kernels.next_token.reference import accepted_drafts, joined_rows, states_before
 from moeserve.kernels.planes import dequantize
@@ -215,7 +215,7 @@ def test_a_chain_behind_sampled_tokens() -> None:
         )  # fmt: skip
         begun = torch.full((8, hidden), GUARD, device=DEV)
         step = SampledStep(ints(tokens), ints(step_ids), counter(count))
-        start_behind(step, rows, states, ints(requests + pad), counter(live), chain, begun, kept)
+        start_after_step(step, rows, states, ints(requests + pad), counter(live), chain, begun, kept)
         lasts = [max(found[number], 0) for found, number in zip(sampled, accepted, strict=True)][:live]
         assert chain.token_ids.tolist() == lasts + [0] * (8 - live)
         behind = [position + number for position, number in zip(positions, accepted, strict=True)][:live]

@@ -86,15 +86,15 @@ def test_the_sum_of_what_the_pool_has_alone() -> None:
     check_norm(y, norm(reference_sum(x, dense, extra, *norms[4:7], norms[7], EPS), weight, EPS), 2)
 
 
-@pytest.mark.parametrize(("factor", "behind_eps"), [(None, 0.3), (0.7, None)])
-def test_blocks_without_normalised_parts(factor: float | None, behind_eps: float | None) -> None:
+@pytest.mark.parametrize(("factor", "post_norm_eps"), [(None, 0.3), (0.7, None)])
+def test_blocks_without_normalised_parts(factor: float | None, post_norm_eps: float | None) -> None:
     """The feed-forward's input, with the router's the same in float32; then what it adds, as the sum of its parts."""
-    behind = EPS if behind_eps is None else behind_eps
+    behind = EPS if post_norm_eps is None else post_norm_eps
     x, attended, parts = normal(2, COLS), normal(2, COLS, seed=1), normal(2, 2, COLS, seed=2)
     weights = normal(4, COLS, seed=3)
     mine, y, exact = x.clone().to(DEVICE), guarded(2, COLS), torch.empty(2, COLS, device=DEVICE)
     scale = None if factor is None else torch.tensor([factor], device=DEVICE)
-    norms = SandwichNorms(*(w.to(DEVICE) for w in weights[:3]), factor=scale, behind_eps=behind_eps)
+    norms = SandwichNorms(*(w.to(DEVICE) for w in weights[:3]), factor=scale, post_norm_eps=post_norm_eps)
     sandwich_inputs(mine, attended.to(DEVICE), norms, counter(2), EPS, y, exact, None)
     expected = x.double() + norm(attended, weights[0], behind)
     check_norm(y, norm(expected, weights[1], EPS), 2)

@@ -26,10 +26,10 @@ class Planted:
         assert isinstance(drafter, GpuNextTokenDrafter)
         self._chain, self._tokens, self._length = drafter._chain, runner._sequences.tokens, rows.length
         self._texts = texts
-        self.num_behind = 0  # chains behind tokens that the host did not know
+        self.num_after_step = 0  # chains after tokens that the host did not know
         self._foreseen, self._launch = Foreseen(self._tokens, texts, 0.7), self._chain.launch
         self._rng = np.random.default_rng(1)
-        self.noted: list[tuple[list[int], list[int]]] = []  # texts, and the drafts behind them
+        self.noted: list[tuple[list[int], list[int]]] = []  # texts, and the drafts after them
         self.logits: list[torch.Tensor] = []  # float32 [scored], of the last draft of a request that is alone
         monkeypatch.setattr(self._chain, "launch", self.launch)
 
@@ -39,10 +39,10 @@ class Planted:
         self.logits.append(self._chain._block.logits(1)[0].cpu().clone())
         outputs, depths = self._chain._block.chain.outputs, len(drafts)
         for at, (slot, most) in enumerate(zip(start.req_slots.tolist(), start.most.tolist(), strict=True)):
-            behind, known = start.behind, self._length[slot]
+            after, known = start.after_step, self._length[slot]
             so_far = self._tokens[slot, :known].tolist()
-            if behind is not None:  # tokens from the first sampled one on are not known
-                so_far = self._so_far(so_far[: int(behind.positions[at])], at, most)
+            if after is not None:  # tokens from the first sampled one on are not known
+                so_far = self._so_far(so_far[: int(after.positions[at])], at, most)
             self.noted.append((so_far, drafts[:most, at].tolist()))
             planted = np.full(depths, 5, np.int32)
             right = self._foreseen.behind(so_far, most)
@@ -53,11 +53,11 @@ class Planted:
                 outputs.device
             )
         launched.room.found.copy_(outputs)
-        self.num_behind += start.behind is not None
+        self.num_after_step += start.after_step is not None
         return launched
 
     def _so_far(self, known: list[int], at: int, most: int) -> list[int]:
-        """The text before a chain of `most` drafts that began behind tokens the host does not know."""
+        """The text before a chain of `most` drafts that began after tokens the host does not know."""
         text = next(text for text in self._texts if text[: len(known)] == known)
         position = int(self._chain._block.chain.rows.positions[at]) - (most - 1)  # of the first draft's row
         return text[: position + 2]

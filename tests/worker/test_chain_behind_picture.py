@@ -10,7 +10,7 @@ import torch
 
 from moeserve.messages.prompt_embeddings import SECTIONS, EmbeddingSpan
 from moeserve.models.blocks.gpu.chain_inputs import ChainInputs
-from moeserve.worker.drafts.drafter import Unread, Wanted
+from moeserve.worker.drafts.drafter import PendingTokens, Wanted
 from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
 from moeserve.worker.engines.gpu.next_token_chain import ChainStart, _fill, _Room
 from moeserve.worker.engines.rotary_positions import RotaryPositions
@@ -45,6 +45,8 @@ def test_the_last_token_before_the_answer_is_a_pictures() -> None:
     drafter = GpuNextTokenDrafter(sequences, chain, rotary=rotary)  # type: ignore[arg-type]
     first = np.array([END, 7], np.int32)
     none: Any = np.zeros(2, np.int32)
-    unread = Unread(np.arange(2, dtype=np.int32), none, first, none, np.arange(2, dtype=np.int32)[None])
-    assert drafter.launch_behind([Wanted(0, END + 1, DEPTHS), Wanted(1, 8, DEPTHS)], unread)
+    pending = PendingTokens(
+        np.arange(2, dtype=np.int32), none, first, none, np.arange(2, dtype=np.int32)[None]
+    )
+    assert drafter.launch_ahead([Wanted(0, END + 1, DEPTHS), Wanted(1, 8, DEPTHS)], pending)
     assert chain.room.columns.shifts[:2].tolist() == [WIDTH - HEIGHT * WIDTH, 0]

@@ -216,17 +216,17 @@ def test_long_texts_are_read_in_pieces(
 
     def note(self: DraftRows, rows: list[Row], **options: bool) -> tuple[list[Row], list[int]]:
         placed, drafted = place(self, rows, **options)
-        assert not any(drafted[at] for at in self.unread_rows)
-        noted.append((sum(drafted), self.read_ms, list(self.unread_rows)))
+        assert not any(drafted[at] for at in self.lagging_rows)
+        noted.append((sum(drafted), self.read_ms, list(self.lagging_rows)))
         return placed, drafted
 
     monkeypatch.setattr(DraftRows, "place", note)
     found, _ = serve(runner, requests, MOST, reuse_prefixes=False)
     assert found == expected
     checked.check()
-    unread = [step for step in noted if step[2]]
-    assert len(unread) > 8
-    assert all(step[1] > 0.0 for step in unread)
+    lagging = [step for step in noted if step[2]]
+    assert len(lagging) > 8
+    assert all(step[1] > 0.0 for step in lagging)
     assert any(step[0] for step in noted[-9:])
 
 

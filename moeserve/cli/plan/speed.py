@@ -26,7 +26,13 @@ from moeserve.cli.plan.gpu_constants import H200, GpuConstants
 from moeserve.cli.plan.rates import OPS_A_LAYER, CpuRates, GpuRates
 from moeserve.cli.plan.routing import RoutingProbabilities
 from moeserve.models.interface import ModelShape
-from moeserve.models.step_buffers import KEPT_ROWS, SMALL_BATCH_ROWS, UNPACK_ROWS, step_sizes, unpacks_experts
+from moeserve.models.step_buffers import (
+    SMALL_BATCH_ROWS,
+    UNPACK_ROWS,
+    UNPACKED_EXPERTS_ROWS,
+    step_sizes,
+    unpacks_experts,
+)
 from moeserve.models.tensors import dense_tensors
 from moeserve.placement import ModelSizes, Placement
 
@@ -294,7 +300,7 @@ class HybridSpeed:
         touched = float(self._routing.touched(index, tokens)[list(experts)].sum())
         rows, routes = step_sizes(tokens)[-1], self._model.layers[index].num_routes
         ops = share * self._expert_ops(step, index)
-        if rows > KEPT_ROWS and index in self._placement.unpacked_layers:
+        if rows > UNPACKED_EXPERTS_ROWS and index in self._placement.unpacked_layers:
             return ops / (self._gpu.ops * c.unpacked_ops)
         can_unpack = unpacks_experts(rows, routes, layer.num_experts)
         return self._product_seconds(touched * expert.cuda, ops, tokens, can_unpack=can_unpack)

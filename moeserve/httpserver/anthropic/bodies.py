@@ -36,11 +36,11 @@ from moeserve.httpserver.generation.request.tool_use import Tool, ToolUse
 from moeserve.httpserver.transport.request_model import (
     NO_EFFECT,
     Advisory,
-    Elsewhere,
     FreeDict,
     JsonSchemaDict,
     Label,
     RequestModel,
+    UnsupportedField,
     unsupported,
 )
 
@@ -133,10 +133,10 @@ _BILLING: Final = re.compile(r"(x-anthropic-billing-header:[^\n]*(\n|$))+")
 class CountTokensRequest(RequestModel):
     """The fields that determine the prompt, which both endpoints take."""
 
-    elsewhere: ClassVar = {
-        "chat_template_kwargs": Elsewhere(),
-        "kv_transfer_params": Elsewhere(),
-        "thread": Elsewhere((False,), details=_NO_THREADS, empty_asks=True),
+    unsupported_fields: ClassVar = {
+        "chat_template_kwargs": UnsupportedField(),
+        "kv_transfer_params": UnsupportedField(),
+        "thread": UnsupportedField((False,), details=_NO_THREADS, empty_asks=True),
     }
     empty: ClassVar = frozenset(
         {

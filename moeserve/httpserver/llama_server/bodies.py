@@ -31,10 +31,10 @@ from moeserve.httpserver.generation.request.pictures import (
 )
 from moeserve.httpserver.generation.request.sampler_fields import SAMPLER_LISTS, SamplerFields
 from moeserve.httpserver.generation.request.sampling_fields import LlamaServerSampling
-from moeserve.httpserver.transport.request_model import NO_EFFECT, Elsewhere, RequestModel
+from moeserve.httpserver.transport.request_model import NO_EFFECT, RequestModel, UnsupportedField
 from moeserve.messages.pictures import MOST_PICTURES
 
-_OFF: Final = Elsewhere((False,))
+_OFF: Final = UnsupportedField((False,))
 MAX_EXTRA_FILES: Final = 1024
 MAX_INFILLS: Final = 16  # answers of one request
 
@@ -75,16 +75,16 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
             *("speculative.n_max", "speculative.n_min", "speculative.p_min", "t_max_prompt_ms"),
         }
     )
-    elsewhere: ClassVar = {
-        "adaptive_target": Elsewhere((-1,)),
-        "dynatemp_range": Elsewhere((0,)),
-        "image_data": Elsewhere(),
-        "lora": Elsewhere(),
-        "min_keep": Elsewhere((0,)),
-        "mirostat": Elsewhere((0,)),
-        "n_cmpl": Elsewhere((1,)),
+    unsupported_fields: ClassVar = {
+        "adaptive_target": UnsupportedField((-1,)),
+        "dynatemp_range": UnsupportedField((0,)),
+        "image_data": UnsupportedField(),
+        "lora": UnsupportedField(),
+        "min_keep": UnsupportedField((0,)),
+        "mirostat": UnsupportedField((0,)),
+        "n_cmpl": UnsupportedField((1,)),
         "post_sampling_probs": _OFF,
-        "tfs_z": Elsewhere((1,)),
+        "tfs_z": UnsupportedField((1,)),
     }
 
     model: ModelName | None = None
@@ -200,8 +200,8 @@ class ExtraFile(RequestModel):
 
 
 class InfillBody(CompletionBody):
-    elsewhere: ClassVar = {
-        name: value for name, value in CompletionBody.elsewhere.items() if name != "n_cmpl"
+    unsupported_fields: ClassVar = {
+        name: value for name, value in CompletionBody.unsupported_fields.items() if name != "n_cmpl"
     }
     empty: ClassVar = CompletionBody.empty | {"input_extra"}
 

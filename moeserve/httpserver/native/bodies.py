@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from moeserve.httpserver.generation.chat.chat_messages import Messages, TemplateKwargs
 from moeserve.httpserver.generation.chat.chat_tools import Tools
 from moeserve.httpserver.generation.request.fields import ModelName, TokenId
-from moeserve.httpserver.transport.request_model import Elsewhere, RequestModel
+from moeserve.httpserver.transport.request_model import RequestModel, UnsupportedField
 
 MAX_IDS = 1 << 22
 
@@ -21,13 +21,13 @@ AdapterName = Annotated[str, Field(min_length=1, max_length=200)]
 class TokenizeRequest(RequestModel):
     """A body with exactly one of `prompt`, `messages` and `content` (llama-server's name for a prompt)."""
 
-    elsewhere: ClassVar = {
-        "chat_template": Elsewhere((), "the flag --chat-template"),
-        "continue_final_message": Elsewhere((False,)),
-        "mm_processor_kwargs": Elsewhere(({},)),
-        "parse_special": Elsewhere((True,)),
-        "reasoning_effort": Elsewhere(),
-        "tool_choice": Elsewhere(("auto",)),
+    unsupported_fields: ClassVar = {
+        "chat_template": UnsupportedField((), "the flag --chat-template"),
+        "continue_final_message": UnsupportedField((False,)),
+        "mm_processor_kwargs": UnsupportedField(({},)),
+        "parse_special": UnsupportedField((True,)),
+        "reasoning_effort": UnsupportedField(),
+        "tool_choice": UnsupportedField(("auto",)),
     }
 
     model: ModelName | None = None
@@ -67,16 +67,16 @@ class TokenizeResponse(TypedDict):
 
 
 class DetokenizeRequest(RequestModel):
-    elsewhere: ClassVar = {"skip_special_tokens": Elsewhere((False,))}
+    unsupported_fields: ClassVar = {"skip_special_tokens": UnsupportedField((False,))}
 
     model: ModelName | None = None
     tokens: Annotated[list[TokenId], Field(max_length=MAX_IDS)]
 
 
 class LoadAdapterRequest(RequestModel):
-    elsewhere: ClassVar = {
-        "is_3d_lora_weight": Elsewhere((False,)),
-        "pinned": Elsewhere((False,)),
+    unsupported_fields: ClassVar = {
+        "is_3d_lora_weight": UnsupportedField((False,)),
+        "pinned": UnsupportedField((False,)),
     }
 
     lora_name: AdapterName
@@ -101,7 +101,7 @@ class LoadAdapterRequest(RequestModel):
 
 
 class UnloadAdapterRequest(RequestModel):
-    elsewhere: ClassVar = {"lora_int_id": Elsewhere()}
+    unsupported_fields: ClassVar = {"lora_int_id": UnsupportedField()}
 
     lora_name: AdapterName
 

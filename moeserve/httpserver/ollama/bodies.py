@@ -44,10 +44,10 @@ from moeserve.httpserver.generation.request.thinking import ThinkingOptions, thi
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.transport.request_model import (
     NO_EFFECT,
-    Elsewhere,
     JsonSchemaDict,
     Label,
     RequestModel,
+    UnsupportedField,
     unsupported,
 )
 from moeserve.messages.pictures import MOST_PICTURES
@@ -69,10 +69,10 @@ class Options(OllamaSampling):
             *("mirostat_tau", "mirostat_eta", "repeat_last_n"),
         }
     )
-    elsewhere: ClassVar = {
-        "mirostat": Elsewhere((0,)),
-        "tfs_z": Elsewhere((1,)),
-        "typical_p": Elsewhere((1,)),
+    unsupported_fields: ClassVar = {
+        "mirostat": UnsupportedField((0,)),
+        "tfs_z": UnsupportedField((1,)),
+        "typical_p": UnsupportedField((1,)),
     }
 
     num_predict: Annotated[

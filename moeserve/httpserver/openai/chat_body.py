@@ -42,7 +42,7 @@ class ReasoningOptions(RequestModel):
 
 
 class ChatCompletionRequest(OpenAIRequest):
-    elsewhere: ClassVar = other_servers.CHAT
+    unsupported_fields: ClassVar = other_servers.CHAT
     idle: ClassVar = other_servers.CHAT_IDLE
     empty: ClassVar = OpenAIRequest.empty | {
         *("chat_template_kwargs", "tools", "tool_choice", "functions", "function_call", "modalities"),

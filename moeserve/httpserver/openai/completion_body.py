@@ -57,7 +57,7 @@ def _to_prompts(value: Any) -> list[Prompt]:
 
 
 class CompletionRequest(OpenAIRequest):
-    elsewhere: ClassVar = other_servers.COMPLETION
+    unsupported_fields: ClassVar = other_servers.COMPLETION
     idle: ClassVar = other_servers.IDLE
 
     prompt: Annotated[

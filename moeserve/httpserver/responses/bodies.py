@@ -39,11 +39,11 @@ from moeserve.httpserver.responses.tools import AllowedTools, ResponseTools, Too
 from moeserve.httpserver.transport.request_model import (
     NO_EFFECT,
     Advisory,
-    Elsewhere,
     FreeDict,
     JsonSchemaDict,
     Label,
     RequestModel,
+    UnsupportedField,
     unsupported,
 )
 from moeserve.httpserver.transport.unknown_fields import FOREIGN_ITEM, drop_unknown
@@ -125,31 +125,31 @@ def _to_items(value: Any, info: ValidationInfo) -> Any:
 
 
 # Fields of vLLM and SGLang that would change the answer and are not supported.
-_ELSEWHERE: Final[Mapping[str, Elsewhere]] = {
-    "enable_response_messages": Elsewhere((False,)),
-    "extra_key": Elsewhere((), "cache_salt"),
-    "frequency_penalty": Elsewhere((0,)),
-    "ignore_eos": Elsewhere((False,)),
-    "include_stop_str_in_output": Elsewhere((False,)),
-    "logit_bias": Elsewhere(),
-    "min_p": Elsewhere((0,)),
-    "mm_processor_kwargs": Elsewhere(),
-    "ngram_corpus_id": Elsewhere(),
-    "presence_penalty": Elsewhere((0,)),
-    "previous_input_messages": Elsewhere((), "previous_response_id"),
-    "previous_response": Elsewhere((), "previous_response_id"),
-    "priority": Elsewhere((0,)),
-    "repetition_penalty": Elsewhere((1,)),
-    "skip_special_tokens": Elsewhere((True,)),
-    "structured_outputs": Elsewhere((), "text.format"),
-    "vllm_xargs": Elsewhere(),
+_UNSUPPORTED: Final[Mapping[str, UnsupportedField]] = {
+    "enable_response_messages": UnsupportedField((False,)),
+    "extra_key": UnsupportedField((), "cache_salt"),
+    "frequency_penalty": UnsupportedField((0,)),
+    "ignore_eos": UnsupportedField((False,)),
+    "include_stop_str_in_output": UnsupportedField((False,)),
+    "logit_bias": UnsupportedField(),
+    "min_p": UnsupportedField((0,)),
+    "mm_processor_kwargs": UnsupportedField(),
+    "ngram_corpus_id": UnsupportedField(),
+    "presence_penalty": UnsupportedField((0,)),
+    "previous_input_messages": UnsupportedField((), "previous_response_id"),
+    "previous_response": UnsupportedField((), "previous_response_id"),
+    "priority": UnsupportedField((0,)),
+    "repetition_penalty": UnsupportedField((1,)),
+    "skip_special_tokens": UnsupportedField((True,)),
+    "structured_outputs": UnsupportedField((), "text.format"),
+    "vllm_xargs": UnsupportedField(),
 }
 
 
 class InputTokensRequest(RequestModel):
     """The fields that determine the prompt, which both endpoints take."""
 
-    elsewhere: ClassVar = _ELSEWHERE
+    unsupported_fields: ClassVar = _UNSUPPORTED
     idle: ClassVar = frozenset({"request_id", "session_id"})
     empty: ClassVar = frozenset(
         {

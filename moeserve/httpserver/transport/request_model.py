@@ -44,7 +44,7 @@ EMPTY: Final[tuple[Any, ...]] = ([], {}, "")
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class UnsupportedField:
     """A field of another server that would change the answer and is not supported here. Values in `neutral` are
     accepted, and so are empty values unless `empty_asks`. instead: what to use here."""
 
@@ -85,9 +85,9 @@ def _give_up_early(schema: Any) -> None:
 
 class RequestModel(BaseModel):
     """A strict model: it refuses "3" for 3, and NaN. A null counts as a field that was left out. Undeclared fields are
-    dropped or refused (`unknown_fields`), with two exceptions: fields in `elsewhere` are refused unless their value is
-    neutral, and fields in `idle` are accepted and have no effect. A declared field that is in `empty` counts as left
-    out if its value is empty. A field marked `Advisory` counts as unknown if its value is invalid.
+    dropped or refused (`unknown_fields`), with two exceptions: fields in `unsupported_fields` are refused unless their
+    value is neutral, and fields in `idle` are accepted and have no effect. A declared field that is in `empty` counts
+    as left out if its value is empty. A field marked `Advisory` counts as unknown if its value is invalid.
 
     Validation of a list or an object ends at its first wrong member. By default pydantic describes every wrong member:
     the million that fit into 4 MB took 25 s and 2 GB, and all streams waited.
@@ -103,7 +103,7 @@ class RequestModel(BaseModel):
         defer_build=True,
         json_schema_extra=lambda schema: schema.pop("additionalProperties", None),
     )
-    elsewhere: ClassVar[Mapping[str, Elsewhere]] = {}
+    unsupported_fields: ClassVar[Mapping[str, UnsupportedField]] = {}
     idle: ClassVar[frozenset[str]] = frozenset()
     empty: ClassVar[frozenset[str]] = frozenset()
     takes_whole_floats: ClassVar[bool] = False  # 3.0 for 3, as Ollama and llama-server take it
@@ -136,7 +136,7 @@ class RequestModel(BaseModel):
             return asked
         unknown = []
         for name in others:
-            there = cls.elsewhere.get(name)
+            there = cls.unsupported_fields.get(name)
             if name in cls.idle or name in IDLE_ANYWHERE or (there is not None and there.takes(asked[name])):
                 del asked[name]
             elif there is None:

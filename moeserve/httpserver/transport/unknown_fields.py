@@ -3,7 +3,7 @@
 
 Clients add fields of their own to every object of a request, and new versions of clients add more, so the default is to
 drop unknown fields. A field that changes the answer on other servers is not unknown: a model lists it in
-`RequestModel.elsewhere`, and it is refused.
+`RequestModel.unsupported_fields`, and it is refused.
 """
 
 from __future__ import annotations

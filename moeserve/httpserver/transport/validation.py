@@ -33,7 +33,7 @@ def from_validation(model: type[RequestModel], errors: list[ErrorDetails]) -> Ap
     parts = [f"{param}: {message}" if param else message]
     for place, (other, (_, text)) in enumerate(others):
         parts.append(f"{other}: {text}" if place < MAX_EXPLAINED and other else other or text)
-    there = [model.elsewhere[name] for name in explained if name in model.elsewhere]
+    there = [model.unsupported_fields[name] for name in explained if name in model.unsupported_fields]
     details = next((field.details for field in there if field.details is not None), None)
     refusal = _UNSUPPORTED.get(code)
     return ApiError(400, "; ".join(parts), param=param or None, code=code, details=details, refusal=refusal)
@@ -64,8 +64,8 @@ def _explain(model: type[RequestModel], error: ErrorDetails) -> tuple[str, str]:
     match error["type"]:
         case "missing":
             return "missing_parameter", "this field is required"
-        case "extra_forbidden" if len(error["loc"]) == 1 and error["loc"][0] in model.elsewhere:
-            return "unsupported_parameter", model.elsewhere[str(error["loc"][0])].refusal(given)
+        case "extra_forbidden" if len(error["loc"]) == 1 and error["loc"][0] in model.unsupported_fields:
+            return "unsupported_parameter", model.unsupported_fields[str(error["loc"][0])].refusal(given)
         case "extra_forbidden":
             return "unknown_parameter", "there is no such field; it would have no effect"
         case "unsupported":

@@ -31,15 +31,15 @@ def large_batch_up(
     scratch: UnpackScratch,
     *,
     options: Gated = SILU,
-    kept: Tensor | None = None,
+    unpacked: Tensor | None = None,
 ) -> None:
     """h[route] = gated(gate(x[route // top_k]), up(x[route // top_k])) for every route in the blocks, which have BLOCK
-    or FEW_BLOCK routes of `linear/large_batch.py`. h [n * top_k, ff]. kept: `unpack_gate_up` of all experts; None: they
-    are unpacked into the scratch."""
+    or FEW_BLOCK routes of `linear/large_batch.py`. h [n * top_k, ff]. unpacked: `unpack_gate_up` of all experts;
+    None: they are unpacked into the scratch."""
     g, u = weight_of(gate, gate_kind, cols), weight_of(up, up_kind, cols)
-    if kept is not None:
+    if unpacked is not None:
         experts = ExpertsInScratch(scratch.group(0, len(g.codes)), routing, top_k)
-        run_float_gemm(x, kept, None, h, experts=experts, options=options)
+        run_float_gemm(x, unpacked, None, h, experts=experts, options=options)
         return
     used = _used(routing)
     for first, end in scratch.groups(len(g.codes), 2 * g.rows, cols):
@@ -59,19 +59,19 @@ def large_batch_down(
     scratch: UnpackScratch,
     *,
     bias: Tensor | None = None,
-    kept: Tensor | None = None,
+    unpacked: Tensor | None = None,
 ) -> None:
     """parts[route] = down(h[route]) + bias for every route in the blocks; other parts stay unchanged. parts [n,
-    top_k, hidden], possibly part of a wider tensor [n, .., hidden]; bias float32 [experts, hidden]. kept: all experts'
-    matrices unpacked; None: they are unpacked into the scratch."""
+    top_k, hidden], possibly part of a wider tensor [n, .., hidden]; bias float32 [experts, hidden]. unpacked: all
+    experts' matrices as floats; None: they are unpacked into the scratch."""
     w = weight_of(down, down_kind, cols)
     _, top_k, hidden = parts.shape
     per_token = parts.stride(0) // hidden
     if parts.stride() != (per_token * hidden, hidden, 1):
         raise ValueError(f"parts of strides {parts.stride()} must be columns of a contiguous tensor")
-    if kept is not None:
+    if unpacked is not None:
         experts = ExpertsInScratch(scratch.group(0, len(w.codes)), routing, 1, top_k, per_token)
-        run_float_gemm(h, kept, None, parts, experts=experts, bias=bias)
+        run_float_gemm(h, unpacked, None, parts, experts=experts, bias=bias)
         return
     for first, end in scratch.groups(len(w.codes), w.rows, cols):
         floats = scratch.view(end - first, w.rows, cols)

@@ -230,11 +230,11 @@ class BlockWorkspace:
         experts: int,
         device: torch.device | str,
         *,
-        unpacked_block: int | None = None,
+        large_batch_block: int | None = None,
     ) -> None:
-        """unpacked_block: routes per block for `large_batch.py`; None: not for it."""
-        self.is_unpacked = unpacked_block is not None
-        self.method = method_for(tokens) if unpacked_block is None else Method(unpacked_block)
+        """large_batch_block: routes per block for `large_batch.py`; None: not for it."""
+        self.is_large_batch = large_batch_block is not None
+        self.method = method_for(tokens) if large_batch_block is None else Method(large_batch_block)
         blocks = num_blocks(tokens, top_k, experts, self.method.block)
         self.expert = torch.empty(blocks, dtype=torch.int32, device=device)
         self.routes = torch.empty(blocks, self.method.block, dtype=torch.int32, device=device)

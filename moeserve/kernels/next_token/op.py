@@ -18,7 +18,7 @@ from moeserve.kernels.next_token.triton import (
     likeliest_kernel,
     place_drafts_kernel,
     places_kernel,
-    start_behind_kernel,
+    start_after_step_kernel,
 )
 
 PLACES_BLOCK: Final = 256
@@ -106,7 +106,7 @@ def join_rows(x: Tensor, states: Tensor, norms: JoinNorms, count: Tensor, joined
 
 
 def keep_step(step: StepStates, kept: KeptStates) -> None:
-    """Keeps the state of each request's last row, for the position behind it."""
+    """Keeps the state of each request's last row, for the position after it."""
     n, hidden = step.states.shape
     keep_step_kernel(
         (n,), step.states, step.positions, step.req_slots, step.count, kept.states, kept.position, hidden,
@@ -217,7 +217,7 @@ class SampledRows:
     slots: Tensor  # [2 * depths, n]: KV slots of the positions from `positions` on
 
 
-def start_behind(
+def start_after_step(
     step: SampledStep,
     sampled: SampledRows,
     states: Tensor,
@@ -227,14 +227,14 @@ def start_behind(
     chain_states: Tensor,
     kept: KeptStates,
 ) -> None:
-    """Launches the first rows of a chain behind tokens that the host need not know. The drafts of a request that agree
-    with the tokens sampled count as accepted; its chain begins with the token sampled behind them.
+    """Launches the first rows of a chain after tokens that the host need not know. The drafts of a request that agree
+    with the tokens sampled count as accepted; its chain begins with the token sampled after them.
 
     states float32 [any, hidden]: of the step's rows. Writes, for i < valid[0], token, position and KV slots of `rows`,
     and the hidden state before the row, to chain_states float32 [n, hidden] and to `kept`. depths is
     len(rows.planned_slots)."""
     n, hidden = chain_states.shape
-    start_behind_kernel(
+    start_after_step_kernel(
         (n,), step.tokens, step.token_ids, step.count, states, sampled.places, sampled.rows, sampled.drafted,
         sampled.positions, sampled.shifts, sampled.slots, req_slots, valid, rows.token_ids, rows.positions,
         rows.kv_slots, rows.planned_slots, rows.rotary, rows.planned_rotary, chain_states, kept.states, kept.position,

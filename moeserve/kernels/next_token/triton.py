@@ -73,7 +73,7 @@ def keep_step_kernel(
     states, positions, req_slots, count, kept, kept_position,
     COLS: tl.constexpr, SIZE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Grid (N). Keeps the state of each request's last row in a step, for the position behind it."""
+    """Grid (N). Keeps the state of each request's last row in a step, for the position after it."""
     i = tl.program_id(0)
     n = tl.load(count)
     if i >= n:
@@ -93,7 +93,7 @@ def keep_rows_kernel(
     states, chosen, kept, kept_position, STRIDE: tl.constexpr, COLS: tl.constexpr, SIZE: tl.constexpr
 ):  # fmt: skip
     """Grid (requests). chosen int32, rows STRIDE apart: request slot, row of the last step (negative: keep none), and
-    the position behind it, of each request."""
+    the position after it, of each request."""
     i = tl.program_id(0)
     request, row = tl.load(chosen + i), tl.load(chosen + STRIDE + i)
     c = tl.arange(0, SIZE)
@@ -131,7 +131,7 @@ def likeliest_kernel(
             at = tl.min(tl.where(there & (x == top), token, VOCAB), 0)
             total = total * tl.exp(highest - top)
             highest = top
-        # a part behind the vocabulary has no finite logit
+        # a part beyond the vocabulary has no finite logit
         total += tl.sum(tl.exp(x - tl.maximum(highest, -3e38)), 0)
     tl.store(best + i * PARTS + part, highest)
     tl.store(ids + i * PARTS + part, at)
@@ -146,7 +146,7 @@ def advance_kernel(
     """Grid (n). Writes each row's draft, and makes it the row's next input.
 
     best, ids, sums [n, PARTS]: of `likeliest_kernel`. depth int32 [n]: drafts of the row before this one. most int32
-    [n]: how many it may have; behind the last one, position and KV slot stay. planned_slots int32, drafts int32 and
+    [n]: how many it may have; after the last one, position and KV slot stay. planned_slots int32, drafts int32 and
     probabilities float32, rows STRIDE apart, by depth. token_ids, positions, kv_slots int32 [n]. rotary int32 [n,
     SECTIONS], planned_rotary [.., STRIDE, SECTIONS], by depth: RoPE positions; None: rows rotate by `positions`.
     token_of int32: the tokens that `ids` stand for; None: themselves.
@@ -192,7 +192,7 @@ def place_drafts_kernel(ids, count, drafts, probabilities, least, BLOCK: tl.cons
 
 
 @kernel
-def start_behind_kernel(
+def start_after_step_kernel(
     tokens, ids, count, states, places, rows, drafted, positions, shifts, slots, req_slots, valid, token_ids,
     row_positions, kv_slots, planned_slots, rotary, planned_rotary, chain_states, kept, kept_position,
     DEPTHS: tl.constexpr, STRIDE: tl.constexpr, SECTIONS: tl.constexpr, COLS: tl.constexpr, SIZE: tl.constexpr,
@@ -200,7 +200,7 @@ def start_behind_kernel(
     """Grid (n). Makes the first rows of a chain from the tokens that the step before it has sampled.
 
     The step's rows have ids int32 [count[0]] and states float32 [.., COLS]. Request i, of the first valid[0], sampled a
-    token at row rows[i] and at each of the drafted[i] rows behind it, which are drafts: the j-th is
+    token at row rows[i] and at each of the drafted[i] rows after it, which are drafts: the j-th is
     tokens[places[j, i]], of position positions[i] + j. Those that agree with the drafts count, and one more. The rest
     is as `SampledRows`, `ChainRows` and `KeptStates` say. places, slots, planned_slots: rows STRIDE apart.
     """

@@ -90,7 +90,7 @@ def sandwich_inputs(
         norms.input, dense.x, dense.codes, dense.scales,
         None if router is None else router_norm, router,
         None if parts is None else parts.experts_input, into.x, into.codes, into.scales,
-        x.shape[1], eps, _behind(norms, eps), size, pdl(),
+        x.shape[1], eps, _post_norm_eps(norms, eps), size, pdl(),
         num_warps=norm_warps(size), launch_pdl=pdl(),
     )  # fmt: skip
 
@@ -126,7 +126,7 @@ def sandwich_sum(
         None if of_parts is None else of_parts.dense_output, None if of_parts is None else of_parts.experts_output,
         norms.output, norms.factor, weight, y.x, y.codes, y.scales,
         cols, 0 if dense is None else dense.stride(0) // cols, 0 if parts is None else parts.shape[1],
-        0 if parts is None else parts.stride(0) // cols, eps, _behind(norms, eps), size, pdl(),
+        0 if parts is None else parts.stride(0) // cols, eps, _post_norm_eps(norms, eps), size, pdl(),
         num_warps=norm_warps(size), launch_pdl=pdl(),
     )  # fmt: skip
 
@@ -141,8 +141,8 @@ def add_to(x: Tensor, parts: Tensor, count: Tensor) -> None:
     add_norm(x, parts, None, None, None, None, count, None, 0.0, x, None, None)
 
 
-def _behind(norms: SandwichNorms, eps: float) -> float:
-    return eps if norms.behind_eps is None else norms.behind_eps
+def _post_norm_eps(norms: SandwichNorms, eps: float) -> float:
+    return eps if norms.post_norm_eps is None else norms.post_norm_eps
 
 
 def norm_warps(size: int) -> int:

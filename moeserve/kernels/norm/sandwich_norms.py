@@ -27,4 +27,4 @@ class SandwichNorms:
     output: Tensor  # norm of the feed-forward's output, or of the sum of both
     parts: PartNorms | None = None  # None: the feed-forward has no inner norms
     factor: Tensor | None = None  # float32 [1]: multiplies the residual stream after the layer; None: 1
-    behind_eps: float | None = None  # epsilon of both output norms; None: that of the input norms
+    post_norm_eps: float | None = None  # epsilon of both output norms; None: that of the input norms

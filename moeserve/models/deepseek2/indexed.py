@@ -62,7 +62,7 @@ def _choosing_layers(reader: ShapeReader) -> list[int | None]:
 def _indexed(layer: LayerShape, indexer: IndexerShape, keys_from: int | None) -> LayerShape:
     assert isinstance(layer.mixer, LatentAttentionShape)
     mixer = replace(layer.mixer, indexer=replace(indexer, keys_from=keys_from))
-    return replace(layer, mixer=mixer, unread=() if keys_from is None else n.INDEXER)
+    return replace(layer, mixer=mixer, unused=() if keys_from is None else n.INDEXER)
 
 
 GLM_FAMILY = ModelFamily("glm-dsa", read_glm, GLM_MAPPING, has_next_token_block=True)

@@ -1,7 +1,7 @@
 """Slots in GPU memory whose experts change while steps run.
 
     between two steps    the old expert is removed from the maps                                  `free`
-    during the next      panels are copied and unpacked into the slot, beside the step            `fill`
+    during the next      panels are copied and repacked into the slot, beside the step            `fill`
                          experts that have arrived enter the device's map, group by group
     between two steps    when all have arrived, they enter the host's maps too          `filled`, ExpertMaps.land
 
@@ -129,7 +129,7 @@ class ExpertSlots:
         self._launch = graph.replay
 
     def _launch_groups(self) -> None:
-        """Launches all groups; a group is unpacked while the next one is copied."""
+        """Launches all groups; a group is repacked while the next one is copied."""
         for group in self._tables.groups:
             copy_scattered(group.copies)
             if not self._is_gpu or is_compiling_ahead():

@@ -88,7 +88,7 @@ class ExpertStream:
         if self._is_gpu:
             self._copier = torch.cuda.Stream()
             self._copied = [torch.cuda.Event() for _ in "ab"]
-            self._unpacked = [torch.cuda.Event() for _ in "ab"]
+            self._repacked = [torch.cuda.Event() for _ in "ab"]
 
     @property
     def idle_buffer(self) -> Tensor:
@@ -118,7 +118,7 @@ class ExpertStream:
         for source, planes in zip(buffers.panels[buffer], buffers.planes, strict=True):
             unpack_panels(source, planes, self._counts[layer])
         if self._is_gpu:
-            self._unpacked[buffer].record()
+            self._repacked[buffer].record()
         self._launch_copy()
         *inputs, down = buffers.planes
         return GpuExperts(inputs[0], inputs[-1], down, self._biases_of(layer))  # without gates both are `up`
@@ -163,7 +163,7 @@ class ExpertStream:
             self._copy(layer, buffer)
             return
         with torch.cuda.stream(self._copier):
-            self._copier.wait_event(self._unpacked[buffer])
+            self._copier.wait_event(self._repacked[buffer])
             self._copy(layer, buffer)
             self._copied[buffer].record()
 
@@ -194,16 +194,16 @@ class _Buffers:
     def within(cls, raw: list[Tensor], planes: Tensor, matrices: Sequence[Matrix], experts: int) -> _Buffers:
         """experts: number of experts that fit."""
         panels: list[list[Tensor]] = [[] for _ in raw]
-        unpacked: list[Planes] = []
+        repacked: list[Planes] = []
         at = used = 0
         each = [matrix.bytes // matrix.experts for matrix in matrices]
         for matrix, one in zip(matrices, each, strict=True):
             for found, buffer in zip(panels, raw, strict=True):
                 found.append(buffer[at : at + experts * one])
-            unpacked.append(_planes_in(planes[used:], matrix, experts))
+            repacked.append(_planes_in(planes[used:], matrix, experts))
             at += _aligned(experts * one)
             used += _planes_bytes(matrix, experts)
-        return cls(panels, unpacked, each)
+        return cls(panels, repacked, each)
 
 
 def _runs(places: Sequence[int]) -> list[tuple[int, int]]:

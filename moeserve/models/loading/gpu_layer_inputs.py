@@ -44,5 +44,5 @@ def load_layer_input(
     factor = vector(n.of_layer(index, n.LAYER_OUTPUT_SCALE)) if has_factor else None
     norm = vector(n.of_layer(index, n.LAYER_INPUT_NORM))
     return GpuLayerInput(
-        gate, output, replace(norms, output=norm, parts=None, factor=factor, behind_eps=None)
+        gate, output, replace(norms, output=norm, parts=None, factor=factor, post_norm_eps=None)
     )

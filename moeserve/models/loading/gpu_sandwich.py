@@ -31,7 +31,7 @@ def load_sandwich(source: ModelSource, model: ModelShape, index: int, vector: Ve
         output=vector(n.of_layer(index, n.POST_FFW_NORM)),
         parts=_load_part_norms(source, model, index, vector) if has_parts else None,
         factor=vector(n.of_layer(index, n.LAYER_OUTPUT_SCALE)) if has_factor else None,
-        behind_eps=model.behind_eps,
+        post_norm_eps=model.post_norm_eps,
     )
 
 

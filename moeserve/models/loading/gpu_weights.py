@@ -66,7 +66,9 @@ class GpuLayerInput:
 
     gate: MergedLinear  # [layer_input_width, hidden]
     output: MergedLinear  # [hidden, layer_input_width]
-    behind: SandwichNorms  # its output norm is that of `output`'s product, and its factor comes behind that
+    post_norms: (
+        SandwichNorms  # its output norm is that of `output`'s product, and its factor comes after that
+    )
 
     @property
     def nbytes(self) -> int:
@@ -242,7 +244,7 @@ class GpuLayer:
     mixer: GpuMixer | None
     ffn: GpuMoe | GpuDenseFfn | None
     ngrams: GpuNgrams | None = None  # n-gram embeddings that it adds to the residual before its blocks
-    input: GpuLayerInput | None = None  # its own input, which it adds behind its blocks
+    input: GpuLayerInput | None = None  # its own input, which it adds after its blocks
     beside: GpuMamba2 | None = None  # the recurrence beside attention
 
     @property

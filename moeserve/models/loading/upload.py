@@ -1,4 +1,4 @@
-"""Uploads a file's bytes to a GPU as planes, through two pinned buffers: while one piece is copied and unpacked on
+"""Uploads a file's bytes to a GPU as planes, through two pinned buffers: while one piece is copied and repacked on
 the GPU, the next is read from the file. Nothing is kept in RAM.
 
 A single thread reads a mapped file more slowly than the GPU accepts it, so several threads read a piece, a part

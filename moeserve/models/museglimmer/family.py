@@ -37,7 +37,7 @@ def read_shape(source: ModelSource) -> ModelShape:
         logit_scale=reader.number("logit_scale", 1e-6, 1e6),
         logit_softcap=reader.number("final_logit_softcapping", 0.0, 1e6, default=0.0),
     )
-    return replace(shape, norms_embeddings=True, behind_eps=BEHIND_EPS)
+    return replace(shape, norms_embeddings=True, post_norm_eps=BEHIND_EPS)
 
 
 FAMILY = ModelFamily("muse-glimmer", read_shape, MAPPING)

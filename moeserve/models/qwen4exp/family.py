@@ -50,7 +50,7 @@ def read_shape(source: ModelSource) -> ModelShape:
 def _layer(layer: LayerShape, indexer: BlockIndexerShape | None) -> LayerShape:
     if isinstance(layer.mixer, AttentionShape):
         mixer = replace(layer.mixer, indexer=indexer)
-        return replace(layer, mixer=mixer, unread=() if indexer is not None else n.BLOCK_INDEXER)
+        return replace(layer, mixer=mixer, unused=() if indexer is not None else n.BLOCK_INDEXER)
     assert isinstance(layer.mixer, GatedDeltaNetShape)
     heads = replace(layer.mixer.heads, sigmoid_gate=True)
     return replace(layer, mixer=replace(layer.mixer, heads=heads))

@@ -114,7 +114,7 @@ class Planner:
             if row.count == 1:
                 continue
             record, drafts = request.draft_record, row.count - 1
-            record.is_read = index not in result.unread_rows
+            record.is_read = index not in result.lagging_rows
             if record.is_read:
                 self._drafts.observe(record, drafts, *_outcome(entry))
                 allowed += drafts

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from moeserve.messages.steps import CONTINUES, NewSeq, Row
-from moeserve.worker.drafts.drafter import Drafter, Keeping, LateDrafts, Reading, Unread, Wanted
+from moeserve.worker.drafts.drafter import Drafter, Keeping, LateDrafts, PendingTokens, Reading, Wanted
 from moeserve.worker.drafts.spent_time import SpentTime
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
@@ -41,14 +41,14 @@ class DraftRows:
         self._late = LateDrafts() if late is None else late
         self._keeping = Keeping() if keeping is None else keeping
         self._num_late = 0  # placeholders
-        self._is_granted = False  # whether `launch_behind` has taken the KV slots of the next rows
+        self._is_granted = False  # whether `launch_ahead` has taken the KV slots of the next rows
         num_slots = len(sequences.num_prompt)
         self._granted = [0] * num_slots
         self.length = [0] * num_slots
         self.stop_ids: list[frozenset[int]] = [frozenset()] * num_slots
         # Of the last `place`: milliseconds of drafting, and of reading texts before it; rows that are not read.
         self.draft_ms = self.read_ms = 0.0
-        self.unread_rows: list[int] = []
+        self.lagging_rows: list[int] = []
 
     def bind(self, seq: NewSeq) -> None:
         """Initialises a request slot. Rows without drafts first compute all known tokens; rows with drafts follow."""
@@ -77,22 +77,22 @@ class DraftRows:
             wanted = _at_most(wanted, self._most)
         if any(one.most > 0 for one in wanted):
             self._drafter.catch_up()  # needed with or without drafts
-        self._reading.ms, self._reading.unread = 0.0, set()
+        self._reading.ms, self._reading.lagging = 0.0, set()
         self._late.slot, self._late.is_allowed = None, len(rows) == 1
         began = SpentTime.begin()
         drafts = self._drafter.draft(wanted)
         self.read_ms = self._reading.ms
         spent_ms = began.wall_ms() if self._on_gpu else began.ms()
         self.draft_ms = max(spent_ms - self.read_ms, 0.0)
-        self.unread_rows = [at for at in continuing if rows[at].req_slot in self._reading.unread]
+        self.lagging_rows = [at for at in continuing if rows[at].req_slot in self._reading.lagging]
         for at, draft in zip(continuing, drafts, strict=True):
             placed[at], drafted[at] = self._place(rows[at], draft)
         return placed, drafted
 
-    def launch_behind(self, rows: list[Row], unread: Unread) -> bool:
+    def launch_ahead(self, rows: list[Row], pending: PendingTokens) -> bool:
         """Launches the drafts of the next step, which has these rows, while the tokens before them are being sampled.
         Returns False if it does not. `place` comes next, when these tokens are known."""
-        if self._late.launch_behind is None:
+        if self._late.launch_ahead is None:
             return False
         continuing = [row for row in rows if row.start == CONTINUES]
         self._grant(continuing)
@@ -100,7 +100,7 @@ class DraftRows:
         wanted = [self._wanted(row) for row in continuing]
         if self._most is not None:
             wanted = _at_most(wanted, self._most)
-        return self._late.launch_behind(wanted, unread)
+        return self._late.launch_ahead(wanted, pending)
 
     def take_late(self) -> int | None:
         """Waits for the step's late drafts, if any, and writes them to the request's token table. Returns how many are

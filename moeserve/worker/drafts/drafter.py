@@ -27,7 +27,7 @@ class Reading:
     resets it for each step."""
 
     ms: float = 0.0
-    unread: set[int] = field(default_factory=set)  # request slots whose texts are not read to their end
+    lagging: set[int] = field(default_factory=set)  # request slots whose texts are not read to their end
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Keeping:
     ms: float = 0.0
 
 
-class Unread(NamedTuple):
+class PendingTokens(NamedTuple):
     """The rows of a step whose tokens are being sampled, all at once. int32 [n] each, but places."""
 
     slots: Int32s  # request slots
@@ -60,7 +60,7 @@ class LateDrafts:
     ms: Callable[[], float] = lambda: 0.0  # that they took the GPU, after `read`
     # Launches the drafts of the next step, of requests whose last tokens are being sampled; `Wanted.length` does not
     # say where these begin. Returns False if it does not. The next `draft` takes these drafts. None: no drafter can.
-    launch_behind: Callable[[Sequence[Wanted], Unread], bool] | None = None
+    launch_ahead: Callable[[Sequence[Wanted], PendingTokens], bool] | None = None
 
 
 class Drafter(Protocol):

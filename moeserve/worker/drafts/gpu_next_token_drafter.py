@@ -1,10 +1,10 @@
 """Drafts by the model's own next-token block, or by an EAGLE-3 head, on a GPU: each step has stored the rows of its
 tokens, so that a chain of drafts begins with the token that was sampled last.
 
-If one request drafts alone, its step is launched right behind the chain, and the host learns the drafts with the step's
+If one request drafts alone, its step is launched right after the chain, and the host learns the drafts with the step's
 tokens. With several requests it waits for the chain, as unlikely drafts between others' rows would cost time.
 
-The chain is launched behind the step that still samples the tokens before it, if the next plan is there: the GPU drafts
+The chain is launched after the step that still samples the tokens before it, if the next plan is there: the GPU drafts
 while the host reads these tokens and prepares the next step. Drafts of look-up, known only then, replace the chain's.
 """
 
@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from moeserve.messages.prompt_embeddings import SECTIONS
-from moeserve.worker.drafts.drafter import NO_DRAFT, LateDrafts, Unread, Wanted
+from moeserve.worker.drafts.drafter import NO_DRAFT, LateDrafts, PendingTokens, Wanted
 from moeserve.worker.drafts.next_token_drafter import LEAST_PROBABILITY
 from moeserve.worker.drafts.shortlist import Shortlist
-from moeserve.worker.engines.gpu.next_token_chain import Behind, ChainStart, LaunchedChain, NextTokenChain
+from moeserve.worker.engines.gpu.next_token_chain import AfterStep, ChainStart, LaunchedChain, NextTokenChain
 from moeserve.worker.engines.rotary_positions import RotaryPositions
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout
 
@@ -50,9 +50,9 @@ class GpuNextTokenDrafter:
         self._late = late
         self._rotary = rotary
         self._shortlist = Shortlist(sequences.tokens, chain.vocab_size, chain.frequent_tokens)
-        self._behind: _Chain | None = None  # launched for the next step
+        self._ahead: _Chain | None = None  # launched for the next step
         if late is not None:
-            late.launch_behind = self.launch_behind
+            late.launch_ahead = self.launch_ahead
 
     def bind(self, slot: int, namespace: str) -> None:
         self._shortlist.bind(slot)
@@ -64,13 +64,13 @@ class GpuNextTokenDrafter:
     def draft(self, wanted: Sequence[Wanted]) -> list[Int32s]:
         drafts = [NO_DRAFT for _ in wanted]
         active = [at for at, one in enumerate(wanted) if one.most > 0]
-        behind, self._behind = self._behind, None
+        ahead, self._ahead = self._ahead, None
         if self._late is not None and self._late.is_allowed and active:
             one = wanted[active[0]]
-            drafts[active[0]] = self._later(one, behind or self._launch([one]), self._late)
+            drafts[active[0]] = self._later(one, ahead or self._launch([one]), self._late)
             return drafts
-        if behind is not None:
-            found = dict(zip(behind.start.req_slots.tolist(), self._found(behind), strict=True))
+        if ahead is not None:
+            found = dict(zip(ahead.start.req_slots.tolist(), self._found(ahead), strict=True))
             for at in active:
                 drafts[at] = found.get(wanted[at].slot, NO_DRAFT)[: wanted[at].most]
             return drafts
@@ -81,30 +81,32 @@ class GpuNextTokenDrafter:
                 drafts[at] = draft
         return drafts
 
-    def launch_behind(self, wanted: Sequence[Wanted], unread: Unread) -> bool:
+    def launch_ahead(self, wanted: Sequence[Wanted], pending: PendingTokens) -> bool:
         """See `LateDrafts`."""
         active = [one for one in wanted if one.most > 0]
-        of_slot = {slot: at for at, slot in enumerate(unread.slots.tolist())}
+        of_slot = {slot: at for at, slot in enumerate(pending.slots.tolist())}
         rows = [of_slot[one.slot] for one in active if one.slot in of_slot]
         if (
             not 0 < len(active) == len(rows) <= self._chain.most_rows
-            or len(unread.places) > 1 + self._chain.depths
+            or len(pending.places) > 1 + self._chain.depths
         ):
             return False
         slots, _, most = np.array(active, np.int32).T.copy()
-        first = unread.positions[rows]
-        depths = int(unread.drafted[rows].max()) + int(most.max())
-        behind = Behind(
-            unread.rows[rows],
-            unread.drafted[rows],
+        first = pending.positions[rows]
+        depths = int(pending.drafted[rows].max()) + int(most.max())
+        after_step = AfterStep(
+            pending.rows[rows],
+            pending.drafted[rows],
             first,
             np.zeros_like(slots) if self._rotary is None else self._shifts(self._rotary, slots, first),
-            unread.places[:, rows],
+            pending.places[:, rows],
             self._kv_slots(slots, first, depths),
         )
         none = np.zeros_like(slots)
-        start = ChainStart(none, none, slots, most, none[None], *self._scored(slots, first), behind=behind)
-        self._behind = _Chain(start, self._chain.launch(start))
+        start = ChainStart(
+            none, none, slots, most, none[None], *self._scored(slots, first), after_step=after_step
+        )
+        self._ahead = _Chain(start, self._chain.launch(start))
         return True
 
     def _later(self, one: Wanted, chain: _Chain, late: LateDrafts) -> Int32s:
@@ -133,7 +135,7 @@ class GpuNextTokenDrafter:
     def _kv_slots(self, slots: Int32s, first: Int32s, count: int) -> Int32s:
         """Returns the KV slots of `count` positions of each request: int32 [count, n]."""
         places = first + np.arange(count, dtype=np.int32)[:, None]
-        # Behind a row's last draft its KV slots are not granted; the chain does not read them.
+        # After a row's last draft its KV slots are not granted; the chain does not read them.
         table = self._sequences.kv_slots
         found: Int32s = table[slots, np.minimum(places, table.shape[1] - 1)]
         return found
@@ -173,8 +175,8 @@ class GpuNextTokenDrafter:
         if layout.drafted is None or not layout.drafted.any():
             return
         has_drafts = layout.drafted > 0
-        if self._behind is not None:  # it has kept the states of its requests
-            kept = set(self._behind.start.req_slots.tolist())
+        if self._ahead is not None:  # it has kept the states of its requests
+            kept = set(self._ahead.start.req_slots.tolist())
             has_drafts &= np.array([slot not in kept for slot in layout.req_slot.tolist()], np.bool_)
             if not has_drafts.any():
                 return

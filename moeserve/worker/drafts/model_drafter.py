@@ -147,7 +147,7 @@ class ModelDrafter:
         for slot, count in pieces:
             self._advance(slot, count)
         self._reading.ms += began.ms()
-        self._reading.unread |= {one.slot for one in far if self._behind(one) > self._near}
+        self._reading.lagging |= {one.slot for one in far if self._behind(one) > self._near}
 
     def _advance(self, slot: int, count: int) -> None:
         first = self._computed[slot]

@@ -18,7 +18,7 @@ from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import Accepted, Sampled
 from moeserve.worker.constraints.slot_guides import Constraints
 from moeserve.worker.drafts.draft_rows import DraftRows
-from moeserve.worker.drafts.drafter import Unread
+from moeserve.worker.drafts.drafter import PendingTokens
 from moeserve.worker.engines.engine import Engine, SampledAtOnce, TokenMasks
 from moeserve.worker.sequences import Int32s, Sequences, StepLayout, entries
 
@@ -120,7 +120,7 @@ class RunSampler:
         return self._found
 
     @property
-    def unread(self) -> Unread | None:
+    def pending_tokens(self) -> PendingTokens | None:
         """The launched step's rows, if none of their tokens is read and none depends on another; else None."""
         if self._at_once is None or self._found.sampled:
             return None
@@ -129,7 +129,7 @@ class RunSampler:
         for number, members in enumerate(deep):
             places[number, members] = np.arange(first, first + len(members))
             first += len(members)
-        return Unread(group.slot, group.first, group.position, group.depth - 1, places)
+        return PendingTokens(group.slot, group.first, group.position, group.depth - 1, places)
 
     def _groups(self, layout: StepLayout, drafted: Sequence[int]) -> Iterator[_Group]:
         """Yields the groups of sampling rows, in order."""

@@ -37,7 +37,7 @@ class Inherited:
             from moeserve.kernels.launch import hash_sources
 
             hash_sources()
-            from moeserve.worker.engines.gpu.measure.kept import kernel_sources
+            from moeserve.worker.engines.gpu.measure.stored import kernel_sources
 
             kernel_sources()
         except (UserError, ImportError, OSError, MemoryError, ValueError) as error:

@@ -8,7 +8,7 @@ import numpy as np
 
 from moeserve.messages.sampling import TokenLogprob
 from moeserve.messages.steps import Sampled, StepPlan
-from moeserve.worker.drafts.drafter import Unread
+from moeserve.worker.drafts.drafter import PendingTokens
 from moeserve.worker.recording.step_recorder import StepRecord
 from moeserve.worker.sequences import StepLayout
 
@@ -29,22 +29,24 @@ class LaunchedStep:
     drafted: list[int] | None = None  # drafts of each row; None: no drafts
     draft_ms: float = 0.0  # StepResult.draft_ms
     draft_read_ms: float = 0.0
-    unread_rows: list[int] = field(default_factory=list)
+    lagging_rows: list[int] = field(default_factory=list)
     launched: float = 0.0  # time when its layers were launched
     is_launched: bool = False  # True: all of it is launched; False: all but the sampling
-    unread: slice | None = None  # the group of sampled rows whose tokens are not read yet
+    pending: slice | None = None  # the group of sampled rows whose tokens are not read yet
 
     @property
-    def unread_tokens(self) -> Unread | None:
+    def pending_tokens(self) -> PendingTokens | None:
         """The rows of a step without drafts and prompts, if none of their tokens is read; else None."""
         layout = self.layout
-        if self.unread is None or self.unread.start > 0 or layout.n > len(layout.rows):
+        if self.pending is None or self.pending.start > 0 or layout.n > len(layout.rows):
             return None
         count = len(layout.sampled_rows)
-        if count > self.unread.stop:
+        if count > self.pending.stop:
             return None
         none, places = np.zeros(count, np.int32), np.arange(count, dtype=np.int32)
-        return Unread(layout.sampled_slots, layout.sampled_rows, layout.sampled_positions, none, places[None])
+        return PendingTokens(
+            layout.sampled_slots, layout.sampled_rows, layout.sampled_positions, none, places[None]
+        )
 
     def times(self, ended: float, last_ended: float, device_ms: float, late_ms: float | None) -> StepTimes:
         """Returns the step's durations. ended, last_ended: when this step and the one before it ended, by the clock of

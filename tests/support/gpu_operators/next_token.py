@@ -16,7 +16,7 @@ from moeserve.kernels.next_token.op import (
     ScoredPanels,
     draft_of,
     place_drafts,
-    start_behind,
+    start_after_step,
 )
 from moeserve.quantization.quant_type import QuantType
 from tests.support.gpu_operators.tensors import both, empty, i32, weight
@@ -43,4 +43,4 @@ def drafts(n: int, kind: QuantType) -> None:
     kept = KeptStates(states, column)
     rotating = replace(chain, rotary=empty(n, 3, dtype=i32), planned_rotary=empty(DEPTHS, n, 3, dtype=i32))
     for of_chain_rows in (chain, rotating):
-        start_behind(step, rows, states, column, count, of_chain_rows, states, kept)
+        start_after_step(step, rows, states, column, count, of_chain_rows, states, kept)

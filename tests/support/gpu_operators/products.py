@@ -178,7 +178,7 @@ def adapters(n: int, dtype: torch.dtype) -> None:
         h[0][:240],
         options=options,
     )
-    wide = BlockWorkspace(n, top_k, num, "meta", unpacked_block=BLOCK)
+    wide = BlockWorkspace(n, top_k, num, "meta", large_batch_block=BLOCK)
     large_batch_up(
         x[0],
         planes,
@@ -240,7 +240,7 @@ def _integer_rows(n: int, cols: int) -> IntegerRows:
 def large_batch(n: int, kind: QuantType, down: QuantType, block: int = BLOCK) -> None:
     hidden, ff, num, top_k, dtype = 512, 256, 128, 8, torch.bfloat16
     scratch = UnpackScratch(empty(1 << 24, dtype=dtype))
-    room, gate = BlockWorkspace(n, top_k, num, "meta", unpacked_block=block), weight(kind, num, ff, hidden)
+    room, gate = BlockWorkspace(n, top_k, num, "meta", large_batch_block=block), weight(kind, num, ff, hidden)
     x, routing = empty(n, hidden, dtype=dtype), operands.RouteBlocks(room.expert, room.routes)
     h = empty(n * top_k, ff, dtype=dtype)
     large_batch_up(x, gate, int(kind), gate, int(kind), hidden, routing, top_k, h, scratch)

@@ -208,7 +208,7 @@ def section(title: str) -> list[tuple[str, str]]:
 
 def statuses_of(model: type[RequestModel]) -> dict[str, str]:
     """What the code says of each field that it knows."""
-    known = dict.fromkeys(model.elsewhere, "refused") | dict.fromkeys(model.idle, "accepted")
+    known = dict.fromkeys(model.unsupported_fields, "refused") | dict.fromkeys(model.idle, "accepted")
     for name, info in fields_of(model).items():
         idle = any(isinstance(one, Advisory) for one in info.metadata)
         known[name] = "accepted" if idle else "refused" if is_unsupported(info) else "supported"

@@ -257,7 +257,9 @@ class CpuWorkspace:
         # Output gates of attention, by their width per token.
         self.gates = {width: gate[: tokens * width].view(tokens, width) for width in s.gate_widths}
         self.widest_mixed = Activations(tokens, s.mixed_width)  # input of the mixers' output product
-        self.sandwich = SandwichWorkspace(s.hidden_size, tokens, s.eps_behind) if s.is_sandwiched else None
+        self.sandwich = (
+            SandwichWorkspace(s.hidden_size, tokens, s.eps_of_post_norms) if s.is_sandwiched else None
+        )
         self.streams = _streams(s, tokens)
         count = s.residual_width // s.hidden_size
         self.ngrams = None if s.ngrams is None else NgramWorkspace(s.ngrams, s.hidden_size, count, tokens)

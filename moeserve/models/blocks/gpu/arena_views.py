@@ -23,7 +23,7 @@ def views_of(arena: Tensor, buffers: tuple[Buffer, ...]) -> dict[str, Tensor]:
 
 
 def spare(arena: Tensor, buffers: tuple[Buffer, ...], dtype: torch.dtype) -> Tensor:
-    """Returns the rest of the arena behind the buffers, which only larger steps use: [n] of `dtype`."""
+    """Returns the rest of the arena after the buffers, which only larger steps use: [n] of `dtype`."""
     rest = arena[arena_bytes(buffers) :]
     return rest[: len(rest) // ALIGNMENT * ALIGNMENT].view(dtype)
 

@@ -26,7 +26,7 @@ class ChainColumns:
     count: Tensor  # first value: valid rows
     num_panels: Tensor  # first value: of the shortlist
     least: Tensor  # first value, as float32: probability from which drafts are verified
-    # of a chain behind tokens that the host does not know, see `SampledRows`: int32 [width] each
+    # of a chain after tokens that the host does not know, see `SampledRows`: int32 [width] each
     rows: Tensor
     drafted: Tensor
     sampled_positions: Tensor

@@ -36,7 +36,7 @@ from moeserve.kernels.next_token.op import (
     keep_rows,
     keep_step,
     place_drafts,
-    start_behind,
+    start_after_step,
 )
 from moeserve.kernels.planes import Planes
 from moeserve.models.blocks.gpu.chain_inputs import ALIGN, ChainInputs
@@ -190,12 +190,12 @@ class GpuDraftingBlock(ABC):
         do not include it."""
         torch.index_select(self._kept.states, 0, self.chain.req_slots[:size], out=self._chain_states[:size])
 
-    def begin_behind(self, size: int, step: SampledStep) -> None:
-        """Like `begin`, behind a step whose tokens the host need not know; completes the rows of the uploaded
+    def begin_after_step(self, size: int, step: SampledStep) -> None:
+        """Like `begin`, after a step whose tokens the host need not know; completes the rows of the uploaded
         `chain`, and keeps their requests' states."""
         c = self.chain
         states = self._chain_states[:size]
-        start_behind(step, c.sampled, self._states, c.req_slots, c.count, c.rows, states, self._kept)
+        start_after_step(step, c.sampled, self._states, c.req_slots, c.count, c.rows, states, self._kept)
 
     def takes_shortlist(self, size: int) -> bool:
         """Returns whether links of this size can score a part of the vocabulary."""

@@ -87,16 +87,16 @@ class ExpertRun(NamedTuple):
             return
         assert x.x is not None
         assert h.x is not None
-        kept = self._kept(s)
-        if kept is None and self._takes_integers(s):
+        unpacked = self._unpacked_experts(s)
+        if unpacked is None and self._takes_integers(s):
             self._launch_integers(s, count, bias)
             return
-        if kept is None and self._takes_quads(s):
+        if unpacked is None and self._takes_quads(s):
             self._launch_quads(s, count)
             return
-        scratch = s.unpacked if b.is_unpacked else None
-        if kept is not None:
-            b, scratch = kept
+        scratch = s.unpack_scratch if b.is_large_batch else None
+        if unpacked is not None:
+            b, scratch = unpacked
         elif self._looks_up(s):
             assert s.books is not None
             b, scratch = s.books
@@ -106,20 +106,22 @@ class ExpertRun(NamedTuple):
             options = mine.gated(y, self.width, options)
         if scratch is not None:
             routing = RouteBlocks(b.expert, b.routes)
-            kept_up, kept_down = self.experts.unpacked or (None, None)
-            large_batch_up(x.x, *matrices, routing, x_top_k, h.x, scratch, options=options, kept=kept_up)
-            large_batch_down(h.x, *of_down, routing, self.parts, scratch, bias=bias, kept=kept_down)
+            unpacked_up, unpacked_down = self.experts.unpacked or (None, None)
+            large_batch_up(
+                x.x, *matrices, routing, x_top_k, h.x, scratch, options=options, unpacked=unpacked_up
+            )
+            large_batch_down(h.x, *of_down, routing, self.parts, scratch, bias=bias, unpacked=unpacked_down)
         else:
             experts_up(x.x, *matrices, b.expert, b.routes, x_top_k, h.x, options=options)
             experts_down(h.x, *of_down, b.expert, b.routes, count, self.parts, bias=bias)
         if mine is not None:
             mine.add_down(h, self.parts)
 
-    def _kept(self, s: GpuWorkspace) -> tuple[BlockWorkspace, UnpackScratch] | None:
-        """Returns the blocks and the scratch for experts that are kept unpacked; None: they are not, or the step is
-        too small."""
-        is_routed = self.blocks is s.blocks  # `s.kept` has blocks for all experts
-        return s.kept if is_routed and self.experts.unpacked is not None else None
+    def _unpacked_experts(self, s: GpuWorkspace) -> tuple[BlockWorkspace, UnpackScratch] | None:
+        """Returns the blocks and the scratch for unpacked experts; None: the layer has none, or the step is too
+        small."""
+        is_routed = self.blocks is s.blocks  # `s.unpacked_experts` has blocks for all experts
+        return s.unpacked_experts if is_routed and self.experts.unpacked is not None else None
 
     def _takes_integers(self, s: GpuWorkspace) -> bool:
         """Returns whether gate and up have weights as integers."""

@@ -102,7 +102,7 @@ class GpuFfnBlock:
         self.outputs.sum_over_gpus(index, s, count)
         own, norms = self._own_inputs[index], self.inputs.sandwich(index)
         if own is not None and norms is not None:
-            self._sum_behind(index, norms, self.outputs.pending_ffn(index, s), s, None, count, s.y, None)
+            self._sum_after_norms(index, norms, self.outputs.pending_ffn(index, s), s, None, count, s.y, None)
             project_input(own, index, count, s)
 
     def _mix_experts(
@@ -149,7 +149,7 @@ class GpuFfnBlock:
             self._add_unrouted(index, ffn.shared, s, count, adapters, names.SHARED_PARTS)
 
     def _project_back(self, index: int, ffn: GpuMoe, s: GpuWorkspace, count: Tensor) -> None:
-        """Launches the product behind latent experts."""
+        """Launches the product after latent experts."""
         assert s.latent_experts is not None
         if not self.ram.computes(index):
             s.latent_experts.sum.zero_()
@@ -174,9 +174,9 @@ class GpuFfnBlock:
             return
         gain = norm_weight(weight)
         pending, own = self.outputs.pending(index, s), self._own_inputs[index]
-        norms = self.inputs.sandwich(index) if own is None else own.behind
+        norms = self.inputs.sandwich(index) if own is None else own.post_norms
         if norms is not None:
-            self._sum_behind(index, norms, pending, s, rows, count, y, gain)
+            self._sum_after_norms(index, norms, pending, s, rows, count, y, gain)
             return
         parts, weights, ids, extra = pending
         # attention's output, which this norm still has to add
@@ -192,7 +192,7 @@ class GpuFfnBlock:
             attended=attended, centered=self._centered,
         )  # fmt: skip
 
-    def _sum_behind(
+    def _sum_after_norms(
         self,
         index: int,
         norms: SandwichNorms,
@@ -203,7 +203,7 @@ class GpuFfnBlock:
         y: GpuActivations,
         gain: Tensor | None,
     ) -> None:
-        """Launches x += the pending output behind a layer's norms, and y = norm(x), or y = x if gain is None."""
+        """Launches x += the pending output after a layer's norms, and y = norm(x), or y = x if gain is None."""
         dense = None if norms.parts is None else self.outputs.unrouted_part(index, s)
         sandwich_sum(s.x, dense, *pending, rows, count, norms, gain, self._eps, y)
 

@@ -10,7 +10,7 @@ from moeserve.kernels.experts.sum_parts import sum_parts
 from moeserve.kernels.launch import is_compiling_ahead
 from moeserve.models.blocks.gpu.expert_run import PendingSum
 from moeserve.models.blocks.gpu.ffn_inputs import GpuFfnInputs
-from moeserve.models.blocks.gpu.norms_behind import added_behind_norms, around_own_input
+from moeserve.models.blocks.gpu.post_norms import added_after_norms, around_own_input
 from moeserve.models.blocks.gpu.ram_share import RamShare
 from moeserve.models.blocks.gpu.sums import GpuSums
 from moeserve.models.blocks.gpu.workspace import GpuWorkspace, Routes
@@ -74,7 +74,7 @@ class FfnOutputs:
         return PendingSum(s.latent_experts.parts, routes.weights, self.ids_here(index, routes), None)
 
     def _pending_latent(self, index: int, s: GpuWorkspace) -> PendingSum:
-        """Returns the product behind latent experts, and the shared expert's output: with few rows one part."""
+        """Returns the product after latent experts, and the shared expert's output: with few rows one part."""
         assert s.latent_experts is not None
         parts = self.routes(index, s).parts
         if s.is_small_batch:
@@ -97,19 +97,19 @@ class FfnOutputs:
         ids = self.ids_here(index, routes)[:, :top_k]
         return PendingSum(routes.parts[:, :top_k], routes.weights[:, :top_k], ids, pool_sum)
 
-    def behind_norms(self, index: int, s: GpuWorkspace, pending: Tensor) -> Tensor:
+    def after_norms(self, index: int, s: GpuWorkspace, pending: Tensor) -> Tensor:
         """Returns the layer's change of x, for an observer: float32 [rows, hidden], CPU. pending: sum of `pending`."""
         if (norms := self._inputs.sandwich(index)) is None:
             return pending
-        return added_behind_norms(s.x, self.unrouted_part(index, s)[:, 0], pending, norms, self._eps)
+        return added_after_norms(s.x, self.unrouted_part(index, s)[:, 0], pending, norms, self._eps)
 
     def around_own_input(self, index: int, s: GpuWorkspace, change: Tensor) -> tuple[Tensor, Tensor] | None:
         """Returns the residual after attention and the layer's change of it, for an observer; None for a layer without
-        an input of its own. change: the feed-forward's part of it, from `behind_norms`."""
+        an input of its own. change: the feed-forward's part of it, from `after_norms`."""
         if (own := self._own_inputs[index]) is None:
             return None
         projected = s.output.view(s.rows, -1).cpu().float()
-        return around_own_input(s.x, change, projected, own.behind, self._eps)
+        return around_own_input(s.x, change, projected, own.post_norms, self._eps)
 
     def routing(self, index: int, s: GpuWorkspace) -> LayerRouting | None:
         """Returns the routing of the layer's rows, for an observer; None for a layer without experts."""

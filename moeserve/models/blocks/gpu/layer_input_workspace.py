@@ -13,6 +13,6 @@ class LayerInputWorkspace:
     def __init__(self, views: dict[str, Tensor]) -> None:
         self.all = views["layer_inputs"]  # float32 [rows, layers * width]: every layer's input
         self.projected = views["layer_inputs_projected"]
-        # Of the layer that is being computed: its gate's product, and its input behind the gate.
+        # Of the layer that is being computed: its gate's product, and its input after the gate.
         self.gate = views["layer_input_gate"]
         self.gated = activations(views, "layer_input")

@@ -29,7 +29,7 @@ def make_inputs(
 
 
 def project_input(w: GpuLayerInput, layer: int, count: Tensor, s: GpuWorkspace) -> None:
-    """Launches s.output = the product of the layer's input behind its gate. Reads s.y, which is x as
+    """Launches s.output = the product of the layer's input after its gate. Reads s.y, which is x as
     activations."""
     space = s.layer_inputs
     assert space is not None

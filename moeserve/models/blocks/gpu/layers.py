@@ -162,8 +162,8 @@ class GpuLayers:
             self._ffn.complete(index - 1, s, batch.count)
         assert batch.states is not None
         state, recurrence = self._states[index], self._shape.layers[self._first_layer + index].recurrence
-        behind = 0 if recurrence is None else recurrence.heads.state_values
-        of_ngrams = StateLayer(state.states, state.first + behind)
+        values = 0 if recurrence is None else recurrence.heads.state_values
+        of_ngrams = StateLayer(state.states, state.first + values)
         add_ngrams(w, self._shape, of_ngrams, batch.states, batch.count, s)
 
     def _take_over(self, index: int, layer: GpuLayer, s: GpuWorkspace, count: Tensor) -> None:
@@ -204,7 +204,7 @@ class GpuLayers:
             if ids is not None:
                 each = each.masked_fill(ids.cpu()[:, :, None] < 0, 0.0)
             output = output + each.sum(dim=1)
-        output = self._ffn.outputs.behind_norms(index, s, output)
+        output = self._ffn.outputs.after_norms(index, s, output)
         after_attention, has_ffn = s.x, self._layers[index].ffn is not None
         if self._ffn.inputs.leaves_attended(index, s) or not has_ffn:
             after_attention = s.x.cpu() + s.output.view(s.rows, -1).cpu().float()

@@ -24,7 +24,7 @@ class DenseWorkspace:
     """A step's buffers for products with whole matrices. A field is None if the step has too few or too many rows
     for it."""
 
-    unpacked: UnpackScratch | None  # weights are unpacked into it if they fit
+    unpack_scratch: UnpackScratch | None  # weights are unpacked into it if they fit
     integers: DenseIntegers | None  # for matrices that have them
     # [1, n]: for inputs in the order of a matrix's columns; None: the model has no orders.
     gathered: GpuActivations | None = None
@@ -34,14 +34,14 @@ NO_WORKSPACE = DenseWorkspace(None, None)
 
 
 def dense_workspace(
-    views: dict[str, Tensor], unpacked: UnpackScratch | None, floats: torch.dtype
+    views: dict[str, Tensor], unpack_scratch: UnpackScratch | None, floats: torch.dtype
 ) -> DenseWorkspace:
     """views: the step's buffers. floats: dtype that the tensor cores multiply."""
     gathered = activations(views, "gathered") if "gathered" in views else None
     if "integer_y" not in views or floats != torch.bfloat16:
-        return DenseWorkspace(unpacked, None, gathered)
+        return DenseWorkspace(unpack_scratch, None, gathered)
     integers = DenseIntegers(integer_rows(views, "integer_y"), views["integer_partials"])
-    return DenseWorkspace(unpacked, integers, gathered)
+    return DenseWorkspace(unpack_scratch, integers, gathered)
 
 
 def integer_rows(views: dict[str, Tensor], name: str) -> IntegerRows:
@@ -90,7 +90,7 @@ def _multiply(
         assert x.x is not None
         space.integers.multiply(space.integers.order(x.x, count) if ordered is None else ordered, first, out)
         return
-    scratch = space.unpacked
+    scratch = space.unpack_scratch
     if scratch is not None and scratch.fits(weights.rows, first.cols):
         weight = weight_of(plane_tensors(first), int(first.type), first.cols)
         other = None if second is None else weight_of(plane_tensors(second), int(second.type), second.cols)

@@ -21,7 +21,7 @@ class SinkhornWorkspace:
         self.count = shape.count
         self.normed = activations(views, "stream_normed")
         self.products = views["stream_products"]  # float32 [rows * mix_values]
-        # float32 [rows, added_values]: of the current block's output, and the mix behind it
+        # float32 [rows, added_values]: of the current block's output, and the mix after it
         self.weights = views["stream_weights"]
 
 

@@ -18,14 +18,14 @@ class ResidualTaps:
         floats: torch.dtype,
         device: torch.device,
     ) -> None:
-        """layers: before which the residual is copied, in the head's order; num_layers: behind the last. rows: of the
+        """layers: before which the residual is copied, in the head's order; num_layers: after the last. rows: of the
         largest step. floats: dtype of the copies."""
         self._columns: dict[int, list[slice]] = {}  # a layer may be read more than once
         for at, layer in enumerate(layers):
             self._columns.setdefault(layer, []).append(slice(at * hidden, (at + 1) * hidden))
         self._num_layers = num_layers
         self.rows = torch.zeros(rows, len(layers) * hidden, dtype=floats, device=device)
-        # The residual behind the last layer, which only the head's norm adds up; None: it is not read.
+        # The residual after the last layer, which only the head's norm adds up; None: it is not read.
         self.last = torch.zeros(rows, hidden, device=device) if num_layers in self._columns else None
 
     def copy(self, layer: int, x: Tensor) -> None:

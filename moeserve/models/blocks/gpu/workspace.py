@@ -37,8 +37,8 @@ from moeserve.models.mamba2 import Mamba2Shape
 from moeserve.models.recurrence import GatedDeltaNetShape
 from moeserve.models.short_conv import ShortConvShape
 from moeserve.models.step_buffers import (
-    KEPT_ROWS,
     SMALL_BATCH_ROWS,
+    UNPACKED_EXPERTS_ROWS,
     gpu_arena_bytes,
     gpu_step_buffers,
     step_sizes,
@@ -50,7 +50,7 @@ MAX_DECODE_ROWS = 256  # decode attention has splits for this many rows; more ro
 # (With one split, as for 256 rows, a row at position 8,000 took 15 ms of a 48-layer step.)
 MIXED_DECODE_ROWS, MIXED_SPLITS = 64, 8
 # Experts with codebooks that a small step must have room for, to unpack them: a launch for fewer leaves GPUs idle.
-LEAST_UNPACKED = 16
+LEAST_IN_SCRATCH = 16
 FLOATS: dict[torch.dtype, GpuFloat] = {
     torch.float32: "float32",
     torch.float16: "float16",
@@ -198,17 +198,19 @@ class GpuWorkspace:
         self.adapter_shrunk = views.get("adapter_shrunk")
         self.adapter_gate_up = views.get("adapter_gate_up")
         rest = spare(arena, buffers, floats)
-        self.unpacked = UnpackScratch(_larger(views["unpacked"], rest)) if "unpacked" in views else None
-        self.dense = dense_workspace(views, self.unpacked, floats)
+        has_scratch = "unpack_scratch" in views
+        self.unpack_scratch = UnpackScratch(_larger(views["unpack_scratch"], rest)) if has_scratch else None
+        self.dense = dense_workspace(views, self.unpack_scratch, floats)
         self.blocks = BlockWorkspace(
             rows,
             shape.top_k,
             experts_here,
             device,
-            unpacked_block=_unpacked_block(rows, shape.top_k, shape.num_experts),
+            large_batch_block=_large_batch_block(rows, shape.top_k, shape.num_experts),
         )
-        # For experts that are kept unpacked; None: the step is too small.
-        self.kept = self._kept(shape, experts_here) if rows > KEPT_ROWS and shape.num_experts else None
+        # Blocks and scratch for unpacked experts; None: the step is too small.
+        has_unpacked = rows > UNPACKED_EXPERTS_ROWS and shape.num_experts
+        self.unpacked_experts = self._for_unpacked_experts(shape, experts_here) if has_unpacked else None
         # For experts with codebooks, if the step's unused memory has room for enough of them.
         self.books = self._books(shape, rest, experts_here)
         # For experts whose types have quad-order kernels; None: the steps are too small or too large for them.
@@ -234,26 +236,32 @@ class GpuWorkspace:
         self.unrouted_h = {width: activations(views, "unrouted_h", width) for width in widths}
         self.dense_products = views.get("dense_products")
         self.unrouted_blocks = (
-            BlockWorkspace(rows, 1, 1, device, unpacked_block=_unpacked_block(rows, 1, 1)) if widths else None
+            BlockWorkspace(rows, 1, 1, device, large_batch_block=_large_batch_block(rows, 1, 1))
+            if widths
+            else None
         )
 
-    def _kept(self, shape: ModelShape, experts_here: int) -> tuple[BlockWorkspace, UnpackScratch]:
+    def _for_unpacked_experts(
+        self, shape: ModelShape, experts_here: int
+    ) -> tuple[BlockWorkspace, UnpackScratch]:
         """Returns blocks, and a scratch for the numbers of the first and last expert: the step's, if it has them."""
         device, blocks = self.x.device, self.blocks
-        if not blocks.is_unpacked:
-            blocks = BlockWorkspace(self.rows, shape.top_k, experts_here, device, unpacked_block=BLOCK)
-        return blocks, self.unpacked or UnpackScratch(torch.empty(0, device=device))
+        if not blocks.is_large_batch:
+            blocks = BlockWorkspace(self.rows, shape.top_k, experts_here, device, large_batch_block=BLOCK)
+        return blocks, self.unpack_scratch or UnpackScratch(torch.empty(0, device=device))
 
     def _books(
         self, shape: ModelShape, spare: Tensor, experts_here: int
     ) -> tuple[BlockWorkspace, UnpackScratch] | None:
         """Returns blocks and room for steps that unpack experts only if they have codebooks. spare: [n], floats."""
         of_expert = 2 * shape.expert_width * shape.hidden_size
-        if self.is_small_batch or self.blocks.is_unpacked or not shape.num_experts:
+        if self.is_small_batch or self.blocks.is_large_batch or not shape.num_experts:
             return None
-        if len(spare) // of_expert < min(LEAST_UNPACKED, experts_here):
+        if len(spare) // of_expert < min(LEAST_IN_SCRATCH, experts_here):
             return None
-        blocks = BlockWorkspace(self.rows, shape.top_k, experts_here, spare.device, unpacked_block=FEW_BLOCK)
+        blocks = BlockWorkspace(
+            self.rows, shape.top_k, experts_here, spare.device, large_batch_block=FEW_BLOCK
+        )
         return blocks, UnpackScratch(spare)
 
 
@@ -351,7 +359,7 @@ def _decode_workspace(
     return DecodeWorkspace(rows, h.num_heads, h.num_kv_heads, h.v_dim, device, splits, room)
 
 
-def _unpacked_block(rows: int, top_k: int, experts: int) -> int | None:
+def _large_batch_block(rows: int, top_k: int, experts: int) -> int | None:
     return BLOCK if unpacks_experts(rows, top_k, experts) else None
 
 

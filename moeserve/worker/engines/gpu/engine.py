@@ -1,7 +1,7 @@
 """The GPU engine. Steps run as CUDA graphs where possible; the CPU pool computes the experts in RAM.
 
 The host does little per step: it fills one pinned buffer, launches one graph (embedding to logits), queues the
-sampling behind it, and waits once, for the tokens. Before it waits it may launch the next step's layers, which take
+sampling after it, and waits once, for the tokens. Before it waits it may launch the next step's layers, which take
 the tokens on the GPU. If the first layers are on the CPU (`cpu_stage.py`), it first waits for those.
 """
 

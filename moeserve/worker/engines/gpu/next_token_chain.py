@@ -1,8 +1,8 @@
 """Chains of drafts by the next-token block or an EAGLE-3 head: one upload, one CUDA graph a draft, no wait between.
 
 `draft` waits for the drafts. Between `launch` and `found` the host may launch the step that verifies them: `place` puts
-them there on the device, as the step's tokens. A chain may be launched behind a step whose tokens the host does not
-know yet (`Behind`): the device accepts that step's drafts and finds where the chain begins.
+them there on the device, as the step's tokens. A chain may be launched after a step whose tokens the host does not
+know yet (`AfterStep`): the device accepts that step's drafts and finds where the chain begins.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from moeserve.worker.engines.gpu.steps.step_path import padded_size
 from moeserve.worker.sequences import Int32s
 
 
-class Behind(NamedTuple):
+class AfterStep(NamedTuple):
     """The rows before a chain in the step that is being sampled: see `SampledRows`. int32 [n] each, but places [1 +
     depths of the step, n] and slots [depths of both, n]."""
 
@@ -48,9 +48,11 @@ class ChainStart(NamedTuple):
     kv_slots: Int32s  # [depths, n]: of the tokens' positions, by depth
     panels: Int32s | None = None  # of the vocabulary, ascending, that are scored; None: all
     least: npt.NDArray[np.float32] | float = 0.0  # [n]: the probability from which drafts are verified
-    # [depths, n, sections]: RoPE positions of the rows, by depth; None: `positions` and those behind
+    # [depths, n, sections]: RoPE positions of the rows, by depth; None: `positions` and those after
     rotary: Int32s | None = None
-    behind: Behind | None = None  # the device finds tokens, positions and KV slots; None: they are given
+    after_step: AfterStep | None = (
+        None  # the device finds tokens, positions and KV slots; None: they are given
+    )
 
 
 class _Room:
@@ -76,7 +78,7 @@ class LaunchedChain(NamedTuple):
     rows: int
 
     def found(self) -> tuple[Int32s, npt.NDArray[np.float32]]:
-        """Waits for the chain. Returns tokens and their probabilities, [depths, n] each; those behind a row's `most`
+        """Waits for the chain. Returns tokens and their probabilities, [depths, n] each; those after a row's `most`
         are invalid."""
         if self.room.ends:
             self.room.ends[1].synchronize()
@@ -99,7 +101,7 @@ class NextTokenChain:
         most_requests: int,
         sampled: Callable[[], SampledStep],
     ) -> None:
-        """sampled: returns the engine's last step, for chains that begin behind it."""
+        """sampled: returns the engine's last step, for chains that begin after it."""
         self._block = block
         self._sampled = sampled
         self._device = device
@@ -147,7 +149,7 @@ class NextTokenChain:
         for size, of_shortlist in self._kinds():
             self._block.link(size, of_shortlist=of_shortlist)
         self.keep(*np.zeros((3, 1), np.int32))
-        self._block.begin_behind(1, self._sampled())
+        self._block.begin_after_step(1, self._sampled())
         self.place(self._block.chain.rows.token_ids, self._block.chain.count)
 
     def capture(self) -> None:
@@ -193,10 +195,10 @@ class NextTokenChain:
         _fill(room, start, depths, with_panels=of_shortlist)
         room.mark(0)
         self._block.chain.buffer.copy_(room.pinned, non_blocking=True)
-        if start.behind is None:
+        if start.after_step is None:
             self._block.begin(size)
         else:
-            self._block.begin_behind(size, self._sampled())
+            self._block.begin_after_step(size, self._sampled())
         link = self._links[size, of_shortlist]
         for _ in range(depths):
             link()
@@ -213,10 +215,10 @@ class NextTokenChain:
 
 def _fill(room: _Room, start: ChainStart, depths: int, *, with_panels: bool) -> None:
     """Fills the pinned inputs of a chain."""
-    host, n, behind = room.columns, len(start.token_ids), start.behind
+    host, n, after = room.columns, len(start.token_ids), start.after_step
     room.pinned.zero_()
     columns = [(host.most, start.most), (host.req_slots, start.req_slots)]
-    if behind is None:
+    if after is None:
         columns += [
             (host.token_ids, start.token_ids),
             (host.positions, start.positions),
@@ -225,18 +227,18 @@ def _fill(room: _Room, start: ChainStart, depths: int, *, with_panels: bool) -> 
         host.planned_slots.numpy()[:depths, :n] = start.kv_slots[:depths]
     else:
         columns += [
-            (host.rows, behind.rows),
-            (host.drafted, behind.drafted),
-            (host.sampled_positions, behind.positions),
-            (host.shifts, behind.shifts),
+            (host.rows, after.rows),
+            (host.drafted, after.drafted),
+            (host.sampled_positions, after.positions),
+            (host.shifts, after.shifts),
         ]
-        host.places.numpy()[: len(behind.places), :n] = behind.places
-        host.slots.numpy()[: len(behind.slots), :n] = behind.slots
+        host.places.numpy()[: len(after.places), :n] = after.places
+        host.slots.numpy()[: len(after.slots), :n] = after.slots
     for column, values in columns:
         column.numpy()[:n] = values
     host.count[0] = n
     host.least.view(torch.float32).numpy()[:n] = start.least
-    if host.rotary.numel() and behind is None:
+    if host.rotary.numel() and after is None:
         rotary = start.rotary
         if rotary is None:
             rotary = (start.positions + np.arange(depths, dtype=np.int32)[:, None])[..., None]

@@ -37,7 +37,7 @@ from moeserve.worker.drafts.gpu_next_token_drafter import GpuNextTokenDrafter
 from moeserve.worker.engines.disk_reads import DiskReads
 from moeserve.worker.engines.gpu.cpu_stage import CpuStage
 from moeserve.worker.engines.gpu.engine import GpuEngine
-from moeserve.worker.engines.gpu.measure.kept import kept_measurements
+from moeserve.worker.engines.gpu.measure.stored import stored_measurements
 from moeserve.worker.engines.gpu.steps.slot_tables import SlotTables
 from moeserve.worker.engines.request_embeddings import RequestEmbeddings
 from moeserve.worker.engines.rotary_positions import RotaryPositions
@@ -156,7 +156,7 @@ def load_gpu_engine(
     engine = _make_engine(config, plan, weights, buffers, device, forced_rows, ranks, embeddings)
     kept = None
     if device.type == "cuda" and ranks is None:
-        kept = kept_measurements(
+        kept = stored_measurements(
             config, plan.source, plan.shape, buffers.capacity, plan.max_tokens, engine.description, device
         )
     start.clock.ended("buffers")

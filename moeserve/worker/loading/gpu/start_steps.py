@@ -1,6 +1,6 @@
 """Warm-up of a GPU engine: compile kernels, capture CUDA graphs, time steps.
 
-Measurements are kept on disk (`engines/gpu/measure/kept.py`) for the next start and the next worker. A worker that
+Measurements are kept on disk (`engines/gpu/measure/stored.py`) for the next start and the next worker. A worker that
 replaces a lost one postpones everything that its first step does not need.
 """
 
@@ -15,9 +15,9 @@ from moeserve.models.loading.progress import TIMING, OnProgress
 from moeserve.worker.engines.gpu.engine import GpuEngine
 from moeserve.worker.engines.gpu.measure.calibration import Calibration
 from moeserve.worker.engines.gpu.measure.expert_streaming_share import calibrate_streaming
-from moeserve.worker.engines.gpu.measure.kept import KeptMeasurements
 from moeserve.worker.engines.gpu.measure.parts import choose_parts
 from moeserve.worker.engines.gpu.measure.steps import measure_steps
+from moeserve.worker.engines.gpu.measure.stored import StoredMeasurements
 from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
 from moeserve.worker.group.ranks import RankGroup
 from moeserve.worker.loading.start import Start
@@ -30,7 +30,7 @@ def start_steps(
     start: Start,
     on_progress: OnProgress,
     ranks: RankGroup | None,
-    kept: KeptMeasurements | None,
+    kept: StoredMeasurements | None,
     *,
     before_timing: Callable[[], None],
     is_gpu: bool,

@@ -1,7 +1,7 @@
 """Keeps a GPU's step measurements on disk, next to Triton's compiled kernels, so that the next worker need not
 repeat them.
 
-There is one file per key; the key covers everything that affects the speed of steps (`kept_measurements`). The router
+There is one file per key; the key covers everything that affects the speed of steps (`stored_measurements`). The router
 starts with these values; what it learns from served steps outlives the worker.
 """
 
@@ -69,7 +69,7 @@ class Measured(msgspec.Struct, frozen=True):
             raise ValueError("the steps that are streamed do not ascend")
 
 
-class KeptMeasurements:
+class StoredMeasurements:
     """The measurements of one key, in `folder`, which is created at the first write."""
 
     def __init__(self, folder: Path, key: str) -> None:
@@ -103,7 +103,7 @@ class KeptMeasurements:
             log.warning("the measured times of steps cannot be kept: %s", error)
 
 
-def kept_measurements(
+def stored_measurements(
     config: ServerConfig,
     source: ModelSource,
     shape: ModelShape,
@@ -111,7 +111,7 @@ def kept_measurements(
     max_tokens: int,
     engine: str,
     device: torch.device,
-) -> KeptMeasurements:
+) -> StoredMeasurements:
     """Returns the stored measurements for this machine, model and configuration. engine: the engine's description,
     including the placement of weights."""
     key = step_key(
@@ -128,7 +128,7 @@ def kept_measurements(
         (config.gpu_prefill_token_threshold, config.expert_cache, config.unpacked_experts),
         (config.placement_rules, config.lora_modules, config.lora_dir, config.speculative_config),
     )
-    return KeptMeasurements(Path(triton.knobs.cache.dir) / FOLDER, key)
+    return StoredMeasurements(Path(triton.knobs.cache.dir) / FOLDER, key)
 
 
 def step_key(*parts: object) -> str:

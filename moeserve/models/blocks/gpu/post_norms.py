@@ -9,14 +9,14 @@ from moeserve.kernels.norm import reference
 from moeserve.kernels.norm.sandwich_norms import SandwichNorms
 
 
-def added_behind_norms(x: Tensor, dense: Tensor, rest: Tensor, norms: SandwichNorms, eps: float) -> Tensor:
+def added_after_norms(x: Tensor, dense: Tensor, rest: Tensor, norms: SandwichNorms, eps: float) -> Tensor:
     """Returns what a layer adds to x, float32 [rows, hidden] on the CPU. dense: output of the feed-forward that
     all tokens pass, used only if parts have norms of their own. rest: the sum of the other parts, or else of
     all parts."""
     x, factor = x.cpu(), torch.ones(1) if norms.factor is None else norms.factor.cpu()
     if norms.parts is None:
-        behind = eps if norms.behind_eps is None else norms.behind_eps
-        after = (x + reference.norm(rest, norms.output.cpu(), behind)) * factor
+        post_eps = eps if norms.post_norm_eps is None else norms.post_norm_eps
+        after = (x + reference.norm(rest, norms.output.cpu(), post_eps)) * factor
         return (after - x).float()
     after = reference.sandwich_sum(
         x, dense.cpu(), rest, norms.parts.dense_output.cpu(), norms.parts.experts_output.cpu(), norms.output.cpu(),
@@ -30,6 +30,6 @@ def around_own_input(
 ) -> tuple[Tensor, Tensor]:
     """Returns the residual after attention, and what feed-forward and own input of the layer add to it: float32 [rows,
     hidden] each, on the CPU. x: the residual after the feed-forward, which changed it by `change`. projected: what the
-    layer adds behind `norms`."""
+    layer adds after `norms`."""
     before = x.cpu() - change
-    return before, change + added_behind_norms(x, projected, projected, norms, eps)
+    return before, change + added_after_norms(x, projected, projected, norms, eps)

@@ -9,9 +9,9 @@ import pytest
 
 import moeserve.kernels
 from moeserve.messages.steps import MeasuredStep
-from moeserve.worker.engines.gpu.measure import kept
+from moeserve.worker.engines.gpu.measure import stored
 from moeserve.worker.engines.gpu.measure.calibration import Calibration
-from moeserve.worker.engines.gpu.measure.kept import KeptMeasurements, step_key
+from moeserve.worker.engines.gpu.measure.stored import StoredMeasurements, step_key
 from moeserve.worker.engines.gpu.steps.expert_streaming import Streaming
 
 STEPS = [MeasuredStep(4, 10, 0, 0, 1.5), MeasuredStep(0, 0, 8192, 512, 20.25)]
@@ -19,28 +19,28 @@ STEPS = [MeasuredStep(4, 10, 0, 0, 1.5), MeasuredStep(0, 0, 8192, 512, 20.25)]
 
 def test_the_next_worker_reads_them(tmp_path: Path) -> None:
     folder = tmp_path / "cache" / "moeserve-steps"
-    assert KeptMeasurements(folder, "key").read() is None
-    KeptMeasurements(folder, "key").write(STEPS, None)
-    found = KeptMeasurements(folder, "key").read()
+    assert StoredMeasurements(folder, "key").read() is None
+    StoredMeasurements(folder, "key").write(STEPS, None)
+    found = StoredMeasurements(folder, "key").read()
     assert found is not None
     assert found.steps == STEPS
     assert found.calibration is None
-    assert KeptMeasurements(folder, "other").read() is None
+    assert StoredMeasurements(folder, "other").read() is None
     assert [path.name for path in folder.iterdir()] == ["key.json"]
 
 
 @pytest.mark.parametrize("threshold", [None, 96])
 def test_which_part_is_streamed_is_kept_too(tmp_path: Path, threshold: int | None) -> None:
     calibration = Calibration(threshold, Streaming(((64, 0.25), (128, 1.0))))
-    KeptMeasurements(tmp_path, "key").write([], calibration)
-    found = KeptMeasurements(tmp_path, "key").read()
+    StoredMeasurements(tmp_path, "key").write([], calibration)
+    found = StoredMeasurements(tmp_path, "key").read()
     assert found is not None
     assert found.calibration == calibration
 
 
 def test_that_nothing_is_streamed_is_no_missing_calibration(tmp_path: Path) -> None:
-    KeptMeasurements(tmp_path, "key").write([], Calibration(None, Streaming()))
-    found = KeptMeasurements(tmp_path, "key").read()
+    StoredMeasurements(tmp_path, "key").write([], Calibration(None, Streaming()))
+    found = StoredMeasurements(tmp_path, "key").read()
     assert found is not None
     assert found.calibration == Calibration(None, Streaming())
 
@@ -62,10 +62,10 @@ def test_a_damaged_file_is_measured_anew(
 ) -> None:
     (tmp_path / "key.json").write_bytes(damaged)
     with caplog.at_level(logging.WARNING):
-        assert KeptMeasurements(tmp_path, "key").read() is None
+        assert StoredMeasurements(tmp_path, "key").read() is None
     assert "is measured anew" in caplog.text
-    KeptMeasurements(tmp_path, "key").write(STEPS, None)
-    found = KeptMeasurements(tmp_path, "key").read()
+    StoredMeasurements(tmp_path, "key").write(STEPS, None)
+    found = StoredMeasurements(tmp_path, "key").read()
     assert found is not None
     assert found.steps == STEPS
 
@@ -73,7 +73,7 @@ def test_a_damaged_file_is_measured_anew(
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING):
-        KeptMeasurements(tmp_path / "file" / "folder", "key").write(STEPS, None)
+        StoredMeasurements(tmp_path / "file" / "folder", "key").write(STEPS, None)
     assert "cannot be kept" in caplog.text
 
 
@@ -87,7 +87,7 @@ def test_other_kernels_or_another_size_have_another_key(
     source = tmp_path / "linear" / "gemm.py"
     source.write_text("BM = 64")
     monkeypatch.setattr(moeserve.kernels, "__file__", str(tmp_path / "__init__.py"))
-    sources = kept.kernel_sources.__wrapped__  # what a process that has not asked finds
+    sources = stored.kernel_sources.__wrapped__  # what a process that has not asked finds
     before = sources()
     assert sources() == before
     source.write_text("BM = 128")

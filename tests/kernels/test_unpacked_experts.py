@@ -1,4 +1,4 @@
-"""Which blocks of routes experts take that are kept unpacked on a GPU."""
+"""Which blocks of routes unpacked experts take on a GPU."""
 
 from __future__ import annotations
 
@@ -19,27 +19,30 @@ from tests.kernels.weights import Type
 from tests.support.model_header import qwen3moe
 
 PLAIN = BlockWorkspace(16, 2, 4, DEVICE)
-KEPT = BlockWorkspace(16, 2, 4, DEVICE, unpacked_block=128), UnpackScratch(torch.empty(0, device=DEVICE))
+UNPACKED = (
+    BlockWorkspace(16, 2, 4, DEVICE, large_batch_block=128),
+    UnpackScratch(torch.empty(0, device=DEVICE)),
+)
 SHARED = BlockWorkspace(16, 1, 1, DEVICE)
 
 
-def run(blocks: BlockWorkspace, *, kept: bool) -> Any:
+def run(blocks: BlockWorkspace, *, unpacked: bool) -> Any:
     planes, floats = planes_of(Type.Q4_K, 1, 16, 256), torch.zeros(1)
-    experts = GpuExperts(planes, planes, planes, unpacked=(floats, floats) if kept else None)
+    experts = GpuExperts(planes, planes, planes, unpacked=(floats, floats) if unpacked else None)
     rest: dict[str, Any] = dict.fromkeys(field for field in ExpertRun._fields if field != "gathered")
     return ExpertRun(**(rest | {"experts": experts, "blocks": blocks}))
 
 
 @pytest.mark.parametrize(
-    ("blocks", "kept", "expected"),
-    [(PLAIN, True, KEPT), (PLAIN, False, None), (SHARED, True, None)],
-    ids=["kept", "not kept", "a shared expert"],
+    ("blocks", "unpacked", "expected"),
+    [(PLAIN, True, UNPACKED), (PLAIN, False, None), (SHARED, True, None)],
+    ids=["unpacked", "not unpacked", "a shared expert"],
 )
-def test_blocks(blocks: BlockWorkspace, kept: bool, expected: object) -> None:
-    step: Any = SimpleNamespace(blocks=PLAIN, kept=KEPT)
-    assert run(blocks, kept=kept)._kept(step) is expected
-    step.kept = None  # a small step
-    assert run(blocks, kept=kept)._kept(step) is None
+def test_blocks(blocks: BlockWorkspace, unpacked: bool, expected: object) -> None:
+    step: Any = SimpleNamespace(blocks=PLAIN, unpacked_experts=UNPACKED)
+    assert run(blocks, unpacked=unpacked)._unpacked_experts(step) is expected
+    step.unpacked_experts = None  # a small step
+    assert run(blocks, unpacked=unpacked)._unpacked_experts(step) is None
 
 
 @pytest.mark.parametrize(("experts", "top_k"), [(8, 2), (512, 10), (128, 1)])
@@ -50,6 +53,12 @@ def test_all_steps_of_more_than_512_rows_use_them(experts: int, top_k: int) -> N
     for float_weights in (False, True):
         meta = torch.device("meta")
         spaces = make_workspaces(shape, 16384, torch.float32, meta, float_weights=float_weights)
-        assert [rows for rows, space in spaces.items() if space.kept] == [1024, 2048, 4096, 8192, 16384]
-        kept = [space.kept for space in spaces.values() if space.kept]
-        assert all(blocks.is_unpacked for blocks, _ in kept)
+        assert [rows for rows, space in spaces.items() if space.unpacked_experts] == [
+            1024,
+            2048,
+            4096,
+            8192,
+            16384,
+        ]
+        unpacked = [space.unpacked_experts for space in spaces.values() if space.unpacked_experts]
+        assert all(blocks.is_large_batch for blocks, _ in unpacked)
