@@ -14,6 +14,7 @@ import msgspec
 
 from moeserve.httpserver.ollama.bodies import served_name
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.lone_surrogates import without_lone_surrogates
 
 OLLAMA: Final = "/api/"  # paths that begin so are Ollama's
 STREAM_PATH: Final = "/generate_stream"  # LightLLM's, whose answers are always streams
@@ -53,7 +54,7 @@ def asked_in(path: str, query: bytes, body: bytes) -> Asked:
     if not body.strip():
         return Asked(_in_query(query))
     try:
-        found = _DECODER.decode(body)
+        found = _decoded(body)
     except msgspec.ValidationError as error:
         if "$.model" in str(error):
             raise ApiError(400, "model: must be a string", param="model", code="invalid_value") from error
@@ -70,6 +71,21 @@ def asked_in(path: str, query: bytes, body: bytes) -> Asked:
         keep_alive=_seconds(bytes(found.keep_alive)),
         only_loads=bytes(found.prompt) in (b"", b'""', b"null") and _is_empty(bytes(found.messages)),
     )
+
+
+def _decoded(body: bytes) -> _Body:
+    """Raises msgspec.DecodeError, RecursionError and UnicodeDecodeError. Halves of surrogate pairs are no error: the
+    model's server replaces them."""
+    try:
+        return _DECODER.decode(body)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        text = body.decode()
+        mended = without_lone_surrogates(text)
+        if mended is text:
+            raise
+        return _DECODER.decode(mended)
 
 
 def _in_query(query: bytes) -> str | None:

@@ -10,6 +10,7 @@ import orjson
 from moeserve.chatformat.events import CallArguments, CallBroken, CallStart, Event, Reasoning, Text
 from moeserve.httpserver.anthropic.objects import ContentBlock, MessageEvent
 from moeserve.httpserver.generation.chat.answers import Answer, Call, new_call_id
+from moeserve.httpserver.transport.lone_surrogates import without_lone_surrogates
 
 # The API requires a signature, which clients send back with the thinking; this server does not check it.
 _SIGNATURE: Final = "unsigned"
@@ -75,9 +76,9 @@ def content_blocks(found: Answer) -> list[ContentBlock]:
 
 
 def _tool_use(call: Call) -> ContentBlock:
-    """Returns a tool_use block; a text block if orjson cannot parse the arguments (a lone surrogate, say)."""
+    """Returns a tool_use block; a text block if orjson cannot parse the arguments (nested too deep, say)."""
     try:
-        given = orjson.loads(call.arguments)
+        given = orjson.loads(without_lone_surrogates(call.arguments))
     except orjson.JSONDecodeError:
         return {"type": "text", "text": f"{call.name}({call.arguments})"}
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}

@@ -73,10 +73,8 @@ class MessageTool(Block):
         return Tool(self.name, described, {"type": "object"} | self.input_schema, self.strict)
 
 
-# Fields of tools that run at Anthropic.
-_SERVER_TOOLS: Final = (
-    *("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_"),
-)
+# The types of tools that are read; OpenAI's is refused with an explanation. Others run at Anthropic.
+_KNOWN_TOOLS: Final = ("custom", "function")
 
 
 class MessageToolChoice(RequestModel):
@@ -140,8 +138,8 @@ class CountTokensRequest(RequestModel):
     }
     empty: ClassVar = frozenset(
         {
-            *("system", "tools", "tool_choice", "thinking", "output_config", "mcp_servers", "container"),
-            *("context_management", "cache_control"),
+            *("system", "tools", "tool_choice", "thinking", "output_config", "output_format", "mcp_servers"),
+            *("container", "context_management", "cache_control"),
         }
     )
 
@@ -153,13 +151,13 @@ class CountTokensRequest(RequestModel):
     system: Annotated[Texts, Field(default_factory=list)]
     tools: Annotated[
         list[MessageTool],
+        BeforeValidator(partial(without_hosted, known=_KNOWN_TOOLS)),
         BeforeValidator(as_functions),
-        BeforeValidator(partial(without_hosted, hosted=_SERVER_TOOLS)),
         Field(
             max_length=MAX_TOOLS,
             default_factory=list,
-            description="Those that run at Anthropic are left out; `bash_…`, `text_editor_…` and `memory_…` are "
-            "functions with the parameters that their calls have.",
+            description="Those of other types, which run at Anthropic, are left out; `bash_…`, `text_editor_…` and "
+            "`memory_…` are functions with the parameters that their calls have.",
         ),
     ]
     tool_choice: MessageToolChoice | None = None
@@ -167,6 +165,9 @@ class CountTokensRequest(RequestModel):
         ThinkingConfig | None, Field(description="Left out or disabled: the answer has no reasoning.")
     ] = None
     output_config: OutputConfig | None = None
+    output_format: Annotated[
+        OutputFormat | None, Field(description="The older name of output_config.format.")
+    ] = None
     context_management: ContextManagement | None = None
 
     mcp_servers: Annotated[Any, unsupported("mcp_servers", [])] = None
@@ -181,6 +182,9 @@ class CountTokensRequest(RequestModel):
         ):
             message = "must end with a message of the user, or with text of the assistant's to go on from"
             raise PydanticCustomError("messages", message)
+        newer = None if self.output_config is None else self.output_config.format
+        if newer is not None and self.output_format is not None and newer != self.output_format:
+            raise PydanticCustomError("output_format", "contradicts output_config.format")
         names = [tool.name for tool in self.tools]
         if len(set(names)) < len(names):
             raise PydanticCustomError("tools", "every tool needs a name of its own")
@@ -229,10 +233,12 @@ class CountTokensRequest(RequestModel):
 
     @cached_property
     def grammar_constraint(self) -> GrammarConstraint | None:
-        if self.output_config is None or self.output_config.format is None:
+        newer = None if self.output_config is None else self.output_config.format
+        chosen = newer or self.output_format
+        if chosen is None:
             return None
-        schema = json.dumps(self.output_config.format.schema_)
-        return GrammarConstraint(grammar.JsonSchema(schema), "output_config.format")
+        param = "output_format" if newer is None else "output_config.format"
+        return GrammarConstraint(grammar.JsonSchema(json.dumps(chosen.schema_)), param)
 
     def asked(self, caller: Caller) -> Asked:
         """Translates the body to the engine's request."""
@@ -259,7 +265,12 @@ class MessagesRequest(CountTokensRequest, AnthropicSampling):
 
     max_tokens: Annotated[
         int,
-        Field(ge=1, le=INT32_MAX, description="An upper bound: the answer also ends where the context ends."),
+        Field(
+            ge=0,
+            le=INT32_MAX,
+            description="An upper bound: the answer also ends where the context ends. 0 computes the prompt's KV "
+            "for later requests, and answers nothing.",
+        ),
     ]
     stop_sequences: Annotated[list[StopString], Field(max_length=16, default_factory=list)]
     stream: bool = False

@@ -24,8 +24,8 @@ from moeserve.sampling.parameters import PARAMETERS
 router = APIRouter(tags=["Ollama"], route_class=DocumentedRoute)
 
 # Clients check by this version whether the server has the features that they need: tools, thinking, schemas as formats,
-# logprobs.
-OLLAMA_VERSION: Final = "0.12.11"
+# logprobs; Codex, from 0.13.4 on, /v1/responses.
+OLLAMA_VERSION: Final = "0.13.4"
 # The time at which the model is unloaded. The model is never unloaded; Ollama gives this date for keep_alive -1.
 NEVER: Final = "2318-01-01T00:00:00Z"
 

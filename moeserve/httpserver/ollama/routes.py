@@ -23,6 +23,7 @@ from moeserve.httpserver.ollama.objects import Call, ChatLine, ChatMessage, Figu
 from moeserve.httpserver.transport.body import read_body
 from moeserve.httpserver.transport.documented_route import DocumentedRoute
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.lone_surrogates import without_lone_surrogates
 from moeserve.httpserver.transport.openapi import JSON_LINES, documented
 from moeserve.httpserver.transport.sse import JsonLines, answer
 from moeserve.messages.schema import TextItem
@@ -189,7 +190,7 @@ class _Reader:
                 self._arguments += piece
             case CallEnd(index):
                 try:
-                    arguments = json.loads(self._arguments)
+                    arguments = json.loads(without_lone_surrogates(self._arguments))
                 except ValueError as error:  # the parser has read it as an object
                     raise ApiError(500, f"a call's arguments are no JSON: {error}") from error
                 function: Any = {"index": index, "name": self._name, "arguments": arguments}

@@ -25,7 +25,13 @@ from moeserve.httpserver.generation.request.asked import Asked, ChatPrompt
 from moeserve.httpserver.generation.request.attachments import pdfs_in, pictures_in
 from moeserve.httpserver.generation.request.caller import Caller
 from moeserve.httpserver.generation.request.fields import INT32_MAX, MAX_TOP_LOGPROBS
-from moeserve.httpserver.generation.request.thinking import BUDGETS, Effort, ThinkingOptions, thinking_options
+from moeserve.httpserver.generation.request.thinking import (
+    BUDGETS,
+    Effort,
+    ThinkingOptions,
+    switched,
+    thinking_options,
+)
 from moeserve.httpserver.generation.request.tool_use import ToolUse
 from moeserve.httpserver.openai import other_servers
 from moeserve.httpserver.openai.shared_body import OpenAIRequest
@@ -41,12 +47,25 @@ class ReasoningOptions(RequestModel):
     exclude: Annotated[bool, Field(description="True leaves the reasoning out of the answer.")] = False
 
 
+class ThinkingSwitch(RequestModel):
+    """The object with which clients of DeepSeek, GLM and Kimi switch reasoning."""
+
+    type: Annotated[
+        Literal["enabled", "disabled", "adaptive", "auto"],
+        Field(description="adaptive, auto: the template decides."),
+    ]
+    budget_tokens: Annotated[int | None, Field(ge=0, le=INT32_MAX, description="thinking_token_budget.")] = (
+        None
+    )
+    clear_thinking: Annotated[Any, NO_EFFECT] = None  # the template decides what it shows of older turns
+
+
 class ChatCompletionRequest(OpenAIRequest):
     unsupported_fields: ClassVar = other_servers.CHAT
     idle: ClassVar = other_servers.CHAT_IDLE
     empty: ClassVar = OpenAIRequest.empty | {
         *("chat_template_kwargs", "tools", "tool_choice", "functions", "function_call", "modalities"),
-        *("reasoning", "reasoning_effort", "audio", "prediction", "prompt_cache_options"),
+        *("reasoning", "reasoning_effort", "audio", "prediction", "prompt_cache_options", "thinking"),
     }
 
     messages: Messages
@@ -86,6 +105,10 @@ class ChatCompletionRequest(OpenAIRequest):
         ),
     ] = None
     reasoning: ReasoningOptions | None = None
+    thinking_switch: Annotated[ThinkingSwitch | None, Field(alias="thinking")] = None
+    enable_thinking: Annotated[
+        bool | None, Field(description="Switches reasoning on or off, as it does in chat_template_kwargs.")
+    ] = None
     include_reasoning: Annotated[bool, Field(description="False leaves the reasoning out of the answer.")] = (
         True
     )
@@ -151,14 +174,19 @@ class ChatCompletionRequest(OpenAIRequest):
 
     @cached_property
     def thinking(self) -> ThinkingOptions:
-        effort, budget = self.reasoning_effort, self.thinking_token_budget
+        effort, budget, switch = self.reasoning_effort, self.thinking_token_budget, self.thinking_switch
         if self.reasoning is not None:
             if effort is not None or budget is not None:
                 message = "cannot be combined with reasoning_effort or thinking_token_budget"
                 raise PydanticCustomError("reasoning", message)
             effort = self.reasoning.effort if self.reasoning.enabled else "none"
             budget = self.reasoning.max_tokens if self.reasoning.enabled else None
-        return thinking_options(effort, None if budget == -1 else budget, self.chat_template_kwargs)
+        if switch is not None and switch.type != "disabled" and budget is None:
+            budget = switch.budget_tokens
+        options = thinking_options(effort, None if budget == -1 else budget, self.chat_template_kwargs)
+        modes = {"enabled": True, "disabled": False}
+        options = switched(options, None if switch is None else modes.get(switch.type), "thinking")
+        return switched(options, self.enable_thinking, "enable_thinking")
 
     def chat_prompt(self) -> ChatPrompt:
         return ChatPrompt(

@@ -27,6 +27,7 @@ T = TypeVar("T")
 
 FILE_NAME: Final = "responses.sqlite3"
 RETENTION_S: Final = 30 * 86400.0  # since the last use; OpenAI's
+PREVIOUS: Final = "previous_response_id"
 MAX_MEMORY_BYTES: Final = 64 << 20
 MAX_FILE_BYTES: Final = 1 << 30
 # The most bytes of all responses of a conversation. A request body has the same limit.
@@ -189,6 +190,8 @@ class ResponseStore:
         if row is None:
             why = "it was not stored, was deleted or has expired"
             message = f"there is no stored response {response_id[:200]!r}: {why}"
+            if param == PREVIOUS:  # with this status and code, clients send the whole conversation again
+                raise ApiError(400, message, param=param, code="previous_response_not_found")
             raise ApiError(404, message, param=param, code="response_not_found")
         previous, given, response = row
         return Stored(response_id, owner, previous, orjson.loads(given), orjson.loads(response))
@@ -202,7 +205,7 @@ class ResponseStore:
             if left < 0:
                 message = f"builds on more than {MAX_CHAIN_BYTES} bytes of stored responses: send the last of them anew"
                 raise invalid("previous_response_id", message)
-            newest_first.append(self._get(owner, following, "previous_response_id"))
+            newest_first.append(self._get(owner, following, PREVIOUS))
             following = newest_first[-1].previous
         now = time.time()
         with self._db:

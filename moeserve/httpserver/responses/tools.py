@@ -2,8 +2,8 @@
 client expects.
 
 Models get functions only. A namespace becomes several functions. A custom tool, whose input is free text, and the tools
-of `client_tools` become functions whose parameters are the fields of their call items. Tools that run at OpenAI are
-left out.
+of `client_tools` become functions whose parameters are the fields of their call items. Tools of other types run at
+OpenAI and are left out.
 
 Source: OpenAI's API reference (Responses) and its Python client's types.
 """
@@ -28,14 +28,11 @@ from moeserve.httpserver.generation.chat.chat_tools import (
     without_hosted,
 )
 from moeserve.httpserver.generation.request.custom_tools import custom_tool
+from moeserve.httpserver.generation.request.foreign_history import types_of
 from moeserve.httpserver.generation.request.tool_use import Tool
 from moeserve.httpserver.responses.client_tools import CLIENT_TOOLS, ToolKind
 from moeserve.httpserver.transport.request_model import Advisory, FreeDict, RequestModel, unsupported
 
-HOSTED: Final = (
-    *("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer", "tool_search"),
-    "programmatic_tool_calling",
-)
 Kind = Literal["function", "custom"] | ToolKind
 
 _ALL_LOADED: Final = Advisory("Has no effect: all tools are in the prompt.")
@@ -99,15 +96,17 @@ class NamespaceTool(RequestModel):
     name: ToolName
     description: Description | None = None
     tools: Annotated[
-        list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]], Field(max_length=MAX_TOOLS)
+        list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]],
+        BeforeValidator(partial(without_hosted, known=types_of(FunctionTool | CustomTool))),
+        Field(max_length=MAX_TOOLS),
     ]
 
 
 AnyTool = FunctionTool | CustomTool | KnownTool | NamespaceTool
 ResponseTools = Annotated[
     list[Annotated[AnyTool, Field(discriminator="type")]],
-    BeforeValidator(partial(without_hosted, hosted=HOSTED)),
-    Field(max_length=MAX_TOOLS, description="Those that run at OpenAI are left out."),
+    BeforeValidator(partial(without_hosted, known=types_of(AnyTool))),
+    Field(max_length=MAX_TOOLS, description="Those of other types, which run at OpenAI, are left out."),
 ]
 
 

@@ -1,7 +1,7 @@
 """Reads a JSON request body into its model.
 
-FastAPI's body parameters are not used: orjson is faster than json and refuses NaN, infinities and lone surrogates, and
-the errors have moeserve's form. A body is read as JSON whatever its Content-Type says, because many clients send no
+FastAPI's body parameters are not used: orjson is faster than json and refuses NaN and infinities, and the errors have
+moeserve's form. A body is read as JSON whatever its Content-Type says, because many clients send no
 Content-Type, or a form's (curl's default). `origins.py` decides which web pages of other sites may send bodies.
 """
 
@@ -11,13 +11,14 @@ import codecs
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import orjson
 from fastapi import Request
 from pydantic import ValidationError
 
 from moeserve.httpserver.transport.errors import ApiError
+from moeserve.httpserver.transport.lone_surrogates import without_lone_surrogates
 from moeserve.httpserver.transport.request_model import RequestModel
 from moeserve.httpserver.transport.unknown_fields import Dropped, UnknownFields
 from moeserve.httpserver.transport.validation import from_validation
@@ -48,7 +49,7 @@ def _no_collections() -> Iterator[None]:
 
 def _parsed(raw: bytes, model: type[M], dropped: Dropped | None) -> M:
     try:
-        data = orjson.loads(raw.removeprefix(codecs.BOM_UTF8))
+        data = _json(raw.removeprefix(codecs.BOM_UTF8))
     except orjson.JSONDecodeError as error:
         if NO_MEMORY in str(error):
             raise MemoryError from error
@@ -59,3 +60,13 @@ def _parsed(raw: bytes, model: type[M], dropped: Dropped | None) -> M:
         return model.model_validate(data, context=dropped)
     except ValidationError as error:
         raise from_validation(model, error.errors(include_url=False)) from error
+
+
+def _json(raw: bytes) -> Any:
+    """Parses JSON, with U+FFFD for half a surrogate pair. Raises JSONDecodeError."""
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        if "surrogate in string" not in str(error):
+            raise
+        return orjson.loads(without_lone_surrogates(error.doc))

@@ -26,6 +26,7 @@ OLLAMA_CHAT = "/api/chat"
         ("/props", b"model=org%2Fname%3AQ4", b"", Asked("org/name:Q4")),
         ("/completion", b"model=a", b'{"prompt": "x"}', Asked("a")),
         (CHAT, b"", b'{"model": "gr\\u00f6\\u00dfe"}', Asked("größe")),
+        (CHAT, b"", b'{"messages": "half an emoji: \\ud83d", "model": "a"}', Asked("a")),
         (OLLAMA_CHAT, b"", b'{"model": "a:latest", "messages": [{"role": "user"}]}', Asked("a", False, True)),
         ("/api/show", b"", b'{"name": "a"}', Asked("a", False, True, only_loads=True)),
         ("/api/generate", b"", b'{"model": "a", "keep_alive": 0}', Asked("a", False, True, 0.0, True)),

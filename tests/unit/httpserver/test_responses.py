@@ -119,7 +119,8 @@ def test_a_response_goes_on_from_another(server: HttpServer, openai: OpenAI) -> 
     assert item.type == "function_call_output"
     openai.responses.delete(first.id)
     broken = server.post("/v1/responses", {"input": "x", "previous_response_id": second.id})
-    assert broken.status_code == 404
+    assert broken.status_code == 400
+    assert broken.json()["error"]["code"] == "previous_response_not_found"
     assert first.id in broken.json()["error"]["message"]
     assert broken.json()["error"]["param"] == "previous_response_id"
 

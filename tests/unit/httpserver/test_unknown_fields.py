@@ -355,6 +355,7 @@ def test_unknown_fields_without_end_are_bounded(server: HttpServer) -> None:
     ("path", "body", "kind"),
     [
         ("/v1/responses", {"input": "Hi"}, "web_search"),
+        ("/v1/responses", {"input": "Hi"}, "some_newer_tool"),
         (
             "/v1/messages",
             {"model": NAME, "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]},

@@ -37,7 +37,7 @@ TEXT = {"type": "text", "text": "Hi"}
 
 MESSAGES: dict[str, list[Any]] = {
     "model": [*NOT_STRINGS, "x" * 513, None],
-    "max_tokens": [*NOT_INTEGERS, 0, -1, None],
+    "max_tokens": [*NOT_INTEGERS, -1, None],
     "messages": [
         *[5, "hi", {}, [], [5], [{}], [{"role": "user"}], [{"content": "hi"}], None],
         *[
@@ -118,7 +118,7 @@ RESPONSES: dict[str, list[Any]] = {
     "instructions": NOT_STRINGS,
     "previous_response_id": [5, ["x"], "x", "resp_nothing", "resp_", "resp_a b"],
     "tools": [
-        *[5, [5], [{}], [{"type": "screen"}], [{"type": "custom"}], [function("f g")]],
+        *[5, [5], [{}], [{"type": "custom"}], [function("f g")]],
         *[
             [function(), function()],
             [function(parameters={"type": "array"})],

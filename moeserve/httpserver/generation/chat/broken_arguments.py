@@ -6,6 +6,7 @@ import json
 from typing import Any, Final
 
 from moeserve.chatformat.json_reader import JsonReader, Status
+from moeserve.httpserver.transport.lone_surrogates import without_lone_surrogates
 from moeserve.httpserver.transport.request_model import MAX_VALUES
 
 _KEY: Final = "arguments"  # the name given to a text that has no keys
@@ -17,7 +18,7 @@ def as_object(text: str) -> dict[str, Any]:
     if text.count("[") + text.count("{") > MAX_VALUES:
         return {_KEY: text}
     try:
-        value = json.loads(_completed(text) or text)
+        value = json.loads(without_lone_surrogates(_completed(text) or text))
     except (ValueError, RecursionError):
         return {_KEY: text} if text.strip() else {}
     return of_any_type(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Final, Literal, LiteralString
 
 from pydantic import (
@@ -20,7 +20,9 @@ from pydantic_core import PydanticCustomError
 
 from moeserve.httpserver.generation.chat.broken_arguments import as_object, of_any_type
 from moeserve.httpserver.generation.request.custom_tools import INPUT, custom_tool
+from moeserve.httpserver.generation.request.foreign_history import without_unknown_types
 from moeserve.httpserver.generation.request.tool_use import Tool, ToolUse
+from moeserve.httpserver.transport.lone_surrogates import without_lone_surrogates
 from moeserve.httpserver.transport.request_model import (
     MAX_VALUES,
     NO_EFFECT,
@@ -30,7 +32,7 @@ from moeserve.httpserver.transport.request_model import (
     RequestModel,
     check_depth,
 )
-from moeserve.httpserver.transport.unknown_fields import HOSTED_TOOL, drop_unknown
+from moeserve.httpserver.transport.unknown_fields import HOSTED_TOOL
 
 MAX_TOOLS: Final = 512
 NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -42,18 +44,10 @@ def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def without_hosted(tools: Any, info: ValidationInfo, *, hosted: tuple[str, ...]) -> Any:
-    """Leaves out the tools that the API's vendor would run itself; the model answers without them. `hosted`: prefixes
-    of their types, which a date may follow."""
-    if not isinstance(tools, list):
-        return tools
-    kept = []
-    for tool in tools:
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        is_hosted = isinstance(kind, str) and kind.startswith(hosted)
-        if not (is_hosted and drop_unknown(info, HOSTED_TOOL, [str(kind)])):
-            kept.append(tool)
-    return kept
+def without_hosted(tools: Any, info: ValidationInfo, *, known: Collection[str]) -> Any:
+    """Leaves out the tools of types that the API's models here do not have, which the API's vendor would run itself;
+    the model answers without them."""
+    return without_unknown_types(tools, known, HOSTED_TOOL, info)
 
 
 ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
@@ -187,14 +181,15 @@ def _kind_of_choice(choice: Any) -> str:
     return "allowed_tools" if kind == "allowed_tools" else "function"
 
 
-def _mode_alone(choice: Any) -> Any:
-    """Returns the mode that {"type": "auto"} names; some clients send a mode in this form."""
-    modes = ("none", "auto", "required")
-    return (
-        choice["type"]
-        if isinstance(choice, dict) and choice in [{"type": mode} for mode in modes]
-        else choice
-    )
+def _in_openais_form(choice: Any) -> Any:
+    """Returns the mode that {"type": "auto"} names, and OpenAI's form of Anthropic's choices (`any` is also Mistral's
+    name of `required`): some clients send them."""
+    if isinstance(choice, dict):
+        if choice in [{"type": mode} for mode in ("none", "auto", "required", "any")]:
+            choice = choice["type"]
+        elif choice.keys() == {"type", "name"} and choice["type"] == "tool":
+            choice = choice | {"type": "function"}
+    return "required" if choice == "any" else choice
 
 
 # The type decides which model reads a choice. Pydantic's own union tries each model in turn, and a wrong model would
@@ -205,7 +200,7 @@ ToolChoice = Annotated[
         Annotated[Named, Tag("function")] | Annotated[AllowedToolsChoice, Tag("allowed_tools")],
         Discriminator(_kind_of_choice),
     ],
-    BeforeValidator(_mode_alone),
+    BeforeValidator(_in_openais_form),
 ]
 
 
@@ -320,7 +315,7 @@ def arguments_for_template(text: str) -> Any:
     if text.count("[") + text.count("{") > MAX_VALUES:
         return text
     try:
-        value = json.loads(text or "{}")
+        value = json.loads(without_lone_surrogates(text) or "{}")
     except (ValueError, RecursionError):
         return text
     return value if isinstance(value, dict) else text

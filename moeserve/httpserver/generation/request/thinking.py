@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from pydantic_core import PydanticCustomError
@@ -51,3 +51,15 @@ def thinking_options(
             "chat_template_kwargs", "enable_thinking contradicts {name}", {"name": name}
         )
     return ThinkingOptions(is_enabled, value, name, effort if len(named) == 1 else None)
+
+
+def switched(options: ThinkingOptions, is_enabled: bool | None, param: str) -> ThinkingOptions:
+    """Adds a switch of its own field, `param`. Off wins over an effort or a budget, which say how much there would be.
+    Raises PydanticCustomError for a switch that is on beside a budget of 0."""
+    if is_enabled is None:
+        return options
+    if not is_enabled:
+        return ThinkingOptions(is_enabled=False, budget=0, param=param, effort="none")
+    if options.is_enabled is False:
+        raise PydanticCustomError(param, "contradicts {name}", {"name": options.param})
+    return replace(options, is_enabled=True)
