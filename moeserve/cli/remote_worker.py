@@ -82,8 +82,8 @@ def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve worker",
         description=(
-            "Compute for a server on another machine, which names this one with --worker. Both ends need a "
-            "certificate."
+            "Load a model on this machine and compute for a server on another one, which was started with --worker "
+            "and this machine's address. Both need a certificate."
         ),
         allow_abbrev=False,
     )
@@ -97,12 +97,13 @@ def command_parser() -> argparse.ArgumentParser:
         (
             "--ssl-certfile",
             "PATH",
-            "this worker's certificate (PEM), for the name or address that --worker calls",
+            "this worker's certificate (PEM); it must name the host or address with which the server calls it",
         ),
         (
             "--ssl-ca-certs",
             "PATH",
-            "certificates (PEM) of the authority that vouches for servers; no other may connect",
+            "certificates (PEM) of the authority that must have signed the server's certificate; other servers are "
+            "refused",
         ),
     ):
         network.add_argument(flag, metavar=metavar, required=True, help=text)

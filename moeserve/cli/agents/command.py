@@ -26,9 +26,9 @@ def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve launch",
         usage="%(prog)s AGENT [options] [-- ARGUMENTS OF THE AGENT]",
-        description="Start an agent with the URL, the key and the model of the server at --host and --port. Where none "
-        "runs there and --model names a model, it is served as long as the agent runs. The agent's own settings are "
-        "not changed. Exit code: the agent's.",
+        description="Start an agent with the URL, the API key and the model of the server at --host and --port. If "
+        "no server runs there and --model names a model, the command serves it while the agent runs. The "
+        "agent's own settings files are not changed. Exit code: the agent's.",
         epilog="Example: moeserve launch claude --model org/repo-GGUF:Q4_K_M --max-model-len 65536 -- --continue",
         allow_abbrev=False,
     )

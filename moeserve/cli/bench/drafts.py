@@ -107,7 +107,7 @@ def add_acceptance(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="P,P",
         help=(
-            "also decode with the drafts of --speculative-config, and accept these shares of them (such as 0.88,0.5) "
-            "whatever is sampled, because drafts of dummy weights are never right"
+            "also measure decoding with the drafts of --speculative-config, and accept these shares of the drafts, "
+            "such as 0.88,0.5, regardless of the sampled tokens (drafts of dummy weights are never right)"
         ),
     )

@@ -301,15 +301,15 @@ def command_parser() -> argparse.ArgumentParser:
         "--warm-up",
         type=whole(0, 1 << 20),
         metavar="N",
-        help="tokens to generate per sequence before those of --gen, measured separately: at first an expert "
-        f"cache holds the experts of earlier texts (default: {SETTLING_STEPS} with an expert cache, else 0)",
+        help="tokens to generate per sequence before those of --gen, reported on their own, because an expert cache "
+        f"still holds the experts of earlier texts then (default: {SETTLING_STEPS} with an expert cache, else 0)",
     )
     parser.add_argument(
         "--batch",
         type=_counts,
         default=[1, 2, 4, 8, 16],
         metavar="N,N",
-        help="batch sizes (default: 1,2,4,8,16)",
+        help="numbers of sequences to compute together, one measurement for each (default: 1,2,4,8,16)",
     )
     parser.add_argument(
         "--temperature",
@@ -317,8 +317,8 @@ def command_parser() -> argparse.ArgumentParser:
         default=0.0,
         metavar="T",
         help=(
-            "sampling temperature (default: 0, greedy: with random weights the text soon repeats itself, and streams "
-            "share more experts than real texts do)"
+            "sampling temperature (default: 0, greedy; models with random weights then repeat themselves, so that "
+            "streams share more experts than with real texts: use 1 for them)"
         ),
     )
     parser.add_argument(
@@ -326,8 +326,8 @@ def command_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help=(
-            "file with the experts that decode steps use instead of the routers' choice, which has no locality with "
-            "random weights (`moeserve bench trace` writes one); GPU only"
+            "use the experts of this file in decode steps instead of the routers' choice, which has no locality with "
+            "random weights; `moeserve bench trace` writes such a file; GPU only"
         ),
     )
     add_acceptance(parser)

@@ -95,14 +95,14 @@ def command_parser() -> argparse.ArgumentParser:
         "--backend",
         choices=PATHS,
         default="openai",
-        help=("API to use, completions or chat completions (default: openai)"),
+        help=("API to measure. openai: completions; openai-chat: chat completions (default: openai)"),
     )
     server.add_argument(
         FLAG,
         metavar="FLAGS",
         help=(
-            "measure the engine alone with these server flags first, then start a server with them for the load, and "
-            'compare the times; e.g. "--model model.gguf --threads 8" (answers do not end early)'
+            "first measure the engine alone with these server flags, then start a server with them for the load, and "
+            'compare the times, such as "--model model.gguf --threads 8"; answers have their full length'
         ),
     )
     server.add_argument(
@@ -111,7 +111,8 @@ def command_parser() -> argparse.ArgumentParser:
     server.add_argument(
         "--ignore-eos",
         action="store_true",
-        help="ignore the end token: every answer has its full length (vLLM's field)",
+        help="generate every answer to its full length, even if the model ends it (the request field ignore_eos of "
+        "vLLM)",
     )
     server.add_argument(
         "--text-prompts",
@@ -122,7 +123,11 @@ def command_parser() -> argparse.ArgumentParser:
         ),
     )
     server.add_argument(
-        "--extra-body", type=_json_object, default={}, metavar="JSON", help="further fields for every request"
+        "--extra-body",
+        type=_json_object,
+        default={},
+        metavar="JSON",
+        help="JSON object of further fields for every request",
     )
     add_workload_options(parser)
     add_picture_options(parser)

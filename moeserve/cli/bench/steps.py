@@ -299,7 +299,8 @@ def command_parser() -> argparse.ArgumentParser:
         "--long-prompt",
         type=whole(256, 1 << 20),
         metavar="N",
-        help=f"tokens of the one long prompt (default: {LONGEST_CHUNKS} full steps; at most what the model takes)",
+        help=f"length in tokens of the long prompt that is measured (default: {LONGEST_CHUNKS} full steps, or the "
+        "model's context length if that is less)",
     )
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="write the step-time model as JSON to this file"

@@ -62,8 +62,8 @@ def command_parser() -> argparse.ArgumentParser:
         choices=sorted(PRESETS),
         default="local",
         help=(
-            "reuse of experts. local: the reuse distances published for Qwen3-30B-A3B; uniform: all experts equally "
-            "likely (default: local)"
+            "how soon a text uses the same experts again. local: the reuse distances published for Qwen3-30B-A3B; "
+            "uniform: all experts equally likely (default: local)"
         ),
     )
     parser.add_argument(

@@ -53,8 +53,8 @@ def command_parser() -> argparse.ArgumentParser:
         default=DEFAULT.tie,
         metavar="X",
         help=(
-            "after a near tie of the router, where the dumps used different experts, add X times their weight to the "
-            "tolerance (default: %(default)s)"
+            "after a near tie of the router, rows may differ because the dumps used different experts: add X times "
+            "the weight of these experts to the tolerance (default: %(default)s)"
         ),
     )
     return parser

@@ -19,8 +19,9 @@ def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve doctor",
         description="Check whether this machine can serve: CPU, memory, limits, the API's port, the disk for "
-        "downloads, the C++ extension, GPU, driver and Triton. A line says ok, warning (a server runs, but slower or "
-        "with less) or error (it does not), what is wrong and the remedy. Exit code 0 without an error, 1 with one.",
+        "downloads, the C++ extension, GPU, driver and Triton. Each line begins with ok, warning (a "
+        "server runs, but more slowly or with less) or error (no server can run), and names the finding "
+        "and its remedy. Exit code 0 if no line is an error, else 1.",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")

@@ -13,8 +13,9 @@ from moeserve.errors import UserError
 def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve list",
-        description="List the models in the Hugging Face Hub's cache (HF_HUB_CACHE), those of other programs too: the "
-        "name that --model takes, the size, when it came, and what it would need on this machine.",
+        description="List the models in the Hugging Face Hub's cache (HF_HUB_CACHE), including those that other "
+        "programs downloaded: the name for --model, the size, the time of the download, and the memory "
+        "that the model needs on this machine.",
         allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

@@ -12,15 +12,16 @@ from moeserve.hub import HubError, name_of
 def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve pull",
-        description="Download a model of the Hugging Face Hub into its cache (HF_HUB_CACHE), from which every command "
-        "takes it by the same name. An interrupted download continues where it stopped. Private and gated "
+        description="Download a model from the Hugging Face Hub into its cache (HF_HUB_CACHE). All commands then "
+        "find it by the same name. An interrupted download continues where it stopped. Private and gated "
         "repositories need HF_TOKEN.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="org/repo, org/repo:Q4_K_M or org/repo:file.gguf; @revision behind the repository",
+        help="org/repo, org/repo:Q4_K_M or org/repo:file.gguf; write @revision after the repository for a branch, "
+        "tag or commit",
     )
     return parser
 

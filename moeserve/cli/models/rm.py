@@ -12,11 +12,11 @@ from moeserve.hub import parse_name
 def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="moeserve rm",
-        description="Remove a downloaded model from the Hugging Face Hub's cache, after a question. Other models of "
-        "its repository stay. A server that has loaded it keeps running.",
+        description="Remove a downloaded model from the Hugging Face Hub's cache, after asking. Other models from "
+        "the same repository stay. A server that has loaded the model keeps running.",
         allow_abbrev=False,
     )
-    parser.add_argument("name", metavar="NAME", help="as moeserve list shows it")
+    parser.add_argument("name", metavar="NAME", help="name of the model, as `moeserve list` shows it")
     parser.add_argument("--yes", action="store_true", help="do not ask")
     return parser
 

@@ -27,7 +27,9 @@ def command_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "model", metavar="MODEL", help="a name of the Hub as --model takes it, a file or a folder"
+        "model",
+        metavar="MODEL",
+        help="a model in any form that --model accepts: a name on the Hub, a file or a folder",
     )
     return parser
 

@@ -59,9 +59,9 @@ def command_parser() -> argparse.ArgumentParser:
         prog="moeserve plan",
         usage="%(prog)s [MODEL ...] [options]",
         description=(
-            "Show where each tensor would be placed, what fits, and the predicted speed, without loading the model. A "
-            "header without tensors is enough. The prediction uses this machine's rates, measured in two seconds. "
-            "With several models: which of them fit beside each other."
+            "Show where each tensor would be placed, what fits, and the predicted speed, without loading the model; "
+            "a file with the header alone is enough. The prediction uses this machine's speeds, which it measures in "
+            "two seconds. With several models, it shows which of them fit into memory together."
         ),
         allow_abbrev=False,
     )
@@ -100,9 +100,9 @@ def command_parser() -> argparse.ArgumentParser:
         "--routing-trace",
         metavar="FILE",
         help=(
-            "predict the hits of the expert cache, or of experts on disk, from this trace, recorded by a server with "
-            "--record-routing-trace "
-            "(default: a generated trace with the locality of published ones)"
+            "predict from this trace how often the expert cache, or RAM if experts are on disk, has an expert. A "
+            "server with --record-routing-trace records such a file (default: a generated trace with the locality of "
+            "published ones)"
         ),
     )
     parser.add_argument("--verbose", action="store_true", help="list every tensor")

@@ -37,8 +37,9 @@ def command_parser() -> argparse.ArgumentParser:
         prog="moeserve run",
         usage="%(prog)s [MODEL] [QUESTION] [options]",
         description="Chat in the terminal with the model of the server at --host and --port, or at --url. If no "
-        "server runs at --host and --port, one serves MODEL (default: the demonstration model) while the command runs. "
-        "With a QUESTION, or input from a pipe, only the answer is written to standard output.",
+        "server runs at --host and --port, the command starts one with MODEL (default: the demonstration "
+        "model) and stops it at its end. With a QUESTION, or input from a pipe, it writes only the "
+        "answer to standard output.",
         epilog="Example: git diff | moeserve run org/repo-GGUF:Q4_K_M 'Write a commit message.'",
         allow_abbrev=False,
     )
@@ -46,20 +47,26 @@ def command_parser() -> argparse.ArgumentParser:
         "words",
         metavar="MODEL",
         nargs="*",
-        help="a model in any form that --model accepts, then the question",
+        help="a model in any form that --model accepts; words after it are the question",
     )
     parser.add_argument("-p", "--prompt", metavar="TEXT", help="the question, for use without MODEL")
-    parser.add_argument("--url", metavar="URL", help="a server that runs, here or elsewhere; none is started")
+    parser.add_argument(
+        "--url", metavar="URL", help="use the server at this URL, on this or another machine; never start one"
+    )
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
     parser.add_argument(
         "--set",
         metavar="NAME=VALUE",
         action="append",
         default=[],
-        help="a sampling parameter, as /set in a chat",
+        help="set a sampling parameter, such as temperature=0.7, as /set does in a chat",
     )
     parser.add_argument(
-        "--image", metavar="FILE", action="append", default=[], help="a picture for the question"
+        "--image",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="file with a picture that the question is about",
     )
     parser.add_argument(
         "--reasoning",

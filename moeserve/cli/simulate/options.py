@@ -31,12 +31,13 @@ RAM_RATES = (250_000.0, 400_000.0)
 DISK_RATES = (9400.0, 14_000.0)
 RAM_STEP_TOKENS = 672  # whole pages within 64 MiB of 48 layers
 TIMES = {
-    "frontend": "milliseconds of httpserver for each request, one after another",
+    "frontend": "milliseconds that httpserver takes for each request; it processes one at a time",
     "reply": "milliseconds from the router to the client, for each token",
     "hop": "milliseconds from the router to an idle worker and back",
     "gap": "milliseconds between two steps",
-    "connect": "milliseconds of the client to open a connection; connections of simultaneous requests are opened first",
-    "token_cpu": "milliseconds that each token adds to a step if the other processes share the worker's cores",
+    "connect": "milliseconds that the client takes to open a connection; simultaneous requests open all connections "
+    "first",
+    "token_cpu": "milliseconds that each token adds to a step because the other processes use the worker's cores",
 }
 
 
@@ -98,8 +99,8 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help=(
-            "number of slots for recurrent state, running requests and snapshots together, as a server logs it "
-            "(default: 0, a model without recurrent state)"
+            "number of slots for recurrent states, of running requests and snapshots together; a server logs its own "
+            "number (default: 0, a model without recurrent state)"
         ),
     )
     _add_tier_options(engine, "ram", "in RAM", "copied to the GPU", "copied from the GPU", RAM_RATES)
@@ -108,8 +109,8 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=whole(PAGE_TOKENS, 1 << 30),
         default=RAM_STEP_TOKENS,
         metavar="N",
-        help="tokens whose KV is copied from the GPU during a step while answers wait, which lengthens the step "
-        f"(default: {RAM_STEP_TOKENS}, 64 MiB of 48 layers of 2 KiB a token)",
+        help="maximum number of tokens whose KV is copied from the GPU in one step while answers wait; copying "
+        f"lengthens the step (default: {RAM_STEP_TOKENS}, which are 64 MiB with 48 layers of 2 KiB a token)",
     )
     _add_tier_options(engine, "disk", "on disk", "read", "written", DISK_RATES)
     engine.add_argument(
@@ -117,7 +118,7 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
         type=real(0, 1e9),
         default=0.0,
         metavar="N",
-        help="size of a recurrent state in tiers, as the number of tokens whose KV is as large (default: 0)",
+        help="tokens whose KV takes as much memory as one recurrent state in a tier (default: 0)",
     )
     for name, value in dataclasses.asdict(DEFAULT_TIMING).items():
         flag = f"--{name.replace('_', '-')}-ms"
@@ -148,12 +149,12 @@ def _add_tier_options(
         type=rate,
         default=rates[0],
         metavar="R",
-        help=f"tokens whose KV is {read} per second (default: {rates[0]:g})",
+        help=f"number of tokens whose KV is {read} per second (default: {rates[0]:g})",
     )
     engine.add_argument(
         f"--{tier}-written-per-s",
         type=rate,
         default=rates[1],
         metavar="R",
-        help=f"tokens whose KV is {written} per second (default: {rates[1]:g})",
+        help=f"number of tokens whose KV is {written} per second (default: {rates[1]:g})",
     )

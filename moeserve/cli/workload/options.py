@@ -168,8 +168,8 @@ def add_judgement_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME:MS",
         help=(
-            "limits in milliseconds that a request must keep to count as good, e.g. ttft:500 itl:100; of ttft, tpot, "
-            "itl, e2el"
+            "limits in milliseconds that a request must keep to count as good, such as ttft:500 itl:100; metrics: "
+            "ttft, tpot, itl, e2el"
         ),
     )
     group.add_argument(
