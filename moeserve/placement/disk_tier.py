@@ -1,4 +1,4 @@
-"""Places a model beside a GPU whose experts in RAM do not all fit there: a disk beneath RAM."""
+"""Places a model on a GPU, in RAM and on disk, if RAM cannot hold all experts that are not on the GPU."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def place_in_tiers(
     *,
     in_file: bool,
 ) -> Placement:
-    """Returns the placement on the GPU and in `ram` bytes; where RAM does not hold all experts that it should, or
-    --expert-ram says less, the others stay on disk. Nothing is streamed to the GPU then, because a stream reads experts
-    from RAM. in_file: a file has the experts in the form in which they are computed. Raises ConfigError if
+    """Returns the placement on the GPU and in `ram` bytes of RAM. Experts that fit into neither, or exceed
+    --expert-ram, stay on disk; then no experts are streamed to the GPU, because a stream reads all of them from RAM.
+    in_file: whether a file contains the experts in the form in which they are computed. Raises ConfigError if
     --expert-ram cannot be met."""
     placement = with_expert_cache(place(sizes, options, gpu), sizes, config, ram)
     wanted = config.expert_ram

@@ -47,9 +47,8 @@ def gpu_reserved_bytes(
 ) -> int:
     """Returns the bytes that a GPU engine needs besides weights and KV: step buffers for `max_tokens` rows, logits,
     slot and RoPE tables, the sampler, staging for KV pages, spare KV slots, a step's keys; on CUDA also its overhead
-    and the allocator's loss.
-    sizes: the weights'. usable: bytes of GPU memory that the engine may use. adapter_rank: see `gpu_step_buffers`.
-    on_cuda: False for Triton's interpreter, which multiplies in float32."""
+    and the allocator's loss. sizes: the sizes of the weights. usable: bytes of GPU memory that the engine may use.
+    adapter_rank: see `gpu_step_buffers`. on_cuda: False for Triton's interpreter, which multiplies in float32."""
     length = config.max_model_len or shape.context_length
     head_rows = max(size for size in step_sizes(max_tokens) if size <= GPU_LOGIT_ROWS)
     logits = 4 * head_rows * shape.vocab_size

@@ -1,4 +1,4 @@
-"""The experts that --placement-rules keep in RAM, where others are on disk (the CPU engine)."""
+"""Finds the experts that --placement-rules keep in RAM while others are on disk (CPU engine)."""
 
 from __future__ import annotations
 

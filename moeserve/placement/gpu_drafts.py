@@ -12,8 +12,8 @@ from moeserve.placement.placement import Placement
 
 
 def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
-    """Raises ConfigError if the configured drafts need the CPU engine. shape: with the model's next-token block, if
-    that is to draft."""
+    """Raises ConfigError if the configured drafts need the CPU engine. shape: the model's shape, including its
+    next-token block if the block is to draft."""
     drafts = drafts_of(config)
     if drafts is None:
         return
@@ -37,9 +37,9 @@ def check_gpu_drafts(config: ServerConfig, shape: ModelShape) -> None:
 def check_drafts_placed(
     config: ServerConfig, shape: ModelShape, placement: Placement, taps: Sequence[int] = ()
 ) -> None:
-    """Raises ConfigError if recurrent layers, whose drafts the GPU records, or the embedding, which the model's own
-    block reads, are in RAM; or for an EAGLE-3 head that reads what this GPU does not have. taps: layers before which
-    the head reads the residual; none without one."""
+    """Raises ConfigError if drafts need a part of the model that is not on this GPU: recurrent layers, whose states at
+    drafts the GPU records; the embedding, which the model's own block reads; layers that an EAGLE-3 head reads. taps:
+    layers before which the head reads the residual; none without one."""
     if taps and placement.begins_in_ram:
         raise ConfigError(
             "--speculative-config: an EAGLE-3 head drafts where all layers and the embedding are on the GPU, and some "

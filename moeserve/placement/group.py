@@ -41,7 +41,8 @@ def share_among(
 
 
 def share_sizes(sizes: ModelSizes, share: RankShare) -> ModelSizes:
-    """Returns the sizes of a rank's share. sizes: of the share's model shape, with all experts of the model."""
+    """Returns the sizes of a rank's share. sizes: the sizes by the share's model shape, with all experts of the
+    model."""
     own = sizes.with_experts([len(ids) for ids in share.experts])
     if share.is_stage and share.rank:
         return replace(own, embedding=Bytes(0, 0), head=Bytes(0, 0))

@@ -1,7 +1,7 @@
 """Placement: where each part of a model is stored and computed. An immutable value, made by `place.py`.
 
-The CPU pool computes the experts in RAM. In steps with many prompt tokens, the weights of some or all of them may
-instead be streamed to the GPU, layer by layer; a layer's `prefill` decides that.
+The CPU pool computes the experts in RAM. In steps with many prompt tokens, some or all of these experts may instead be
+streamed to the GPU, layer by layer, and computed there; a layer's field `prefill` says which.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class ModelSizes:
         return replace(self, layers=tuple(layers))
 
     def with_kv_beside(self, token_bytes: int) -> ModelSizes:
-        """Returns the sizes with the KV of a head that drafts where the last layer's is."""
+        """Returns the sizes with the KV of a drafting head added on the device of the last layer."""
         last = replace(self.layers[-1], kv=self.layers[-1].kv + token_bytes)
         return replace(self, layers=(*self.layers[:-1], last))
 
@@ -161,7 +161,7 @@ def has_float_weights(tensors: Mapping[str, TensorInfo], shape: ModelShape) -> b
 
 def unpacked_bytes(matrices: Sequence[TensorInfo]) -> int:
     """Returns the bytes of a layer's experts as 16-bit floats, 0 if some are not quantised. matrices: gate, up and
-    down; without gates up and down, and up is unpacked twice."""
+    down. Experts without a gate have up and down only; up is then unpacked twice."""
     if not matrices or not all(tensor.type.is_quantised for tensor in matrices):
         return 0
     up, down = matrices[0], matrices[-1]

@@ -23,8 +23,9 @@ def check_unpacked(config: ServerConfig, step_tokens: int) -> None:
 
 
 def with_unpacked(placement: Placement, sizes: ModelSizes, budget: int | None) -> Placement:
-    """Returns `placement` with the first layers that fit in `budget` bytes unpacked, of those with all experts, all
-    quantised, on the GPU; None: no layer. Raises ConfigError if there is no such layer or the budget holds none."""
+    """Returns `placement` with the layers whose experts are also kept unpacked: the first ones that fit into `budget`
+    bytes, among the layers with all experts on the GPU and all of them quantised. budget: None: no layer. Raises
+    ConfigError if there is no such layer, or the budget is too small for one."""
     if budget is None:
         return placement
     fitting, taken = [], 0

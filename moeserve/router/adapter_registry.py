@@ -47,8 +47,8 @@ class _Entry(msgspec.Struct):
 
 
 class AdapterRegistry:
-    """The caller sends `due` to the worker and `take_messages` to httpserver. All times are seconds of the caller's
-    clock."""
+    """Keeps the list and tells both sides of its changes: the caller sends `due` to the worker and `take_messages` to
+    httpserver. All times are seconds of the caller's clock."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class AdapterRegistry:
         most: int = 0,
         now: float = 0.0,
     ) -> None:
-        """ready: the worker's message; it lists the adapters that the worker loads at its start. paths: their files,
-        by name. file: where the list is stored; None if adapters cannot be added or removed. most: adapters loaded
-        at once, at most."""
+        """ready: the worker's message; it lists the adapters that the worker loads at its start. paths: their files, by
+        name. file: where the list is stored; None if adapters cannot be added or removed. most: maximum number of
+        adapters that are loaded at once."""
         self._file = file
         self._most = most
         self._orders = 0
@@ -242,7 +242,7 @@ class AdapterRegistry:
         return out
 
     def take_failed(self) -> list[tuple[str, str]]:
-        """Returns (key, cause) of adapters that are lost although requests may use them."""
+        """Returns (key, cause) of each adapter that the worker could not load although open requests may use it."""
         failed, self._failed = self._failed, []
         return failed
 

@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 
 class EmbeddingLinks:
     def __init__(self, files: EmbeddingFiles, row_bytes: int) -> None:
-        """row_bytes: bytes of one embedding vector. Removes the links of a router that was killed; the worker must
-        be done with its plans."""
+        """row_bytes: bytes of one embedding vector. Removes the links that a killed router has left; the worker must
+        have finished that router's plans."""
         files.remove_left(Owner.ROUTER)
         self._files = files
         self._row_bytes = row_bytes

@@ -82,11 +82,11 @@ class RouterManager:
         spans: EmbeddingLinks | None = None,
         tower: TowerPage | None = None,
     ) -> None:
-        """worker: the first one; workers: supplies later ones. step_timeout: seconds, see StepDeadline.
-        continue_requests: False: the loss of a worker fails the requests that it was computing. heartbeat: called
-        when the launcher asks for one. idle_ping: seconds between questions to an idle worker. adapters: set if LoRA
-        adapters can be added and removed. spans: None if requests have no embeddings. tower: None if the model has no
-        vision tower."""
+        """worker: the first worker; workers: the source of later ones. step_timeout: seconds, see StepDeadline.
+        continue_requests: if False, requests that a lost worker was computing fail instead of continuing. heartbeat:
+        called when the launcher asks for a heartbeat. idle_ping: seconds between requests to an idle worker. adapters:
+        None if LoRA adapters cannot be added and removed. spans: None if requests have no embeddings. tower: None if
+        the model has no vision tower."""
         self._scheduler = scheduler
         self._request_tracer = request_tracer
         self._kv_events = kv_events

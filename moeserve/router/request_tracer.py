@@ -30,7 +30,7 @@ class _Open(NamedTuple):
 class RequestTracer:
     """Observes the messages that the manager receives and sends; the scheduler does not depend on it.
 
-    A request's debug lines cost some 15 us of CPU time, its spans 0.5 ms.
+    The debug lines of a request take some 15 us of CPU time, its trace spans 0.5 ms.
     """
 
     def __init__(self, tracer: Tracer | None) -> None:

@@ -1,6 +1,7 @@
 """Decides when a worker that computes a step counts as hung; the launcher then replaces it.
 
-Related: `launcher/standstill.py` while it loads, `launcher/heartbeats.py` for the other processes.
+`launcher/standstill.py` does the same for a worker that loads its model, `launcher/heartbeats.py` for the other
+processes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ UNKNOWN_S = 600.0
 
 class StepDeadline:
     """Watches the oldest unanswered plan. limit_s: the longest step; None: derived from the expected duration.
-    disk_wait_s: how long a step may wait for a disk beside that. A slow disk is no reason to lose the engine, and the
-    worker itself gives up on a hanging one."""
+    disk_wait_s: further time for a step that waits for a disk, because a slow disk is no reason to replace the worker;
+    the worker itself gives up on a disk that hangs."""
 
     def __init__(self, limit_s: float | None, disk_wait_s: float = 0.0) -> None:
         self._limit_s, self._disk_wait_s = limit_s, disk_wait_s

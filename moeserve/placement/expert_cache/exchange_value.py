@@ -1,7 +1,7 @@
 """Estimates the value of exchanging a cached expert for a missed one: the expert reads that it saves the CPU.
 
-Every possible exchange is watched for WATCHED steps, whether it is made or not: the number of steps that use the
-incoming expert, minus the number of steps that use the outgoing one. So the value is known before any weights are
+Every possible exchange is watched for WATCHED steps, whether it is made or not. Its value is the number of these steps
+that use the incoming expert, minus the number that use the outgoing one. So values are known before any weights are
 copied. Exchanges are grouped into bands by their gain in score, because with many concurrent streams small gains may
 cost more than they save while large gains pay.
 """

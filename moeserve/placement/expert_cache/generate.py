@@ -22,8 +22,9 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ReuseDistances:
-    """Hit rates of LRU caches. hits: pairs (cache size as a fraction of the layer's experts, hit rate), ascending in
-    both; a cache of all experts always hits. Empty: all experts are equally likely."""
+    """The reuse distances of a text, given as hit rates of LRU caches. hits: pairs (cache size as a fraction of the
+    layer's experts, hit rate), ascending in both; a cache of all experts always hits. Empty: all experts are equally
+    likely."""
 
     hits: tuple[tuple[Fraction, float], ...]
 
@@ -71,8 +72,9 @@ def generate(
 
 
 def beyond(distances: ReuseDistances, experts: int, top_k: int) -> Floats:
-    """Returns the probability [experts] of each depth below the token's own earlier choices. It corrects for the
-    j-th choice never having a depth below j, so that the depths overall follow `distances`."""
+    """Returns the probability [experts] of each depth, counted below the token's own earlier choices. The j-th choice
+    of a token cannot have a depth below j; the result corrects for that, so that all depths together follow
+    `distances`."""
     if not distances.hits:
         return np.full(experts, 1.0 / experts)
     # With few experts, several fractions round to the same number of experts: the last one counts.

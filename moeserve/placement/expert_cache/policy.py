@@ -1,11 +1,12 @@
 """Chooses the experts in a layer's GPU slots by recency with some frequency, if promotions are worth their cost.
 
 An expert's score is the sum over the steps that used it of DECAY ** (steps since). Among the experts that a step
-missed, the one with the highest score may replace the cached one with the lowest score of its layer, the second the
-second lowest, and so on.
+missed, the one with the highest score may replace the cached expert with the lowest score of its layer, the one with
+the second highest score the second lowest, and so on.
 
-Recent exchanges, made or only possible, tell whether one pays (`exchange_value.py`). This module is the
-specification. Servers run the same algorithm in C++ (`kernels/csrc/expert_cache`), whose decisions are identical.
+Recent exchanges, whether made or only possible, tell whether further exchanges pay (`exchange_value.py`). This module
+is the specification. Servers run the same algorithm in C++ (`kernels/csrc/expert_cache`), whose decisions are
+identical.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _Candidates(NamedTuple):
 
 
 class CachePolicy:
-    """Owns the scores and the set of cached experts, including those being copied."""
+    """Owns the scores and the set of cached experts, which includes experts that are still being copied."""
 
     def __init__(self, cached: Mask, movable: Mask, decay: float = DECAY, pays: float = PAYS) -> None:
         """cached: bool [layers, experts]. movable: bool [layers, experts]: the experts that may be promoted or

@@ -1,7 +1,7 @@
 """Replays a routing trace through a cache policy, without weights: hit rates and promotions.
 
 A hit is an expert that a step uses and finds in GPU memory. A step counts each expert once, because it reads its
-weights once. A promoted expert is available to the next step, for which most arrive in the server, too.
+weights once. A promoted expert is available to the next step; in a server, too, most arrive by then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SETTLING_STEPS = 64
 
 
 class StepUse(NamedTuple):
-    """Experts used in one step: int64 [layers] each."""
+    """Numbers of experts used in one step; each field is int64 [layers]."""
 
     used: npt.NDArray[np.int64]
     missed: npt.NDArray[np.int64]
@@ -68,9 +68,9 @@ def replay_cache(
     """Replays `steps` with a cache. cached: bool [layers, experts], the initial contents. movable: the experts that
     may be promoted or replaced; None: all.
 
-    most: promotions per step, at most. adapts: promote only if `PAYS` reads are expected to be saved. per_step:
-    receives each step's hit rate. uses: receives each step's use per layer. missed: receives the experts that each step
-    misses.
+    most: maximum number of promotions per step. adapts: whether to promote only if `PAYS` reads are expected to be
+    saved. per_step, uses, missed: lists to which each step's hit rate, its use per layer and the experts that it misses
+    are appended.
     """
     policy = CachePolicy(cached, np.ones(cached.shape, np.bool_) if movable is None else movable, decay)
     here = cached  # experts that the step can use

@@ -18,7 +18,7 @@ from moeserve.placement.expert_cache.replay import Steps, StepUse
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Steps with their used experts that a GPU does not have."""
+    """The steps of a trace, given by the experts that each step uses and the GPU does not have."""
 
     masks: Sequence[Mask]
 
@@ -39,10 +39,10 @@ def replay_disk(
     pinned: Mask | None = None,
     decay: float = DECAY,
 ) -> list[StepUse]:
-    """Returns each step's use; it promotes nothing. All slots are empty at first, but for pinned experts.
+    """Returns each step's use; it promotes nothing. At first only pinned experts are in slots.
 
-    slots: of each layer; 0: it has no experts on disk, and counts nothing. num_experts: of a layer. pinned: bool
-    [layers, experts]: stay in their slots."""
+    slots: number of slots of each layer; 0: the layer has no experts on disk and counts nothing. num_experts: of a
+    layer. pinned: bool [layers, experts], the experts that stay in their slots."""
     capacity = np.array(slots, np.int64)
     here = np.zeros((len(slots), num_experts), np.bool_) if pinned is None else pinned.copy()
     stays = here.copy()

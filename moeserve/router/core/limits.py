@@ -21,7 +21,7 @@ PROMPTS_FIRST = 1.0  # the prefill share at which each step takes as many prompt
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits from the configuration and the worker, in tokens, slots or requests."""
+    """The limits that the configuration and the worker set, in tokens, slots or requests."""
 
     num_kv_slots: int  # tokens that the KV pool holds
     max_num_seqs: int
@@ -64,8 +64,8 @@ class Limits:
 
     @property
     def max_running(self) -> int:
-        """Upper limit of bound requests. It does not exceed the tokens of a step, so that each decoding request and
-        each prompt can have a row in it, nor the state slots, so that each request can have one."""
+        """Maximum number of requests that are bound at once. It is at most the tokens of a step, because each request
+        needs a row, and at most the number of state slots, because each request needs one."""
         most = min(self.max_num_seqs, self.step_tokens(1))
         return min(most, self.num_state_slots) if self.num_state_slots else most
 

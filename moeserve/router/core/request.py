@@ -185,7 +185,8 @@ class Request(HeldSequence):
 
     @property
     def lacks_slot(self) -> bool:
-        """True if its next row needs another KV slot, as its rows in flight may fill all that it has."""
+        """True if the next row needs a further KV slot, because the rows in flight may fill all slots that the request
+        has."""
         return self.spare == self.pending_drafts
 
     @property
@@ -194,13 +195,13 @@ class Request(HeldSequence):
 
     @property
     def prompt_left(self) -> int:
-        """Known tokens whose KV is not planned yet. After a preemption they include output tokens."""
+        """Number of known tokens whose KV is not planned yet. After a preemption they include output tokens."""
         return self.target - len(self.slots)
 
     def without_cut_spans(self, count: int, most: int) -> int:
         """Shortens or lengthens the next chunk, of `count` known tokens, so that it does not end within an embedding
-        span: it ends before the span, or behind it if the chunk begins there. Returns the number of tokens; 0 if that
-        is more than `most`."""
+        span: it ends before the span, or after the span if the chunk begins with it. Returns the chunk's number of
+        tokens, or 0 if it would be more than `most`."""
         start = len(self.slots)
         for span in self.spans:
             if span.start < start + count < span.end:
@@ -211,7 +212,7 @@ class Request(HeldSequence):
 
     @property
     def until_snapshot_point(self) -> int:
-        """Known tokens up to the next snapshot point or, without one, to the end of its prefill."""
+        """Number of known tokens up to the next snapshot point or, without one, to the end of its prefill."""
         return (self.snapshot_points[0][0] if self.snapshot_points else self.target) - len(self.slots)
 
     @property
@@ -245,8 +246,8 @@ class Request(HeldSequence):
         return self.to_be_tried and self.is_suspect
 
     def progress(self, done: int, now: float) -> PrefillProgress:
-        """Returns the progress message for a prompt with `done` computed positions. Only after its first chunk was
-        planned."""
+        """Returns the progress message for a prompt with `done` computed positions. Must be called only after the
+        prompt's first chunk was planned."""
         assert self.first_planned_at is not None
         return PrefillProgress(
             total=self.num_prompt,
@@ -256,7 +257,8 @@ class Request(HeldSequence):
         )
 
     def usage(self, completion_tokens: int, now: float) -> Usage:
-        """Returns the counts and times of the final message. `now` ends the prefill of a request without tokens."""
+        """Returns the counts and times of the final message. now: time in seconds, which counts as the end of prefill
+        for a request that has no token."""
         first_planned_at = now if self.first_planned_at is None else self.first_planned_at
         first_token_at = self.first_token_at or now
         last_token_at = self.last_token_at or first_token_at

@@ -1,6 +1,7 @@
 """Updates the totals after each step, and builds the LoadReport from them and the current state.
 
-`messages/router_metrics.py` declares every count; counts of requests are raised where the event happens.
+`messages/router_metrics.py` declares every counter. Counters of requests are raised by the code that handles the event,
+not here.
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@ The caller passes it events as they arrive (`add`, `abort`, `stop_hit`, `step_re
 returns None, and sends the messages of `take_messages` to the detokenizer. This file has the events and messages;
 `planner.py` plans one step, and `running_batch.py` binds, preempts and releases requests.
 
-Two plans may be in flight: N+1 is built while the worker runs N, without knowing N's tokens, because a decode row means
-"the token you sampled last". A request that ends or is preempted in between leaves at most one stale row in N+1, whose
-result is ignored. That row is harmless even if the request's KV slots are reused in N+2: **the worker executes plans
-strictly in order**, so it writes before the new owner, who reads only what it has written itself or found in the cache.
+Two plans may be in flight: N+1 is built while the worker runs N, without knowing N's tokens: a decode row stands for
+the token that the worker sampled last for its request. A request that ends or is preempted in between leaves at most
+one stale row in N+1, whose result is ignored. That row is harmless even if the request's KV slots are reused in N+2:
+**the worker executes plans strictly in order**, so it writes before the new owner, who reads only what it has written
+itself or found in the cache.
 """
 
 from __future__ import annotations
@@ -203,8 +204,8 @@ class Scheduler:
             self._fail(request, 500, f"the engine crashed: {cause}")
 
     def worker_ready(self, cause: str, *, crashed_by_itself: bool) -> None:
-        """Handles a new worker. cause, crashed_by_itself (not killed from outside): of the lost worker. Fails the
-        request that is to blame, if there is one."""
+        """Handles a new worker. cause: why the worker before was lost; crashed_by_itself: whether it crashed, and was
+        not killed from outside. Fails the request that caused the crash, if one is found."""
         self._has_worker = True
         for request in self._blame.verdict(by_itself=crashed_by_itself):
             self._fail(request, 500, f"the engine crashed {request.crashes} times over this request: {cause}")
@@ -220,7 +221,7 @@ class Scheduler:
         return self._in_flight.awaited
 
     def close(self, cause: str) -> None:
-        """Ends every open request with a 503, and refuses later ones with the same cause."""
+        """Ends every open request with status 503 and the given cause, and refuses later requests in the same way."""
         if self._closed is not None:
             return
         self._closed = cause

@@ -1,5 +1,5 @@
-"""Combines the client requests of a beam search: its choices arrive as separate requests, run as one `Request`, and
-each gets an answer."""
+"""Combines the client requests of a beam search. Each choice of a search arrives as a request of its own; all of them
+run as one `Request`, and each gets an answer."""
 
 from __future__ import annotations
 

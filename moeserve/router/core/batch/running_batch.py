@@ -64,8 +64,8 @@ class RunningBatch:
         self._waiting.add(request, len(request.tokens) - matched)
 
     def begin_load(self, request: Request, now: float) -> bool:
-        """Takes a request from the queue if more of its prefix is to be loaded from a tier. Returns False if nothing
-        is."""
+        """Takes a request from the queue if more of its prefix is to be loaded from a tier. Returns False, and leaves
+        it in the queue, if nothing is to be loaded."""
         if not self._memory.begin_load(request, now):
             return False
         self._waiting.remove(request)
@@ -102,9 +102,9 @@ class RunningBatch:
         return True
 
     def must_wait(self, request: Request) -> bool:
-        """Returns whether the request cannot be bound yet, even if others are preempted: it was just preempted and a
-        row of it may still be in flight, whose token must be part of the NewSeq that binds it again; or it is a
-        suspect of a worker crash (`crash_blame.py`), and another suspect is being tried."""
+        """Returns whether the request cannot be bound yet, even if others are preempted: a row of it may still be in
+        flight after a preemption, and the NewSeq that binds it again must contain that row's token; or it is a suspect
+        of a worker crash (`crash_blame.py`), and another suspect is being tried."""
         if request.resume_after > self.last_finished:
             return True
         return request.is_on_trial and any(other.is_on_trial for other in self.running.values())
@@ -150,7 +150,7 @@ class RunningBatch:
 
     @property
     def num_slots_due(self) -> int:
-        """KV slots that the decode rows of the next step need, beams included."""
+        """Number of KV slots that the decode rows of the next step need, beams included."""
         rows = len(self.decoding)
         if self._limits.max_drafts:
             rows = sum(request.lacks_slot for request in self.decoding.values())
@@ -176,7 +176,7 @@ class RunningBatch:
         self.leave_spans(request.spans)
 
     def leave_spans(self, spans: Iterable[EmbeddingSpan]) -> None:
-        """Notes embedding spans that only plans in flight still use."""
+        """Notes that a request has ended whose embedding spans only plans in flight still use."""
         self._left_spans += [(self.last_planned, span.handle) for span in spans]
 
     def take_handles(self) -> list[str]:

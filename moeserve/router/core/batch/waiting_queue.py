@@ -34,7 +34,7 @@ class SortedRequests:
         insort(self._requests, request, key=self._key)
 
     def remove(self, request: Request) -> None:
-        """Raises ValueError if the request is not in the list."""
+        """Removes a request. Raises ValueError if the request is not in the list."""
         at = bisect_left(self._requests, self._key(request), key=self._key)
         if at == len(self._requests) or self._requests[at] is not request:
             raise ValueError(f"request {request.id} is not waiting")
@@ -107,7 +107,7 @@ class WaitingQueue:
         self.num_tokens += 0 if request.is_background else size
 
     def remove(self, request: Request) -> None:
-        """Raises ValueError if the request is not waiting."""
+        """Removes a request. Raises ValueError if the request is not waiting."""
         queue = self._queues.get(request.tenant)
         if queue is None:
             raise ValueError(f"request {request.id} is not waiting")

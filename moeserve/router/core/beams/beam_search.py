@@ -81,8 +81,8 @@ def candidates(
     excluded: Set[int],
     penalties: Mapping[int, float],
 ) -> list[Candidate]:
-    """Returns the continuations of beams, best first; ties go to the earlier beam. rows: row of each beam; tops: top
-    tokens by row; penalties: per token, subtracted from the score."""
+    """Returns the continuations of beams, best first; at equal scores the earlier beam comes first. rows: row of each
+    beam; tops: top tokens by row; penalties: per token, subtracted from the score."""
     found = []
     for beam, row in zip(beams, rows, strict=True):
         top = tops[row]
@@ -134,8 +134,9 @@ class BeamSearch:
         self._groups = [BeamGroup(self.params.width // self.params.groups) for _ in range(self.params.groups)]
 
     def advance(self, tops: Sequence[TokenLogprob]) -> list[Continuation]:
-        """Takes the top tokens of each row, in order: of the prompt's last row first, then of each continuation from
-        the previous call. Returns the beams of the next step; an empty list if the search is over."""
+        """Advances the search by one step. At the first call it takes the top tokens of the prompt's last row, later
+        those of each beam that the previous call returned, in that order. Returns the beams of the next step; an empty
+        list if the search is over."""
         self.length += 1
         taken = Counter[int]()
         continued: list[Continuation] = []

@@ -33,7 +33,7 @@ class BlockLog:
     """Receives every change of a node's end from one `RadixCache`, except for roots, which have no tokens."""
 
     def __init__(self, block_size: int, spans: EmbeddingNumbers) -> None:
-        """block_size: in tokens."""
+        """block_size: number of tokens in a block."""
         self._size = block_size
         self._spans = spans
         self._runs: dict[Node, _Run] = {}

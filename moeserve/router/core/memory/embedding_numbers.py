@@ -1,4 +1,4 @@
-"""Assigns numbers to spans of embeddings, which stand for them in sequences of token ids.
+"""Assigns a number to each span of embeddings; in sequences of token ids the number stands for the span.
 
 All positions of a span carry the same negative number instead of a token id. The number identifies the span's
 content: equal content has the same number while anything refers to it, and a number is never reused. So the prefix
@@ -29,7 +29,7 @@ class _Entry:
 
 class EmbeddingNumbers:
     def __init__(self, cached: Callable[[], Iterable[bytes | bytearray]]) -> None:
-        """cached: returns all int32 tokens that a cache may still look up."""
+        """cached: a function that returns all tokens (int32) that a cache may still look up."""
         self._cached = cached
         self._by_key: dict[bytes, _Entry] = {}
         self._by_number: dict[int, _Entry] = {}
@@ -40,8 +40,8 @@ class EmbeddingNumbers:
         return len(self._by_number)
 
     def name(self, tokens: array[int], spans: Sequence[EmbeddingSpan]) -> None:
-        """Replaces a request's tokens at its spans by their numbers, until `leave`. Raises OverflowError if no
-        number is left; the router must then be restarted."""
+        """Replaces a request's tokens at its spans by their numbers, which stay valid until `leave`. Raises
+        OverflowError if no number is left; the router must then be restarted."""
         for span in spans:
             entry = self._entry(span.key, tokens[span.start])
             entry.holders += 1

@@ -110,7 +110,7 @@ class HeldSequence(ABC):
     @property
     @abstractmethod
     def has_stopped(self) -> bool:
-        """True if its last token ends it; the worker drafts nothing after it."""
+        """True if the last token ends the sequence; the worker then drafts nothing."""
 
     @property
     def num_planned(self) -> int:
@@ -119,7 +119,7 @@ class HeldSequence(ABC):
 
     @property
     def width(self) -> int:
-        """Number of request slots that it takes, and of its rows in a step."""
+        """Number of request slots that the sequence takes, which is also its number of rows in a step."""
         return 1 if self.beams is None else self.beams.width
 
     @property
@@ -134,7 +134,7 @@ class HeldSequence(ABC):
 
     @property
     def next_position(self) -> int:
-        """The position of its next row, or of its next rows for a beam search."""
+        """The position of the next row; for a beam search, of the next rows, which all have the same one."""
         if self.beams is None or not self.beams.search.length:
             return self.num_planned
         return self.beams.position + (not self.beams.is_due)

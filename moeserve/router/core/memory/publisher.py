@@ -16,8 +16,8 @@ class Publisher:
     def __init__(
         self, tree: RadixCache, pool: TokenPool, windows: WindowMemory | None, *, exchanges: bool
     ) -> None:
-        """exchanges: requests may recompute tokens after a snapshot for which the tree has KV; their slots then
-        replace the tree's."""
+        """exchanges: whether a request may recompute tokens whose KV the tree already has, after a snapshot; its slots
+        then replace the tree's."""
         self._tree = tree
         self._pool = pool
         self._windows = windows

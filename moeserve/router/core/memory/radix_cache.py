@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 
 
 class RadixCache:
-    """The tree takes ownership of slots in `extend` and `release`, and gives it up in `evict`, `discard` and with
-    the slots that `release` returns. Tokens are int32 as bytes, slots are int32 arrays."""
+    """The prefix tree, which owns the slots of cached tokens. It takes ownership of slots in `extend` and `release`,
+    and gives it up in `evict`, `discard` and with the slots that `release` returns. Tokens are int32 as bytes, slots
+    are int32 arrays."""
 
     def __init__(self, *, recurrent: bool = False, log: BlockLog | None = None) -> None:
-        """recurrent: prefixes are usable only up to a snapshot. log: is notified of all changes."""
+        """recurrent: whether prefixes are usable only up to a snapshot. log: the object that is notified of all
+        changes."""
         self._log = log
         self.num_tokens = 0
         self.num_idle = 0  # tokens in nodes without references
@@ -127,8 +129,8 @@ class RadixCache:
         return child
 
     def adopt(self, node: Node, tokens: bytes, slots: array[int]) -> tuple[Node, array[int]] | None:
-        """Like `extend`, but the tree may already have all of `tokens`, or the first of them. The nodes that it has get
-        the new slots, and their old slots are returned for the caller to free. Returns None if another request
+        """Like `extend`, but the tree may already have the first of `tokens`, or all of them. Nodes that exist already
+        get the new slots, and their old slots are returned for the caller to free. Returns None if another request
         references such a node; the caller then keeps the slots."""
         path = list(walk(node, tokens))
         if any(child.refs for child, _ in path):
@@ -169,8 +171,8 @@ class RadixCache:
         return surplus, end
 
     def discard(self, node: Node) -> array[int]:
-        """Ends a reference, and removes `node` and its ancestors as far as they are unreferenced and childless.
-        Returns their slots, for the caller to free."""
+        """Ends a reference to `node`. Removes `node` if it then has no reference and no child, and likewise its parent,
+        and so on. Returns their slots, for the caller to free."""
         self.release(node, b"", array("i"))
         freed = array("i")
         while node.parent is not None and node.refs == 0 and not node.children:

@@ -41,7 +41,8 @@ class Snapshot:
 
     @property
     def gain(self) -> int:
-        """Tokens that would have to be recomputed without it: the distance to the next snapshot towards the root."""
+        """Number of tokens that requests would have to recompute without this snapshot: the distance to the next
+        snapshot towards the root."""
         node = None if self.node is None else self.node.parent
         while node is not None:
             if node.snapshot is not None:

@@ -26,7 +26,7 @@ class RowSlots(NamedTuple):
 
 
 class SequenceMemory(Protocol):
-    """Sequences are attached, get slots row by row, and are detached. Single-threaded."""
+    """Gives sequences their slots: a sequence is attached, gets slots row by row, and is detached. Single-threaded."""
 
     # ---------------------------------------------------------------- room
 
@@ -114,8 +114,8 @@ class SequenceMemory(Protocol):
     # ---------------------------------------------------------------- steps
 
     def price_with(self, recompute_ms: Callable[[int, int], float]) -> None:
-        """Sets the cost model, once. recompute_ms(position, count): milliseconds to compute `count` tokens from
-        `position` on; 0: unknown."""
+        """Sets the cost model; called once. recompute_ms(position, count): returns the milliseconds to compute `count`
+        tokens from `position` on; 0: unknown."""
         ...
 
     @property

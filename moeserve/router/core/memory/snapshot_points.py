@@ -5,9 +5,9 @@ A chunk boundary costs a step, so points are few. Each anticipates a possible la
 - The next turn of the conversation. Chat templates re-render the end of a prompt: the generation prompt
   (`<|im_start|>assistant`, a line break, perhaps an open or empty `<think>` part) precedes the answer; if the template
   drops the reasoning of earlier answers, the tokens after it differ next time. So the last point is some tokens before
-  the prompt's end, ahead of the generation prompt. If the answer is kept verbatim, the state that the request leaves at
-  its end is used instead. A prompt that continues from the last point of the turn before shows that answers are not
-  kept: so will the next turn, which is why the last point may then be near the point before.
+  the prompt's end, where the generation prompt has not begun yet. If the answer is kept verbatim, the state that the
+  request leaves at its end is used instead. A prompt that continues from the last point of the turn before shows that
+  answers are not kept. The next turn will continue there too, so the last point may then be near the point before.
 - Another prompt with the same beginning: a shared system prompt, or an edited last message. The tree knows where this
   prompt diverges from an earlier one. A third prompt is likely to diverge there as well, so this is a point (as in
   Marconi, arXiv:2411.19379).

@@ -25,7 +25,7 @@ MEMORY = 64  # snapshots of a kind after which older ones weigh 1/e
 
 
 class SnapshotCache:
-    """The snapshots in the tree, and their eviction order. It owns no slots."""
+    """The snapshots in the tree, and their eviction order. `StateMemory` and `WindowMemory` own their slots."""
 
     def __init__(self) -> None:
         self._snapshots: set[Snapshot] = set()

@@ -66,7 +66,7 @@ class StateMemory:
         request.state_slot = slot
 
     def take_more(self, count: int) -> list[int]:
-        """Returns slots for a request's further beams; their contents are undefined."""
+        """Returns additional slots for the beams of a request; their contents are undefined."""
         slots = [slot for _ in range(count) if (slot := self._take_slot(spared=None)) is not None]
         assert len(slots) == count, "there is a state slot for every sequence that runs"
         return slots

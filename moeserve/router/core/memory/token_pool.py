@@ -18,8 +18,9 @@ class TokenPool:
     """KV slots for `num_slots` tokens, each slot free or owned by exactly one caller. A slot holds the keys and values
     of one token in every layer. `alloc` and `free` copy blocks of int32: O(count).
 
-    With kinds, a slot's number says for which positions it has room. Each kind has enough slots for running requests,
-    whatever their positions, while fewer than num_slots tokens are held; the prefix cache may lack one.
+    If positions have kinds, a slot is of one kind, which its number tells, and holds only positions of that kind. Each
+    kind has enough slots for running requests while fewer than num_slots tokens are held; the prefix cache may find no
+    slot of a kind.
     """
 
     __slots__ = ("_firsts", "_free", "_kinds", "_num_used", "num_slots")
@@ -39,7 +40,7 @@ class TokenPool:
 
     @property
     def num_free(self) -> int:
-        """Tokens for which there are slots."""
+        """Number of tokens for which slots are free."""
         return self.num_slots - self._num_used
 
     def lacking(self, positions: Sequence[int]) -> int:

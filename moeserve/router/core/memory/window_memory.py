@@ -71,7 +71,8 @@ class WindowMemory:
     def __init__(
         self, num_slots: int, window: int, tree: RadixCache, spacing: SnapshotSpacing, totals: LoadReport
     ) -> None:
-        """spacing: distances of segments within a prompt; they do not double, because a segment costs no step."""
+        """spacing: distances of segments within a prompt. Unlike those of snapshots they are constant, because a
+        segment costs no step."""
         self.window = window
         self._pool = WindowPool(num_slots)
         self._tree = tree
@@ -91,7 +92,7 @@ class WindowMemory:
 
     @property
     def num_cached(self) -> int:
-        """Slots that no running request holds."""
+        """Number of slots that only segments hold, and no running request."""
         return self._pool.num_idle
 
     @property

@@ -1,10 +1,11 @@
 """Background requests: which steps have rows of them while other requests are open.
 
-A background request has the lowest priority, `BACKGROUND_PRIORITY`: it is a line of an offline batch. Alone, background
-requests are scheduled like all others. Beside other requests they get BACKGROUND_SHARE of the time, in turns: what
-their rows and prompts add to a step is a debt, which every step pays off in proportion to its own length, and no
-background row is planned while there is debt. So the answers of others keep 1 - BACKGROUND_SHARE of their speed. Turns
-cost less than a few background rows in every step: the more rows a step has, the fewer experts it reads for each.
+A background request has the lowest priority, `BACKGROUND_PRIORITY`: it is a line of an offline batch. If no other
+request is open, background requests are scheduled like all others. Otherwise they get BACKGROUND_SHARE of the time, in
+turns: the time that their rows and prompts add to a step becomes a debt. Every step pays off a part of the debt in
+proportion to its own length, and no background row is planned while there is debt. So other answers keep 1 -
+BACKGROUND_SHARE of their speed. Turns with many background rows are cheaper than a few background rows in every step,
+because the experts that a step reads serve all of its rows.
 """
 
 from __future__ import annotations

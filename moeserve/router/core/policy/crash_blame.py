@@ -1,4 +1,5 @@
-"""Finds the request that crashes the worker, if one does; it must fail, or no other would ever finish.
+"""Finds the request that crashes the worker, if one does, so that it can be ended; otherwise no other request would
+ever finish.
 
 Every request with a row in flight at a crash is a suspect until its next token. After a worker crashed by itself,
 the suspects are bound one at a time beside the cleared requests, so that the next crash identifies the culprit.

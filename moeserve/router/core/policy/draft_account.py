@@ -1,15 +1,15 @@
-"""Bounds what drafts may lose, whatever their chooser expects.
+"""Bounds the time that drafts may lose, even if the chooser of drafts (`DraftLength`) errs.
 
-Every step is paid into the account: a small share of the time that it takes without drafts. Drafts are paid from it:
-the time that they add, less the time of the tokens that they bring. Without a positive balance no drafts are made, so
+Every step pays a small share of its time without drafts into an account. Drafts are paid from it: the time that they
+add, minus the time that the tokens that they bring would have taken. Without a positive balance no drafts are made, so
 in the long run drafts lose at most that share, plus the step that overdraws the account.
 
 A drafting model must read a request's text before it can draft, which may take as long as many steps and pays only
-afterwards. A second account pays for that, from another share of each step's time and from what drafts gain. Without a
-positive balance, no text is begun.
+afterwards. A second account pays for this reading; its income is another share of each step's time and the time that
+drafts save. Without a positive balance the model begins to read no further text.
 
 A next-token block must keep up with the texts, prompts too, so that it can draft. In a large model that is a thousandth
-of a step, in a small one it may be several hundredths. A third account, of the same income, pays for it: when it is
+of a step, in a small one it may be several hundredths. A third account, with the same income, pays for this: when it is
 empty, the block leaves the texts until enough is saved for several requests.
 """
 
@@ -26,8 +26,9 @@ LEAVES_AT, RETURNS_AT = -1.0, 1.0
 
 class DraftAccount:
     def __init__(self, most_steps: float = MOST_STEPS, least_steps: float = -MOST_STEPS) -> None:
-        """most_steps, least_steps: the greatest and the least balance, in steps' time. A larger loss of a single step
-        comes from a pause of the machine that happened during drafting, and must not end drafts for hours."""
+        """most_steps, least_steps: the greatest and the smallest balance, as multiples of a step's time. A larger loss
+        of a single step comes from a pause of the machine that happened during drafting, and must not end drafts for
+        hours."""
         self._most_steps = most_steps
         self._least_steps = least_steps
         self._balance_ms: float | None = None  # None: no step yet

@@ -56,8 +56,9 @@ class DraftLength:
     def choose(
         self, records: Sequence[DraftRecord], context: int, most: int, budget: int
     ) -> tuple[list[int], float]:
-        """Returns how many drafts each request with a row in the next step may have (at most `most` each, `budget`
-        in all), and the expected number that the worker will make. context: positions that the rows attend to."""
+        """Returns how many drafts each request with a row in the next step may have (at most `most` each, `budget` in
+        all), and the number of drafts that the worker is expected to make. context: positions that the rows attend
+        to."""
         if not records or min(most, budget) <= 0:
             return [0] * len(records), 0.0
         without = self._cost.decode_ms(len(records), context)
@@ -93,8 +94,8 @@ class DraftLength:
         return lengths, expected
 
     def observe(self, record: DraftRecord, allowed: int, drafted: int, accepted: int) -> None:
-        """Records the outcome of a row that was allowed `allowed` > 0 drafts. drafted: its verified drafts; drafts
-        after a stop token or a late mask are not verified, and do not count."""
+        """Records the outcome of a row that was allowed `allowed` > 0 drafts. drafted: number of its drafts that the
+        step verified; drafts after a stop token or a late mask are not verified and do not count."""
         record.made = KEEP * record.made + (1.0 - KEEP) * drafted / allowed
         if record.is_trial:
             self._tried_every = TRIED_EVERY if accepted else min(2 * self._tried_every, TRIED_LEAST)
@@ -127,7 +128,8 @@ class DraftLength:
         self._keeping.gained(max(-lost, 0.0))
 
     def kept(self, ms: float, keep_ms: float) -> None:
-        """Records a step of `ms` milliseconds, beside which a next-token block kept up with the texts for `keep_ms`."""
+        """Records a step of `ms` milliseconds in which the next-token block took `keep_ms` milliseconds to keep up with
+        the texts."""
         self._keeping.passed(ms, keep_ms)
 
     def observe_time(self, allowed: int, draft_ms: float, wait_ms: float = 0.0) -> None:

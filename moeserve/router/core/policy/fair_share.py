@@ -20,7 +20,8 @@ SLACK = 512  # keys whose service differs by at most this many tokens count as e
 
 
 class FairShare:
-    """A tenant is an API key's name. Without API keys there is a single tenant and nothing to do."""
+    """Accounts for the service of each tenant (an API key's name). Without API keys there is a single tenant and
+    nothing to do."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()  # open requests by tenant
@@ -65,7 +66,8 @@ class FairShare:
         return min(tenants, key=lambda tenant: (self._served[tenant], tenant))
 
     def protected_share(self, requests: Collection[Request], tenant: str) -> float:
-        """Returns the share, 0 to 1, of the decoding `requests` that a prompt of `tenant` must not slow down beyond
-        the prefill budget: the requests of tenants that were served at most SLACK tokens more than `tenant`."""
+        """Returns the share (0 to 1) of the decoding `requests` that are protected from a prompt of `tenant`: it may
+        slow them down only within the prefill budget. Protected are requests of tenants that were served at most SLACK
+        tokens more than `tenant`."""
         level = self._served[tenant] + SLACK
         return sum(self._served[request.tenant] <= level for request in requests) / len(requests)

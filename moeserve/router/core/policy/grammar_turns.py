@@ -3,7 +3,8 @@
 One thread of the worker computes masks beside the step. Cheap rows are never held back. An expensive row is planned
 when there is credit for it: each step adds its duration as credit, because the thread works meanwhile, and a row spends
 the time that its last mask took. So the thread keeps up, and masks are ready when a step needs them. Among the
-expensive rows, rows of the key that has spent least come first, then the row that has waited longest.
+expensive rows, those of the API key that has spent least come first; among the rows of one key, the row that has waited
+longest.
 
 The thread takes a core from the steps, whose CPU threads wait for one another. So beside rows of another key, which
 would pay for it, masks get only SHARE_BESIDE_OTHERS of a step.
@@ -47,8 +48,8 @@ class GrammarTurns:
         step_ms: float,
         late: Collection[int] = (),
     ) -> None:
-        """Takes a step's result: owners: the requests of its sampling rows; mask_ms: costs of some masks, by row
-        index; late: indices of rows whose mask was late."""
+        """Takes a step's result. owners: the requests of its sampling rows; mask_ms: costs of some masks, by row index;
+        late: indices of rows whose mask was late."""
         if not self._costly and not mask_ms:
             return
         is_behind = any(owners[index] in self._costly for index in late)

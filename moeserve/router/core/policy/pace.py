@@ -13,8 +13,8 @@ Every step serves every decode row, and prompt tokens in the step delay ("stall"
 
 If a prompt's chunks stream experts from RAM to a GPU, whatever their size, a chunk beside answers is as large as a
 chunk without answers, and a prompt has few chunks. The time of the next chunk then counts as debt as soon as one is
-served. Otherwise the pause after the last chunk would be missing, and with few chunks answers would lose more than
-their share.
+served. If only finished chunks counted, nothing would be paid off after a prompt's last chunk, and with few chunks
+answers would lose more than their share.
 
 At a share of 1 prompts come first: a step takes as many prompt tokens as fit, and answers get one token per step.
 This maximises throughput and is the default if all experts are on a GPU, where a step of 8,192 prompt tokens takes
@@ -48,7 +48,7 @@ class Pace:
         self, cost: StepCost, max_itl_ms: float | None, prefill_share: float, *, streams: bool = False
     ) -> None:
         """max_itl_ms: limit of the latency between two tokens of an answer; None: no limit. 0 < prefill_share <= 1.
-        streams: prompts stream experts from RAM to a GPU."""
+        streams: whether prompts stream experts from RAM to a GPU."""
         self._cost = cost
         self._max_itl_ms = max_itl_ms
         self._share = prefill_share

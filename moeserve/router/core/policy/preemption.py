@@ -6,9 +6,9 @@ is recomputed later. The victim is the youngest request of the tenant with the m
 loses least. The oldest request of all is never preempted for memory; so it always finishes, and then the next oldest
 is protected: no request starves, and no two requests preempt each other in turn.
 
-**For fairness.** With API keys, a request of a tenant with little running may find all request slots or KV slots
-taken by a busy tenant. Then the busy tenant's youngest request is preempted for it, as long as that tenant keeps the
-larger part. A request preempted for fairness is not preempted again for fairness before it has received a token;
+**For fairness.** With API keys, a request of a tenant with little running may find all request slots or KV slots taken
+by a busy tenant. Then the busy tenant's youngest request is preempted, as long as the busy tenant still keeps more than
+the other one. A request preempted for fairness is not preempted again for fairness before it has received a token;
 otherwise two tenants whose prompts do not fit together would preempt each other forever.
 
 **Background requests** give up their slots before all others, and to any other request that waits.
@@ -36,8 +36,8 @@ class Preemption:
         self._memory = memory
 
     def for_decode_slots(self) -> None:
-        """Preempts requests until there is a KV slot for each decode row or no victim is left; in that case the
-        oldest request waits for the ENDING ones."""
+        """Preempts requests until there is a KV slot for each decode row or no victim is left; if none is left, the
+        oldest request waits for slots of requests that are ENDING."""
         while self._batch.num_slots_due > self._memory.available:
             victim = self._for_memory()
             if victim is None:

@@ -7,7 +7,7 @@ Between API keys, the least served key is next (`fair_share.py`). The prompts of
 - By age: arrival time, shifted by priority. While others overtake the oldest prompt, it gets a quarter of the prompt
   tokens, so no prompt starves, however many shorter or more urgent ones arrive.
 
-Background requests (`background_share.py`) are next only where no other prompt is.
+A background request (`background_share.py`) is next only if no other prompt waits.
 
 Between two chunks the server may switch to another prompt; the computed part is kept.
 """
@@ -32,9 +32,9 @@ class PromptOrder:
     def next(
         self, under_way: Collection[Request], *, with_waiting: bool, with_background: bool = True
     ) -> Request | None:
-        """Returns the prompt to serve now, from `under_way` or, if with_waiting, also from the queue; None if there
-        is none. with_background: background requests count too. The caller reports the tokens that it got to
-        `served`."""
+        """Returns the prompt to serve now, from `under_way` or, if with_waiting, also from the queue; None if there is
+        none. with_background: whether a background request may be returned. The caller tells `served` how many tokens
+        the prompt got."""
         queues = self._waiting.tenants.items() if with_waiting else ()
         tenants = {request.tenant for request in under_way if not request.is_background}
         tenants.update(name for name, queue in queues if not queue.is_background)

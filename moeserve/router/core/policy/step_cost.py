@@ -195,8 +195,8 @@ class StepCost:
 
     @property
     def largest_trial(self) -> int:
-        """The largest number of prompt tokens to plan beside decode rows; a prediction beyond it would extrapolate
-        too far."""
+        """The largest number of prompt tokens to plan beside decode rows; predictions for more tokens would extrapolate
+        too far from measured steps."""
         return max(FIRST_CHUNK, GROWTH * self._largest_prompt)
 
     def _features(self, shape: StepShape) -> Vector:

@@ -9,8 +9,8 @@ right:
                |                | (`pending_drafts`)   | rejected; reused
                |                | are right            | by later rows
 
-A row starts between `num_planned` and `reach`; only the worker knows where. The position of a rejected draft is
-written again, in the same slot, by the next row. The prefix tree and the tiers take only positions before
+A row starts at a position between `num_planned` and `reach`, which only the worker knows. The position of a rejected
+draft is written again, in the same slot, by the next row. The prefix tree and the tiers take only positions before
 `num_planned`, and slots return to the pool only when the request leaves.
 """
 
@@ -76,7 +76,8 @@ def accept_runs(
     owners: Sequence[Request], sampled: Sequence[Sampled], now: float
 ) -> tuple[list[TokensItem], Ended]:
     """Appends the sampled tokens of rows that may have drafts, one or more each. Returns the items to send, and the
-    requests that end, each with the entry that ends it: the first token that can, as without drafts."""
+    requests that end, each with the token entry that ends it. That is the first entry that can end the request, as
+    without drafts."""
     items: list[TokensItem] = []
     ended: Ended = []
     for request, entry in zip(owners, sampled, strict=True):

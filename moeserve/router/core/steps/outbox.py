@@ -26,7 +26,7 @@ class Outbox:
         self._messages += messages
 
     def emit(self, items: list[TokensItem]) -> None:
-        """Appends to the last message if it is a TokensOut, so that a step sends one message."""
+        """Adds the item to the last message if that is a TokensOut, so that a step sends a single message."""
         if not items:
             return
         last = self._messages[-1] if self._messages else None

@@ -15,8 +15,8 @@ from moeserve.router.core.request import Request
 
 
 class ScheduledStep:
-    """Written while the step is planned, read when its result arrives. Adding a row allocates its KV slots, which
-    the memory appends to the request, so that every row has slots."""
+    """The rows of a step: written while the step is planned, read when its result arrives. Adding a row allocates its
+    KV slots, which the memory appends to the request, so that every row has slots."""
 
     __slots__ = (
         "_decode_context",
@@ -96,7 +96,7 @@ class ScheduledStep:
 
     @property
     def shape_of_others(self) -> StepShape:
-        """The shape without background requests."""
+        """The step's shape (`StepShape`) without the rows of background requests."""
         if not any(request.is_background for request in self.owners):
             return self.shape
         decode = [one for one in self.owners[: self.num_decode] if not one.is_background]
@@ -126,7 +126,7 @@ class ScheduledStep:
     def add_decode_rows(self, requests: Sequence[Request], memory: SequenceMemory) -> list[Request]:
         """Adds one decode row per request. Returns the requests that need no further row.
 
-        The hot loop: some 0.3 us per row.
+        This loop takes some 0.3 us per row.
         """
         context = 0
         rows = self.rows

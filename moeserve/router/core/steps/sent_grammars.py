@@ -1,6 +1,7 @@
 """Tracks the grammars that the worker has: each is sent once, with the first sequence that uses it.
 
-A grammar may have megabytes, and all choices of a request share it, each of which may be bound many times.
+Sending it each time would be slow: a grammar may have megabytes, and each of a request's choices shares it and may be
+bound many times.
 """
 
 from __future__ import annotations

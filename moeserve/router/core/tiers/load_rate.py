@@ -17,7 +17,7 @@ class LoadRates:
     """The load rates of the tiers, by tier number."""
 
     def __init__(self, tiers: Sequence[Tier], counts: Sequence[TierCounts]) -> None:
-        """counts: one per tier."""
+        """counts: the counters of each tier."""
         num_tiers = len(tiers)
         self._retry_after = [RETRY_AFTER[tier] for tier in tiers]
         self.bytes_per_ms: list[float | None] = [None] * num_tiers
@@ -46,7 +46,7 @@ class LoadRates:
         return sum(self._times(num_bytes)) < (recompute_ms or MOST_MS)
 
     def admits(self, num_bytes: Sequence[int], recompute_ms: float) -> bool:
-        """Like `pays`, for a load that would start now. If it does not pay, an occasional load is admitted to
+        """Like `pays`, for a load that would start now. Occasionally returns True although the load does not pay, to
         measure the slowest tier."""
         if self.pays(num_bytes, recompute_ms):
             return True

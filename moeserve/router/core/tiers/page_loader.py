@@ -1,9 +1,9 @@
 """Loads pages from the tiers that continue the cached prefix of a waiting prompt.
 
-A load has its own slots and references the tree node that its pages continue, which is not evicted meanwhile. At its
-end the slots of all pages up to the first failed one move into the tree, where the prompt finds them like any cached
-prefix. A load is ordered in windows of pages. It ends early if the tiers turn out slower than computing, or the pool
-is full.
+A load has its own slots. It references the tree node that its pages continue, so that the node is not evicted
+meanwhile. At its end the slots of all pages up to the first failed one move into the tree, where the prompt finds them
+like any cached prefix. A load orders a limited number of pages at a time. It ends early if the tiers turn out slower
+than computing, or the pool is full.
 
 In a model with recurrent state, the last item of a load is the state at the end of its pages, without which the
 prompt cannot continue there.
@@ -72,7 +72,8 @@ class PageLoader:
         tier_of: Callable[[bytes], int],
         counts: Sequence[TierCounts],
     ) -> None:
-        """tier_of: returns the tier that would supply a page or state. counts: one per tier."""
+        """tier_of: a function that returns the tier from which a page or state would be read. counts: the counters of
+        each tier."""
         self._page_tokens = sizes.page_tokens
         self._page_bytes = sizes.page_bytes
         self._state_bytes = sizes.state_bytes
@@ -111,14 +112,15 @@ class PageLoader:
         return False
 
     def begin(self, job: LoadJob) -> None:
-        """Starts a load. Its node must be referenced for it, and none of its pages be on the way."""
+        """Starts a load. The caller must have referenced its node, and no other load may have ordered any of its
+        pages."""
         self._jobs.append(job)
 
     def is_under_way(self, key: bytes) -> bool:
         return key in self._under_way
 
     def leave(self, request: HeldSequence) -> None:
-        """Ends a request's wait. A load that no request waits for orders no more pages."""
+        """Ends a request's wait. A load for which no request waits any more orders no further pages."""
         for job in self._jobs:
             if request in job.waiters:
                 job.waiters.remove(request)

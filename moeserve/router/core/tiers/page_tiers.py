@@ -50,7 +50,8 @@ class PageTiers:
         totals: LoadReport,
         spans: EmbeddingNumbers,
     ) -> None:
-        """states: None if the model has none. take, free, available: of the KV pool."""
+        """states: the state slots; None if the model has no recurrent state. take, free, available: functions of the KV
+        pool."""
         self._sizes = sizes
         self._page_tokens = sizes.page_tokens
         self._tree = tree
@@ -88,7 +89,7 @@ class PageTiers:
 
     def begin_load(self, request: HeldSequence, namespace: Namespace, tokens: bytes, now: float) -> bool:
         """Returns whether a waiting request should wait until more of its prefix is loaded, and starts the load.
-        tokens: the tokens that may come from a cache. Asked once per wait."""
+        tokens: the tokens that may come from a cache. Called once for each wait."""
         if request.tiers_were_asked:
             return False
         request.tiers_were_asked = True

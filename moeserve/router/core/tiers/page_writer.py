@@ -1,6 +1,6 @@
-"""Chooses the pages to write to the fastest tier: pages of prompts after their first token, and pages of requests that
-end; in order, a few at a time, while the prefix tree still has them. Snapshots of recurrent state at the ends of pages
-follow, one at a time.
+"""Chooses the pages to write to the fastest tier: pages of prompts whose answer has its first token, and pages of
+requests that end. They are written in order, a few at a time, while the prefix tree still has them. Snapshots of
+recurrent state at the ends of pages follow, one at a time.
 
 Pages are copied out of their slots before any other work of the plan that orders them, so nothing needs to hold the
 slots until then.
@@ -43,7 +43,8 @@ class PageWriter:
         *,
         is_ram: bool,
     ) -> None:
-        """in_tier: keys in the fastest tier. is_ram: that tier is RAM, which evicts the least recently used pages."""
+        """in_tier: keys in the fastest tier. is_ram: whether that tier is RAM, which evicts its least recently used
+        pages."""
         self._page_tokens = sizes.page_tokens
         self._page_bytes, self._state_bytes = sizes.page_bytes, sizes.state_bytes
         self._tree = tree
