@@ -55,7 +55,7 @@ class AttentionShape(ChoosesKeys):
 
     @property
     def qkv_parts(self) -> tuple[str, ...]:
-        """Names of the matrices over the layer's input."""
+        """Names of the matrices that multiply the layer's input."""
         if self.kv_from is not None:
             return (n.ATTN_Q,)
         return (n.ATTN_Q, n.ATTN_K) if self.v_from_k else (n.ATTN_Q, n.ATTN_K, n.ATTN_V)
@@ -70,7 +70,7 @@ class AttentionShape(ChoosesKeys):
 
     @property
     def gate_width(self) -> int:
-        """Gates per token."""
+        """Number of gates per token."""
         of_gate = self.output_width if self.gate in ("in_q", "element") else self.num_heads
         return 0 if self.gate == "none" else of_gate
 
@@ -110,7 +110,7 @@ class AttentionShape(ChoosesKeys):
 
     @property
     def attended_values(self) -> int:
-        """Multiply-adds per pair of a query token and a key token."""
+        """Number of multiply-adds for each pair of a query token and a key token."""
         return self.q_width + self.output_width
 
     @property

@@ -1,4 +1,4 @@
-"""A buffer of a step, as data, and the region in which a GPU's lie. No torch."""
+"""Describes a step's buffers as data, and the region of GPU memory that holds them. No torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Buffer:
 
 
 def activation_buffers(name: str, rows: int, cols: int, dtype: str, *, quantised: bool) -> list[Buffer]:
-    """Returns the buffers of activations [rows, cols] of this dtype. quantised: also as int8, with scales."""
+    """Returns the buffers of activations [rows, cols] of this dtype. quantised: whether the activations are also stored
+    as int8 with scales."""
     buffers = [Buffer(name, (rows, cols), dtype)]
     if quantised:
         buffers.append(Buffer(f"{name}_codes", (rows, cols), "int8"))

@@ -25,18 +25,18 @@ class Compressor:
 
     @property
     def width(self) -> int:
-        """Width of each of a token's two products: its values and its gates."""
+        """Width of each of the two products that a token has: values and gates."""
         return 2 * self.dim if self.overlaps else self.dim
 
     @property
     def state_values(self) -> int:
-        """Float32 numbers of a sequence's state: of each entry in progress the greatest gate, the sum of weights, and
-        the weighted sum."""
+        """Number of float32 values in a sequence's state: for each entry in progress the greatest gate, the sum of
+        weights, and the weighted sum."""
         return 3 * self.width
 
     @property
     def pending_values(self) -> int:
-        """Float32 numbers of a draft's record."""
+        """Number of float32 values in a draft's record."""
         return 2 * self.width + PLACE_COLUMNS
 
 
@@ -107,22 +107,22 @@ class CompressedAttentionShape:
 
     @property
     def state_values(self) -> int:
-        """Float32 numbers of a sequence's state: its entries in progress."""
+        """Number of float32 values in a sequence's state, which holds its entries in progress."""
         return sum(each.state_values for each in self.compressors)
 
     @property
     def pending_values(self) -> int:
-        """Float32 numbers of a draft's record, of all compressors."""
+        """Number of float32 values in a draft's record, for all compressors together."""
         return sum(each.pending_values for each in self.compressors)
 
     @property
     def ratio(self) -> int:
-        """Tokens of a block; 0 without entries."""
+        """Number of tokens in a block; 0 if the layer has no entries."""
         return 0 if self.compressor is None else self.compressor.ratio
 
     @property
     def chosen(self) -> int:
-        """Entries that the indexer chooses; 0: queries attend to all."""
+        """Number of entries that the indexer chooses for a query; 0: queries attend to all."""
         return 0 if self.indexer is None else self.indexer.top
 
     @property
@@ -150,18 +150,18 @@ class CompressedAttentionShape:
 
     @property
     def ring_rows(self) -> int:
-        """Keys of the last tokens that a sequence's state holds, as the layer's keys."""
+        """Number of the last tokens whose keys a sequence's state holds."""
         return self.window + RING_DRAFTS
 
     @property
     def index_width(self) -> int:
-        """Width of the index key in a KV slot, that of the block that ends with the slot's token; 0: no index
+        """Width of the index key in a KV slot, which belongs to the block that ends with the slot's token; 0: no index
         keys."""
         return 0 if self.indexer is None else self.indexer.dim
 
     @property
     def attended_values(self) -> int:
-        """Multiply-adds per pair of a query token and a key."""
+        """Number of multiply-adds for each pair of a query token and a key."""
         return 2 * self.q_width
 
     @property

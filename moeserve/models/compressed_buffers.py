@@ -13,8 +13,8 @@ def compressed_layers(model: ModelShape) -> list[CompressedAttentionShape]:
 
 
 def compressed_input_width(model: ModelShape) -> int:
-    """Returns the total rows of the matrices over a layer's input, for the layer with most; 0 without compressed
-    attention."""
+    """Returns the number of rows of all matrices that multiply a layer's input, for the layer with most; 0 without
+    compressed attention."""
     widths = (sum(rows for _, rows in layer.input_parts) for layer in compressed_layers(model))
     return max(widths, default=0)
 
@@ -46,9 +46,9 @@ def compressed_buffers(
     most_scores: int,
 ) -> list[Buffer]:
     """Returns the additional buffers of compressed attention, each as wide as the widest layer's; an empty list for
-    other models. length: positions of the longest request. acts: dtype of activations; quantised: they are also int8.
-    wide: dtype between two products. floats: dtype that tensor cores multiply. most_scores: the most scores of index
-    keys that are held at once."""
+    other models. length: positions of the longest request. acts: dtype of activations; quantised: whether they are also
+    stored as int8. wide: dtype between two products. floats: dtype that tensor cores multiply. most_scores: maximum
+    number of index keys' scores that are held at once."""
     layers = compressed_layers(model)
     if not layers:
         return []

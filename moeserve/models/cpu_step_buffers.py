@@ -1,4 +1,4 @@
-"""The buffers of a step on the CPU, as data; `step_buffers.py` has a GPU's, and what a buffer is. No torch."""
+"""Lists the buffers of a step on the CPU, as data; `step_buffers.py` lists a GPU's. No torch."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def ngram_records(model: ModelShape, drafts: int) -> Buffer | None:
 
 
 def most_drafts(step_tokens: int, max_num_seqs: int, drafts: int) -> int:
-    """Returns the most drafts per step: `drafts` per request, but at most half of the step's tokens, as the router
-    grants them."""
+    """Returns the maximum number of drafts per step: `drafts` per request, but at most half of the step's tokens, as
+    the router grants them."""
     return min(max_num_seqs * drafts, step_tokens // 2)
 
 

@@ -60,7 +60,8 @@ def refuse_draft_head(path: Path, architecture: str) -> None:
 
 
 def refuse_block_alone(source: TensorSource) -> None:
-    """Raises ModelError if a file has a model's next-token block and not the model, as some publish it."""
+    """Raises ModelError if a file contains only a model's next-token block, without the model; some are published
+    so."""
     has_block = any(name.endswith(n.of_part(n.NEXTN_EH_PROJ)) for name in source.tensors)
     if has_block and n.of_layer(0, n.ATTN_NORM) not in source.tensors:
         raise ModelError(

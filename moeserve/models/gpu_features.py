@@ -22,8 +22,8 @@ _CPU_ONLY: Final[Mapping[str, Callable[[LayerShape], bool]]] = {
 
 
 def gpu_shape(shape: ModelShape, max_model_len: int | None) -> ModelShape:
-    """Returns the shape as the GPU engine computes it for requests of up to max_model_len tokens; None: as long as
-    the model's context. If no request can have more keys than the indexer chooses, the returned shape has no
+    """Returns the shape as the GPU engine computes it for requests of up to max_model_len tokens (None: up to the
+    model's context length). If no request can have more keys than the indexer chooses, the returned shape has no
     indexer: it would always choose all keys."""
     indexer = shape.indexer
     if indexer is None:

@@ -1,6 +1,6 @@
 """The sizes of a shortlist: the part of the vocabulary that is scored for a draft of the next-token block.
 
-The head's rows are scored in panels of PANEL_ROWS. Which ones: `worker/drafts/shortlist.py`.
+The head's rows are scored in panels of PANEL_ROWS. `worker/drafts/shortlist.py` chooses the panels.
 """
 
 from __future__ import annotations
@@ -21,5 +21,5 @@ def frequent_tokens(vocab_size: int) -> int:
 
 
 def most_panels(vocab_size: int) -> int:
-    """Returns the most panels of a shortlist, half of all; 0 if the vocabulary is scored whole."""
+    """Returns the maximum number of panels in a shortlist: half of all; 0 if the whole vocabulary is scored."""
     return 0 if vocab_size < LEAST_VOCABULARY else -(-vocab_size // PANEL_ROWS) // 2

@@ -33,7 +33,7 @@ class IndexerShape:
 
     @property
     def index_width(self) -> int:
-        """Numbers that a token stores in the KV cache: its index key; with pooled ones a gate besides."""
+        """Width of what a token stores in the KV cache: its index key, and a gate if index keys are pooled."""
         return 0 if self.keys_from is not None else self.dim + self.gate_width
 
     @property
@@ -77,12 +77,12 @@ class BlockIndexerShape:
 
     @property
     def index_width(self) -> int:
-        """Numbers of the index key that a token stores in the KV cache."""
+        """Width of the index key that a token stores in the KV cache."""
         return self.dim
 
     @property
     def choices(self) -> int:
-        """Choices of each query: one, or one for each KV head."""
+        """Number of choices of keys that each query makes: one, or one for each KV head."""
         return self.num_heads if self.rule.by_head else 1
 
     @property
@@ -107,7 +107,7 @@ class ChoosesKeys:
 
     @property
     def index_width(self) -> int:
-        """Numbers of the index key that a token stores in the KV cache; 0: none."""
+        """Width of the index key that a token stores in the KV cache; 0: no index key."""
         return 0 if self.indexer is None else self.indexer.index_width
 
     @property

@@ -49,7 +49,7 @@ class LayerShape:
 
     @property
     def kv_from(self) -> int | None:
-        """The earlier layer whose keys this one attends to; None: its own, or none."""
+        """The earlier layer whose keys this layer attends to; None if it attends to its own keys or does not attend."""
         return self.mixer.kv_from if isinstance(self.mixer, AttentionShape) else None
 
     @property
@@ -68,7 +68,7 @@ class LayerShape:
 
     @property
     def num_routes(self) -> int:
-        """Routed experts per token."""
+        """Number of routed experts per token."""
         return 0 if self.moe is None else self.moe.top_k
 
     @property
@@ -83,8 +83,8 @@ class LayerShape:
 
     @property
     def num_parts(self) -> int:
-        """Outputs that are summed per token: with latent experts theirs alone, to whose sum the shared expert's output
-        does not belong."""
+        """Number of outputs that are summed per token. With latent experts only their outputs count; the shared
+        expert's output is added later."""
         is_latent = self.moe is not None and self.moe.latent > 0
         return self.num_routes + (1 if self.unrouted_width and not is_latent else 0)
 
@@ -148,7 +148,7 @@ class ModelShape:
 
     @property
     def num_streams(self) -> int:
-        """Vectors of the residual."""
+        """Number of vectors that form the residual of a token."""
         return 1 if self.streams is None else self.streams.count
 
     def streams_of(self, layer: int) -> ResidualStreams | None:
@@ -198,7 +198,8 @@ class ModelShape:
 
     @property
     def heads(self) -> Attention:
-        """The attention shape of one of the layers, for sizes that all layers share; its window, say, may differ."""
+        """The attention shape of one of the layers, to read sizes that all layers share. Other fields, such as its
+        window, may differ between layers."""
         return next(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
@@ -208,7 +209,8 @@ class ModelShape:
 
     @property
     def indexer(self) -> IndexerShape | BlockIndexerShape | None:
-        """The indexer of the layers that choose keys, which have equal sizes and rules; None if all attend to all."""
+        """The indexer of the layers that choose keys, which have equal sizes and rules; None if all layers attend to
+        all keys."""
         return next((a.indexer for a in self._attending if isinstance(a, ChoosesKeys) and a.indexer), None)
 
     @property
@@ -218,7 +220,7 @@ class ModelShape:
 
     @property
     def mixed_width(self) -> int:
-        """Input width of the mixers' output product."""
+        """Input width of the mixers' output product (attention or recurrence)."""
         recurrent = 0 if self.recurrence is None else self.recurrence.heads.value_width
         return max(recurrent, *(attention.output_width for attention in self._attending))
 
@@ -260,12 +262,12 @@ class ModelShape:
 
     @property
     def num_experts(self) -> int:
-        """Experts per layer, in layers with experts."""
+        """Number of experts per layer, in layers with experts."""
         return max(layer.num_experts for layer in self.layers)
 
     @property
     def top_k(self) -> int:
-        """Routed experts per token and layer."""
+        """Number of routed experts per token and layer."""
         return max(layer.num_routes for layer in self.layers)
 
     @property
@@ -279,7 +281,7 @@ class ModelShape:
 
     @property
     def experts_input_width(self) -> int:
-        """Width of the routed experts' input and output, which all mixtures have."""
+        """Width of the routed experts' input and output, the same in all layers."""
         return self.latent_expert_width or self.hidden_size
 
     @property

@@ -13,7 +13,8 @@ HEADS_TOGETHER = 8  # heads of one token that a CPU thread processes together, a
 
 
 def head_parts(num_heads: int) -> int:
-    """Returns the least number of equal parts of at most HEADS_TOGETHER heads."""
+    """Returns the smallest number of equal parts into which the heads can be divided so that a part has at most
+    HEADS_TOGETHER heads."""
     fitting = (p for p in range(1, num_heads + 1) if num_heads % p == 0)
     return next(p for p in fitting if num_heads // p <= HEADS_TOGETHER)
 
@@ -76,7 +77,7 @@ class LatentAttentionShape(ChoosesKeys):
 
     @property
     def gate_width(self) -> int:
-        """Gates per token."""
+        """Number of gates per token."""
         return {"none": 0, "head": self.num_heads, "element": self.output_width}[self.gate]
 
     @property
@@ -106,7 +107,7 @@ class LatentAttentionShape(ChoosesKeys):
 
     @property
     def attended_values(self) -> int:
-        """Multiply-adds per pair of a query token and a key token."""
+        """Number of multiply-adds for each pair of a query token and a key token."""
         return self.num_heads * (self.head_dim + self.rank)
 
     @property
@@ -116,7 +117,8 @@ class LatentAttentionShape(ChoosesKeys):
 
     @property
     def input_parts(self) -> tuple[tuple[str, int], ...]:
-        """Names and rows of the matrices over the layer's input: q or compressed q, the latent's, then the gates'."""
+        """Names and numbers of rows of the matrices that multiply the layer's input: that of q or compressed q, of the
+        latent, then of the gates."""
         q = (n.ATTN_Q_A, self.q_rank) if self.q_rank else (n.ATTN_Q, self.q_rows)
         gate = ((n.ATTN_GATE, self.gate_width),) if self.gate != "none" else ()
         return q, (n.ATTN_KV_A_MQA, self.head_dim), *gate

@@ -9,8 +9,8 @@ from moeserve.models.interface import ModelShape
 def latent_expert_buffers(
     model: ModelShape, rows: int, acts: str, wide: str, *, quantised: bool
 ) -> list[Buffer]:
-    """Returns the buffers of latent experts; none for a model without latent experts. acts: dtype of activations;
-    quantised: they are also int8. wide: dtype between two products."""
+    """Returns the buffers of latent experts; an empty list for a model without latent experts. acts: dtype of
+    activations; quantised: whether they are also stored as int8. wide: dtype between two products."""
     width = model.latent_expert_width
     if not width:
         return []

@@ -9,8 +9,9 @@ from moeserve.models.interface import ModelShape
 def layer_input_buffers(
     model: ModelShape, rows: int, acts: str, wide: str, *, quantised: bool
 ) -> list[Buffer]:
-    """Returns the buffers for the inputs of all layers, and for the addition of one; none for a model without such
-    inputs. acts: dtype of activations; quantised: they are also int8. wide: dtype between two products."""
+    """Returns the buffers for the inputs of all layers, and for the addition of one; an empty list for a model without
+    such inputs. acts: dtype of activations; quantised: whether they are also stored as int8. wide: dtype between two
+    products."""
     width = model.layer_input_width
     if not width:
         return []

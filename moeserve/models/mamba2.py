@@ -20,7 +20,7 @@ class Mamba2Shape:
 
     @property
     def input_width(self) -> int:
-        """Rows of the matrix over the layer's input."""
+        """Number of rows of the matrix that multiplies the layer's input."""
         return self.heads.row_width
 
     @property
@@ -31,7 +31,7 @@ class Mamba2Shape:
 
     @property
     def undivided(self) -> str:
-        """The layer kind's name in messages that ranks cannot share it."""
+        """The name of this kind of layer in error messages that say that several GPUs cannot divide it."""
         return "Mamba-2"
 
     @property

@@ -34,8 +34,8 @@ class FusedForm(NamedTuple):
 def fused_form(
     inputs: int, outputs: int, gate: ProductShape, *, is_interleaved: bool = False
 ) -> FusedForm | None:
-    """Returns the form, from the columns of A and the rows of B; None if neither parameter fits. gate: shape of one
-    routed expert's gate. is_interleaved: the parameters are gpt-oss's."""
+    """Returns the form that the columns of A and the rows of B fit; None if they fit neither parameter. gate: shape of
+    one routed expert's gate. is_interleaved: the parameters are gpt-oss's."""
     hidden, ff = gate.cols, gate.rows
     if is_interleaved:
         forms = {

@@ -1,4 +1,4 @@
-"""adapter_config.json, as PEFT writes it: https://huggingface.co/docs/peft/package_reference/lora."""
+"""Reads adapter_config.json, as PEFT writes it: https://huggingface.co/docs/peft/package_reference/lora."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ class ProductShape:
 
 def products_of(shape: ModelShape, layer: int) -> dict[str, ProductShape]:
     """Returns the adaptable products of a layer. Not adaptable: recurrent layers, latent attention, gated q, q and k
-    that the file stores as pairs of neighbouring dimensions, feed-forwards without a gate, and feed-forwards whose rows
-    were moved (`ColumnOrders`)."""
+    whose rotated dimensions the file stores as neighbouring pairs, feed-forwards without a gate, and feed-forwards
+    whose rows were moved (`ColumnOrders`)."""
     of_layer = shape.layers[layer]
     moved = frozenset() if shape.orders is None else shape.orders.moved_rows
     ffn = _of_ffn(shape.hidden_size, of_layer)

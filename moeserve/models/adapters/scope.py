@@ -1,4 +1,5 @@
-"""The kinds of products that an adapter changes; a GPU's CUDA graphs omit the adapter launches of other kinds."""
+"""The scope of an adapter: the kinds of products that it changes. A CUDA graph for a scope launches no adapter products
+of other kinds."""
 
 from __future__ import annotations
 

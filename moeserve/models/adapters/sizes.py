@@ -27,7 +27,7 @@ class PairSize(NamedTuple):
 
 
 def read_bytes(sizes: Iterable[PairSize]) -> int:
-    """Returns the bytes in float32, as `read` returns them."""
+    """Returns the bytes of the matrices in float32, as `read` returns them."""
     return FLOAT32_BYTES * sum(size.copies * size.rank * (size.cols + size.rows) for size in sizes)
 
 
@@ -53,7 +53,7 @@ def gpu_table_bytes(shape: ModelShape, capacity: int) -> int:
 
 
 def gpu_rank(rank: int) -> int:
-    """Returns the rank rounded up as the GPU kernels need it."""
+    """Returns the rank, rounded up to a size that the GPU kernels take."""
     return _up(rank, GPU_RANK_STEP)
 
 

@@ -1,7 +1,8 @@
 """Trinity, AFMoE (https://huggingface.co/arcee-ai/Trinity-Mini).
 
 Three of four layers have a sliding window; the fourth has full attention without positions. A gate multiplies
-attention's output. Norms come before and after each block. DeepSeek-V3's router, with an ungated shared expert.
+attention's output. Norms come before and after each block. The router is DeepSeek-V3's, beside an ungated shared
+expert.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Ling 2 and Ring 2 (https://arxiv.org/abs/2510.22115), which llama.cpp calls bailingmoe2, and Sarvam
 (https://huggingface.co/sarvamai/sarvam-30b), which is the same.
 
-q and k are normalised by head; half of each head rotates, all of it in Sarvam. The first layers have no experts; then
-DeepSeek-V3's router in groups with an ungated shared expert. Attention's q, k and v are one tensor.
+q and k are normalised by head; half of each head rotates, all of it in Sarvam. The first layers have no experts; the
+others have DeepSeek-V3's router with groups, and an ungated shared expert. Attention's q, k and v are one tensor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Ling 3 and Ring 3 (https://huggingface.co/inclusionAI/Ling-3.0-flash), which llama.cpp calls bailingmoe3.
 
 Most layers are Kimi Delta Attention, whose decays have a lower bound and come, like its output gates, from one matrix
-each. Every few layers one is DeepSeek's latent attention, whose heads have gates. The first layers have no experts;
-then DeepSeek-V3's router in groups with an ungated shared expert. The last layer in the file predicts a further token
-(MTP).
+each. Every few layers one has DeepSeek's latent attention, whose heads have gates. The first layers have no experts;
+the others have DeepSeek-V3's router with groups, and an ungated shared expert. The last layer in the file predicts a
+further token (MTP).
 """
 
 from __future__ import annotations

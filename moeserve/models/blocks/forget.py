@@ -27,7 +27,8 @@ def forget_kv(
     slots: list[int],
     window_slots: list[int] | None,
 ) -> None:
-    """Zeroes these slots of the layers from `first` on, and `window_slots` of windowed layers; None: the same slots."""
+    """Zeroes these KV slots in the layers from `first` on. window_slots: the slots to zero in windowed layers; None:
+    the same slots."""
     for index, layer in enumerate(layers, start=first):
         mixer = shape.loaded_layers[index].mixer
         is_windowed = isinstance(mixer, AttentionShape) and mixer.window > 0 and index < shape.num_layers

@@ -1,5 +1,6 @@
-"""Command R7B, Command A and Aya (https://huggingface.co/CohereLabs/c4ai-command-r7b-12-2024): as North Mini Code,
-without experts; layers with a window have RoPE, the others have no positions. Norms are LayerNorm without a bias."""
+"""Command R7B, Command A and Aya (https://huggingface.co/CohereLabs/c4ai-command-r7b-12-2024): the same network as
+North Mini Code, without experts. Layers with a window have RoPE, the others have no positions. Norms are LayerNorm
+without a bias."""
 
 from __future__ import annotations
 

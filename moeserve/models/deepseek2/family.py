@@ -1,6 +1,6 @@
 """DeepSeek-V2 (https://arxiv.org/abs/2405.04434), V3 and R1 (https://arxiv.org/abs/2412.19437), Kimi-K2 and
-GLM-4.7-Flash: latent attention; first layers without experts, then a router that chooses experts within groups, and
-shared experts.
+GLM-4.7-Flash: models with latent attention. The first layers have no experts; the others have a router that chooses
+experts within groups, and shared experts.
 
 A GGUF describes attention in absorbed form: one KV head, whose key has the latent and the rotated dimensions and whose
 value the latent ones. Metadata keys ending in `_mla` have the checkpoint's head sizes. The up-projection of k is

@@ -1,10 +1,10 @@
 """DeepSeek-V4 and V4-Flash (https://huggingface.co/deepseek-ai/DeepSeek-V4-Flash): attention to a window and to
 compressed entries, a residual of several streams that are mixed, and in the first layers experts by token id.
 
-`attention.compress_ratios` gives each layer's number of tokens per entry. 0 means the window only. 4 means
-overlapping entries, of which an indexer chooses some. With other numbers, queries attend to all entries. Layers with
-entries have a rotary base of their own, and only there RoPE is stretched, without YaRN's magnitude. No key says so:
-the architecture does.
+`attention.compress_ratios` gives each layer's number of tokens per entry. 0 means the window only. 4 means overlapping
+entries, of which an indexer chooses some. With other numbers, queries attend to all entries. Layers with entries have a
+rotary base of their own, and only in them RoPE is stretched (YaRN without its magnitude). No metadata key says so; the
+architecture implies it.
 """
 
 from __future__ import annotations

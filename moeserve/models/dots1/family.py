@@ -1,5 +1,5 @@
-"""dots.llm1 (https://arxiv.org/abs/2506.05767): q and k normalised per head; first layers without experts, then
-DeepSeek-V3's router with shared experts."""
+"""dots.llm1 (https://arxiv.org/abs/2506.05767): q and k are normalised per head. The first layers have no experts; the
+others have DeepSeek-V3's router and shared experts."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ def gpu_head_bytes(
     drafts: int,
     floats: GpuFloat,
 ) -> int:
-    """Returns the bytes of a head beside weights and KV: those of any layer that drafts, the copies of the model's
-    residual and the inputs made of them, the scores, and RoPE's tables. max_tokens: rows of a step. floats: dtype that
-    the tensor cores multiply."""
+    """Returns the bytes that a head needs besides weights and KV: the buffers of any drafting layer, the copies of the
+    model's residual and the inputs made from them, the scores, and RoPE's tables. max_tokens: rows of a step. floats:
+    dtype that the tensor cores multiply."""
     own, width = head.own, head.target_size
     rows, tapped = step_sizes(max_tokens)[-1], len(head.taps) * width
     copies = BYTES[floats] * rows * tapped + (4 * rows * width if model.num_layers in head.taps else 0)

@@ -64,8 +64,9 @@ class DraftHeadShape:
 
 
 def input_bytes(head: DraftHeadShape, rows: int) -> int:
-    """Returns the bytes of the head's inputs for a step of `rows` rows, beside the buffers that a model of its layer
-    has: copies of the model's residuals, these side by side, the states made of them, and two norms."""
+    """Returns the bytes of the head's inputs for a step of `rows` rows, in addition to the buffers of a model with its
+    one layer: copies of the model's residuals, the same copies side by side, the states made from them, and two
+    norms."""
     hidden, tapped = head.own.hidden_size, len(head.taps) * head.target_size
     converted = sum(4 * cols + int8_row_bytes(cols) for cols in (tapped, hidden, hidden))
     return rows * (4 * tapped + converted + 4 * hidden)

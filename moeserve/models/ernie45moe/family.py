@@ -1,8 +1,8 @@
 """ERNIE 4.5 with experts (https://ernie.baidu.com/blog/publication/ERNIE_Technical_Report.pdf), text only.
 
-Rotary dimensions are pairs of neighbours. The first layers have no experts. The router is a softmax with a choice
-bias (it changes which experts are chosen, not their weights) and normalised weights. The shared experts form one
-ungated feed-forward.
+Rotary dimensions are pairs of neighbours. The first layers have no experts. The router scores by softmax; a choice bias
+changes which experts are chosen, but not their weights, which are normalised. The shared experts form one ungated
+feed-forward.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""EXAONE 4.0 (https://arxiv.org/abs/2507.11407): blocks read the residual itself, and norms come behind them; q and k
-are normalised by head. In the large model three of four layers have a window, and the others no positions; in the small
-one no layer has a window, and all have positions."""
+"""EXAONE 4.0 (https://arxiv.org/abs/2507.11407): blocks read the residual without a norm, and norms come after them; q
+and k are normalised by head. In the large model three of four layers have a window, and the others no positions; in the
+small one no layer has a window, and all have positions."""
 
 from __future__ import annotations
 

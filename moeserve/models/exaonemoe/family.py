@@ -1,7 +1,7 @@
 """EXAONE-MoE, K-EXAONE-236B (https://huggingface.co/LGAI-EXAONE/K-EXAONE-236B-A23B).
 
-Sliding-window layers have RoPE; full-attention layers have no positions. q and k are normalised per head.
-DeepSeek-V3's router.
+Sliding-window layers have RoPE; full-attention layers have no positions. q and k are normalised per head. The router is
+DeepSeek-V3's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Falcon-H1 (https://arxiv.org/abs/2507.22448): in each layer attention and Mamba-2 read the same input, and both
 outputs are added.
 
-In GGUF files the multipliers are part of the weights; hugging_face.py makes the same weights of folders.
+In GGUF files the model's multipliers are part of the weights; hugging_face.py multiplies a folder's weights in the same
+way.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _KEYS = {
 
 
 def derived(path: Path, config: Mapping[str, Any]) -> dict[str, MetadataValue]:
-    """The settings that differ between layers with a window and layers without. Raises ModelError."""
+    """Translates the settings that differ between layers with a window and layers without one. Raises ModelError."""
     if config.get("use_bidirectional_attention") == "all":
         raise ModelError(path, "'use_bidirectional_attention' is 'all', which is not supported")
     types = _layer_types(path, config)

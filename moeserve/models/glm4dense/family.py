@@ -1,6 +1,6 @@
 """GLM-4-9B-0414, GLM-4-32B-0414 and GLM-Z1 (https://huggingface.co/zai-org/GLM-4-32B-0414), and the text of GLM-4.1V
-(https://arxiv.org/abs/2507.01006) and GLM-OCR: no experts; norms before and behind each block; half of each head
-rotates, in pairs of neighbours; gate and up are one tensor.
+(https://arxiv.org/abs/2507.01006) and GLM-OCR: models without experts. Norms come before and after each block; half of
+each head rotates, in pairs of neighbouring dimensions; gate and up are one tensor.
 
 With vision, positions have three numbers. llama.cpp's converter then reorders the rows of q and k from pairs to halves.
 """

@@ -2,12 +2,12 @@
 
 Three of four layers are Kimi Delta Attention, whose decays have a lower bound. The fourth is DeepSeek's latent
 attention without positions, to the blocks of keys that an indexer chooses by pooled index keys. The residual has
-several streams that are mixed; the head reads their mean. First layers have no experts; then DeepSeek-V3's router with
-an ungated shared expert. Gates and up-projections of all feed-forwards are clamped. The last layer in the file predicts
-a further token (MTP); it attends, and its residual is one vector.
+several streams that are mixed; the head reads their mean. The first layers have no experts; the others have
+DeepSeek-V3's router and an ungated shared expert. Gates and up-projections of all feed-forwards are clamped. The last
+layer in the file predicts a further token (MTP); it attends, and its residual is one vector.
 
-llama.cpp calls the architecture glm5-next. Files from before it had a name there say glm5next, with the same keys and
-tensors.
+llama.cpp calls the architecture glm5-next. Files that were made before llama.cpp named it say glm5next; they have the
+same keys and tensors.
 """
 
 from __future__ import annotations

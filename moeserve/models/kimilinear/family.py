@@ -1,8 +1,8 @@
 """Kimi-Linear (https://arxiv.org/abs/2510.26692).
 
 Three of four layers are Kimi Delta Attention, a gated DeltaNet in which each key dimension has its own decay. The
-fourth is DeepSeek's latent attention without positions. The first layers have no experts; then DeepSeek-V3's router
-with an ungated shared expert.
+fourth is DeepSeek's latent attention without positions. The first layers have no experts; the others have DeepSeek-V3's
+router and an ungated shared expert.
 """
 
 from __future__ import annotations

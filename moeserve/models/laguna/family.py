@@ -1,8 +1,7 @@
 """Laguna (https://huggingface.co/poolside/Laguna-XS.2).
 
-One of four layers has full attention, with fewer heads and scaled RoPE on half of each head; the others have a
-sliding window. Each head's output is multiplied by the softplus of a gate. DeepSeek-V3's router with a shared
-expert.
+One of four layers has full attention, with fewer heads and scaled RoPE on half of each head; the others have a sliding
+window. Each head's output is multiplied by the softplus of a gate. The router is DeepSeek-V3's, beside a shared expert.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """LFM2 and LFM2.5 with experts (https://huggingface.co/LiquidAI/LFM2-8B-A1B): gated short convolutions in most layers,
-grouped-query attention in the others. The first layers have no experts, then DeepSeek-V3's router without groups and
-without a shared expert. The head is the embedding.
+grouped-query attention in the others. The first layers have no experts; the others have DeepSeek-V3's router, without
+groups and without a shared expert. The head is the embedding.
 """
 
 from __future__ import annotations

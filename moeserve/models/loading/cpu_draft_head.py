@@ -72,7 +72,7 @@ class CpuDraftHeadLoader(CpuLoader):
         model: ModelShape,
         progress: OnProgress,
     ) -> None:
-        """model: the one that it drafts for."""
+        """model: the model that the head drafts for."""
         super().__init__(stream, source, head.own, progress)
         self._head_shape, self._model_shape = head, model
 

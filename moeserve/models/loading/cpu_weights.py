@@ -104,7 +104,8 @@ class ExpertsOnDisk:
 
 @dataclass(frozen=True, slots=True)
 class GatedExperts:
-    """down(activation(gate x, up x)) for each expert; a single expert if all tokens pass it."""
+    """The matrices of experts that compute down(activation(gate x, up x)); a single expert if all tokens pass through
+    it."""
 
     gate: Matrix  # [E, width, hidden]; without gates `up` itself
     up: Matrix  # [E, width, hidden]
@@ -115,7 +116,7 @@ class GatedExperts:
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """The matrices without repetition: for experts without gates, `gate` is `up`."""
+        """The matrices, each once: in experts without gates, `gate` and `up` are the same matrix."""
         return (self.up, self.down) if self.gate is self.up else (self.gate, self.up, self.down)
 
     @property

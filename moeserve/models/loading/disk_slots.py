@@ -33,7 +33,7 @@ class SlotsOnDisk(NamedTuple):
 
     @property
     def own_matrices(self) -> tuple[Matrix, ...]:
-        """The matrices without repetition: experts without gates have the same matrix twice."""
+        """The matrices, each once: in experts without gates, `gate` and `up` are the same matrix."""
         return tuple(dict.fromkeys(self.matrices))
 
     @property
@@ -64,8 +64,8 @@ def open_slots(stream: CpuStream, layers: Sequence[SlotsOnDisk | None], reading:
 def num_slots_of(
     source: ModelSource, slots: Sequence[int] | None, layer: int, parts: tuple[str, ...]
 ) -> int | None:
-    """Returns the number of RAM slots for a layer's experts; None if all of them are loaded into RAM. slots: this
-    number for each layer, or None without experts on disk. parts: names of an expert's matrices."""
+    """Returns the number of RAM slots for a layer's experts; None if all of them are loaded into RAM. slots: the number
+    for each layer; None if no experts are on disk. parts: names of an expert's matrices."""
     if slots is None or parts not in (n.EXPERT_PARTS, n.UNGATED_EXPERT_PARTS) or layer >= len(slots):
         return None
     num_experts = source.tensors[n.of_layer(layer, parts[0])].shape[0]

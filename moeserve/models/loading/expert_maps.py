@@ -1,8 +1,8 @@
 """Maps each expert to its location; one tensor for all layers, updated by a single copy between two steps.
 
 Kernels, also in CUDA graphs, read the maps on the device: nothing is recaptured when an expert moves. The router's
-kernel reads a route's slot once, and that value decides for GPU and pool; so an expert may be added to the GPU's map
-during a step (`expert_slots.py`). It is removed only between two steps.
+kernel reads the slot of a route once, and that value decides whether the GPU or the pool computes the route. So an
+expert may be added to the GPU's map during a step (`expert_slots.py`); experts are removed only between two steps.
 """
 
 from __future__ import annotations

@@ -83,8 +83,9 @@ class ExpertSlots:
             self._freed.record()
 
     def fill(self, batch: Batch, sources: Batch | None = None) -> None:
-        """Launches the copies beside the running step, after the work that `free` marked, in the order of the
-        layers. sources: the batch with the places of the experts' panels in RAM; None: these are the experts' own."""
+        """Launches the copies beside the running step, after the work that `free` marked, in the order of the layers.
+        sources: the batch with other places in RAM from which the experts' panels are copied; None: each expert is
+        copied from its own place."""
         self._is_filling = True
         self._tables.write(batch if sources is None else sources)
         if not self._is_gpu:
@@ -113,12 +114,13 @@ class ExpertSlots:
         return True
 
     def compile(self) -> None:
-        """Launches every kernel that `fill` needs. Inside `compile_ahead`."""
+        """Launches every kernel that `fill` needs, so that it is compiled. Must be called inside `compile_ahead`."""
         assert is_compiling_ahead()
         self._launch_groups()
 
     def capture(self) -> None:
-        """Captures a batch's launches in a CUDA graph, if possible. After `compile_ahead`, before the first `fill`."""
+        """Captures a batch's launches in a CUDA graph, if possible. Must be called after `compile_ahead` and before the
+        first `fill`."""
         if not self._can_capture:
             return
         torch.cuda.synchronize()

@@ -1,4 +1,5 @@
-"""The weights by which blocks on a GPU read the residual: a norm's, or those that join several streams."""
+"""The weights with which blocks on a GPU read the residual: the weights of a norm, or of a combination of several
+streams."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class GpuStreamMix:
 
 @dataclass(frozen=True, slots=True)
 class GpuSinkhornMix:
-    """The weights that compute a block's input from streams that are mixed behind it: kernels/streams/sinkhorn.py."""
+    """The weights that compute a block's input from streams that are mixed after the block:
+    kernels/streams/sinkhorn.py."""
 
     product: MergedLinear  # with the normalised residual
     mix: SinkhornMix

@@ -1,4 +1,5 @@
-"""Merges a layer's matrices over one input into as few launches on a GPU as their types and column orders allow."""
+"""Merges the matrices that multiply the same input, so that a GPU computes their products in as few launches as their
+types and column orders allow."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from moeserve.models.sources.source import ModelSource
 def load_merged(
     source: ModelSource, orders: SharedOrders, planes: Callable[..., Planes], names: Sequence[str]
 ) -> list[MergedLinear]:
-    """Loads matrices: neighbours of one type and one order become one matrix; two such matrices share a launch if they
-    have one order and both or neither are quantised. planes: loads matrices of one type by their names, stacked."""
+    """Loads matrices. Neighbours with equal type and column order become one matrix. Two such matrices share a launch
+    if their column orders are equal and either both or none of them are quantised. planes: loads matrices of one type
+    by their names, stacked."""
     groups: list[list[str]] = []
     order_of = {name: orders.of(source.tensors[name]) for name in names}
     for name in names:

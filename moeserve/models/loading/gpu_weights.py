@@ -20,7 +20,7 @@ from moeserve.quantization.table import F16
 
 @dataclass(frozen=True, slots=True)
 class GpuExperts:
-    """Some or all experts of a layer, ordered by id; or a single one that all tokens pass."""
+    """Some or all experts of a layer, ordered by id, or the single feed-forward that all tokens pass through."""
 
     gate: Planes  # [experts, width, hidden]; without gates `up` itself
     up: Planes
@@ -259,7 +259,7 @@ class GpuLayer:
 
     @property
     def mixers(self) -> list[GpuMixer]:
-        """The mixer and what is beside it."""
+        """The layer's mixers: one, or attention and a recurrence that read the same input."""
         return [each for each in (self.mixer, self.beside) if each is not None]
 
     @property
@@ -306,7 +306,7 @@ class GpuWeights:
 
     @property
     def most_experts(self) -> int:
-        """The largest number of a layer's experts that are here."""
+        """The largest number of experts of one layer that are on this GPU."""
         here = [layer.moe.experts for layer in self.layers if layer.moe is not None]
         return max((experts.gate.experts for experts in here if experts is not None), default=0)
 
@@ -325,9 +325,9 @@ def has_float_weights(weights: GpuWeights) -> bool:
 
 
 def float_type(weights: GpuWeights, device: torch.device) -> torch.dtype:
-    """Returns the dtype that tensor cores multiply in large batches. bfloat16 cannot overflow, and is more precise
-    than the small batches' int8; models with float16 weights, which would lose three bits, use float16. Triton's
-    interpreter has no bfloat16."""
+    """Returns the dtype that tensor cores multiply in large batches. This is bfloat16, which cannot overflow and is
+    more precise than the int8 of small batches. Models with float16 weights use float16, because bfloat16 has three
+    bits less. Triton's interpreter has no bfloat16."""
     if device.type != "cuda":
         return torch.float32
     matrices = [mixer.output.first for layer in weights.layers for mixer in layer.mixers]

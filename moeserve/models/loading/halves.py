@@ -14,8 +14,8 @@ from moeserve.models.sources.source import ModelSource
 def pack_halves(
     stream: CpuStream, source: ModelSource, name: str, shape: ModelShape | None = None
 ) -> tuple[Matrix, Matrix]:
-    """Returns the left and the right half of a matrix's columns. shape: the model's, if the matrix's rows may be RoPE's
-    pairs (`head_order.py`). Raises ModelError if a quantised block spans both."""
+    """Returns the left and the right half of a matrix's columns. shape: the model's shape, if the matrix's rows may be
+    stored as RoPE's pairs (`head_order.py`). Raises ModelError if a quantised block spans both."""
     tensor = source.tensors[name]
     rows, cols = tensor.shape
     if cols // 2 % tensor.type.block_columns:

@@ -1,4 +1,4 @@
-"""The products for keys and values only: for rows whose KV is stored but which do not attend."""
+"""Chooses the products that compute only keys and values, for rows whose KV is stored but which do not attend."""
 
 from __future__ import annotations
 

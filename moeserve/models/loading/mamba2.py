@@ -14,8 +14,9 @@ from moeserve.models.sources.gguf import names as n
 def mamba2_parameters(
     shape: Mamba2Shape, vector: Callable[[str], torch.Tensor], *, as_attention: bool = False
 ) -> Mamba2Parameters:
-    """Returns a layer's parameters. vector: takes a name within the layer, returns the float32 tensor. as_attention:
-    order the convolution's channels C, B, x, which correspond to q, k, v; False: x, B, C, as in the file."""
+    """Returns a layer's parameters. vector: a function that returns the float32 tensor with a name within the layer.
+    as_attention: whether to order the convolution's channels C, B, x, which correspond to q, k, v; otherwise they stay
+    x, B, C, as in the file."""
     heads = shape.heads
     conv = vector(n.of_part(n.SSM_CONV1D)).view(heads.channels, heads.conv_kernel)
     conv_bias = vector(n.bias_of_part(n.SSM_CONV1D))

@@ -11,7 +11,8 @@ from moeserve.kernels.planes import Planes
 
 @dataclass(frozen=True, slots=True)
 class MergedLinear:
-    """The matrices of one launch: one, or two of different types whose outputs are concatenated."""
+    """One matrix, or two matrices of different types, that a single launch multiplies by; the outputs are
+    concatenated."""
 
     first: Planes
     second: Planes | None = None

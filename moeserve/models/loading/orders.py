@@ -11,7 +11,8 @@ from moeserve.models.sources.gguf import TensorInfo
 
 
 class SharedOrders:
-    """The orders of one model. Matrices over one input mostly have one order, whose input is then gathered once."""
+    """The orders of one model. Matrices that multiply the same input mostly have the same order; the input is then
+    gathered once."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         """device: where the tensors are; None: in RAM."""

@@ -51,7 +51,8 @@ class RamExperts:
         )
 
     def read(self) -> tuple[float, int]:
-        """Reads all their weights once. Returns seconds and bytes."""
+        """Reads the weights of all these experts once, to measure the memory's speed. Returns the seconds and the
+        bytes."""
         matrices = [m for layer in self.layers if layer is not None for m in layer.own_matrices]
         start = time.perf_counter()
         for matrix in matrices:
@@ -71,7 +72,7 @@ def load_ram_experts(
     slots: RamSlots | None = None,
 ) -> RamExperts:
     """Loads RAM experts. cpu_ids: for each layer from `first_layer` on the ids of its RAM experts, in storage order.
-    device: the GPU. slots: what RAM holds of them; None: all.
+    device: the GPU. slots: which of them RAM holds; None: all.
 
     Raises ModelError for a type without CPU kernels or a file that cannot be read, and MemoryError.
     """

@@ -1,4 +1,4 @@
-"""Stands for the norm before a block in models whose blocks read the residual without a norm."""
+"""Replaces the norm before a block, in models whose blocks read the residual without a norm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Unpacks layers' experts once more to 16-bit floats, so that large steps need not unpack them each time."""
+"""Keeps a second copy of layers' experts, unpacked to 16-bit floats, so that large steps need not unpack the experts
+each time."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from moeserve.models.loading.gpu_weights import GpuExperts, GpuLayer, GpuMoe, Gp
 def with_unpacked_experts(
     weights: GpuWeights, layers: Collection[int], floats: torch.dtype, *, first: int = 0
 ) -> GpuWeights:
-    """Returns the weights with the routed experts of `layers` unpacked to `floats` beside their planes. layers:
-    indices in the model, whose layer `first` is the first of `weights`; all their experts are there."""
+    """Returns the weights with the routed experts of `layers` unpacked to `floats`, in addition to their planes.
+    layers: indices of the model's layers, all of whose experts are in `weights`. first: index of the model's layer with
+    which `weights` begins."""
     unpacked = [
         _with_unpacked(layer, floats) if first + index in layers else layer
         for index, layer in enumerate(weights.layers)

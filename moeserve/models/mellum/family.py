@@ -1,5 +1,5 @@
-"""Mellum 2 (https://huggingface.co/JetBrains/Mellum2-12B-A2.5B-Base): as Qwen3-MoE, but some layers have a window, a
-RoPE base of their own, and no RoPE scaling."""
+"""Mellum 2 (https://huggingface.co/JetBrains/Mellum2-12B-A2.5B-Base): the same network as Qwen3-MoE, except that some
+layers have a window, a RoPE base of their own, and no RoPE scaling."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """MiMo-V2-Flash (https://huggingface.co/XiaomiMiMo/MiMo-V2-Flash).
 
 Values are narrower than keys and multiplied by a constant. Sliding-window layers have more KV heads, their own RoPE
-base and attention sinks. DeepSeek-V3's router without a shared expert. Further layers in the file predict further
-tokens (MTP); the first of them drafts.
+base and attention sinks. The router is DeepSeek-V3's; there is no shared expert. Further layers in the file predict
+further tokens (MTP); the first of them drafts.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""MiniMax-M2 and M2.5: a router of sigmoid scores with a choice bias, no shared expert; q and k normalised over all
-heads at once; part of each head rotates."""
+"""MiniMax-M2 and M2.5: the router scores by sigmoid and has a choice bias; there is no shared expert. q and k are
+normalised over all heads at once. A part of each head rotates."""
 
 from __future__ import annotations
 

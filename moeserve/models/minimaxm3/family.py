@@ -1,7 +1,7 @@
 """MiniMax-M3 (https://huggingface.co/MiniMaxAI/MiniMax-M3), text only.
 
-q and k are normalised per head; part of each head rotates. First layers without experts, then DeepSeek-V3's router
-without groups, and an ungated shared expert. Every feed-forward has gpt-oss's activation.
+q and k are normalised per head; a part of each head rotates. The first layers have no experts; the others have
+DeepSeek-V3's router without groups, and an ungated shared expert. Every feed-forward has gpt-oss's activation.
 
 In some layers an indexer chooses blocks of keys for each query and KV head. Files converted before llama.cpp supported
 the indexer lack it. With these files every query attends to all keys. The result is the same as long as a context has

@@ -48,7 +48,7 @@ def store_kv(
     kv: KvLayer,
     batch: CpuBatch,
 ) -> None:
-    """Launches the norms and the rotation of q and k, and the storing of k and v in the KV cache."""
+    """Launches the operations that normalise and rotate q and k, and store k and v in the KV cache."""
     slots = batch.kv_slots
     if shape.window and batch.window_slots is not None:
         slots = batch.window_slots

@@ -66,11 +66,12 @@ class CpuDecoder:
         repeats_steps: bool = False,
     ) -> None:
         """kv, states: one per layer of the weights. The next-token block's kv comes last; states is empty without
-        recurrent layers. most_drafts: the most drafts of a step. pinned: x is in pinned memory, so that a GPU can read
-        it. adapters: LoRA adapters that rows may use. angles: result of `angles_of`, if already computed. disk: reads
-        the experts that RAM has no slot for; None: all are in RAM. taps: layers before which steps copy the residual;
-        num_layers: behind the last. repeats_steps: small steps repeat the operations of earlier ones; every step must
-        then be waited for before the next begins."""
+        recurrent layers. most_drafts: maximum number of drafts in a step. pinned: whether x is in pinned memory, so
+        that a GPU can read it. adapters: LoRA adapters that rows may use. angles: result of `angles_of`, if already
+        computed. disk: reads the experts that have no slot in RAM; None: all experts are in RAM. taps: layers before
+        which steps copy the residual; the number of layers stands for after the last one. repeats_steps: whether small
+        steps repeat the operations of earlier ones; the caller must then wait for every step before it begins the
+        next."""
         self.shape = shape
         self._weights = weights
         self._stream = stream
@@ -287,8 +288,8 @@ class CpuDecoder:
         return self._num_forwards * w.dense_bytes + heads + int(experts) + drafting
 
     def read_experts(self) -> tuple[float, int]:
-        """Reads all routed experts' weights (of a dense model, its feed-forwards) once without computing. Returns
-        seconds and bytes."""
+        """Reads the weights of all routed experts (in a dense model, of all feed-forwards) once without computing, to
+        measure the memory's speed. Returns the seconds and the bytes."""
         experts = [layer.moe.experts for layer in self._weights.layers if layer.moe is not None]
         if not experts:
             unrouted = [layer.unrouted for layer in self._weights.layers]

@@ -1,8 +1,7 @@
-"""A decoder's experts on disk: the layers that have such experts, and the guess of the experts that the next layer
-chooses.
+"""Reads a decoder's experts on disk, and guesses which experts the next layer will choose.
 
-The next layer's router is applied one layer early. It chooses mostly the experts that it will choose in its own layer.
-The guess decides only which experts are read ahead.
+The next layer's router is applied one layer early. Mostly it chooses the same experts there as in its own layer. The
+guess decides only which experts are read ahead.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ class CpuDraftHeadBlock:
         max_tokens: int,
         max_model_len: int,
     ) -> None:
-        """kv: the head's, with the slots of the model's. model: has the head's taps. max_tokens: rows of a step."""
+        """kv: the head's KV cache, with the same slots as the model's. model: a decoder that was created with the
+        head's taps. max_tokens: rows of the largest step."""
         own, hidden = head.own, head.own.hidden_size
         self._head, self._w, self._stream, self._kv, self._model = head, weights, stream, kv, model
         self._space = CpuWorkspace(own, weights.own, max_tokens, CPU_LOGIT_ROWS, pinned=False)

@@ -1,4 +1,4 @@
-"""The head behind a block that drafts: the likeliest token of each row, among all or a part of the vocabulary."""
+"""Finds the likeliest token of each row that a drafting block computed, among all or a part of the vocabulary."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def likeliest(
     panels: Int32s | None,
     softcap: float = 0.0,
 ) -> Scored:
-    """Scores the first n rows of x, a batch of logits at a time, and waits. weight: of the norm before the head.
-    matrix, product: the head, [vocab, hidden]. panels: int32, panels of its rows that are scored; None: all."""
+    """Scores the first n rows of x, a batch of logits at a time, and waits. weight: the weight of the norm before the
+    head. matrix, product: the head, [vocab, hidden]. panels: int32, the panels of the head's rows to score; None:
+    all."""
     ids, probabilities, bytes_read = [], [], 0
     most = len(space.logits)
     for first in range(0, n, most):

@@ -35,7 +35,7 @@ class CpuForm:
         rules: Iterable[ChoiceRule],
         sections: Tensor | None = None,
     ) -> None:
-        """shape: the shape of any layer of this form. rules: the rules of the form's layers. sections:
+        """shape: the shape of any layer with this form. rules: which keys the layers of this form attend to. sections:
         `section_of_frequencies`, if rows have three positions."""
         tokens = len(space.x)
         self.heads = _heads_of(shape)

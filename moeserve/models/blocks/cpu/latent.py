@@ -5,8 +5,8 @@ query = [k_b(q without positions) | rotated q]               of each head
 cached = [norm(latent) | rotated key]                        one vector for all heads
 x += output(v_b(softmax(query . cached) . latents))          v_b: of each head
 
-Some models multiply each head's output by sigmoid(gate(y)). The sums of latents are multiplied instead, which is the
-same because v_b is linear. In others each number of the outputs has a gate.
+Some models multiply each head's output by sigmoid(gate(y)). moeserve multiplies the sums of latents instead, which is
+the same because v_b is linear. In other models each number of a head's output has a gate of its own.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class CpuLayers:
         self.token_ids = torch.zeros(0, dtype=torch.int32)
 
     def on(self, space: CpuWorkspace, forms: Mapping[AttentionForm, CpuForm]) -> CpuLayers:
-        """Returns the same layers on other buffers; both count experts together."""
+        """Returns the same layers with other step buffers; both count the experts' tokens in one array."""
         layers = copy.copy(self)
         layers._space, layers._forms = space, self._by_layer(forms)
         return layers

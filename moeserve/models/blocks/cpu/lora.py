@@ -44,7 +44,7 @@ class AdapterPanels:
 
     @property
     def rank(self) -> int:
-        """The largest rank, rounded up as the kernels need it."""
+        """The largest rank, rounded up to a size that the kernels take."""
         return max(len(a) for a, _ in self.products.values())
 
 
@@ -55,7 +55,7 @@ class CpuAdapters:
         self, shape: ModelShape, adapters: Sequence[Adapter], tokens: int, capacity: int | None = None
     ) -> None:
         """adapters: the first adapters, which get the numbers from 0 on. tokens: rows of the largest step. capacity:
-        the most adapters at once (default: the number of given ones). Raises MemoryError."""
+        maximum number of adapters at once (default: as many as `adapters`). Raises MemoryError."""
         self.shape = shape
         self.capacity = len(adapters) if capacity is None else capacity
         self._tokens = tokens
@@ -85,7 +85,7 @@ class CpuAdapters:
         return workspace_bytes(self.shape, self._tokens, rank)
 
     def put(self, number: int, panels: AdapterPanels) -> None:
-        """Installs an adapter. Only between two steps. Raises MemoryError."""
+        """Installs an adapter. May be called only between two steps. Raises MemoryError."""
         self._held[number] = panels
         for key, (a, b) in panels.products.items():
             self._table(key.layer, key.part).set(number, key.expert, a, b)
@@ -95,7 +95,7 @@ class CpuAdapters:
             self._shrunk = torch.empty(floats)
 
     def remove(self, number: int) -> None:
-        """Removes an adapter. Only between two steps, and when no row uses it any more."""
+        """Removes an adapter. May be called only between two steps, when no row uses the adapter any more."""
         for key in self._held.pop(number).products:
             self._table(key.layer, key.part).set(number, key.expert, None, None)
 
@@ -150,7 +150,8 @@ def project(
     *,
     add: bool = False,
 ) -> None:
-    """`CpuStream.linear`, plus the adapters' terms for `parts`, the first matrices of the group."""
+    """Launches `CpuStream.linear`, and adds the adapters' terms for `parts`, which are the first matrices of the
+    group."""
     stream.linear(x, n, weights, out, add=add)
     if adapters is not None:
         adapters.add(stream, x, n, parts, out)

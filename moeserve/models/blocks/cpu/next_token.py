@@ -32,7 +32,8 @@ Int32s = npt.NDArray[np.int32]
 
 
 class NextTokenRows(NamedTuple):
-    """Rows of the block, [n] each: row q of a request has token q and the hidden state at position q - 1."""
+    """Rows of the next-token block, with fields of [n]. Row q of a request has token q and the hidden state at position
+    q - 1."""
 
     token_ids: Int32s
     states: Tensor  # float32 [n, hidden], as `model_states` returns them
@@ -59,7 +60,7 @@ class CpuNextTokenBlock:
         form: CpuForm,
         layers: CpuLayers,
     ) -> None:
-        """space, layers: the decoder's. form: of `next_token_form`."""
+        """space, layers: the decoder's buffers and layers. form: the result of `next_token_form`."""
         assert weights.next_token is not None
         assert weights.head is not None
         assert space.next_token is not None
@@ -88,7 +89,7 @@ class CpuNextTokenBlock:
 
     @property
     def frequent_tokens(self) -> int | None:
-        """Tokens that a shortlist always has; None: the usual part of the vocabulary."""
+        """The number of tokens that every shortlist contains; None: the usual part of the vocabulary."""
         return None
 
     @property
@@ -145,9 +146,9 @@ class CpuNextTokenBlock:
     def predict(
         self, rows: NextTokenRows, req_slots: Int32s, slot_table: Int32s, panels: Int32s | None = None
     ) -> Predicted:
-        """Computes one row for each of these requests; the rows before it must be stored. slot_table: int32 [request
-        slots, positions], C order: the KV slot of row q at index q - 1. panels: int32, panels of the head's rows to
-        score; None: all."""
+        """Computes one row for each of these requests; the keys and values of earlier rows must have been stored.
+        slot_table: int32 [request slots, positions], C order: the KV slot of row q at index q - 1. panels: int32, the
+        panels of the head's rows to score; None: all."""
         n = len(rows.token_ids)
         form, each = self._form, np.arange(n, dtype=np.int32)
         counts, attention = np.ones(n, np.int32), self._shape.loaded_layers[-1].attention

@@ -1,5 +1,5 @@
-"""N-gram embeddings on the pool's stream: x += factors * value + silu(convolution). The last tokens choose rows of a
-table, from which keys and values are computed (kernels/ngrams/reference.py)."""
+"""N-gram embeddings on the pool's stream: x += factors * value + silu(convolution). The last few tokens of the text
+choose rows of a table, from which keys and values are computed (kernels/ngrams/reference.py)."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Small steps repeat the operations of an earlier step with as many rows.
 
-A step launches some ten operations a layer, and each launch checks its operands: a step of a model that the caches
-hold waits for the host longer than for the pool. So the first step of each number of rows is recorded, with its token
-ids, positions and KV slots in buffers that stay in place. A later step writes these buffers and launches all the
+A step launches some ten operations a layer, and each launch checks its operands. If the caches hold the model, a step
+waits longer for these launches than for the pool's work. So the first step of each number of rows is recorded, with its
+token ids, positions and KV slots in buffers that stay in place. A later step writes these buffers and launches all the
 recorded operations with one call. Attention plans are built for each step, also in place. With recurrent states, only
-steps of one row for each sequence are repeated, in which the state slots alone differ.
+steps with a single row for each sequence are repeated: they differ only in their state slots.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def can_repeat(shape: ModelShape) -> bool:
 
 
 class RepeatedSteps:
-    """The records of a decoder's steps, and the buffers that they read. One step at a time, and only while the pool
-    is idle at its start."""
+    """The records of a decoder's steps, and the buffers that they read. Only one step may be under way, and the pool
+    must be idle when it begins."""
 
     def __init__(
         self,
@@ -51,7 +51,8 @@ class RepeatedSteps:
         forms: Mapping[AttentionForm, CpuForm],
         vocab: int,
     ) -> None:
-        """shape: one that `can_repeat`. kv, states, forms: the decoder's. vocab: rows of the embedding."""
+        """shape: a shape for which `can_repeat` is true. kv, states, forms: those of the decoder. vocab: number of rows
+        of the embedding."""
         self._stream = stream
         self._vocab = vocab
         self._num_positions = min(len(form.cos) for form in forms.values())
@@ -83,7 +84,7 @@ class RepeatedSteps:
         return self._ids[: len(token_ids)]
 
     def takes(self, batch: CpuBatch) -> bool:
-        """Returns whether `batch` can be put into the buffers. Its tokens must have been."""
+        """Returns whether `batch` can be put into the buffers. `tokens` must have been called for it."""
         if self._has_states:
             states = batch.states
             if states is None or states.drafts is not None or len(states.slot) != batch.n:
@@ -115,7 +116,8 @@ class RepeatedSteps:
         )
 
     def launch(self, key: Hashable, launch: Callable[[], None]) -> None:
-        """Launches what `launch` does: the operations recorded under `key`, if any."""
+        """Launches the operations recorded under `key`; if there are none, calls `launch` and records its
+        operations."""
         recorded = self._records.get(key)
         if recorded is None or not self._stream.repeat(recorded):
             self._records[key] = self._stream.record(launch)

@@ -78,7 +78,8 @@ def read_ahead(
     weights: Tensor,
 ) -> None:  # fmt: skip
     """Launches out = the input that a later block would compute from x as it is now, between `read_residual` and
-    `add_block` of another block. weights: room for the weights of that later block's output, which are not used."""
+    `add_block` of another block. weights: a buffer for the weights of that later block's output, which nothing
+    reads."""
     if isinstance(w, CpuSinkhornMix):
         assert isinstance(space.streams, SinkhornWorkspace)
         _read_mixed(stream, w, eps, n, space, out, space.streams.products, None, weights)
@@ -114,8 +115,8 @@ def norm(
     out: Activations,
     rows: Tensor | None = None,
 ) -> None:
-    """Launches out = norm(x) for n rows, or for these rows; of several streams, of their mean. x: float32 [any,
-    hidden], or [any, streams * hidden]. rows: int32 [n]."""
+    """Launches out = norm(x) for the first n rows, or for `rows`. With several streams, it is the norm of their mean.
+    x: float32 [any, hidden], or [any, streams * hidden]. rows: int32 [n]."""
     if isinstance(w, CpuStreamMean):
         stream.read_streams(None, x, rows, None, w.norm, eps, n, out, None)
     elif isinstance(w, CpuLayerNorm):
@@ -168,7 +169,7 @@ def block_output(space: CpuWorkspace) -> tuple[Tensor, bool]:
 
 
 def add_product(stream: CpuStream, a: Activations, n: int, matrix: LinearGroup, space: CpuWorkspace) -> None:
-    """Launches x += matrix a, the end of a block, for n rows."""
+    """Launches x += matrix a for n rows, the last operation of a block."""
     out, add = block_output(space)
     stream.linear(a, n, matrix, [out], add=add)
     add_block(stream, n, space)

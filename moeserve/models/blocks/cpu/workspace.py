@@ -44,12 +44,12 @@ class CpuBatch:
         has_window_plan: bool = False,
         first_positions: torch.Tensor | None = None,
     ) -> None:
-        """positions: int32 [n], the rows' RoPE positions; [3, n] for a model with M-RoPE sections. kv_slots: int32
-        [n], the slot that each row's KV is written to. states: the sequences whose recurrent states the rows
-        advance; None without recurrent layers. adapters: None if no row uses one. window_slots: int32 [n], the
-        slots that windowed layers write to; None: kv_slots. has_window_plan: `plan_attention` was given
-        window_table or ends. first_positions: like positions, of the first token of each row's block of keys, for an
-        indexer; None: all positions are the tokens' numbers."""
+        """positions: int32 [n], the rows' RoPE positions; [3, n] for a model with M-RoPE sections. kv_slots: int32 [n],
+        the slot that each row's KV is written to. states: the sequences whose recurrent states the rows advance; None
+        without recurrent layers. adapters: None if no row uses one. window_slots: int32 [n], the slots that windowed
+        layers write to; None: kv_slots. has_window_plan: whether `plan_attention` got window_table or ends.
+        first_positions: for an indexer, the positions of the first token of each row's block of keys, in the form of
+        `positions`; None: all positions equal the tokens' numbers."""
         self.n = n
         self.positions = positions
         self.kv_slots = kv_slots
@@ -244,8 +244,8 @@ class CpuWorkspace:
         pinned: bool,
         has_adapters: bool = False,
     ) -> None:
-        """pinned: x is in pinned memory, for a GPU to read. has_adapters: experts' intermediate rows are also kept
-        in float32."""
+        """pinned: whether x is in pinned memory, for a GPU to read. has_adapters: whether experts' intermediate rows
+        are also kept in float32."""
         s = shape
         self.x = torch.empty(tokens, s.residual_width, pin_memory=pinned)  # the residual
         self.y = Activations(tokens, s.hidden_size)  # norm of x, the input of every block
@@ -298,7 +298,7 @@ class CpuWorkspace:
         self.logits = torch.empty(logit_rows, s.vocab_size)
 
     def of_one_stream(self) -> CpuWorkspace:
-        """Returns the same buffers for a residual of one vector: the first part of x holds it."""
+        """Returns the same buffers for a residual of one vector, which takes the first part of x."""
         if self.streams is None:
             return self
         one = copy.copy(self)
