@@ -23,7 +23,7 @@ from .value_end import TaggedSyntax
 
 MARK: Final = "｜DSML｜"  # a token
 # Names of blocks.
-_NAMES: Final = ("tool_calls", "function_calls", "toolcalls", "tool_call", "toolcall", "calls")
+_NAMES: Final = ("tool_calls", "function_calls", "toolcalls", "tool_call", "toolcall", "tool_use", "calls")
 _INVOKE: Final = f"<{MARK}invoke"
 
 SYNTAX: Final = TaggedSyntax(

@@ -95,6 +95,11 @@ class TextTokenizer:
         with_special, without = (_tokenizer(model, added, split, nfc=nfc) for added in kinds)
         return cls(vocabulary, with_special, without, spaced=False)
 
+    @property
+    def spaces_beginnings(self) -> bool:
+        """True if a space is put before a text, and so before a text that continues another."""
+        return self._going_on is not None
+
     def encode(self, text: str, parse_special: bool = True) -> list[int]:
         """Returns the token ids of `text`. Control tokens spelled in the text become these tokens only with
         `parse_special`.

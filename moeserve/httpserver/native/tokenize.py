@@ -89,7 +89,7 @@ async def _tokenized(body: TokenizeRequest, text: ModelText, limit: int, tenant:
             limit=limit,
             tenant=tenant,
         )
-        ids = await text.encode_chat(pieces, add_special=False if add_special is None else add_special)
+        ids = await text.encode_chat(pieces, tenant, add_special=bool(add_special))
     elif body.prompt is not None:
         (ids,) = await text.encode(
             [body.prompt],

@@ -68,6 +68,7 @@ AX, BOTH = ("f", {"a": "x"}), ("f", {"a": "x", "b": "y"})
         (f"<|function_calls>\n{CALL}\n</|function_calls>", [BOTH]),  # V3.2's name from V4, and the reverse
         (f"<|tool_calls>\n{CALL}\n</|tool_calls>", [BOTH]),
         (f"<|toolcalls>\n{CALL}\n</|tool_calls>", [BOTH]),  # vllm #51914
+        (f"<|tool_use>\n{CALL}\n</|tool_use>", [BOTH]),  # AgentFlocks/flocks #687
         (f"{CALL}\n</|tool_calls>", [BOTH]),  # vllm #48931: the opening tag is missing
         (CALL, [BOTH]),
         (f"{CALL}\n</|invoke>\n</|parameter>\n</|tool_calls>", [BOTH]),  # vllm #56184: stray closing tags

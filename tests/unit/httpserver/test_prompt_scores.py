@@ -137,7 +137,7 @@ def test_whole_answers_are_written_on_a_thread(monkeypatch: pytest.MonkeyPatch) 
     text, engine = Text(), Engine()
     service = Service(ServerConfig(model="m"), "m", engine, engine.metrics, {})
     tokenizer = TextTokenizer.from_gguf(open_gguf(TINY_MODEL))
-    service.text = ModelText(tokenizer, None, None, 100, True, None)  # type: ignore[arg-type]
+    service.text = ModelText(tokenizer, None, None, None, 100, True, None)  # type: ignore[arg-type]
     monkeypatch.setattr(ModelText, "token_text", lambda _, token_id: text.token_text(token_id))
 
     def answer(**more: Any) -> list[dict[str, Any]]:

@@ -24,7 +24,8 @@ async def encode(
     503 if no picture can be encoded now. client: None if the model does not see pictures."""
     pieces = await render(text, limit, asked, prompt)
     if not prompt.pictures:
-        return ChatTokens(await text.encode_chat(pieces))
+        owner = f"{asked.caller.tenant}\0{asked.cache_salt}"
+        return ChatTokens(await text.encode_chat(pieces, owner))
     return await _encode_pictures(text, asked, pieces, client)
 
 

@@ -23,6 +23,7 @@ from moeserve.tokenizer.errors import TemplateError
 from moeserve.tokenizer.fill_in_middle import FimTokens
 from moeserve.tokenizer.renderer import ChatRenderer
 from moeserve.tokenizer.text_tokenizer import TextTokenizer
+from moeserve.tokenizer.token_cache import TokenCache
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class ModelText:
     tokenizer: TextTokenizer
     renderer: ChatRenderer
     formats: ChatFormats
+    token_cache: TokenCache
     longest_token: int  # bytes
     parses_user_text: bool  # True: control tokens that users and tools spell out become tokens
     facts: ModelFacts  # for lists of models
@@ -51,7 +53,8 @@ class ModelText:
         fim: FimTokens | None = None,
     ) -> ModelText:
         longest = max(map(len, tokenizer.vocabulary.token_bytes))
-        return cls(tokenizer, renderer, formats, longest, parses_user_text, facts, pictures, fim)
+        cache = TokenCache(tokenizer)
+        return cls(tokenizer, renderer, formats, cache, longest, parses_user_text, facts, pictures, fim)
 
     @property
     def vocab_size(self) -> int:
@@ -173,9 +176,10 @@ class ModelText:
         begin = self._begun([]) if add_special else []
         return await asyncio.to_thread(self.pictures.encode, self.tokenizer, pieces, pictures, begin)
 
-    async def encode_chat(self, pieces: list[str], *, add_special: bool = False) -> list[int]:
-        """Returns the token ids of the pieces that `render_chat` returned, for a conversation without pictures."""
-        ids = await asyncio.to_thread(self.tokenizer.encode_parts, pieces)
+    async def encode_chat(self, pieces: list[str], owner: str, *, add_special: bool = False) -> list[int]:
+        """Returns the token ids of the pieces that `render_chat` returned, for a conversation without pictures. owner:
+        whose conversations share the cache of tokens, a tenant and its `cache_salt`."""
+        ids = await asyncio.to_thread(self.token_cache.encode_parts, pieces, owner)
         return self._begun(ids) if add_special else ids
 
     def token_text(self, token_id: int) -> str:
