@@ -55,18 +55,18 @@ def test_distance_from_the_truth(golden: Path, placement: str, monkeypatch: pyte
     check_distance(driver, fixture, 512, f"UNPACKED {fixture.name}, {placement}")
 
 
-def test_smaller_steps_use_kept_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smaller_steps_use_unpacked_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("moeserve.models.blocks.gpu.workspace.UNPACKED_EXPERTS_ROWS", 64)
-    of_kept: list[int] = []  # rows of the products
+    rows: list[int] = []  # of each product with unpacked experts
 
     def counted(h: torch.Tensor, *operands: Any, **options: Any) -> None:
-        if options["kept"] is not None:
-            of_kept.append(len(h))
+        if options["unpacked"] is not None:
+            rows.append(len(h))
         large_batch_down(h, *operands, **options)
 
     monkeypatch.setattr("moeserve.models.blocks.gpu.expert_run.large_batch_down", counted)
     fixture = Fixture.load(OWN_FIXTURES / "tiny-qwen3moe-q4_k_m.golden.json")
     options = PLACEMENTS["experts unpacked at the start"]
     config = small_config(OWN_FIXTURES / f"{fixture.name}.gguf", device="cuda", **options)
-    check_distance(Driver(load_runner(config, lambda *_: None)), fixture, 512, f"KEPT {fixture.name}")
-    assert of_kept
+    check_distance(Driver(load_runner(config, lambda *_: None)), fixture, 512, f"UNPACKED {fixture.name}")
+    assert rows
