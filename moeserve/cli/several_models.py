@@ -136,11 +136,13 @@ def _entries_of(path: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--models-file: {path} cannot be read: {error}") from error
     if not isinstance(found, list) or not found:
-        raise ConfigError(f"--models-file: {path} must be a list of models, each a mapping with model")
+        raise ConfigError(
+            f"--models-file: {path} must be a list with a mapping for each model, which has the key model"
+        )
     for place, entry in enumerate(found, 1):
         if not isinstance(entry, dict) or not isinstance(entry.get("model"), str):
             raise ConfigError(
-                f"--models-file: model {place} of {path} must be a mapping with model, a path or name"
+                f"--models-file: model {place} of {path} must be a mapping with the key model, a path or name"
             )
     return [{str(key): value for key, value in entry.items()} for entry in found]
 

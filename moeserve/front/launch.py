@@ -238,7 +238,9 @@ class FrontLauncher:
     def _upgrade(self) -> None:
         self._is_upgrade_wanted = False
         if self._is_next:
-            self._succession.refuse(f"the launcher to be asked is process {os.getppid()}")
+            self._succession.refuse(
+                f"this process cannot start the next server: ask the launcher, process {os.getppid()}"
+            )
         elif self._signals or (self._ready is None and self._succession.current is None):
             self._succession.refuse("the server is not ready")
         else:

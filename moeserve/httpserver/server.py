@@ -323,8 +323,8 @@ def _template_of(config: ServerConfig) -> str | None:
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not Path(config.chat_template).suffix:
             raise ConfigError(
-                f"--chat-template: there is no file {config.chat_template}; templates have no names here: leave the "
-                "flag out, and the model's own one is used"
+                f"--chat-template: there is no file {config.chat_template}; give the path of a template, or leave the "
+                "flag out to use the model's own"
             ) from error
         raise ConfigError(
             f"--chat-template: {config.chat_template} cannot be read: {error.strerror}"

@@ -68,7 +68,10 @@ def choose(name: HubName, sizes: Mapping[str, int]) -> list[str]:
         return _folder(name, sizes)
     chosen = chosen_set(name, sets)
     if len(chosen.files) != chosen.parts:
-        raise HubError(f"{name}: of the {chosen.parts} parts of {chosen.stem} {len(chosen.files)} are there")
+        raise HubError(
+            f"{name}: the repository has only {len(chosen.files)} of the {chosen.parts} parts of {chosen.stem}; choose "
+            "another file"
+        )
     return list(chosen.files)
 
 

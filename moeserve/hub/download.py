@@ -184,7 +184,10 @@ def _blob(name: HubName, commit: str, file: str) -> _Blob:
     url = hf_hub_url(name.repo, file, revision=commit)
     found = get_hf_file_metadata(url)
     if found.etag is None or found.size is None or not re.fullmatch(r"\w[\w.-]*", found.etag):
-        raise HubError(f"{name}: {address()} does not tell {file}'s hash and size; is it a hub?")
+        raise HubError(
+            f"{name}: {address()} does not state the hash and size of {file}, as a hub does; check "
+            "HF_ENDPOINT"
+        )
     return _Blob(file, url, _cache_folder(name) / "blobs" / found.etag, found.size)
 
 

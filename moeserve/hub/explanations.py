@@ -43,7 +43,8 @@ def explained(name: HubName) -> Iterator[None]:
         raise HubError(f"{name}: {hub}/{name.repo} has no branch, tag or commit {name.revision}") from error
     except RepositoryNotFoundError as error:
         raise HubError(
-            f"{name}: neither a local path nor a repository that {hub} shows us; check the name, or set HF_TOKEN if it "
+            f"{name}: neither a local path nor a repository that {hub} shows to this user; check the name, or set "
+            "HF_TOKEN if it "
             "is private"
         ) from error
     except HfHubHTTPError as error:

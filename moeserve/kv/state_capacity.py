@@ -51,7 +51,7 @@ def plan_state_slots(
     elif budget_bytes > spare:
         raise ConfigError(
             f"--state-snapshot-budget {budget_bytes / GIB:.1f} does not fit: {spare / GIB:.1f} GiB are free after the "
-            f"weights and {running / GIB:.1f} GiB of running sequences' state"
+            f"weights and {running / GIB:.1f} GiB of running sequences' state; lower it, or lower --max-num-seqs"
         )
     else:
         snapshots = budget_bytes // bytes_per_state

@@ -338,7 +338,9 @@ class Launcher:
     def _upgrade(self) -> None:
         self._is_upgrade_wanted = False
         if self._is_next:
-            self._succession.refuse(f"the launcher to be asked is process {os.getppid()}")
+            self._succession.refuse(
+                f"this process cannot start the next server: ask the launcher, process {os.getppid()}"
+            )
         elif self.signals or len(self.ready) < len(self._processes.names):
             self._succession.refuse("the server is not ready")
         else:

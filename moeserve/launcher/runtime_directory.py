@@ -58,7 +58,8 @@ def runtime_directory() -> Iterator[Path]:
             shutil.rmtree(directory, ignore_errors=True)
         return
     raise ConfigError(
-        f"no place for the sockets' directory: {', '.join(tried)}; set TMPDIR to one that works"
+        f"no folder for the server's sockets could be made: {', '.join(tried)}; set TMPDIR to a folder that this user "
+        "may write to"
     )
 
 

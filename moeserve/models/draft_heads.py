@@ -66,7 +66,8 @@ def refuse_block_alone(source: TensorSource) -> None:
     if has_block and n.of_layer(0, n.ATTN_NORM) not in source.tensors:
         raise ModelError(
             source.path,
-            "this has a model's next-token block (MTP) and not its layers; choose a GGUF of the model that has the "
+            "this file has only a model's next-token block (MTP), without the model; choose a GGUF of the model that "
+            "has the "
             'block, with --speculative-config {"method": "mtp", "num_speculative_tokens": 3}',
         )
 

@@ -24,8 +24,9 @@ def layer_with_parts(source: ModelSource, layers: Sequence[LayerShape], *, has_w
         window, experts = ("with" if each else "without" for each in (has_window, has_experts))
         raise ModelError(
             source.path,
-            f"its next-token block (MTP) is a layer {window} a window and {experts} experts, and no other layer is: "
-            'draft by look-up, with --speculative-config {"method": "ngram", "num_speculative_tokens": 4}',
+            f"its next-token block (MTP) is a layer {window} a window and {experts} experts, and the model has no "
+            "other such layer, which is not supported: draft by look-up, with --speculative-config "
+            '{"method": "ngram", "num_speculative_tokens": 4}',
         )
     return replace(attention, ffn=ffn)
 

@@ -32,7 +32,9 @@ def open_metadata(path: Path) -> ModelSource:
 def open_dummy_model(path: Path) -> ModelSource:
     """Opens a model with random weights of a GGUF file's shapes, for benchmarks. Raises ModelError."""
     if is_hugging_face_folder(path):
-        raise ModelError(path, "random weights need a GGUF file's header: leave --load-format out")
+        raise ModelError(
+            path, "--load-format dummy needs a GGUF file, whose header gives the shapes; leave it out"
+        )
     return open_dummy(path)
 
 

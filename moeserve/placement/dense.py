@@ -102,13 +102,14 @@ class DensePlacement:
         if decision.prefill is not None and decision.prefill != device:
             raise self._error(
                 decision,
-                f"is impossible: {what} is computed where its weights are ({device}), in prefill and in decode",
+                f"is impossible: {what} is computed where its weights are ({device}), in prefill and in decode; leave "
+                "`prefill` out",
             )
         return device
 
     def _check_layers(self) -> None:
         if "cuda" not in self.layers:
-            raise ConfigError("--placement-rules leaves no layer on the GPU; use the CPU engine for that")
+            raise ConfigError("--placement-rules leaves no layer on the GPU; say --device cpu for that")
         first = self.layers.index("cuda")
         behind = next((i for i in range(first, len(self.layers)) if self.layers[i] == "cpu"), None)
         if behind is not None:
@@ -117,24 +118,29 @@ class DensePlacement:
             decision = self._decisions[behind if _is_by_rule(self._decisions[behind]) else first]
             raise self._error(
                 decision,
-                f"is impossible: layer {behind} would be in RAM behind layer {first} on the GPU, but only the "
+                f"is impossible: layer {behind} would be in RAM after layer {first} on the GPU, but only the "
                 "first layers of the model can be in RAM",
             )
 
     def _check_ends(self) -> None:
         if self.embedding == "cuda" and self.layers[0] == "cpu":
             raise self._error(
-                self._of_embedding, "is impossible: layer 0 is in RAM, and the embedding before it is too"
+                self._of_embedding,
+                "is impossible: layer 0 is in RAM, so the embedding, which comes before it, must "
+                "be in RAM too",
             )
         needed = self._sizes.layers[0].needs_layer_before and self.layers[0] == "cuda"
         if needed and self.embedding == "cpu":
             raise self._error(
                 self._of_embedding,
-                "is impossible: the layers on the GPU have inputs that are made with the embedding",
+                "is impossible: the layers on the GPU read inputs that are computed with the embedding, so it must be "
+                "on the GPU too",
             )
         of_head = self._decide("the head", [n.OUTPUT, n.OUTPUT_NORM], "output")
         if self._place("the head", of_head, "cuda") == "cpu":
-            raise self._error(of_head, "is impossible: the head is on the GPU, behind the last layers")
+            raise self._error(
+                of_head, "is impossible: the head follows the last layers, so it is always on the GPU"
+            )
 
     def _error(self, decision: Decision | None, problem: str) -> ConfigError:
         assert self._rules is not None

@@ -42,8 +42,8 @@ def check_drafts_placed(
     layers before which the head reads the residual; none without one."""
     if taps and placement.begins_in_ram:
         raise ConfigError(
-            "--speculative-config: an EAGLE-3 head drafts where all layers and the embedding are on the GPU, and some "
-            'of them are in RAM: say {"method": "ngram", "num_speculative_tokens": 4}, or leave more GPU memory'
+            "--speculative-config: an EAGLE-3 head can draft only if all layers and the embedding are on the GPU, but "
+            'some of them are in RAM: say {"method": "ngram", "num_speculative_tokens": 4}, or free some GPU memory'
         )
     bare = [layer for layer in taps if layer < shape.num_layers and shape.layers[layer].mixer is None]
     if bare:
@@ -53,11 +53,12 @@ def check_drafts_placed(
         )
     if shape.next_token_layer is not None and placement.begins_in_ram:
         raise ConfigError(
-            "--speculative-config: the model's own block drafts where all layers and the embedding are on the GPU, and "
-            'some of them are in RAM: say {"method": "ngram", "num_speculative_tokens": 4}, or leave more GPU memory'
+            "--speculative-config: the model's own block can draft only if all layers and the embedding are on the "
+            'GPU, but some of them are in RAM: say {"method": "ngram", "num_speculative_tokens": 4}, or free some GPU '
+            "memory"
         )
     if num_drafts(config) and shape.recurrence is not None and placement.layers_in_ram:
         raise ConfigError(
-            "--speculative-config: of a model with recurrent state, drafts need all layers on the GPU, and the first "
-            f"{placement.layers_in_ram} are in RAM: leave it out, or leave more GPU memory"
+            "--speculative-config: drafts of a model with recurrent state need all layers on the GPU, but the first "
+            f"{placement.layers_in_ram} are in RAM: leave it out, or free some GPU memory"
         )

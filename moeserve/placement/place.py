@@ -100,13 +100,14 @@ def _all_in_ram(sizes: ModelSizes, options: PlacementOptions) -> Placement:
 def _check_counts(sizes: ModelSizes, options: PlacementOptions) -> None:
     if options.num_gpu_experts is not None and options.num_gpu_experts > sizes.num_experts:
         raise ConfigError(
-            f"--num-gpu-experts: {options.num_gpu_experts} of each layer, but a layer has {sizes.num_experts}"
+            f"--num-gpu-experts: {options.num_gpu_experts} is more than the {sizes.num_experts} experts of a layer; "
+            "lower it"
         )
     if options.n_gpu_layers == 0:
         raise ConfigError("--n-gpu-layers 0 leaves nothing on the GPU; use --device cpu instead")
     if options.n_gpu_layers is not None and options.n_gpu_layers > len(sizes.layers):
         raise ConfigError(
-            f"--n-gpu-layers: {options.n_gpu_layers}, but the model has {len(sizes.layers)} layers"
+            f"--n-gpu-layers: {options.n_gpu_layers} is more than the model's {len(sizes.layers)} layers; lower it"
         )
 
 
@@ -194,7 +195,10 @@ class _Planner:
 
     def _check_expert_rule(self, layer: int, decision: Decision) -> None:
         if decision.device == "cuda" and decision.prefill == "cpu":
-            raise self._rule_error(decision, "is impossible: the GPU computes the experts in its memory")
+            raise self._rule_error(
+                decision,
+                "is impossible: the GPU computes the experts that are in its memory; leave `prefill` out",
+            )
         if decision.prefill == "cuda" and decision.device != "cuda" and not self._gpu.can_stream:
             raise self._rule_error(decision, "is impossible: the GPU engine does not stream experts yet")
         if "cuda" in (decision.device, decision.prefill) and self._dense.layers[layer] == "cpu":
@@ -355,7 +359,7 @@ class _Planner:
         if self._budget > gpu.free_bytes:
             raise ConfigError(
                 f"--gpu-memory-budget {self._budget / GIB:.2f}: only {gpu.free_bytes / GIB:.2f} GiB of GPU memory are "
-                "free"
+                "free; lower it"
             )
 
     def _result(self, chosen: list[set[int]], kv_bytes: int) -> Placement:

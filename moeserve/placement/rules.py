@@ -116,9 +116,12 @@ class Rules:
         first."""
         for index, (_, _, quoted) in enumerate(self._rules):
             if not self._matched[index]:
-                raise self._error(f"{quoted} matches nothing in this model")
+                raise self._error(f"{quoted} matches nothing in this model; correct or remove it")
             if not self._applied[index]:
-                raise self._error(f"{quoted} never applies: earlier rules match all that it does")
+                raise self._error(
+                    f"{quoted} never applies, because earlier rules match all names that it matches; "
+                    "remove it, or move it up"
+                )
 
     def error(self, decision: Decision, problem: str) -> ConfigError:
         return self._error(f"{decision.rule} {problem}")

@@ -115,11 +115,13 @@ def listen_at(path: Path) -> socket.socket:
         if path.is_dir():
             raise ConfigError(f"--uds: {path} is a folder: name a file in it that is not there yet")
         if path.exists() and not path.is_socket():
-            raise ConfigError(f"--uds: {path} is a file that is no socket")
+            raise ConfigError(f"--uds: {path} is a file, not a socket; name another path")
         if path.is_socket():
             with socket.socket(socket.AF_UNIX) as other:
                 if other.connect_ex(str(path)) == 0:
-                    raise ConfigError(f"--uds: another server listens at {path}")
+                    raise ConfigError(
+                        f"--uds: another server listens at {path}; stop it, or name another path"
+                    )
             path.unlink()
         listener.bind(str(path))
         listener.listen(BACKLOG)

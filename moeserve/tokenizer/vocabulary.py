@@ -222,5 +222,8 @@ def _eos_ids(gguf: ModelSource, token_bytes: list[bytes], special: frozenset[int
         known += [piece for piece in TEXT_ENDS if piece in controls]
     found = [token_id for token_id in (*named, *map(controls.get, known)) if token_id is not None]
     if not found:
-        raise ModelError(gguf.path, "no end-of-sequence token is named (tokenizer.ggml.eos_token_id)")
+        raise ModelError(
+            gguf.path,
+            "no end-of-sequence token is named (tokenizer.ggml.eos_token_id); convert the model again",
+        )
     return tuple(dict.fromkeys(found))

@@ -44,7 +44,8 @@ class DraftedDecode:
         their own."""
         if runner.ready().num_window_slots:
             raise ConfigError(
-                "--acceptance: does not work yet where windowed layers have their own KV pool; leave it out"
+                "--acceptance: does not work yet with a separate KV pool for sliding-window layers; leave it out, or "
+                "say --kv-window-ratio 0"
             )
         self._bench, self._runner, self._drafts = bench, runner, drafts
 

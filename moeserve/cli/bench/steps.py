@@ -314,7 +314,10 @@ def _config(args: argparse.Namespace) -> tuple[ServerConfig, int]:
     device = choose_device(config.device)  # once: each choice logs a GPU that cannot be used
     in_a_step = config.max_num_batched_tokens or (ON_CPU if device == "cpu" else MOST_ON_GPU)
     if in_a_step < SHORT_PROMPT:
-        raise ConfigError(f"--max-num-batched-tokens: steps of at least {SHORT_PROMPT} tokens are measured")
+        raise ConfigError(
+            f"--max-num-batched-tokens: must be at least {SHORT_PROMPT}, because steps of that many "
+            "tokens are measured"
+        )
     long_prompt = args.long_prompt or max(LONGEST_CHUNKS * in_a_step, 256)
     slots = slots_needed(config.max_num_seqs, long_prompt)
     config = dataclasses.replace(

@@ -78,7 +78,9 @@ def forecast_cache(
     shape, or with too few tokens for one stream."""
     if not placement.has_cache:
         if trace_file is not None:
-            raise ConfigError("--routing-trace: experts stay where they are in this plan; leave it out")
+            raise ConfigError(
+                "--routing-trace: has no effect, because no experts move in this plan; leave it out"
+            )
         return None
     cached, movable = _on_gpu(model, placement)
     expert_bytes = np.array([of.expert.cpu for of in sizes.layers], np.int64)

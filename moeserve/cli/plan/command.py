@@ -180,7 +180,9 @@ def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
     model = gpu_shape(read_checked_shape(source), config.max_model_len)
     gpu = _gpu_memory(config, args)
     if gpu is None:
-        raise ConfigError("--gpus: there is no GPU here; say how large they are with --gpu-memory")
+        raise ConfigError(
+            "--gpus: this machine has no GPU; give the memory of the planned GPUs with --gpu-memory"
+        )
     alone = {
         "--routing-trace": args.routing_trace,
         "--lora-modules": config.lora_modules,
@@ -191,7 +193,7 @@ def group_report(config: ServerConfig, args: argparse.Namespace) -> str:
         "--kv-disk": config.kv_disk,
     }
     if given := [flag for flag, value in alone.items() if value]:
-        raise ConfigError(f"{', '.join(given)}: for one GPU; leave it out, or --gpus")
+        raise ConfigError(f"{', '.join(given)}: is for a single GPU; leave it out, or leave --gpus out")
     refuse_placement_flags(dataclasses.replace(config, parallel=parallel_of(config, model, num_gpus)))
     ram = available_bytes() if args.ram is None else int(args.ram * GIB)
     gpus = plan_group(config, source, model, gpu, ram, num_gpus)

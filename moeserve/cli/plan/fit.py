@@ -159,4 +159,7 @@ def _check_ram(memory: Memory, ram: int, note: str) -> None:
             "experts on a GPU, or choose a smaller model or quantisation"
         )
     if memory.kv_tokens < LEAST_KV_TOKENS:
-        raise ConfigError(f"there is room for {memory.kv_tokens} tokens of KV only: free some memory")
+        raise ConfigError(
+            f"there is room for only {memory.kv_tokens} tokens of KV: free some memory, or choose a "
+            "smaller model"
+        )

@@ -137,7 +137,7 @@ def _ram_tier(
     wanted = int(config.kv_ram * GIB)
     if wanted > free_bytes:
         raise ConfigError(
-            f"--kv-ram {config.kv_ram:g}: {free_bytes / GIB:.1f} GiB of RAM are free after the weights"
+            f"--kv-ram {config.kv_ram:g}: {free_bytes / GIB:.1f} GiB of RAM are free after the weights; lower it"
         )
     return wanted
 

@@ -68,7 +68,9 @@ def gpu_choices(text: str, gpus: Sequence[int]) -> tuple[int, list[int]]:
     that are about as large as the first. Raises ConfigError if there are too few."""
     numbers = parse_gpus(text)
     if max(numbers) >= len(gpus):
-        raise ConfigError(f"--gpus {text}: there are {len(gpus)} GPUs here, numbered from 0")
+        raise ConfigError(
+            f"--gpus {text}: this machine has {len(gpus)} GPUs, numbered from 0; choose among them"
+        )
     if "," in text:
         return len(numbers), numbers
     alike = [number for number, size in enumerate(gpus) if size >= ALIKE_SHARE * gpus[0]]

@@ -33,7 +33,10 @@ def disk_tier_bytes(config: ServerConfig, placement: Placement) -> int:
     too."""
     for flag, is_wanted in (("--kv-ram", bool(config.kv_ram)), ("--kv-disk", config.kv_disk is not None)):
         if is_wanted and config.prefix_cache == "off":
-            raise ConfigError(f"{flag}: is a part of the prefix cache, which --prefix-cache off switches off")
+            raise ConfigError(
+                f"{flag}: is a part of the prefix cache, which --prefix-cache off switches off; leave "
+                "one of them out"
+            )
     if config.kv_disk is not None and placement.uses_gpu and placement.layers_in_ram:
         raise ConfigError(
             "--kv-disk: there is no disk tier if the CPU computes the first layers; leave it out"

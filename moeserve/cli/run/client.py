@@ -58,7 +58,7 @@ class ChatClient:
 
     def _lost(self, cause: Exception | None) -> ChatError:
         if isinstance(cause, TimeoutError):
-            return ChatError(f"the server at {self.url} has said nothing for {SILENCE_S:.0f} s")
+            return ChatError(f"the server at {self.url} has sent nothing for {SILENCE_S:.0f} s")
         why = f" ({cause})" if cause is not None and str(cause) else ""
         return ChatError(f"the connection to {self.url} was lost{why}; ask again when the server is back")
 

@@ -72,7 +72,7 @@ def parse_goodput(texts: Iterable[str]) -> dict[str, float]:
         if name not in METRICS:
             raise ConfigError(f"--goodput: {name!r} is not one of {', '.join(METRICS)}")
         if not 0 <= seconds < math.inf:
-            raise ConfigError(f"--goodput: {pair!r}: must not be negative, and finite")
+            raise ConfigError(f"--goodput: {pair!r}: the limit must be a finite number, 0 or more")
         objectives[name] = seconds
     return objectives
 

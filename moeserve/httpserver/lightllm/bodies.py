@@ -75,7 +75,7 @@ class GenerateParameters(LightLLMSampling):
             raise PydanticCustomError("min_new_tokens", "min_new_tokens must be at most max_new_tokens")
         if len(self.grammar_constraints) > 1:
             names = "regular_constraint, guided_grammar and guided_json"
-            raise PydanticCustomError("guided_json", "only one of {names}", {"names": names})
+            raise PydanticCustomError("guided_json", "only one of {names} is allowed", {"names": names})
         return self
 
     @cached_property

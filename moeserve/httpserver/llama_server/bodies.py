@@ -154,7 +154,7 @@ class CompletionBody(LlamaServerSampling, SamplerFields):
     @model_validator(mode="after")
     def _fields_agree(self) -> CompletionBody:
         if self.grammar is not None and self.json_schema is not None:
-            raise PydanticCustomError("json_schema", "only one of grammar and json_schema")
+            raise PydanticCustomError("json_schema", "only one of grammar and json_schema is allowed")
         return self
 
     @property
@@ -223,7 +223,7 @@ class InfillBody(CompletionBody):
     @model_validator(mode="after")
     def _streams_one(self) -> InfillBody:
         if self.stream and self.n_cmpl > 1:
-            raise PydanticCustomError("n_cmpl", "above 1 cannot be streamed")
+            raise PydanticCustomError("n_cmpl", "above 1 cannot be streamed; set stream to false")
         return self
 
     @property

@@ -36,10 +36,10 @@ def read_headers(path: str | None, servers: Collection[str]) -> Mapping[str, Map
         if server not in servers:
             named = ", ".join(map(repr, servers)) or "none"
             raise ConfigError(
-                f"--mcp-headers-file: {path}: {server!r} is no server; --mcp-servers names {named}"
+                f"--mcp-headers-file: {path}: {server!r} is not a server of --mcp-servers, which names {named}"
             )
         if not isinstance(headers, dict):
-            raise ConfigError(f"--mcp-headers-file: {path}: {server!r} has no object of headers")
+            raise ConfigError(f"--mcp-headers-file: {path}: {server!r} must have a JSON object of headers")
         for name, value in headers.items():
             _check(path, server, name, value)
     return found
@@ -56,7 +56,9 @@ def _read(path: Path) -> dict[str, Any]:
             f"--mcp-headers-file: {path} is not JSON"
         ) from None  # the cause would quote the file
     if not isinstance(found, dict):
-        raise ConfigError(f"--mcp-headers-file: {path} is no object of servers and their headers")
+        raise ConfigError(
+            f"--mcp-headers-file: {path} must be a JSON object of servers, each with an object of its headers"
+        )
     return found
 
 
@@ -71,5 +73,5 @@ def _check(path: str, server: str, name: str, value: object) -> None:
         )
     if not isinstance(value, str) or not _VALUE.fullmatch(value):
         raise ConfigError(
-            f"--mcp-headers-file: {path}: {server!r}: the value of {name} is no text of printable ASCII characters"
+            f"--mcp-headers-file: {path}: {server!r}: the value of {name} must be a text of printable ASCII characters"
         )

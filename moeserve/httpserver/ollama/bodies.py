@@ -130,7 +130,9 @@ class Message(RequestModel):
     @model_validator(mode="after")
     def _images_are_pictures(self) -> Message:
         if self.pictures and self.role not in ("user", "tool"):
-            raise PydanticCustomError("images", "the role {role} has no images", {"role": self.role})
+            raise PydanticCustomError(
+                "images", "messages of the role {role} cannot have images", {"role": self.role}
+            )
         return self
 
     @cached_property

@@ -107,4 +107,4 @@ def _read(path: Path) -> Iterator[tuple[str, str]]:
         found = True
         yield words[0], words[1]
     if not found:
-        raise ConfigError(f"--api-key-file: {path} has no key")
+        raise ConfigError(f"--api-key-file: {path} has no key; write a name and a key on each line")

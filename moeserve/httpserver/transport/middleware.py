@@ -168,7 +168,12 @@ class BodyLimit:
 
 
 def _no_room(who: str, refusal: Refusal) -> ApiError:
-    return ApiError(503, f"{who} all the memory that there is for them", code="overloaded", refusal=refusal)
+    return ApiError(
+        503,
+        f"{who} all the memory that request bodies may take; try again later",
+        code="overloaded",
+        refusal=refusal,
+    )
 
 
 class _BodyRefused(Exception):

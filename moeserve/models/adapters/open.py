@@ -26,7 +26,9 @@ def open_adapter(
     if folder is not None:
         for file in _files_of(path, is_folder=is_folder):
             if not Path(os.path.realpath(file)).is_relative_to(folder):
-                raise AdapterError(file, "leads out of the folder of --lora-dir")
+                raise AdapterError(
+                    file, "is a link that leads out of the folder of --lora-dir; copy the files into it"
+                )
     return PeftAdapter(name, path, shape) if is_folder else GgufAdapter(name, path, shape)
 
 

@@ -124,7 +124,11 @@ def read_ids(source: ModelSource, model: ModelShape) -> npt.NDArray[np.int32]:
     """Returns the scored tokens' ids in the model's vocabulary: int32 [scored]. Raises ModelError."""
     ids = np.frombuffer(source.data(IDS), np.int64)
     if ids.min() < 0 or ids.max() >= model.vocab_size or len(np.unique(ids)) != len(ids):
-        raise ModelError(source.path, f"tensor {IDS!r} does not map to the model's {model.vocab_size} tokens")
+        raise ModelError(
+            source.path,
+            f"tensor {IDS!r} does not map to the model's {model.vocab_size} tokens; choose "
+            "a head made for this model",
+        )
     return ids.astype(np.int32)
 
 
@@ -175,13 +179,14 @@ def _check_fits(head: DraftHeadShape, source: ModelSource, model: ModelShape) ->
         size = f"{model.num_streams} x {model.hidden_size}" if model.streams else str(model.hidden_size)
         raise ModelError(
             source.path,
-            f"this head reads residuals of {head.target_size} numbers, and the model's have {size}",
+            f"this head reads residuals of {head.target_size} numbers, and the model's have {size}; choose a head "
+            "made for this model",
         )
     if hidden != model.hidden_size and not (head.has_embedding and head.has_output):
         raise ModelError(
             source.path,
             f"this head has {hidden} hidden numbers, so it cannot share the matrices of a model with "
-            f"{model.hidden_size}",
+            f"{model.hidden_size}; choose a head made for this model",
         )
     if not head.has_ids and head.own.vocab_size != model.vocab_size:
         raise ModelError(
@@ -200,4 +205,6 @@ def _check_tensors(head: DraftHeadShape, source: ModelSource, model: ModelShape)
             raise ModelError(source.path, f"tensor {name!r} {found}; {list(dimensions)} is expected")
     for name in source.tensors:
         if name not in expected and name != IDS:
-            raise ModelError(source.path, f"tensor {name!r} has no place in an EAGLE-3 head")
+            raise ModelError(
+                source.path, f"tensor {name!r} is not a tensor of an EAGLE-3 head; choose another head"
+            )

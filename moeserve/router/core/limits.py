@@ -75,7 +75,9 @@ class Limits:
         wanted = message.sampling.max_tokens
         if prompt == 0 or remainder or wanted < 0:
             return RequestError(
-                id=message.id, status=400, message="the prompt needs at least one token, and max_tokens >= 0"
+                id=message.id,
+                status=400,
+                message="the prompt must have at least one token, and max_tokens must be 0 or more",
             )
         most, name = min((self.max_model_len, "max_model_len"), (self.num_kv_slots, "the KV pool's size"))
         if prompt + wanted > most:

@@ -67,7 +67,9 @@ def gpu_numbers(config: ServerConfig) -> list[int]:
 
     here = torch.cuda.device_count()
     if max(numbers) >= here:
-        raise ConfigError(f"--gpus {config.gpus}: there are {here} GPUs here, numbered from 0")
+        raise ConfigError(
+            f"--gpus {config.gpus}: this machine has {here} GPUs, numbered from 0; choose among them"
+        )
     if len(numbers) == 1 and config.parallel != "auto":
         raise ConfigError(
             f"--parallel {config.parallel}: has no effect with one GPU; leave it out, or say --gpus 2"

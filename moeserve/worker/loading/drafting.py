@@ -65,5 +65,6 @@ def refuse_records_of_drafts(config: ServerConfig) -> None:
     ):
         if num_drafts(config) and value is not None:
             raise ConfigError(
-                f"{flag} excludes drafts: leave it out, or --speculative-config and --speculative-model"
+                f"{flag} cannot be combined with drafts: leave it out, or leave out --speculative-config and "
+                "--speculative-model"
             )

@@ -134,13 +134,19 @@ def grow_all_after(blocks: HostBlocks, seconds: float) -> None:
 def claim_directory(config: ServerConfig) -> DiskDirectory | None:
     """Locks the folder of --kv-disk before the model is loaded. Raises ConfigError, also for an invalid --kv-ram."""
     if config.kv_ram and config.prefix_cache == "off":
-        raise ConfigError("--kv-ram: is a part of the prefix cache, which --prefix-cache off switches off")
+        raise ConfigError(
+            "--kv-ram: is a part of the prefix cache, which --prefix-cache off switches off; leave one "
+            "of them out"
+        )
     if config.kv_disk is None:
         if config.kv_disk_gib is not None:
             raise ConfigError("--kv-disk-gib: has no effect without --kv-disk; add it, or leave this out")
         return None
     if config.prefix_cache == "off":
-        raise ConfigError("--kv-disk: is a part of the prefix cache, which --prefix-cache off switches off")
+        raise ConfigError(
+            "--kv-disk: is a part of the prefix cache, which --prefix-cache off switches off; leave one "
+            "of them out"
+        )
     return DiskDirectory(Path(config.kv_disk))
 
 
@@ -174,7 +180,8 @@ def ram_tier_bytes(
     wanted = int(config.kv_ram * GIB)
     if wanted > free_bytes:
         raise ConfigError(
-            f"--kv-ram {config.kv_ram:g}: {free_bytes / GIB:.1f} GiB of RAM are free after the weights{limit_note()}"
+            f"--kv-ram {config.kv_ram:g}: {free_bytes / GIB:.1f} GiB of RAM are free after the weights{limit_note()}; "
+            "lower it"
         )
     if 0 < wanted < pool_bytes:
         log.warning(

@@ -157,8 +157,8 @@ def test_a_list_of_which_no_model_is_there_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("model: a.gguf", "must be a list of models"),
-        ("[]", "must be a list of models"),
+        ("model: a.gguf", "must be a list with a mapping for each model"),
+        ("[]", "must be a list with a mapping for each model"),
         ("- a.gguf", "model 1 of"),
         ("- {model: FOLDER/a.gguf}\n- {model: FOLDER/a.gguf}", "2 models are called a"),
         ("- {model: FOLDER/a.gguf, max-modell-len: 3}", "max-modell-len: there is no such option"),

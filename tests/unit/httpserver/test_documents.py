@@ -222,7 +222,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"file_data": url(b"\xff\xfe\x00")}, "neither a PDF nor text in UTF-8"),
     ({"file_data": url(b"\xe9t\xe9", "text/plain")}, "neither a PDF nor text in UTF-8"),
     ({"file_data": url(b"a\0b")}, "it has zero bytes"),
-    ({"file_data": "???"}, "the file is no base64"),
+    ({"file_data": "???"}, "the file is not valid base64"),
     ({"file_id": "file-1"}, "needs its file in base64 as file.file_data"),
     ({"file_data": "https://example.org/a.pdf"}, "the file is an address, which is not fetched"),
     ({"file_data": url(write_pdf([""]))}, "the PDF has no text: its pages are pictures"),

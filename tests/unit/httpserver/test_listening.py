@@ -75,7 +75,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
         server.close()
     listen_at(path).close()  # nobody listens there any more
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"--uds: .*/file is a file that is no socket"):
+    with pytest.raises(ConfigError, match=r"--uds: .*/file is a file, not a socket"):
         listen_at(tmp_path / "file")
     with pytest.raises(ConfigError, match=r"--uds: .* is a folder: name a file in it"):
         listen_at(tmp_path)

@@ -160,14 +160,14 @@ def test_headers_of_the_operator_go_to_their_server_alone(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[]", "is no object"),
+        ("[]", "must be a JSON object of servers"),
         ("{", "is not JSON"),
-        ('{"other": {}}', "'other' is no server; --mcp-servers names 'a'"),
-        ('{"a": "Bearer x"}', "'a' has no object of headers"),
+        ('{"other": {}}', "'other' is not a server of --mcp-servers, which names 'a'"),
+        ('{"a": "Bearer x"}', "'a' must have a JSON object of headers"),
         ('{"a": {"X y": "v"}}', "whose name HTTP does not allow"),
         ('{"a": {"Content-Type": "v"}}', "this server sets Content-Type itself"),
-        ('{"a": {"X": "v\\r\\ny: z"}}', "the value of X is no text"),
-        ('{"a": {"X": 1}}', "the value of X is no text"),
+        ('{"a": {"X": "v\\r\\ny: z"}}', "the value of X must be a text"),
+        ('{"a": {"X": 1}}', "the value of X must be a text"),
         (None, "No such file"),
     ],
 )

@@ -122,7 +122,7 @@ def test_beside_pictures_and_in_tool_results(seeing: HttpServer, visual: VisualS
 
 
 REFUSED = {
-    "the video is no base64": video("data:video/mp4;base64,???"),
+    "the video is not valid base64": video("data:video/mp4;base64,???"),
     "the video is empty": video("data:video/mp4;base64,"),
     "the video's URL is not data:video/...;base64,...": video("data:video/mp4,abc"),
     "the video must be a URL": {"type": "video_url", "video_url": {"url": 7}},
@@ -133,7 +133,7 @@ REFUSED = {
     "a video has 1 to 768 frames, not 1000": video("data:video/jpeg;base64" + ",???" * 1000),
     "fps must be a number from 0.01 to 60": video(fps=0),
     "max_frames must be a number from 2 to 768": video(max_frames=1000),
-    "the video's frame is no base64": video("data:video/jpeg;base64,/9j/,???"),
+    "the video's frame is not valid base64": video("data:video/jpeg;base64,/9j/,???"),
     "videos are not fetched from addresses": video("https://example.com/a.mp4"),
 }
 

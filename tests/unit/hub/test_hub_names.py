@@ -104,7 +104,7 @@ def test_a_name_stands_for_these_files(files: dict[str, int], wanted: str | None
         ({"a-Q8_0.gguf": 1, "a-UD-Q8_0.gguf": 1}, "Q8_0", r"fits 2 models.*\n.*a-Q8_0.*\n.*a-UD-Q8_0"),
         (BOTH, "Q4_K", r"nothing fits 'Q4_K'.*\n +0\.00 GB  a-Q4_K_M\.gguf"),
         (BOTH, "b.gguf", "nothing fits"),
-        ({"a-00001-of-00003.gguf": 1, "a-00003-of-00003.gguf": 1}, None, "of the 3 parts of a 2 are there"),
+        ({"a-00001-of-00003.gguf": 1, "a-00003-of-00003.gguf": 1}, None, "has only 2 of the 3 parts of a"),
         ({"config.json": 1, "m.safetensors": 1}, "Q8_0", "no .gguf file, but safetensors: leave out :Q8_0"),
         ({"model.bin": 1}, None, r"nor a config\.json with"),
         ({f"{i}.gguf": 1 for i in range(100)}, None, "and 60 more"),

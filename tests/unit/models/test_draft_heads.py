@@ -63,5 +63,5 @@ def test_a_block_without_its_model(tmp_path: Path) -> None:
     block = Tensor("blk.1.nextn.eh_proj.weight", (64, 32))
     path.write_bytes(gguf_bytes(metadata, [block]) + bytes(block.nbytes + 32))
     model = open_model(OWN_FIXTURES / "tiny-qwen3moe-q4_k_m.gguf")
-    with pytest.raises(ModelError, match=r"next-token block \(MTP\) and not its layers.*\"method\": \"mtp\""):
+    with pytest.raises(ModelError, match=r"next-token block \(MTP\), without the model.*\"method\": \"mtp\""):
         open_draft_model(ServerConfig(speculative_model=str(path)), model, read_shape(model))

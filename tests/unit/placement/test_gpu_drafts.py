@@ -60,7 +60,9 @@ def test_where_a_head_drafts() -> None:
     whole = Placement("cuda", (LayerPlacement("cuda", 8, tuple(range(8))),) * shape.num_layers, "cuda", 0, 0)
     taps = (1, shape.num_layers)
     check_drafts_placed(config, shape, whole, taps)
-    with pytest.raises(ConfigError, match="an EAGLE-3 head drafts where all layers and the embedding are"):
+    with pytest.raises(
+        ConfigError, match="an EAGLE-3 head can draft only if all layers and the embedding are"
+    ):
         check_drafts_placed(config, shape, replace(whole, embedding="cpu"), taps)
     layers = list(shape.layers)
     layers[1] = replace(layers[1], mixer=None)
@@ -116,6 +118,6 @@ def test_what_must_be_on_the_gpu() -> None:
     drafting = replace(shape, next_token_layer=shape.layers[-1])
     check_drafts_placed(config, drafting, whole)
     with pytest.raises(
-        ConfigError, match="own block drafts where all layers and the embedding are on the GPU"
+        ConfigError, match="own block can draft only if all layers and the embedding are on the GPU"
     ):
         check_drafts_placed(config, drafting, replace(whole, embedding="cpu"))

@@ -146,8 +146,8 @@ def test_streaming_gives_way_where_there_is_no_room() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (PlacementOptions(num_gpu_experts=9), "a layer has 8"),
-        (PlacementOptions(n_gpu_layers=5), "the model has 4 layers"),
+        (PlacementOptions(num_gpu_experts=9), "more than the 8 experts of a layer"),
+        (PlacementOptions(n_gpu_layers=5), "more than the model's 4 layers"),
         (PlacementOptions(gpu_memory_budget=5000 * MIB), "4.00 GiB of GPU memory are free"),
         (PlacementOptions(num_gpu_experts=8, gpu_memory_budget=150 * MIB), r"--num-gpu-experts 6 would fit"),
         (PlacementOptions(n_gpu_layers=0), "use --device cpu"),
@@ -291,5 +291,5 @@ def test_layers_without_experts_leave_nothing_in_ram() -> None:
     assert [placement.cpu_experts(index) for index in (1, 2)] == [(), (3, 4, 5, 6, 7)]
     dense = place(model(3, without_experts=3), PlacementOptions(), gpu(EVERYTHING))
     assert (dense.num_experts, dense.shares_layers, dense.cpu_weight_bytes) == (0, False, 0)
-    with pytest.raises(ConfigError, match="4 of each layer, but a layer has 0"):
+    with pytest.raises(ConfigError, match="4 is more than the 0 experts of a layer"):
         place(model(3, without_experts=3), PlacementOptions(num_gpu_experts=4), gpu(EVERYTHING))

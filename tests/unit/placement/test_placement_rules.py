@@ -135,7 +135,7 @@ def test_the_first_match_wins(tmp_path: Path, data: list[tuple[int, int, str]], 
         ("- {match: attn_q, device: cpu}", "can only be placed as a whole; match 'blk.0.dense' instead"),
         (
             "- {match: exps, decode: cuda, prefill: cpu}",
-            "is impossible: the GPU computes the experts in its memory",
+            "is impossible: the GPU computes the experts that are in its memory",
         ),
         (
             "- {match: '^output', decode: cuda, prefill: cpu}",
@@ -147,11 +147,11 @@ def test_the_first_match_wins(tmp_path: Path, data: list[tuple[int, int, str]], 
         ),
         (
             "- {match: 'blk.2.dense', device: cpu}",
-            r"rule 1 \(match: 'blk.2.dense', device: cpu\) is impossible: layer 2 would be in RAM behind layer 0",
+            r"rule 1 \(match: 'blk.2.dense', device: cpu\) is impossible: layer 2 would be in RAM after layer 0",
         ),
         (
             "- {match: 'blk.[12].dense', device: cpu}\n- {match: 'blk.0.dense', device: cuda}",
-            r"rule 1 .* is impossible: layer 1 would be in RAM behind layer 0 on the GPU",
+            r"rule 1 .* is impossible: layer 1 would be in RAM after layer 0 on the GPU",
         ),
         (
             "- {match: token_embd, device: cuda}\n- {match: 'blk.0.dense', device: cpu}",
@@ -159,7 +159,7 @@ def test_the_first_match_wins(tmp_path: Path, data: list[tuple[int, int, str]], 
         ),
         (
             "- {match: '^output', device: cpu}",
-            "rule 1 .* is impossible: the head is on the GPU",
+            "rule 1 .* is impossible: the head follows the last layers, so it is always on the GPU",
         ),
         (
             "- {match: 'blk.0.dense', decode: cpu, prefill: cuda}",
@@ -195,7 +195,7 @@ def test_the_example_of_the_documentation_works_today(tmp_path: Path) -> None:
 
 def test_a_rule_between_the_flags_layers_is_quoted(tmp_path: Path) -> None:
     text = "- {match: 'blk.0.dense', device: cuda}"
-    with pytest.raises(ConfigError, match=r"rule 1 .* is impossible: layer 1 would be in RAM behind layer 0"):
+    with pytest.raises(ConfigError, match=r"rule 1 .* is impossible: layer 1 would be in RAM after layer 0"):
         placed(tmp_path, text, n_gpu_layers=2)
     assert placed(tmp_path, text.replace("0", "1"), n_gpu_layers=2).layers_in_ram == 1
 

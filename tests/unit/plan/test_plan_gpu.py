@@ -240,7 +240,7 @@ def test_the_expert_cache_is_predicted_from_a_trace(
     )
     assert rows[:2] == [("one answer", "", "its"), ("4 at once", " together", "their")]
     assert run(capsys, *flags, "--expert-cache", "off")["speed"]["decode_at_first"] == {}
-    assert "experts stay where they are" in fails(capsys, *flags, "--expert-cache", "off", *trace)
+    assert "no experts move in this plan" in fails(capsys, *flags, "--expert-cache", "off", *trace)
     write_trace(tmp_path / "other", generate(UNIFORM, "", tokens=600, layers=2, experts=8, top_k=2))
     assert "it records 2 layers of 8 experts" in fails(
         capsys, *flags, "--routing-trace", str(tmp_path / "other")

@@ -91,7 +91,7 @@ def test_the_text_names_each_gpu(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_what_cannot_be_planned(capsys: pytest.CaptureFixture[str], large: Path) -> None:
     assert "--n-gpu-layers" in fails(capsys, *TINY, "--n-gpu-layers", "1")
-    assert "--kv-ram: for one GPU" in fails(capsys, *TINY, "--kv-ram", "1")
+    assert "--kv-ram: is for a single GPU" in fails(capsys, *TINY, "--kv-ram", "1")
     assert "no effect with one GPU" in fails(capsys, *TINY[:-2], "--parallel", "layers")
     assert "more GPUs" in fails(
         capsys, "--model", str(large), "--gpus", "2", "--gpu-memory", "6", "--ram", "1"

@@ -118,7 +118,7 @@ def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         connection.sendall(HEAD + b"\r\n")
         connection.recv(1)
 
-    with raw_server(say_nothing) as (url, _), pytest.raises(ChatError, match="has said nothing for 0 s"):
+    with raw_server(say_nothing) as (url, _), pytest.raises(ChatError, match="has sent nothing for 0 s"):
         next(ChatClient(url, None).events(BODY))
 
 

@@ -158,7 +158,9 @@ def _refuse_sizes(what: str, given: set[str], names: Sequence[str]) -> None:
     """Refuses fields of Qwen's that would change the picture that the model sees. Raises PydanticCustomError."""
     if found := [name for name in names if name in given]:
         raise PydanticCustomError(
-            "content_part", "{name} beside a {what} is not supported", {"name": found[0], "what": what}
+            "content_part",
+            "the field {name} beside a {what} is not supported; leave it out",
+            {"name": found[0], "what": what},
         )
 
 

@@ -105,7 +105,11 @@ class EngineClient:
         try:
             await self._send(requests)
         except ChannelFull as error:
-            raise ApiError(503, "the engine takes no requests at the moment", code="overloaded") from error
+            raise ApiError(
+                503,
+                "the engine takes no requests at the moment; try again in a few seconds",
+                code="overloaded",
+            ) from error
 
     async def _send(self, requests: Sequence[GenerateRequest]) -> None:
         """Sends the requests of one HTTP request, which share one grammar, if any. Raises ChannelFull."""

@@ -75,7 +75,9 @@ class EngineState:
         """Returns the engine's limits. Raises ApiError 503 if no request can be queued. While the engine restarts,
         requests are queued: they wait for the new worker."""
         if self.status == "unresponsive":
-            raise ApiError(503, "the engine does not respond", code="unresponsive")
+            raise ApiError(
+                503, "the engine does not respond; try again in a few seconds", code="unresponsive"
+            )
         if self.draining:
             raise shutting_down()
         if self.ready is None or not self.text_ready:

@@ -52,7 +52,9 @@ class ExpertUseFeed:
             async with asyncio.timeout(TIMEOUT_S):
                 return await asyncio.shield(waiting)  # others may wait for it too
         except (TimeoutError, ChannelFull) as error:
-            raise ApiError(503, "the engine does not answer at the moment", code="overloaded") from error
+            raise ApiError(
+                503, "the engine does not answer at the moment; try again in a few seconds", code="overloaded"
+            ) from error
 
     async def _ask(self) -> None:
         """Asks the engine; asks again after FRESH_S in case the answer was lost."""

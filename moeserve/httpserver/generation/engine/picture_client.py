@@ -198,7 +198,11 @@ class PictureClient:
         try:
             await self._channel.send(asked.message)
         except ChannelFull as error:
-            raise ApiError(503, "pictures cannot be processed at the moment", code="overloaded") from error
+            raise ApiError(
+                503,
+                "pictures cannot be processed at the moment; try again in a few seconds",
+                code="overloaded",
+            ) from error
 
     def close(self) -> None:
         self._channel.close()

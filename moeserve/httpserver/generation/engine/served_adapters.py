@@ -56,7 +56,9 @@ class ServedAdapters:
             async with asyncio.timeout(TIMEOUT_S):
                 answer = await waiting
         except (TimeoutError, ChannelFull) as error:
-            raise ApiError(503, "the engine does not answer at the moment", code="overloaded") from error
+            raise ApiError(
+                503, "the engine does not answer at the moment; try again in a few seconds", code="overloaded"
+            ) from error
         finally:
             self._waiting.pop(order.ticket, None)
         if answer.status != 200:

@@ -45,7 +45,9 @@ class GGUFFile:
             for tensor in _presented(header.tensors, self.metadata):
                 if tensor.name in self.tensors:
                     raise GGUFError(
-                        path, f"tensor {tensor.name!r} occurs twice, or in two parts of the split set"
+                        path,
+                        f"tensor {tensor.name!r} occurs twice, or in two parts of the split set; download it "
+                        "again",
                     )
                 self.tensors[tensor.name] = tensor
         self.is_mapped = all(tensor.half is None for tensor in self.tensors.values())
@@ -192,4 +194,6 @@ def _check_split(paths: list[Path], headers: list[Header]) -> None:
     total = sum(len(header.tensors) for header in headers)
     announced = headers[0].metadata.require_int("split.tensors.count", 0, 1 << 31, default=total)
     if announced != total:
-        raise GGUFError(paths[0], f"the split set announces {announced} tensors and holds {total}")
+        raise GGUFError(
+            paths[0], f"the split set announces {announced} tensors and holds {total}; download it again"
+        )

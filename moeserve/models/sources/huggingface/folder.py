@@ -243,7 +243,11 @@ class HuggingFaceFolder:
         nbytes = prod(shape) // kind.block_columns * kind.block_bytes
         order = stacked([None if p.packed is None else p.packed.order for p in parts], shape)
         if order is not None and name == n.TOKEN_EMBD:
-            raise ModelError(self.path, f"tensor {theirs[0]!r} is an embedding with columns in another order")
+            raise ModelError(
+                self.path,
+                f"tensor {theirs[0]!r} is an embedding with columns in another order, which "
+                "is not supported; use a GGUF file of the model",
+            )
         rows = stacked([None if p.packed is None else p.packed.rows for p in parts], shape)
         self.tensors[name] = TensorInfo(name, shape, kind, nbytes, order=order, row_order=rows)
         self._parts[name] = parts

@@ -53,7 +53,7 @@ def check_spaced(path: Path, tokenizer: Mapping[str, Any]) -> None:
         if model.get(key) not in supported:
             raise ModelError(path, f"'model' has {key} {model.get(key)!r}; only BPE as Gemma's is supported")
     if tokenizer.get("pre_tokenizer") not in _PRE_TOKENIZERS:
-        raise ModelError(path, "its pre_tokenizer is not supported")
+        raise ModelError(path, "its pre_tokenizer is not supported; use a GGUF file of the model")
 
 
 def spaced_kinds(

@@ -122,7 +122,7 @@ def _split(path: Path, tokenizer: Mapping[str, Any]) -> Split:
     if isinstance(steps, list) and steps and all(isinstance(step, dict) for step in steps):
         split = _split_of(steps[:-1], steps[-1])
     if split is None:
-        raise ModelError(path, "its pre_tokenizer is not supported")
+        raise ModelError(path, "its pre_tokenizer is not supported; use a GGUF file of the model")
     return split
 
 
@@ -188,10 +188,10 @@ def _merges(path: Path, tokenizer: Mapping[str, Any]) -> list[str]:
     """Returns merges: pairs, or texts with a blank in between (tokenizers before 0.20); no token contains a blank."""
     merges = _dict(path, tokenizer, "model").get("merges")
     if not isinstance(merges, list):
-        raise ModelError(path, "'model' has no list of merges")
+        raise ModelError(path, "'model' has no list of merges; download it again")
     texts = [" ".join(map(str, merge)) if isinstance(merge, list) else merge for merge in merges]
     if not all(isinstance(text, str) for text in texts):
-        raise ModelError(path, "'merges' holds something that is not a pair of strings")
+        raise ModelError(path, "'merges' holds something that is not a pair of strings; download it again")
     return texts
 
 
