@@ -16,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+from moeserve.detokenizer.answer_start import AnswerStart
 from moeserve.detokenizer.detokenize_tracer import DetokenizeTracer
 from moeserve.detokenizer.incremental import TokenDecoder
 from moeserve.detokenizer.stop import StopFinder
@@ -54,6 +55,7 @@ class RequestText:
         self._decoder = TokenDecoder(token_bytes, skipped)
         self._finder = StopFinder(options.stop, options.include_stop)
         self._min_tokens = options.min_tokens
+        self._start = AnswerStart(options.reasoning)
         self.num_tokens = 0  # output tokens so far, up to and including the one that completed a stop string
         self.held: TextItem | None = None  # the item with the stop string, until the router's last item
 
@@ -73,8 +75,9 @@ class RequestText:
         taken = 0
         for token_id in item.token_ids:
             taken += 1
-            may_stop = self.num_tokens + taken >= self._min_tokens
-            text += self._finder.push(self._decoder.push(token_id), may_stop)
+            decoded = self._decoder.push(token_id)
+            may_stop = self._start.push(token_id, decoded) and self.num_tokens + taken >= self._min_tokens
+            text += self._finder.push(decoded, may_stop)
             if self.stop_hit:
                 break
         self.num_tokens += taken

@@ -59,6 +59,7 @@ class TextOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     # Control tokens that stay in the text although special tokens are skipped.
     shown_tokens: tuple[int, ...] = ()
     min_tokens: int = 0  # a stop string that is completed earlier than this many tokens is ordinary text
+    reasoning: Thinking | None = None  # a part in which stop strings are ordinary text
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, gc=False):

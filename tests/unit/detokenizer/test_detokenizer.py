@@ -12,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 from hypothesis import given
@@ -23,7 +24,7 @@ from moeserve.detokenizer.manager import Detokenizer, serve
 from moeserve.launcher.launched_config import write_config
 from moeserve.messages import codec
 from moeserve.messages.channels import PullChannel, PushChannel
-from moeserve.messages.sampling import TextOptions, TokenLogprob
+from moeserve.messages.sampling import TextOptions, Thinking, TokenLogprob
 from moeserve.messages.schema import (
     DetokenizeEnd,
     DetokenizeStart,
@@ -109,6 +110,47 @@ def test_a_stop_string_counts_only_after_min_tokens() -> None:
     assert (out.text, out.finish_reason, out.stop_reason) == ("", "stop", "b")
     assert out.usage is not None
     assert out.usage.completion_tokens == 4
+
+
+OPEN, CLOSE, CALL = b"[", b"]", b"{"
+REASONING = Thinking(OPEN[0], CLOSE[0], (), is_open=False)
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "written", "text"),
+    [
+        (REASONING, b"[a!b]c!d", "[a!b]c"),  # sgl-project/sglang#40529, vllm-project/vllm#38499
+        (msgspec.structs.replace(REASONING, is_open=True), b"a!b]c!d", "a!b]c"),
+        (REASONING, b" \n[a!b]c!d", " \n[a!b]c"),
+        (REASONING, b"a!b]c!d", "a"),  # an answer without reasoning
+        (REASONING, b"!", ""),
+        (None, b"[a!b]c!d", "[a"),
+        (REASONING, b"[a]\n\n\nb\n\nc", "[a]\n\n\nb"),  # the template's own line ends
+        (REASONING, b"[a]b[c!d", "[a]b[c"),  # no further part
+        (msgspec.structs.replace(REASONING, call_token=CALL[0]), b"[a!{b!c", "[a!{b"),  # a call ends the part
+        (
+            msgspec.structs.replace(REASONING, call_token=CALL[0], call_lead=b"<"[0]),
+            b"[a!{b!<{c!d",
+            "[a!{b!<{c",
+        ),
+    ],
+)
+def test_a_stop_string_ends_the_answer_not_the_reasoning(
+    reasoning: Thinking | None, written: bytes, text: str
+) -> None:
+    for size in (1, len(written)):
+        detokenizer = opened(stop=("!", "\n\n"), reasoning=reasoning)
+        pieces = [written[at : at + size] for at in range(0, len(written), size)]
+        items, hits = zip(*(detokenizer.tokens(TokensOut([item(piece)])) for piece in pieces), strict=True)
+        (last,), _ = detokenizer.tokens(TokensOut([item(b"", finish_reason="length", usage=USAGE)]))
+        assert "".join(one.text for some in items for one in some) + last.text == text
+        assert any(hits)
+
+
+def test_the_closing_tag_may_be_a_stop_string() -> None:
+    detokenizer = opened(stop=("]",), reasoning=REASONING)
+    _, hits = detokenizer.tokens(TokensOut([item(b"[a]b")]))
+    assert hits == [StopHit(id=1, num_tokens=3)]
 
 
 @given(

@@ -152,3 +152,19 @@ def test_codex_accepts_the_version_of_ollama(server: HttpServer) -> None:
     """openai/codex: --oss ends with "Codex requires Ollama 0.13.4 or newer"."""
     version = server.get("/api/version").json()["version"]
     assert tuple(map(int, version.split("."))) >= (0, 13, 4)
+
+
+def test_stop_strings_end_the_answer_not_the_reasoning(server: HttpServer) -> None:
+    """sgl-project/sglang#40529, vllm-project/vllm#38499: the answer was empty, because the model had planned it."""
+    body = {"messages": [HI], "max_tokens": 1}
+    taken(server, CHAT, body | {"stop": ["x"]})
+    reasoning = server.requests[-1].text.reasoning
+    assert reasoning is not None
+    assert not reasoning.is_open
+    for asked in (
+        {},
+        {"stop": ["x"], "enable_thinking": False},
+        {"stop": ["x"], "separate_reasoning": False},
+    ):
+        taken(server, CHAT, body | asked)
+        assert server.requests[-1].text.reasoning is None

@@ -32,6 +32,7 @@ class AnswerForm:
     grammar: GrammarConstraint | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)  # in addition to the client's biases
     thinking: Thinking | None = None
+    reasoning: Thinking | None = None  # the part in which stop strings are ordinary text
     shown_tokens: tuple[int, ...] = ()  # control tokens kept in the text for the format's parser
     stop_token_ids: tuple[int, ...] = ()  # stop tokens of the chat format: the answer is complete after one
     reading: AnswerReading | None = None  # None: the answer is plain text
@@ -73,10 +74,16 @@ def form_of(
     if formats.thinking is not None and state != "closed" and is_asked:
         thinking = formats.thinking.message(state == "open", wanted.budget, call)
         _check_ending(asked, wanted.param, thinking, stops)
+    reasoning: Thinking | None = None
+    if formats.thinking is not None and state != "closed" and prompt.separate_reasoning:
+        reasoning = formats.thinking.message(
+            state == "open", None, formats.call_opening if tools.may_call else ()
+        )
     return AnswerForm(
         constraint,
         logit_bias=_without_calls(tools, formats),
         thinking=thinking,
+        reasoning=reasoning,
         shown_tokens=tuple(formats.control_tokens.values()) if tools.may_call else (),
         stop_token_ids=stops,
         reading=AnswerReading(prompt, formats, asked.stop_token_ids, constraint, bool(call), state),

@@ -60,4 +60,5 @@ class Resolved:
             skip_special_tokens=asked.skip_special_tokens,
             shown_tokens=self.form.shown_tokens,
             min_tokens=asked.min_tokens,
+            reasoning=self.form.reasoning if asked.stop else None,
         )
