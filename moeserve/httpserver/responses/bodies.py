@@ -80,7 +80,10 @@ class ReasoningConfig(RequestModel):
     effort: Effort | None = None
     summary: Annotated[Label | None, _WHOLE_REASONING] = None
     generate_summary: Annotated[Label | None, _WHOLE_REASONING] = None
-    context: Annotated[Any, unsupported("another context", "auto")] = None
+    context: Annotated[
+        Literal["auto", "current_turn", "all_turns"] | None,
+        Advisory("Has no effect: the chat template decides of which turns the model sees the reasoning."),
+    ] = None
     mode: Annotated[Any, unsupported("another mode", "standard")] = None
 
 
@@ -124,7 +127,7 @@ def _to_items(value: Any, info: ValidationInfo) -> Any:
     return without_unknown_types(value, KNOWN_TYPES, FOREIGN_ITEM, info)
 
 
-# Fields of vLLM and SGLang that would change the answer and are not supported.
+# Fields of vLLM and SGLang, and of OpenAI's chat API, that would change the answer and are not supported.
 _UNSUPPORTED: Final[Mapping[str, UnsupportedField]] = {
     "enable_response_messages": UnsupportedField((False,)),
     "extra_key": UnsupportedField((), "cache_salt"),
@@ -132,6 +135,9 @@ _UNSUPPORTED: Final[Mapping[str, UnsupportedField]] = {
     "ignore_eos": UnsupportedField((False,)),
     "include_stop_str_in_output": UnsupportedField((False,)),
     "logit_bias": UnsupportedField(),
+    "max_completion_tokens": UnsupportedField((), "max_output_tokens"),
+    "max_tokens": UnsupportedField((), "max_output_tokens"),
+    "messages": UnsupportedField((), "input"),
     "min_p": UnsupportedField((0,)),
     "mm_processor_kwargs": UnsupportedField(),
     "ngram_corpus_id": UnsupportedField(),
@@ -139,7 +145,9 @@ _UNSUPPORTED: Final[Mapping[str, UnsupportedField]] = {
     "previous_input_messages": UnsupportedField((), "previous_response_id"),
     "previous_response": UnsupportedField((), "previous_response_id"),
     "priority": UnsupportedField((0,)),
+    "reasoning_effort": UnsupportedField((), "reasoning.effort"),
     "repetition_penalty": UnsupportedField((1,)),
+    "response_format": UnsupportedField(({"type": "text"},), "text.format"),
     "skip_special_tokens": UnsupportedField((True,)),
     "structured_outputs": UnsupportedField((), "text.format"),
     "vllm_xargs": UnsupportedField(),

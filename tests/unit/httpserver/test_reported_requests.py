@@ -168,3 +168,25 @@ def test_stop_strings_end_the_answer_not_the_reasoning(server: HttpServer) -> No
     ):
         taken(server, CHAT, body | asked)
         assert server.requests[-1].text.reasoning is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "instead"),
+    [
+        ("response_format", {"type": "json_object"}, "text.format"),
+        ("max_tokens", 5, "max_output_tokens"),
+        ("reasoning_effort", "low", "reasoning.effort"),
+    ],
+)
+def test_fields_of_chats_in_responses(server: HttpServer, field: str, value: Any, instead: str) -> None:
+    """lmstudio-ai/lmstudio-bug-tracker#2403: the answer was no JSON, without a word."""
+    refused = server.post("/v1/responses", {"input": "x", field: value})
+    assert refused.status_code == 400
+    assert f"{field}: is not supported" in refused.text
+    assert f"use {instead}" in refused.text
+
+
+def test_which_turns_reasoning_the_model_sees(server: HttpServer) -> None:
+    """Newer agents send it with each request, which was refused."""
+    for context in ("all_turns", "current_turn", "auto"):
+        taken(server, "/v1/responses", {"input": "x", "reasoning": {"effort": "low", "context": context}})

@@ -128,7 +128,7 @@ RESPONSES: dict[str, list[Any]] = {
     ],
     "tool_choice": ["required", "any", 5, function(), {"type": "allowed_tools"}],
     "parallel_tool_calls": NOT_BOOLEANS,
-    "reasoning": [5, {"effort": "some"}, {"context": "all_turns"}],
+    "reasoning": [5, {"effort": "some"}, {"mode": "pro"}],
     "text": [
         *[
             5,
